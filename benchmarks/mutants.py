@@ -63,6 +63,7 @@ PYTHON = (
     "dptrain/program/passes.py",
     "dptrain/program/placement.py",
     "dptrain/program/cpp.py",
+    "dptrain/program/places.py",
     "dptrain/program/views.py",
 )
 KERNELS = ("*.cuh", "*.h")

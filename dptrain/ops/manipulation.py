@@ -14,10 +14,11 @@ from dptrain.program.letters import names
 from dptrain.program.lowering import Element, Insert, Join, ViewMap
 from dptrain.program.onnx_graph import OnnxGraph, Value, refusal
 from dptrain.program.op import op
+from dptrain.program.places import extent
 from dptrain.program.schema import TypeName
 from dptrain.program.shapes import Shape, broadcast, differ, is_one, is_open, normalized_axes, row_axis, size
 from dptrain.program.tensor import FLOATX, Array, Tensor, as_tensors
-from dptrain.program.views import IndexMap, aligned_axes, extent, key_maps, marked
+from dptrain.program.views import IndexMap, aligned_axes, key_maps, marked
 
 # Made of a shape
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from dptrain.errors import ConfigError
 from dptrain.program.lowering import Element, lowering_of
+from dptrain.program.places import NOTHING, ONE, Extent
 from dptrain.program.tensor import DType, Tensor
-from dptrain.program.views import NOTHING, ONE, Extent, Offset, View
+from dptrain.program.views import Offset, View
 
 # C++'s names of the types that kernels compute in.
 TYPES = {
@@ -105,8 +106,8 @@ def known_number(tensor: Tensor, number: Number) -> str | None:
     if tensor.op is not None or tensor.value is None or tensor.value.size != 1 or tensor.variable is not None:
         return None
     if tensor.counts_rows:
-        rows = "B" if tensor.attributes.get("own") else "global_B"
-        return f"({ctype(tensor.dtype)})({rows} * {tensor.attributes['rows']})"
+        rows, count = "B" if tensor.attributes.get("own") else "global_B", tensor.attributes["rows"]
+        return f"({ctype(tensor.dtype)})({rows if count == 1 else f'{count} * {rows}'})"
     return number("", tensor.value.reshape(()), tensor.dtype)
 
 

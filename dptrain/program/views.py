@@ -4,15 +4,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dptrain.program.dims import Dim
+from dptrain.program.places import FIRST_ROW, NOTHING, ONE, Extent, Place, after, along, extent, times
 from dptrain.program.shapes import Shape, is_one
 from dptrain.program.tensor import Tensor
 
 # Lengths, and whether they count rows.
 Key = tuple[tuple[int, bool], ...]
-# A product of lengths on a rank: a number, times the rank's rows to a power.
-Extent = tuple[int, int]
-NOTHING: Extent = (0, 0)
-ONE: Extent = (1, 0)
 
 
 def marked(shape: Iterable[int]) -> Key:
@@ -23,22 +20,6 @@ def marked(shape: Iterable[int]) -> Key:
 def space_of(shape: Iterable[int]) -> Key:
     """Return a shape as `marked`, without lengths of 1."""
     return marked(n for n in shape if not is_one(n))
-
-
-def extent(shape: Iterable[int]) -> Extent:
-    """Return the number of elements."""
-    number, power = ONE
-    for n in shape:
-        number, power = (number * n.scale, power + 1) if isinstance(n, Dim) else (number * int(n), power)
-    return number, power if number else 0
-
-
-def times(*extents: Extent) -> Extent:
-    """Return a product."""
-    number, power = ONE
-    for one in extents:
-        number, power = number * one[0], power + one[1]
-    return number, power if number else 0
 
 
 def _sum(one: Extent, other: Extent) -> Extent:
@@ -74,6 +55,12 @@ class IndexMap:
     axis: int | None
     first: Offset = Offset()
     step: int = 1
+
+    def at(self, places: Sequence[Place]) -> Place:
+        """Return the place along the root's axis where these are the reader's."""
+        first = self.first
+        begin = after((first.plain, 0)) + after((first.rows, 1)) + along(FIRST_ROW).times((first.first, 0))
+        return begin if self.axis is None else begin + places[self.axis].times((self.step, 0))
 
 
 @dataclass(frozen=True, eq=False)

@@ -107,15 +107,15 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
     "a chunk of rows is left out": ("kernels/columns.cuh", "chunk < chunks;", "chunk < chunks - 1;", "many_shapes", {}),
     "terms of a sum over axes that lie apart are all the first": (
         CUDA + "groups.py",
-        'if self.group.kind == "map":\n            return Index((self.row, shape))\n',
-        "if len(self.group.axes) != 2:\n            return Index((self.row, shape))\n",
+        "self.element = merged(places, [n for _, shape in group.axes for n in shape])",
+        "self.element = self.row if len(group.axes) != 2 else merged(places, [*group.lead, *group.inner])",
         "reductions_of_random",
         {},
     ),
-    "a place is taken for another that has the same parts": (
-        CUDA + "expressions.py",
-        "return tuple((ex.text, extent(shape)) for ex, shape in segments)",
-        "return tuple((ex.text, (0, 0)) for ex, shape in segments[:1])",
+    "an index stays within an axis that it goes beyond": (
+        "dptrain/program/places.py",
+        "if rest.is_below(by):",
+        "if rest.most is not None:",
         "group_normalization",
         {},
     ),
@@ -164,7 +164,7 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
     ),
     "old values are replaced while their own group reads them": (
         CUDA + "compose.py",
-        "return texts <= {function.places[new]}",
+        "return read <= {function.places[new]}",
         "return True",
         "new_values",
         CHECKED,

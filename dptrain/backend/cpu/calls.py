@@ -7,8 +7,9 @@ from dptrain.program.cpp import TYPES, ctype, length_text, place_text
 from dptrain.program.dims import Dim
 from dptrain.program.kernels import Call
 from dptrain.program.lowering import Insert, Join, RandomBits, Scatter, Windows
+from dptrain.program.places import extent
 from dptrain.program.shapes import Shape, is_one, row_axis
-from dptrain.program.views import IndexMap, Offset, View, extent, key_maps, offset
+from dptrain.program.views import IndexMap, Offset, View, key_maps, offset
 
 Address = Callable[[Any, bool], str]
 

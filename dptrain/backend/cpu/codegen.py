@@ -28,20 +28,11 @@ from dptrain.program.cpp import (
 from dptrain.program.dims import Dim
 from dptrain.program.kernels import Call, Fused, Kernel, Loop, Member, Product
 from dptrain.program.lowering import Element, Reduction, lowering_of
+from dptrain.program.places import NOTHING, ONE, extent, times
 from dptrain.program.program import ROWS
 from dptrain.program.shapes import is_one
 from dptrain.program.tensor import DType, Tensor
-from dptrain.program.views import (
-    NOTHING,
-    ONE,
-    View,
-    extent,
-    marked,
-    matrix,
-    space_of,
-    times,
-    whole,
-)
+from dptrain.program.views import View, marked, matrix, space_of, whole
 
 # Elements of a row that are computed before a reduction takes them up, where a row may be longer.
 _BLOCK = 1024

@@ -19,10 +19,11 @@ from dptrain.program.memory import Access, Plan, aligned, in_a_row, in_place, nb
 from dptrain.program.mesh import constant_of
 from dptrain.program.messages import all_reduce
 from dptrain.program.passes import without_ranks
+from dptrain.program.places import Extent
 from dptrain.program.program import ROWS, Program
 from dptrain.program.shapes import local, size
 from dptrain.program.tensor import Array, Tensor
-from dptrain.program.views import Extent, View, whole
+from dptrain.program.views import View, whole
 from dptrain.runtime.python_lock import released
 
 # C++ types of products, by what NumPy calls them.

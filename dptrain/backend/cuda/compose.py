@@ -12,6 +12,7 @@ from dptrain.program.mesh import ALL_REDUCE
 from dptrain.program.messages import stages
 from dptrain.program.operand import OPERATORS
 from dptrain.program.passes import with_precision, without_ranks
+from dptrain.program.places import NOWHERE
 from dptrain.program.program import Program
 from dptrain.program.tensor import Tensor
 
@@ -230,10 +231,10 @@ def _readers(functions: Mapping[Group, Function], tensor: Tensor) -> set[Group]:
 
 def _replaces(group: Group, function: Function, new: Tensor, old: Tensor) -> bool:
     """Whether no thread of a group reads elements of the old value that another one replaces."""
-    texts = function.reads.get(id(old), set())
+    read = function.reads.get(id(old), set())
     role = group.roles[new]
     if role == "final" and not group.by_column:
-        return "everywhere" not in texts  # all have read when the last block begins
-    if group.kind == "rows" and function.places[new] == "0":
-        return not texts  # which all warps have read at the beginning, the one of the row or not
-    return texts <= {function.places[new]}
+        return None not in read  # all have read when the last block begins
+    if group.kind == "rows" and function.places[new] == NOWHERE:
+        return not read  # which all warps have read at the beginning, the one of the row or not
+    return read <= {function.places[new]}

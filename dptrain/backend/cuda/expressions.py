@@ -6,6 +6,7 @@ outermost scope in which its operands are known, and what is written once is use
 """
 
 import functools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dptrain.errors import ConfigError
-from dptrain.program.cpp import Ex, cast, ctype, element, known_number, length_text, literal, offset_text
+from dptrain.program.cpp import Ex, cast, ctype, element, known_number, length_text, literal
 from dptrain.program.dims import Dim
 from dptrain.program.kernels import reduced_axes
 from dptrain.program.lowering import (
@@ -30,10 +31,10 @@ from dptrain.program.lowering import (
     lowering_of,
 )
 from dptrain.program.mesh import ALL_REDUCE
+from dptrain.program.places import NOWHERE, Axis, Extent, Place, Quotient, along, extent, merged, split
 from dptrain.program.program import ROWS
 from dptrain.program.shapes import Shape, is_one
 from dptrain.program.tensor import DType, Tensor
-from dptrain.program.views import ONE, Extent, IndexMap, Offset, extent
 
 ZERO = Ex("0")
 
@@ -43,33 +44,8 @@ def extents(shape: Sequence[int]) -> str:
     return length_text(extent(shape))
 
 
-def aligned(first: Sequence[Shape], second: Sequence[Shape]) -> list[tuple[int, int]] | None:
-    """Return how many of two lists of lengths are one block, in order: as few as have as many elements in both.
-
-    None where both cannot be cut into such blocks.
-    """
-    if not first and not second:
-        return []
-    for count in range(1, len(second) + 1):
-        wanted = extent([n for shape in second[:count] for n in shape])
-        for own in range(len(first) + 1):
-            if extent([n for shape in first[:own] for n in shape]) == wanted:
-                rest = aligned(first[own:], second[count:])
-                if rest is not None:
-                    return [(own, count), *rest]
-    return None
-
-
-class Index:
-    """A place in a tensor: segments of axes, each with the place that it has when they are taken as one axis."""
-
-    def __init__(self, *segments: tuple[Ex, Shape]) -> None:
-        self.segments = [one for one in segments if one[1]]
-
-    @property
-    def shape(self) -> Shape:
-        """Of the tensor."""
-        return tuple(n for _, shape in self.segments for n in shape)
+# Where an element stands along each axis of a tensor.
+Index = Sequence[Place]
 
 
 class Scope(NamedTuple):
@@ -83,7 +59,7 @@ class Scope(NamedTuple):
 
     threshold: int
     lines: list[str]
-    made: list[tuple[str, str]]
+    made: list[tuple[Any, ...]]
 
 
 class Writer:
@@ -96,8 +72,8 @@ class Writer:
             ("" for a constant), value and type; asking notes it. By default numbers are written as they are.
 
     Attributes:
-        known: elements that are in a variable, by their tensor's `id` and flat index.
-        loads: flat indices by which stored tensors are read, by their `id`.
+        known: elements that are in a variable, by their tensor's `id` and their place in its memory.
+        loads: places at which stored tensors are read, by their `id`; None where a function reads all of them.
         needs: headers and arguments that the statements name.
     """
 
@@ -109,14 +85,11 @@ class Writer:
     ) -> None:
         self._is_stored, self._name, self._number_name = is_stored, name, number
         self._scopes = [Scope(0, [], [])]
-        self._made: dict[tuple[str, str], Ex] = {}
-        # Numbers that were taken apart, by their parts, and the parts of those that were put together.
-        self._wholes: dict[tuple[tuple[str, Extent], ...], Ex] = {}
-        self._segments: dict[str, list[tuple[Ex, Shape]]] = {}
+        self._made: dict[tuple[Any, ...], Ex] = {}
         self._drawn: dict[str, str] = {}
         self._number = 0
-        self.known: dict[tuple[int, str], Ex] = {}
-        self.loads: dict[int, set[str]] = {}
+        self.known: dict[tuple[int, Place], Ex] = {}
+        self.loads: dict[int, set[Place | None]] = {}
         self.needs: set[str] = set()
 
     # Statements
@@ -169,91 +142,37 @@ class Writer:
 
     # Indices
 
-    def place(self, text: str, *operands: Ex) -> Ex:
+    def index(self, text: str, *operands: Ex) -> Ex:
         """Return an index that is computed of others."""
         return self.let("Index", text, max((one.depth for one in operands), default=0), "i")
 
-    def flat(self, index: Index) -> Ex:
-        """Return the place of an element in memory."""
-        own = [(ex, shape) for ex, shape in index.segments if extent(shape) != ONE]
-        if (whole := self._wholes.get(_key(own))) is not None:
-            return whole
-        found = ZERO
-        for ex, shape in own:
-            if found.text == "0":
-                found = ex
-            elif ex.text == "0":
-                found = self.place(f"{found.text} * ({extents(shape)})", found)
-            else:
-                found = self.place(f"{found.text} * ({extents(shape)}) + {ex.text}", found, ex)
-        if len(own) > 1 and all(ex.text != "0" for ex, _ in own):
-            self._segments.setdefault(found.text, own)
+    def bound(self, text: str, length: Extent, *operands: Ex) -> Place:
+        """Return the place at an index that is computed of others and stays below a length."""
+        found = self.index(text, *operands)
+        return along(Axis(found.text, length, found.depth))
+
+    def at(self, place: Place) -> Ex:
+        """Return a place as C++: what outer scopes know of it is computed there."""
+        found, depths = ZERO, dict[int, list[tuple[Extent, str]]]()
+        for (index, power), count in place.terms.items():
+            depths.setdefault(0 if index is None else index.depth, []).append(((count, power), self._name_of(index)))
+        for depth, terms in sorted(depths.items()):
+            texts = [] if found is ZERO else [("+", found.text)]
+            for (count, power), name in sorted(terms, key=lambda one: (-one[0][1], -one[0][0], one[1])):
+                factor = length_text((abs(count), power))
+                texts.append(
+                    ("-" if count < 0 else "+", factor if not name else name if factor == "1" else f"{name} * {factor}")
+                )
+            text = "".join(f" {sign} {term}" for sign, term in texts)
+            text = text.removeprefix(" + ").removeprefix(" ")
+            found = Ex(text, depth) if _WORD.fullmatch(text) else self.index(text, Ex("", depth))
         return found
 
-    def parts(self, index: Index) -> list[Ex]:
-        """Return the place along each axis."""
-        return [part for ex, shape in index.segments for part in self.split(ex, [(n,) for n in shape])]
-
-    def split(self, ex: Ex, shapes: Sequence[Shape]) -> list[Ex]:
-        """Return the places within shapes whose elements are numbered through, of which `ex` is such a number."""
-        found = [ZERO] * len(shapes)
-        long = [n for n, shape in enumerate(shapes) if extent(shape) != ONE]
-        if len(long) > 1 and (made := self._taken_apart(ex, shapes)) is not None:
-            return made
-        rest = ex
-        for n in reversed(long):
-            if n == long[0]:
-                found[n] = rest
-            else:
-                found[n] = self.place(f"{rest.text} % ({extents(shapes[n])})", rest)
-                rest = self.place(f"{rest.text} / ({extents(shapes[n])})", rest)
-        if len(long) > 1:
-            self._wholes.setdefault(_key([(found[n], shapes[n]) for n in long]), ex)
-        return found
-
-    def _taken_apart(self, ex: Ex, shapes: Sequence[Shape]) -> list[Ex] | None:
-        """Return what `split` does where the number was put together of places that can be dealt out to the shapes."""
-        segments = self._segments.get(ex.text, [])
-        counts = aligned([shape for _, shape in segments], shapes)
-        if not segments or counts is None or any(count > 1 < own for count, own in counts):
-            return None
-        found, own, rest = list[Ex](), list(segments), list(shapes)
-        for count, some in counts:
-            whole = self.flat(Index(*own[:count]))
-            found += [whole] if some == 1 else self.split(whole, rest[:some])
-            own, rest = own[count:], rest[some:]
-        return found
-
-    def reshaped(self, index: Index, shape: Shape) -> Index:
-        """Return the place of the same element in another shape."""
-        if tuple(index.shape) == tuple(shape):
-            return index
-        split = Index(*((ex, (n,)) for ex, n in zip(self.parts(index), index.shape, strict=True)))
-        for candidate in (index, split):
-            if (found := _matched(candidate, shape)) is not None:
-                return found
-        return Index((self.flat(index), shape))
-
-    def spread(self, index: Index, shape: Shape) -> Index:
-        """Return the place in an input that is broadcast to an output of this index."""
-        if same(index.shape, shape):
-            return index
-        missing, found, axis = len(index.shape) - len(shape), list[tuple[Ex, Shape]](), 0
-        for ex, lengths in index.segments:
-            own = shape[max(axis - missing, 0) : max(axis + len(lengths) - missing, 0)]
-            axis += len(lengths)
-            if len(own) == len(lengths) and same(own, lengths):
-                found.append((ex, lengths))
-            elif extent(own) == ONE:
-                found.append((ZERO, own))
-            else:
-                parts = self.parts(Index((ex, lengths)))[len(lengths) - len(own) :]
-                outer = lengths[len(lengths) - len(own) :]
-                found += [
-                    (ZERO if extent((n,)) == ONE and extent((m,)) != ONE else part, (n,))
-                    for part, n, m in zip(parts, own, outer, strict=True)
-                ]
-        return Index(*found)
+    def _name_of(self, index: Axis | Quotient | None) -> str:
+        if isinstance(index, Quotient):
+            place, by = self.at(index.place), length_text(index.by)
+            return self.index(f"{place.text} / {by if by.isdigit() else f'({by})'}", place).text
+        return "" if index is None else str(index.name)
 
     # Values
 
@@ -264,7 +183,7 @@ class Writer:
             ConfigError: its op has no kernel.
         """
         if any(one == id(tensor) for one, _ in self.known):
-            found = self.known.get((id(tensor), self.flat(index).text))
+            found = self.known.get((id(tensor), merged(index, tensor.shape)))
             if found is not None:
                 return found
         if self._is_stored(tensor):
@@ -273,7 +192,7 @@ class Writer:
 
     def computed(self, tensor: Tensor, index: Index) -> Ex:
         """Return an element, computed even if the tensor is stored; as `value`."""
-        key = ("", f"{id(tensor)} {[(ex.text, shape) for ex, shape in index.segments]}")
+        key = (id(tensor), *index)
         if key not in self._made:
             found = self._computed(tensor, index)
             next(one for one in reversed(self._scopes) if found.depth >= one.threshold).made.append(key)
@@ -295,13 +214,13 @@ class Writer:
 
     def load(self, tensor: Tensor, index: Index) -> Ex:
         """Return an element of what is in memory."""
-        place = self.flat(index)
-        self.loads.setdefault(id(tensor), set()).add(place.text)
+        place = merged(index, tensor.shape)
+        self.loads.setdefault(id(tensor), set()).add(place)
         if tensor.name == ROWS and tensor.variable is None:  # of which each step has its own
             self.needs.add("step")
-            start = self.let("Index", "(Index)starts[*step]", 0, "start")
-            place = self.place(f"{start.text} + {place.text}", start, place)
-        return self.let(ctype(tensor.dtype), f"{self._name(tensor)}[{place.text}]", place.depth)
+            place += along(Axis(self.let("Index", "(Index)starts[*step]", 0, "start").text))
+        at = self.at(place)
+        return self.let(ctype(tensor.dtype), f"{self._name(tensor)}[{at.text}]", at.depth)
 
     def number(self, tensor: Tensor, attribute: str, value: Any, dtype: DType) -> str:
         """Return a number of a constant or an attribute: its name where each run has its own, else as it is."""
@@ -317,12 +236,12 @@ class Writer:
         """Return what an op of single elements makes."""
         last = ZERO
         if lowering.by_last:
-            *parts, last = self.parts(index)
-            index = self.reshaped(_split(parts, index.shape[:-1]), tensor.inputs[0].shape)
+            *index, place = index
+            index, last = _reshaped(index, tensor.shape[:-1], tensor.inputs[0].shape), self.at(place)
         found = [
             Ex(literal(one.numpy(), one.dtype))  # compilers know shorter ways: x * x
             if n in lowering.exponents and _is_whole(one)
-            else self.value(one, index if lowering.by_last else self.spread(index, one.shape))
+            else self.value(one, _spread(index, one.shape))
             for n, one in enumerate(tensor.inputs)
         ]
         text = element(tensor, found, functools.partial(self.number, tensor), last.text)
@@ -330,7 +249,7 @@ class Writer:
 
     def pointer(self, tensor: Tensor) -> str:
         """Return the name of what a function reads in its own order."""
-        self.loads.setdefault(id(tensor), set()).add("everywhere")
+        self.loads.setdefault(id(tensor), set()).add(None)
         return self._name(tensor)
 
     def chosen(self, kind: str, conditions: Sequence[Ex], values: Sequence[Callable[[], Ex]], otherwise: str) -> Ex:
@@ -345,11 +264,11 @@ class Writer:
         self.lines.extend([f"{kind} {result} = {otherwise};", *lines])
         return Ex(result, self.depth)
 
-    def joined(self, kind: str, join: str, lengths: Shape, term: Callable[[Ex], Ex]) -> Ex:
+    def joined(self, kind: str, join: str, lengths: Shape, term: Callable[[Place], Ex]) -> Ex:
         """Return the sum (or another join) of terms, in a loop."""
         result, at = self.fresh("sum"), self.fresh("k")
         with self.scope() as inner:
-            found = term(Ex(at, self.depth))
+            found = term(along(Axis(at, extent(lengths), self.depth)))
             inner.append(f"{result} = {join}::join({result}, ({kind}){found.text});")
         self.lines.extend(
             [
@@ -362,8 +281,18 @@ class Writer:
         return Ex(result, self.depth)
 
 
-def _key(segments: Sequence[tuple[Ex, Shape]]) -> tuple[tuple[str, Extent], ...]:
-    return tuple((ex.text, extent(shape)) for ex, shape in segments)
+# What stands for itself.
+_WORD = re.compile(r"\w+")
+
+
+def _spread(index: Index, shape: Shape) -> Index:
+    """Return the place in an input that is broadcast to an output."""
+    return [NOWHERE if is_one(n) else one for one, n in zip(index[len(index) - len(shape) :], shape, strict=True)]
+
+
+def _reshaped(index: Index, old: Shape, new: Shape) -> Index:
+    """Return the place of the same element in another shape."""
+    return split(merged(index, old), new)
 
 
 def _is_whole(tensor: Tensor) -> bool:
@@ -395,60 +324,27 @@ def same(a: Sequence[int], b: Sequence[int]) -> bool:
     return len(a) == len(b) and all(extent((n,)) == extent((m,)) for n, m in zip(a, b, strict=True))
 
 
-def _matched(index: Index, shape: Shape) -> Index | None:
-    """Return the place in another shape whose axes can be dealt out to the segments, or None."""
-    rest, found = list(shape), list[tuple[Ex, Shape]]()
-    for ex, lengths in index.segments:
-        wanted, own = extent(lengths), list[int]()
-        while rest and extent(own) != wanted:
-            own.append(rest.pop(0))
-        if extent(own) != wanted:
-            return None
-        found.append((ex, tuple(own)))
-    return Index(*found, (ZERO, tuple(rest))) if extent(rest) == ONE else None
-
-
 # What other ops make: functions of a writer, the tensor and the index of one of its elements.
 
 Rule = Callable[[Writer, Tensor, Index], Ex]
-
-
-def _split(parts: Sequence[Ex], shape: Shape) -> Index:
-    return Index(*((part, (n,)) for part, n in zip(parts, shape, strict=True)))
 
 
 def _view(w: Writer, t: Tensor, index: Index) -> Ex:
     x, shown = t.inputs[0], lowering_of(t)
     assert isinstance(shown, ViewMap)
     if shown.maps is None:
-        return w.value(x, w.reshaped(index, x.shape))
-    maps, missing = shown.maps(t), t.ndim - x.ndim
-    if missing >= 0 and all(
-        is_one(n) or (one == IndexMap(axis + missing) and same((n,), (t.shape[axis + missing],)))
-        for axis, (one, n) in enumerate(zip(maps, x.shape, strict=True))
-    ):
-        return w.value(x, w.spread(index, x.shape))
-    parts = w.parts(index)
-    return w.value(x, _split([_mapped(w, one, parts) for one in maps], x.shape))
-
-
-def _mapped(w: Writer, one: IndexMap, parts: Sequence[Ex]) -> Ex:
-    """Return the place along an axis of what a view shows, whose own places these are."""
-    part = None if one.axis is None else parts[one.axis]
-    if part is not None and one == IndexMap(one.axis):
-        return part
-    if part is None:
-        return Ex(f"({offset_text(one.first)})" if one.first.rows or one.first.first else offset_text(one.first))
-    moved = part.text if one.step == 1 else f"{part.text} * {one.step}"
-    return w.place(moved if one.first == Offset() else f"{offset_text(one.first)} + {moved}", part)
+        return w.value(x, _reshaped(index, t.shape, x.shape))
+    maps = zip(shown.maps(t), x.shape, strict=True)
+    return w.value(x, [NOWHERE if is_one(n) else one.at(index) for one, n in maps])
 
 
 def _put(w: Writer, t: Tensor, index: Index) -> Ex:
-    x, tests, found, depth = t.inputs[0], list[str](), list[Ex](), 0
-    for one, part, n in zip(t.attributes["key"], w.parts(index), t.shape, strict=True):
+    x, tests, found, depth = t.inputs[0], list[str](), list[Place](), 0
+    lengths = iter(x.shape)
+    for one, place, n in zip(t.attributes["key"], index, t.shape, strict=True):
         start, stop, step = one if isinstance(one, tuple) else (one, one + 1, 1)
-        own = []
-        if not (isinstance(start, int) and start == 0 and not isinstance(start, Dim)):
+        part, own = w.at(place), list[str]()
+        if not (isinstance(start, int) and start == 0):
             own.append(f"{part.text} >= {extents((start,))}")
         if not (same((stop,), (n,))):
             own.append(f"{part.text} < {extents((stop,))}")
@@ -456,20 +352,21 @@ def _put(w: Writer, t: Tensor, index: Index) -> Ex:
             own.append(f"({part.text} - {extents((start,))}) % {step} == 0")
         tests, depth = tests + own, max(depth, part.depth if own else 0)
         if isinstance(one, tuple):
-            found.append(w.place(f"({part.text} - {extents((start,))}) / {step}", part) if own else part)
+            length = extent((next(lengths),))
+            found.append(w.bound(f"({part.text} - {extents((start,))}) / {step}", length, part) if own else place)
     if not tests:
-        return w.value(x, _split(found, x.shape))
+        return w.value(x, found)
     condition = Ex(" && ".join(tests), depth)
-    return w.chosen(ctype(t.dtype), [condition], [lambda: w.value(x, _split(found, x.shape))], "0")
+    return w.chosen(ctype(t.dtype), [condition], [lambda: w.value(x, found)], "0")
 
 
 def _concatenate_along(w: Writer, t: Tensor, index: Index) -> Ex:
-    axis, parts = t.attributes["axis"], w.parts(index)
-    at, ends, values, before = parts[axis], list[Ex](), list[Callable[[], Ex]](), list[str]()
+    axis = t.attributes["axis"]
+    at, ends, values, before = w.at(index[axis]), list[Ex](), list[Callable[[], Ex]](), list[str]()
 
     def element(one: Tensor, start: str) -> Ex:
-        own = [*parts[:axis], w.place(f"{at.text} - ({start})", at), *parts[axis + 1 :]]
-        found = w.value(one, _split(own, one.shape))
+        own = w.bound(f"{at.text} - ({start})", extent((one.shape[axis],)), at)
+        found = w.value(one, [*index[:axis], own, *index[axis + 1 :]])
         return found._replace(text=cast(found, one.dtype, t.dtype))
 
     for one in t.inputs:
@@ -482,21 +379,19 @@ def _concatenate_along(w: Writer, t: Tensor, index: Index) -> Ex:
 
 def _take_rows(w: Writer, t: Tensor, index: Index) -> Ex:
     table, places = t.inputs
-    parts = w.parts(index)
-    place = w.value(places, w.reshaped(_split(parts[: places.ndim], places.shape), places.shape))
-    row = w.place(f"row_at({place.text}, {extents((table.shape[0],))})", place)
-    rest = parts[places.ndim :]
-    return w.value(table, Index((row, table.shape[:1]), *zip(rest, ((n,) for n in table.shape[1:]), strict=True)))
+    asked = w.value(places, index[: places.ndim])
+    row = w.bound(f"row_at({asked.text}, {extents(table.shape[:1])})", extent(table.shape[:1]), asked)
+    return w.value(table, [row, *index[places.ndim :]])
 
 
 def _random_bits(w: Writer, t: Tensor, index: Index) -> Ex:
     rows, features = t.shape
-    row, feature = w.parts(index)
+    row, feature = map(w.at, index)
     w.needs |= {"random.cuh"}
     at = f"(Word){row.text}"
     if isinstance(rows, Dim):
         at = f"(Word)({row.text} + {rows.scale} * (Word)first_row)"
-    count = w.value(t.inputs[0], Index())
+    count = w.value(t.inputs[0], ())
     seed, number = (w.own(t, name, t.attributes[name], np.dtype(np.uint64)) for name in ("seed", "number"))
     numbers = [seed, f"{int(t.attributes['purpose'])}ull", count.text, number, at, feature.text, str(features)]
     drawn = w.drawn(", ".join(numbers))
@@ -506,29 +401,14 @@ def _random_bits(w: Writer, t: Tensor, index: Index) -> Ex:
 def _batch_matmul(w: Writer, t: Tensor, index: Index) -> Ex:
     """Of other types than the tiled kernels': a plain loop."""
     a, b = t.inputs
-    *batch, m, n = w.parts(index)
-    outer = _split(batch, t.shape[:-2])
+    *batch, m, n = index
 
-    def term(k: Ex) -> Ex:
-        x = w.value(a, Index(*w.spread(outer, a.shape[:-2]).segments, (m, a.shape[-2:-1]), (k, a.shape[-1:])))
-        y = w.value(b, Index(*w.spread(outer, b.shape[:-2]).segments, (k, b.shape[-2:-1]), (n, b.shape[-1:])))
-        factors = cast(x, a.dtype, t.dtype), cast(y, b.dtype, t.dtype)
-        return Ex(f"({factors[0]} * {factors[1]})", max(x.depth, y.depth))
+    def term(k: Place) -> Ex:
+        x = w.value(a, [*_spread(batch, a.shape[:-2]), m, k])
+        y = w.value(b, [*_spread(batch, b.shape[:-2]), k, n])
+        return Ex(f"({cast(x, a.dtype, t.dtype)} * {cast(y, b.dtype, t.dtype)})", max(x.depth, y.depth))
 
     return w.joined(ctype(t.dtype), "Sum", a.shape[-1:], term)
-
-
-def operand(w: Writer, t: Tensor, index: Index, at: Ex) -> Ex:
-    """Return the element of a reduction's input that stands at a place of its output and one along what is reduced."""
-    x = t.inputs[0]
-    axes = reduced_axes(t)
-    kept = iter(
-        w.parts(index)
-        if not t.attributes.get("keepdims")
-        else [one for axis, one in enumerate(w.parts(index)) if axis not in axes]
-    )
-    inner = iter(w.parts(Index((at, tuple(x.shape[axis] for axis in axes)))))
-    return w.value(x, _split([next(inner) if axis in axes else next(kept) for axis in range(x.ndim)], x.shape))
 
 
 _JOINS = {"sum": "Sum", "max": "Greatest", "argmax": "First"}
@@ -545,19 +425,23 @@ def join_type(t: Tensor) -> str:
     return f"Best<{ctype(t.inputs[0].dtype)}>" if join_of(t) == "First" else ctype(t.dtype)
 
 
-def term(w: Writer, t: Tensor, index: Index, at: Ex) -> Ex:
-    """Return what a reduction joins: the element, for an argmax with its place."""
-    found = operand(w, t, index, at)
-    if join_of(t) != "First":
-        return found
-    return Ex(f"{join_type(t)}{{{found.text}, {at.text}}}", max(found.depth, at.depth))
-
-
 def _reduce(w: Writer, t: Tensor, index: Index) -> Ex:
     """A reduction whose element one thread computes alone."""
-    lengths, how = tuple(t.inputs[0].shape[axis] for axis in reduced_axes(t)), join_of(t)
+    x, axes, how, kind = t.inputs[0], reduced_axes(t), join_of(t), join_type(t)
     assert how is not None
-    found = w.joined(join_type(t), how, lengths, lambda at: term(w, t, index, at))
+    lengths = [x.shape[axis] for axis in axes]
+    keeps = t.attributes.get("keepdims")
+
+    def term(at: Place) -> Ex:
+        kept = iter([one for axis, one in enumerate(index) if not keeps or axis not in axes])
+        inner = iter(split(at, lengths))
+        found = w.value(x, [next(inner) if axis in axes else next(kept) for axis in range(x.ndim)])
+        if how != "First":
+            return found
+        place = w.at(at)  # an argmax joins elements with their places
+        return Ex(f"{kind}{{{found.text}, {place.text}}}", max(found.depth, place.depth))
+
+    found = w.joined(kind, how, tuple(lengths), term)
     return Ex(f"{found.text}.place", found.depth) if how == "First" else found
 
 
@@ -567,7 +451,7 @@ def _windows(w: Writer, t: Tensor, index: Index) -> Ex:
     assert isinstance(t.op.lowering, Windows)
     image, places, kernel = t.op.lowering.shapes(t)
     w.needs.add("windows.cuh")
-    parts, own = w.parts(index), t.attributes
+    parts, own = [w.at(one) for one in index], t.attributes
     size = kernel[:2] or own["window"]
     numbers = [*image[1:3], *places[1:3], *size, *own["strides"], *own.get("dilation", (1, 1)), *own["before"]]
     window = f"Window{{{', '.join(str(int(n)) for n in numbers)}}}"
@@ -581,12 +465,11 @@ def _windows(w: Writer, t: Tensor, index: Index) -> Ex:
 def _add_rows(w: Writer, t: Tensor, index: Index) -> Ex:
     values, places = t.inputs
     features = tuple(t.shape[1:])
-    parts = w.parts(index)
     w.needs.add("windows.cuh")
-    feature = w.flat(_split(parts[1:], features))
-    arguments = [w.pointer(values), w.pointer(places), extents(places.shape), extents((t.shape[0],)), extents(features)]
-    call = f"add_rows({', '.join(arguments)}, {parts[0].text}, {feature.text})"
-    return w.let(ctype(t.dtype), call, max(parts[0].depth, feature.depth))
+    row, feature = w.at(index[0]), w.at(merged(index[1:], features))
+    arguments = [w.pointer(values), w.pointer(places), extents(places.shape), extents(t.shape[:1]), extents(features)]
+    call = f"add_rows({', '.join(arguments)}, {row.text}, {feature.text})"
+    return w.let(ctype(t.dtype), call, max(row.depth, feature.depth))
 
 
 _RULES: dict[type, Rule] = {

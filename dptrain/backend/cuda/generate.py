@@ -21,9 +21,9 @@ from dptrain.backend.cuda.groups import Group, Grouping, Places, is_product, ope
 from dptrain.backend.cuda.products import THREADS, product_plan
 from dptrain.program.cpp import Ex, cast, ctype
 from dptrain.program.lowering import UserKernel, lowering_of
+from dptrain.program.places import ONE, Place, extent
 from dptrain.program.shapes import Shape, local, size
 from dptrain.program.tensor import OPS, DType, Tensor
-from dptrain.program.views import ONE, extent
 
 # Threads of a block where no product wants another number.
 BLOCK = 256
@@ -118,8 +118,8 @@ class Function:
         pointers: C++ names of the tensors in memory, in order.
         writes: those that it stores.
         overlapping: those whose memory is also another's of them: of a variable's old value and of the new one.
-        reads: flat indices by which tensors are read, by `id`.
-        places: by which it stores a tensor.
+        reads: places at which tensors are read, by `id`; None for all.
+        places: at which it stores a tensor.
         arguments: beside the tensors.
         numbers: that each run has its own of, by name.
         needs: headers, and what else it names.
@@ -136,8 +136,8 @@ class Function:
     pointers: dict[Tensor, str] = field(default_factory=dict)
     writes: set[Tensor] = field(default_factory=set)
     overlapping: set[Tensor] = field(default_factory=set)
-    reads: dict[int, set[str]] = field(default_factory=dict)
-    places: dict[Tensor, str] = field(default_factory=dict)
+    reads: dict[int, set[Place | None]] = field(default_factory=dict)
+    places: dict[Tensor, Place | None] = field(default_factory=dict)
     arguments: list[Argument] = field(default_factory=list)
     numbers: dict[str, Any] = field(default_factory=dict)
     needs: set[str] = field(default_factory=set)
@@ -270,7 +270,7 @@ class Generator:
                     shared = ", shared" if long else ""
                     row.append(f"{name} = {join}<{join_of(one)}>({name}{shared});")
                     place = f"{name}.place" if join_type(one).startswith("Best") else name
-                    w.known[id(one), places.of(one, "reduce").text] = Ex(place, 1)
+                    w.known[id(one), places.row] = Ex(place, 1)
             by_row = {one for one in sums if places.is_of_rows(one)}
             with w.scope(2) as body:
                 mains = [(one, w.computed(one, places.index(one.shape, "main"))) for one in group.of("main")]
@@ -287,7 +287,7 @@ class Generator:
                     ends.append(f"{name} = {join_of(one)}::join({name}, {term});")
             for one, value in values:
                 if one in self._stored:
-                    ends.append(f"{self._target(made, one, places.of(one, 'row'))} = {value.text};")
+                    ends.append(f"{self._target(made, w, one, places.of('row'))} = {value.text};")
             if ends:
                 row += ["__syncthreads();" if long else "__syncwarp();", "if (lane == 0) {", *_indented(ends), "}"]
         w.write(f"if (r < {extents(group.lead)}) {{", *_indented(row), "}")
@@ -376,7 +376,7 @@ class Generator:
         for number, one in enumerate(sums):
             given = f"parts_{number} + c, {count}, chunks, {first}, {distance}"
             several.append(f"total_{number} = {join}<{join_of(one)}>(chunks_join<{join_of(one)}>({given}), shared);")
-            w.known[id(one), places.final.text] = self._total(one, number)
+            w.known[id(one), places.final] = self._total(one, number)
         w.write("if (chunks > 1) {", *_indented(several), "}")
         if any(_width(one) > 8 for one in sums):
             made.shared = str(2 * _SHARED)
@@ -393,9 +393,9 @@ class Generator:
         steps = (M * K if batch_a > 1 else 0, K * N if batch_b > 1 else 0)
         names = [made.pointers.setdefault(one, self._names[one]) for one in (a, b)]
         for one in (a, b):
-            made.reads.setdefault(id(one), set()).add("everywhere")
+            made.reads.setdefault(id(one), set()).add(None)
         if self._library and min(M, N, K) > 0:
-            self._target(made, result, Ex("everywhere"))
+            self._target(made, w, result, None)
             bytes_of = (4 * steps[0], 4 * steps[1], 4 * M * N)
             made.call = LibraryCall((transposed_a, transposed_b), (a, b, result), (M, N, K), (batch, *bytes_of))
             return
@@ -423,7 +423,7 @@ class Generator:
             Argument("unsigned int *", "arrived", 4 * tiles),
         ]
         with w.scope(1) as body:
-            w.known[id(result), places.of(result, "main").text] = Ex("sum", 2)
+            w.known[id(result), places.element] = Ex("sum", 2)
             mains = [(one, w.value(one, places.index(one.shape, "main"))) for one in group.of("main")]
             self._store(made, w, places, mains)
         w.write(
@@ -441,7 +441,7 @@ class Generator:
         assert isinstance(user, UserKernel)
         for one in tensor.inputs:
             w.pointer(one)
-        self._target(made, tensor, Ex("everywhere"))
+        self._target(made, w, tensor, None)
         shapes = user.kernel.output_shapes([one.shape for one in tensor.inputs])
         others: dict[int, tuple[Shape, int]] = {}
         end = 0
@@ -467,7 +467,7 @@ class Generator:
     def _term(self, w: Writer, places: Places, one: Tensor) -> str:
         x, found = one.inputs[0], places.term(one)
         if join_type(one).startswith("Best"):
-            return f"{join_type(one)}{{{found.text}, {places.place_of_term(one).text}}}"
+            return f"{join_type(one)}{{{found.text}, {w.at(places.place_of_term(one)).text}}}"
         return cast(found, x.dtype, one.dtype)
 
     def _end_sums(self, made: Function, w: Writer, places: Places, group: Group) -> None:
@@ -485,7 +485,7 @@ class Generator:
                 f"if (threadIdx.x == 0) parts_{number}[block] = of_block_{number};",
             )
             last.append(f"const {wide} total_{number} = join_parts<{join_of(one)}>(parts_{number}, blocks, shared);")
-            w.known[id(one), places.final.text] = self._total(one, number)
+            w.known[id(one), places.final] = self._total(one, number)
         w.write("if (!is_last_block(arrived, blocks, shared)) return;", *last)
         self._finals(made, w, places, group, "threadIdx.x == 0")
 
@@ -500,7 +500,7 @@ class Generator:
             values += [(one, w.computed(one, places.index(one.shape, "final"))) for one in group.of("final")]
             for one, value in values:
                 if one in self._stored:
-                    body.append(f"{self._target(made, one, places.final)} = {value.text};")
+                    body.append(f"{self._target(made, w, one, places.final)} = {value.text};")
         if body:
             w.write(f"if ({condition}) {{", *_indented(body), "}")
 
@@ -508,12 +508,13 @@ class Generator:
         """Store elements, after all have been computed: what they replace may be read by others of the group."""
         for one, value in values:
             if one in self._stored:
-                w.write(f"{self._target(made, one, places.of(one, 'main'))} = {value.text};")
+                w.write(f"{self._target(made, w, one, places.of('main'))} = {value.text};")
 
-    def _target(self, made: Function, tensor: Tensor, place: Ex) -> str:
+    def _target(self, made: Function, w: Writer, tensor: Tensor, place: Place | None) -> str:
         made.writes.add(tensor)
-        made.places[tensor] = place.text
-        return f"{made.pointers.setdefault(tensor, self._names[tensor])}[{place.text}]"
+        made.places[tensor] = place
+        name = made.pointers.setdefault(tensor, self._names[tensor])
+        return name if place is None else f"{name}[{w.at(place).text}]"
 
 
 # Of the tiles of products: terms a stage, and sums a thread or a warp in both directions.

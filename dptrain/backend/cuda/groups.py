@@ -8,19 +8,11 @@ else is there before the group begins. Groups that do not wait for each other sh
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Literal
 
 import numpy as np
 
-from dptrain.backend.cuda.expressions import (
-    ZERO,
-    Index,
-    Writer,
-    aligned,
-    join_of,
-    same,
-)
+from dptrain.backend.cuda.expressions import Index, Writer, join_of, same
 from dptrain.program.cpp import Ex
 from dptrain.program.dims import Dim
 from dptrain.program.kernels import reduced_axes
@@ -37,10 +29,10 @@ from dptrain.program.lowering import (
 )
 from dptrain.program.mesh import ALL_REDUCE
 from dptrain.program.messages import stages
+from dptrain.program.places import NOWHERE, ONE, Axis, Extent, Place, along, extent, merged, split
 from dptrain.program.program import Program
 from dptrain.program.shapes import Shape, is_one, size
 from dptrain.program.tensor import Tensor, Variable
-from dptrain.program.views import ONE, Extent, extent
 
 # Ops that read whole inputs in an order of their own, and are worth storing.
 _WHOLE = (Scatter, Windows)
@@ -263,7 +255,7 @@ class Grouping:
             with probe.scope(1), probe.scope(2):
                 if is_product(tensor) or is_call(tensor):
                     whole = tensor.inputs if is_call(tensor) else [base for base, _ in map(operand_of, tensor.inputs)]
-                    loads = {id(one): {"everywhere"} for one in whole}
+                    loads = dict[int, set[Place | None]]((id(one), {None}) for one in whole)
                 else:
                     places.pull(tensor, role)
                     loads = probe.loads
@@ -277,7 +269,9 @@ class Grouping:
                 return True
         return False
 
-    def _fits(self, tensor: Tensor, group: Group, role: Role, loads: Mapping[int, set[str]], places: "Places") -> bool:
+    def _fits(
+        self, tensor: Tensor, group: Group, role: Role, loads: Mapping[int, set[Place | None]], places: "Places"
+    ) -> bool:
         if group.kind == "product" and group.roles and (self._library or id(tensor) in self._new):
             return False  # which must wait for those that read the old value: often the product beside this one
         for one, group_of in self.group_of.items():
@@ -286,7 +280,7 @@ class Grouping:
             if group_of is not group:
                 if group_of.level >= group.level:
                     return False
-            elif group.roles[one] not in _KNOWN_BY[role] or loads[id(one)] != {places.of(one, group.roles[one]).text}:
+            elif group.roles[one] not in _KNOWN_BY[role] or loads[id(one)] != {places.of(group.roles[one])}:
                 return False
         return True
 
@@ -370,7 +364,7 @@ def roles_in(tensor: Tensor, group: Group) -> Iterator[Role]:
             yield "reduce" if kind == "rows" else "sum"
         if kind == "all" and group.kind in ("map", "rows"):
             terms = tensor.inputs[0].shape
-            if extent(terms) == lead or (group.kind == "rows" and dealt(terms, group) is not None):
+            if extent(terms) == lead or (group.kind == "rows" and is_dealt(terms, group)):
                 yield "sum"
         return
     if is_product(tensor) or is_call(tensor):
@@ -383,22 +377,27 @@ def roles_in(tensor: Tensor, group: Group) -> Iterator[Role]:
         yield "main"
     if group.kind == "rows" and own == lead:
         yield "row"
-    if group.kind != "map" and dealt(tensor.shape, group) is not None:
+    if group.kind != "map" and is_dealt(tensor.shape, group):
         yield "main"
     if group.of("sum") and own == (inner if group.by_column else ONE):
         yield "final"
 
 
-def dealt(shape: Shape, group: Group) -> list[tuple[Shape, int]] | None:
-    """Return a shape's axes that together are one or several axes of a group, and how many of them, in order.
+def is_dealt(shape: Shape, group: Group) -> bool:
+    """Whether a shape has a group's elements in their order, and its axes cut into some of the group's."""
+    return _aligns([(n,) for n in shape], [one for _, one in group.axes])
 
-    None where the shape has not the group's elements, or has them in another order.
-    """
-    found = aligned([(n,) for n in shape], [one for _, one in group.axes])
-    if found is None:
-        return None
-    ends = list(accumulate(count for count, _ in found))
-    return [(shape[end - own : end], count) for end, (own, count) in zip(ends, found, strict=True)]
+
+def _aligns(first: Sequence[Shape], second: Sequence[Shape]) -> bool:
+    """Whether two lists of lengths can be cut into blocks of as many elements."""
+    if not first and not second:
+        return True
+    for count in range(1, len(second) + 1):
+        wanted = extent(n for shape in second[:count] for n in shape)
+        for own in range(len(first) + 1):
+            if extent(n for shape in first[:own] for n in shape) == wanted and _aligns(first[own:], second[count:]):
+                return True
+    return False
 
 
 class Places:
@@ -410,42 +409,32 @@ class Places:
 
     Attributes:
         group: as above.
-        row: number of the element of a map, of the row otherwise.
+        element: number of the element at hand.
+        row: number of the row of a map's element, which is one itself.
         column: number within the row, of the column.
-        final: index of what is computed of sums.
+        final: number of what is computed of sums.
     """
 
     def __init__(self, writer: Writer, group: Group) -> None:
         self._writer, self.group = writer, group
-        self.row = Ex("i" if group.kind == "map" else "r", 1)
+        self.row = along(Axis("i" if group.kind == "map" else "r", extent(group.lead), 1))
         # The columns of sums are known before the rows, and after them.
-        self.column = Ex("c", 0 if group.by_column else 2)
-        self.final = Ex("c", 0) if group.by_column else ZERO
+        self.column = along(Axis("c", extent(group.inner), 0 if group.by_column else 2))
+        self.final = self.column if group.by_column else NOWHERE
+        sides = {
+            side: iter(split(place, [n for one, shape in group.axes if one == side for n in shape]))
+            for side, place in (("row", self.row), ("column", self.column))
+        }
+        places = [next(sides[side]) for side, shape in group.axes for _ in shape]
+        self.element = merged(places, [n for _, shape in group.axes for n in shape])
 
     def index(self, shape: Shape, role: Role) -> Index:
         """Return the index of the element at hand of a tensor."""
-        if role in ("sum", "final"):
-            return Index((self.final, shape))
-        return self._at(shape) if role == "main" else Index((self.row, shape))
+        return split(self.of(role), shape)
 
-    def _at(self, shape: Shape) -> Index:
-        """Return the index of the element at hand of a tensor that has all of the group's."""
-        if self.group.kind == "map":
-            return Index((self.row, shape))
-        places = {
-            side: iter(self._writer.split(ex, [own for one, own in self.group.axes if one == side]))
-            for side, ex in (("row", self.row), ("column", self.column))
-        }
-        own = [(next(places[side]), axes) for side, axes in self.group.axes]
-        found, start = list[tuple[Ex, Shape]](), 0
-        for axes, count in dealt(shape, self.group) or ():
-            found.append((self._writer.flat(Index(*own[start : start + count])), axes))
-            start += count
-        return Index(*found)
-
-    def of(self, tensor: Tensor, role: Role) -> Ex:
-        """Return the flat index of the element at hand of a member."""
-        return self._writer.flat(self.index(tensor.shape, role))
+    def of(self, role: Role) -> Place:
+        """Return the place of the element at hand of a member in its memory."""
+        return {"main": self.element, "sum": self.final, "final": self.final}.get(role, self.row)
 
     def pull(self, tensor: Tensor, role: Role) -> Ex:
         """Return the element of a member, or the term that it joins."""
@@ -453,19 +442,16 @@ class Places:
             return self.term(tensor)
         return self._writer.computed(tensor, self.index(tensor.shape, role))
 
-    def _term_at(self, tensor: Tensor) -> Index:
-        shape = tensor.inputs[0].shape
-        return Index((self.row, shape)) if self.is_of_rows(tensor) else self._at(shape)
-
     def term(self, tensor: Tensor) -> Ex:
         """Return what a reduction joins at the place at hand."""
-        return self._writer.value(tensor.inputs[0], self._term_at(tensor))
+        x = tensor.inputs[0]
+        return self._writer.value(x, self.index(x.shape, "row" if self.is_of_rows(tensor) else "main"))
 
-    def place_of_term(self, tensor: Tensor) -> Ex:
+    def place_of_term(self, tensor: Tensor) -> Place:
         """Return the number of that term among those of its sum."""
         if self.group.roles[tensor] == "reduce":
             return self.column
-        return self.row if self.group.by_column else self._writer.flat(self._term_at(tensor))
+        return self.row if self.group.by_column or self.is_of_rows(tensor) else self.element
 
     def is_of_rows(self, tensor: Tensor) -> bool:
         """Whether a sum of a group of rows has one term for each row."""
