@@ -57,7 +57,7 @@ VALUE_OPTIONS = {
     "-maxrregcount": "", "--maxrregcount": "", "-ccbin": "", "--compiler-bindir": "", "-Xnvlink": "",
     "--relocatable-device-code": "", "-rdc": "", "-diag-suppress": "", "--diag-suppress": "", "-fmad": "", "--fmad": "",
     "-ftz": "", "--ftz": "", "-prec-div": "", "--prec-div": "", "-prec-sqrt": "", "--prec-sqrt": "",
-    "--threads": "", "-t": "", "-Xcudafe": "",
+    "--threads": "", "-t": "", "--split-compile": "", "-Xcudafe": "",
 }  # fmt: skip
 FLAGS = {
     "--use_fast_math", "-use_fast_math", "-lineinfo", "--generate-line-info", "-G", "--device-debug", "-g", "--debug",

@@ -23,6 +23,8 @@ from dptrain.runtime.cache import cache_dir, compiled
 from dptrain.runtime.extras import pip_install
 
 OPTIONS = ("-O3", "-std=c++17")
+# nvcc optimises kernels in as many threads as there are cores; it makes the same instructions of them.
+_IN_THREADS, _THREADS_SINCE = ("--split-compile", "0"), (13, 0)
 # The first driver that loads what a major version of CUDA compiles.
 _DRIVERS = {12: "R525 or later", 13: "R580 or later"}
 
@@ -176,7 +178,8 @@ def kernel_cache() -> Path:
 
 def command(nvcc: str, source: Path, target: Path, architecture: str) -> list[str]:
     """Return the command that compiles one source."""
-    return [nvcc, "--cubin", *_options(architecture), "-o", str(target), str(source)]
+    threads = _IN_THREADS if (release(nvcc) or (0, 0)) >= _THREADS_SINCE else ()
+    return [nvcc, "--cubin", *_options(architecture), *threads, "-o", str(target), str(source)]
 
 
 def _options(architecture: str) -> list[str]:

@@ -178,3 +178,14 @@ def test_a_users_mistake_is_one_line_without_the_folder(nvcc):
         DeviceError, match=r"^nvcc cannot compile swish.cu for sm_90, it says: x.cu\(3\): error: no such"
     ):
         compiling.compiled_own("swish", "text", "sm_90")
+
+
+@pytest.mark.parametrize(
+    ("said", "in_threads"), [("release 12.9", False), ("release 13.0", True), ("no number", False)]
+)
+def test_kernels_are_optimised_in_threads(nvcc, said, in_threads):
+    (nvcc / "version").write_text(said)
+    compiling._version.cache_clear()
+    compiling.compiled_text("program", "text", "sm_90")
+    assert ("--split-compile 0" in (nvcc / "calls").read_text()) == in_threads
+    compiling._version.cache_clear()
