@@ -118,7 +118,7 @@ def _on_device(model: "Model", program: PlacedProgram) -> _OnDevice:
 
     def about(kernel: Kernel) -> str:
         space = f"{shown(kernel.space)}: " if isinstance(kernel, Loop) else ""
-        ops = (f"{names.get(id(one), '')} {one.op.name}".strip() for one in kernel.tensors if one.op is not None)
+        ops = (f"{names.get(one, '')} {one.op.name}".strip() for one in kernel.tensors if one.op is not None)
         return space + ", ".join(ops)
 
     return _OnDevice(
@@ -127,14 +127,14 @@ def _on_device(model: "Model", program: PlacedProgram) -> _OnDevice:
 
 
 def _renamed(
-    program: PlacedProgram, names: dict[int, str], change: Callable[[Tensor], Tensor]
-) -> tuple[PlacedProgram, dict[int, str]]:
-    """Return a program that a pass has rewritten, and the names that its tensors had, by their `id`."""
-    olds, found = iter(program.tensors), dict[int, str]()
+    program: PlacedProgram, names: dict[Tensor, str], change: Callable[[Tensor], Tensor]
+) -> tuple[PlacedProgram, dict[Tensor, str]]:
+    """Return a program that a pass has rewritten, and the names that its tensors had."""
+    olds, found = iter(program.tensors), dict[Tensor, str]()
 
     def noted(one: Tensor) -> Tensor:
         made = change(one)
-        found.setdefault(id(made), names[id(next(olds))])
+        found.setdefault(made, names[next(olds)])
         return made
 
     made = rewritten(program, noted)

@@ -19,13 +19,13 @@ def sums_over_samples(program: Program, totals: Iterable[Variable]) -> bool:
         program: traced for a batch.
         totals: those that the step leaves alone are no hindrance.
     """
-    degrees: dict[int, int | None] = {}  # None for what is no power of it
-    data = {id(one) for one in program.inputs.values()}
+    degrees: dict[Tensor, int | None] = {}  # None for what is no power of it
+    data = set(program.inputs.values())
     for tensor in program.tensors:
-        inputs = [degrees[id(one)] for one in tensor.inputs]
-        degrees[id(tensor)] = int(tensor.counts_rows) if tensor.op is None else _degree(tensor, inputs)
-        if any(id(one) in data for one in tensor.inputs):
-            data.add(id(tensor))
+        inputs = [degrees[one] for one in tensor.inputs]
+        degrees[tensor] = int(tensor.counts_rows) if tensor.op is None else _degree(tensor, inputs)
+        if any(one in data for one in tensor.inputs):
+            data.add(tensor)
 
     def is_sum(variable: Variable, new: Tensor) -> bool:
         if new is program.state[variable]:
@@ -35,7 +35,7 @@ def sums_over_samples(program: Program, totals: Iterable[Variable]) -> bool:
         if new.op is not OPERATORS["+"]:
             return False
         old, added = new.inputs
-        of_samples = degrees[id(added)] == (0 if id(added) in data else 1)
+        of_samples = degrees[added] == (0 if added in data else 1)
         return of_samples and is_sum(variable, old)
 
     return all(is_sum(one, program.updates[one]) for one in totals if one in program.updates)

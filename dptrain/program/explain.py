@@ -41,7 +41,7 @@ def explain(program: Program) -> str:
             found += _row(_line(tensor, program, names), widths)
         found += [""] if len(groups) > 1 else []
     results = {**program.outputs, **{variable.path: one for variable, one in program.updates.items()}}
-    found += [_cut(f"{name} = {names[id(one)]}", COLUMNS) for name, one in results.items()]
+    found += [_cut(f"{name} = {names[one]}", COLUMNS) for name, one in results.items()]
     total = _sums([one for one in tensors if one.op is not None])
     if isinstance(program, PlacedProgram):
         sent = [one for one in tensors if one.op is ALL_REDUCE]
@@ -60,41 +60,41 @@ def grouped(program: Program) -> dict[str, list[Tensor]]:
     """
     tensors = [one for one in program.tensors if one.op is not None]
     trained = {variable for variable in program.updates if variable.trainable}
-    makers = {id(program.updates[one]) for one in trained}
+    makers = {program.updates[one] for one in trained}
     if not trained:
         return {"forward": tensors}
     slots = _slots(program, tensors, trained)
-    updated = {id(program.updates[one]) for one in (*trained, *slots)}
+    updated = {program.updates[one] for one in (*trained, *slots)}
     kept = [*program.outputs.values(), *(one for v, one in program.updates.items() if v not in trained | slots)]
-    forward = {id(one) for one in topological(kept)} - makers
-    readers: dict[int, list[Tensor]] = {}
+    forward = set(topological(kept)) - makers
+    readers: dict[Tensor, list[Tensor]] = {}
     for one in tensors:
         for read in one.inputs:
-            readers.setdefault(id(read), []).append(one)
-    update: set[int] = set()
+            readers.setdefault(read, []).append(one)
+    update: set[Tensor] = set()
     for one in reversed(tensors):
         assert one.op is not None
         by_element = isinstance(one.op.lowering, Element) or one.op.is_view or one.op is ALL_REDUCE or one.shape == ()
-        ends = all(id(each) in update for each in readers.get(id(one), ()))
-        if id(one) in updated or (id(one) not in forward and by_element and ends):
-            update.add(id(one))
+        ends = all(each in update for each in readers.get(one, ()))
+        if one in updated or (one not in forward and by_element and ends):
+            update.add(one)
     found: dict[str, list[Tensor]] = {"forward": [], "backward": [], "update": [], "messages": []}
     for one in tensors:
-        first = "update" if id(one) in update else "forward" if id(one) in forward else "backward"
+        first = "update" if one in update else "forward" if one in forward else "backward"
         found["messages" if one.op is ALL_REDUCE else first].append(one)
     return {name: members for name, members in found.items() if members}
 
 
 def _slots(program: Program, tensors: list[Tensor], trained: set[Variable]) -> set[Variable]:
     """Return the variables that the new values of trained ones are made of, and that change with these: slots."""
-    made_of = {id(one) for one in topological([program.updates[one] for one in trained])}
-    logged = {id(one) for one in topological(list(program.outputs.values()))}
+    made_of = set(topological([program.updates[one] for one in trained]))
+    logged = set(topological(list(program.outputs.values())))
     return {
         variable
         for variable, new in program.updates.items()
         if variable not in trained
-        and (id(new) in made_of or id(program.state[variable]) in made_of)
-        and id(program.state[variable]) not in logged
+        and (new in made_of or program.state[variable] in made_of)
+        and program.state[variable] not in logged
     }
 
 
@@ -109,14 +109,14 @@ def _written(tensor: Tensor) -> int:
     return 0 if tensor.op.is_view else size(tensor.shape) * tensor.dtype.itemsize
 
 
-def _line(tensor: Tensor, program: Program, names: Mapping[int, str]) -> tuple[str, ...]:
+def _line(tensor: Tensor, program: Program, names: Mapping[Tensor, str]) -> tuple[str, ...]:
     assert tensor.op is not None
     return (
-        names[id(tensor)],
-        f"{tensor.op.name}({', '.join(names[id(one)] for one in tensor.inputs)})",
+        names[tensor],
+        f"{tensor.op.name}({', '.join(names[one] for one in tensor.inputs)})",
         shown(tensor.shape),
         tensor.dtype.name,
-        str(program.placements[id(tensor)]) if isinstance(program, PlacedProgram) else "",
+        str(program.placements[tensor]) if isinstance(program, PlacedProgram) else "",
         f"{flops(tensor):,}",
         f"{_written(tensor):,}",
     )
@@ -213,21 +213,21 @@ def _length(n: int | Dim) -> str:
     return "B" if n.scale == 1 else f"{n.scale} B"
 
 
-def names_of(program: Program) -> dict[int, str]:
-    """Return what tensors are called, by `id`: inputs by their names, constants by their value, others by number."""
+def names_of(program: Program) -> dict[Tensor, str]:
+    """Return what tensors are called: inputs by their names, constants by their value, others by number."""
     tensors = program.tensors
 
-    def found() -> Iterator[tuple[int, str]]:
+    def found() -> Iterator[tuple[Tensor, str]]:
         number = 0
         for tensor in tensors:
             if tensor.op is not None:
                 number += 1
-                yield id(tensor), f"%{number}"
+                yield tensor, f"%{number}"
             elif tensor.counts_rows:
-                yield id(tensor), _length(Dim.rows(1, tensor.attributes["rows"]))
+                yield tensor, _length(Dim.rows(1, tensor.attributes["rows"]))
             elif tensor.value is not None and tensor.value.size == 1:
-                yield id(tensor), f"{tensor.value.item():.6g}"
+                yield tensor, f"{tensor.value.item():.6g}"
             else:
-                yield id(tensor), tensor.name or f"constant {shown(tensor.shape)}"
+                yield tensor, tensor.name or f"constant {shown(tensor.shape)}"
 
     return dict(found())

@@ -14,14 +14,14 @@ from dptrain.program.tensor import Tensor, Variable, constant
 def topological(outputs: Iterable[Tensor]) -> list[Tensor]:
     """Return the tensors that outputs are made of, and these, each after its inputs."""
     order: list[Tensor] = []
-    done: set[int] = set()
+    done: set[Tensor] = set()
     stack = [(one, False) for one in reversed(list(outputs))]
     while stack:
         tensor, inputs_done = stack.pop()
         if inputs_done:
             order.append(tensor)
-        elif id(tensor) not in done:
-            done.add(id(tensor))
+        elif tensor not in done:
+            done.add(tensor)
             stack.append((tensor, True))
             stack += [(one, False) for one in reversed(tensor.inputs)]
     return order
@@ -41,24 +41,24 @@ def gradients(target: Tensor, sources: Sequence[Tensor], gradient: Any = None) -
     if target.dtype.kind != "f":
         raise ConfigError(f"{target} has no gradient: expected floating-point numbers")
     order = topological([target])
-    depends = {id(one) for one in sources}
+    depends = set(sources)
     for tensor in order:
-        if tensor.dtype.kind == "f" and any(id(one) in depends for one in tensor.inputs):  # whole numbers are steps
-            depends.add(id(tensor))
+        if tensor.dtype.kind == "f" and any(one in depends for one in tensor.inputs):  # whole numbers are steps
+            depends.add(tensor)
     seed = OPERATORS["fill"](shape=target.shape, value=1.0, dtype=target.dtype.name) if gradient is None else gradient
-    found: dict[int, Tensor] = {id(target): constant(seed, target.dtype)}
+    found: dict[Tensor, Tensor] = {target: constant(seed, target.dtype)}
     for tensor in reversed(order):
-        dy = found.get(id(tensor))
-        if dy is None or tensor.op is None or id(tensor) not in depends:
+        dy = found.get(tensor)
+        if dy is None or tensor.op is None or tensor not in depends:
             continue
         if tensor.op.gradient_rule is None:
             raise ConfigError(f"op {tensor.op.name!r} has no gradient")
         parts = tensor.op.gradient_rule(tensor, dy, *tensor.inputs)
         for one, part in zip(tensor.inputs, parts if isinstance(parts, tuple) else (parts,), strict=True):
-            if part is not None and id(one) in depends:
-                before = found.get(id(one))
-                found[id(one)] = part if before is None else before + part
-    return [found.get(id(one)) for one in sources]
+            if part is not None and one in depends:
+                before = found.get(one)
+                found[one] = part if before is None else before + part
+    return [found.get(one) for one in sources]
 
 
 def backward(target: Tensor, gradient: Any = None) -> None:

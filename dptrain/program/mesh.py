@@ -102,13 +102,13 @@ class PlacedProgram(Program):
     """A program for one of several ranks.
 
     Attributes:
-        placements: of every tensor, by its `id`.
+        placements: of every tensor.
         summed: variables of which each rank has a summand.
         bucket_bytes: of sums that travel as one message at most; None for any number.
         layouts: placements of variables that are not replicated.
     """
 
-    placements: Mapping[int, Placement] = field(default_factory=dict)
+    placements: Mapping[Tensor, Placement] = field(default_factory=dict)
     summed: frozenset[Variable] = frozenset()
     bucket_bytes: int | None = None
     layouts: Mapping[Variable, Placement] = field(default_factory=dict)

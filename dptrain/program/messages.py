@@ -50,23 +50,23 @@ def stages(program: Program) -> list[Stage]:
     if isinstance(program, PlacedProgram) and program.layouts:
         names = ", ".join(repr(one.path) for one in program.layouts)
         raise ConfigError(f"not supported: executing a program whose variables are sharded: {names}")
-    stage: dict[int, int] = {}
-    depth: dict[int, int] = {}  # how many ops lie behind a tensor
+    stage: dict[Tensor, int] = {}
+    depth: dict[Tensor, int] = {}  # how many ops lie behind a tensor
     alone: dict[int, list[Tensor]] = {}
     summed: dict[int, list[Tensor]] = {}
     for tensor in program.tensors:
-        own = max((stage[id(one)] for one in tensor.inputs), default=0)
-        depth[id(tensor)] = 1 + max((depth[id(one)] for one in tensor.inputs), default=0)
+        own = max((stage[one] for one in tensor.inputs), default=0)
+        depth[tensor] = 1 + max((depth[one] for one in tensor.inputs), default=0)
         if tensor.op is ALL_REDUCE:
             summed.setdefault(own, []).append(tensor)
             own += 1
         else:
             alone.setdefault(own, []).append(tensor)
-        stage[id(tensor)] = own
+        stage[tensor] = own
     last = max(stage.values(), default=0)
     most = program.bucket_bytes if isinstance(program, PlacedProgram) else None
     return [
-        Stage(alone.get(n, []), _together(sorted(summed.get(n, []), key=lambda one: depth[id(one)]), most))
+        Stage(alone.get(n, []), _together(sorted(summed.get(n, []), key=lambda one: depth[one]), most))
         for n in range(last + 1)
     ]
 
@@ -185,15 +185,15 @@ def split(program: PlacedProgram) -> tuple[Program, Program]:
         ConfigError: there is more than one sync point, or what follows needs the rank's own rows again.
     """
     summed = [one for stage in stages(program) for message in stage.messages for one in message]
-    known = {id(one): placeholder(one.shape, one.dtype, f"sum {number}") for number, one in enumerate(summed)}
+    known = {one: placeholder(one.shape, one.dtype, f"sum {number}") for number, one in enumerate(summed)}
     sums = {f"sum {n}": one.inputs[0] for n, one in enumerate(summed)}
     before = Program(program.inputs, program.state, sums, {}, rows=program.rows)
-    rest = rewritten(program, lambda one: known.get(id(one), one))
+    rest = rewritten(program, lambda one: known.get(one, one))
     after = Program(
         {one.name: one for one in known.values()}, program.state, rest.outputs, rest.updates, rows=program.rows
     )
-    data = {id(one) for one in program.inputs.values()}
-    again = any(id(one) in data for one in after.tensors)
+    data = set(program.inputs.values())
+    again = any(one in data for one in after.tensors)
     if (
         again
         or any(one.op is ALL_REDUCE for one in before.tensors)

@@ -21,16 +21,16 @@ from dptrain.program.views import marked
 PRECISIONS = ("float32", "tf32")
 
 
-def substitutes(tensors: Iterable[Tensor], change: Callable[[Tensor], Tensor]) -> dict[int, Tensor]:
-    """Return what stands for each tensor, by its `id`.
+def substitutes(tensors: Iterable[Tensor], change: Callable[[Tensor], Tensor]) -> dict[Tensor, Tensor]:
+    """Return what stands for each tensor.
 
     Args:
         tensors: each after its inputs.
         change: returns what stands for a tensor, whose inputs have been replaced already.
     """
-    found: dict[int, Tensor] = {}
+    found: dict[Tensor, Tensor] = {}
     for one in tensors:
-        found[id(one)] = change(one.with_inputs([found[id(read)] for read in one.inputs]))
+        found[one] = change(one.with_inputs([found[read] for read in one.inputs]))
     return found
 
 
@@ -39,12 +39,12 @@ def rewritten(program: Program, change: Callable[[Tensor], Tensor]) -> Program:
     new = substitutes(program.tensors, change)
     made = replace(
         program,
-        outputs={name: new[id(one)] for name, one in program.outputs.items()},
-        updates={variable: new[id(one)] for variable, one in program.updates.items()},
+        outputs={name: new[one] for name, one in program.outputs.items()},
+        updates={variable: new[one] for variable, one in program.updates.items()},
     )
     if isinstance(made, PlacedProgram):
         known = made.placements
-        placements = {id(new[id(one)]): known[id(one)] for one in program.tensors if id(one) in known}
+        placements = {new[one]: known[one] for one in program.tensors if one in known}
         made = replace(made, placements=placements)
     return made
 

@@ -103,7 +103,7 @@ def place(
         chosen -= refused  # their values must be whole: placed again, as all that has been made of them
     outputs = {name: placing.finished(one) for name, one in program.outputs.items()}
     updates = {
-        variable: placing.parts[id(one)].tensor if variable in chosen else placing.finished(one, variable)
+        variable: placing.parts[one].tensor if variable in chosen else placing.finished(one, variable)
         for variable, one in program.updates.items()
     }
     placed = (program.inputs, program.state, outputs, updates, program.derived, program.rows, program.for_one_size)
@@ -127,18 +127,18 @@ class _Placing:
         self._summed, self._layouts = summed, layouts
         meshes = [mesh for one in layouts.values() for mesh in one.axes if mesh is not None]
         self._mesh = list(dict.fromkeys([BATCH, *meshes]))
-        self.parts: dict[int, _Part] = {}
-        self.placements: dict[int, Placement] = {}
+        self.parts: dict[Tensor, _Part] = {}
+        self.placements: dict[Tensor, Placement] = {}
         self._nodes: dict[Any, Tensor] = {}
-        self._scattered: dict[int, _Part] = {}
+        self._scattered: dict[Tensor, _Part] = {}
         self._kept: list[Tensor] = []  # so that no two tensors of this work can have the same id
 
     def add(self, tensor: Tensor) -> None:
         """Place a tensor, whose inputs have been placed."""
         if tensor.op is None:
-            self.parts[id(tensor)] = self._note(tensor, self._given(tensor))
+            self.parts[tensor] = self._note(tensor, self._given(tensor))
         else:
-            self.parts[id(tensor)] = self._place(tensor.op, tensor, [self.parts[id(one)] for one in tensor.inputs])
+            self.parts[tensor] = self._place(tensor.op, tensor, [self.parts[one] for one in tensor.inputs])
 
     def _given(self, tensor: Tensor) -> Placement:
         """Return where a constant, an input or a variable lies."""
@@ -149,12 +149,12 @@ class _Placing:
 
     def stays_partial(self, tensor: Tensor | None) -> bool:
         """Whether a new value of a variable is a summand as the old one was."""
-        part = None if tensor is None else self.parts[id(tensor)]
+        part = None if tensor is None else self.parts[tensor]
         return part is None or (_is_summand(part) and part.divisor is None)
 
     def finished(self, tensor: Tensor, variable: Variable | None = None) -> Tensor:
         """Return a result as it is handed out: summed and divided, and where its variable lies."""
-        part = self._divided(self.parts[id(tensor)])
+        part = self._divided(self.parts[tensor])
         known = None if variable is None else self._layouts.get(variable)
         axes = _of_rows(tensor.shape) if known is None else known.axes
         rows = next((n for n in tensor.shape if known is None and isinstance(n, Dim)), None)
@@ -169,7 +169,7 @@ class _Placing:
         parts = [self._whole(one) if one.placement.join == "max" else one for one in parts]
         divisor = self._common_divisor(op, parts)
         parts = [_Part(one.tensor, one.placement) if divisor is not None else self._divided(one) for one in parts]
-        parts = [self._scattered.get(id(one.tensor), one) for one in parts]
+        parts = [self._scattered.get(one.tensor, one) for one in parts]
         if row_axis(tensor.shape) is not None or any(any(one.placement.axes) for one in parts):
             parts, placement = self._in_parts(op, tensor, parts)
         else:
@@ -256,7 +256,7 @@ class _Placing:
     def _kept_partial(self, op: Op, parts: list[_Part], mesh: str) -> list[int]:
         """Return the numbers of the inputs that can stay partial, which makes the output partial."""
         partial = [number for number, one in enumerate(parts) if mesh in one.placement.partial]
-        tensors = {id(parts[number].tensor) for number in partial}
+        tensors = {parts[number].tensor for number in partial}
         if all(self._is_reduced(parts[number], mesh) for number in partial):
             return []  # the sums have been sent already: linearity would send others
         if op.linear == "each" and len(tensors) < len(partial):
@@ -363,7 +363,7 @@ class _Placing:
                 over = part.placement.join
                 placement = part.placement.without(mesh).sharded(axis, mesh)
                 part = self._sent(REDUCE_SCATTER, part, placement, over=over, mesh=mesh, axis=axis)
-                self._scattered[id(before.tensor)] = part
+                self._scattered[before.tensor] = part
             elif mesh not in partial:
                 part = self._reduce(part, mesh)
         for axis, mesh in enumerate(axes):
@@ -376,7 +376,7 @@ class _Placing:
         return part
 
     def _note(self, tensor: Tensor, placement: Placement, divisor: _Divisor | None = None) -> _Part:
-        self.placements[id(tensor)] = placement
+        self.placements[tensor] = placement
         self._kept.append(tensor)
         return _Part(tensor, placement, divisor)
 

@@ -82,22 +82,22 @@ def _derived(outputs: Mapping[str, Tensor], seen: Trace) -> Program:
     """Return the program of those outputs that follow from the state after the step."""
     unchanged = {variable: one for variable, one in seen.read.items() if variable not in seen.written}
     state = {**unchanged, **seen.written}
-    known = {id(one): placeholder(one.shape, one.dtype, variable.path, variable) for variable, one in state.items()}
-    told: dict[int, Tensor | None] = dict(known)  # None for what needs the step's own data
+    known = {one: placeholder(one.shape, one.dtype, variable.path, variable) for variable, one in state.items()}
+    told: dict[Tensor, Tensor | None] = dict(known)  # None for what needs the step's own data
 
     def tell(tensor: Tensor) -> Tensor | None:
-        if id(tensor) not in told:
+        if tensor not in told:
             inputs = [tell(one) for one in tensor.inputs]
             if tensor.op is None:
-                told[id(tensor)] = None if tensor.value is None or tensor.counts_rows else tensor
+                told[tensor] = None if tensor.value is None or tensor.counts_rows else tensor
             elif any(one is None for one in inputs) or any(isinstance(n, Dim) for n in tensor.shape):
-                told[id(tensor)] = None
+                told[tensor] = None
             else:
                 same = [one for one in inputs if one is not None]
-                told[id(tensor)] = tensor.with_inputs(same)
-        return told[id(tensor)]
+                told[tensor] = tensor.with_inputs(same)
+        return told[tensor]
 
     found = {name: one for name, tensor in outputs.items() if (one := tell(tensor)) is not None}
-    needed = {id(one) for one in topological(found.values())}  # whose values are fetched from the device
-    read = {variable: known[id(one)] for variable, one in state.items() if id(known[id(one)]) in needed}
+    needed = set(topological(found.values()))  # whose values are fetched from the device
+    read = {variable: known[one] for variable, one in state.items() if known[one] in needed}
     return Program({}, read, found, {})

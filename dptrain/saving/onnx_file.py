@@ -93,25 +93,25 @@ def model_of(program: Program, inputs: Mapping[str, str], outputs: Mapping[str, 
         ConfigError: as `encode`.
     """
     onnx, graph = onnx_module(), OnnxGraph()
-    values: dict[int, Value] = {}
+    values: dict[Tensor, Value] = {}
     for path, tensor in program.inputs.items():
-        values[id(tensor)] = graph.add_input(inputs[path], tensor)
+        values[tensor] = graph.add_input(inputs[path], tensor)
     for variable, tensor in program.state.items():
         own = variable.path if variable.path not in graph.constants else f"{variable.path} ({len(graph.constants)})"
-        values[id(tensor)] = graph.constant(variable.numpy(), name=own)
+        values[tensor] = graph.constant(variable.numpy(), name=own)
     for tensor in program.tensors:
-        if id(tensor) in values:
+        if tensor in values:
             continue
         if tensor.op is not None:
-            values[id(tensor)] = graph.lower(tensor, [values[id(one)] for one in tensor.inputs])
+            values[tensor] = graph.lower(tensor, [values[one] for one in tensor.inputs])
         elif tensor.counts_rows:
             rows = graph.rows(int(tensor.attributes["rows"]))
-            values[id(tensor)] = graph.cast(graph.reshape(rows, ()), tensor.dtype)
+            values[tensor] = graph.cast(graph.reshape(rows, ()), tensor.dtype)
         else:
-            values[id(tensor)] = graph.constant(tensor.numpy())
+            values[tensor] = graph.constant(tensor.numpy())
     results = {path: program.outputs[path] for path in outputs}
     for path, tensor in results.items():  # under their own names, whatever made them
-        graph.nodes.append(Node("Identity", (values[id(tensor)].name,), outputs[path], {}))
+        graph.nodes.append(Node("Identity", (values[tensor].name,), outputs[path], {}))
     read = {each for node in graph.nodes for each in node.inputs}
     return onnx.helper.make_model(
         onnx.helper.make_graph(

@@ -109,12 +109,12 @@ def prediction(model: Any) -> Program:
 
 
 def _described(program: Program) -> tuple[dict[str, Any], Arrays]:
-    numbers: dict[int, int] = {}
+    numbers: dict[Tensor, int] = {}
     nodes: list[dict[str, Any]] = []
     arrays: Arrays = {}
 
     def add(tensor: Tensor, node: dict[str, Any]) -> None:
-        numbers[id(tensor)] = len(nodes)
+        numbers[tensor] = len(nodes)
         nodes.append(node)
 
     for name, one in program.inputs.items():
@@ -125,21 +125,21 @@ def _described(program: Program) -> tuple[dict[str, Any], Arrays]:
         arrays[path] = variable.numpy()
     paths = dict(zip(program.state, list(arrays), strict=True))
     for one in program.tensors:
-        if id(one) in numbers:
+        if one in numbers:
             continue
         if one.op is not None:
             if OPS.get(one.op.name) is not one.op:
                 raise ConfigError(f"not supported: {one.op}, an op of your own, in an exported program")
             attributes = {name: attribute_of(value) for name, value in one.attributes.items()}
-            inputs = [numbers[id(each)] for each in one.inputs]
+            inputs = [numbers[each] for each in one.inputs]
             add(one, {"op": one.op.name, "inputs": inputs, "attributes": attributes})
         elif one.counts_rows:
             add(one, {"rows": one.attributes["rows"], "dtype": one.dtype.name})
         else:
             arrays[f"constants/{len(nodes)}"] = one.numpy()
             add(one, {"constant": f"constants/{len(nodes)}"})
-    results = {name: numbers[id(one)] for name, one in program.outputs.items()}
-    updates = {paths[variable]: numbers[id(one)] for variable, one in program.updates.items()}
+    results = {name: numbers[one] for name, one in program.outputs.items()}
+    updates = {paths[variable]: numbers[one] for variable, one in program.updates.items()}
     return {"nodes": nodes, "results": results, "updates": updates}, arrays
 
 

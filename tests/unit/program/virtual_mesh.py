@@ -65,7 +65,7 @@ class VirtualMesh:
         given = {id(one): values[name] for name, one in program.inputs.items()}
         given |= {id(one): variable.numpy() for variable, one in program.state.items()}
         for tensor in program.tensors:
-            placement = program.placements[id(tensor)]
+            placement = program.placements[tensor]
             parts = [found[id(one)] for one in tensor.inputs]
             found[id(tensor)] = own = [
                 self._value(tensor, placement, parts, number, given.get(id(tensor)))
