@@ -129,11 +129,11 @@ class Programs:
         self._bucket_bytes = None if bucket_mb is None else max(int(bucket_mb * 1e6), 1)
         self._placed: OrderedDict[Any, PlacedProgram] = OrderedDict()
         self._of_any_size: OrderedDict[Any, tuple[PlacedProgram, _Traced]] = OrderedDict()
-        self._known: dict[int, Variable] = {}  # that were read or written
-        self._traced: dict[int, _Traced] = {}  # by the `id` of what was placed
-        self._arenas: dict[tuple[int, int], int] = {}  # by that `id` and rows
+        self._known: dict[Variable, None] = {}  # that were read or written
+        self._traced: dict[Program, _Traced] = {}
+        self._arenas: dict[tuple[Program, int], int] = {}  # by rows, too
         self._prepared: OrderedDict[Any, tuple[Executable, Any]] = OrderedDict()
-        self._halves: dict[int, _Halves] = {}
+        self._halves: dict[Program, _Halves] = {}
         self._last: dict[str, tuple[PlacedProgram | None, Mapping[str, Array]]] = {}
 
     def placed(self, step: Step, batch: Batch, batch_rows: int) -> PlacedProgram:
@@ -151,8 +151,8 @@ class Programs:
                 traced = _Traced(names, _depends_on_batches(program, placed, step.totals))
                 if not program.for_one_size:
                     self._of_any_size[any_size] = placed, traced
-            self._placed[key], self._traced[id(placed)] = placed, traced
-            self._known |= {id(one): one for one in placed.state}
+            self._placed[key], self._traced[placed] = placed, traced
+            self._known |= dict.fromkeys(placed.state)
             self._drop_old()
         self._placed.move_to_end(key)
         return self._placed[key]
@@ -177,7 +177,7 @@ class Programs:
         if step.eager or step.rows is not None:
             return False
         placed = self.placed(step, batch, batch_rows)
-        known = self._traced[id(placed)]
+        known = self._traced[placed]
         if known.by_row is None:
             known.by_row = _computes_rows(placed) and not placed.for_one_size
         return known.by_row
@@ -186,7 +186,7 @@ class Programs:
         """Whether a step's results depend on how samples are cut into batches: ranks must then run it together."""
         if step.rows is not None or (step.eager and self.comm.size == 1):  # which is not traced
             return True
-        return self._traced[id(self.placed(step, batch, batch_rows))].depends_on_batches
+        return self._traced[self.placed(step, batch, batch_rows)].depends_on_batches
 
     def run(
         self, step: Step, batch: Batch, rows: BatchRows, steps: Sequence[Sequence[Shard]], *, alone: bool = False
@@ -247,7 +247,7 @@ class Programs:
         found: dict[str, Any] = dict(outputs)
         if placed is not None and placed.derived is not None:
             found |= evaluate(placed.derived, {})[0]
-        names = found if placed is None else self._traced[id(placed)].names
+        names = found if placed is None else self._traced[placed].names
         return {name: _number(step, name, found[name]) for name in names if name in found}
 
     def adopt(self, model: Trained, *, trains: bool) -> None:
@@ -270,15 +270,15 @@ class Programs:
         if step.eager:  # on the host
             return 0
         placed, rows = self.placed(step, batch, shards[0].batch_rows), max(one.rows for one in shards)
-        if (id(placed), rows) not in self._arenas:
+        if (placed, rows) not in self._arenas:
             # Beside them are results, constants, and messages to other ranks.
-            self._arenas[id(placed), rows] = int(1.25 * self.backend.planned_bytes(placed, rows))
-        return self._arenas[id(placed), rows]
+            self._arenas[placed, rows] = int(1.25 * self.backend.planned_bytes(placed, rows))
+        return self._arenas[placed, rows]
 
     @property
     def variables(self) -> list[Variable]:
         """What steps have read or written so far, a user's own variables included."""
-        return list(self._known.values())
+        return list(self._known)
 
     @property
     def nbytes(self) -> int:
@@ -297,21 +297,21 @@ class Programs:
         self._drop_prepared()
 
     def _drop_old(self) -> None:
-        """Forget the programs that were not used for the longest time, and all that is known by their `id`s."""
+        """Forget the programs that were not used for the longest time, and all that is known of them."""
         if len(self._of_any_size) > _KEPT_PLACED:
             self._of_any_size.popitem(last=False)
         if len(self._placed) <= _KEPT_PLACED:
             return
-        in_use = {id(placed) for placed, _ in self._last.values()}
-        key, old = next((key, one) for key, one in self._placed.items() if id(one) not in in_use)
-        halves = self._halves.pop(id(old), None)
-        gone = {id(old)} | (set() if halves is None else {id(halves.before)})
-        for prepared in [one for one, (_, (program, _)) in self._prepared.items() if id(program) in gone]:
+        in_use = {placed for placed, _ in self._last.values()}
+        key, old = next((key, one) for key, one in self._placed.items() if one not in in_use)
+        halves = self._halves.pop(old, None)
+        gone = {old, *([] if halves is None else [halves.before])}
+        for prepared in [one for one in self._prepared if one[0] in gone]:
             self._prepared.pop(prepared)[0].close()
         if halves is not None:
             halves.close()
-        self._arenas = {one: size for one, size in self._arenas.items() if one[0] != id(old)}
-        del self._traced[id(old)], self._placed[key]
+        self._arenas = {one: size for one, size in self._arenas.items() if one[0] is not old}
+        del self._traced[old], self._placed[key]
 
     def _drop_prepared(self) -> None:
         while self._prepared:
@@ -320,7 +320,7 @@ class Programs:
     def _executable(
         self, program: Program, batch: Batch, rows: BatchRows, shard: Shard, comm: Communicator | None
     ) -> Executable:
-        key = (id(program), shard.rows, shard.first_row, id(rows.order), *map(id, rows.arrays), comm is None)
+        key = (program, shard.rows, shard.first_row, id(rows.order), *map(id, rows.arrays), comm is None)
         if key not in self._prepared:
             arrays = {ROWS: rows.order} | dict(zip(batch.names, rows.arrays, strict=True))
             place: dict[str, Any] = {"rows": shard.rows, "first_row": shard.first_row, "comm": comm}
@@ -332,7 +332,7 @@ class Programs:
                         made = self.backend.executable(program, arrays, **place)
             except (DeviceMemoryError, MemoryError) as error:
                 raise DeviceError(f"{error}; {_what_fits(program, shard.rows, error, self.backend)}") from error
-            self._prepared[key] = made, (program, rows)  # kept, so that no other can have their ids
+            self._prepared[key] = made, rows  # kept, so that no other arrays can have their ids
             if len(self._prepared) > _KEPT:
                 self._prepared.popitem(last=False)[1][0].close()
         self._prepared.move_to_end(key)
@@ -355,10 +355,10 @@ class Programs:
         """
         step = replace(step, totals=())  # summands of ranks would depend on what each of them has
         placed = self.placed(step, batch, steps[0][0].batch_rows)
-        if id(placed) not in self._halves:
+        if placed not in self._halves:
             with phase.during("compilation"):
-                self._halves[id(placed)] = _Halves(placed, self.backend)
-        halves = self._halves[id(placed)]
+                self._halves[placed] = _Halves(placed, self.backend)
+        halves = self._halves[placed]
         before, names = halves.before, list(halves.before.outputs)
         starts = iter(rows.starts)
         for shards in steps:
