@@ -64,6 +64,7 @@ PYTHON = (
     "dptrain/program/placement.py",
     "dptrain/program/cpp.py",
     "dptrain/program/places.py",
+    "dptrain/program/statements.py",
     "dptrain/program/views.py",
 )
 KERNELS = ("*.cuh", "*.h")

@@ -16,6 +16,8 @@
 #define DP_LOOP _Pragma("GCC ivdep")
 #endif
 
+typedef int64_t Index;  // into arrays
+
 // Those of native_threads.h and native_product.h, which are compiled once for all programs; products are null in a program
 // that has none of their type.
 typedef void dp_Part(void *data, int64_t part);

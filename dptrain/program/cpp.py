@@ -3,16 +3,16 @@
 In the text: B the rank's rows, `first_row` the global number of the first of them, `global_B` the rows of all ranks.
 """
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dptrain.errors import ConfigError
 from dptrain.program.lowering import Element, lowering_of
-from dptrain.program.places import NOTHING, ONE, Extent
+from dptrain.program.places import Extent, Place, Quotient
 from dptrain.program.tensor import DType, Tensor
-from dptrain.program.views import Offset, View
 
 # C++'s names of the types that kernels compute in.
 TYPES = {
@@ -77,23 +77,29 @@ def length_text(one: Extent) -> str:
     return " * ".join(([str(int(number))] if number != 1 or not power else []) + ["B"] * power)
 
 
-def offset_text(one: Offset) -> str:
-    """Return a number that may depend on the batch."""
-    terms = [str(one.plain)] if one.plain else []
-    terms += [f"{n} * {name}" for n, name in ((one.rows, "B"), (one.first, "first_row")) if n]
-    return " + ".join(terms) or "0"
+def is_word(text: str) -> bool:
+    """Whether a text is a name or a number, which stands for itself."""
+    return re.fullmatch(r"\w+", text) is not None
 
 
-def index_text(name: str, stride: Extent) -> str:
-    """Return how far an index goes."""
-    return name if stride == ONE else f"{name} * {length_text(stride)}"
+def sum_text(terms: Iterable[tuple[Extent, str]], first: str = "") -> str:
+    """Return a sum of names times lengths, of which "" stands for no name; behind a text, if one is given."""
+    found = first
+    for (count, power), name in sorted(terms, key=lambda one: (-one[0][1], -one[0][0], one[1])):
+        factor = length_text((abs(count), power))
+        term = factor if not name else name if factor == "1" else f"{name} * {factor}"
+        found += (" - " if count < 0 else " + " if found else "") + term
+    return found.strip() or "0"
 
 
-def place_text(view: View, strides: Sequence[Extent], axes: Sequence[int]) -> str:
-    """Return the place in a root of a reader's element at `axes`, and at 0 along the others."""
-    terms = [f"({offset_text(first)}) * {length_text(step)}" for first, step in view.start()]
-    terms += [index_text(f"i{axis}", strides[axis]) for axis in axes if strides[axis] != NOTHING]
-    return " + ".join(terms) or "0"
+def place_text(place: Place) -> str:
+    """Return a place as one expression."""
+    return sum_text(
+        ((count, power), f"({place_text(index.place)}) / ({length_text(index.by)})")
+        if isinstance(index, Quotient)
+        else ((count, power), "" if index is None else str(index.name))
+        for (index, power), count in place.terms.items()
+    )
 
 
 def known_number(tensor: Tensor, number: Number) -> str | None:

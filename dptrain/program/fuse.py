@@ -45,7 +45,7 @@ from dptrain.program.passes import without_repeats
 from dptrain.program.program import Program
 from dptrain.program.shapes import is_one
 from dptrain.program.tensor import DType, Tensor
-from dptrain.program.views import IndexMap, Key, View, compose, matrix, space_of, whole
+from dptrain.program.views import Key, View, compose, matrix, space_of, whole
 
 
 def fuse(program: Program, *, join: bool = True) -> Fused:
@@ -121,9 +121,6 @@ class _Fusing:
             self._append(Product(tensor, (inputs[0], inputs[1])))
         elif _has_code(tensor, inputs):
             if self._join and op is not COPY and space_of(tensor.shape) and _is_uniform(tensor, inputs):
-                inputs = [
-                    View(one.root, tuple(IndexMap(None, index_map.first) for index_map in one.maps)) for one in inputs
-                ]
                 tensor = self._single(tensor, inputs)
             self._add_member(tensor, inputs)
         else:
@@ -134,7 +131,7 @@ class _Fusing:
         view = self._view(beneath)
         assert isinstance(shown, lowering.ViewMap)
         if shown.maps is not None:
-            return compose(view, shown.maps(tensor))
+            return compose(view, shown.maps(tensor), tensor.ndim)
         if space_of(beneath.shape) == space_of(tensor.shape):
             kept = iter([n for n, length in enumerate(tensor.shape) if not is_one(length)])
             return view.along([None if is_one(length) else next(kept) for length in beneath.shape])

@@ -15,7 +15,7 @@ from dptrain.program.op import Op
 from dptrain.program.program import Program
 from dptrain.program.shapes import Shape, is_one
 from dptrain.program.tensor import Array, Tensor, Variable
-from dptrain.program.views import IndexMap, View, aligned_axes, space_of
+from dptrain.program.views import View, aligned_axes, space_of, whole
 
 
 def copy(x: Array, *, out: Array) -> None:
@@ -217,8 +217,7 @@ def usable(member: Member, view: View) -> bool:
     """Whether what a view reads of a member is its value at the same index."""
     if member.kind == "sum":
         return False
-    pairs = zip(member.axes, view.maps, strict=True)
-    return all(axis is None or index_map == IndexMap(axis) for axis, index_map in pairs)
+    return view == whole(member.tensor).along(member.axes)
 
 
 def as_member(tensor: Tensor, inputs: Sequence[View], space: Shape, *, inner: bool) -> Member:
@@ -253,9 +252,9 @@ def as_member(tensor: Tensor, inputs: Sequence[View], space: Shape, *, inner: bo
     return Member(tensor, "map", reads, tuple(own), inner)
 
 
-def varying(reads: Iterable[View]) -> set[tuple[int, tuple[IndexMap, ...]]]:
+def varying(reads: Iterable[View]) -> set[View]:
     """Return what is read, but for single numbers."""
-    return {(id(one.root), one.maps) for one in reads if any(index_map.axis is not None for index_map in one.maps)}
+    return {one for one in reads if not one.is_single}
 
 
 def iterated(tensor: Tensor) -> Shape:

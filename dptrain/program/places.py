@@ -138,6 +138,13 @@ class Place:
         ((key, number),) = self.terms.items() if len(self.terms) == 1 else [((None, 0), 0)]
         return key[0] if key[1] == 0 and number == 1 else None
 
+    def number(self, rows: int, first_row: int) -> int:
+        """Return what it is where no index but that of a rank's first row is in it."""
+        return sum(
+            int(count * rows**power) * (1 if index is None else first_row)
+            for (index, power), count in self.terms.items()
+        )
+
     def at(self, places: "Sequence[Place]") -> "Place":
         """Return it with places for a view's axes."""
         found = NOWHERE

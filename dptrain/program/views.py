@@ -4,7 +4,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dptrain.program.dims import Dim
-from dptrain.program.places import FIRST_ROW, NOTHING, ONE, Extent, Place, after, along, extent, times
+from dptrain.program.places import (
+    FIRST_ROW,
+    NOTHING,
+    NOWHERE,
+    ONE,
+    Axis,
+    Extent,
+    Index,
+    Place,
+    after,
+    along,
+    extent,
+    merged,
+)
 from dptrain.program.shapes import Shape, is_one
 from dptrain.program.tensor import Tensor
 
@@ -22,12 +35,6 @@ def space_of(shape: Iterable[int]) -> Key:
     return marked(n for n in shape if not is_one(n))
 
 
-def _sum(one: Extent, other: Extent) -> Extent:
-    """Return a sum; of two that grow with the rows in other ways there is none."""
-    assert NOTHING in (one, other) or one[1] == other[1], "a diagonal along the rows of a batch"
-    return one[0] + other[0], max(one[1], other[1])
-
-
 @dataclass(frozen=True)
 class Offset:
     """A number that may depend on the batch: `plain` + `rows` x the rank's rows + `first` x its first row."""
@@ -35,12 +42,6 @@ class Offset:
     plain: int = 0
     rows: int = 0
     first: int = 0
-
-    def plus(self, other: "Offset", times: int = 1) -> "Offset":
-        """Return the sum with a multiple of another."""
-        return Offset(
-            self.plain + times * other.plain, self.rows + times * other.rows, self.first + times * other.first
-        )
 
 
 def offset(n: int) -> Offset:
@@ -65,52 +66,68 @@ class IndexMap:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """Where the elements of a tensor lie. Equal to another of the same root, told by identity, and of equal maps.
+    """Where the elements of a tensor lie. Equal to another of the same root, told by identity, and of an equal place.
 
     Attributes:
         root: the tensor that has memory, contiguous in the order of its axes.
-        maps: one of each axis of the root.
+        place: in that memory, of the element at the reader's indices, which are numbered axes.
     """
 
     root: Tensor
-    maps: tuple[IndexMap, ...]
+    place: Place
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, View) and self.root is other.root and self.maps == other.maps
+        return isinstance(other, View) and self.root is other.root and self.place == other.place
 
     def __hash__(self) -> int:
-        return hash((self.root, self.maps))
+        return hash((id(self.root), self.place))
 
     def along(self, axes: Sequence[int | None]) -> "View":
         """Return it as it is read by something whose axis `axes[n]` is this tensor's axis n."""
-        moved = [one if one.axis is None else IndexMap(axes[one.axis], one.first, one.step) for one in self.maps]
-        return View(self.root, tuple(moved))
+        return View(self.root, self.place.at([NOWHERE if one is None else _axis(one) for one in axes]))
 
     def is_whole(self, shape: Shape) -> bool:
         """Whether a tensor of this shape has its root's elements in their order."""
-        if space_of(self.root.shape) != space_of(shape):
-            return False
-        maps = [one for n, one in zip(self.root.shape, self.maps, strict=True) if not is_one(n)]
-        return maps == [IndexMap(axis) for axis, n in enumerate(shape) if not is_one(n)]
+        return space_of(self.root.shape) == space_of(shape) and self.place == _identity(shape)
 
     @property
     def is_single(self) -> bool:
         """Whether all elements of a tensor are one and the same."""
-        return all(one.axis is None or is_one(n) for n, one in zip(self.root.shape, self.maps, strict=True))
+        return not any(_number_of(index) is not None for index, _ in self.place.terms)
 
     def strides(self, rank: int) -> list[Extent]:
         """Return how many elements of the root lie between neighbours along each of the reader's axes."""
         found = [NOTHING] * rank
-        for n, index_map in enumerate(self.maps):
-            if index_map.axis is not None and not is_one(self.root.shape[n]):
-                own = times(extent(self.root.shape[n + 1 :]), (index_map.step, 0))
-                found[index_map.axis] = _sum(found[index_map.axis], own)  # of a diagonal, of several axes
+        for (index, power), count in self.place.terms.items():
+            if (axis := _number_of(index)) is not None:
+                assert found[axis] == NOTHING, "a diagonal along the rows of a batch"
+                found[axis] = count, power
         return found
 
-    def start(self) -> list[tuple[Offset, Extent]]:
-        """Return where in the root the reader's element 0 lies, as products to be added up."""
-        steps = [(index_map.first, extent(self.root.shape[n + 1 :])) for n, index_map in enumerate(self.maps)]
-        return [(first, step) for first, step in steps if first != Offset()]
+    @property
+    def start(self) -> Place:
+        """Where in the root the reader's element 0 lies."""
+        return Place({key: count for key, count in self.place.terms.items() if _number_of(key[0]) is None})
+
+
+def _axis(number: int) -> Place:
+    return along(Axis(number))
+
+
+def _number_of(index: Index) -> int | None:
+    """Return the number of a reader's axis, None for other indices."""
+    return index.name if isinstance(index, Axis) and isinstance(index.name, int) else None
+
+
+def _identity(shape: Shape) -> Place:
+    return merged([NOWHERE if is_one(n) else _axis(axis) for axis, n in enumerate(shape)], shape)
+
+
+def part_of(root: Tensor, maps: Iterable[IndexMap], rank: int) -> View:
+    """Return the view of a root of so many axes, whose indices along the root's axes are these."""
+    axes = [_axis(axis) for axis in range(rank)]
+    places = [NOWHERE if is_one(n) else one.at(axes) for n, one in zip(root.shape, maps, strict=True)]
+    return View(root, merged(places, root.shape))
 
 
 def identity(tensor: Tensor) -> tuple[IndexMap, ...]:
@@ -120,7 +137,7 @@ def identity(tensor: Tensor) -> tuple[IndexMap, ...]:
 
 def whole(tensor: Tensor) -> View:
     """Return the view of a tensor that has memory of its own."""
-    return View(tensor, identity(tensor))
+    return View(tensor, _identity(tensor.shape))
 
 
 def aligned_axes(shape: Shape, out: Shape) -> list[int | None]:
@@ -128,16 +145,10 @@ def aligned_axes(shape: Shape, out: Shape) -> list[int | None]:
     return [None if is_one(n) else axis + len(out) - len(shape) for axis, n in enumerate(shape)]
 
 
-def compose(view: View, maps: Sequence[IndexMap]) -> View:
-    """Return a view of a view as one: `maps` are those of the upper one in the lower one."""
-    found = []
-    for one in view.maps:
-        if one.axis is None:
-            found.append(one)
-        else:
-            upper = maps[one.axis]
-            found.append(IndexMap(upper.axis, one.first.plus(upper.first, one.step), one.step * upper.step))
-    return View(view.root, tuple(found))
+def compose(view: View, maps: Iterable[IndexMap], rank: int) -> View:
+    """Return a view of a view as one: `maps` are those of the upper one, of so many axes, in the lower one."""
+    axes = [_axis(axis) for axis in range(rank)]
+    return View(view.root, view.place.at([one.at(axes) for one in maps]))
 
 
 def key_maps(key: Iterable[tuple[int, int, int] | int]) -> list[IndexMap]:

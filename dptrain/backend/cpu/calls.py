@@ -7,9 +7,9 @@ from dptrain.program.cpp import TYPES, ctype, length_text, place_text
 from dptrain.program.dims import Dim
 from dptrain.program.kernels import Call
 from dptrain.program.lowering import Insert, Join, RandomBits, Scatter, Windows
-from dptrain.program.places import extent
+from dptrain.program.places import NOWHERE, Axis, after, along, extent, merged
 from dptrain.program.shapes import Shape, is_one, row_axis
-from dptrain.program.views import IndexMap, Offset, View, key_maps, offset
+from dptrain.program.views import View, key_maps, part_of
 
 Address = Callable[[Any, bool], str]
 
@@ -28,7 +28,7 @@ def call_text(call: Call, address: Address) -> str | None:
     if isinstance(op.lowering, Join):
         return _joined(call, address)
     if isinstance(op.lowering, Insert):
-        scalar, part = ctype(tensor.dtype), View(tensor, tuple(key_maps(tensor.attributes["key"])))
+        scalar, part = ctype(tensor.dtype), part_of(tensor, key_maps(tensor.attributes["key"]), tensor.inputs[0].ndim)
         fill = f"  dp_fill<{scalar}>({address(tensor, True)}, {length_text(extent(tensor.shape))}, 0);\n"
         return fill + _copied(part, call.reads[0], tensor.inputs[0].shape, address)
     if not all(view.is_whole(one.shape) for view, one in zip(call.reads, tensor.inputs, strict=True)):
@@ -43,25 +43,26 @@ def call_text(call: Call, address: Address) -> str | None:
 
 def _copied(to: View, of: View, shape: Shape, address: Address) -> str:
     """Return loops that copy elements from one view to another, both read along the same axes."""
-    axes = [axis for axis, n in enumerate(shape) if not is_one(n)]
+    indices = [along(Axis(f"i{axis}", extent((n,)))) for axis, n in enumerate(shape)]
     lines = [
         f"{'  ' * depth}for (int64_t i{axis} = 0; i{axis} < {length_text(extent((shape[axis],)))}; ++i{axis})\n"
-        for depth, axis in enumerate(axes, 1)
+        for depth, axis in enumerate((axis for axis, n in enumerate(shape) if not is_one(n)), 1)
     ]
+    indent = "  " * (len(lines) + 1)
     if lines:
         lines.insert(-1, "DP_LOOP\n")
-    places = [place_text(one, one.strides(len(shape)), axes) for one in (to, of)]
-    target, source = address(to.root, True), address(of.root, False)
-    return "".join(lines) + f"{'  ' * (len(axes) + 1)}({target})[{places[0]}] = ({source})[{places[1]}];\n"
+    target, source = (place_text(one.place.at(indices)) for one in (to, of))
+    return f"{''.join(lines)}{indent}({address(to.root, True)})[{target}] = ({address(of.root, False)})[{source}];\n"
 
 
 def _joined(call: Call, address: Address) -> str:
     tensor, axis = call.tensor, call.tensor.attributes["axis"]
-    start, lines = Offset(), []
+    start, lines = NOWHERE, []
     for view, one in zip(call.reads, tensor.inputs, strict=True):
-        maps = [IndexMap(n, start if n == axis else Offset()) for n in range(tensor.ndim)]
-        lines.append(_copied(View(tensor, tuple(maps)), view, one.shape, address))
-        start = start.plus(offset(one.shape[axis]))
+        axes = [along(Axis(n)) for n in range(tensor.ndim)]
+        axes[axis] += start
+        lines.append(_copied(View(tensor, merged(axes, tensor.shape)), view, one.shape, address))
+        start += after(extent(one.shape[axis : axis + 1]))
     return "".join(lines)
 
 

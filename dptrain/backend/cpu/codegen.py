@@ -7,10 +7,11 @@ the rows that it has just computed and still has in its cache.
 Nothing in the text depends on the batch size: rows, and where arrays lie, are read from the `Context` of
 `kernels/native.h`.
 
-In the text, beside the names of `program/cpp.py`: i0, i1, ... indices of a loop's outer axes, j of its last one, q of a
-block of rows; a arrays, p sums of a block, b where a row of one begins, v what is read, t what is computed.
+In the text, beside the names of `program/cpp.py`: k0, k1, ... indices of a loop's outer axes, j of its last one, q of a
+block of rows; a and w arrays, p sums of a block, r a row that is kept, i places, v what is read, t what is computed.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,6 @@ from dptrain.program.cpp import (
     Ex,
     ctype,
     element,
-    index_text,
     known_number,
     length_text,
     literal,
@@ -28,9 +28,10 @@ from dptrain.program.cpp import (
 from dptrain.program.dims import Dim
 from dptrain.program.kernels import Call, Fused, Kernel, Loop, Member, Product
 from dptrain.program.lowering import Element, Reduction, lowering_of
-from dptrain.program.places import NOTHING, ONE, extent, times
+from dptrain.program.places import NOTHING, NOWHERE, ONE, Axis, Place, after, along, extent, times
 from dptrain.program.program import ROWS
 from dptrain.program.shapes import is_one
+from dptrain.program.statements import Statements
 from dptrain.program.tensor import DType, Tensor
 from dptrain.program.views import View, marked, matrix, space_of, whole
 
@@ -159,8 +160,7 @@ class _Writer:
         if tensor.ndim != 2 or space_of(loop.space) != marked(tensor.shape):
             return None
         reads = [one for one in loop.reads if self.fused.memory_of(one.root) is self.fused.memory_of(tensor)]
-        own = whole(tensor).strides(2)
-        if not reads or any(one.root is not tensor or one.start() or one.strides(2) != own for one in reads):
+        if not reads or any(one != whole(tensor) for one in reads):
             return None
         text = _LoopText(self, loop, collapse=False)
         if text.shared_axis != 0 or tensor.shape[1] < _WIDE or self._is_needed(loop) != self._is_needed(product):
@@ -244,11 +244,13 @@ class _Writer:
         lines, indent = [], "  "
         for axis in outer:
             length = length_text(extent((tensor.shape[axis],)))
-            lines.append(f"{indent}for (int64_t i{axis} = 0; i{axis} < {length}; ++i{axis})\n")
+            lines.append(f"{indent}for (int64_t k{axis} = 0; k{axis} < {length}; ++k{axis})\n")
             indent += "  "
-        pointers = []
-        for view, own in zip((*reads, whole(tensor)), (*strides, whole(tensor).strides(rank)), strict=True):
-            pointers.append(f"{self._address(view.root, view.root is tensor)} + {place_text(view, own, outer)}")
+        first = [along(Axis(f"k{axis}")) if axis in outer else NOWHERE for axis in range(rank)]
+        pointers = [
+            f"{self._address(view.root, view.root is tensor)} + {place_text(view.place.at(first))}"
+            for view in (*reads, whole(tensor))
+        ]
         settings = ", ".join(
             (str(of_a[0]).lower(), str(of_b[0]).lower(), *map(length_text, (m, n, k))),
         )
@@ -261,27 +263,32 @@ class _Writer:
         return "".join(lines)
 
 
-class _LoopText:
+# Depths of the statements of a loop: before all loops; what is read for a row; what is computed for one, around passes
+# along it; what is read and computed for an element; what is written of one.
+_TOP, _ROW, _PASS, _ELEMENT, _WRITTEN = range(5)
+
+
+class _LoopText(Statements):
     """The text of a loop.
 
-    A row of it (all of its last axis) is `head`, then for each pass `before`, along the row `loads` and `body`, what a
-    reduction takes up (`taken`), and `after`. Where sums over the first axis are made of those of blocks of rows, each
-    block is `begin`, its rows, and `end`; what blocks have summed is added up in `ending`.
+    An element is read before any is written, which may replace it. Where sums over the first axis are made of those of
+    blocks of rows, each block is `begin`, its rows, and `end`; what blocks have summed is added up in `ending`.
 
     Attributes:
         summed: bytes of a block's sums, 0 where there are none.
     """
 
     def __init__(self, writer: _Writer, loop: Loop, *, collapse: bool = True) -> None:
+        super().__init__()
         self._writer, self._loop = writer, loop
         self._rank, self._row = len(loop.space), len(loop.space) - 1
         self._lengths = [extent((n,)) for n in loop.space]
         self._outer = list(range(self._rank - 1))
-        self._passes = loop.passes()
+        self._passes, self._pass = loop.passes(), -1
         self._blocked = _is_blocked(loop)
-        self._lines: dict[tuple[str, int], list[str]] = {}
-        self._known: dict[Any, str] = {}
         self._buffers = self._buffered()
+        self._values: dict[Member, Ex] = {}
+        self._begin, self._end, self._bottom = list[str](), list[str](), list[str]()
         self._offsets: dict[Member, int] = {}
         self.summed = 0
         for member in loop.members:
@@ -290,41 +297,53 @@ class _LoopText:
                 self.summed += -(-extent(member.tensor.shape)[0] * member.tensor.dtype.itemsize // 64) * 64
         if collapse and all(one.kind == "map" and not _is_by_last(one) for one in loop.members):
             self._collapse()
+        self._start = [
+            along(Axis(f"k{axis}", self._lengths[axis], _ROW)) if axis in self._outer else NOWHERE
+            for axis in range(self._rank)
+        ]
+        self._places = [*self._start[:-1], along(Axis("j", self._lengths[self._row], _ELEMENT))] if self._rank else []
 
     def text(self) -> str:
         """Return the body of its function."""
-        for member in self._loop.members:
-            self._add(member)
-        lines, indent = self._part("top", "  "), "  "
-        if self.summed:
-            lines.append(f"  for (int64_t q = low / dp_block({self.rows}); q * dp_block({self.rows}) < high; ++q) {{\n")
-            lines += self._part("begin", "    ")
-            indent = "    "
-        for axis in self._outer:
+        with self.scope(_ROW) as row, self.scope(_PASS) as passes:
+            for number in range(-1, max(self._passes.values(), default=0) + 1):
+                self._go_along(number)
+        body = [*row, *passes]
+        for axis in reversed(self._outer):
             first, end = "0", length_text(self._lengths[axis])
             if axis == 0 and self.summed:
                 first, end = (f"(q + {n}) * dp_block({self.rows})" for n in range(2))
                 end = f"dp_least({end}, high)"
             elif axis == self.shared_axis:
                 first, end = "low", "high"
-            lines.append(f"{indent}for (int64_t i{axis} = {first}; i{axis} < {end}; ++i{axis}) {{\n")
-            indent += "  "
-        lines += self._part("head", indent) + self._part("after", indent, -1)
-        for number in range(max(self._passes.values(), default=0) + 1):
-            lines += self._part("before", indent, number) + self._inner(number, indent)
-            lines += self._part("after", indent, number)
-        for _ in self._outer:
-            indent = indent[2:]
-            lines.append(f"{indent}}}\n")
-        lines += [*self._part("end", indent), "  }\n"] if self.summed else []
-        return "".join(lines + self._part("bottom", "  "))
+            body = [f"for (int64_t k{axis} = {first}; k{axis} < {end}; ++k{axis}) {{", *_indented(body), "}"]
+        if self.summed:
+            block = f"dp_block({self.rows})"
+            head = f"for (int64_t q = low / {block}; q * {block} < high; ++q) {{"
+            body = [head, *_indented([*self._begin, *body, *self._end]), "}"]
+        return "".join(f"{line}\n" for line in _indented([*self.lines, *body, *self._bottom]))
+
+    def _go_along(self, number: int) -> None:
+        """Write one pass along a row, and what is known after it."""
+        self._pass, taken = number, list[str]()
+        members = [one for one in self._loop.members if self._passes[one] == number]
+        with self.scope(_ELEMENT) as read, self.scope(_WRITTEN) as written:
+            for one in members:
+                if one.inner:
+                    self._add(one, taken)
+        self.write(*self._inner([*read, *written], taken))
+        for one in members:
+            if not one.inner:
+                self._add(one, taken)
+            elif self._takes(one):
+                self._complete(one)
 
     def ending(self) -> str:
         """Return the body of the function that adds up what blocks have summed, in their order."""
         lines = []
         for member, place in self._offsets.items():
             tensor, scalar = member.tensor, ctype(member.tensor.dtype)
-            size, start = extent(tensor.shape)[0], self._start(member)
+            size, start = extent(tensor.shape)[0], self._first(member)
             lines.append(f"  {scalar} *w{place} = ({scalar} *)c.p[{self._writer.slot(tensor)}];\n")
             lines.append(f"  dp_fill<{scalar}>(w{place}, {size}, {start});\n")
             lines.append("  for (int64_t q = 0; q < blocks; ++q) {\n")
@@ -375,33 +394,21 @@ class _LoopText:
         elements = " * ".join(f"({length_text(self._lengths[one])})" for one in (*self._outer, self._row))
         return f"{elements} * {len(self._loop.members)}"
 
-    def _note(self, part: str, line: str, number: int = 0) -> None:
-        self._lines.setdefault((part, number), []).append(line)
-
-    def _part(self, part: str, indent: str, number: int = 0) -> list[str]:
-        return [f"{indent}{line}\n" for line in self._lines.get((part, number), [])]
-
-    def _inner(self, number: int, indent: str) -> list[str]:
+    def _inner(self, body: list[str], taken: list[str]) -> list[str]:
         """Return the loop along the last axis in one pass."""
-        body = [(part, number) for part in ("loads", "body") if (part, number) in self._lines]
-        taken = ("taken", number) in self._lines
-        if self._rank == 0:
-            return [line for part, _ in body for line in self._part(part, indent, number)]
-        length, blocked = length_text(self._lengths[self._row]), self._blocked and taken
-        lines, own = [f"{indent}{{\n"], f"{indent}  "
+        if self._rank == 0 or not (body or taken):
+            return body
+        length, blocked = length_text(self._lengths[self._row]), self._blocked and bool(taken)
+        head, first, count = "{", "0", length
         if self._row == self.shared_axis:
-            lines.append(f"{own}const int64_t jb = low, m = high - low;\n")
+            first, count = "low", "high - low"
         elif blocked:
-            lines.append(f"{indent}for (int64_t jb = 0; jb < {length}; jb += {_BLOCK}) {{\n")
-            lines.append(f"{own}const int64_t m = {length} - jb < {_BLOCK} ? {length} - jb : {_BLOCK};\n")
-        else:
-            lines.append(f"{own}const int64_t jb = 0, m = {length};\n")
+            head = f"for (int64_t jb = 0; jb < {length}; jb += {_BLOCK}) {{"
+            count = f"{length} - jb < {_BLOCK} ? {length} - jb : {_BLOCK}"
+        lines = [f"const int64_t m = {count};"] if blocked else [f"const int64_t jb = {first}, m = {count};"]
         if body:
-            lines.append(f"{own}DP_LOOP\n{own}for (int64_t j = jb; j < jb + m; ++j) {{\n")
-            lines += [line for part, _ in body for line in self._part(part, f"{own}  ", number)]
-            lines.append(f"{own}}}\n")
-        lines += self._part("taken", own, number)
-        return [*lines, f"{indent}{'}' if blocked else ''}}}\n"]
+            lines += ["DP_LOOP", "for (int64_t j = jb; j < jb + m; ++j) {", *_indented(body), "}"]
+        return [head, *_indented([*lines, *taken]), "}"]
 
     def _buffered(self) -> set[int]:
         """Return the members whose row is kept: for a later pass, or for a reduction."""
@@ -412,7 +419,7 @@ class _LoopText:
                 if read is None or not read.inner or read.kind in ("reduce", "sum"):
                     continue
                 later = self._passes[read] < self._passes[member] and id(read.tensor) not in self._writer.code.stored
-                if later or (self._takes(member) and self._direct(member, read) is None):
+                if later or (self._takes(member) and not self._lies(member, read)):
                     found.add(id(read.tensor))
         return found
 
@@ -420,11 +427,10 @@ class _LoopText:
         """Whether a member reduces along a row."""
         return member.inner and (member.kind == "reduce" or (member.kind == "sum" and self._row not in member.axes))
 
-    def _direct(self, member: Member, read: Member) -> str | None:
-        """Return where a reduction finds a row of another member in memory, or None."""
-        lies = id(read.tensor) in self._writer.code.stored and _accumulated(member) == read.tensor.dtype
-        beside = whole(read.tensor).along(read.axes).strides(self._rank)[self._row] == ONE
-        return f"o{self._number(read)} + jb" if lies and beside else None
+    def _lies(self, member: Member, read: Member) -> bool:
+        """Whether a reduction finds a row of another member side by side in memory."""
+        stored = id(read.tensor) in self._writer.code.stored and _accumulated(member) == read.tensor.dtype
+        return stored and whole(read.tensor).along(read.axes).strides(self._rank)[self._row] == ONE
 
     def _collapse(self) -> None:
         """Let axes be one that lie one behind the other in all arrays."""
@@ -442,125 +448,89 @@ class _LoopText:
     def _number(self, member: Member) -> int:
         return self._writer.number(member.tensor)
 
-    def _index(self, view: View) -> str:
-        return place_text(view, view.strides(self._rank), self._outer)
-
     def _array(self, root: Tensor, *, written: bool = False) -> str:
-        slot, scalar = self._writer.slot(root), ctype(root.dtype)
-        name = f"{'w' if written else 'a'}{slot}"
-        if name not in self._known:
-            self._known[name] = name
-            const = "" if written else "const "
-            self._note("top", f"{const}{scalar} *{name} = ({const}{scalar} *)c.p[{slot}];")
-        return name
+        slot, const = self._writer.slot(root), "" if written else "const "
+        name, kind = f"{'w' if written else 'a'}{slot}", f"{const}{ctype(root.dtype)} *"
 
-    def _value(self, view: View, number: int, *, inner: bool) -> str:
-        """Return what stands for an element of a view in a pass, for each element of a row or for a whole row."""
-        root = view.root
-        if (known := known_number(root, _number)) is not None:
-            return known
-        read = self._loop.member(root)
-        if read is not None:
-            name = f"t{self._number(read)}"
-            if not read.inner or read.kind == "reduce" or self._passes[read] == number:
-                return name
-            if id(root) in self._buffers:
-                return f"r{self._number(read)}[j]"
-        stride = view.strides(self._rank)[self._row] if self._rank else NOTHING
-        scalar, key = ctype(root.dtype), (id(root), view.maps)
-        if not inner or stride == NOTHING:
-            if key not in self._known:
-                self._known[key] = f"v{len(self._known)}"
-                where = "head" if self._rank else "loads"
-                self._note(where, f"const {scalar} {self._known[key]} = {self._array(root)}[{self._index(view)}];")
-            return self._known[key]
-        base = self._base(view)
-        if (key, number) not in self._known:
-            self._known[key, number] = name = f"v{len(self._known)}"
-            self._note("loads", f"const {scalar} {name} = {base}[{index_text('j', stride)}];", number)
-        return self._known[key, number]
+        def declared() -> Ex:
+            self.write(f"{kind}{name} = ({kind})c.p[{slot}];", depth=_TOP)
+            return Ex(name)
 
-    def _base(self, view: View) -> str:
-        """Return the name of where a row of a view begins."""
-        key = (id(view.root), view.maps, "base")
-        if key not in self._known:
-            self._known[key] = name = f"b{len(self._known)}"
-            scalar = ctype(view.root.dtype)
-            self._note("head", f"const {scalar} *{name} = {self._array(view.root)} + {self._index(view)};")
-        return self._known[key]
+        return self.kept(name, declared).text
+
+    def _beside(self, view: View, *, written: bool = False) -> str:
+        """Return where a block of a row lies whose elements lie side by side."""
+        return f"{self._array(view.root, written=written)} + {self.at(view.place.at(self._start)).text} + jb"
+
+    def _read(self, root: Tensor, place: Place) -> Ex:
+        """Return an element in memory."""
+        at = self.at(place)
+        return self.let(ctype(root.dtype), f"{self._array(root)}[{at.text}]", self._at_least(at))
+
+    def _at_least(self, one: Ex) -> int:
+        """Return the depth in which something is read: within the loops, which may have no rows."""
+        return max(one.depth, _ROW if self._rank else _ELEMENT)
+
+    def _value(self, view: View) -> Ex:
+        """Return an element of a view, or what a whole row has of it."""
+        if (known := known_number(view.root, _number)) is not None:
+            return Ex(known)
+        read = self._loop.member(view.root)
+        if read is not None and (not read.inner or read.kind == "reduce" or self._passes[read] == self._pass):
+            return self._values[read]
+        if read is not None and id(view.root) in self._buffers:
+            return Ex(f"r{self._number(read)}[j]", _ELEMENT, computed=True)
+        return self._read(view.root, view.place.at(self._places))
 
     # What is computed
 
-    def _add(self, member: Member) -> None:
-        number, part = self._passes[member], "body" if member.inner else "after"
+    def _add(self, member: Member, taken: list[str]) -> None:
         if member.kind in ("reduce", "sum"):
-            self._reduce(member, number)
+            self._reduce(member, taken)
             return
-        tensor, name = member.tensor, f"t{self._number(member)}"
-        scalar = ctype(tensor.dtype)
-        value = self._gathered(member, number) if member.kind == "gather" else self._mapped(member, number)
-        self._note(part, f"const {scalar} {name} = {value};", number)
-        self._store(member, name, part, number)
+        tensor, depth = member.tensor, _ELEMENT if member.inner else _PASS
+        text = self._gathered(member) if member.kind == "gather" else self._mapped(member)
+        found = self.let(ctype(tensor.dtype), text, depth, "t")._replace(computed=True)
+        self._store(member, found)
         if id(tensor) in self._buffers:
-            length = self._lengths[self._row]
-            size = length[0] if not self._blocked else _BLOCK
-            self._note("top", f"{scalar} r{self._number(member)}[{size}];")
-            self._note(part, f"r{self._number(member)}[j - jb] = {name};", number)
+            size = _BLOCK if self._blocked else self._lengths[self._row][0]
+            self.write(f"{ctype(tensor.dtype)} r{self._number(member)}[{size}];", depth=_TOP)
+            self.write(f"r{self._number(member)}[j - jb] = {found.text};")
 
-    def _mapped(self, member: Member, number: int) -> str:
-        operands = [
-            Ex(self._value(view, number, inner=member.inner), computed=self._loop.member(view.root) is not None)
-            for view in member.reads
-        ]
-        last = "0" if not member.axes or member.axes[-1] is None else f"i{member.axes[-1]}"
-        if member.inner and member.axes and member.axes[-1] == self._row:
-            last = "j"
-        return element(member.tensor, operands, _number, last)
+    def _mapped(self, member: Member) -> str:
+        last = member.axes[-1] if member.axes else None
+        operands = [self._value(view) for view in member.reads]
+        return element(member.tensor, operands, _number, "0" if last is None else self.at(self._places[last]).text)
 
-    def _gathered(self, member: Member, number: int) -> str:
+    def _gathered(self, member: Member) -> str:
         table, places = member.reads
-        length = f"c.n[{self._writer.table(table.root)}]"
-        row = f"dp_row({self._value(places, number, inner=member.inner)}, {length}, c.outside)"
-        step = length_text(extent(table.root.shape[1:]))
-        array, stride = self._array(table.root), table.strides(self._rank)[self._row] if self._rank else NOTHING
-        read = self._loop.member(places.root)
-        of_row = self._rank > 0 and places.strides(self._rank)[self._row] == NOTHING
-        if member.inner and of_row and (read is None or not read.inner or read.kind == "reduce"):
-            name = f"g{self._number(member)}"
-            scalar = ctype(table.root.dtype)
-            self._note("before", f"const {scalar} *{name} = {array} + {row} * {step} + {self._index(table)};", number)
-            if read is None and self._outer and places.strides(self._rank)[self._outer[-1]] == ONE:
-                axis = self._outer[-1]
-                more = f"i{axis} + 1 < {length_text(self._lengths[axis])}"
-                coming = f"dp_row({self._base(places)}[1], {length}, c.outside)"
-                self._note("before", f"if ({more}) dp_prefetch({array} + {coming} * {step}, {step});", number)
-            return f"{name}[{index_text('j', stride)}]"
-        along = f" + {index_text('j', stride)}" if member.inner and stride != NOTHING else ""
-        return f"{array}[{row} * {step} + {self._index(table)}{along}]"
+        length, step = f"c.n[{self._writer.table(table.root)}]", extent(table.root.shape[1:])
+        asked, array = self._value(places), self._array(table.root)
+        row = self.let("Index", f"dp_row({asked.text}, {length}, c.outside)", self._at_least(asked), "i")
+        axis = self._outer[-1] if self._outer else None
+        if member.inner and axis is not None and asked.depth == _ROW and places.strides(self._rank)[axis] == ONE:
+            following = self.at(places.place.at(self._places) + after(ONE)).text
+            coming = f"dp_row({self._array(places.root)}[{following}], {length}, c.outside)"
+            prefetched = f"dp_prefetch({array} + {coming} * {length_text(step)}, {length_text(step)});"
+            self.write(f"if (k{axis} + 1 < {length_text(self._lengths[axis])}) {prefetched}", depth=_PASS)
+        place = along(Axis(row.text, None, row.depth)).times(step) + table.place.at(self._places)
+        return f"{array}[{self.at(place).text}]"
 
-    def _store(self, member: Member, name: str, part: str, number: int) -> None:
+    def _store(self, member: Member, value: Ex) -> None:
         """Write what a member is into memory, if it has any."""
-        tensor = member.tensor
-        if id(tensor) not in self._writer.code.stored:
-            return
-        view = whole(tensor).along(member.axes)
-        array, stride = (
-            self._array(tensor, written=True),
-            view.strides(self._rank)[self._row] if self._rank else NOTHING,
-        )
-        if part == "body" and stride != NOTHING:
-            scalar, own = ctype(tensor.dtype), f"o{self._number(member)}"
-            self._note("head", f"{scalar} *{own} = {array} + {self._index(view)};")
-            self._note(part, f"{own}[{index_text('j', stride)}] = {name};", number)
-        else:
-            self._note(part, f"{array}[{self._index(view)}] = {name};", number)
+        if id(member.tensor) in self._writer.code.stored:
+            self.write(f"{self._target(member, self._array(member.tensor, written=True))} = {value.text};")
+        self._values[member] = value
 
-    def _reduce(self, member: Member, number: int) -> None:
-        tensor, own, join = member.tensor, self._number(member), _join(member)
-        dtype, scalar = _accumulated(member), ctype(tensor.dtype)
+    def _target(self, member: Member, array: str) -> str:
+        return f"{array}[{self.at(whole(member.tensor).along(member.axes).place.at(self._places)).text}]"
+
+    def _reduce(self, member: Member, taken: list[str]) -> None:
+        own, join = self._number(member), _join(member)
+        dtype = _accumulated(member)
         if not self._takes(member):
-            value = f"({scalar})({self._value(member.reads[0], number, inner=member.inner)})"
-            self._accumulate(member, value, "body" if member.inner else "after", number)
+            value = self._value(member.reads[0])
+            self._accumulate(member, f"({ctype(member.tensor.dtype)}){value.text}")
             return
         length = self._lengths[self._row]
         lanes = 1 if not length[1] and length[0] < _LONG else _LANES
@@ -569,55 +539,54 @@ class _LoopText:
         declared = f"{kind}<{settings}> s{own}"
         if self._rank == 1 and length[1] and join == "sum":  # in the order of a sum in a loop over rows
             declared = f"dp_RowSum<{ctype(dtype)}> s{own}({self.rows})"
-        self._note("before", f"{declared};", number)
-        self._note("taken", f"s{own}.add({self._vector(member, dtype, number)}, m);", number)
-        if member.kind == "sum":
-            self._accumulate(member, f"s{own}.total()", "after", number)
-        else:
-            self._note("after", f"const {scalar} t{own} = ({scalar})s{own}.total();", number)
-            self._store(member, f"t{own}", "after", number)
+        self.write(f"{declared};", depth=_PASS)
+        taken.append(f"s{own}.add({self._vector(member, dtype)}, m);")
 
-    def _vector(self, member: Member, dtype: DType, number: int) -> str:
+    def _complete(self, member: Member) -> None:
+        """Write what a reduction along a row has made."""
+        total, kind = f"s{self._number(member)}.total()", ctype(member.tensor.dtype)
+        if member.kind == "sum":
+            self._accumulate(member, total)
+        else:
+            self._store(member, self.let(kind, f"({kind}){total}", _PASS, "t")._replace(computed=True))
+
+    def _vector(self, member: Member, dtype: DType) -> str:
         """Return where the elements of a row lie side by side that a reduction takes up."""
         view = member.reads[0]
         read = self._loop.member(view.root)
         if read is not None and read.inner and read.kind != "reduce" and read.tensor.dtype == dtype:
-            return self._direct(member, read) or f"r{self._number(read)}"
+            if self._lies(member, read):
+                return self._beside(whole(read.tensor).along(read.axes), written=True)
+            return f"r{self._number(read)}"
         beside = view.strides(self._rank)[self._row] == ONE and known_number(view.root, _number) is None
         if read is None and beside and view.root.dtype == dtype:
-            return f"{self._base(view)} + jb"
+            return self._beside(view)
         own, scalar = f"q{self._number(member)}", ctype(dtype)
-        self._note("top", f"{scalar} {own}[{_BLOCK if self._blocked else self._lengths[self._row][0]}];")
-        self._note("body", f"{own}[j - jb] = ({scalar})({self._value(view, number, inner=True)});", number)
+        size = _BLOCK if self._blocked else self._lengths[self._row][0]
+        self.write(f"{scalar} {own}[{size}];", depth=_TOP)
+        self.write(f"{own}[j - jb] = ({scalar}){self._value(view).text};")
         return own
 
-    def _accumulate(self, member: Member, value: str, part: str, number: int) -> None:
+    def _accumulate(self, member: Member, value: str) -> None:
         """Take a value up in a sum that is complete after the loop."""
-        tensor, op = member.tensor, member.tensor.op
-        assert op is not None
-        view, scalar = whole(tensor).along(member.axes), ctype(tensor.dtype)
-        start, first, last = self._start(member), "top", "bottom"
+        tensor = member.tensor
+        scalar, start = ctype(tensor.dtype), self._first(member)
+        first, last, array = self._scopes[_TOP].lines, self._bottom, f"p{self._number(member)}"
         if member in self._offsets:
-            array, first, last = f"p{self._number(member)}", "begin", "end"
-            self._note(
-                first, f"{scalar} *{array} = ({scalar} *)(c.sums + q * {self.summed} + {self._offsets[member]});"
-            )
+            first, last = self._begin, self._end
+            first.append(f"{scalar} *{array} = ({scalar} *)(c.sums + q * {self.summed} + {self._offsets[member]});")
         else:
             array = self._array(tensor, written=True)
         if all(axis is None for axis in member.axes):
             target = f"x{self._number(member)}"
-            self._note(first, f"{scalar} {target} = {start};")
-            self._note(last, f"*{array} = {target};")
+            first.append(f"{scalar} {target} = {start};")
+            last.append(f"*{array} = {target};")
         else:
-            self._note(first, f"dp_fill<{scalar}>({array}, {length_text(extent(tensor.shape))}, {start});")
-            target = f"{array}[{self._index(view)}]"
-            if part == "body":
-                name = f"o{self._number(member)}"
-                self._note("head", f"{scalar} *{name} = {array} + {self._index(view)};")
-                target = f"{name}[{index_text('j', view.strides(self._rank)[self._row])}]"
-        self._note(part, f"{target} = {self._joined(member, target, value)};", number)
+            first.append(f"dp_fill<{scalar}>({array}, {length_text(extent(tensor.shape))}, {start});")
+            target = self._target(member, array)
+        self.write(f"{target} = {self._joined(member, target, value)};")
 
-    def _start(self, member: Member) -> str:
+    def _first(self, member: Member) -> str:
         """Return what a reduction begins with."""
         return "0" if _join(member) == "sum" else f"dp_lowest<{ctype(member.tensor.dtype)}>()"
 
@@ -662,6 +631,10 @@ def _between_passes(loop: Loop) -> set[int]:
             if read is not None and read.inner and read.kind != "reduce" and passes[read] < passes[member]:
                 found.add(id(read.tensor))
     return found
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
 
 
 def _number(attribute: str, value: Any, dtype: DType) -> str:

@@ -220,10 +220,7 @@ class CompiledExecutable:
         array, shape = self._array(view.root), local(tensor.shape, self._rows)
         if 0 in shape or not array.size:
             return np.empty(shape, array.dtype)
-        start = sum(
-            (first.plain + first.rows * self._rows + first.first * self._first_row) * self._number(step)
-            for first, step in view.start()
-        )
+        start = view.start.number(self._rows, self._first_row)
         strides = [self._number(one) * array.itemsize for one in view.strides(len(shape))]
         flat = array.reshape(-1)[start:]
         return np.lib.stride_tricks.as_strided(flat, shape, strides)
@@ -288,15 +285,14 @@ def _replaces(fused: Fused, step: Sequence[Kernel], new: Tensor, old: Tensor) ->
     writer = loop.member(new) if isinstance(loop, Loop) else None
     if not isinstance(loop, Loop) or writer is None or writer.kind != "map" or not writer.inner:
         return False
-    own = whole(new).along(writer.axes).strides(len(loop.space))
+    own = whole(new).along(writer.axes).place
     readers = [one for kernel in step for one in (kernel.members if isinstance(kernel, Loop) else [kernel])]
     return not any(loop.passes().values()) and all(
         isinstance(one, Member)
         and one in loop.members
         and one.kind in ("map", "gather")
         and one.inner
-        and view.strides(len(loop.space)) == own
-        and not view.start()
+        and view.place == own
         for one in readers
         for view in one.reads
         if fused.memory_of(view.root) is old

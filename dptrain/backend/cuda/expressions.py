@@ -6,10 +6,8 @@ outermost scope in which its operands are known, and what is written once is use
 """
 
 import functools
-import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -31,12 +29,11 @@ from dptrain.program.lowering import (
     lowering_of,
 )
 from dptrain.program.mesh import ALL_REDUCE
-from dptrain.program.places import NOWHERE, Axis, Extent, Place, Quotient, along, extent, merged, split
+from dptrain.program.places import NOWHERE, Axis, Place, along, extent, merged, split
 from dptrain.program.program import ROWS
 from dptrain.program.shapes import Shape, is_one
+from dptrain.program.statements import ZERO, Statements
 from dptrain.program.tensor import DType, Tensor
-
-ZERO = Ex("0")
 
 
 def extents(shape: Sequence[int]) -> str:
@@ -48,22 +45,8 @@ def extents(shape: Sequence[int]) -> str:
 Index = Sequence[Place]
 
 
-class Scope(NamedTuple):
-    """Statements that are executed together.
-
-    Attributes:
-        threshold: those of this depth and deeper ones stand here.
-        lines: the statements.
-        made: what can be used again until the scope ends.
-    """
-
-    threshold: int
-    lines: list[str]
-    made: list[tuple[Any, ...]]
-
-
-class Writer:
-    """Writes the statements of one function.
+class Writer(Statements):
+    """Writes the statements of one function, told what is in memory.
 
     Args:
         is_stored: whether a tensor is in memory when the function runs.
@@ -83,98 +66,19 @@ class Writer:
         name: Callable[[Tensor], str],
         number: Callable[[Tensor, str, Any, DType], str] | None = None,
     ) -> None:
+        super().__init__()
         self._is_stored, self._name, self._number_name = is_stored, name, number
-        self._scopes = [Scope(0, [], [])]
-        self._made: dict[tuple[Any, ...], Ex] = {}
         self._drawn: dict[str, str] = {}
-        self._number = 0
         self.known: dict[tuple[int, Place], Ex] = {}
         self.loads: dict[int, set[Place | None]] = {}
         self.needs: set[str] = set()
-
-    # Statements
-
-    @contextmanager
-    def scope(self, threshold: int | None = None) -> Iterator[list[str]]:
-        """Collect statements of this depth and deeper ones; by default of a depth of their own."""
-        one = Scope(self._scopes[-1].threshold + 1 if threshold is None else threshold, [], [])
-        self._scopes.append(one)
-        yield one.lines
-        self._scopes.pop()
-        for key in one.made:
-            del self._made[key]
-
-    @property
-    def depth(self) -> int:
-        """Of the innermost scope."""
-        return self._scopes[-1].threshold
-
-    @property
-    def lines(self) -> list[str]:
-        """Statements of the innermost scope."""
-        return self._scopes[-1].lines
-
-    def write(self, *lines: str) -> None:
-        """Add statements to the innermost scope."""
-        self._scopes[-1].lines.extend(lines)
-
-    def let(self, kind: str, text: str, depth: int, name: str = "v") -> Ex:
-        """Return a variable of this value."""
-        key = (kind, text)
-        if key not in self._made:
-            place = next(one for one in reversed(self._scopes) if depth >= one.threshold)
-            self._made[key] = found = Ex(self.fresh(name), depth)
-            place.lines.append(f"const {kind} {found.text} = {text};")
-            place.made.append(key)
-        return self._made[key]
 
     def drawn(self, numbers: str) -> str:
         """Return the name of the random numbers that were drawn last for such arguments, beyond all loops."""
         if numbers not in self._drawn:
             self._drawn[numbers] = self.fresh("drawn")
-            self._scopes[0].lines.append(f"Drawn {self._drawn[numbers]};")
+            self.write(f"Drawn {self._drawn[numbers]};", depth=0)
         return self._drawn[numbers]
-
-    def fresh(self, name: str) -> str:
-        """Return a name that nothing else has."""
-        self._number += 1
-        return f"{name}{self._number}"
-
-    # Indices
-
-    def index(self, text: str, *operands: Ex) -> Ex:
-        """Return an index that is computed of others."""
-        return self.let("Index", text, max((one.depth for one in operands), default=0), "i")
-
-    def bound(self, text: str, length: Extent, *operands: Ex) -> Place:
-        """Return the place at an index that is computed of others and stays below a length."""
-        found = self.index(text, *operands)
-        return along(Axis(found.text, length, found.depth))
-
-    def at(self, place: Place) -> Ex:
-        """Return a place as C++: what outer scopes know of it is computed there."""
-        found, depths = ZERO, dict[int, list[tuple[Extent, str]]]()
-        for (index, power), count in place.terms.items():
-            depths.setdefault(0 if index is None else index.depth, []).append(((count, power), self._name_of(index)))
-        for depth, terms in sorted(depths.items()):
-            texts = [] if found is ZERO else [("+", found.text)]
-            for (count, power), name in sorted(terms, key=lambda one: (-one[0][1], -one[0][0], one[1])):
-                factor = length_text((abs(count), power))
-                texts.append(
-                    ("-" if count < 0 else "+", factor if not name else name if factor == "1" else f"{name} * {factor}")
-                )
-            text = "".join(f" {sign} {term}" for sign, term in texts)
-            text = text.removeprefix(" + ").removeprefix(" ")
-            found = Ex(text, depth) if _WORD.fullmatch(text) else self.index(text, Ex("", depth))
-        return found
-
-    def _name_of(self, index: Axis | Quotient | None) -> str:
-        if isinstance(index, Quotient):
-            place, by = self.at(index.place), length_text(index.by)
-            return self.index(f"{place.text} / {by if by.isdigit() else f'({by})'}", place).text
-        return "" if index is None else str(index.name)
-
-    # Values
 
     def value(self, tensor: Tensor, index: Index) -> Ex:
         """Return an element of a tensor.
@@ -192,12 +96,7 @@ class Writer:
 
     def computed(self, tensor: Tensor, index: Index) -> Ex:
         """Return an element, computed even if the tensor is stored; as `value`."""
-        key = (id(tensor), *index)
-        if key not in self._made:
-            found = self._computed(tensor, index)
-            next(one for one in reversed(self._scopes) if found.depth >= one.threshold).made.append(key)
-            self._made[key] = found
-        return self._made[key]
+        return self.kept((id(tensor), *index), lambda: self._computed(tensor, index))
 
     def _computed(self, tensor: Tensor, index: Index) -> Ex:
         if tensor.op is None:
@@ -252,18 +151,6 @@ class Writer:
         self.loads.setdefault(id(tensor), set()).add(None)
         return self._name(tensor)
 
-    def chosen(self, kind: str, conditions: Sequence[Ex], values: Sequence[Callable[[], Ex]], otherwise: str) -> Ex:
-        """Return the value whose condition is the first that holds; the others are not computed."""
-        threshold = min((one.depth for one in conditions), default=0)
-        result, lines = self.fresh("v"), list[str]()
-        for number, (condition, make) in enumerate(zip(conditions, values, strict=True)):
-            with self.scope(min(threshold, self.depth)) as inner:
-                found = make()
-                inner.append(f"{result} = {found.text};")
-            lines += [f"{'else ' if number else ''}if ({condition.text}) {{", *(f"    {one}" for one in inner), "}"]
-        self.lines.extend([f"{kind} {result} = {otherwise};", *lines])
-        return Ex(result, self.depth)
-
     def joined(self, kind: str, join: str, lengths: Shape, term: Callable[[Place], Ex]) -> Ex:
         """Return the sum (or another join) of terms, in a loop."""
         result, at = self.fresh("sum"), self.fresh("k")
@@ -279,10 +166,6 @@ class Writer:
             ]
         )
         return Ex(result, self.depth)
-
-
-# What stands for itself.
-_WORD = re.compile(r"\w+")
 
 
 def _spread(index: Index, shape: Shape) -> Index:
