@@ -65,9 +65,9 @@ class _Fusing:
         self._join = join
         self._stages = stages(program)
         self._last = self._last_reads(program)
-        self._sent: set[int] = set()
+        self._sent: set[Tensor] = set()
         self._kernels: list[Kernel] = []
-        self._ready: dict[int, int] = {}  # from which kernel of this stage on a root can be read from memory
+        self._ready: dict[Tensor, int] = {}  # from which kernel of this stage on a root can be read from memory
         self._loops: dict[Key, list[int]] = {}  # of this stage, by their spaces and by those of their rows
         self.fused = Fused(program, [], {}, {}, {}, {}, set())
         for number, stage in enumerate(self._stages):
@@ -81,7 +81,7 @@ class _Fusing:
             self.fused.stages.append(FusedStage(self._kernels, messages))
             self._kernels, self._ready, self._loops = [], {}, {}
             for one in (one for message in stage.messages for one in message):
-                self.fused.views[id(one)] = whole(one)
+                self.fused.views[one] = whole(one)
         if join:
             for fused_stage in self.fused.stages:
                 merge(self.fused, fused_stage.kernels)
@@ -89,28 +89,28 @@ class _Fusing:
                 merge(self.fused, fused_stage.kernels)
         self.fused.every_step = _every_step(self.fused)
 
-    def _last_reads(self, program: Program) -> dict[int, int]:
+    def _last_reads(self, program: Program) -> dict[Tensor, int]:
         """Return the last stage in which each tensor, or a view of it, is read."""
-        last = {id(one): len(self._stages) for one in program.results}
+        last = dict.fromkeys(program.results, len(self._stages))
         for number, stage in reversed(list(enumerate(self._stages))):
             for one in reversed(stage.order):
-                by_view = last.get(id(one), 0) if one.op is not None and one.op.is_view else 0
+                by_view = last.get(one, 0) if one.op is not None and one.op.is_view else 0
                 for read in one.inputs:
-                    last[id(read)] = max(last.get(id(read), 0), number, by_view)
+                    last[read] = max(last.get(read, 0), number, by_view)
         return last
 
     # Views
 
     def _view(self, tensor: Tensor) -> View:
-        return self.fused.views[id(tensor)]
+        return self.fused.views[tensor]
 
     def _add(self, tensor: Tensor) -> None:
         """Give a tensor a view, and a kernel if it needs one."""
         op, known = tensor.op, self.fused.views
         if op is not None and op.is_view:
-            known[id(tensor)] = self._as_view(tensor)
+            known[tensor] = self._as_view(tensor)
             return
-        known[id(tensor)] = whole(tensor)
+        known[tensor] = whole(tensor)
         if op is None:
             return
         inputs = [self._view(one) for one in tensor.inputs]
@@ -136,8 +136,8 @@ class _Fusing:
             kept = iter([n for n, length in enumerate(tensor.shape) if not is_one(length)])
             return view.along([None if is_one(length) else next(kept) for length in beneath.shape])
         root = view.root if view.is_whole(beneath.shape) else self._copy(beneath)
-        self.fused.aliases[id(tensor)] = root
-        self._ready[id(tensor)] = self._ready.get(id(self.fused.memory_of(root)), 0)
+        self.fused.aliases[tensor] = root
+        self._ready[tensor] = self._ready.get(self.fused.memory_of(root), 0)
         return whole(tensor)
 
     def _copy(self, tensor: Tensor, dtype: DType | None = None) -> Tensor:
@@ -150,9 +150,9 @@ class _Fusing:
         """Return the one element of a tensor whose elements are all the same, and let the tensor be a view of it."""
         stand_ins = [Tensor(None, (), {}, (), one.dtype) for one in tensor.inputs]
         for one, view in zip(stand_ins, inputs, strict=True):
-            self.fused.views[id(one)] = view
+            self.fused.views[one] = view
         made = Tensor(tensor.op, stand_ins, tensor.attributes, (), tensor.dtype)
-        self.fused.views[id(made)] = self.fused.views[id(tensor)] = whole(made)
+        self.fused.views[made] = self.fused.views[tensor] = whole(made)
         return made
 
     def _part(self, reduced: Tensor, stage: int) -> Tensor:
@@ -161,17 +161,17 @@ class _Fusing:
         view = self._view(part)
         root = view.root
         own = root.op is not None and root.op is not ALL_REDUCE and view.is_whole(part.shape)
-        if not own or id(root) in self.fused.aliases or id(root) in self._sent or self._last[id(root)] > stage:
+        if not own or root in self.fused.aliases or root in self._sent or self._last[root] > stage:
             root = self._copy(part)
-        self._sent.add(id(root))
+        self._sent.add(root)
         return root
 
     def _finish(self, program: Program) -> None:
         """Note what comes out, as roots that are not written over before it is read."""
-        updated = {id(program.state[variable]) for variable in program.updates}
+        updated = {program.state[variable] for variable in program.updates}
         for name, one in program.outputs.items():
             view = self._view(one)
-            old = id(self.fused.memory_of(view.root)) in updated
+            old = self.fused.memory_of(view.root) in updated
             self.fused.outputs[name] = whole(self._copy(one)) if old else view
         for variable, one in program.updates.items():
             view = self._view(one)
@@ -186,7 +186,7 @@ class _Fusing:
         number = len(self._kernels)
         self._kernels.append(kernel)
         for one in kernel.tensors:
-            self._ready[id(one)] = number + 1
+            self._ready[one] = number + 1
         if isinstance(kernel, Loop):
             key = space_of(kernel.space)
             for found in {key, key[:-1]} if len(key) > 1 else {key}:
@@ -194,14 +194,14 @@ class _Fusing:
 
     def _add_member(self, tensor: Tensor, inputs: Sequence[View]) -> None:
         space = iterated(tensor)
-        begin = max((self._ready.get(id(one.root), 0) - 1 for one in inputs), default=-1)
+        begin = max((self._ready.get(one.root, 0) - 1 for one in inputs), default=-1)
         for number in self._loops.get(space_of(space), []) if self._join else []:
             loop = self._kernels[number]
             assert isinstance(loop, Loop)
             member = self._fit(loop, number, tensor, inputs) if number >= begin else None
             if member is not None:
                 loop.members.append(member)
-                self._ready[id(tensor)] = number + 1
+                self._ready[tensor] = number + 1
                 return
         space = tuple(n for n in space if not is_one(n))
         self._append(Loop(space, [as_member(tensor, inputs, space, inner=True)]))
@@ -212,21 +212,21 @@ class _Fusing:
         if made is None:
             return None
         own = [loop.member(one.root) for one in made.reads]
-        if any(self._ready.get(id(one.root), 0) > number for one, m in zip(made.reads, own, strict=True) if m is None):
+        if any(self._ready.get(one.root, 0) > number for one, m in zip(made.reads, own, strict=True) if m is None):
             return None
         shares = made.inner and bool(varying(loop.reads) & varying(made.reads))
         return made if any(own) or shares or not loop.space else None
 
 
-def _every_step(fused: Fused) -> set[int]:
+def _every_step(fused: Fused) -> set[Tensor]:
     """Return the tensors that updates and messages are made of."""
     needed = fused.kept()
     for stage in reversed(fused.stages):
         for kernel in reversed(stage.kernels):
             members: Sequence[Any] = kernel.members if isinstance(kernel, Loop) else [kernel]
             for member in reversed(members):
-                if id(member.tensor) in needed:
-                    needed |= {id(fused.memory_of(view.root)) for view in member.reads}
+                if member.tensor in needed:
+                    needed |= {fused.memory_of(view.root) for view in member.reads}
     return needed
 
 

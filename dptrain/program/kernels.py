@@ -143,20 +143,20 @@ class Fused:
     Attributes:
         program: its source.
         stages: as above.
-        views: of every tensor, by its `id`: where its elements lie.
-        aliases: roots that are another root's memory in another shape, by their `id`.
+        views: of every tensor: where its elements lie.
+        aliases: roots that are another root's memory in another shape.
         outputs: what comes out, by name; to be read before the updates are copied.
         updates: the roots whose elements are the variables' new values; none of them is a placeholder.
-        every_step: `id`s of what updates and messages need; the rest is needed by the outputs alone.
+        every_step: what updates and messages need; the rest is needed by the outputs alone.
     """
 
     program: Program
     stages: list[FusedStage]
-    views: dict[int, View]
-    aliases: dict[int, Tensor]
+    views: dict[Tensor, View]
+    aliases: dict[Tensor, Tensor]
     outputs: dict[str, View]
     updates: dict[Variable, Tensor]
-    every_step: set[int]
+    every_step: set[Tensor]
 
     @property
     def kernels(self) -> list[Kernel]:
@@ -165,25 +165,25 @@ class Fused:
 
     def memory_of(self, root: Tensor) -> Tensor:
         """Return the root whose memory a root has."""
-        while id(root) in self.aliases:
-            root = self.aliases[id(root)]
+        while root in self.aliases:
+            root = self.aliases[root]
         return root
 
-    def kept(self) -> set[int]:
-        """Return the `id`s of what becomes of the state, and of what other ranks get."""
-        found = {id(self.memory_of(one)) for one in self.updates.values()}
-        return found | {id(part) for stage in self.stages for message in stage.messages for part, _ in message}
+    def kept(self) -> set[Tensor]:
+        """Return what becomes of the state, and of what other ranks get."""
+        found = set(map(self.memory_of, self.updates.values()))
+        return found | {part for stage in self.stages for message in stage.messages for part, _ in message}
 
-    def handed_out(self) -> set[int]:
-        """Return the `id`s of what a step leaves behind: what is `kept`, and what comes out."""
-        return self.kept() | {id(self.memory_of(one.root)) for one in self.outputs.values()}
+    def handed_out(self) -> set[Tensor]:
+        """Return what a step leaves behind: what is `kept`, and what comes out."""
+        return self.kept() | {self.memory_of(one.root) for one in self.outputs.values()}
 
-    def stored(self) -> set[int]:
-        """Return the `id`s of tensors that must lie in memory: other kernels read them, or they are handed out."""
+    def stored(self) -> set[Tensor]:
+        """Return the tensors that must lie in memory: other kernels read them, or they are handed out."""
         found = self.handed_out()
         for kernel in self.kernels:
-            own = {id(one) for one in kernel.tensors}
-            found |= {id(self.memory_of(one.root)) for one in kernel.reads if id(one.root) not in own}
+            own = set(kernel.tensors)
+            found |= {self.memory_of(one.root) for one in kernel.reads if one.root not in own}
             if not isinstance(kernel, Loop):
                 found |= own
         return found

@@ -1,6 +1,7 @@
 """Passes over the kernels of a program that move what loops compute into other loops."""
 
 from dptrain.program.kernels import Fused, Kernel, Loop, Member, fitting, usable, varying
+from dptrain.program.tensor import Tensor
 from dptrain.program.views import View, space_of
 
 
@@ -20,17 +21,17 @@ def _merged(fused: Fused, kernels: list[Kernel], first: int, second: int) -> boo
     spaces = sorted((one.space, other.space), key=len)
     if space_of(spaces[0]) not in (space_of(spaces[1]), space_of(spaces[1])[:-1]):
         return False
-    made = {id(tensor) for tensor in one.tensors}
-    uses = any(id(view.root) in made for view in other.reads)
+    made = set(one.tensors)
+    uses = any(view.root in made for view in other.reads)
     if not uses and one.space and not varying(one.reads) & varying(other.reads):
         return False
     between = kernels[first + 1 : second]
-    needed = {id(fused.memory_of(view.root)) for view in other.reads}
-    up = not any(id(tensor) in needed for kernel in between for tensor in kernel.tensors)
-    down = not any(id(fused.memory_of(view.root)) in made for kernel in between for view in kernel.reads)
+    needed = {fused.memory_of(view.root) for view in other.reads}
+    up = not any(tensor in needed for kernel in between for tensor in kernel.tensors)
+    down = not any(fused.memory_of(view.root) in made for kernel in between for view in kernel.reads)
     trial = Loop(spaces[1])
     for member in (*one.members, *other.members) if up or down else []:
-        found = fitting(trial, member.tensor, [fused.views[id(read)] for read in member.tensor.inputs])
+        found = fitting(trial, member.tensor, [fused.views[read] for read in member.tensor.inputs])
         if found is None or any(_is_within(fused, view, made) for view in found.reads):
             return False
         trial.members.append(found)
@@ -40,42 +41,42 @@ def _merged(fused: Fused, kernels: list[Kernel], first: int, second: int) -> boo
     return up or down
 
 
-def _is_within(fused: Fused, view: View, made: set[int]) -> bool:
+def _is_within(fused: Fused, view: View, made: set[Tensor]) -> bool:
     """Whether a view is another shape of something that is made here."""
     memory = fused.memory_of(view.root)
-    return memory is not view.root and id(memory) in made
+    return memory is not view.root and memory in made
 
 
 def sink(fused: Fused, kernels: list[Kernel]) -> list[Kernel]:
     """Move members to the one later loop that reads them, where that costs no more memory; return what is left."""
     handed_out = fused.handed_out()
-    readers: dict[int, list[tuple[Kernel, Member | None]]] = {}
-    here = {id(kernel) for kernel in kernels}
+    readers: dict[Tensor, list[tuple[Kernel, Member | None]]] = {}
+    here = set(kernels)
     for kernel in fused.kernels:
         pairs: list[tuple[Member | None, View]] = [(None, one) for one in kernel.reads]
         if isinstance(kernel, Loop):
             pairs = [(one, view) for one in kernel.members for view in one.reads]
         for member, view in pairs:
             memory = fused.memory_of(view.root)
-            readers.setdefault(id(memory), []).append((kernel, member if memory is view.root else None))
+            readers.setdefault(memory, []).append((kernel, member if memory is view.root else None))
 
     def chain(member: Member, loop: Loop, target: Loop, moving: list[Member]) -> bool:
         """Note a member and what must move with it; whether all that can move."""
         if member in moving:
             return True
-        others = [reader for kernel, reader in readers.get(id(member.tensor), []) if kernel is not target]
-        own = [reader for kernel, reader in readers.get(id(member.tensor), []) if kernel is target]
-        can = member.kind != "sum" and id(member.tensor) not in handed_out
+        others = [reader for kernel, reader in readers.get(member.tensor, []) if kernel is not target]
+        own = [reader for kernel, reader in readers.get(member.tensor, []) if kernel is target]
+        can = member.kind != "sum" and member.tensor not in handed_out
         if not can or None in own or any(reader not in moving for reader in others):
             return False
         moving.append(member)
         for view in member.reads:
             read = loop.member(view.root)
-            if read is None or id(read.tensor) in handed_out:
+            if read is None or read.tensor in handed_out:
                 if member.kind == "reduce":
                     return False  # what it reads is more than what it makes
                 continue
-            lies = any(kernel is not loop and reader not in moving for kernel, reader in readers[id(read.tensor)])
+            lies = any(kernel is not loop and reader not in moving for kernel, reader in readers[read.tensor])
             if (lies and member.kind == "reduce") or (not lies and not chain(read, loop, target, moving)):
                 return False
         return True
@@ -85,10 +86,10 @@ def sink(fused: Fused, kernels: list[Kernel]) -> list[Kernel]:
         if not isinstance(loop, Loop):
             continue
         for member in reversed(list(loop.members)):
-            targets = [kernel for kernel, _ in readers.get(id(member.tensor), []) if kernel is not loop]
+            targets = [kernel for kernel, _ in readers.get(member.tensor, []) if kernel is not loop]
             target = targets[0] if targets and all(one is targets[0] for one in targets) else None
             moving: list[Member] = []
-            if not isinstance(target, Loop) or id(target) not in here or member not in loop.members:
+            if not isinstance(target, Loop) or target not in here or member not in loop.members:
                 continue
             if chain(member, loop, target, moving):
                 _move([one for one in loop.members if one in moving], loop, target, fused, readers)
@@ -100,12 +101,12 @@ def _move(
     loop: Loop,
     target: Loop,
     fused: Fused,
-    readers: dict[int, list[tuple[Kernel, Member | None]]],
+    readers: dict[Tensor, list[tuple[Kernel, Member | None]]],
 ) -> None:
     """Move members from one loop to another, if they fit there."""
     trial = Loop(target.space)
     for one in moving:
-        found = fitting(trial, one.tensor, [fused.views[id(read)] for read in one.tensor.inputs])
+        found = fitting(trial, one.tensor, [fused.views[read] for read in one.tensor.inputs])
         if found is None:
             return
         trial.members.append(found)
@@ -117,7 +118,7 @@ def _move(
     for old, new in zip(moving, trial.members, strict=True):
         loop.members.remove(old)
         for view in old.reads:
-            pairs = readers[id(fused.memory_of(view.root))]
+            pairs = readers[fused.memory_of(view.root)]
             pairs[pairs.index((loop, old if fused.memory_of(view.root) is view.root else None))] = (
                 target,
                 new if fused.memory_of(view.root) is view.root else None,

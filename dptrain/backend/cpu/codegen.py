@@ -68,16 +68,16 @@ class Code:
         roots: what the pointers of the context point to.
         tables: roots whose first lengths are in the context.
         parts: what is executed in this order: native functions, calls, and messages (parts and sums).
-        stored: `id`s of tensors that have memory.
-        epilogues: `id`s of the loops that are executed with the product before them.
+        stored: tensors that have memory.
+        epilogues: loops that are executed with the product before them.
     """
 
     source: str = ""
     roots: list[Tensor] = field(default_factory=list)
     tables: list[Tensor] = field(default_factory=list)
     parts: list[NativeFunction | Call | list[tuple[Tensor, Tensor]]] = field(default_factory=list)
-    stored: set[int] = field(default_factory=set)
-    epilogues: set[int] = field(default_factory=set)
+    stored: set[Tensor] = field(default_factory=set)
+    epilogues: set[Loop] = field(default_factory=set)
 
 
 def generate(fused: Fused) -> Code:
@@ -93,14 +93,14 @@ class _Writer:
         for kernel in fused.kernels:
             if isinstance(kernel, Loop):
                 self.code.stored |= _between_passes(kernel)
-        self._slots: dict[int, int] = {}
-        self._numbers: dict[int, int] = {}
+        self._slots: dict[Tensor, int] = {}
+        self._numbers: dict[Tensor, int] = {}
         self._functions: list[str] = []
         for stage in fused.stages:
             calls: list[str] = []
             for number, kernel in enumerate(stage.kernels):
                 follower = stage.kernels[number + 1] if number + 1 < len(stage.kernels) else None
-                call = "" if id(kernel) in self.code.epilogues else self._call(kernel, follower)
+                call = "" if kernel in self.code.epilogues else self._call(kernel, follower)
                 if call is not None:
                     calls += [f"  {call}"] if call else []
                     continue
@@ -147,7 +147,7 @@ class _Writer:
 
     def _is_needed(self, kernel: Kernel) -> bool:
         """Whether a kernel is executed in every step, not in the last alone."""
-        return any(id(tensor) in self.fused.every_step for tensor in kernel.tensors)
+        return any(tensor in self.fused.every_step for tensor in kernel.tensors)
 
     def _epilogue(self, product: Product, loop: Loop) -> tuple[str, str, str] | None:
         """Write the function of a loop that a product's threads can go on with.
@@ -165,7 +165,7 @@ class _Writer:
         text = _LoopText(self, loop, collapse=False)
         if text.shared_axis != 0 or tensor.shape[1] < _WIDE or self._is_needed(loop) != self._is_needed(product):
             return None
-        self.code.epilogues.add(id(loop))
+        self.code.epilogues.add(loop)
         name, ending = self._define_loop(text)
         if ending is not None:
             return "dp_product_summed", f"{name}, {ending}", f"{text.operations}, {text.summed}"
@@ -184,7 +184,7 @@ class _Writer:
     def _run(self) -> str:
         """Return the function that executes many steps, where nothing else has to be done between them."""
         order = self.fused.program.inputs.get(ROWS)
-        slot = None if order is None else self._slots.get(id(order))
+        slot = None if order is None else self._slots.get(order)
         window = f"    c.p[{slot}] = order + 8 * starts[n];\n" if slot is not None else ""
         first = f"  char *order = c.p[{slot}];\n" if slot is not None else ""
         last = f"  c.p[{slot}] = order;\n" if slot is not None else ""
@@ -203,10 +203,10 @@ class _Writer:
     def slot(self, root: Tensor) -> int:
         """Return the number of a root's pointer."""
         root = self.fused.memory_of(root)
-        if id(root) not in self._slots:
-            self._slots[id(root)] = len(self.code.roots)
+        if root not in self._slots:
+            self._slots[root] = len(self.code.roots)
             self.code.roots.append(root)
-        return self._slots[id(root)]
+        return self._slots[root]
 
     def table(self, root: Tensor) -> int:
         """Return the number of a table's length."""
@@ -216,7 +216,7 @@ class _Writer:
 
     def number(self, tensor: Tensor) -> int:
         """Return what tells a tensor's names from others'."""
-        return self._numbers.setdefault(id(tensor), len(self._numbers))
+        return self._numbers.setdefault(tensor, len(self._numbers))
 
     def _product(self, product: Product, epilogue: tuple[str, str, str] | None) -> str:
         tensor, (x1, x2) = product.tensor, product.reads
@@ -410,7 +410,7 @@ class _LoopText(Statements):
             lines += ["DP_LOOP", "for (int64_t j = jb; j < jb + m; ++j) {", *_indented(body), "}"]
         return [head, *_indented([*lines, *taken]), "}"]
 
-    def _buffered(self) -> set[int]:
+    def _buffered(self) -> set[Tensor]:
         """Return the members whose row is kept: for a later pass, or for a reduction."""
         found = set()
         for member in self._loop.members:
@@ -418,9 +418,9 @@ class _LoopText(Statements):
                 read = self._loop.member(view.root)
                 if read is None or not read.inner or read.kind in ("reduce", "sum"):
                     continue
-                later = self._passes[read] < self._passes[member] and id(read.tensor) not in self._writer.code.stored
+                later = self._passes[read] < self._passes[member] and read.tensor not in self._writer.code.stored
                 if later or (self._takes(member) and not self._lies(member, read)):
-                    found.add(id(read.tensor))
+                    found.add(read.tensor)
         return found
 
     def _takes(self, member: Member) -> bool:
@@ -429,7 +429,7 @@ class _LoopText(Statements):
 
     def _lies(self, member: Member, read: Member) -> bool:
         """Whether a reduction finds a row of another member side by side in memory."""
-        stored = id(read.tensor) in self._writer.code.stored and _accumulated(member) == read.tensor.dtype
+        stored = read.tensor in self._writer.code.stored and _accumulated(member) == read.tensor.dtype
         return stored and whole(read.tensor).along(read.axes).strides(self._rank)[self._row] == ONE
 
     def _collapse(self) -> None:
@@ -478,7 +478,7 @@ class _LoopText(Statements):
         read = self._loop.member(view.root)
         if read is not None and (not read.inner or read.kind == "reduce" or self._passes[read] == self._pass):
             return self._values[read]
-        if read is not None and id(view.root) in self._buffers:
+        if read is not None and view.root in self._buffers:
             return Ex(f"r{self._number(read)}[j]", _ELEMENT, computed=True)
         return self._read(view.root, view.place.at(self._places))
 
@@ -492,7 +492,7 @@ class _LoopText(Statements):
         text = self._gathered(member) if member.kind == "gather" else self._mapped(member)
         found = self.let(ctype(tensor.dtype), text, depth, "t")._replace(computed=True)
         self._store(member, found)
-        if id(tensor) in self._buffers:
+        if tensor in self._buffers:
             size = _BLOCK if self._blocked else self._lengths[self._row][0]
             self.write(f"{ctype(tensor.dtype)} r{self._number(member)}[{size}];", depth=_TOP)
             self.write(f"r{self._number(member)}[j - jb] = {found.text};")
@@ -518,7 +518,7 @@ class _LoopText(Statements):
 
     def _store(self, member: Member, value: Ex) -> None:
         """Write what a member is into memory, if it has any."""
-        if id(member.tensor) in self._writer.code.stored:
+        if member.tensor in self._writer.code.stored:
             self.write(f"{self._target(member, self._array(member.tensor, written=True))} = {value.text};")
         self._values[member] = value
 
@@ -622,14 +622,14 @@ def _is_blocked(loop: Loop) -> bool:
     return takes and (isinstance(loop.space[row], Dim) or loop.space[row] > _BLOCK)
 
 
-def _between_passes(loop: Loop) -> set[int]:
+def _between_passes(loop: Loop) -> set[Tensor]:
     """Return the tensors that must lie in memory because a row of them is too long to be kept from pass to pass."""
     passes, found = loop.passes(), set()
     for member in loop.members if _is_blocked(loop) else []:
         for view in member.reads:
             read = loop.member(view.root)
             if read is not None and read.inner and read.kind != "reduce" and passes[read] < passes[member]:
-                found.add(id(read.tensor))
+                found.add(read.tensor)
     return found
 
 

@@ -200,7 +200,7 @@ class CompiledExecutable:
         assert op is not None
         attributes = op.local_attributes(tensor, self._rows, self._first_row)
         inputs = [self._strided(view, one) for view, one in zip(call.reads, tensor.inputs, strict=True)]
-        out, every = self._array(tensor), id(tensor) in self.fused.every_step
+        out, every = self._array(tensor), tensor in self.fused.every_step
 
         def execute(last: bool) -> None:
             if every or last:
@@ -258,12 +258,12 @@ def planned(fused: Fused, code: Code, rows: int) -> tuple[dict[Tensor, Tensor], 
     """
     steps: list[list[Kernel]] = []
     for kernel in fused.kernels:
-        steps += [] if id(kernel) in code.epilogues else [[]]
+        steps += [] if kernel in code.epilogues else [[]]
         steps[-1].append(kernel)
     kernels = [
         Access(
             {fused.memory_of(view.root) for kernel in step for view in kernel.reads},
-            [one for kernel in step for one in kernel.tensors if id(one) in code.stored],
+            [one for kernel in step for one in kernel.tensors if one in code.stored],
             number,
             replaces=partial(_replaces, fused, step),
         )

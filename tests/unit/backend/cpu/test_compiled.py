@@ -482,8 +482,8 @@ def test_weights_are_written_over():
     executable = CompiledExecutable(trace(step, specs(8)), memory, data)
     before = [memory.array(one).ctypes.data for one in variables.values()]
     assert all(address % 64 == 0 for address in before)
-    places = dict(zip(map(id, executable.code.roots), executable.addresses, strict=True))
-    assert [places[id(new)] for new in executable.fused.updates.values()] == before
+    places = dict(zip(executable.code.roots, executable.addresses, strict=True))
+    assert [places[new] for new in executable.fused.updates.values()] == before
 
 
 def test_products_and_calls_write_over_what_they_do_not_read():
