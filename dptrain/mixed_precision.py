@@ -1,10 +1,8 @@
-"""Types of layers, under Keras' names: a policy says what a layer computes in and what its weights are kept in.
-
-Both are the same so far, float32 or float64; policies of half precision are refused by name.
-"""
+"""Types of layers, under Keras' names: a policy says what a layer computes in and what its weights are kept in."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from importlib import import_module
+from typing import Any, Self
 
 from dptrain.errors import ConfigError
 from dptrain.registry.names import not_there
@@ -18,17 +16,31 @@ __all__ = [
     "set_global_policy",
 ]
 
-if not TYPE_CHECKING:  # for which any name would do
-    __getattr__ = not_there("mixed_precision", __all__)
+_missing = not_there("mixed_precision", __all__)
 
-DTYPES = ("float32", "float64")
+
+def __getattr__(name: str) -> Any:
+    """Return Keras' name of what another room has."""
+    return getattr(import_module("dptrain.optimizers"), name) if name == "LossScaleOptimizer" else _missing(name)
+
+
+# The type in which a layer computes, and the one in which its weights are kept, of each policy.
+POLICIES = {name: (name, name) for name in ("float32", "float64", "bfloat16", "float16")} | {
+    "mixed_bfloat16": ("bfloat16", "float32"),
+    "mixed_float16": ("float16", "float32"),
+}
 
 
 class DTypePolicy:
     """The types of a layer.
 
+    In half precision, bfloat16 or float16, tensors are kept; what is computed of them is computed in float32 and
+    rounded once, sums within it included. A mixed policy keeps weights in float32, and with them an optimizer's slots.
+
+    Source: P. Micikevicius et al., "Mixed precision training", ICLR 2018.
+
     Args:
-        name: "float32" or "float64".
+        name: "float32", "float64", "bfloat16", "float16", "mixed_bfloat16" or "mixed_float16".
 
     Attributes:
         name: as above.
@@ -40,9 +52,15 @@ class DTypePolicy:
     """
 
     def __init__(self, name: str) -> None:
-        if name not in DTYPES:
-            raise ConfigError(f"not supported: dtype policy {name!r}; expected {' or '.join(map(repr, DTYPES))}")
-        self.name = self.compute_dtype = self.variable_dtype = name
+        if name not in POLICIES:
+            raise ConfigError(f"not supported: dtype policy {name!r}; expected {', '.join(map(repr, POLICIES))}")
+        self.name = name
+        self.compute_dtype, self.variable_dtype = POLICIES[name]
+
+    @property
+    def data_dtype(self) -> str:
+        """The type of inputs, targets, losses and metrics: that of the weights, but never half precision."""
+        return "float64" if self.variable_dtype == "float64" else "float32"
 
     def get_config(self) -> dict[str, Any]:
         """Return the name."""
@@ -86,19 +104,21 @@ def set_dtype_policy(policy: str | DTypePolicy) -> None:
 Policy, global_policy, set_global_policy = DTypePolicy, dtype_policy, set_dtype_policy
 
 
-def dtype_name(dtype: Any) -> str | None:
-    """Return the type that an argument `dtype` of a layer or a model means; None where it means none.
+def policy_of(dtype: Any) -> DTypePolicy | None:
+    """Return the policy that an argument `dtype` of a layer or a model means; None where it means none.
 
     Args:
         dtype: a name, a NumPy type, a policy, or Keras' description of one.
 
     Raises:
-        ConfigError: a type that there is not.
+        ConfigError: one that there is not.
     """
     if isinstance(dtype, Mapping):
         inner = dtype.get("config")
         dtype = inner.get("name") if isinstance(inner, Mapping) else None
-    name = dtype.name if isinstance(dtype, DTypePolicy) else getattr(dtype, "name", getattr(dtype, "__name__", dtype))
-    if name not in (None, *DTYPES):
+    if dtype is None or isinstance(dtype, DTypePolicy):
+        return dtype
+    name = getattr(dtype, "name", getattr(dtype, "__name__", dtype))
+    if name not in POLICIES:
         raise ConfigError(f"not supported: dtype = {name!r}")
-    return None if name is None else str(name)
+    return DTypePolicy(name)

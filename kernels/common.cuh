@@ -8,6 +8,7 @@
 #pragma once
 
 #include "scalar.h"
+#include "half.h"
 
 #define WARP 32
 #define ALL_LANES 0xffffffffu

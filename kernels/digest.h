@@ -28,20 +28,32 @@ DP_INLINE dp_word dp_odd_of_block(dp_word block) { return dp_odd(block + (1ull <
 
 DP_INLINE dp_word dp_folded(dp_word word) { return word ^ (word >> 32); }
 
-DP_INLINE bool dp_not_finite(dp_word word, int size) {
-    const dp_word low = 0x7F800000ull, high = low << 32, wide = 0x7FF0000000000000ull;
-    return size == 4 ? (word & low) == low || (word & high) == high : size == 8 && (word & wide) == wide;
+// The bits of an exponent that say "not finite" of a type's last number in a word, by the type's code: its bytes, but
+// 2 for bfloat16 and 3 for float16; 0 for others.
+DP_INLINE dp_word dp_exponent(int code) {
+    return code == 8 ? 0x7FF0000000000000ull : code == 4 ? 0x7F800000ull : code == 3 ? 0x7C00ull : 0x7F80ull;
+}
+
+DP_INLINE bool dp_not_finite(dp_word word, int code) {
+    if (!code) return false;
+    const int bits = 8 * (code == 3 ? 2 : code);
+    bool found = false;
+    for (int at = 0; at < 64; at += bits) {
+        const dp_word exponent = dp_exponent(code) << at;
+        found |= (word & exponent) == exponent;
+    }
+    return found;
 }
 
 #ifdef __CUDACC__
 
 // Adds the digest of array blockIdx.y to out[2 * blockIdx.y], and to the next how many threads have seen what is not
-// finite. An entry of `table` is an array's address, its bytes and `size`. Grid: any number of blocks, arrays; 256 threads.
+// finite. An entry of `table` is an array's address, its bytes and its type's code. Grid: any number of blocks, arrays; 256 threads.
 extern "C" __global__ void digest(const long long *table, dp_word *out) {
     const long long *entry = table + 3 * blockIdx.y;
     const unsigned char *bytes = (const unsigned char *)entry[0];
     const long long length = entry[1], words = (length + 7) / 8, blocks = (words + DP_BLOCK - 1) / DP_BLOCK;
-    const int size = (int)entry[2];
+    const int code = (int)entry[2];
     dp_word total = 0, wrong = 0;
     for (long long block = blockIdx.x; block < blocks; block += gridDim.x) {
         dp_word sum = 0;
@@ -52,7 +64,7 @@ extern "C" __global__ void digest(const long long *table, dp_word *out) {
             if (n * 8 + 8 <= length) word = ((const dp_word *)bytes)[n];
             else for (int k = 0; n * 8 + k < length; ++k) word |= (dp_word)bytes[n * 8 + k] << (8 * k);
             sum += dp_folded(word) * dp_odd(place);
-            wrong |= dp_not_finite(word, size);
+            wrong |= dp_not_finite(word, code);
         }
         total += sum * dp_odd_of_block(block);
     }
@@ -73,7 +85,7 @@ template <class T> static bool dp_has_not_finite(const char *from, int64_t count
 }
 
 // Writes the digest of each of `count` arrays, and 1 or 0 for whether it holds what is not finite; as the kernel.
-extern "C" void digest(const char *const *arrays, const int64_t *lengths, const int64_t *sizes, int64_t count,
+extern "C" void digest(const char *const *arrays, const int64_t *lengths, const int64_t *codes, int64_t count,
                        dp_word *out) {
     dp_word odd[DP_BLOCK];
     for (int place = 0; place < DP_BLOCK; ++place) odd[place] = dp_odd(place);
@@ -88,13 +100,15 @@ extern "C" void digest(const char *const *arrays, const int64_t *lengths, const 
                 memcpy(&word, from + 8 * place, 8);
                 sum += dp_folded(word) * odd[place];
             }
-            if (sizes[a] == 4) wrong |= dp_has_not_finite<uint32_t>(from, 2 * whole, 0x7F800000u);
-            if (sizes[a] == 8) wrong |= dp_has_not_finite<uint64_t>(from, whole, 0x7FF0000000000000ull);
+            const dp_word exponent = dp_exponent((int)codes[a]);
+            if (codes[a] == 2 || codes[a] == 3) wrong |= dp_has_not_finite<uint16_t>(from, 4 * whole, exponent);
+            if (codes[a] == 4) wrong |= dp_has_not_finite<uint32_t>(from, 2 * whole, exponent);
+            if (codes[a] == 8) wrong |= dp_has_not_finite<uint64_t>(from, whole, exponent);
             if (whole < DP_BLOCK && rest) {
                 word = 0;
                 memcpy(&word, from + 8 * whole, rest);
                 sum += dp_folded(word) * odd[whole];
-                wrong |= dp_not_finite(word, (int)sizes[a]);
+                wrong |= dp_not_finite(word, (int)codes[a]);
             }
             total += sum * dp_odd_of_block(first / DP_BLOCK);
         }

@@ -22,6 +22,16 @@
 #define DP_INLINE static inline
 #define DP_INFINITY __builtin_inff()
 #define DP_NAN __builtin_nanf("")
+DP_INLINE float dp_bits_to_float(int32_t bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+DP_INLINE int32_t dp_float_to_bits(float x) {
+    int32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
 #endif
 
 // A whole number as a fraction, of which none is -0.
@@ -99,17 +109,6 @@ DP_INLINE float dp_exp(float x) { return expf(x); }
 DP_INLINE float dp_log(float x) { return logf(x); }
 DP_INLINE float dp_tanh(float x) { return tanhf(x); }
 #else
-DP_INLINE float dp_bits_to_float(int32_t bits) {
-    float x;
-    memcpy(&x, &bits, 4);
-    return x;
-}
-DP_INLINE int32_t dp_float_to_bits(float x) {
-    int32_t bits;
-    memcpy(&bits, &x, 4);
-    return bits;
-}
-
 // e^x = 2^n e^r with |r| <= log(2) / 2. Below -87.3 the result is 0, above 88.7 infinity.
 DP_INLINE float dp_exp(float x) {
     float inside = x < -87.3f ? -87.3f : x > 88.7f ? 88.7f : x;  // NaN stays

@@ -9,6 +9,7 @@ from dptrain.backend.base import Backend
 from dptrain.backend.cuda.products import PROVIDERS
 from dptrain.backend.cuda.selection import has_driver
 from dptrain.errors import ConfigError, DeviceError
+from dptrain.mixed_precision import DTypePolicy
 from dptrain.program.passes import PRECISIONS
 from dptrain.registry.names import not_there
 from dptrain.runtime.extras import pip_install
@@ -62,7 +63,7 @@ def create(
 
     Args:
         device: "cpu", "cuda", or "auto" for a GPU where one can be used, else the CPU.
-        dtype: "float32", or "float64" on the CPU.
+        dtype: a policy of `dptrain.mixed_precision`; a GPU has no "float64".
         threads: CPU threads of elementwise work.
         jit_compile: whether the CPU runs compiled programs; "auto" where there is a C++ compiler.
         place: where this process runs; by default alone on its node.
@@ -75,8 +76,7 @@ def create(
         ConfigError: a word is unknown, or they do not go together.
         DeviceError: the device cannot be used.
     """
-    if dtype not in ("float32", "float64"):
-        raise ConfigError(f"dtype = {dtype!r}: expected 'float32' or 'float64'")
+    policy = DTypePolicy(dtype)
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"device = {device!r}: expected 'auto', 'cpu' or 'cuda'")
     if gpu_select not in ("mask", "index"):
@@ -88,12 +88,12 @@ def create(
     without = ""
     if tries_gpu(device, dtype):
         try:
-            return _cuda(dtype, place or Place(), gpu_select, precision, gemm, cuda_graph)
+            return _cuda(policy.data_dtype, place or Place(), gpu_select, precision, gemm, cuda_graph)
         except DeviceError as error:
             if device == "cuda":
                 raise DeviceError(f"--device cuda: {error}") from error
             without = f" (no GPU: {error})"
-    elif device == "auto" and dtype == "float32" and has_driver():
+    elif device == "auto" and policy.data_dtype == "float32" and has_driver():
         without = f" (an NVIDIA driver is here, but no PyCUDA: {pip_install('cuda')} to use the GPU)"
     # What only a GPU can do is not left out in silence.
     if precision != "float32":
@@ -102,7 +102,7 @@ def create(
         raise ConfigError(f"gemm = {gemm!r} needs a GPU, this is the CPU{without}; use --gemm dptrain")
     from dptrain.backend.cpu.backend import CpuBackend
 
-    backend = CpuBackend(dtype, threads, jit_compile)
+    backend = CpuBackend(policy.data_dtype, threads, jit_compile)
     backend.description += without
     return backend
 

@@ -42,6 +42,6 @@ class Batch:
 
         def cast(path: str, name: str) -> Tensor:
             one = found[name]
-            return ops.cast(one, self.dtype) if one.dtype.kind == "f" and one.dtype != self.dtype else one
+            return ops.cast(one, self.dtype) if one.dtype.kind in "fV" and one.dtype != self.dtype else one
 
         return tree.map_leaves(cast, self.data)

@@ -30,7 +30,7 @@ from dptrain.runtime.locks import LOCK, locked
 from dptrain.runtime.text import short
 from dptrain.saving import safetensors_file
 from dptrain.saving.checkpoints import Checkpoint, CheckpointDirectory, locate
-from dptrain.saving.reading import joined, reading
+from dptrain.saving.reading import joined, portable, reading
 from dptrain.saving.state import Arrays, apart, restore, together, variables
 from dptrain.saving.weights import architecture_of
 from dptrain.version import __version__
@@ -294,7 +294,7 @@ class Checkpointing(Callback):
         """Return what must be the same for a training to go on."""
         model = self.model
         return {
-            "dtype": model.dtype,
+            "dtype": model.dtype_policy.name,
             "seed": model.seed,
             "steps": self.params.get("steps"),
             **(hooks.facts() if self._given_facts is None else self._given_facts),
@@ -400,9 +400,10 @@ def _require_arrays(where: str, arrays: Arrays, model: Any) -> None:
     """
     for path, one in variables(model).items():
         found = arrays.get(path)
-        if found is None or found.shape != one.shape or found.dtype != one.dtype:
+        wanted = portable(np.empty(0, one.dtype)).dtype
+        if found is None or found.shape != one.shape or found.dtype != wanted:
             there = "not there" if found is None else f"{found.dtype} {found.shape}"
-            raise DataError(f"{where}: damaged: {path} is {there}, expected {one.dtype} {one.shape}")
+            raise DataError(f"{where}: damaged: {path} is {there}, expected {wanted} {one.shape}")
 
 
 def _load(callback: Callback, state: dict[str, Any]) -> None:

@@ -537,7 +537,9 @@ def _measure(config: Config, comm: Communicator, model: Model) -> tuple[float, f
     trainer, step, batch = model.trainer(comm), model.step("train"), config.train.batch_size
     backend = trainer.backend
     rng = np.random.default_rng(0)
-    samples = Samples(rng.integers(0, 256, (batch, 28, 28), np.uint8), rng.integers(0, 10, batch), dtype=model.dtype)
+    samples = Samples(
+        rng.integers(0, 256, (batch, 28, 28), np.uint8), rng.integers(0, 10, batch), dtype=model.data_dtype
+    )
 
     def timed(sampler: Sampler, alone: bool) -> float:
         with ArrayBatches(*samples.stored(), sampler).open(backend, None) as batches:

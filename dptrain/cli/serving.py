@@ -58,7 +58,7 @@ def load_served(config: Config, comm: "Communicator", parsed: argparse.Namespace
     own = custom_objects(parsed.custom_objects, comm)
     model = load_model(parsed.run, own, best=parsed.best, **options)
     if not model.compiled:  # which `compile` would have told of the device
-        model.put_on(open_backend(comm, dtype=model.dtype, **options))
+        model.put_on(open_backend(comm, dtype=model.dtype_policy.name, **options))
     return model
 
 

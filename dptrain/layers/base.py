@@ -16,13 +16,13 @@ from dptrain.layers.input_spec import check
 from dptrain.layers.node import Node, is_symbolic
 from dptrain.layers.parts import Parts
 from dptrain.layers.weight import Weight
-from dptrain.mixed_precision import dtype_name, dtype_policy
+from dptrain.mixed_precision import dtype_policy, policy_of
 from dptrain.ops.division import divide_no_nan
 from dptrain.ops.elementwise import cast
 from dptrain.ops.random import SeedGenerator
 from dptrain.program.dims import Dim, Size, UnknownLengthError, is_number, number_of, read, symbolic, unknown
 from dptrain.program.shapes import is_open
-from dptrain.program.tensor import FLOATX, Tensor, Variable, constant, placeholder, scope, tracing
+from dptrain.program.tensor import FLOATX, Tensor, Variable, constant, placeholder, reading_weights_in, scope, tracing
 from dptrain.program.tree import leaves, map_leaves
 from dptrain.random import Purpose, default_seed, next_position, own_seed
 from dptrain.registry.serialization import Configurable, function_to_dict
@@ -54,7 +54,7 @@ class Layer(Parts):
     Args:
         activity_regularizer: penalty on what the layer returns, divided by the rows of the batch.
         trainable: False keeps the weights as they are in training.
-        dtype: "float32" or "float64", or a policy of `dptrain.mixed_precision`; by default the model's.
+        dtype: a policy of `dptrain.mixed_precision`, or its name; by default the model's.
         autocast: whether floating-point inputs are cast to that type.
         name: unique in the model; by default the class's name in snake case, numbered, once a model has the layer.
         input_shape: shape of one sample, for the first layer of a `Sequential`.
@@ -95,14 +95,14 @@ class Layer(Parts):
         if unknown:
             raise ConfigError(f"Unrecognized keyword arguments passed to {type(self).__name__}: {unknown}")
         try:
-            name_of_dtype = dtype_name(dtype)
+            policy = policy_of(dtype)
         except ConfigError as error:
             raise ConfigError(f"{error} of layer {type(self).__name__}") from error
         self._weights, self._frozen, self._generators, self._losses = [], [], [], []
         self._nodes: list[Node] = []
         # A description stands in every configuration of Keras', whether or not the layer was given a type.
-        self._own_dtype = name_of_dtype is not None and not isinstance(dtype, Mapping)
-        self._dtype = np.dtype(name_of_dtype or dtype_policy().compute_dtype)
+        self._own_policy = policy is not None and not isinstance(dtype, Mapping)
+        self._policy = policy or dtype_policy()
         self._trainable, self.autocast, self.built = bool(trainable), bool(autocast), False
         self.activity_regularizer = regularizers.get(activity_regularizer)
         self.input_spec: Any = None
@@ -141,7 +141,7 @@ class Layer(Parts):
         Raises:
             ConfigError: the layer cannot take that input.
         """
-        inputs = _map_shapes(lambda shape: placeholder(symbolic(shape), self._dtype, "input"), input_shape)
+        inputs = _map_shapes(lambda shape: placeholder(symbolic(shape), self.compute_dtype, "input"), input_shape)
         results = self._on_symbols((inputs,), {"training": False})
         return map_leaves(lambda _, one: read(one.shape), results)
 
@@ -166,7 +166,7 @@ class Layer(Parts):
             initializer: of its value; by default "glorot_uniform", "zeros" of integers.
             dtype: by default the layer's.
             trainable: False for what no gradient changes, such as moving averages.
-            autocast: without effect, since weights have the type in which the layer computes.
+            autocast: in `call` it is read in the type in which the layer computes.
             regularizer: of its penalty.
             constraint: what it becomes after every update.
             aggregation: "sum" where ranks may each keep a summand of it.
@@ -175,7 +175,7 @@ class Layer(Parts):
         Raises:
             ConfigError: an argument is unknown or not supported, or a dimension is None.
         """
-        kind = np.dtype(dtype or self._dtype)
+        kind = np.dtype(dtype or self.variable_dtype)
         lengths = (shape,) if isinstance(shape, int) else tuple(shape or ())
         if None in lengths:
             raise ConfigError(
@@ -184,7 +184,7 @@ class Layer(Parts):
             )
         made = Weight(
             tuple(int(n) for n in lengths if n is not None),
-            initializers.get(initializer or ("glorot_uniform" if kind.kind == "f" else "zeros")),
+            initializers.get(initializer or ("glorot_uniform" if kind.kind in "fV" else "zeros")),
             default_seed(),
             next_position(),
             _provisional.get(),
@@ -195,6 +195,7 @@ class Layer(Parts):
             constraints.get(constraint),
             "sum" if aggregation == "sum" else "none",
         )
+        made.autocast = autocast and kind.kind in "fV"
         self._weights.append(made)
         if trainable and not self._trainable:
             self._frozen.append(made)
@@ -214,7 +215,7 @@ class Layer(Parts):
 
     def _floating(self, inputs: Tensor) -> Tensor:
         """Return inputs as floating-point numbers: integers in the layer's type."""
-        return inputs if inputs.dtype.kind == "f" else cast(inputs, self.dtype)
+        return inputs if inputs.dtype.kind in "fV" else cast(inputs, self.compute_dtype)
 
     def add_loss(self, loss: Any) -> None:
         """Add a number, or several, to the loss of the step at hand; for use in `call`."""
@@ -289,10 +290,16 @@ class Layer(Parts):
             training = bool(default) if isinstance(default, bool) else False
         if "training" in accepted:
             bound.arguments["training"] = training
-        with scope(self.label), _calling(training):
+        with scope(self.label), _calling(training), reading_weights_in(self._read_in):
             if outer is None:
                 self._clear_losses()
             return self._called(bound)
+
+    @property
+    def _read_in(self) -> np.dtype[Any] | None:
+        """In which type `call` reads weights; None for their own."""
+        mixed = self.autocast and self.compute_dtype != self.variable_dtype
+        return np.dtype(self.compute_dtype) if mixed else None
 
     def _on_symbols(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         """Return what a call without values returns, which tells shapes and types.
@@ -352,9 +359,9 @@ class Layer(Parts):
             value = value.tensor
         elif not isinstance(value, Tensor) and hasattr(value, "__array__"):
             array = np.asarray(value)
-            value = constant(array, FLOATX if array.dtype.kind == "f" and not self.autocast else None)
-        if self.autocast and isinstance(value, Tensor) and value.dtype.kind == "f" and value.dtype != self._dtype:
-            return cast(value, self._dtype)
+            value = constant(array, FLOATX if array.dtype.kind in "fV" and not self.autocast else None)
+        if self.autocast and isinstance(value, Tensor) and value.dtype.kind in "fV":
+            return cast(value, self.compute_dtype)
         return value
 
     def _build_for(self, arguments: Mapping[str, Any]) -> None:
@@ -410,7 +417,7 @@ class Layer(Parts):
         with suppress(ConfigError, NotImplementedError, TypeError):
             if self.built and self._built_for is not None:
                 shape = self.compute_output_shape(self._built_for)
-                return _map_shapes(lambda one: placeholder(symbolic(one), self._dtype, self.label), shape)
+                return _map_shapes(lambda one: placeholder(symbolic(one), self.compute_dtype, self.label), shape)
         return None
 
     def _first_node(self, what: str) -> Node:
@@ -442,8 +449,8 @@ class Layer(Parts):
     def config(self) -> dict[str, Any]:
         """Return all of the constructor's arguments as Keras' `get_config` names them, in types that JSON has."""
         config: dict[str, Any] = {"name": self.name, "trainable": self._trainable}
-        if self._own_dtype:
-            config["dtype"] = self.dtype
+        if self._own_policy:
+            config["dtype"] = self._policy.name
         if self.activity_regularizer is not None or "activity_regularizer" in self._always_written:
             config["activity_regularizer"] = regularizers.serialize(self.activity_regularizer)
         return config | self.own_config()

@@ -67,6 +67,7 @@ class Embedding(Layer):
             self.embeddings_initializer,
             regularizer=self.embeddings_regularizer,
             constraint=self.embeddings_constraint,
+            autocast=False,  # rows are converted, not the table
             name="embeddings",
         )
 
@@ -77,4 +78,4 @@ class Embedding(Layer):
     def call(self, inputs: Tensor) -> Tensor:
         """Return (rows, ..., output_dim)."""
         places = inputs if inputs.dtype.kind in "iu" else ops.cast(inputs, np.int32)
-        return take_rows(self.embeddings, places)
+        return ops.cast(take_rows(self.embeddings, places), self.compute_dtype)

@@ -7,7 +7,7 @@ from dptrain import constraints, initializers, ops, regularizers
 from dptrain.errors import ConfigError
 from dptrain.layers.base import BuildShape, ConstraintArgument, InitializerArgument, Layer, RegularizerArgument
 from dptrain.layers.input_spec import InputSpec
-from dptrain.program.tensor import Tensor, Variable
+from dptrain.program.tensor import FLOATX, Tensor, Variable, is_half
 
 
 class _Normalization(Layer):
@@ -45,6 +45,7 @@ class _Normalization(Layer):
                 self.gamma_initializer,
                 regularizer=self.gamma_regularizer,
                 constraint=self.gamma_constraint,
+                autocast=False,
                 name="gamma",
             )
         if self.center:
@@ -53,6 +54,7 @@ class _Normalization(Layer):
                 self.beta_initializer,
                 regularizer=self.beta_regularizer,
                 constraint=self.beta_constraint,
+                autocast=False,
                 name="beta",
             )
 
@@ -139,15 +141,19 @@ class BatchNormalization(_Normalization):
             raise ConfigError(f"not supported: axis = {self.axis} of layer {self.label!r}; expected -1, the last axis")
         shape = (input_shape[-1],)
         self._make_weights(shape)
-        self.moving_mean = self.add_weight(shape, self.moving_mean_initializer, trainable=False, name="moving_mean")
-        self.moving_variance = self.add_weight(
-            shape, self.moving_variance_initializer, trainable=False, name="moving_variance"
-        )
+        own: dict[str, Any] = {"trainable": False, "autocast": False}
+        self.moving_mean = self.add_weight(shape, self.moving_mean_initializer, name="moving_mean", **own)
+        self.moving_variance = self.add_weight(shape, self.moving_variance_initializer, name="moving_variance", **own)
         self.input_spec = InputSpec(ndim=len(input_shape), axes={-1: shape[0]})
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         """Return the input normalized; in training, move the averages."""
         x = self._floating(inputs)
+        if is_half(x.dtype):  # in float32, as Keras
+            return ops.cast(self._normalized(ops.cast(x, FLOATX), training), x.dtype)
+        return self._normalized(x, training)
+
+    def _normalized(self, x: Tensor, training: bool | None) -> Tensor:
         mean, variance = self.moving_mean.value, self.moving_variance.value
         centered = x - mean
         if training and self.trainable:

@@ -30,8 +30,8 @@ class Parts(Configurable):
     has_default_name = False  # that of a model, which another model may number
     built: bool
     _trainable: bool
-    _own_dtype: bool
-    _dtype: np.dtype[Any]
+    _own_policy: bool
+    _policy: DTypePolicy
     _weights: list[Variable]
     _frozen: list[Variable]  # own weights that `trainable` has turned off
     _generators: list[tuple[SeedGenerator, int | None]]
@@ -187,24 +187,40 @@ class Parts(Configurable):
 
     @property
     def dtype(self) -> str:
-        """The floating-point type of weights, and of what is computed."""
-        return self._dtype.name
+        """The floating-point type of weights."""
+        return self._policy.variable_dtype
 
-    variable_dtype = compute_dtype = dtype
+    variable_dtype = dtype
+
+    @property
+    def compute_dtype(self) -> str:
+        """The floating-point type of what is computed."""
+        return self._policy.compute_dtype
 
     @property
     def dtype_policy(self) -> DTypePolicy:
         """What the layer computes in, and what its weights are kept in."""
-        return DTypePolicy(self.dtype)
+        return self._policy
 
-    def set_dtype(self, dtype: str) -> None:
-        """Let the layer and its sublayers compute in another floating-point type, but those that were given one."""
+    @property
+    def data_dtype(self) -> str:
+        """The floating-point type of inputs, targets, losses and metrics."""
+        return self._policy.data_dtype
+
+    def set_dtype(self, dtype: str | DTypePolicy) -> None:
+        """Give the layer and its sublayers another policy, but those that were given one of their own."""
+        policy = dtype if isinstance(dtype, DTypePolicy) else DTypePolicy(dtype)
         for layer in self.flat_layers():
-            if not layer._own_dtype:
-                layer._dtype = np.dtype(dtype)
+            if not layer._own_policy:
+                layer._policy = policy
                 for one in layer._own:
-                    if isinstance(one, Weight) and one.dtype.kind == "f":
-                        one.set_dtype(dtype)
+                    if isinstance(one, Weight) and one.dtype.kind in "fV":
+                        one.set_dtype(policy.variable_dtype)
+
+    def keep_dtype(self, dtype: str | DTypePolicy) -> None:
+        """Give the layer a policy that it keeps, whatever its model's is."""
+        self.set_dtype(dtype)
+        self._own_policy = True
 
     def adopt(self, seed: int) -> None:
         """Make one model of the sublayers: unique names, paths of weights, random numbers, initial values.

@@ -80,7 +80,7 @@ class Loss(Configurable):
             sample_weight: (rows,) or of the shape of the samples' losses; None for ones.
         """
         target, output = as_tensors([y_true, y_pred])
-        output = _as(output, self.dtype or np.promote_types(output.dtype if output.dtype.kind == "f" else "f4", "f4"))
+        output = _as(output, self.dtype or np.promote_types(output.dtype if output.dtype.kind in "fV" else "f4", "f4"))
         if not self.takes_labels:
             target = _as(target, output.dtype)
         (losses,) = as_tensors([self.call(target, output)])

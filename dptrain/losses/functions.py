@@ -25,7 +25,7 @@ def _is_column(x: Tensor) -> bool:
 def pair(y_true: Any, y_pred: Any) -> tuple[Tensor, Tensor]:
     """Return both as tensors of y_pred's floating-point type (float32 of integers), and of the same rank."""
     target, output = as_tensors([y_true, y_pred])
-    output = output if output.dtype.kind == "f" else ops.cast(output, "float32")
+    output = output if output.dtype.kind in "fV" else ops.cast(output, "float32")
     return same_rank(target if target.dtype == output.dtype else ops.cast(target, output.dtype), output)
 
 

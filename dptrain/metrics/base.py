@@ -123,7 +123,7 @@ def samplewise(values: Any, sample_weight: Any = None) -> tuple[Tensor, Tensor |
         sample_weight: the first axes of that shape, or one of length 1 more; or a single number.
     """
     (found,) = as_tensors([values])
-    if found.dtype.kind != "f":
+    if found.dtype.kind not in "fV":
         found = ops.cast(found, "float32")
     if sample_weight is None:
         return _mean_of_rows(found), None

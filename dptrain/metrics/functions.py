@@ -10,7 +10,7 @@ from dptrain.program.tensor import Tensor, as_tensors
 
 def _as(answers: Tensor, output: Tensor) -> Tensor:
     """Return whether answers are right in the outputs' floating-point type, in which they meet their weights."""
-    return ops.cast(answers, output.dtype if output.dtype.kind == "f" else "float32")
+    return ops.cast(answers, output.dtype if output.dtype.kind in "fV" else "float32")
 
 
 def accuracy(y_true: Any, y_pred: Any) -> Tensor:

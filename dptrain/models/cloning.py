@@ -118,7 +118,7 @@ def _of_graph(model: Model, graph: Graph, input_tensors: Any, cloning: _Cloning)
     if made.seed != model.seed:
         made.seed = model.seed
         made.adopt(made.seed)
-    made.set_dtype(model.dtype)
+    made.set_dtype(model.dtype_policy)
     return made
 
 

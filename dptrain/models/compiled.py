@@ -30,6 +30,7 @@ class Compiled:
         comm: "host" or "cuda-aware".
         bucket_mb: 10^6 bytes of gradients that travel as one message.
         device_mb: 10^6 bytes of a GPU's memory for samples; None for what is free.
+        auto_scale_loss: whether a policy may make a `LossScaleOptimizer` of the optimizer.
         shards_per_batch: into which global batches are cut, whatever the number of ranks; None if nobody says.
     """
 
@@ -45,10 +46,11 @@ class Compiled:
     bucket_mb: float = 25.0
     device_mb: float | None = None
     shards_per_batch: int | None = None
+    auto_scale_loss: bool = True
 
     @property
-    def dtype(self) -> str:
-        """The floating-point type of the model."""
+    def policy(self) -> str:
+        """The name of the model's policy."""
         return str(self.device.get("dtype", "float32"))
 
 

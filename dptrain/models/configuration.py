@@ -28,7 +28,7 @@ from dptrain.saving.keras_config import (
     Config,
     batch_shape,
     described,
-    dtype_of,
+    give_policies,
     layer_config,
     listed_layers,
     policy,
@@ -45,9 +45,14 @@ def sequential_config(model: Any, start: InputLayer | None) -> dict[str, Any]:
         start: of known shape, if the model is built.
     """
     listed = [layer_config(one) for one in model.layers]
-    result = {"name": model.name, "trainable": model.trainable, "dtype": policy(model.dtype), "layers": listed}
+    result = {
+        "name": model.name,
+        "trainable": model.trainable,
+        "dtype": policy(model),
+        "layers": listed,
+    }
     if start is not None:
-        first = _input_config(start, model.dtype)
+        first = _input_config(start, model.data_dtype)
         first["config"]["name"] = first["config"]["name"] or "input_layer"
         listed.insert(0, first)
         result["build_input_shape"] = list(start.batch_shape)
@@ -83,10 +88,11 @@ def sequential_layers(config: Config) -> tuple[list[Layer], str]:
         raise ConfigError("; ".join(dict.fromkeys(problems)))
     if all(isinstance(one, InputLayer) for one in layers):
         raise ConfigError("a model needs at least one layer")
+    policy = give_policies(list(zip(listed, layers, strict=True)))
     shape = config.get("build_input_shape")
     if not isinstance(layers[0], InputLayer) and shape is not None:
         layers.insert(0, InputLayer(batch_shape=batch_shape(shape)))
-    return layers, dtype_of(listed)
+    return layers, policy
 
 
 def functional_config(model: Any, graph: Graph) -> dict[str, Any]:
@@ -150,7 +156,7 @@ def functional_config(model: Any, graph: Graph) -> dict[str, Any]:
         if one.is_length:
             return attribute(one.attributes["length"]) | {"dtype": one.dtype.name}
         if one.value is None:
-            dtype = model.dtype if one.dtype.kind == "f" else one.dtype.name
+            dtype = model.data_dtype if one.dtype.kind in "fV" else one.dtype.name
             about = {"shape": list(read(one.shape)), "dtype": dtype, "keras_history": place(one)}
             return {"class_name": "__keras_tensor__", "config": about}
         if one.variable is not None or one.counts_rows:
@@ -159,7 +165,7 @@ def functional_config(model: Any, graph: Graph) -> dict[str, Any]:
 
     listed = []
     for layer in graph.layers:
-        about = _input_config(layer, model.dtype) if isinstance(layer, InputLayer) else layer_config(layer)
+        about = _input_config(layer, model.data_dtype) if isinstance(layer, InputLayer) else layer_config(layer)
         calls = [] if isinstance(layer, InputLayer) else nodes[id(layer)]
         inbound = [
             {"args": tree.map_leaves(argument, list(one.arguments)), "kwargs": tree.map_leaves(argument, one.keywords)}
@@ -244,10 +250,8 @@ def functional_ends(config: Config) -> tuple[Any, Any, str]:
             return {key: argument(one) for key, one in value.items()}
         return [argument(one) for one in value] if isinstance(value, list | tuple) else value
 
-    dtype = dtype_of([one for one in listed if ".ops" not in str(one.get("module"))])
-    for maker in makers.values():
-        if isinstance(maker, Layer):
-            maker.set_dtype(dtype)
+    described = zip(listed, makers.values(), strict=True)
+    dtype = give_policies([(one, maker) for one, maker in described if isinstance(maker, Layer)])
     while waiting:
         later = []
         behind: set[str] = set()  # whose calls before are not made yet

@@ -175,7 +175,7 @@ def _data(model: "Model", rows: Dim, step: str, dtype: str | None) -> tuple[Any,
 
     def entered(path: str, symbol: Tensor) -> str:
         name = f"x/{path}" if path else "x"
-        own = model.dtype if symbol.dtype.kind == "f" else symbol.dtype.name
+        own = model.data_dtype if symbol.dtype.kind in "fV" else symbol.dtype.name
         inputs[name] = (rows, *map(int, symbol.shape[1:])), dtype or own
         return name
 
@@ -189,7 +189,7 @@ def _data(model: "Model", rows: Dim, step: str, dtype: str | None) -> tuple[Any,
         shape = next(shapes)[1:]
         name = f"y/{path}" if path else "y"
         labels = loss.takes_labels
-        inputs[name] = ((rows,), "int64") if labels else ((rows, *shape), model.dtype)
+        inputs[name] = ((rows,), "int64") if labels else ((rows, *shape), model.data_dtype)
         return name
 
     return (x, tree.map_leaves(target, losses)), inputs

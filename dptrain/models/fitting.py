@@ -473,7 +473,7 @@ class Fitting(Layer):
                     self._look(source)
                     source.on_epoch_end()
                 return stream_batches(source, self.expected_of_batches, comm, steps, what="prediction"), None
-            samples = Samples(check_inputs(x, self.expected), dtype=self.dtype)
+            samples = Samples(check_inputs(x, self.expected), dtype=self.data_dtype)
             step = self.step("predict")
             together = watched or self._mixes_rows(comm, samples, step)
             size = batch_size or self.fixed_batch_size

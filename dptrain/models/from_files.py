@@ -173,7 +173,7 @@ def _made(config: Any, seed: int | None, compiled: Any, options: Mapping[str, An
             stacklevel=2,
         )
         return model
-    model.compile(**{"dtype": model.dtype} | arguments | dict(options))
+    model.compile(**{"dtype": model.dtype_policy.name} | arguments | dict(options))
     if model.built:
         model.optimizer.build(model.trainable_weights)
     return model

@@ -79,7 +79,7 @@ class Graph:
         known: dict[int, Any] = {}
         lengths: dict[str, Any] = {}
         for symbol, one in zip(tree.leaves(self.inputs), given, strict=True):
-            wanted = np.dtype(dtype) if symbol.dtype.kind == "f" else symbol.dtype
+            wanted = np.dtype(dtype) if symbol.dtype.kind in "fV" else symbol.dtype
             one = _of_rank(one, symbol)
             _check_rows(one, symbol)
             known[id(symbol)] = one if one.dtype == wanted else ops.cast(one, wanted)

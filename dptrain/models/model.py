@@ -19,14 +19,14 @@ from dptrain.errors import AgreedError, ConfigError, DeviceError, DeviceMemoryEr
 from dptrain.layers import Layer
 from dptrain.metrics import Metric
 from dptrain.metrics.base import Mean
-from dptrain.mixed_precision import dtype_name, dtype_policy
+from dptrain.mixed_precision import dtype_policy, policy_of
 from dptrain.models.compiled import Compiled, CompileMetrics, Outputs, results_of
 from dptrain.models.files import Files
 from dptrain.models.fitting import Fitting
 from dptrain.models.graph import Graph
 from dptrain.models.structure import Structure, sample_shape, symbol
 from dptrain.models.summary import summary
-from dptrain.optimizers import Optimizer
+from dptrain.optimizers import LossScaleOptimizer, Optimizer
 from dptrain.program import tree
 from dptrain.program.tensor import Variable, unchanged, untraced
 from dptrain.random import default_seed
@@ -134,7 +134,7 @@ class Model(Fitting, Files, Structure):
         """Return the outputs; a subclass without inputs and outputs writes it."""
         if self._graph is not None:
             self._refuse_mask(mask)
-            return self._graph.run(inputs, self.dtype)
+            return self._graph.run(inputs, self.data_dtype)
         raise NotImplementedError(f"Model {type(self).__name__} does not have a `call()` method implemented.")
 
     def build(self, input_shape: Any = None) -> None:
@@ -148,7 +148,7 @@ class Model(Fitting, Files, Structure):
         """
         if self.built or input_shape is None:
             return
-        self._build_on(_symbols(input_shape, self.dtype))
+        self._build_on(_symbols(input_shape, self.data_dtype))
 
     def _build_on(self, inputs: Any) -> None:
         """Make the weights by calling the model on symbolic tensors."""
@@ -175,7 +175,7 @@ class Model(Fitting, Files, Structure):
             return
 
         def symbols() -> Any:
-            return tree.map_leaves(lambda path, one: symbol(np.shape(one)[1:], _kind(one, self.dtype)), x)
+            return tree.map_leaves(lambda path, one: symbol(np.shape(one)[1:], _kind(one, self.data_dtype)), x)
 
         if not self.built or (self._output_shapes is None and x is not None):
             self._build_on(symbols())
@@ -224,9 +224,10 @@ class Model(Fitting, Files, Structure):
             steps_per_execution: batches between two looks at what the host is asked to do; "auto" for as many as fit
                 into some hundredths of a second where no hook of batches looks on.
             jit_compile: compile steps for the CPU: True, False, or "auto" where there is a C++ compiler.
-            auto_scale_loss: without effect: there is no mixed precision.
+            auto_scale_loss: under the policy "mixed_float16" the optimizer becomes a `LossScaleOptimizer`.
             device: "auto", "cpu" or "cuda" (not in Keras, as all that follow).
-            dtype: "float32" or "float64"; by default that of `dptrain.mixed_precision.dtype_policy()`.
+            dtype: a policy of `dptrain.mixed_precision`, such as "mixed_bfloat16" (on a CPU), or its name; by default
+                that of `dtype_policy()`.
             share_gpu: several ranks may use one GPU.
             comm: "host", or "cuda-aware" to hand the GPU's memory to an MPI that knows GPUs.
             bucket_mb: 10^6 bytes of gradients that travel as one message.
@@ -259,7 +260,7 @@ class Model(Fitting, Files, Structure):
             steps = int(steps_per_execution)
         options = {
             "device": device,
-            "dtype": dtype_name(dtype) or dtype_policy().compute_dtype,
+            "dtype": (policy_of(dtype) or dtype_policy()).name,
             "share_gpu": share_gpu,
             "gpu_select": gpu_select,
             "precision": precision,
@@ -267,8 +268,11 @@ class Model(Fitting, Files, Structure):
             "jit_compile": jit_compile,
             "cuda_graph": cuda_graph,
         }
+        chosen = optimizers.get(optimizer)
+        if auto_scale_loss and options["dtype"] == "mixed_float16" and not isinstance(chosen, LossScaleOptimizer):
+            chosen = LossScaleOptimizer(chosen)
         found = Compiled(
-            optimizers.get(optimizer),
+            chosen,
             loss,
             loss_weights,
             metrics,
@@ -280,6 +284,7 @@ class Model(Fitting, Files, Structure):
             bucket_mb,
             device_mb,
             shards_per_batch,
+            auto_scale_loss,
         )
         self._set_compiled(found)
 
@@ -297,7 +302,7 @@ class Model(Fitting, Files, Structure):
         self._compilations += 1
         self._seen = False
         self._loss_tracker = Mean("loss")
-        self.set_dtype(compiled.dtype)
+        self.set_dtype(compiled.policy)
 
     def _find_outputs(self) -> None:
         """Find out what losses and metrics mean for the outputs, whose shapes are known by now."""
@@ -356,7 +361,7 @@ class Model(Fitting, Files, Structure):
         given = self._compiled
         if given is None:
             return {}
-        names = ("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics", "run_eagerly")
+        names = ("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics", "run_eagerly", "auto_scale_loss")
         steps = "auto" if given.steps_per_execution is None else given.steps_per_execution
         own = {name: getattr(given, name) for name in (*names, "comm", "bucket_mb", "device_mb", "shards_per_batch")}
         return own | {"steps_per_execution": steps, **given.device}
@@ -427,7 +432,7 @@ class Model(Fitting, Files, Structure):
         weights = self.trainable_weights
         if weights:
             self.zero_grad()
-            loss.backward()
+            self.optimizer.scale_loss(loss).backward()
             self.optimizer.build(weights)  # gives slots to those that have become trainable
             self.optimizer.apply([one.grad for one in weights], weights)
         return self.compute_metrics(x, y, y_pred, sample_weight)
@@ -464,7 +469,7 @@ class Model(Fitting, Files, Structure):
         if self._outputs is not None:
             loss = self._outputs.compute_loss(y, y_pred, sample_weight, _rows_of(x, y_pred))
             found += [] if loss is None else [loss]
-        found += [ops.sum(ops.cast(one, self.dtype)) for one in self.losses]
+        found += [ops.sum(ops.cast(one, self.data_dtype)) for one in self.losses]
         if not found:
             raise ConfigError("No loss to compute. Provide a `loss` argument in `compile()`.")
         return sum(found[1:], found[0])
@@ -557,7 +562,7 @@ class Model(Fitting, Files, Structure):
         outputs = self._output_shapes
         if self._sample is not None:
             inputs, outputs = self._sample
-        return Expected(inputs, outputs, losses, self.has_own_steps, self.dtype, *names)
+        return Expected(inputs, outputs, losses, self.has_own_steps, self.data_dtype, *names)
 
     @property
     def expected_of_batches(self) -> Expected:
@@ -581,7 +586,7 @@ class Model(Fitting, Files, Structure):
     def on_device(self, comm: Communicator) -> Backend:
         """Return the device that the model lives on, which is opened at the first call. Collective."""
         if self._backend is None:
-            options = self.device_options or {"dtype": self.dtype}
+            options = self.device_options or {"dtype": self.dtype_policy.name}
             self._backend = open_backend(comm, **options)
         return self._backend
 
@@ -751,7 +756,7 @@ def _shapes(batch: Any) -> list[tuple[int, ...]]:
 
 def _kind(array: Any, dtype: str) -> npt.DTypeLike:
     own = getattr(array, "dtype", None)
-    return dtype if own is None or np.dtype(own).kind == "f" else np.dtype(own)
+    return dtype if own is None or np.dtype(own).kind in "fV" else np.dtype(own)
 
 
 def _symbols(shape: Any, dtype: str) -> Any:

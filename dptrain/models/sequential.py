@@ -240,7 +240,7 @@ class Sequential(Model):
         with untraced():
             for layer in self._stack[len(self._results) :]:
                 if self.compiled:
-                    layer.set_dtype(self.dtype)
+                    layer.set_dtype(self.dtype_policy)
                 self._results.append(layer(self._results[-1] if self._results else start))
         stack = self._stack
         self._set_graph(Graph(start, self._results[-1]))
@@ -275,7 +275,7 @@ class Sequential(Model):
             return
         shape = np.shape(leaf)[1:]
         with suppress(ConfigError), untraced():  # it will be said that the model expects another shape
-            result = symbol((shape), self.dtype)
+            result = symbol((shape), self.data_dtype)
             for layer in self._stack:
                 result = layer(result)
             self._sample = shape, tree.map_leaves(lambda path, one: sample_shape(one), result)

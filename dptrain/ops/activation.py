@@ -17,6 +17,7 @@ from dptrain.ops.elementwise import (
     exp,
     floating,
     greater,
+    in_float32,
     leaky_relu,
     maximum,
     minimum,
@@ -96,6 +97,7 @@ def _with_logits(made: Tensor, logits: Tensor, by: str) -> Tensor:
     return made
 
 
+@in_float32
 def gelu(x: Any, approximate: bool = True) -> Tensor:
     """Return x Phi(x), Phi the distribution function of the normal distribution, or its approximation by tanh.
 
@@ -108,6 +110,7 @@ def gelu(x: Any, approximate: bool = True) -> Tensor:
     return multiply(0.5 * tensor, 1.0 + erf(tensor * math.sqrt(0.5)))
 
 
+@in_float32
 def selu(x: Any) -> Tensor:
     """Return elu, scaled so that mean 0 and variance 1 are a fixed point.
 
@@ -116,6 +119,7 @@ def selu(x: Any) -> Tensor:
     return 1.0507009873554805 * elu(x, alpha=1.6732632423543772)
 
 
+@in_float32
 def celu(x: Any, alpha: float = 1.0) -> Tensor:
     """Return max(x, 0) + min(alpha (e^(x / alpha) - 1), 0)."""
     return maximum(x, 0.0) + alpha * elu(minimum(divide(x, alpha), 0.0))
@@ -126,11 +130,13 @@ def relu6(x: Any) -> Tensor:
     return clip(x, 0.0, 6.0)
 
 
+@in_float32
 def hard_sigmoid(x: Any) -> Tensor:
     """Return x / 6 + 1 / 2 between 0 and 1."""
     return clip(divide(x, 6.0) + 0.5, 0.0, 1.0)
 
 
+@in_float32
 def hard_silu(x: Any) -> Tensor:
     """Return x hard_sigmoid(x)."""
     return multiply(x, hard_sigmoid(x))
@@ -146,34 +152,40 @@ def hard_shrink(x: Any, threshold: float = 0.5) -> Tensor:
     return where(absolute(x) > threshold, x, 0.0)
 
 
+@in_float32
 def soft_shrink(x: Any, threshold: float = 0.5) -> Tensor:
     """Return x brought nearer to 0 by the threshold, as far as 0."""
     found = floating(x)
     return maximum(found - threshold, 0.0) + minimum(found + threshold, 0.0)
 
 
+@in_float32
 def tanh_shrink(x: Any) -> Tensor:
     """Return x - tanh(x)."""
     return subtract(x, tanh(x))
 
 
+@in_float32
 def softsign(x: Any) -> Tensor:
     """Return x / (1 + |x|)."""
     return divide(x, 1.0 + absolute(x))
 
 
+@in_float32
 def squareplus(x: Any, b: float = 4.0) -> Tensor:
     """Return (x + sqrt(x^2 + b)) / 2."""
     found = floating(x)
     return multiply(found + sqrt(square(found) + b), 0.5)
 
 
+@in_float32
 def sparse_plus(x: Any) -> Tensor:
     """Return 0 up to -1, (x + 1)^2 / 4 up to 1, then x."""
     found = floating(x)
     return where(found <= -1.0, 0.0, where(found < 1.0, square(found + 1.0) * 0.25, found))
 
 
+@in_float32
 def sparse_sigmoid(x: Any) -> Tensor:
     """Return (x + 1) / 2 between 0 and 1."""
     return clip((floating(x) + 1.0) * 0.5, 0.0, 1.0)
@@ -184,11 +196,13 @@ def threshold(x: Any, threshold: float, default_value: float) -> Tensor:
     return where(greater(x, threshold), x, default_value)
 
 
+@in_float32
 def mish(x: Any) -> Tensor:
     """Return x tanh(softplus(x)). Source: D. Misra, "Mish", BMVC 2020."""
     return multiply(x, tanh(softplus(x)))
 
 
+@in_float32
 def log_sigmoid(x: Any) -> Tensor:
     """Return log(sigmoid(x)), exact where that is nearly 0."""
     (tensor,) = as_tensors([x])

@@ -87,7 +87,7 @@ def arange(
 ) -> Tensor:
     """Return numbers from start, 0 if it is given alone, to before stop; int32 of integers, else float32."""
     found = np.arange(0 if stop is None else start, start if stop is None else stop, 1 if step is None else step)
-    return constant(found.astype(dtype or (FLOATX if found.dtype.kind == "f" else np.int32)))
+    return constant(found.astype(dtype or (FLOATX if found.dtype.kind in "fV" else np.int32)))
 
 
 def linspace(
@@ -217,7 +217,7 @@ def logical_xor(x1: Any, x2: Any) -> Tensor:
 def nan_to_num(x: Any, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
     """Return x with other numbers for NaN and infinities, for these by default the greatest and the least there are."""
     found = _tensor(x)
-    if found.dtype.kind != "f":
+    if found.dtype.kind not in "fV":
         return found
     limits = np.finfo(found.dtype)
     ends = [limits.max if posinf is None else posinf, limits.min if neginf is None else neginf]

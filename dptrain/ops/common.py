@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.program.letters import names
+from dptrain.program.operand import METHODS
 from dptrain.program.shapes import Shape, broadcast, is_one
-from dptrain.program.tensor import FLOATX, OPS, DType, Tensor
+from dptrain.program.tensor import FLOATX, OPS, DType, Tensor, promoted
 
 
 def elementwise(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
@@ -31,8 +32,8 @@ def broadcast_shape(*shapes: Shape, **attributes: Any) -> Shape:
 @functools.cache
 def _promoted(*dtypes: DType) -> DType:
     """Return the type to which types are promoted; integers take a floating-point type as it is."""
-    floats = [one for one in dtypes if one.kind == "f"]
-    return np.result_type(*(floats or dtypes))
+    floats = [one for one in dtypes if one.kind in "fV"]
+    return promoted(*(floats or dtypes))
 
 
 def common_dtype(*dtypes: DType, **attributes: Any) -> npt.DTypeLike:
@@ -43,7 +44,7 @@ def common_dtype(*dtypes: DType, **attributes: Any) -> npt.DTypeLike:
 def floating_dtype(*dtypes: DType, **attributes: Any) -> npt.DTypeLike:
     """As `common_dtype`; integers become float32, as in Keras."""
     common = dtypes[0] if len(dtypes) == 1 else _promoted(*dtypes)
-    return common if common.kind == "f" else FLOATX
+    return common if common.kind in "fV" else FLOATX
 
 
 def numeric_dtype(*dtypes: DType, **attributes: Any) -> npt.DTypeLike:
@@ -73,4 +74,4 @@ def unbroadcast(dy: Tensor, x: Tensor) -> Tensor:
         dy = OPS["reduce_sum"](dy, axes=axes, keepdims=False)
         if spread:
             dy = OPS["reshape_to"](dy, shape=x.shape)
-    return dy if dy.dtype == x.dtype else OPS["cast_to"](dy, dtype=x.dtype.name)
+    return dy if dy.dtype == x.dtype else METHODS["cast"](dy, x.dtype)

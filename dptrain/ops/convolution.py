@@ -341,7 +341,7 @@ def average_pool(
 )
 def max_pool2d(x: Array, *, window: Pair, strides: Pair, before: Pair, size: Pair, out: Array) -> None:
     """The greatest element of each window, of what of it lies in the image."""
-    out.fill(-np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min)
+    out.fill(-np.inf if x.dtype.kind in "fV" else np.iinfo(x.dtype).min)
     for _, (h, w), image in Window(window, strides, (1, 1), before).places(x.shape[1:3], size):
         np.maximum(out[:, h, w], x[:, image[0], image[1]], out=out[:, h, w])
 
@@ -354,7 +354,7 @@ def _max_pool2d(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 @max_pool2d.onnx_lowering
 def _max_pool2d_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     window = made.attributes["window"]
-    computed = x if x.dtype.kind == "f" else graph.cast(x, np.float64)
+    computed = x if x.dtype.kind in "fV" else graph.cast(x, np.float64)
     image = graph.transpose(computed, _CHANNELS_FIRST)
     more = {"kernel_shape": window, "strides": made.attributes["strides"]}
     return graph.transpose(graph.node("MaxPool", image, pads=_pads(made, window), **more), _CHANNELS_LAST)

@@ -50,7 +50,7 @@ def saturate_cast(x: Any, dtype: npt.DTypeLike) -> Tensor:
         limits = np.iinfo(wanted)
         # In a type that holds both: of float32 the greatest number below 2^31.
         least, greatest = float(limits.min), float(limits.max)
-        if found.dtype.kind == "f":
+        if found.dtype.kind in "fV":
             top = np.array(greatest, found.dtype)
             greatest = float(np.nextafter(top, np.array(0, found.dtype)) if float(top) > limits.max else top)
             return cast(clip(found, least, greatest), wanted)

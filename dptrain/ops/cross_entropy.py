@@ -36,7 +36,7 @@ def _checked(target: Any, output: Any, axis: int) -> tuple[Tensor, Tensor]:
     if axis != -1:
         raise ConfigError(f"not supported: axis={axis}; expected -1")
     y_true, y_pred = as_tensors([target, output])
-    return y_true, y_pred if y_pred.dtype.kind == "f" else cast(y_pred, "float32")
+    return y_true, y_pred if y_pred.dtype.kind in "fV" else cast(y_pred, "float32")
 
 
 def _require_same_shape(target: Tensor, output: Tensor) -> None:
@@ -83,7 +83,7 @@ def sparse_categorical_crossentropy(target: Any, output: Any, from_logits: bool 
             "Arguments `target` and `output` must have the same shape up until the last dimension: "
             f"target.shape={without_rows(y_true.shape)}, output.shape={without_rows(y_pred.shape)}"
         )
-    labels = cast(labels, "int64") if labels.dtype.kind == "f" else labels
+    labels = cast(labels, "int64") if labels.dtype.kind in "fV" else labels
     return -take_along_last(_log_probabilities(y_pred, from_logits), labels)
 
 

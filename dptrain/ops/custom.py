@@ -133,7 +133,7 @@ class Op:
             others = [dy if n == number else zeros(shape, dy.dtype.name) for n, shape in enumerate(shapes)]
             records = self.gradient_op.records
             return tuple(
-                record(*inputs, *others, **tensor.attributes) if one.dtype.kind == "f" else None
+                record(*inputs, *others, **tensor.attributes) if one.dtype.kind in "fV" else None
                 for record, one in zip(records, inputs, strict=True)
             )
 

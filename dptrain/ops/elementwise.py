@@ -1,5 +1,7 @@
 """Arithmetic, comparisons and functions of single elements; operands are broadcast as by NumPy."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,9 +20,9 @@ from dptrain.ops.common import (
 from dptrain.program.lowering import Element, ViewMap
 from dptrain.program.onnx_graph import OnnxGraph, Value
 from dptrain.program.op import Op, op
-from dptrain.program.operand import Operator
+from dptrain.program.operand import METHODS, Operator
 from dptrain.program.schema import TypeName
-from dptrain.program.tensor import FLOATX, Array, Tensor, as_tensors
+from dptrain.program.tensor import FLOATX, Array, Tensor, as_tensors, is_half
 from dptrain.program.views import identity
 
 _ARITHMETIC: dict[str, Any] = {"shape": broadcast_shape, "letters": elementwise, "dtype": common_dtype}
@@ -32,6 +34,21 @@ _COMPARISON: dict[str, Any] = {"shape": broadcast_shape, "letters": elementwise,
 def _exact(x: Array) -> Array:
     """Return integers as float64, in which compiled code computes too; NumPy would take float16 for 8 bits of them."""
     return x if x.dtype.kind in "fV" else x.astype(np.float64)
+
+
+def in_float32(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Let a function of several ops compute half-precision numbers in float32, and round what it returns."""
+
+    @functools.wraps(function)
+    def computed(*arguments: Any, **keywords: Any) -> Tensor:
+        given = as_tensors([*arguments[:1], *([keywords["x"]] if not arguments else [])])[0]
+        if not is_half(given.dtype):
+            return function(*arguments, **keywords)
+        wide = cast(given, FLOATX)
+        found = function(wide, *arguments[1:], **keywords) if arguments else function(**{**keywords, "x": wide})
+        return cast(found, given.dtype)
+
+    return computed
 
 
 # Two operands
@@ -106,7 +123,7 @@ def _floor_divide(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[None, 
 def _floor_divide_onnx(graph: OnnxGraph, made: Tensor, x1: Value, x2: Value) -> Value:
     a, b = (graph.computed(one, made.dtype) for one in (x1, x2))
     zero, one = graph.constant(0, a.dtype), graph.constant(1, a.dtype)
-    if a.dtype.kind != "f":  # the rest has the divisor's sign
+    if a.dtype.kind not in "fV":  # the rest has the divisor's sign
         return graph.node("Div", graph.node("Sub", a, graph.node("Mod", a, b)), b)
     rest = graph.node("Mod", a, b, fmod=1)  # of the dividend's sign, and exact, which a / b is not
     quotient = graph.node("Div", graph.node("Sub", a, rest), b)
@@ -463,6 +480,7 @@ def _elu_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     return graph.node("Where", graph.node("Greater", given, zero, dtype=np.bool_), given, scaled, dtype=made.dtype)
 
 
+@in_float32
 def silu(x: Any) -> Tensor:
     """x sigmoid(x)."""
     return multiply(sigmoid(x), x)
@@ -478,7 +496,6 @@ def _cast_dtype(from_dtype: Any, *, dtype: str) -> npt.DTypeLike:
     dtype=_cast_dtype,
     linear="each",
     lowering=Element("{0}"),
-    operator="cast",
 )
 def cast_to(x: Array, *, out: Array, dtype: TypeName) -> None:
     """x in another type."""
@@ -487,11 +504,27 @@ def cast_to(x: Array, *, out: Array, dtype: TypeName) -> None:
 
 @cast_to.gradient
 def _cast_to(y: Tensor, dy: Tensor, x: Tensor) -> Tensor | None:
-    return cast_to(dy, dtype=x.dtype.name) if x.dtype.kind == "f" else None
+    return cast(dy, x.dtype) if x.dtype.kind in "fV" else None
 
 
 @cast_to.onnx_lowering
 def _cast_to_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
+    return x  # what a rule returns is cast
+
+
+@op(shape=broadcast_shape, letters=elementwise, dtype=_cast_dtype, lowering=Element("{0}"))
+def round_to(x: Array, *, out: Array, dtype: TypeName) -> None:
+    """x in half precision. Not linear: ranks add up what they have before they round it, as one rank would."""
+    np.copyto(out, x, casting="unsafe")
+
+
+@round_to.gradient
+def _round_to(y: Tensor, dy: Tensor, x: Tensor) -> Tensor | None:
+    return cast(dy, x.dtype) if x.dtype.kind in "fV" else None
+
+
+@round_to.onnx_lowering
+def _round_to_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     return x  # what a rule returns is cast
 
 
@@ -503,13 +536,19 @@ def cast(x: Any, dtype: npt.DTypeLike) -> Tensor:
         dtype: such as "float32".
     """
     (tensor,) = as_tensors([x])
-    return tensor if tensor.dtype == dtype else cast_to(tensor, dtype=np.dtype(dtype).name)
+    wanted = np.dtype(dtype)
+    if tensor.dtype == wanted:
+        return tensor
+    return (round_to if is_half(wanted) else cast_to)(tensor, dtype=wanted.name)
+
+
+METHODS["cast"] = cast
 
 
 def floating(x: Any) -> Tensor:
     """Return x as floating-point numbers: integers and truth values as float32."""
     (tensor,) = as_tensors([x])
-    return tensor if tensor.dtype.kind == "f" else cast_to(tensor, dtype=FLOATX.name)
+    return tensor if tensor.dtype.kind in "fV" else cast_to(tensor, dtype=FLOATX.name)
 
 
 def clip(x: Any, x_min: float, x_max: float) -> Tensor:

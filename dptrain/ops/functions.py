@@ -134,7 +134,7 @@ def heaviside(x1: Any, x2: Any) -> Tensor:
 def trunc(x: Any) -> Tensor:
     """Return x without its fraction; its gradient is 0."""
     (found,) = as_tensors([x])
-    return where(less(found, 0), ceil(found), floor(found)) if found.dtype.kind == "f" else found
+    return where(less(found, 0), ceil(found), floor(found)) if found.dtype.kind in "fV" else found
 
 
 def fmod(x1: Any, x2: Any) -> Tensor:
@@ -217,7 +217,7 @@ def moments(
 
 def _without_nan(x: Any, instead: float) -> Tensor:
     (found,) = as_tensors([x])
-    return where(isnan(found), instead, found) if found.dtype.kind == "f" else found
+    return where(isnan(found), instead, found) if found.dtype.kind in "fV" else found
 
 
 def nansum(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:

@@ -14,6 +14,7 @@ from dptrain.ops.elementwise import (
     cast,
     equal,
     floating,
+    in_float32,
     logical_and,
     logical_not,
     logical_or,
@@ -34,6 +35,7 @@ from dptrain.program.tensor import Tensor, as_tensors
 _EPSILON, _LEFT_OUT = 1e-7, -0.7
 
 
+@in_float32
 def layer_normalization(
     x: Any,
     gamma: Any = None,
@@ -81,6 +83,7 @@ def _along(vector: Any, x: Tensor, axes: Sequence[int]) -> Tensor:
     return reshape(cast(vector, x.dtype), lengths)
 
 
+@in_float32
 def rms_normalization(
     x: Any, scale: Any = None, axis: int | Sequence[int] = -1, epsilon: float | None = None
 ) -> Tensor:
@@ -94,6 +97,7 @@ def rms_normalization(
     return result if scale is None else multiply(result, cast(scale, found.dtype))
 
 
+@in_float32
 def batch_normalization(
     x: Any, mean: Any, variance: Any, axis: int, offset: Any = None, scale: Any = None, epsilon: float = 1e-3
 ) -> Tensor:
@@ -202,7 +206,7 @@ def top_k(x: Any, k: int, sorted: bool = True) -> tuple[Tensor, Tensor]:
     length = int(found.shape[-1]) if found.ndim else 0
     if not 0 <= k <= length:
         raise ConfigError(f"top_k: k={k} of {length} elements")
-    least = -math.inf if found.dtype.kind == "f" else int(np.iinfo(found.dtype).min) if found.dtype.kind != "b" else 0
+    least = -math.inf if found.dtype.kind in "fV" else int(np.iinfo(found.dtype).min) if found.dtype.kind != "b" else 0
     taken, places = zeros_like(found, "bool"), []
     for _ in range(k):
         left = where(taken, least, found)

@@ -5,7 +5,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from dptrain.errors import ConfigError
-from dptrain.ops.elementwise import absolute, cast, divide, floating, maximum, not_equal, power, sqrt, square
+from dptrain.ops.elementwise import (
+    absolute,
+    cast,
+    divide,
+    floating,
+    in_float32,
+    maximum,
+    not_equal,
+    power,
+    sqrt,
+    square,
+)
 from dptrain.ops.manipulation import reshape
 from dptrain.ops.reduction import max, min, sum
 from dptrain.program.shapes import normalized_axes
@@ -17,6 +28,7 @@ _OF_VECTORS = "expected None or a number of vectors"
 _EPSILON = 1e-7
 
 
+@in_float32
 def norm(
     x: Any, ord: float | str | None = None, axis: int | Sequence[int] | None = None, keepdims: bool = False
 ) -> Tensor:
@@ -80,6 +92,7 @@ def _of_matrices(x: Tensor, ord: float | str, rows: int, columns: int, keepdims:
     return reshape(found, [n for axis, n in enumerate(x.shape) if axis not in (rows, columns)])
 
 
+@in_float32
 def normalize(x: Any, axis: int | Sequence[int] = -1, order: int = 2, epsilon: float | None = None) -> Tensor:
     """Return x divided by its norm over axes, which counts as epsilon (1e-7) at least.
 

@@ -15,6 +15,7 @@ from dptrain.ops.elementwise import (
     equal,
     exp,
     floating,
+    in_float32,
     log,
     maximum,
     sqrt,
@@ -97,7 +98,7 @@ def _reduced_onnx(graph: OnnxGraph, kind: str, made: Tensor, x: Value) -> Value:
 )
 def reduce_max(x: Array, *, axes: tuple[int, ...], keepdims: bool, out: Array) -> None:
     """The greatest element over axes; of no elements the least number that there is."""
-    lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+    lowest = -np.inf if x.dtype.kind in "fV" else np.iinfo(x.dtype).min
     np.maximum.reduce(x, axis=axes, keepdims=keepdims, initial=lowest, out=out)
 
 
@@ -135,6 +136,7 @@ def sum(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False)
     return reduce_sum(tensor, axes=normalized_axes(axis, tensor.ndim), keepdims=bool(keepdims))
 
 
+@in_float32
 def mean(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Return the mean over axes, as `sum`; NaN of nothing."""
     tensor = floating(x)
@@ -143,12 +145,14 @@ def mean(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False
     return found
 
 
+@in_float32
 def var(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Return the mean of the squared distances from the mean over axes, as `sum`."""
     tensor = floating(x)
     return mean(square(tensor - mean(tensor, axis, keepdims=True)), axis, keepdims)
 
 
+@in_float32
 def std(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Return the root of `var`."""
     return sqrt(var(x, axis, keepdims))
@@ -180,7 +184,7 @@ def max(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False,
 
 def in_reverse_order(x: Tensor) -> Tensor:
     """Return numbers of which the greatest is where the least of x is: -x, or what cannot overflow."""
-    if x.dtype.kind == "f":
+    if x.dtype.kind in "fV":
         return -x
     if x.dtype.kind == "b":
         return 1 - cast(x, "int32")
@@ -201,6 +205,7 @@ def _to_subtract(x: Tensor, axis: int | Sequence[int]) -> Tensor:
     return stop_gradient(reduce_max(x, axes=normalized_axes(axis, x.ndim), keepdims=True))
 
 
+@in_float32
 def logsumexp(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Return log(sum(e^x)) over axes, without overflow."""
     tensor = floating(x)
@@ -211,6 +216,7 @@ def logsumexp(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = 
     return result if keepdims else reshape(result, _reduced_shape(tensor.shape, axes=axes, keepdims=False))
 
 
+@in_float32
 def softmax(x: Any, axis: int = -1) -> Tensor:
     """Return e^x over its sum along an axis, without overflow."""
     tensor = floating(x)
@@ -230,6 +236,7 @@ def _softmax(x: Array, axes: tuple[int, ...]) -> Array:
     return powers
 
 
+@in_float32
 def log_softmax(x: Any, axis: int = -1) -> Tensor:
     """Return the logarithm of `softmax`, exact where that is nearly 0."""
     tensor = floating(x)

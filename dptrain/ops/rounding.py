@@ -33,7 +33,7 @@ isnan = _flat("isnan", np.isnan, "{0} != {0}", boolean)
 
 
 def _floating(graph: OnnxGraph, x: Value) -> Value:
-    return graph.computed(x, x.dtype if x.dtype.kind == "f" else np.float32)
+    return graph.computed(x, x.dtype if x.dtype.kind in "fV" else np.float32)
 
 
 @isnan.onnx_lowering

@@ -10,8 +10,9 @@ from dptrain.optimizers.adagrad import Adagrad
 from dptrain.optimizers.adam import Adam
 from dptrain.optimizers.adamax import Adamax
 from dptrain.optimizers.adamw import AdamW
-from dptrain.optimizers.base import Optimizer
+from dptrain.optimizers.base import CLASSES, Optimizer
 from dptrain.optimizers.lion import Lion
+from dptrain.optimizers.loss_scale_optimizer import LossScaleOptimizer
 from dptrain.optimizers.nadam import Nadam
 from dptrain.optimizers.rmsprop import RMSprop
 from dptrain.optimizers.sgd import SGD
@@ -23,8 +24,10 @@ from dptrain.registry.serialization import Registry
 OPTIMIZERS: dict[str, type[Any]] = {
     kind.__name__.lower(): kind for kind in (Adadelta, Adagrad, Adam, AdamW, Adamax, Lion, Nadam, RMSprop, SGD)
 }
+CLASSES |= OPTIMIZERS | {"lossscaleoptimizer": LossScaleOptimizer}
 
 __all__ = [
+    "CLASSES",
     "OPTIMIZERS",
     "SGD",
     "Adadelta",
@@ -33,6 +36,7 @@ __all__ = [
     "AdamW",
     "Adamax",
     "Lion",
+    "LossScaleOptimizer",
     "Nadam",
     "Optimizer",
     "RMSprop",
@@ -46,7 +50,7 @@ if not TYPE_CHECKING:  # for which any name would do
     __getattr__ = not_there("optimizers", __all__)
 
 # Not `get` and `deserialize`: Keras takes the names in any case, and schedules of one's own.
-serialize = Registry[Optimizer]("optimizer", "keras.optimizers", Optimizer, OPTIMIZERS).serialize
+serialize = Registry[Optimizer]("optimizer", "keras.optimizers", Optimizer, CLASSES).serialize
 
 
 def get(identifier: str | Mapping[str, Any] | Optimizer) -> Optimizer:
@@ -74,6 +78,6 @@ def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, type[Any
     Raises:
         ConfigError: no optimizer has that name, or the arguments are not its own.
     """
-    classes = OPTIMIZERS | dict(custom_objects or {})
+    classes = CLASSES | dict(custom_objects or {})
     optimizer: Optimizer = serialization.made("optimizer", config, classes, custom_objects)
     return optimizer

@@ -30,6 +30,9 @@ from dptrain.optimizers.schedules.base import float64
 from dptrain.program.tensor import FLOATX, DType, Operand, Tensor, Variable, constant, is_tracing, note_applied
 from dptrain.registry.names import not_supported, snake_case
 
+# The classes of descriptions, by names in lower case: `OPTIMIZERS`, and what has another optimizer within.
+CLASSES: dict[str, type[Any]] = {}
+
 
 class LearningRate(float):
     """A learning rate as it was when it was asked for, with what Keras' variable has.
@@ -93,7 +96,7 @@ class Optimizer(ABC):
         use_ema: keep moving averages of the variables, which `finalize_variable_values` puts in their place.
         ema_momentum: what an average keeps of itself in an iteration, 0 to 1.
         ema_overwrite_frequency: iterations after which the variables become their averages; None for never.
-        loss_scale_factor: None.
+        loss_scale_factor: by which `scale_loss` multiplies the loss, and `apply` divides gradients; None for 1.
         gradient_accumulation_steps: update once in so many batches, 2 or more, by the mean of their gradients.
         name: the class's in snake case by default (which Keras numbers).
 
@@ -124,8 +127,6 @@ class Optimizer(ABC):
             warnings.warn("Argument `decay` is no longer supported and will be ignored.", stacklevel=2)
         if kwargs:
             raise ConfigError(f"Argument(s) not recognized: {kwargs}")
-        if loss_scale_factor is not None:
-            raise ConfigError(f"not supported: loss_scale_factor={loss_scale_factor!r} of an optimizer")
         clips = {"clipnorm": clipnorm, "clipvalue": clipvalue, "global_clipnorm": global_clipnorm}
         if sum(limit is not None for limit in clips.values()) > 1:
             received = ", ".join(f"{clip}={limit}" for clip, limit in clips.items())
@@ -152,6 +153,7 @@ class Optimizer(ABC):
         self.clipvalue = _optional("clipvalue", clipvalue)
         self.global_clipnorm = _optional("global_clipnorm", global_clipnorm)
         self.use_ema, self.ema_momentum, self.ema_overwrite_frequency = use_ema, ema_momentum, frequency
+        self.loss_scale_factor = _optional("loss_scale_factor", loss_scale_factor)
         self.gradient_accumulation_steps = None if steps is None else int(steps)
         self.built, self._version = False, 0
         self._slots: dict[Variable, dict[str, Variable]] = {}
@@ -314,8 +316,8 @@ class Optimizer(ABC):
     stateless_apply = not_supported("stateless_apply", "call apply(grads, variables), which assigns the variables")
 
     def scale_loss(self, loss: Any) -> Any:
-        """Return the loss as it is: there is no `loss_scale_factor`."""
-        return loss
+        """Return the loss times the `loss_scale_factor`."""
+        return loss if self.loss_scale_factor is None else loss * self.loss_scale_factor
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Variable]]) -> Variable:
         """Update variables by their gradients; as `apply`.
@@ -354,6 +356,8 @@ class Optimizer(ABC):
                 stacklevel=2,
             )
         known = {one: as_dtype(grad, one.dtype) for grad, one in zip(found, variables, strict=True) if grad is not None}
+        if self.loss_scale_factor is not None:
+            known = {one: grad / self.loss_scale_factor for one, grad in known.items()}
         note_applied(list(known.values()))
         self._numbers = {}
         try:
@@ -542,7 +546,7 @@ class Optimizer(ABC):
             "use_ema": self.use_ema,
             "ema_momentum": self.ema_momentum,
             "ema_overwrite_frequency": self.ema_overwrite_frequency,
-            "loss_scale_factor": None,
+            "loss_scale_factor": self.loss_scale_factor,
             "gradient_accumulation_steps": self.gradient_accumulation_steps,
         }
         made = [vars(one)["__init__"] for one in reversed(type(self).__mro__) if "__init__" in vars(one)]

@@ -12,13 +12,14 @@ import numpy as np
 from dptrain.errors import ConfigError
 from dptrain.program.lowering import Element, lowering_of
 from dptrain.program.places import Extent, Place, Quotient
-from dptrain.program.tensor import DType, Tensor
+from dptrain.program.tensor import DType, Tensor, is_half
 
 # C++'s names of the types that kernels compute in.
 TYPES = {
     **{"float32": "float", "float64": "double", "bool": "bool", "int8": "signed char", "uint8": "unsigned char"},
     **{"int16": "short", "uint16": "unsigned short", "int32": "int", "uint32": "unsigned int"},
     **{"int64": "long long", "uint64": "unsigned long long"},
+    **{"bfloat16": "dp_bfloat16", "float16": "dp_float16"},  # kept, and computed in float
 }
 _SUFFIXES = {"float32": "f", "int64": "ll", "uint64": "ull", "uint32": "u"}
 
@@ -57,9 +58,11 @@ def literal(value: Any, dtype: DType) -> str:
     number, kind = np.asarray(value).astype(dtype).reshape(())[()], ctype(dtype)
     if dtype.kind == "b":
         return "true" if number else "false"
-    if dtype.kind == "f" and not np.isfinite(number):
+    if dtype.kind in "fV" and not np.isfinite(number):
         found = "DP_NAN" if np.isnan(number) else "DP_INFINITY" if number > 0 else "-DP_INFINITY"
         return f"(({kind}){found})"
+    if is_half(dtype):
+        return f"(({kind}){float(number)!r}f)"
     text, suffix = str(number), _SUFFIXES.get(dtype.name, "")
     if dtype.kind == "f" and not set(text) & set(".e"):
         text += ".0"
@@ -138,7 +141,7 @@ def cast(value: Ex, found: DType, wanted: DType) -> str:
     if found == wanted:
         return value.text
     # Of a fraction that becomes a whole number and then a fraction again, GCC makes one truncation: -0 of -0.5.
-    if value.computed and found.kind in "iu" and wanted.kind == "f":
+    if value.computed and found.kind in "iu" and wanted.kind in "fV":
         return f"dp_number<{ctype(wanted)}>({value.text})"
     return f"({ctype(wanted)}){value.text}"
 

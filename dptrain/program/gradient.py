@@ -38,12 +38,12 @@ def gradients(target: Tensor, sources: Sequence[Tensor], gradient: Any = None) -
     Raises:
         ConfigError: the target is no floating-point tensor, or an op on the way has no gradient.
     """
-    if target.dtype.kind != "f":
+    if target.dtype.kind not in "fV":
         raise ConfigError(f"{target} has no gradient: expected floating-point numbers")
     order = topological([target])
     depends = set(sources)
     for tensor in order:
-        if tensor.dtype.kind == "f" and any(one in depends for one in tensor.inputs):  # whole numbers are steps
+        if tensor.dtype.kind in "fV" and any(one in depends for one in tensor.inputs):  # whole numbers are steps
             depends.add(tensor)
     seed = OPERATORS["fill"](shape=target.shape, value=1.0, dtype=target.dtype.name) if gradient is None else gradient
     found: dict[Tensor, Tensor] = {target: constant(seed, target.dtype)}

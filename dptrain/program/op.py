@@ -17,10 +17,21 @@ from dptrain.errors import ConfigError
 from dptrain.program.context import SCOPE, TAPES, TRACE, WATCH
 from dptrain.program.dims import Dim
 from dptrain.program.letters import Letters, Named, parsed, parsed_for_any_shape
-from dptrain.program.lowering import Lowering, UserKernel, ViewMap
-from dptrain.program.operand import OPERATORS, OPS, Operator
+from dptrain.program.lowering import Element, Gather, Insert, Join, Lowering, UserKernel, ViewMap
+from dptrain.program.operand import METHODS, OPERATORS, OPS, Operator
 from dptrain.program.shapes import Shape, is_open, local, size
-from dptrain.program.tensor import NOT_TRACKED, WATCHED, Array, DType, ShapeDtype, Tensor, as_tensors, of_value
+from dptrain.program.tensor import (
+    FLOATX,
+    NOT_TRACKED,
+    WATCHED,
+    Array,
+    DType,
+    ShapeDtype,
+    Tensor,
+    as_tensors,
+    is_half,
+    of_value,
+)
 
 # How an op depends on its inputs, which decides what becomes of partial sums: "joint" for f(a + b, c + d) = f(a, c) +
 # f(b, d), "each" for linear in one input while the others stand still.
@@ -111,6 +122,10 @@ class Op:
         self.operands: int | None = None if code is None or code.co_flags & _VARIADIC else code.co_argcount
         self.letters = letters
         self._named = None if callable(letters) else parsed_for_any_shape(letters, self.name, self.operands)
+        # It moves or converts elements, of which half precision needs no arithmetic.
+        self._moves = isinstance(lowering, ViewMap | Gather | Insert | Join) or (
+            isinstance(lowering, Element) and lowering.converts
+        )
         # What calls without attributes make of inputs of these `Tensor.kind`s.
         self._kinds: dict[tuple[ShapeDtype | None, ...], ShapeDtype] = {}
         self.__doc__ = compute.__doc__
@@ -142,6 +157,8 @@ class Op:
         else:
             shape = self.shape(*[one.shape for one in tensors], **attributes)
             dtype = np.dtype(self.dtype(*[one.dtype for one in tensors], **attributes))
+            if not self._moves and (is_half(dtype) or any([is_half(one.dtype) for one in tensors])):
+                return self._in_float32(tensors, attributes, dtype)
             if any([one.value is None for one in tensors]) or is_open(shape):
                 return Tensor(self, tensors, attributes, shape, dtype, name=SCOPE.get())
             kind = None if _counts_rows(shape) else (shape, dtype)
@@ -164,13 +181,21 @@ class Op:
             if one.tracking > tracking:
                 tracking = one.tracking
         forgets = tracking == NOT_TRACKED or (tracking == WATCHED and not TAPES.get()) or TRACE.get() is not None
-        if forgets or self.ends_gradients or dtype.kind != "f":
+        if forgets or self.ends_gradients or dtype.kind not in "fV":
             made = Tensor(None, (), {}, shape, dtype, value)
         else:
             made = Tensor(self, tensors, attributes, shape, dtype, value, SCOPE.get())
             made.tracking = tracking
         made.kind = kind
         return made
+
+    def _in_float32(self, inputs: Sequence[Tensor], attributes: Mapping[str, Any], dtype: DType) -> Tensor:
+        """Return what it makes of half-precision numbers: computed in float32, and rounded once."""
+        cast = METHODS["cast"]
+        wide = [cast(one, FLOATX) if is_half(one.dtype) else one for one in inputs]
+        if "dtype" in attributes and is_half(np.dtype(attributes["dtype"])):
+            attributes = {**attributes, "dtype": FLOATX.name}
+        return cast(self(*wide, **attributes), dtype)  # type: ignore[no-any-return]
 
     def _bound(self, inputs: tuple[Any, ...], attributes: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of a call as operands, which may have been named, and attributes, which may not.

@@ -16,13 +16,13 @@ OPS: dict[str, "Op"] = {}
 # fmt: off
 Operator = Literal[
     "+", "-", "*", "/", "//", "**", "@", "neg", "abs", "&", "|", "~", "==", "!=", "<", "<=", ">", ">=",
-    "cast", "fill", "identity", "reshape", "select",
+    "fill", "identity", "reshape", "select",
 ]
 # fmt: on
 # The op of each, as its record says.
 OPERATORS: dict[Operator, "Op"] = {}
 # What tensors have as methods and what is written in ops, by the module above that writes it.
-METHODS: dict[Literal["[]", "backward"], Callable[..., Any]] = {}
+METHODS: dict[Literal["[]", "backward", "cast"], Callable[..., Any]] = {}
 
 
 _BOUNDS = (int, type(None))

@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from contextvars import Token
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from dptrain.errors import ConfigError, DivergenceError
-from dptrain.program.context import SCOPE, TAPES, TRACE, WATCH
+from dptrain.program.context import READ_IN, SCOPE, TAPES, TRACE, WATCH
 from dptrain.program.dims import Dim, is_number, number_of
 from dptrain.program.operand import METHODS, OPERATORS, is_plain
 from dptrain.program.operand import OPS as OPS
@@ -32,6 +33,26 @@ NOT_TRACKED, WATCHED, TRAINABLE = range(3)
 
 # The floating-point type of Python's numbers and of what is not told (Keras' floatx).
 FLOATX = np.dtype(np.float32)
+# NumPy knows bfloat16 by ml_dtypes, as a type of kind "V"; it and float16 are half precision.
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_HALVES = BFLOAT16.char + np.dtype(np.float16).char
+
+
+def is_half(dtype: DType) -> bool:
+    """Whether a type is float16 or bfloat16: numbers are kept in it, and computed in float32."""
+    return dtype.char in _HALVES
+
+
+def promoted(*dtypes: DType) -> DType:
+    """Return the type that holds the numbers of all, as NumPy's `result_type`; of both halves it is float32.
+
+    Integers, but for the smallest, take bfloat16 as Keras and JAX do: as it is.
+    """
+    floats = [one for one in dtypes if one.kind in "fV"]
+    halves = {one for one in floats if is_half(one)}
+    if len(halves) == 2:
+        floats = [FLOATX, *(one for one in floats if one not in halves)]
+    return np.result_type(*(floats if BFLOAT16 in halves else dtypes))
 
 
 class Tensor(Operand):
@@ -222,10 +243,11 @@ def _converted(one: Any, met: Sequence[DType]) -> Tensor:
     """Return a constant of an array or a number that meets these types."""
     dtype: Any = None
     if isinstance(one, float):
-        dtype = max([kind for kind in met if kind.kind == "f"], default=FLOATX)
+        floats = [kind for kind in met if kind.kind in "fV"]
+        dtype = promoted(*floats) if floats else FLOATX
         return of_value(np.array(one, dtype))
     if isinstance(one, int | Dim) and not isinstance(one, bool) and met:
-        common = met[0] if len(met) == 1 else np.result_type(*met)
+        common = met[0] if len(met) == 1 else promoted(*met)
         dtype = None if common.kind == "b" else common
     return counted(one, dtype) if isinstance(one, Dim) else constant(one, dtype)
 
@@ -253,7 +275,7 @@ def constant(value: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
     array = np.asarray(value, dtype)
     if dtype is None and array.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic):
         array = array.astype(FLOATX)
-    if array.dtype.kind not in "fiub":
+    if array.dtype.kind not in "fiub" and array.dtype != BFLOAT16:
         raise ConfigError(f"a tensor of {array.dtype}: expected real numbers")
     return of_value(array)
 
@@ -298,6 +320,7 @@ class Variable(Operand):
         constraint: as above.
         aggregation: as above.
         storage: the device that its value lives on, or None for this object's own memory.
+        autocast: it is read in the type in which the layer at hand computes.
         watched: the `Tensor.tracking` of its value where it is not trainable.
     """
 
@@ -318,6 +341,7 @@ class Variable(Operand):
         self.storage: Storage | None = None
         self._grad: Tensor | None = None
         self.watched = NOT_TRACKED
+        self.autocast = False
         self._held = self._own(constant(value, dtype).numpy())
 
     def _own(self, value: Array) -> Tensor:
@@ -331,10 +355,12 @@ class Variable(Operand):
         """What reading it gives: its value, or inside a trace what stands for it."""
         trace = TRACE.get()
         if trace is not None:
-            return trace.value_of(self)
-        found = self._held if self.storage is None else self._own(self.storage.read(self))
-        found.tracking = TRAINABLE if self.trainable else self.watched
-        return found
+            found = trace.value_of(self)
+        else:
+            found = self._held if self.storage is None else self._own(self.storage.read(self))
+            found.tracking = TRAINABLE if self.trainable else self.watched
+        read_in = READ_IN.get() if self.autocast else None
+        return found if read_in is None else METHODS["cast"](found, read_in)
 
     value = tensor
 
@@ -399,7 +425,7 @@ class Variable(Operand):
         if found.shape != self.shape:
             raise ConfigError(f"variable {self.path!r} has shape {self.shape}; assigned shape {found.shape}")
         if found.dtype != self.dtype:
-            found = OPERATORS["cast"](found, dtype=self.dtype.name)
+            found = METHODS["cast"](found, self.dtype)
         trace = TRACE.get()
         if trace is not None:
             trace.write(self, found)
@@ -460,6 +486,16 @@ class Trace:
 
 
 @contextmanager
+def reading_weights_in(dtype: DType | None) -> Iterator[None]:
+    """Read weights in another type in this context, but those that are always read as they are; None for their own."""
+    token = READ_IN.set(dtype)
+    try:
+        yield
+    finally:
+        READ_IN.reset(token)
+
+
+@contextmanager
 def scope(name: str) -> Iterator[None]:
     """Name tensors that ops make in this context after a layer, for messages and tables."""
     token = SCOPE.set(name)
@@ -488,7 +524,7 @@ def watch(made: Tensor, value: Array) -> None:
 
 def _refuse_nan(made: Tensor) -> None:
     assert made.value is not None
-    if made.dtype.kind == "f" and np.isnan(made.value).any():
+    if made.dtype.kind in "fV" and np.isnan(made.value).any():
         place = [int(n) for n in np.argwhere(np.isnan(made.value))[0]]
         within = f" of layer {made.name!r}" if made.name else ""
         assert made.op is not None

@@ -13,7 +13,8 @@ Source: keras/src/saving/serialization_lib.py, Keras 3.15.
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,9 @@ from dptrain.layers.base import build_shape
 from dptrain.losses import LOSSES
 from dptrain.losses.base import LossFunctionWrapper
 from dptrain.metrics import METRICS
-from dptrain.optimizers import OPTIMIZERS, schedules
+from dptrain.mixed_precision import POLICIES
+from dptrain.optimizers import CLASSES as OPTIMIZER_CLASSES
+from dptrain.optimizers import schedules
 from dptrain.program.tensor import Tensor, constant
 from dptrain.program.tree import map_leaves
 from dptrain.registry.names import suggestion
@@ -63,7 +66,7 @@ def _kinds() -> dict[str, Mapping[str, Any]]:
     """Return the classes that can be in a file, by Keras' module and the class's name."""
     tables: dict[str, Mapping[str, Any]] = {
         "keras.layers": LAYERS,
-        "keras.optimizers": OPTIMIZERS,
+        "keras.optimizers": OPTIMIZER_CLASSES,
         "keras.losses": LOSSES,
         "keras.metrics": METRICS,
         "keras.initializers": initializers.INITIALIZERS,
@@ -82,9 +85,9 @@ def described(module: str, class_name: str, config: Config, registered: str | No
     return {"module": module, "class_name": class_name, "config": dict(config), "registered_name": registered}
 
 
-def policy(dtype: str) -> dict[str, Any]:
-    """Return a floating-point type as Keras' policy."""
-    return described("keras", "DTypePolicy", {"name": dtype})
+def policy(layer: Layer) -> dict[str, Any]:
+    """Return a layer's policy as Keras describes it."""
+    return described("keras", "DTypePolicy", {"name": layer.dtype_policy.name})
 
 
 def layer_config(layer: Layer) -> dict[str, Any]:
@@ -99,7 +102,7 @@ def layer_config(layer: Layer) -> dict[str, Any]:
             return described("keras.layers", "InputLayer", about | {"name": layer.name})
         found = to_dict("keras.layers", layer, LAYERS.values())
         if "layers" not in found["config"]:
-            found["config"] = {"name": layer.name, "trainable": True, "dtype": policy(layer.dtype)} | found["config"]
+            found["config"] = {"name": layer.name, "trainable": True, "dtype": policy(layer)} | found["config"]
     if layer._nodes and layer._nodes[0].arguments:
         shape = map_leaves(lambda path, one: plain(build_shape(one)), layer._nodes[0].arguments[0])
         found["build_config"] = {"input_shape": shape}
@@ -113,7 +116,7 @@ def compile_config(compiled: Any) -> dict[str, Any]:
         compiled: a `dptrain.models.compiled.Compiled`.
     """
     return {
-        "optimizer": to_dict("keras.optimizers", compiled.optimizer, OPTIMIZERS.values()),
+        "optimizer": to_dict("keras.optimizers", compiled.optimizer, OPTIMIZER_CLASSES.values()),
         "loss": _each(compiled.loss, lambda one: _given("keras.losses", one, LOSSES)),
         "loss_weights": compiled.loss_weights,
         "metrics": _each(compiled.metrics, lambda one: _given("keras.metrics", one, METRICS)),
@@ -258,24 +261,33 @@ def read_layer(description: Any) -> Layer:
     return built
 
 
-def dtype_of(listed: list[Any]) -> str:
-    """Return the floating-point type of described layers.
+def give_policies(described: Sequence[tuple[Config, Layer]]) -> str:
+    """Return the policy that most layers of a model are described with; layers of another one get it as their own.
+
+    Args:
+        described: each layer that was read, and what it was read from.
 
     Raises:
-        ConfigError: they have several, or another one than dptrain has.
+        ConfigError: a policy that dptrain has not, or a model in the model has another one than the rest.
     """
-    dtypes: set[str] = set()
-    for one in listed:
-        config = one.get("config", {})
-        if isinstance(config.get("layers"), list):
-            dtypes.add(dtype_of(config["layers"]))
-        elif "dtype" in config and one.get("class_name") != "InputLayer":
-            dtypes.add(_policy(config["dtype"]))
-    if len(dtypes) > 1 or not dtypes <= {"float32", "float64"}:
-        raise ConfigError(
-            f"not supported: layers of dtype {', '.join(sorted(dtypes))}; expected float32 or float64 alone"
-        )
-    return dtypes.pop() if dtypes else "float32"
+    named = {}
+    for about, layer in described:
+        if "dtype" in about["config"] and not isinstance(layer, InputLayer):
+            named[layer] = _policy(about["config"]["dtype"])
+        elif "layers" in about["config"]:
+            named[layer] = layer.dtype_policy.name
+    for name in named.values():
+        if name not in POLICIES:
+            raise ConfigError(f"not supported: layers of dtype {name}; expected one of {', '.join(POLICIES)}")
+    usual = Counter(named.values()).most_common(1)[0][0] if named else "float32"
+    for _, layer in described:
+        if (name := named.get(layer, usual)) == usual:
+            layer.set_dtype(name)
+        elif isinstance(layer, tuple(MODELS.values())):
+            raise ConfigError(f"not supported: a model of dtype {name} in one of dtype {usual}")
+        else:
+            layer.keep_dtype(name)
+    return usual
 
 
 def listed_layers(config: Config, kind: str) -> list[Any]:
@@ -361,7 +373,7 @@ def _custom(cls: Any, config: Config) -> Any:
         made.name = rest["name"]
     if rest.get("trainable") is False:
         made.trainable = False
-    if isinstance(made, Layer) and _policy(config.get("dtype")) in ("float32", "float64"):
+    if isinstance(made, Layer) and _policy(config.get("dtype")) in POLICIES:
         made.set_dtype(_policy(config["dtype"]))
     return made
 

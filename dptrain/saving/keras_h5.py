@@ -33,7 +33,7 @@ from dptrain.program.tensor import Variable
 from dptrain.registry.names import snake_case
 from dptrain.saving import optimizer_variables
 from dptrain.saving.keras_config import MODELS
-from dptrain.saving.reading import MAX_NAMES, Array, Loaded, Stored, fill, joined, reading
+from dptrain.saving.reading import MAX_NAMES, Array, Loaded, Stored, fill, joined, portable, reading
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 # Groups within groups that are looked into: HDF5 can put a group into itself.
@@ -132,7 +132,7 @@ def encode(model: Any) -> bytes:
             place = file.create_group(f"{path}/vars")
             if isinstance(owner, Optimizer):
                 place.attrs["name"] = snake_case(type(owner).__name__)
-                arrays = optimizer_variables.arrays(owner, _variables(model, path, owner), model.dtype)
+                arrays = optimizer_variables.arrays(owner, _variables(model, path, owner), model.data_dtype)
             elif isinstance(owner, SeedGenerator):
                 place.attrs["name"] = owner.count.name
                 arrays = [np.array([owner.seed % 2**32, int(owner.count) % 2**32], np.uint32)]
@@ -140,7 +140,7 @@ def encode(model: Any) -> bytes:
                 place.attrs["name"] = owner.label
                 arrays = [one.numpy() for one in owner._own]
             for number, array in enumerate(arrays):
-                _write_checked(h5py, place, str(number), array)
+                _write_checked(h5py, place, str(number), portable(array))
     return content.getvalue()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.errors import DataError
-from dptrain.optimizers import Optimizer
+from dptrain.optimizers import LossScaleOptimizer, Optimizer
 from dptrain.program.tensor import Variable
 from dptrain.registry.names import snake_case
 from dptrain.saving.reading import Array, Stored
@@ -21,6 +21,10 @@ from dptrain.saving.reading import Array, Stored
 
 def arrays(optimizer: Optimizer, own: Sequence[Variable], dtype: str) -> list[Array]:
     """Return the state, the variables `own` of an optimizer, as Keras' variables, the learning rate in a dtype."""
+    if isinstance(optimizer, LossScaleOptimizer):
+        count, rate, *scale = [one.numpy() for one in optimizer.own_variables]
+        inner = arrays(optimizer.inner_optimizer, own[len(optimizer.own_variables) :], dtype)
+        return [count.astype(np.int32), rate.astype(dtype), *scale, *inner]
     count, *rest = [one.numpy() for one in own]
     result = [count.astype(np.int32 if count < 2**31 else np.int64)]
     if not optimizer.follows_schedule:
@@ -42,6 +46,16 @@ def read(
     Raises:
         DataError: iterations or learning rate are out of range.
     """
+    if isinstance(optimizer, LossScaleOptimizer):
+        first = len(optimizer.own_variables)
+        found, reason = read(where, optimizer.inner_optimizer, own[first:], stored[first:])
+        scale = [one.read() for one in stored[2:first]]
+        if reason or [np.shape(one) for one in scale] != [(), ()] or not 0 < float(scale[1]) < np.inf:
+            return {}, reason or "Skipping variable loading for optimizer 'loss_scale_optimizer', which has no scale."
+        return {
+            **found,
+            **{one: np.asarray(new).astype(one.dtype) for one, new in zip(own[2:first], scale, strict=True)},
+        }, ""
     scalars = 1 if optimizer.follows_schedule else 2
     shapes, wanted = [one.shape for one in stored], [one.shape for one in own]
     if shapes == wanted[:scalars] != wanted and int(stored[0].read()) == 0:

@@ -70,7 +70,7 @@ def encode(model: Any) -> bytes:
     """
     about, arrays = _described(prediction(model))
     symbols = model.input_symbols
-    about |= {"dtype": model.dtype, "inputs": tree.map_leaves(lambda path, _: path or "input", symbols)}
+    about |= {"dtype": model.dtype_policy.name, "inputs": tree.map_leaves(lambda path, _: path or "input", symbols)}
     return pack(arrays, about | {"outputs": model.prediction}, _KIND)
 
 
@@ -94,7 +94,10 @@ def prediction(model: Any) -> Program:
         raise ConfigError(f"not supported: exporting a model whose batch_size is fixed, to {model.fixed_batch_size}")
     rows = Dim.rows(2)
     inputs = {
-        path or "input": ((rows, *one.shape[1:]), model.dtype if one.dtype.kind == "f" else one.dtype)
+        path or "input": (
+            (rows, *one.shape[1:]),
+            model.data_dtype if one.dtype.kind in "fV" else one.dtype,
+        )
         for path, one in tree.flatten(symbols)
     }
     program = trace(predicted, inputs)

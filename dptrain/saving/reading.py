@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dptrain.comm import Communicator
 from dptrain.errors import ConfigError, DataError
-from dptrain.program.tensor import Variable
+from dptrain.program.tensor import BFLOAT16, Variable
 from dptrain.runtime.files import open_regular
 from dptrain.runtime.text import one_line
 
@@ -83,6 +83,11 @@ def share(comm: Communicator, loaded: Loaded | None, variables: Sequence[Variabl
         result.values[one] = np.array(own, one.dtype, order="C")
         comm.broadcast(result.values[one])
     return result
+
+
+def portable(array: Array) -> Array:
+    """Return an array as files of weights have it: bfloat16, of which HDF5 and NumPy know nothing, as float32."""
+    return array.astype(np.float32) if array.dtype == BFLOAT16 else array
 
 
 @contextmanager
@@ -178,7 +183,7 @@ def fill(
     """
     differences: dict[str, list[str]] = {}
     for path, one in variables.items():
-        found, kinds = stored.get(path), _FLOATS if one.dtype.kind == "f" else (one.dtype.name,)
+        found, kinds = stored.get(path), _FLOATS if one.dtype.kind in "fV" else (one.dtype.name,)
         if found is None:
             problem = f"{path}: not in the file"
         elif found.shape != one.shape:

@@ -24,7 +24,7 @@ import safetensors
 from dptrain.errors import DataError
 from dptrain.program.tensor import Variable
 from dptrain.runtime.files import Piece, open_regular
-from dptrain.saving.reading import Array, Loaded, Stored, fill, guess, reading, size_of
+from dptrain.saving.reading import Array, Loaded, Stored, fill, guess, portable, reading, size_of
 
 _VERSION = 2
 _ZEROS = "0" * 64
@@ -64,12 +64,13 @@ def pieces(arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = Non
         metadata: in the order in which it is written.
     """
     # The widest first, as the library has them: so each begins at a multiple of its width.
-    ordered = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
+    ordered = sorted(arrays, key=lambda name: (-portable(arrays[name]).dtype.itemsize, name))
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
     values: list[Piece] = []
     end = 0
     for name in ordered:
-        one = np.ascontiguousarray(arrays[name], arrays[name].dtype.newbyteorder("<"))
+        one = portable(arrays[name])
+        one = np.ascontiguousarray(one, one.dtype.newbyteorder("<"))
         begin, end = end, end + one.nbytes
         dtype = "BOOL" if one.dtype.kind == "b" else f"{one.dtype.kind.upper()}{8 * one.dtype.itemsize}"
         header[name] = {"dtype": dtype, "shape": list(arrays[name].shape), "data_offsets": [begin, end]}

@@ -14,12 +14,14 @@ import numpy as np
 import safetensors.numpy
 
 from dptrain.errors import DataError
-from dptrain.program.tensor import Variable
+from dptrain.program.tensor import BFLOAT16, Variable
 from dptrain.registry.serialization import plain
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 _BACKUP = "dptrain backup 2"
+# The key of the names of arrays that hold bfloat16.
+_HALVES = "bfloat16"
 # The largest header that safetensors reads.
 _MAX_HEADER = 100_000_000
 # The one key of what stands for an array in JSON.
@@ -36,7 +38,12 @@ def pack(arrays: Mapping[str, np.ndarray[Any, Any]], about: Mapping[str, Any], k
     """
     whole = {name: np.asarray(one, order="C") for name, one in arrays.items()}
     text = json.dumps(about)
-    return safetensors.numpy.save(whole, {"format": kind, "about": text, "sha256": _digest(text, whole)})
+    halves = [name for name, one in whole.items() if one.dtype == BFLOAT16]  # which safetensors has not for NumPy
+    whole |= {name: whole[name].view(np.uint16) for name in halves}
+    names = json.dumps(halves) if halves else ""
+    metadata = {"format": kind, "about": text, "sha256": _digest(text + names, whole)}
+    metadata |= {_HALVES: names} if halves else {}
+    return safetensors.numpy.save(whole, metadata)
 
 
 def read_packed(file: BinaryIO) -> bytes:
@@ -73,8 +80,10 @@ def unpack(content: bytes, where: str, kind: str, advice: str) -> tuple[dict[str
     if metadata.get("format") != kind:
         what = kind.split()[1]
         raise DataError(f"{where} is no {what} of this version ({metadata.get('format')!r}, this one reads {kind!r})")
-    if metadata.get("sha256") != _digest(metadata.get("about", ""), arrays):
+    names = metadata.get(_HALVES, "")
+    if metadata.get("sha256") != _digest(metadata.get("about", "") + names, arrays):
         raise DataError(f"{where} is damaged (its checksum differs); {advice}")
+    arrays |= {name: arrays[name].view(BFLOAT16) for name in json.loads(names or "[]")}
     return json.loads(metadata["about"]), arrays
 
 

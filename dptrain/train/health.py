@@ -283,7 +283,7 @@ class HealthCheck:
             (shard, order[start : start + shard.rows]) for shard, start in zip(bad.shards, bad.rows.starts, strict=True)
         ]
         for name, array in arrays.items():
-            if array.dtype.kind != "f":
+            if array.dtype.kind not in "fV":
                 continue
             for shard, numbers in parts:
                 finite = np.isfinite(array[numbers]).reshape(len(numbers), -1).all(axis=1)
@@ -301,7 +301,7 @@ class HealthCheck:
         found: list[Tensor] = []
 
         def check(made: Tensor) -> None:
-            if made.dtype.kind == "f" and test(made.value).any():
+            if made.dtype.kind in "fV" and test(made.value).any():
                 found.append(made)
                 raise _FoundError
 

@@ -28,7 +28,7 @@ from dptrain.program.execute import evaluate
 from dptrain.program.mesh import OWN_PART, PlacedProgram
 from dptrain.program.placement import place
 from dptrain.program.program import ROWS, Program, trace
-from dptrain.program.tensor import Tensor, Variable, watching
+from dptrain.program.tensor import BFLOAT16, Tensor, Variable, watching
 from dptrain.runtime.failure import phase
 
 Array = npt.NDArray[Any]
@@ -238,8 +238,12 @@ class Programs:
         return [] if placed is None else [one for one in step.totals if one in placed.summed]
 
     def outputs(self, step: str) -> Mapping[str, Array]:
-        """Return what the last run of a step has made, but for what can be read from the state."""
-        return self._last[step][1]
+        """Return what the last run of a step has made, but for what can be read from the state.
+
+        bfloat16, of which NumPy alone knows nothing, is float32 there, as in Keras on PyTorch.
+        """
+        found = self._last[step][1]
+        return {name: one.astype(np.float32) if one.dtype == BFLOAT16 else one for name, one in found.items()}
 
     def logs(self, step: str) -> dict[str, float]:
         """Return what comes out of a step as it stands now, as numbers by name: waits for the device."""

@@ -148,7 +148,7 @@ class Case:
         return trace(step, {name: (self.shape(name), self.dtype(name)) for name in self.named("input")})
 
 
-_TYPES = ("bool", "int8", "uint8", "int16", "int32", "uint32", "int64", "float32", "float64")
+_TYPES = ("bool", "int8", "uint8", "int16", "int32", "uint32", "int64", "bfloat16", "float16", "float32", "float64")
 
 
 def environment(seeds: dptrain.ops.random.SeedGenerator) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def run_on_ranks(case: Case, make: Make) -> dict[str, Array]:
     ends = [joined(case, found, rank) for rank in range(len(found))]
     for rank, own in enumerate(ends):
         for name, one in own.items():
-            assert np.array_equal(one, ends[0][name], equal_nan=one.dtype.kind == "f"), (
+            assert np.array_equal(one, ends[0][name], equal_nan=one.dtype.kind in "fV"), (
                 f"rank {rank} has another {name}"
             )
     return ends[0]
@@ -108,7 +108,7 @@ def hardly_optimized(execute: Callable[[], Mapping[str, Array]]) -> Mapping[str,
 def unlike(found: Mapping[str, Array], others: Mapping[str, Array], judged: Expected) -> str:
     """Return which results have not the same bits, or an empty string."""
     for name in judged.values:
-        if not np.array_equal(found[name], others[name], equal_nan=found[name].dtype.kind == "f"):
+        if not np.array_equal(found[name], others[name], equal_nan=found[name].dtype.kind in "fV"):
             return f"{name} has other bits"
     return ""
 

@@ -403,6 +403,15 @@ def product(d: Drawing) -> None:
 def casts(d: Drawing) -> None:
     """Numbers in other types: fractions become whole numbers or flags, and these numbers again."""
     x = d.pick()
+    if x.tensor.dtype.kind == "f" and d.chance(0.4):
+        half = d.line(f"ops.cast({x.name}, '{d.choose(['bfloat16', 'float16'])}')")
+        forms = ["{}", "{} * 1.5 + {}", "ops.relu({})", "ops.sum({})", "ops.tanh({})", "{} / 3", "{} > 0.5"]
+        if x.tensor.shape:
+            forms += [f"ops.{name}({{}}, -1)" for name in ("softmax", "max", "argmax", "mean", "flip")]
+            forms += ["ops.concatenate([{}, {}], -1)", "ops.expand_dims({}, -1) @ ops.ones((1, 3), {}.dtype)"]
+        made = d.choose(forms).format(half, half)
+        d.line(f"ops.cast({made}, 'float32')")
+        return
     if x.tensor.dtype.kind == "f":
         kind = d.choose(["int32", "int64", "int8", "uint8", "bool", "float64", "float32"])
         sane = f"ops.where(ops.absolute({x.name}) < 100, {x.name} * 1.75, 2.5)"

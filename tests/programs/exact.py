@@ -1,11 +1,11 @@
 """What a program computes in float64, and how far from that rounding may take it.
 
-Every tensor of float32 is computed in float64, from what float32 holds at the beginning. How much the results may
-differ is found as in Monte Carlo arithmetic (D. S. Parker, "Monte Carlo arithmetic: exploiting randomness in floating-
-point arithmetic", 1997): the program is executed again, with each result of an op that rounds moved by a few units in
-the last place of its own type, sums by some of the magnitude of their terms: at random, and all up, and all down; and
-once with each rounded. What then moves by more than it is worth, such as a comparison of two nearly equal numbers,
-cannot be judged.
+Every tensor of float32 is computed in float64, from what float32 holds at the beginning; half precision is rounded. How
+much the results may differ is found as in Monte Carlo arithmetic (D. S. Parker, "Monte Carlo arithmetic: exploiting
+randomness in floating-point arithmetic", 1997): the program is executed again, with each result of an op that rounds
+moved by a few units in the last place of its own type, sums by some of the magnitude of their terms: at random, and all
+up, and all down; and once with each rounded. What then moves by more than it is worth, such as a comparison of two
+nearly equal numbers, cannot be judged.
 """
 
 import functools
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.program.program import Program
-from dptrain.program.tensor import Array, Tensor, Variable
+from dptrain.program.tensor import Array, Tensor, Variable, is_half
 from tests.tolerances import TOLERANCES
 
 _GREATEST, _LEAST = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
@@ -67,11 +67,13 @@ class Exact:
         attributes = tensor.op.local_attributes(tensor, None, 0)
         if tensor.op.is_view:
             return np.asarray(tensor.op.compute(*inputs, **attributes))
-        rounds = tensor.dtype.kind == "f"
+        rounds = tensor.dtype.kind in "fV"
         out = np.empty(tensor.shape, np.float64 if rounds else tensor.dtype)
         with np.errstate(all="ignore"):
             tensor.op.compute(*inputs, **attributes, out=out)
-            if rounds and self._noise is not None:
+            if is_half(tensor.dtype):  # which only rounding makes, and what moves elements: what is rounded has noise
+                out[...] = out.astype(tensor.dtype)
+            elif rounds and self._noise is not None:
                 self._move(tensor, inputs, attributes, out)
             if tensor.dtype == np.float32:
                 out[np.abs(out) > _GREATEST] *= np.inf
@@ -91,7 +93,7 @@ class Exact:
         assert self._noise is not None
         scale, units = np.abs(out), float(_UNITS)
         if tensor.op.name in _SUMS:
-            numbers = [np.abs(_finite(one)) if one.dtype.kind == "f" else one for one in inputs]
+            numbers = [np.abs(_finite(one)) if one.dtype.kind in "fV" else one for one in inputs]
             scale = np.empty_like(out)
             tensor.op.compute(*numbers, **attributes, out=scale)
             units *= max(1.0, np.sqrt(max(1, sum(one.size for one in inputs) / max(1, out.size))) / 4)
@@ -114,7 +116,7 @@ def _noise(run: int, seed: int) -> Noise | None:
 
 
 def _is_short(value: Array) -> bool:
-    return np.array_equal(value, value.astype(np.float16), equal_nan=value.dtype.kind == "f")
+    return np.array_equal(value, value.astype(np.float16), equal_nan=value.dtype.kind in "fV")
 
 
 def _finite(value: Array) -> Array:
@@ -122,7 +124,7 @@ def _finite(value: Array) -> Array:
 
 
 def _wide(value: Array) -> Array:
-    return value.astype(np.float64, copy=False) if value.dtype.kind == "f" else value
+    return value.astype(np.float64, copy=False) if value.dtype.kind in "fV" else value
 
 
 def states_of(

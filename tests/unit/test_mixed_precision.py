@@ -4,8 +4,18 @@ import numpy as np
 import pytest
 
 import dptrain as keras
-from dptrain import layers, mixed_precision
-from dptrain.errors import ConfigError
+from dptrain import layers, mixed_precision, ops
+from dptrain.backend.cpu.compile import compiler
+from dptrain.errors import ConfigError, DivergenceError
+from dptrain.program.dims import Dim
+from dptrain.program.execute import evaluate
+from dptrain.program.placement import place
+from dptrain.program.program import trace
+from dptrain.program.tensor import Variable
+from dptrain.saving import load_program
+from tests.unit.program.virtual_ranks import run_on_ranks
+
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 
 
 @pytest.fixture
@@ -38,10 +48,187 @@ def test_a_described_policy_is_as_in_keras_configurations():
     assert mixed_precision.Policy.from_config(mixed_precision.Policy("float32").get_config()).name == "float32"
 
 
-@pytest.mark.parametrize("name", ["mixed_float16", "mixed_bfloat16", "float16", "int8"])
-def test_half_precision_is_refused_by_name(name):
-    with pytest.raises(ConfigError, match=f"not supported: dtype policy '{name}'; expected 'float32' or 'float64'"):
+@pytest.mark.parametrize("name", ["int8", "mixed_float8", "tf32"])
+def test_another_policy_is_refused_by_name(name):
+    with pytest.raises(ConfigError, match=f"not supported: dtype policy '{name}'; expected 'float32', 'float64', "):
         mixed_precision.set_global_policy(name)
     with pytest.raises(ConfigError, match=f"not supported: dtype = '{name}' of layer Dense"):
         layers.Dense(2, dtype=name)
     assert mixed_precision.dtype_policy().name == "float32"
+
+
+# Half precision
+
+HALVES = ("bfloat16", "float16")
+POLICIES = {"mixed_bfloat16": "bfloat16", "mixed_float16": "float16"}
+X = np.random.default_rng(0).normal(size=(96, 12)).astype(np.float32)
+Y = np.random.default_rng(1).integers(0, 3, 96)
+
+
+def classifier(policy, *, last=None, jit_compile=False, **options):
+    keras.utils.set_random_seed(7)
+    model = keras.Sequential(
+        [
+            keras.Input((12,)),
+            layers.Dense(16, activation="relu", dtype=None),
+            layers.BatchNormalization(),
+            layers.Dense(3),
+            layers.Activation("softmax", dtype=last),
+        ]
+    )
+    options = {"metrics": ["accuracy"], "device": "cpu", **options}
+    optimizer = options.pop("optimizer", "adam")
+    model.compile(optimizer, "sparse_categorical_crossentropy", dtype=policy, jit_compile=jit_compile, **options)
+    return model
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_an_op_computes_in_float32_and_rounds_once(dtype):
+    x, y = (ops.cast(one, dtype) for one in (X[:5, :4], X[5:10, :4]))
+    wide = [ops.cast(one, "float32") for one in (x, y)]
+    for function in (
+        *(ops.add, ops.multiply, ops.divide, lambda a, b: ops.matmul(a, ops.transpose(b)), lambda a, b: ops.exp(a)),
+        *(lambda a, b: ops.sum(a, 0), lambda a, b: ops.where(a > 0, b, 0.5), lambda a, b: ops.softmax(a)),
+        *(lambda a, b: ops.mean(a * 300, 1), lambda a, b: ops.gelu(a), lambda a, b: ops.concatenate([a, b])),
+    ):
+        found = function(x, y)
+        assert found.dtype == np.dtype(dtype)
+        if function not in (ops.mean,):
+            expected = ops.cast(function(*wide), dtype).numpy()
+            np.testing.assert_allclose(found.numpy().astype("f"), expected.astype("f"), rtol=2**-7)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_types_that_meet(dtype):
+    x = ops.cast(X[0], dtype)
+    assert (x + 1).dtype == (2.5 * x).dtype == (x + np.arange(12)).dtype == (x**2).dtype == np.dtype(dtype)
+    assert (x + X[1]).dtype == np.float32
+    assert (x > 0).dtype == np.bool_
+    other = ops.cast(x, {"bfloat16": "float16", "float16": "bfloat16"}[dtype])
+    assert (x + other).dtype == np.float32
+    assert ops.zeros((2,), dtype).dtype == ops.ones_like(x).dtype == ops.one_hot([1], 3, dtype=dtype).dtype == dtype
+
+
+def test_a_long_sum_does_not_overflow_on_its_way():
+    x = ops.cast(np.full(4096, 100.0), "float16")
+    assert float(ops.mean(x)) == 100
+    assert float(ops.std(x)) == 0
+    assert float(ops.sum(x)) == np.inf  # 409,600 is no float16
+
+
+@pytest.mark.parametrize(("policy", "dtype"), POLICIES.items())
+def test_weights_are_float32_and_are_read_in_half_precision(policy, dtype):
+    seen = {}
+
+    class Scale(layers.Layer):
+        def build(self, input_shape):
+            self.scale = self.add_weight((12,), "ones")
+            self.exact = self.add_weight((12,), "ones", autocast=False)
+
+        def call(self, inputs):
+            seen.update(inputs=inputs.dtype, scale=(self.scale * 1).dtype, exact=(self.exact * 1).dtype)
+            return inputs * self.scale
+
+    layer = Scale(dtype=policy)
+    made = layer(X)
+    assert seen == {"inputs": np.dtype(dtype), "scale": np.dtype(dtype), "exact": np.float32}
+    assert made.dtype == dtype
+    assert {one.dtype.name for one in layer.weights} == {layer.dtype, layer.variable_dtype} == {"float32"}
+    assert layer.compute_dtype == dtype
+    ops.sum(layer(X)).backward()
+    assert layer.scale.grad.dtype == np.float32
+    assert layer.scale.tensor.dtype == np.float32  # outside of a call
+
+
+@pytest.mark.parametrize(("policy", "dtype"), POLICIES.items())
+@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=needs_compiler)])
+def test_a_training_is_that_of_float32_but_for_rounding(policy, dtype, jit_compile):
+    wanted = classifier("float32", jit_compile=jit_compile).fit(X, Y, epochs=3, batch_size=20, verbose=0)
+    model = classifier(policy, jit_compile=jit_compile)
+    found = model.fit(X, Y, epochs=3, batch_size=20, verbose=0)
+    np.testing.assert_allclose(found.history["loss"], wanted.history["loss"], rtol=0.02)
+    assert found.history["loss"] != wanted.history["loss"]
+    assert {one.dtype.name for one in model.weights} == {"float32"}
+    assert model(X[:2]).dtype == dtype
+    assert model.predict(X, verbose=0).dtype == ("float32" if dtype == "bfloat16" else "float16")
+
+
+@needs_compiler
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16", "bfloat16", "float16"])
+def test_compiled_steps_are_numpys_but_for_the_order_of_sums(policy):
+    found = [
+        classifier(policy, jit_compile=jit_compile, optimizer="sgd").fit(X, Y, epochs=2, batch_size=32, verbose=0)
+        for jit_compile in (False, True)
+    ]
+    losses = [one.history["loss"] for one in found]
+    np.testing.assert_allclose(*losses, rtol=4e-3)
+
+
+def test_ranks_round_what_they_have_added_up():
+    """Each rank's part of a gradient is a whole number; rounded before they are summed, the sum would be another."""
+    w = Variable(np.ones((4, 1), np.float32), "w")
+
+    def step(x):
+        ops.sum(ops.cast(x, "bfloat16") @ ops.cast(w, "bfloat16")).backward()
+        return {"gradient": w.grad}
+
+    x = np.zeros((8, 4), np.float32)
+    x[:, 0] = [256, 1, 0, 0, 1, 0, 0, 0]
+    program = place(trace(step, {"x": ((Dim.rows(8), 4), "float32")}))
+    expected = np.array([[258], [0], [0], [0]], np.float32)
+    assert evaluate(trace(step, {"x": ((Dim.rows(8), 4), "float32")}), {"x": x})[0]["gradient"][0] == 258
+    for shards in ([8], [4, 4], [1, 1, 6]):
+        found, _ = run_on_ranks(program, {"x": x}, shards, {"x": 0})
+        for outputs, _ in found:
+            np.testing.assert_array_equal(outputs["gradient"], expected)
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16", "bfloat16", "float16"])
+def test_files_keep_policies_and_every_bit(policy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = classifier(policy, last="float32")
+    model.fit(X, Y, epochs=1, batch_size=32, verbose=0)
+    expected = model.predict(X, verbose=0)
+    model.save("a.keras")
+    again = keras.models.load_model("a.keras", device="cpu", jit_compile=False)
+    assert [one.dtype_policy.name for one in again.layers] == [policy] * 3 + ["float32"]
+    assert again.dtype_policy.name == policy
+    np.testing.assert_array_equal(again.predict(X, verbose=0), expected)
+    assert [one.dtype for one in again.weights] == [one.dtype for one in model.weights]
+    for one, other in zip(model.optimizer.variables, again.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(np.float64(one.numpy()), np.float64(other.numpy()))
+    for path in ("a.weights.h5", "a.safetensors"):
+        model.save_weights(path)
+        other = classifier(policy, last="float32")
+        other.load_weights(path)
+        np.testing.assert_array_equal(other.predict(X, verbose=0), expected)
+    model.export("a.dpt")
+    stored = load_program("a.dpt", device="cpu")
+    np.testing.assert_allclose(stored(X), expected, rtol=1e-6)
+    described = keras.models.model_from_json(model.to_json())
+    assert [one.dtype_policy.name for one in described.layers] == [policy] * 3 + ["float32"]
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "bfloat16"])
+def test_an_interrupted_training_goes_on_with_the_same_bits(policy, tmp_path):
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1:
+                raise KeyboardInterrupt
+
+    straight = classifier(policy)
+    straight.fit(X, Y, epochs=4, batch_size=32, verbose=0)
+    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    with pytest.raises(KeyboardInterrupt):
+        classifier(policy).fit(X, Y, epochs=4, batch_size=32, verbose=0, callbacks=[backup, Stop()])
+    resumed = classifier(policy)
+    resumed.fit(X, Y, epochs=4, batch_size=32, verbose=0, callbacks=[backup])
+    for one, other in zip(straight.variables, resumed.variables, strict=True):
+        np.testing.assert_array_equal(np.float64(one.numpy()), np.float64(other.numpy()))
+
+
+@pytest.mark.parametrize("policy", ["bfloat16", "float16"])
+def test_weights_in_half_precision_that_are_not_finite_are_noticed(policy):
+    model = classifier(policy, optimizer=keras.optimizers.SGD(1e30))
+    with pytest.raises(DivergenceError):
+        model.fit(X, Y, epochs=3, batch_size=16, verbose=0)

@@ -23,7 +23,7 @@ from dptrain.runtime.cache import cache_dir, compiled
 from dptrain.runtime.text import one_line
 
 # The headers of generated programs.
-HEADERS = ("scalar.h", "native.h", "native_calls.h")
+HEADERS = ("scalar.h", "half.h", "native.h", "native_calls.h")
 # No option lets the compiler join or reorder floating-point operations, so bits do not depend on it or on what it tunes
 # for. Without -ffp-contract=off it may round a multiply-add once, which NumPy rounds twice, and GCC decides anew for
 # each loop and each CPU that it tunes for: a row would differ from the same row among many, fused loops from single

@@ -34,7 +34,7 @@ class Digests:
         self._found = np.zeros((len(self._arrays), 2), np.uint64)
         self._function = _function() if native else None
         self._table = np.array(
-            [[one.ctypes.data for one in arrays], [one.nbytes for one in arrays], list(map(size_of_floats, arrays))],
+            [[one.ctypes.data for one in arrays], [one.nbytes for one in arrays], list(map(type_code, arrays))],
             np.int64,
         )
 
@@ -49,9 +49,13 @@ class Digests:
         return self._found.copy()
 
 
-def size_of_floats(array: Any) -> int:
-    """Return the bytes of an element whose bits can say that it is not finite; 0 for other types."""
-    return int(array.dtype.itemsize) if array.dtype in (np.float32, np.float64) else 0
+# Of types whose bits can say that a number is not finite, see `dp_exponent`.
+_CODES = {"bfloat16": 2, "float16": 3, "float32": 4, "float64": 8}
+
+
+def type_code(array: Any) -> int:
+    """Return what `kernels/digest.h` is told of an array's type; 0 where all numbers are finite."""
+    return _CODES.get(array.dtype.name, 0)
 
 
 @functools.cache
@@ -85,5 +89,5 @@ def _by_numpy(array: Array) -> tuple[int, bool]:
     parts = [*(words[begin : begin + _PART] for begin in range(0, len(words), _PART)), rest]
     sums = np.concatenate([(part ^ (part >> np.uint64(32))) @ _odd_of_places() for part in parts])
     digest = sums @ _odd(np.arange(len(sums)) + (1 << 32))
-    floats = [part.view(array.dtype) for part in parts] if size_of_floats(array) else []
+    floats = [part.view(array.dtype) for part in parts] if type_code(array) else []
     return int(digest), any(not np.isfinite(part).all() for part in floats)

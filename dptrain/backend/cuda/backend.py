@@ -84,9 +84,9 @@ class CudaBackend(Backend):
     ) -> None:
         self.name, self.precision = "cuda", precision
         self.graph = gemm == "dptrain"  # the stand-in for cuBLASLt in tests cannot be recorded
-        self.dtype = np.dtype(dtype)
-        if self.dtype != np.float32:
-            raise ConfigError(f"dtype = {self.dtype.name!r}: the CUDA kernels compute in float32; use --device cpu")
+        self.dtype = np.dtype(np.float32)
+        if dtype not in ("float32", self.dtype):
+            raise ConfigError(f"dtype = {dtype!r}: the CUDA kernels compute in float32; use --device cpu")
         self.gpu_record = gpu = open_gpu(number, select, host)
         if precision == "tf32" and int(gpu.architecture.removeprefix("sm_")) < _TF32_FROM:
             # Not a DeviceError, after which `--device auto` would take the CPU.

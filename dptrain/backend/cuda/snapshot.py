@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.backend.cpu.digest import size_of_floats
+from dptrain.backend.cpu.digest import type_code
 from dptrain.backend.cuda.compile import compiled_text
 from dptrain.backend.cuda.device import cuda
 from dptrain.backend.cuda.memory import DeviceArray
@@ -32,7 +32,7 @@ class DeviceSnapshot:
 
     def __init__(self, backend: "CudaBackend", buffers: Sequence[DeviceArray]) -> None:
         self._backend, self._buffers = backend, list(buffers)
-        entries = [[one.pointer, one.nbytes, size_of_floats(one)] for one in buffers]
+        entries = [[one.pointer, one.nbytes, type_code(one)] for one in buffers]
         self._table = backend.upload(np.array(entries, np.int64).reshape(-1, 3), "digests")
         self._found = backend.empty((len(entries), 2), np.uint64, "digests")
         self._copies: list[DeviceArray] = []

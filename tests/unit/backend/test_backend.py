@@ -69,9 +69,8 @@ def test_refused():
         backend.create("gpu", "float32", 1)
     with pytest.raises(ConfigError, match="gpu_select = 'first'"):
         backend.create("cpu", "float32", 1, gpu_select="first")
-    with pytest.raises(ConfigError, match="dtype = 'float16'"):
-        backend.create("cpu", "float16", 1)
-
+    with pytest.raises(ConfigError, match="dtype policy 'float8'"):
+        backend.create("cpu", "float8", 1)
     with pytest.raises(ConfigError, match="precision = 'fp8': expected 'float32' or 'tf32'"):
         backend.create("cpu", "float32", 1, precision="fp8")
     with pytest.raises(ConfigError, match="gemm = 'mkl': expected 'dptrain' or 'cublaslt'"):

@@ -70,6 +70,7 @@ CASES: dict[str, list[Case]] = {
     "leaky_relu": [Case(normal(B, 3), negative_slope=0.3)],
     "elu": [Case(normal(B, 3), alpha=0.7)],
     "cast_to": [Case(normal(B, 3), dtype="float64")],
+    "round_to": [Case(normal(B, 3), dtype="float16")],
     "full": [Case(shape=(3, 2), value=1.5, dtype="float64", rows=())],
     "reduce_sum": _SUMS,
     "reduce_max": _SUMS,

@@ -614,7 +614,6 @@ def test_a_rule_of_the_users_own():
         (lambda: SGD(use_ema=True, ema_momentum=1.5), r"`ema_momentum` must be in the range \[0, 1\]"),
         (lambda: SGD(use_ema=True, ema_overwrite_frequency=0.5), "`ema_overwrite_frequency` must be an integer >= 1"),
         (lambda: Lion(beta_1=0), "the optimizer degenerates to SignSGD. Received: beta_1=0."),
-        (lambda: SGD(loss_scale_factor=2.0), "not supported: loss_scale_factor=2.0"),
         (lambda: SGD(momentun=0.9), r"Argument\(s\) not recognized: {'momentun': 0.9}"),
         (lambda: SGD(clipnorm=1, clipvalue=2), "Only one of `clipnorm`, `clipvalue` and `global_clipnorm` can be set"),
         (lambda: SGD(clipnorm=float("inf")), "clipnorm = inf: expected a number that is finite"),

@@ -326,8 +326,7 @@ INPUT = {"module": "keras.layers", "class_name": "InputLayer", "config": {"batch
         ([dense(activation=["relu"])], "Could not interpret activation"),
         ([dense(activation={"class_name": "function", "config": "f", "module": "mine"})], "custom function 'f'"),
         ([dense(name="a/b")], "without '/'"),
-        ([dense(dtype="mixed_float16")], "mixed_float16"),
-        ([dense(dtype="float32"), dense(name="e", dtype="float64")], "float32, float64"),
+        ([dense(dtype="float8")], "float8"),
         ([INPUT | {"config": {"batch_shape": [None, 0]}}, dense()], "not supported: input of shape"),
         ([INPUT | {"config": {"batch_shape": [None, 3], "sparse": True}}, dense()], "sparse"),
         ([dense(), INPUT], "InputLayer can stand only before the first layer"),
@@ -413,7 +412,6 @@ def compile_config(**changes) -> dict:
         ({"optimizer": {"class_name": "SGD", "config": {"clipnorm_": 1.0}}}, "clipnorm_ = 1.0"),
         ({"optimizer": {"class_name": "SGD", "config": {"learning_rate": "fast"}}}, "compile|float|fast"),
         ({"optimizer": {"class_name": "SGD", "config": {"learning_rate": -1.0}}}, "learning_rate"),
-        ({"optimizer": {"class_name": "SGD", "config": {"loss_scale_factor": 2.0}}}, "not supported: loss_scale"),
         ({"loss": {"class_name": "function", "config": "f", "module": "mine"}}, "custom function 'f'"),
     ],
 )

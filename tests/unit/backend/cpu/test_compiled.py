@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from dptrain import ops
 from dptrain.backend.cpu import compile as compiling
 from dptrain.backend.cpu.codegen import NativeFunction, generate
-from dptrain.backend.cpu.compiled import CompiledExecutable, planned
+from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.errors import ConfigError, DataError, DeviceError
 from dptrain.ops import random
 from dptrain.ops.indexing import take_rows
@@ -17,7 +17,6 @@ from dptrain.program.dims import Dim
 from dptrain.program.execute import HostMemory, evaluate
 from dptrain.program.fuse import fuse
 from dptrain.program.gradient import gradients
-from dptrain.program.kernels import Call, Loop, Product
 from dptrain.program.passes import without_ranks
 from dptrain.program.placement import place
 from dptrain.program.program import ROWS as ORDER
@@ -484,26 +483,6 @@ def test_weights_are_written_over():
     assert all(address % 64 == 0 for address in before)
     places = dict(zip(executable.code.roots, executable.addresses, strict=True))
     assert [places[new] for new in executable.fused.updates.values()] == before
-
-
-def test_products_and_calls_write_over_what_they_do_not_read():
-    w, v, u, t = (Variable(np.ones((3, 3)), name) for name in "wvut")
-
-    def step(x):
-        old = t.value
-        w.assign(x @ ops.transpose(x))
-        v.assign(ops.concatenate([x[:1], x[:2]]))
-        u.assign(u @ x)
-        t.assign(x @ x)
-        return {"new": w + 1, "old": old * 2, "both": v * u}
-
-    x = np.random.default_rng(0).normal(size=(3, 3))
-    program = trace(step, {"x": ((3, 3), "float64")})
-    compare(program, steps=3, data={"x": x})
-    executable = CompiledExecutable(program, HostMemory(), {"x": x})
-    assert {type(one) for one in executable.fused.kernels} == {Loop, Product, Call}
-    replaced, _ = planned(executable.fused, executable.code, 0)
-    assert {old.name for old in replaced.values()} == {"w", "v", "t"}
 
 
 def test_refused():

@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16, finfo
 
 from dptrain.backend.cpu.compile import compiler
 from dptrain.backend.cpu.digest import Digests
 
+FLOATS = [bfloat16, np.float16, np.float32, np.float64]
 BY_NUMPY_AND_COMPILED = [False, True] if compiler() is not None else [False]
 
 
@@ -18,7 +20,7 @@ def filled(size: int, dtype: type) -> np.ndarray:
 
 
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.uint8, np.int64, np.bool_])
+@pytest.mark.parametrize("dtype", [*FLOATS, np.uint8, np.int64, np.bool_])
 def test_compiled_code_and_numpy_agree(dtype):
     arrays = [filled(size, dtype) for size in (0, 1, 2, 3, 7, 511, 512, 513, 1023, 1024, 1025, 4096, 5000)]
     np.testing.assert_array_equal(Digests(arrays, True)(), Digests(arrays, False)())
@@ -50,9 +52,9 @@ def test_values_that_change_places_change_a_digest():
 
 @pytest.mark.parametrize("native", BY_NUMPY_AND_COMPILED)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_what_is_not_finite_is_seen_wherever_it_is(dtype, value, native):
-    array = np.full(1027, np.finfo(dtype).max, dtype)
+    array = np.full(1027, finfo(dtype).max, dtype)
     digests = Digests([array, np.full(8, -1)], native)
     assert digests()[:, 1].tolist() == [0, 0]  # the integers have bits that a float would have as NaN
     for place in (0, 1, 511, 512, 1025, 1026):

@@ -1,0 +1,175 @@
+"""A loss times a number, so that gradients in float16 are neither 0 nor infinite."""
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from dptrain.errors import ConfigError
+from dptrain.ops import all as all_of
+from dptrain.ops import equal, isfinite, logical_and, where
+from dptrain.optimizers.base import CLASSES, Optimizer
+from dptrain.optimizers.schedules import LearningRateSchedule
+from dptrain.program.tensor import FLOATX, Tensor, Variable, constant
+from dptrain.registry import serialization
+
+
+class LossScaleOptimizer(Optimizer):
+    """An optimizer whose gradients are those of the loss times a scale, and are divided by it.
+
+    Where one of them is not finite, nothing is updated and the scale is halved; after so many updates without that it
+    is doubled. All ranks decide alike, since they have the same gradients.
+
+    Source: P. Micikevicius et al., "Mixed precision training", ICLR 2018; Keras' optimizer of the same name.
+
+    Args:
+        inner_optimizer: makes the updates.
+        initial_scale: the first scale.
+        dynamic_growth_steps: updates after which the scale is doubled.
+        name: by default "loss_scale_optimizer".
+        kwargs: `dynamic`, True.
+
+    Attributes:
+        inner_optimizer: as above, as the two that follow.
+        initial_scale: see above.
+        dynamic_growth_steps: see above.
+        dynamic_scale: the scale, a variable.
+        step_counter: updates since it changed last, a variable.
+
+    Raises:
+        ConfigError: an argument is out of range, or the inner optimizer's.
+    """
+
+    def __init__(
+        self,
+        inner_optimizer: Optimizer,
+        initial_scale: float = 2.0**15,
+        dynamic_growth_steps: int = 2000,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not kwargs.pop("dynamic", True):
+            raise ConfigError("LossScaleOptimizer: dynamic=False: set loss_scale_factor of the inner optimizer instead")
+        if kwargs:
+            raise ConfigError(f"LossScaleOptimizer: {', '.join(kwargs)}: arguments of the inner optimizer")
+        if not isinstance(inner_optimizer, Optimizer) or isinstance(inner_optimizer, LossScaleOptimizer):
+            raise ConfigError(f"LossScaleOptimizer: expected an optimizer, found {type(inner_optimizer).__name__}")
+        if not 0 < initial_scale < float("inf") or dynamic_growth_steps < 1:
+            raise ConfigError(
+                "LossScaleOptimizer: expected initial_scale above 0 and dynamic_growth_steps of at least 1. Received: "
+                f"initial_scale={initial_scale}, dynamic_growth_steps={dynamic_growth_steps}"
+            )
+        super().__init__(0.0, name=name)
+        self.inner_optimizer, self.initial_scale = inner_optimizer, float(initial_scale)
+        self.dynamic_growth_steps = int(dynamic_growth_steps)
+        self.step_counter = self._variable(np.array(0, np.int32), "step_counter")
+        self.dynamic_scale = self._variable(np.array(initial_scale, FLOATX), "dynamic_scale")
+        inner_optimizer.loss_scale_factor = None  # or gradients would be scaled twice
+        self.use_ema = inner_optimizer.use_ema
+
+    def build(self, variables: Iterable[Variable]) -> None:
+        """Build the inner optimizer."""
+        self.inner_optimizer.build(variables)
+        self.built = True
+
+    def scale_loss(self, loss: Any) -> Any:
+        """Return the loss times the scale."""
+        return loss * self.dynamic_scale
+
+    def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Variable] | None = None) -> None:
+        """Update variables by the gradients of the scaled loss, where all are finite; as `Optimizer.apply`."""
+        given = list(grads)
+        variables = None if trainable_variables is None else list(trainable_variables)
+        if variables is not None and not self.built:
+            self.build(variables)
+        found = [one for one in given if one is not None]
+        if not found:
+            self.inner_optimizer.apply(given, variables)
+            return
+        finite = functools.reduce(logical_and, (all_of(isfinite(one)) for one in found))
+        unscaled = [None if one is None else where(finite, one / self.dynamic_scale, 0.0) for one in given]
+        changed = [*(variables or self.inner_optimizer._slots), *self.inner_optimizer.variables]
+        old = [(one, one.value) for one in changed]
+        self.inner_optimizer.apply(unscaled, variables)
+        for one, value in old:
+            if one.value is not value:
+                one.assign(where(finite, one, value))
+        due = equal(self.step_counter, self.dynamic_growth_steps - 1)
+        factor = where(finite, where(due, constant(2.0), 1.0), 0.5)
+        self.dynamic_scale.assign(self.dynamic_scale * factor)
+        self.step_counter.assign(where(logical_and(finite, equal(factor, 1.0)), self.step_counter + 1, 0))
+
+    def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
+        """As the inner optimizer."""
+        self.inner_optimizer.update_step(gradient, variable, learning_rate)
+
+    # What is the inner optimizer's
+
+    @property
+    def own_variables(self) -> list[Variable]:
+        """The state without the inner optimizer's, in Keras' order; the first two, of every optimizer, stand still."""
+        return [self._iterations, self._rate, self.step_counter, self.dynamic_scale]
+
+    @property
+    def variables(self) -> list[Variable]:
+        """The state in Keras' order."""
+        return [*self.own_variables, *self.inner_optimizer.variables]
+
+    def variables_for(self, variables: Iterable[Variable]) -> list[Variable]:
+        """As `Optimizer.variables_for`."""
+        return [*self.own_variables, *self.inner_optimizer.variables_for(variables)]
+
+    def slots_of(self, variable: Variable) -> Mapping[str, Variable]:
+        """As `Optimizer.slots_of`."""
+        return self.inner_optimizer.slots_of(variable)
+
+    @property
+    def iterations(self) -> Variable | Tensor:
+        """Updates made, or left out."""
+        return self.inner_optimizer.iterations
+
+    @property
+    def learning_rate(self) -> Any:
+        """As `Optimizer.learning_rate`."""
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float | LearningRateSchedule) -> None:
+        self.inner_optimizer.learning_rate = rate
+
+    @property
+    def version(self) -> int:
+        """As `Optimizer.version`."""
+        return self.inner_optimizer.version
+
+    @property
+    def follows_schedule(self) -> bool:
+        """As `Optimizer.follows_schedule`."""
+        return self.inner_optimizer.follows_schedule
+
+    def exclude_from_weight_decay(
+        self, var_list: Iterable[Variable] | None = None, var_names: Iterable[str] | None = None
+    ) -> None:
+        """As `Optimizer.exclude_from_weight_decay`."""
+        self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
+
+    def finalize_variable_values(self, var_list: Iterable[Variable]) -> None:
+        """As `Optimizer.finalize_variable_values`."""
+        self.inner_optimizer.finalize_variable_values(var_list)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments as Keras names them."""
+        return {
+            "name": self.name,
+            "inner_optimizer": serialization.to_dict("keras.optimizers", self.inner_optimizer, CLASSES.values()),
+            "initial_scale": self.initial_scale,
+            "dynamic_growth_steps": self.dynamic_growth_steps,
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], custom_objects: Mapping[str, type[Any]] | None = None) -> Self:
+        """Return an optimizer with the arguments that `get_config` gave; as `Optimizer.from_config`."""
+        classes = CLASSES | dict(custom_objects or {})
+        inner = serialization.made("optimizer", config.get("inner_optimizer"), classes, custom_objects)
+        return cls(inner, **{name: one for name, one in config.items() if name != "inner_optimizer"})

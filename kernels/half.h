@@ -1,0 +1,59 @@
+// Half precision: two bytes that a number is kept in. All that is computed of it is computed in float, so these types
+// convert and no more. Rounding is to the nearest, to even between two, as by NumPy and ml_dtypes.
+#ifndef DPTRAIN_HALF_H
+#define DPTRAIN_HALF_H
+
+#ifdef __CUDACC__
+#define DP_MEMBER __device__ __forceinline__
+#define DP_AS_BITS(x) ((unsigned int)__float_as_int(x))
+#define DP_OF_BITS(x) __int_as_float((int)(x))
+#else
+#define DP_MEMBER inline
+#define DP_AS_BITS(x) ((unsigned int)dp_float_to_bits(x))
+#define DP_OF_BITS(x) dp_bits_to_float((int32_t)(x))
+#endif
+
+// The upper half of a float: 8 bits of exponent, 7 of mantissa.
+struct dp_bfloat16 {
+    unsigned short bits;
+    dp_bfloat16() = default;
+    DP_MEMBER dp_bfloat16(float x) {
+        const unsigned int whole = DP_AS_BITS(x), rounded = whole + 0x7fffu + (whole >> 16 & 1u);
+        bits = (unsigned short)(x != x ? (whole >> 16 & 0x8000u) | 0x7fc0u : rounded >> 16);
+    }
+    DP_MEMBER operator float() const { return DP_OF_BITS((unsigned int)bits << 16); }
+};
+
+// IEEE 754's binary16: 5 bits of exponent, 10 of mantissa.
+struct dp_float16 {
+#if defined(__FLT16_MAX__) && !defined(__CUDACC__)
+    _Float16 number;  // converted by instructions of the CPU
+    dp_float16() = default;
+    DP_MEMBER dp_float16(float x) : number((_Float16)x) {}
+    DP_MEMBER operator float() const { return (float)number; }
+#else
+    unsigned short bits;
+    dp_float16() = default;
+    DP_MEMBER dp_float16(float x) {
+        const unsigned int whole = DP_AS_BITS(x), sign = whole >> 16 & 0x8000u, size = whole & 0x7fffffffu;
+        if (size > 0x7f800000u) {
+            bits = (unsigned short)(sign | 0x7e00u);
+        } else if (size >= 0x477ff000u) {  // from 65520 on it rounds to infinity
+            bits = (unsigned short)(sign | 0x7c00u);
+        } else if (size < 0x38800000u) {  // below 2^-14 its steps are 2^-24: those of the mantissa of 0.5
+            const float shifted = DP_OF_BITS(size) + 0.5f;
+            bits = (unsigned short)(sign | (DP_AS_BITS(shifted) - 0x3f000000u));
+        } else {
+            bits = (unsigned short)(sign | ((size - 0x38000000u + 0xfffu + (size >> 13 & 1u)) >> 13));
+        }
+    }
+    DP_MEMBER operator float() const {
+        const unsigned int sign = (bits & 0x8000u) << 16, size = bits & 0x7fffu;
+        if (size >= 0x7c00u) return DP_OF_BITS(sign | 0x7f800000u | (size & 0x3ffu) << 13);
+        if (size >= 0x400u) return DP_OF_BITS(sign | ((size << 13) + 0x38000000u));
+        return DP_OF_BITS(sign | DP_AS_BITS((float)size * 5.9604644775390625e-08f));
+    }
+#endif
+};
+
+#endif

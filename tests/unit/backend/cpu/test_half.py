@@ -1,0 +1,48 @@
+"""Half precision in C++: every number of two bytes, and roundings of float32, as by NumPy and ml_dtypes."""
+
+import ctypes
+
+import numpy as np
+import pytest
+from ml_dtypes import bfloat16
+
+from dptrain.backend.cpu.compile import compiler, library
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+
+SOURCE = """
+extern "C" void widen(const {kind} *x, float *y, int64_t n) {{ for (int64_t i = 0; i < n; ++i) y[i] = (float)x[i]; }}
+extern "C" void narrow(const float *x, {kind} *y, int64_t n) {{ for (int64_t i = 0; i < n; ++i) y[i] = ({kind})x[i]; }}
+"""
+# Without the CPU's own instructions, as on a GPU and with older compilers.
+BY_HAND = ("-U__FLT16_MAX__",)
+
+
+def roundings():
+    """Numbers around every number of two bytes: it, its neighbours, what lies halfway, and other magnitudes."""
+    rng = np.random.default_rng(0)
+    halves = [np.arange(2**16, dtype=np.uint16).view(kind).astype(np.float32) for kind in (bfloat16, np.float16)]
+    bits = np.concatenate(halves).view(np.uint32)
+    steps = np.array([0, 1, -1, 0x8000, 0x7FFF, 0x8001, 0x1000, 0x0FFF, 0x1001], np.int64)
+    near = ((bits[:, None].astype(np.int64) + steps) % 2**32).astype(np.uint32).view(np.float32).ravel()
+    return np.concatenate([near, rng.integers(0, 2**32, 100_000, np.uint32).view(np.float32)])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind", "options"),
+    [(bfloat16, "dp_bfloat16", ()), (np.float16, "dp_float16", ()), (np.float16, "dp_float16", BY_HAND)],
+    ids=["bfloat16", "float16", "float16 by hand"],
+)
+def test_conversions(dtype, kind, options):
+    compiled = library(SOURCE.format(kind=kind), ("scalar.h", "half.h"), options)
+    every, wide = np.arange(2**16, dtype=np.uint16).view(dtype), np.empty(2**16, np.float32)
+    compiled.widen(every.ctypes.data_as(ctypes.c_void_p), wide.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(2**16))
+    np.testing.assert_array_equal(wide, every.astype(np.float32))
+    assert np.array_equal(np.signbit(wide), np.signbit(every.astype(np.float32)))
+    x = roundings()
+    made = np.empty(x.size, dtype)
+    compiled.narrow(x.ctypes.data_as(ctypes.c_void_p), made.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(x.size))
+    with np.errstate(all="ignore"):
+        expected = x.astype(dtype)
+    np.testing.assert_array_equal(made.astype(np.float32), expected.astype(np.float32))
+    assert np.array_equal(np.signbit(made), np.signbit(expected))

@@ -1,0 +1,144 @@
+"""The optimizer that scales losses: Keras' decisions, alike on all ranks."""
+
+import numpy as np
+import pytest
+
+import dptrain as keras
+from dptrain import layers, ops
+from dptrain.errors import ConfigError
+from dptrain.optimizers import SGD, Adam, LossScaleOptimizer, deserialize, serialize
+from dptrain.program.dims import Dim
+from dptrain.program.execute import evaluate
+from dptrain.program.placement import place
+from dptrain.program.program import trace
+from dptrain.program.tensor import Variable
+from tests.unit.program.virtual_ranks import run_on_ranks
+
+
+def state(optimizer):
+    return float(optimizer.dynamic_scale), int(optimizer.step_counter), int(optimizer.iterations)
+
+
+def test_gradients_are_divided_by_the_scale_and_updates_left_out_where_one_is_not_finite():
+    weight, other = Variable(np.array([1.0, 2.0], np.float32)), Variable(np.float32(3))
+    optimizer = LossScaleOptimizer(SGD(0.5, momentum=0.9), initial_scale=8, dynamic_growth_steps=2)
+    for number in range(2):
+        loss = optimizer.scale_loss(ops.sum(ops.square(weight)) + other)
+        weight.grad = other.grad = None
+        loss.backward()
+        np.testing.assert_allclose(other.grad.numpy(), 8)
+        optimizer.apply([weight.grad, other.grad], [weight, other])
+        assert state(optimizer) == ((8, 1, 1), (16, 0, 2))[number]
+    plain, momentum = Variable(np.array([1.0, 2.0], np.float32)), SGD(0.5, momentum=0.9)
+    for _ in range(2):
+        momentum.apply([2 * plain], [plain])
+    np.testing.assert_allclose(weight.numpy(), plain.numpy(), rtol=1e-6)
+    before = [one.numpy() for one in (weight, other, *optimizer.inner_optimizer.variables)]
+    for bad in (np.inf, np.nan, -np.inf):
+        optimizer.apply([ops.convert_to_tensor([0.0, bad]), ops.convert_to_tensor(1.0)], [weight, other])
+    for one, value in zip((weight, other, *optimizer.inner_optimizer.variables), before, strict=True):
+        np.testing.assert_array_equal(one.numpy(), value)
+    assert state(optimizer) == (2, 0, 2)
+
+
+def test_all_ranks_decide_alike_when_one_has_an_infinity():
+    """Ranks 0 and 2 have finite samples only; steps by the rows that they have."""
+    weight = Variable(np.ones(3, np.float32), "w")
+    optimizer = LossScaleOptimizer(Adam(0.1), initial_scale=2.0**10)
+    optimizer.build([weight])
+
+    def step(x):
+        weight.grad = None
+        optimizer.scale_loss(ops.mean(ops.cast(x, "float16") * ops.cast(weight, "float16"))).backward()
+        optimizer.apply([weight.grad], [weight])
+        return {"scale": optimizer.dynamic_scale * 1}
+
+    program = trace(step, {"x": ((Dim.rows(6), 3), "float32")})
+    for worst in (1.0, 65504.0, np.inf):
+        x = np.ones((6, 3), np.float32)
+        x[3, 1] = worst
+        whole, updates = evaluate(program, {"x": x})
+        assert (whole["scale"] == 2.0**9) == (worst > 1)
+        for shards in ([2, 2, 2], [1, 5], [6]):
+            for outputs, updated in run_on_ranks(place(program), {"x": x}, shards, {"x": 0})[0]:
+                assert outputs["scale"] == whole["scale"]
+                for variable, value in updates.items():
+                    np.testing.assert_allclose(updated[variable], value, rtol=1e-3, err_msg=variable.path)
+        changed = not np.array_equal(updates[weight], np.ones(3))
+        assert changed == (worst == 1)
+
+
+@pytest.mark.parametrize("auto", [True, False])
+def test_mixed_float16_scales_by_itself(auto):
+    def made(optimizer):
+        model = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
+        model.compile(optimizer, "mse", dtype="mixed_float16", auto_scale_loss=auto, device="cpu", jit_compile=False)
+        return model
+
+    model = made("adam")
+    assert isinstance(model.optimizer, LossScaleOptimizer) == auto
+    own = LossScaleOptimizer(SGD(0.1), 4.0)
+    assert made(own).optimizer is own
+    x = np.ones((4, 3), np.float32)
+    model.fit(x, np.ones((4, 2)), epochs=2, verbose=0)
+    assert int(model.optimizer.iterations) == 2
+    model.optimizer.learning_rate = 0.25
+    assert float(model.optimizer.learning_rate) == 0.25
+    again = keras.models.clone_model(model)
+    again.compile(**model.compile_arguments | {"optimizer": "sgd"})
+    assert isinstance(again.optimizer, LossScaleOptimizer) == auto
+    for name in ("bfloat16", "mixed_bfloat16", "float32"):
+        model.compile("adam", "mse", dtype=name, device="cpu", jit_compile=False)
+        assert isinstance(model.optimizer, Adam)
+
+
+def test_a_training_finds_its_scale():
+    """At 2^40 the first gradients are infinite in float16: the scale falls until they are not."""
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
+    optimizer = LossScaleOptimizer(SGD(0.1), 2.0**40)
+    model.compile(optimizer, "mse", dtype="mixed_float16", device="cpu", jit_compile=False)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(64, 3)).astype("f")
+    logs = model.fit(x, x[:, :2], epochs=20, batch_size=16, verbose=0).history["loss"]
+    assert 2.0**10 < float(optimizer.dynamic_scale) < 2.0**20
+    assert 20 <= int(optimizer.iterations) < 80
+    assert logs[-1] < 0.1 * logs[0]
+
+
+def test_the_configuration_is_keras_own():
+    optimizer = LossScaleOptimizer(Adam(0.01, beta_1=0.8), 64.0, 10)
+    described = serialize(optimizer)
+    assert described["class_name"] == "LossScaleOptimizer"
+    assert set(described["config"]) == {"name", "inner_optimizer", "initial_scale", "dynamic_growth_steps"}
+    again = deserialize(described)
+    assert again.get_config() == optimizer.get_config()
+    assert isinstance(again.inner_optimizer, Adam)
+    assert keras.mixed_precision.LossScaleOptimizer is LossScaleOptimizer
+
+
+def test_a_fixed_factor():
+    weight, plain = Variable(np.float32(3)), Variable(np.float32(3))
+    scaled, optimizer = SGD(0.1, loss_scale_factor=16.0), SGD(0.1)
+    scaled.scale_loss(weight * weight).backward()
+    assert float(weight.grad) == 96
+    (plain * plain).backward()
+    scaled.apply([weight.grad], [weight])
+    optimizer.apply([plain.grad], [plain])
+    assert float(weight) == float(plain)
+    assert SGD.from_config(scaled.get_config()).loss_scale_factor == 16
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LossScaleOptimizer("adam"), "expected an optimizer, found str"),
+        (lambda: LossScaleOptimizer(LossScaleOptimizer(SGD())), "expected an optimizer, found LossScaleOptimizer"),
+        (lambda: LossScaleOptimizer(SGD(), 0.0), "initial_scale=0.0"),
+        (lambda: LossScaleOptimizer(SGD(), dynamic_growth_steps=0), "dynamic_growth_steps=0"),
+        (lambda: LossScaleOptimizer(SGD(), dynamic=False), "dynamic=False: set loss_scale_factor"),
+        (lambda: LossScaleOptimizer(SGD(), clipnorm=1.0), "clipnorm: arguments of the inner optimizer"),
+    ],
+)
+def test_refused(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
