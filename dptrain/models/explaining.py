@@ -4,8 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from dptrain.backend.cpu.codegen import generate
 from dptrain.backend.cpu.compiled import planned
 from dptrain.errors import ConfigError
@@ -20,7 +18,7 @@ from dptrain.program.mesh import PlacedProgram
 from dptrain.program.passes import first_of_equals, rewritten, without_all_reduce
 from dptrain.program.placement import place
 from dptrain.program.program import trace
-from dptrain.program.shapes import Shape
+from dptrain.program.shapes import Shape, size
 from dptrain.program.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -41,7 +39,7 @@ def explain(
 ) -> str:
     """Return the program of a step as text, sums over it, and the memory and kernels of a rank that is alone.
 
-    These are a GPU's if the model is compiled for "cuda", which takes none, else a CPU's.
+    Memory and kernels are a GPU's if the model is compiled for "cuda", which takes none, else those of C++ on a CPU.
 
     Args:
         model: that knows the shapes of its inputs; compiled, unless the step is "predict".
@@ -55,16 +53,15 @@ def explain(
         ConfigError: a word is unknown, the model is not compiled, or the shapes of its inputs are not known.
     """
     program = program_of(model, batch_size, step, dtype=dtype)
-    count = sum(int(np.prod(one.shape, dtype=np.int64)) for one in model.weights)
-    trained = sum(int(np.prod(one.shape, dtype=np.int64)) for one in model.trainable_weights)
-    state = sum(int(np.prod(one.shape, dtype=np.int64)) * one.dtype.itemsize for one in program.state)
-    made = _on_device(model, program)
+    weights, trained = (sum(size(one.shape) for one in some) for some in (model.weights, model.trainable_weights))
+    state = sum(size(one.shape) * one.dtype.itemsize for one in program.state)
+    made, count = _on_device(model, program), len(program.updates)
     lines = [
         f"{step} step of {model.name!r}, batches of {batch_size}",
         tables(program),
-        f"{count:,} parameters, {trained:,} of them trained; {state:,} bytes of state",
+        f"{weights:,} parameters, {trained:,} of them trained; {state:,} bytes of state",
         f"{made.memory.size:,} bytes of intermediate results at most, {made.memory.alone:,} if none shared memory",
-        f"{made.in_place} of {len(program.updates)} new values are written over the old ones",
+        *([f"{made.in_place} of {count} new values are written over the old ones"] if count else []),
         f"{len(made.kernels)} kernels after fusion, on a {made.device}",
     ]
     if kernels:
@@ -79,7 +76,7 @@ def explain(
 
 @dataclass(frozen=True)
 class _OnDevice:
-    """A program on a rank that is alone, as the device that a model is compiled for executes it.
+    """A program of a rank that is alone, as a device executes it.
 
     Attributes:
         device: "CPU" or "GPU".

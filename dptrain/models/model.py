@@ -694,7 +694,7 @@ class Model(Fitting, Files, Structure):
     def explain(self, batch_size: int = 32, step: str = "train", *, kernels: bool = False, code: bool = False) -> str:
         """Return the program of a step as text: ops, shapes, placements, operations, bytes and messages.
 
-        Memory and kernels are a GPU's if the model is compiled for "cuda", which takes none, else a CPU's.
+        Memory and kernels are a GPU's if the model is compiled for "cuda", which takes none, else those of C++.
 
         Args:
             batch_size: samples of a global batch.
