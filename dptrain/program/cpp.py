@@ -3,6 +3,7 @@
 In the text: B the rank's rows, `first_row` the global number of the first of them, `global_B` the rows of all ranks.
 """
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import numpy as np
 
 from dptrain.errors import ConfigError
 from dptrain.program.lowering import Element, lowering_of
-from dptrain.program.places import Extent, Place, Quotient
+from dptrain.program.places import Extent, Place, Quotient, extent
 from dptrain.program.tensor import DType, Tensor, is_half
 
 # C++'s names of the types that kernels compute in.
@@ -42,6 +43,7 @@ class Ex(NamedTuple):
 Number = Callable[[str, Any, DType], str]
 
 
+@functools.cache
 def ctype(dtype: DType) -> str:
     """Return C++'s name of a type.
 
@@ -78,6 +80,11 @@ def length_text(one: Extent) -> str:
     """Return a product of lengths."""
     number, power = one
     return " * ".join(([str(int(number))] if number != 1 or not power else []) + ["B"] * power)
+
+
+def extents(shape: Iterable[int]) -> str:
+    """Return the number of elements of a shape."""
+    return length_text(extent(shape))
 
 
 def is_word(text: str) -> bool:

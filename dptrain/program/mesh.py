@@ -9,10 +9,11 @@ import numpy as np
 from dptrain.program.dims import Dim
 from dptrain.program.lowering import ViewMap
 from dptrain.program.op import Op
+from dptrain.program.places import FIRST_ROW, NOWHERE, along
 from dptrain.program.program import Program
 from dptrain.program.shapes import Shape
 from dptrain.program.tensor import Array, Tensor, Variable
-from dptrain.program.views import IndexMap, Offset
+from dptrain.program.views import IndexMap
 
 # The axis of a mesh over which rows of the batch are sharded.
 BATCH = "batch"
@@ -80,7 +81,7 @@ def _on_one_rank(x: Any, **attributes: Any) -> Any:
 def _own_maps(made: Tensor) -> list[IndexMap]:
     axis, length = made.attributes["axis"], made.shape[made.attributes["axis"]]
     scale = length.scale if isinstance(length, Dim) else 0
-    return [IndexMap(n, Offset(first=scale if n == axis else 0)) for n in range(made.ndim)]
+    return [IndexMap(n, along(FIRST_ROW).times((scale, 0)) if n == axis else NOWHERE) for n in range(made.ndim)]
 
 
 def _node(name: str, lowering: ViewMap | None = None) -> Op:

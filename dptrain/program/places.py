@@ -113,6 +113,8 @@ class Place:
         return isinstance(other, Place) and self.terms == other.terms
 
     def __add__(self, other: "Place") -> "Place":
+        if not self.terms or not other.terms:
+            return self if self.terms else other
         found = dict(self.terms)
         for key, number in other.terms.items():
             found[key] = found.get(key, 0) + number
@@ -123,7 +125,7 @@ class Place:
 
     def times(self, by: Extent) -> "Place":
         """Return a multiple."""
-        if by == ONE:
+        if by == ONE or not self.terms:
             return self
         return Place({(index, power + by[1]): number * by[0] for (index, power), number in self.terms.items()})
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from dptrain.program.dims import Dim
 from dptrain.program.places import (
-    FIRST_ROW,
     NOTHING,
     NOWHERE,
     ONE,
@@ -36,32 +36,16 @@ def space_of(shape: Iterable[int]) -> Key:
 
 
 @dataclass(frozen=True)
-class Offset:
-    """A number that may depend on the batch: `plain` + `rows` x the rank's rows + `first` x its first row."""
-
-    plain: int = 0
-    rows: int = 0
-    first: int = 0
-
-
-def offset(n: int) -> Offset:
-    """Return a length as it is on a rank."""
-    return Offset(rows=n.scale) if isinstance(n, Dim) else Offset(int(n))
-
-
-@dataclass(frozen=True)
 class IndexMap:
     """The index along one axis of a root: `first` + `step` x the reader's index along `axis` (None: `first` alone)."""
 
     axis: int | None
-    first: Offset = Offset()
+    first: Place = NOWHERE
     step: int = 1
 
     def at(self, places: Sequence[Place]) -> Place:
         """Return the place along the root's axis where these are the reader's."""
-        first = self.first
-        begin = after((first.plain, 0)) + after((first.rows, 1)) + along(FIRST_ROW).times((first.first, 0))
-        return begin if self.axis is None else begin + places[self.axis].times((self.step, 0))
+        return self.first if self.axis is None else self.first + places[self.axis].times((self.step, 0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +63,12 @@ class View:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, View) and self.root is other.root and self.place == other.place
 
-    def __hash__(self) -> int:
+    @cached_property
+    def _hash(self) -> int:
         return hash((id(self.root), self.place))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def along(self, axes: Sequence[int | None]) -> "View":
         """Return it as it is read by something whose axis `axes[n]` is this tensor's axis n."""
@@ -90,7 +78,7 @@ class View:
         """Whether a tensor of this shape has its root's elements in their order."""
         return space_of(self.root.shape) == space_of(shape) and self.place == _identity(shape)
 
-    @property
+    @cached_property
     def is_single(self) -> bool:
         """Whether all elements of a tensor are one and the same."""
         return not any(_number_of(index) is not None for index, _ in self.place.terms)
@@ -156,10 +144,10 @@ def key_maps(key: Iterable[tuple[int, int, int] | int]) -> list[IndexMap]:
     maps, axis = [], 0
     for one in key:
         if isinstance(one, tuple):
-            maps.append(IndexMap(axis, offset(one[0]), one[2]))
+            maps.append(IndexMap(axis, after(extent(one[:1])), one[2]))
             axis += 1
         else:
-            maps.append(IndexMap(None, offset(one)))
+            maps.append(IndexMap(None, after(extent((one,)))))
     return maps
 
 

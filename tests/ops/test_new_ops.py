@@ -19,9 +19,10 @@ from dptrain.program.kernels import Loop
 from dptrain.program.lowering import Element, Reduction, ViewMap
 from dptrain.program.op import Op
 from dptrain.program.placement import place
+from dptrain.program.places import after
 from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
-from dptrain.program.views import IndexMap, Offset
+from dptrain.program.views import IndexMap
 from tests.unit.program.virtual_ranks import run_on_ranks
 
 B, N = 7, 5
@@ -79,7 +80,9 @@ backwards_op = Op(
     letters="aX->aX",
     dtype=first_dtype,
     linear="each",
-    lowering=ViewMap(lambda made: [*map(IndexMap, range(made.ndim - 1)), IndexMap(made.ndim - 1, Offset(N - 1), -1)]),
+    lowering=ViewMap(
+        lambda made: [*map(IndexMap, range(made.ndim - 1)), IndexMap(made.ndim - 1, after((N - 1, 0)), -1)]
+    ),
 )
 
 

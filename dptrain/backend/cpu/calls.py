@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from dptrain.program.cpp import TYPES, ctype, length_text, place_text
+from dptrain.program.cpp import TYPES, ctype, extents, place_text
 from dptrain.program.dims import Dim
 from dptrain.program.kernels import Call
 from dptrain.program.lowering import Insert, Join, RandomBits, Scatter, Windows
@@ -29,7 +29,7 @@ def call_text(call: Call, address: Address) -> str | None:
         return _joined(call, address)
     if isinstance(op.lowering, Insert):
         scalar, part = ctype(tensor.dtype), part_of(tensor, key_maps(tensor.attributes["key"]), tensor.inputs[0].ndim)
-        fill = f"  dp_fill<{scalar}>({address(tensor, True)}, {length_text(extent(tensor.shape))}, 0);\n"
+        fill = f"  dp_fill<{scalar}>({address(tensor, True)}, {extents(tensor.shape)}, 0);\n"
         return fill + _copied(part, call.reads[0], tensor.inputs[0].shape, address)
     if not all(view.is_whole(one.shape) for view, one in zip(call.reads, tensor.inputs, strict=True)):
         return None
@@ -45,7 +45,7 @@ def _copied(to: View, of: View, shape: Shape, address: Address) -> str:
     """Return loops that copy elements from one view to another, both read along the same axes."""
     indices = [along(Axis(f"i{axis}", extent((n,)))) for axis, n in enumerate(shape)]
     lines = [
-        f"{'  ' * depth}for (int64_t i{axis} = 0; i{axis} < {length_text(extent((shape[axis],)))}; ++i{axis})\n"
+        f"{'  ' * depth}for (int64_t i{axis} = 0; i{axis} < {extents((shape[axis],))}; ++i{axis})\n"
         for depth, axis in enumerate((axis for axis, n in enumerate(shape) if not is_one(n)), 1)
     ]
     indent = "  " * (len(lines) + 1)
@@ -68,12 +68,12 @@ def _joined(call: Call, address: Address) -> str:
 
 def _random_bits(call: Call) -> str:
     own = call.tensor.attributes
-    rows, features = (length_text(extent((n,))) for n in own["shape"])
+    rows, features = (extents((n,)) for n in own["shape"])
     counted = row_axis(call.tensor.shape)
     first = f"first_row * {_scale(call.tensor.shape[counted])}" if counted is not None else "0"
     return (
-        f"dp_random_bits({{out}}, {rows}, {features}, {int(own['seed'])}ULL, {int(own['purpose'])}ULL, *{{0}}, "
-        f"{int(own['number'])}ULL, {first});"
+        f"dp_random_bits({{out}}, {rows}, {features}, {int(own['seed'])}ull, {int(own['purpose'])}ull, *{{0}}, "
+        f"{int(own['number'])}ull, {first});"
     )
 
 
@@ -84,7 +84,7 @@ def _scale(n: int) -> int:
 def _add_rows(call: Call) -> str:
     values, places = call.tensor.inputs
     length, *rest = call.tensor.shape
-    sizes = [length_text(extent((length,))), length_text(extent(rest)), length_text(extent(places.shape))]
+    sizes = [extents((length,)), extents(rest), extents(places.shape)]
     types = f"{ctype(values.dtype)}, {ctype(places.dtype)}"
     return f"dp_add_rows<{types}>(c, {{out}}, {sizes[0]}, {sizes[1]}, {{0}}, {{1}}, {sizes[2]});"
 
@@ -100,7 +100,7 @@ def _windows(call: Call) -> str | None:
     size = kernel[:2] or own["window"]
     numbers = (*image[1:3], *places[1:3], *size, *own["strides"], *own.get("dilation", (1, 1)), *own["before"])
     window = f"dp_Window{{{{{', '.join(str(int(n)) for n in numbers)}}}}}"
-    sizes = ", ".join([length_text(extent(image[:1])), *(length_text(extent((n,))) for n in kernel[2:] or image[3:])])
+    sizes = ", ".join([extents(image[:1]), *(extents((n,)) for n in kernel[2:] or image[3:])])
     given = ", ".join(f"{{{n}}}" for n in range(len(tensor.inputs)))
     context = "c, " if kernel else ""
     return f"dp_{op.name}<{ctype(tensor.dtype)}>({context}{window}, {sizes}, {given}, {{out}});"

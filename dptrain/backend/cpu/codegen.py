@@ -20,6 +20,7 @@ from dptrain.program.cpp import (
     Ex,
     ctype,
     element,
+    extents,
     known_number,
     length_text,
     literal,
@@ -192,7 +193,7 @@ class _Writer:
         moves = []
         for variable, new in self.fused.updates.items():  # what does not lie in the state itself
             old = self.fused.program.state[variable]
-            to, of, size = self.slot(old), self.slot(new), f"{length_text(extent(old.shape))} * {old.dtype.itemsize}"
+            to, of, size = self.slot(old), self.slot(new), f"{extents(old.shape)} * {old.dtype.itemsize}"
             moves.append(f"  if (c.p[{to}] != c.p[{of}]) memcpy(c.p[{to}], c.p[{of}], {size});\n")
         return (
             f'extern "C" void moves(Context &c) {{\n{"".join(moves)}}}\n\n'
@@ -243,7 +244,7 @@ class _Writer:
             m = times(m, extent((tensor.shape[outer.pop()],)))
         lines, indent = [], "  "
         for axis in outer:
-            length = length_text(extent((tensor.shape[axis],)))
+            length = extents((tensor.shape[axis],))
             lines.append(f"{indent}for (int64_t k{axis} = 0; k{axis} < {length}; ++k{axis})\n")
             indent += "  "
         first = [along(Axis(f"k{axis}")) if axis in outer else NOWHERE for axis in range(rank)]
@@ -355,7 +356,7 @@ class _LoopText(Statements):
     @property
     def rows(self) -> str:
         """The length of its first axis."""
-        return length_text(extent(self._loop.space[:1]))
+        return extents(self._loop.space[:1])
 
     @property
     def ranged(self) -> bool:
@@ -582,7 +583,7 @@ class _LoopText(Statements):
             first.append(f"{scalar} {target} = {start};")
             last.append(f"*{array} = {target};")
         else:
-            first.append(f"dp_fill<{scalar}>({array}, {length_text(extent(tensor.shape))}, {start});")
+            first.append(f"dp_fill<{scalar}>({array}, {extents(tensor.shape)}, {start});")
             target = self._target(member, array)
         self.write(f"{target} = {self._joined(member, target, value)};")
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.errors import ConfigError
-from dptrain.program.cpp import Ex, cast, ctype, element, known_number, length_text, literal
+from dptrain.program.cpp import Ex, cast, ctype, element, extents, known_number, literal
 from dptrain.program.dims import Dim
 from dptrain.program.kernels import reduced_axes
 from dptrain.program.lowering import (
@@ -34,12 +34,6 @@ from dptrain.program.program import ROWS
 from dptrain.program.shapes import Shape, is_one
 from dptrain.program.statements import ZERO, Statements
 from dptrain.program.tensor import DType, Tensor
-
-
-def extents(shape: Sequence[int]) -> str:
-    """Return a product of lengths."""
-    return length_text(extent(shape))
-
 
 # Where an element stands along each axis of a tensor.
 Index = Sequence[Place]

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.backend.cuda.expressions import Writer, extents, join_of, join_type
+from dptrain.backend.cuda.expressions import Writer, join_of, join_type
 from dptrain.backend.cuda.groups import Group, Grouping, Places, is_product, operand_of
 from dptrain.backend.cuda.products import THREADS, product_plan
-from dptrain.program.cpp import Ex, cast, ctype
+from dptrain.program.cpp import Ex, cast, ctype, extents
 from dptrain.program.lowering import UserKernel, lowering_of
 from dptrain.program.places import ONE, Place, extent
 from dptrain.program.shapes import Shape, local, size
