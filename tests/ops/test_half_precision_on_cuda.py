@@ -1,0 +1,105 @@
+"""Half precision on a GPU or the emulator: a CPU's numbers but for rounding, and packs with the bits of runs alone."""
+
+import numpy as np
+import pytest
+
+import dptrain as dp
+from dptrain import layers, ops
+from dptrain.program.dims import Dim
+from dptrain.program.execute import evaluate
+from dptrain.program.program import trace
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(48, 6, 6, 2)).astype(np.float32), RNG.integers(0, 3, 48)
+
+
+def build(learning_rate=0.01, policy="mixed_bfloat16", device="cuda"):
+    model = dp.Sequential(
+        [
+            dp.Input((6, 6, 2)),
+            layers.Conv2D(4, 3, activation="relu"),
+            layers.BatchNormalization(),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(8, "gelu"),
+            layers.Dropout(0.1),
+            layers.Dense(3),
+            layers.Activation("softmax", dtype="float32"),
+        ],
+    )
+    options = {"share_gpu": True} if device == "cuda" else {"jit_compile": False}
+    loss = "sparse_categorical_crossentropy"
+    model.compile(dp.optimizers.Adam(learning_rate), loss, dtype=policy, device=device, **options)
+    return model
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_what_is_stored_and_moved(cuda_backend, dtype):
+    """Conversions of every kind of number, and views, rows, parts and joins of what is kept in two bytes."""
+    table = dp.Variable(ops.cast(RNG.normal(size=(7, 3)), dtype))
+
+    def step(x, rows):
+        half = ops.cast(x, dtype)
+        taken = ops.take(table, rows, axis=0)
+        table.assign(table * 0.5)
+        return {
+            "half": half,
+            "there and back": ops.cast(half, "float32"),
+            "joined": ops.concatenate([half[:, ::-1], ops.transpose(ops.transpose(half))], 1),
+            "taken": taken,
+            "padded": ops.pad(taken, [(0, 0), (1, 2)]),
+            "whole": ops.cast(half, "int32"),
+            "flags": ops.cast(half, "bool"),
+            "computed": ops.exp(half) + taken,
+        }
+
+    x = np.array([[0.1, -2.5, 1e-8], [65504, 65520, -1e38], [np.nan, np.inf, -0.0], [1 / 3, 257, 3e-40]], np.float32)
+    values = {"x": x, "rows": np.array([0, 6, 3, 3])}
+    program = trace(step, {"x": ((Dim.rows(4), 3), "float32"), "rows": ((Dim.rows(4),), "int64")})
+    expected, updates = evaluate(program, values)
+    executable = cuda_backend.executable(program, values)
+    executable.run()
+    for name, value in expected.items():
+        found = executable.outputs[name]
+        assert found.dtype == value.dtype
+        if name == "whole":
+            found, value = found[[0, 3]], value[[0, 3]]  # of what no integer is
+        exact = name not in ("computed",)
+        np.testing.assert_allclose(
+            found.astype(np.float64), value.astype(np.float64), rtol=0 if exact else 2**-7, atol=1e-37, err_msg=name
+        )
+    np.testing.assert_array_equal(np.float32(table.numpy()), np.float32(updates[table]))
+
+
+@pytest.mark.usefixtures("cuda_backend")
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16", "bfloat16"])
+def test_a_training_is_that_of_a_cpu_but_for_rounding(policy):
+    found = []
+    for device in ("cuda", "cpu"):
+        dp.utils.set_random_seed(3)
+        model = build(policy=policy, device=device)
+        history = model.fit(X, Y, batch_size=20, epochs=2, verbose=0)
+        found.append((history.history["loss"], model.predict(X, verbose=0)))
+    np.testing.assert_allclose(found[0][0], found[1][0], rtol=0.01)
+    np.testing.assert_allclose(found[0][1], found[1][1], atol=0.05)
+
+
+@pytest.mark.usefixtures("cuda_backend")
+def test_a_pack_has_the_bits_of_runs_alone():
+    losses = {}
+    for packing in (1, False):
+        result = dp.sweep(
+            build,
+            {"learning_rate": [0.01, 0.003]},
+            seeds=[0, 1],
+            x=X,
+            y=Y,
+            epochs=2,
+            batch_size=20,
+            packing=packing,
+            runs_per_device=4,
+            verbose=0,
+        )
+        losses[packing] = [(run["seed"], run["learning_rate"], run["metrics"]["loss"]) for run in result.runs]
+    assert sorted(losses[1]) == sorted(losses[False])
+    assert len({loss for _, _, loss in losses[1]}) == 4
