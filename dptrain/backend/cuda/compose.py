@@ -113,14 +113,8 @@ class Composition:
 
     def _replaced(self, functions: Mapping[Group, Function]) -> Set[Tensor]:
         """Return the updates that are written over the old values, and let their groups wait for who reads these."""
-        olds = self.program.state.values()
         kernels = {
-            group: Access(
-                {old for old in olds if id(old) in one.reads},
-                one.writes,
-                group.stage,
-                replaces=partial(_replaces, group, one),
-            )
+            group: Access(one.reads.keys(), one.writes, group.stage, replaces=partial(_replaces, group, one))
             for group, one in functions.items()
         }
         for group, kernel in kernels.items():
@@ -155,20 +149,20 @@ def _with_own_results(program: Program) -> Program:
 
     A sum over the ranks is copied as well: it lies in its message, not where a result is read.
     """
-    taken: set[int] = set()
+    taken: set[Tensor] = set()
 
     def own(one: Tensor) -> Tensor:
-        if one.op is not None and one.op is not ALL_REDUCE and id(one) not in taken:
-            taken.add(id(one))
+        if one.op is not None and one.op is not ALL_REDUCE and one not in taken:
+            taken.add(one)
             return one
         return Tensor(OPERATORS["identity"], (one,), {}, one.shape, one.dtype)
 
     updates = {variable: own(one) for variable, one in program.updates.items()}
-    outputs: dict[int, Tensor] = {}
+    outputs: dict[Tensor, Tensor] = {}
     for one in program.outputs.values():
-        if id(one) not in outputs:
-            outputs[id(one)] = own(one)
-    named = {name: outputs[id(one)] for name, one in program.outputs.items()}
+        if one not in outputs:
+            outputs[one] = own(one)
+    named = {name: outputs[one] for name, one in program.outputs.items()}
     return replace(program, outputs=named, updates=updates)
 
 
@@ -226,12 +220,12 @@ def _stages(grouping: Grouping, functions: dict[Group, Function], steps: bool) -
 
 
 def _readers(functions: Mapping[Group, Function], tensor: Tensor) -> set[Group]:
-    return {group for group, one in functions.items() if id(tensor) in one.reads}
+    return {group for group, one in functions.items() if tensor in one.reads}
 
 
 def _replaces(group: Group, function: Function, new: Tensor, old: Tensor) -> bool:
     """Whether no thread of a group reads elements of the old value that another one replaces."""
-    read = function.reads.get(id(old), set())
+    read = function.reads.get(old, set())
     role = group.roles[new]
     if role == "final" and not group.by_column:
         return None not in read  # all have read when the last block begins

@@ -50,7 +50,7 @@ class Writer(Statements):
 
     Attributes:
         known: elements that are in a variable, by their tensor's `id` and their place in its memory.
-        loads: places at which stored tensors are read, by their `id`; None where a function reads all of them.
+        loads: places at which stored tensors are read; None where a function reads all of them.
         needs: headers and arguments that the statements name.
     """
 
@@ -63,8 +63,8 @@ class Writer(Statements):
         super().__init__()
         self._is_stored, self._name, self._number_name = is_stored, name, number
         self._drawn: dict[str, str] = {}
-        self.known: dict[tuple[int, Place], Ex] = {}
-        self.loads: dict[int, set[Place | None]] = {}
+        self.known: dict[tuple[Tensor, Place], Ex] = {}
+        self.loads: dict[Tensor, set[Place | None]] = {}
         self.needs: set[str] = set()
 
     def drawn(self, numbers: str) -> str:
@@ -80,8 +80,8 @@ class Writer(Statements):
         Raises:
             ConfigError: its op has no kernel.
         """
-        if any(one == id(tensor) for one, _ in self.known):
-            found = self.known.get((id(tensor), merged(index, tensor.shape)))
+        if any(one is tensor for one, _ in self.known):
+            found = self.known.get((tensor, merged(index, tensor.shape)))
             if found is not None:
                 return found
         if self._is_stored(tensor):
@@ -90,7 +90,7 @@ class Writer(Statements):
 
     def computed(self, tensor: Tensor, index: Index) -> Ex:
         """Return an element, computed even if the tensor is stored; as `value`."""
-        return self.kept((id(tensor), *index), lambda: self._computed(tensor, index))
+        return self.kept((tensor, *index), lambda: self._computed(tensor, index))
 
     def _computed(self, tensor: Tensor, index: Index) -> Ex:
         if tensor.op is None:
@@ -108,7 +108,7 @@ class Writer(Statements):
     def load(self, tensor: Tensor, index: Index) -> Ex:
         """Return an element of what is in memory."""
         place = merged(index, tensor.shape)
-        self.loads.setdefault(id(tensor), set()).add(place)
+        self.loads.setdefault(tensor, set()).add(place)
         if tensor.name == ROWS and tensor.variable is None:  # of which each step has its own
             self.needs.add("step")
             place += along(Axis(self.let("Index", "(Index)starts[*step]", 0, "start").text))
@@ -142,7 +142,7 @@ class Writer(Statements):
 
     def pointer(self, tensor: Tensor) -> str:
         """Return the name of what a function reads in its own order."""
-        self.loads.setdefault(id(tensor), set()).add(None)
+        self.loads.setdefault(tensor, set()).add(None)
         return self._name(tensor)
 
     def joined(self, kind: str, join: str, lengths: Shape, term: Callable[[Place], Ex]) -> Ex:

@@ -118,7 +118,7 @@ class Function:
         pointers: C++ names of the tensors in memory, in order.
         writes: those that it stores.
         overlapping: those whose memory is also another's of them: of a variable's old value and of the new one.
-        reads: places at which tensors are read, by `id`; None for all.
+        reads: places at which tensors are read; None for all.
         places: at which it stores a tensor.
         arguments: beside the tensors.
         numbers: that each run has its own of, by name.
@@ -136,7 +136,7 @@ class Function:
     pointers: dict[Tensor, str] = field(default_factory=dict)
     writes: set[Tensor] = field(default_factory=set)
     overlapping: set[Tensor] = field(default_factory=set)
-    reads: dict[int, set[Place | None]] = field(default_factory=dict)
+    reads: dict[Tensor, set[Place | None]] = field(default_factory=dict)
     places: dict[Tensor, Place | None] = field(default_factory=dict)
     arguments: list[Argument] = field(default_factory=list)
     numbers: dict[str, Any] = field(default_factory=dict)
@@ -270,7 +270,7 @@ class Generator:
                     shared = ", shared" if long else ""
                     row.append(f"{name} = {join}<{join_of(one)}>({name}{shared});")
                     place = f"{name}.place" if join_type(one).startswith("Best") else name
-                    w.known[id(one), places.row] = Ex(place, 1)
+                    w.known[one, places.row] = Ex(place, 1)
             by_row = {one for one in sums if places.is_of_rows(one)}
             with w.scope(2) as body:
                 mains = [(one, w.computed(one, places.index(one.shape, "main"))) for one in group.of("main")]
@@ -376,7 +376,7 @@ class Generator:
         for number, one in enumerate(sums):
             given = f"parts_{number} + c, {count}, chunks, {first}, {distance}"
             several.append(f"total_{number} = {join}<{join_of(one)}>(chunks_join<{join_of(one)}>({given}), shared);")
-            w.known[id(one), places.final] = self._total(one, number)
+            w.known[one, places.final] = self._total(one, number)
         w.write("if (chunks > 1) {", *_indented(several), "}")
         if any(_width(one) > 8 for one in sums):
             made.shared = str(2 * _SHARED)
@@ -393,7 +393,7 @@ class Generator:
         steps = (M * K if batch_a > 1 else 0, K * N if batch_b > 1 else 0)
         names = [made.pointers.setdefault(one, self._names[one]) for one in (a, b)]
         for one in (a, b):
-            made.reads.setdefault(id(one), set()).add(None)
+            made.reads.setdefault(one, set()).add(None)
         if self._library and min(M, N, K) > 0:
             self._target(made, w, result, None)
             bytes_of = (4 * steps[0], 4 * steps[1], 4 * M * N)
@@ -423,7 +423,7 @@ class Generator:
             Argument("unsigned int *", "arrived", 4 * tiles),
         ]
         with w.scope(1) as body:
-            w.known[id(result), places.element] = Ex("sum", 2)
+            w.known[result, places.element] = Ex("sum", 2)
             mains = [(one, w.value(one, places.index(one.shape, "main"))) for one in group.of("main")]
             self._store(made, w, places, mains)
         w.write(
@@ -485,7 +485,7 @@ class Generator:
                 f"if (threadIdx.x == 0) parts_{number}[block] = of_block_{number};",
             )
             last.append(f"const {wide} total_{number} = join_parts<{join_of(one)}>(parts_{number}, blocks, shared);")
-            w.known[id(one), places.final] = self._total(one, number)
+            w.known[one, places.final] = self._total(one, number)
         w.write("if (!is_last_block(arrived, blocks, shared)) return;", *last)
         self._finals(made, w, places, group, "threadIdx.x == 0")
 

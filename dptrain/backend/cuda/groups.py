@@ -153,7 +153,7 @@ class Grouping:
         self.used: set[Tensor] = set()
         self.updates: Mapping[Variable, Tensor] = program.updates
         self._library = library
-        self._new = {id(one) for one in program.updates.values()}
+        self._new = set(program.updates.values())
         tensors = [one for one in program.tensors if one.op is not None]
         self.anchors: dict[Tensor, None] = {}
         self._find_anchors(program, tensors)
@@ -255,7 +255,7 @@ class Grouping:
             with probe.scope(1), probe.scope(2):
                 if is_product(tensor) or is_call(tensor):
                     whole = tensor.inputs if is_call(tensor) else [base for base, _ in map(operand_of, tensor.inputs)]
-                    loads = dict[int, set[Place | None]]((id(one), {None}) for one in whole)
+                    loads = dict[Tensor, set[Place | None]]((one, {None}) for one in whole)
                 else:
                     places.pull(tensor, role)
                     loads = probe.loads
@@ -263,24 +263,24 @@ class Grouping:
             if fits:
                 group.roles[tensor] = role
                 self.group_of[tensor] = group
-                others = {one for one in self.group_of if id(one) in loads and self.group_of[one] is not group}
+                others = {one for one in self.group_of if one in loads and self.group_of[one] is not group}
                 self.used |= others
                 group.after |= {self.group_of[one] for one in others}
                 return True
         return False
 
     def _fits(
-        self, tensor: Tensor, group: Group, role: Role, loads: Mapping[int, set[Place | None]], places: "Places"
+        self, tensor: Tensor, group: Group, role: Role, loads: Mapping[Tensor, set[Place | None]], places: "Places"
     ) -> bool:
-        if group.kind == "product" and group.roles and (self._library or id(tensor) in self._new):
+        if group.kind == "product" and group.roles and (self._library or tensor in self._new):
             return False  # which must wait for those that read the old value: often the product beside this one
         for one, group_of in self.group_of.items():
-            if id(one) not in loads:
+            if one not in loads:
                 continue
             if group_of is not group:
                 if group_of.level >= group.level:
                     return False
-            elif group.roles[one] not in _KNOWN_BY[role] or loads[id(one)] != {places.of(group.roles[one])}:
+            elif group.roles[one] not in _KNOWN_BY[role] or loads[one] != {places.of(group.roles[one])}:
                 return False
         return True
 
