@@ -114,6 +114,14 @@ class Windows:
         shapes = [*(one.shape for one in made.inputs), made.shape]
         return shapes[self.image], shapes[self.places], () if self.kernel is None else shapes[self.kernel]
 
+    def numbers(self, made: Tensor) -> str:
+        """Return the fields of a window in C++: H, W, P, Q, R, S, strides, dilation, zeros before rows and columns."""
+        image, places, kernel = self.shapes(made)
+        own = made.attributes
+        size = kernel[:2] or own["window"]
+        found = (*image[1:3], *places[1:3], *size, *own["strides"], *own.get("dilation", (1, 1)), *own["before"])
+        return ", ".join(str(int(n)) for n in found)
+
 
 @dataclass(frozen=True)
 class UserKernel:

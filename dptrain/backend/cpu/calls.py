@@ -91,15 +91,13 @@ def _add_rows(call: Call) -> str:
 
 def _windows(call: Call) -> str | None:
     tensor = call.tensor
-    op, own = tensor.op, tensor.attributes
+    op = tensor.op
     assert op is not None
     assert isinstance(op.lowering, Windows)
-    image, places, kernel = op.lowering.shapes(tensor)
+    image, _, kernel = op.lowering.shapes(tensor)
     if any(one.dtype != tensor.dtype for one in tensor.inputs) or (kernel and tensor.dtype.kind != "f"):
         return None
-    size = kernel[:2] or own["window"]
-    numbers = (*image[1:3], *places[1:3], *size, *own["strides"], *own.get("dilation", (1, 1)), *own["before"])
-    window = f"dp_Window{{{{{', '.join(str(int(n)) for n in numbers)}}}}}"
+    window = f"dp_Window{{{{{op.lowering.numbers(tensor)}}}}}"
     sizes = ", ".join([extents(image[:1]), *(extents((n,)) for n in kernel[2:] or image[3:])])
     given = ", ".join(f"{{{n}}}" for n in range(len(tensor.inputs)))
     context = "c, " if kernel else ""

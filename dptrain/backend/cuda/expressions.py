@@ -326,12 +326,10 @@ def _windows(w: Writer, t: Tensor, index: Index) -> Ex:
     """An op of kernels/windows.cuh, which takes whole inputs, and the place of an element."""
     assert t.op is not None
     assert isinstance(t.op.lowering, Windows)
-    image, places, kernel = t.op.lowering.shapes(t)
+    image, _, kernel = t.op.lowering.shapes(t)
     w.needs.add("windows.cuh")
-    parts, own = [w.at(one) for one in index], t.attributes
-    size = kernel[:2] or own["window"]
-    numbers = [*image[1:3], *places[1:3], *size, *own["strides"], *own.get("dilation", (1, 1)), *own["before"]]
-    window = f"Window{{{', '.join(str(int(n)) for n in numbers)}}}"
+    parts = [w.at(one) for one in index]
+    window = f"Window{{{t.op.lowering.numbers(t)}}}"
     counts = [extents((n,)) for n in kernel[2:] or t.shape[-1:]]
     if t.op.lowering.kernel == -1:  # a sum over all images
         counts.insert(0, extents((image[0],)))
