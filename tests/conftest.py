@@ -9,8 +9,6 @@ from pathlib import Path
 # Before NumPy is imported: machines have few cores and tests start several ranks at once.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Compiling a model's programs takes longer than most tests; those of compiled programs ask for it.
-os.environ.setdefault("DPTRAIN_JIT_COMPILE", "0")
 
 import pytest
 from hypothesis import Phase, settings

@@ -19,7 +19,7 @@ def test_a_regression_of_two_files(tmp_path):
     losses = []
     for ranks in (0, 2):
         out = tmp_path / f"run-{ranks}"
-        done = dptrain(ranks, *COMMON, "--loss", "huber", "--jit-compile", "off", "--out", str(out), cwd=tmp_path)
+        done = dptrain(ranks, *COMMON, "--loss", "huber", "--out", str(out), cwd=tmp_path)
         assert (done.code, done.err) == (0, "")
         assert "y.npy are float32: regression; --task says otherwise" in done.out
         assert "40 of 200 samples, the last, are held out as the test part" in done.out

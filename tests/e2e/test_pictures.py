@@ -9,7 +9,7 @@ from PIL import Image
 import dptrain as dp
 from tests.launching import dptrain, in_turn
 
-COMMON = ("--batch-size", "16", "--hidden", "8", "--jit-compile", "off", "--learning-rate", "0.01")
+COMMON = ("--batch-size", "16", "--hidden", "8", "--learning-rate", "0.01")
 
 
 @pytest.fixture(scope="module")

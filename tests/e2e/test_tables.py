@@ -10,7 +10,7 @@ import dptrain as dp
 from tests.launching import dptrain, in_turn, mpirun
 
 ROWS = 300
-COMMON = ("--batch-size", "32", "--hidden", "8", "--jit-compile", "off")
+COMMON = ("--batch-size", "32", "--hidden", "8")
 
 
 @pytest.fixture(scope="module")

@@ -26,8 +26,7 @@ for case in range(25):
     model = dp.Sequential([dp.layers.Dense(5, "gelu", input_shape=(4,)), dp.layers.Dropout(0.2),
                            dp.layers.Dense(3, "softmax")], seed=case)
     optimizer = [dp.optimizers.Adam(0.01), dp.optimizers.SGD(0.1, momentum=0.9), dp.optimizers.RMSprop(0.01)][case % 3]
-    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"], dtype="float64", device="cpu",
-                  jit_compile=False)
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"], dtype="float64", device="cpu")
     history = model.fit(x, y, batch_size=batch, epochs=2, verbose=0, **options).history
     found.append([rows, history, model.evaluate(x, y, verbose=0), model.predict(x, verbose=0).tolist()])
 if dp.rank() == 0:

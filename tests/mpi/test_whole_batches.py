@@ -16,7 +16,7 @@ rng = np.random.default_rng(0)
 x, y = rng.standard_normal((53, 6)), rng.integers(0, 4, 53)
 model = dp.Sequential([dp.layers.Dense(5, "tanh", input_shape=(6,)), dp.layers.Dense(4, "softmax")], seed=3)
 loss = dp.losses.SparseCategoricalCrossentropy(ignore_class=2)
-model.compile("adam", loss, metrics=["accuracy"], dtype="float64", device="cpu", jit_compile=False)
+model.compile("adam", loss, metrics=["accuracy"], dtype="float64", device="cpu")
 history = model.fit(x, y, batch_size=8, epochs=2, verbose=0, validation_data=(x[:30], y[:30])).history
 found = [history, model.evaluate(x, y, batch_size=7, verbose=0), model.evaluate(x, y, steps=3, verbose=0)]
 if dp.rank() == 0:

@@ -73,7 +73,7 @@ def test_a_constraint_holds_after_every_update(jit_compile):
 def test_an_update_is_the_optimizers_and_then_the_constraint():
     x, y = np.ones((1, 2)), np.full((1, 1), -10.0)
     model = keras.Sequential([keras.Input((2,)), layers.Dense(1, use_bias=False, kernel_constraint=ops.absolute)])
-    model.compile(keras.optimizers.SGD(0.25), "mse", dtype="float64", jit_compile=False)
+    model.compile(keras.optimizers.SGD(0.25), "mse", dtype="float64")
     model.set_weights([np.array([[1.0], [2.0]])])
     model.train_on_batch(x, y)  # each weight loses 0.25 * 2 * (3 + 10) = 6.5
     np.testing.assert_allclose(model.get_weights()[0], [[5.5], [4.5]], rtol=1e-12)
@@ -96,8 +96,7 @@ def test_every_layer_hands_its_constraints_to_its_weights():
             assert config[f"{name}_constraint"]["config"] == {"max_value": 1, "axis": 0}
 
 
-def test_a_pack_has_the_bits_of_runs_alone(monkeypatch):
-    monkeypatch.setenv("DPTRAIN_JIT_COMPILE", "0")
+def test_a_pack_has_the_bits_of_runs_alone():
     x, y = np.random.default_rng(2).normal(size=(2, 12, 3))
 
     def build():

@@ -30,7 +30,7 @@ def test_the_policy_is_that_of_what_is_given_none(float64):
     assert layers.Dense(2).dtype_policy.variable_dtype == layers.Dense(2).compute_dtype == "float64"
     assert layers.Dense(2, dtype="float32").dtype == "float32"
     model = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
-    model.compile("sgd", "mse", device="cpu", jit_compile=False)
+    model.compile("sgd", "mse", device="cpu")
     x = np.random.default_rng(0).random((4, 3))
     kernel, _ = model.get_weights()
     assert kernel.dtype == np.float64

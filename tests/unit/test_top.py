@@ -75,7 +75,7 @@ def test_a_layer_trains_its_variables():
             return x * self.factor
 
     model = keras.Sequential([keras.Input((1,)), Scale()])
-    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+    model.compile(keras.optimizers.SGD(0.1), "mse")
     model.fit(np.ones((4, 1)), np.full((4, 1), 2.0), batch_size=4, verbose=0)
     np.testing.assert_allclose(model.get_weights()[0], 1.2, rtol=1e-6)  # 1 + 0.1 * 2
 

@@ -24,7 +24,7 @@ for number, optimizer in enumerate((dp.optimizers.Adam(0.01), dp.optimizers.SGD(
     model.save(folder / f"{number}.keras")
     model.save_weights(folder / f"{number}.safetensors")
     on_gpu = dp.models.load_model(folder / f"{number}.keras", device="cuda")
-    on_cpu = dp.models.load_model(folder / f"{number}.keras", device="cpu", jit_compile=False)
+    on_cpu = dp.models.load_model(folder / f"{number}.keras", device="cpu")
     expected = train(model)
     assert train(on_gpu) == expected
     np.testing.assert_allclose(train(on_cpu), expected, rtol=1e-5)

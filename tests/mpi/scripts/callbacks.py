@@ -27,7 +27,6 @@ model.compile(
     dp.optimizers.Adam(0.01),
     "sparse_categorical_crossentropy",
     dtype="float32",
-    jit_compile=False,
     device=os.environ.get("DEVICE", "cpu"),
 )
 steps: list[tuple[int, int]] = []

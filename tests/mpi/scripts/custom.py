@@ -69,7 +69,7 @@ denoising = dp.Sequential(
     seed=6,
 )
 model = Denoiser(denoising, shaping)
-model.compile("adam", "mse", metrics=["mae"], weighted_metrics=["mse"], dtype="float64", jit_compile=False)
+model.compile("adam", "mse", metrics=["mae"], weighted_metrics=["mse"], dtype="float64")
 weights = np.random.default_rng(1).uniform(0.5, 2, samples)
 notes = Notes()
 history = model.fit(

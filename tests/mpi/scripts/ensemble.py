@@ -20,7 +20,7 @@ class Fail(dp.callbacks.Callback):
 
 def build():
     model = dp.Sequential([dp.layers.Dense(4, "tanh"), dp.layers.Dropout(0.2), dp.layers.Dense(3, "softmax")])
-    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], jit_compile=False)
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
 
 

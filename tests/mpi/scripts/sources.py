@@ -81,7 +81,7 @@ def source():
 model = dp.Sequential(
     [dp.layers.Dense(6, "tanh", input_shape=(4,)), dp.layers.Dropout(0.3), dp.layers.Dense(2)], seed=2
 )
-model.compile(dp.optimizers.Adam(0.02), "mse", dtype="float64", jit_compile=False)
+model.compile(dp.optimizers.Adam(0.02), "mse", dtype="float64")
 if kind == "generator":
     arguments = {"steps_per_epoch": 4, "epochs": 2, "shuffle": False}
 else:

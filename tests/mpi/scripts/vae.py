@@ -76,13 +76,13 @@ rng = np.random.default_rng(0)
 x, more, arguments = rng.random((45, 10)), rng.random((700, 10)), {"batch_size": 16, "epochs": 2, "verbose": 0}
 found = []
 added = WithAddedLoss()
-added.compile(keras.optimizers.Adam(0.01), "mse", dtype="float64", jit_compile=False)
+added.compile(keras.optimizers.Adam(0.01), "mse", dtype="float64")
 for _ in range(2):  # what is evaluated and predicted in between draws random numbers as well
     found.append(added.fit(x, x, validation_data=(more, more), **arguments).history)
     found.append([float(one.sum()) for one in np.array_split(added.predict(more, verbose=0), 5)])
     found.append(added.evaluate(more, more, verbose=0, return_dict=True))
 own = WithOwnStep()
-own.compile(keras.optimizers.Adam(0.01), dtype="float64", jit_compile=False)
+own.compile(keras.optimizers.Adam(0.01), dtype="float64")
 for _ in range(2):
     found.append(own.fit(x, **arguments).history)
     found.append([float(one.sum()) for one in own.encoder.predict(more, verbose=0)])

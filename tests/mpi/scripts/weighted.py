@@ -20,9 +20,7 @@ measured = ["accuracy"] if loss.takes_labels else ["accuracy", "mae", metrics.Pr
 again = ["accuracy"] if loss.takes_labels else ["accuracy", "mae", metrics.Precision(0.3), metrics.Recall(0.3)]
 
 model = dp.Sequential([Dense(9, "tanh", input_shape=(6,)), Dense(4, "softmax")], seed=1)
-model.compile(
-    dp.optimizers.SGD(0.3), loss, metrics=measured, weighted_metrics=again, dtype="float64", jit_compile=False
-)
+model.compile(dp.optimizers.SGD(0.3), loss, metrics=measured, weighted_metrics=again, dtype="float64")
 # The last batch of an epoch has five samples, less than a batch of eight has on three ranks each.
 given = {"sample_weight": weights, "batch_size": 8, "verbose": 0}
 history = model.fit(x, y, epochs=6, **given, validation_data=(x[:31], y[:31])).history

@@ -36,7 +36,7 @@ def build(*, input_shape: tuple[int, ...] | None = (5,), **options) -> dp.Sequen
     first = {} if input_shape is None else {"input_shape": input_shape}
     stack = [dp.layers.Rescaling(1 / 255, **first), Dense(7, "tanh"), Dropout(0.3), Dense(2)]
     model = dp.Sequential(stack, seed=5)
-    model.compile(dp.optimizers.Adam(0.01), "mse", dtype="float64", jit_compile=False, **options)
+    model.compile(dp.optimizers.Adam(0.01), "mse", dtype="float64", **options)
     return model
 
 
@@ -571,7 +571,7 @@ np.memmap(path, np.uint8, "w+", shape=(rows, 784)).flush()
 x, y = np.memmap(path, np.uint8, "r", shape=(rows, 784)), np.zeros(rows, np.int64)
 x_small, y_small = np.zeros((64, 784), np.uint8), np.zeros(64, np.int64)
 model = dp.Sequential([dp.layers.Rescaling(1 / 255, input_shape=(784,)), dp.layers.Dense(2, "softmax")])
-model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False, device_mb=device_mb)
+model.compile("sgd", "sparse_categorical_crossentropy", device_mb=device_mb)
 model.fit(x_small, y_small, verbose=0)
 status = dict(line.split(":") for line in open("/proc/self/status"))
 used = int(status["VmData"].split()[0]) << 10

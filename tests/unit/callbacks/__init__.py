@@ -32,7 +32,6 @@ def build(optimizer: Any = None, dropout: float = 0.0, **options) -> dp.Sequenti
         "sparse_categorical_crossentropy",
         metrics=["accuracy"],
         dtype="float64",
-        jit_compile=False,
         **options,
     )
     return model

@@ -17,7 +17,7 @@ RNG = np.random.default_rng(3)
 
 
 def config(**overrides):
-    return resolve({"model": {"hidden": [4]}, "device": "cpu", "jit_compile": False}, "file", overrides)
+    return resolve({"model": {"hidden": [4]}, "device": "cpu"}, "file", overrides)
 
 
 def data(task, y, x=None, known=None):

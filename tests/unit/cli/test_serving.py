@@ -24,13 +24,13 @@ def folder(tmp_path_factory):
     y = np.arange(23) % 3
     np.savez(path / "data.npz", x_train=X, y_train=y, x_test=X[:7], y_test=y[:7])
     np.save(path / "x.npy", X)
-    arguments = ["--data", str(path / "data.npz"), "--hidden", "5", "--epochs", "1", "--jit-compile", "off"]
+    arguments = ["--data", str(path / "data.npz"), "--hidden", "5", "--epochs", "1"]
     assert main([*arguments, "--verbose", "0", "--out", str(path / "run")]) == 0
     return path
 
 
 def ask(capfd, *arguments) -> str:
-    assert main([*map(str, arguments), "--jit-compile", "off"]) == 0
+    assert main([*map(str, arguments)]) == 0
     out, err = capfd.readouterr()
     assert err == ""
     return out
@@ -144,13 +144,13 @@ def test_export_writes_every_format(folder, capfd, tmp_path, form):
         pytest.importorskip("onnx", reason="needs the extra 'onnx'")
     out = tmp_path / f"model.{form}"
     assert ask(capfd, "export", folder / "run", "--out", out).startswith(f"{out}: {form}, ")
-    model = dp.models.load_model(folder / "run", device="cpu", jit_compile=False)
+    model = dp.models.load_model(folder / "run", device="cpu")
     if form == "keras":
-        found = dp.models.load_model(out, device="cpu", jit_compile=False)
+        found = dp.models.load_model(out, device="cpu")
         assert found.optimizer.get_config() == model.optimizer.get_config()
         np.testing.assert_array_equal(found.predict(X, verbose=0), model.predict(X, verbose=0))
     elif form == "program":
-        found = dp.saving.load_program(out, device="cpu", jit_compile=False)(X)
+        found = dp.saving.load_program(out, device="cpu")(X)
         np.testing.assert_array_equal(found, model.predict(X, verbose=0))
     elif form == "onnx":
         model.export(tmp_path / "own", format="onnx")

@@ -13,7 +13,7 @@ X = np.array([[1.0, -2.0], [3.0, 4.0]])
 def negative() -> keras.Sequential:
     """y = relu(-x)."""
     model = keras.Sequential([keras.Input((2,)), L.Dense(2, "relu", use_bias=False)])
-    model.compile("sgd", "mse", jit_compile=False, dtype="float64")
+    model.compile("sgd", "mse", dtype="float64")
     model.set_weights([-np.eye(2)])
     return model
 
@@ -54,7 +54,7 @@ def test_run_eagerly_is_an_attribute():
     model = keras.Sequential([keras.Input((2,)), Looks(), L.Dense(1)])
     with pytest.raises(ConfigError, match=r"You must call `compile\(\)` before setting `run_eagerly`"):
         model.run_eagerly = True
-    model.compile("sgd", "mse", jit_compile=False)
+    model.compile("sgd", "mse")
     model.fit(X, X[:, :1], verbose=0)
     seen.clear()
     model.run_eagerly = True

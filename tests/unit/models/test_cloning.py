@@ -98,7 +98,7 @@ def test_a_clone_is_compiled_as_the_model_is():
     model = sequential()
     model.compile(
         keras.optimizers.SGD(0.25), lambda y, p: (y - p) ** 2, metrics=[keras.metrics.MeanAbsoluteError("far")],
-        dtype="float64", jit_compile=False,
+        dtype="float64",
     )  # fmt: skip
     model.fit(X, X[:, :2], verbose=0)
     clone = clone_model(model)

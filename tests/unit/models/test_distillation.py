@@ -45,7 +45,6 @@ def distiller() -> Distiller:
         ALPHA,
         TEMPERATURE,
         dtype="float64",
-        jit_compile=False,
     )
     return made
 

@@ -17,7 +17,7 @@ h5py = pytest.importorskip("h5py", reason="Keras' files need the extra 'keras-fi
 
 RNG = np.random.default_rng(3)
 A, B = RNG.random((14, 6)), RNG.random((14, 4))
-CPU = {"device": "cpu", "dtype": "float64", "jit_compile": False}
+CPU = {"device": "cpu", "dtype": "float64"}
 
 
 def branches() -> dp.Model:

@@ -20,9 +20,7 @@ def toy(rows: int = 40) -> tuple[np.ndarray, np.ndarray]:
 
 def build(seed: int = 1, **options) -> dp.Sequential:
     model = dp.Sequential([dp.layers.Dense(6, "tanh", input_shape=(5,)), dp.layers.Dense(3, "softmax")], seed=seed)
-    model.compile(
-        "adam", "sparse_categorical_crossentropy", metrics=["accuracy"], dtype="float64", jit_compile=False, **options
-    )
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], dtype="float64", **options)
     return model
 
 
@@ -301,7 +299,7 @@ def test_targets_are_squeezed_expanded_and_repeated(output, target, aligned):
         model = dp.Sequential(
             [dp.layers.Dense(int(np.prod(output)), input_shape=(5,)), dp.layers.Reshape(output)], seed=1
         )
-        model.compile("sgd", "mse", metrics=["mae"], dtype="float64", jit_compile=False)
+        model.compile("sgd", "mse", metrics=["mae"], dtype="float64")
         found.append([*model.fit(x, targets, verbose=0).history.values(), model.predict(x, verbose=0)])
     for mine, other in zip(*found, strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-6)
@@ -425,7 +423,7 @@ def test_a_layer_that_is_frozen_after_training():
     model.fit(x, y, verbose=0)
     before = model.get_weights()
     model.layers[0].trainable = False
-    model.compile("adam", "sparse_categorical_crossentropy", dtype="float64", jit_compile=False)
+    model.compile("adam", "sparse_categorical_crossentropy", dtype="float64")
     for old, new in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
     model.fit(x, y, verbose=0)

@@ -136,7 +136,7 @@ def test_both_are_trained_and_losses_are_means_over_batches():
 
 @pytest.mark.parametrize("options", [{"run_eagerly": True}, {"jit_compile": True}, {"jit_compile": False}])
 def test_the_same_losses_however_it_is_executed(options):
-    gan, other = build(dtype="float64", jit_compile=False), build(dtype="float64", **options)
+    gan, other = build(dtype="float64"), build(dtype="float64", **options)
     expected = gan.fit(images(), batch_size=8, epochs=2, verbose=0).history
     found = other.fit(images(), batch_size=8, epochs=2, verbose=0).history
     for name, one in expected.items():
@@ -158,7 +158,7 @@ def test_parts_are_used_before_and_after():
 
 def test_a_step_on_five_ranks_of_which_some_have_no_images():
     """Placed and executed rank by rank: the losses of one rank, and updates that all ranks agree on."""
-    gan, data = build(dtype="float64", jit_compile=False), images(3).astype(np.float64)
+    gan, data = build(dtype="float64"), images(3).astype(np.float64)
     gan.discriminator.build()
     gan.generator.build()
     gan.set_dtype("float64")

@@ -18,7 +18,7 @@ def difference(nested):
 def test_one_input_by_its_name():
     x = keras.Input((3,), name="x")
     model = keras.Model(x, L.Rescaling(2.0)(x))
-    model.compile("sgd", "mse", jit_compile=False)
+    model.compile("sgd", "mse")
     for given in ({"x": X}, [X], X):
         np.testing.assert_array_equal(model(given), 2 * X)
         np.testing.assert_array_equal(model.predict(given, verbose=0), 2 * X)

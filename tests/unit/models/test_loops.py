@@ -14,7 +14,7 @@ def build() -> keras.Model:
     given = keras.Input((8,))
     hidden = layers.Dense(6, "relu")(given)
     model = keras.Model(given, layers.Dense(3)(hidden), seed=1)
-    model.compile(keras.optimizers.Adam(0.01), crossentropy(), dtype="float64", jit_compile=False)
+    model.compile(keras.optimizers.Adam(0.01), crossentropy(), dtype="float64")
     return model
 
 
@@ -46,7 +46,7 @@ def test_a_loop_trains_what_fit_trains(update):
     """Losses, metric and weights of two epochs; the metric is used alone, and begins anew."""
     fitted, model = build(), build()
     accuracy, optimizer = keras.metrics.SparseCategoricalAccuracy(), keras.optimizers.Adam(0.01)
-    fitted.compile(fitted.optimizer, crossentropy(), metrics=[accuracy], dtype="float64", jit_compile=False)
+    fitted.compile(fitted.optimizer, crossentropy(), metrics=[accuracy], dtype="float64")
     expected = fitted.fit(X, Y, batch_size=16, epochs=2, shuffle=False, verbose=0).history
     metric, found = keras.metrics.SparseCategoricalAccuracy(), {"loss": [], "sparse_categorical_accuracy": []}
     for _ in range(2):

@@ -47,7 +47,7 @@ def test_losses_of_two_outputs(case, nested, weights):
     """The logs have each output's loss where several outputs have one, as in Keras."""
     loss, targets, parts = CASES[case]
     made = model(nested)
-    made.compile("sgd", loss, dtype="float64", jit_compile=False)
+    made.compile("sgd", loss, dtype="float64")
     numbers = expected(made, 1.0 if weights is None else weights)
     sums = {name: sum(numbers[f"{name} {one}"] for one in each) for name, each in parts.items()}
     logs = made.evaluate(X, targets, sample_weight=weights, verbose=0, return_dict=True, batch_size=8)
@@ -61,7 +61,7 @@ def test_losses_of_two_outputs(case, nested, weights):
 )
 def test_losses_of_one_output(loss):
     made = dp.Sequential([dp.layers.Dense(1, name="a", input_shape=(4,))], seed=1)
-    made.compile("sgd", loss, dtype="float64", jit_compile=False)
+    made.compile("sgd", loss, dtype="float64")
     error = made.predict(X, verbose=0) - A
     wanted = (error**2).mean() + (np.abs(error).mean() if len(loss) == 2 else 0)
     assert made.evaluate(X, A, verbose=0) == pytest.approx(wanted, rel=1e-12)
@@ -89,7 +89,7 @@ class Sparse(dp.layers.Layer):
 def test_added_losses_are_enough(targets, options):
     """No compiled loss: the targets may be there, and count for nothing."""
     made = dp.Sequential([dp.layers.Dense(3, use_bias=False, input_shape=(4,)), Sparse()], seed=1)
-    made.compile(dp.optimizers.SGD(1.0), dtype="float64", jit_compile=False, **options)
+    made.compile(dp.optimizers.SGD(1.0), dtype="float64", **options)
     (kernel,) = before = made.get_weights()
     history = made.fit(X, targets, batch_size=20, verbose=0).history
     np.testing.assert_allclose(history["loss"], [0.1 * ((X @ kernel) ** 2).mean()], rtol=1e-12)
@@ -114,7 +114,7 @@ def test_a_layer_that_is_the_end_of_training():
     inputs, targets = dp.Input((4,), name="inputs"), dp.Input((3,), name="targets")
     outputs = Endpoint(name="predictions")(targets, dp.layers.Dense(3, use_bias=False)(inputs))
     made = dp.Model([inputs, targets], outputs, seed=1)
-    made.compile("adam", dtype="float64", jit_compile=False)
+    made.compile("adam", dtype="float64")
     (kernel,) = made.get_weights()
     logits, yes = X @ kernel, B > 0
     history = made.fit({"inputs": X, "targets": yes * 1.0}, batch_size=20, verbose=0).history

@@ -24,7 +24,7 @@ NOTHING = "ignore:The model does not have any trainable weights"
 
 
 def compiled(model: dp.Sequential, optimizer: str = "adam") -> dp.Sequential:
-    model.compile(optimizer, "mse", device="cpu", dtype="float64", jit_compile=False)
+    model.compile(optimizer, "mse", device="cpu", dtype="float64")
     return model
 
 
@@ -310,7 +310,7 @@ def test_files_say_what_is_trained(tmp_path):
     model.fit(x, y, verbose=0)
     model.layers[0].trainable = False
     model.save(tmp_path / "layer.keras")
-    again = dp.models.load_model(tmp_path / "layer.keras", device="cpu", jit_compile=False)
+    again = dp.models.load_model(tmp_path / "layer.keras", device="cpu")
     assert [layer.trainable for layer in again.layers] == [False, True]
     for one in (model, again):
         one.train_on_batch(x, y)
@@ -318,7 +318,7 @@ def test_files_say_what_is_trained(tmp_path):
     model.train_on_batch(x, y)
     model.trainable = False
     model.save(tmp_path / "model.keras")
-    again = dp.models.load_model(tmp_path / "model.keras", device="cpu", jit_compile=False)
+    again = dp.models.load_model(tmp_path / "model.keras", device="cpu")
     assert not again.trainable
     assert changed(model.get_weights(), again) == [False] * 4
     again.load_weights(tmp_path / "layer.keras")

@@ -106,7 +106,7 @@ def test_a_subclass_before_and_after_its_first_call():
 
 def test_the_optimizers_numbers_are_counted():
     model = keras.Sequential([keras.Input((3,)), L.Dense(2)])
-    model.compile("adam", "mse", jit_compile=False)
+    model.compile("adam", "mse")
     model.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
     text = printed(model)
     assert " Trainable params: 8 (32.00 B)" in text

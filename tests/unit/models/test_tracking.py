@@ -36,7 +36,7 @@ class Nested(Layer):
 
 
 def compiled(model: dp.Model, **options) -> dp.Model:
-    model.compile(dp.optimizers.SGD(0.1), "mse", dtype="float64", **({"jit_compile": False} | options))
+    model.compile(dp.optimizers.SGD(0.1), "mse", dtype="float64", **options)
     return model
 
 
@@ -183,7 +183,7 @@ def test_a_step_with_a_loss_and_metrics_of_its_own():
             return [self.loss_tracker, self.mae_metric]
 
     model = Lower([Dense(2, use_bias=False, input_shape=(4,))], seed=1)
-    model.compile(dp.optimizers.SGD(0.1), dtype="float64", jit_compile=False)
+    model.compile(dp.optimizers.SGD(0.1), dtype="float64")
     (kernel,) = model.get_weights()
     history = model.fit(X, Y, batch_size=21, epochs=2, verbose=0).history
     for epoch in range(2):  # totals begin anew

@@ -28,7 +28,7 @@ def twins() -> keras.Model:
     )
     first, second = keras.Input((6,)), keras.Input((6,))
     model = keras.Model([first, second], Distance()(embedding(first), embedding(second)), seed=1)
-    model.compile("rmsprop", contrastive, metrics=["mae"], dtype="float64", jit_compile=False)
+    model.compile("rmsprop", contrastive, metrics=["mae"], dtype="float64")
     return model
 
 
@@ -69,7 +69,7 @@ class Triplets(keras.Model):
 @pytest.fixture
 def triplets() -> Triplets:
     made = Triplets(keras.Sequential([layers.Dense(3, use_bias=False, input_shape=(6,))], seed=1))
-    made.compile(keras.optimizers.SGD(0.01), weighted_metrics=[], dtype="float64", jit_compile=False)
+    made.compile(keras.optimizers.SGD(0.01), weighted_metrics=[], dtype="float64")
     made.set_dtype("float64")
     return made
 

@@ -365,7 +365,7 @@ def test_a_step_assigns_and_reports_its_learning_rate():
             return {"rate": self.optimizer.learning_rate, **super().train_step(data)}
 
     model = Decaying([dp.layers.Dense(1, input_shape=(2,))])
-    model.compile(SGD(0.5), "mse", jit_compile=False)
+    model.compile(SGD(0.5), "mse")
     history = model.fit(np.ones((6, 2)), np.ones(6), batch_size=2, epochs=2, verbose=0).history
     assert history["rate"] == [0.5**4, 0.5**7]
 

@@ -14,7 +14,7 @@ from dptrain.saving.run_folder import model_file
 
 def small(units: int = 2) -> dp.Model:
     model = dp.Sequential([dp.layers.Input((3,)), dp.layers.Dense(units)], seed=1)
-    model.compile("adam", "mse", device="cpu", jit_compile=False)
+    model.compile("adam", "mse", device="cpu")
     return model
 
 
@@ -23,7 +23,7 @@ def test_a_run_s_folder_is_its_model(tmp_path):
     model.save(tmp_path / "model.keras")
     x = np.ones((2, 3), np.float32)
     for load in (dp.models.load_model, dp.saving.load_model):
-        again = load(str(tmp_path), jit_compile=False, device="cpu")
+        again = load(str(tmp_path), device="cpu")
         np.testing.assert_array_equal(again.predict(x, verbose=0), model.predict(x, verbose=0))
 
 

@@ -26,7 +26,7 @@ class Small(Recipe):
 
     def build(self, setting, seed, run=None):
         model = dp.Sequential([dp.layers.Dense(5, "tanh", input_shape=(3,)), dp.layers.Dense(2)], seed=seed)
-        model.compile(Adam(RATES[self.rate]()), "mse", device="cpu", dtype="float64", jit_compile=False)
+        model.compile(Adam(RATES[self.rate]()), "mse", device="cpu", dtype="float64")
         return model
 
     def train(self, model, setting, callbacks, run):

@@ -89,7 +89,7 @@ def test_what_no_batch_size_can_mend():
 
 def small_model() -> dp.Sequential:
     model = dp.Sequential([Dense(6, "gelu", input_shape=(5,)), Dense(3, "softmax")], seed=2)
-    model.compile(device="cpu", jit_compile=False)
+    model.compile(device="cpu")
     return model
 
 
@@ -142,7 +142,7 @@ class Together(dp.Model):
 )
 def test_rows_that_depend_on_each_other_are_not_padded(function):
     model, x = Together(function), np.random.default_rng(1).random((7, 2)).astype(np.float32)
-    model.compile(device="cpu", jit_compile=False)
+    model.compile(device="cpu")
     for rows in (3, 7, 4, 3):
         expected = function(dp.ops.convert_to_tensor(x[:rows])).numpy()
         np.testing.assert_allclose(model.predict(x[:rows], verbose=0), expected, rtol=1e-5)
@@ -150,7 +150,7 @@ def test_rows_that_depend_on_each_other_are_not_padded(function):
 
 def test_many_sizes_of_batches_do_not_pile_up():
     model = small_model()
-    model.compile("sgd", "sparse_categorical_crossentropy", device="cpu", jit_compile=False)
+    model.compile("sgd", "sparse_categorical_crossentropy", device="cpu")
     for rows in [*range(1, 81), 3, 80]:
         x = np.random.default_rng(rows).random((rows, 5))
         loss = model.test_on_batch(x, np.arange(rows) % 3)

@@ -11,6 +11,7 @@ import pytest
 
 import dptrain as dp
 from dptrain.backend.cpu.backend import CpuBackend
+from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.batches.base import ArrayBatches
 from dptrain.batches.feed import StreamedFeed, make_feed
 from dptrain.batches.inputs import Samples
@@ -300,7 +301,8 @@ def test_an_optimizer_that_is_given_again_goes_on():
 @pytest.mark.parametrize("leave", ["compile", "put_on", "release"])
 def test_what_was_prepared_for_a_device_is_closed_with_it(monkeypatch, leave, shards):
     made, closed = [], []
-    monkeypatch.setattr(NumpyExecutable, "close", lambda self: closed.append(self))
+    for kind in (NumpyExecutable, CompiledExecutable):
+        monkeypatch.setattr(kind, "close", lambda self: closed.append(self))
     real = CpuBackend.executable
     monkeypatch.setattr(CpuBackend, "executable", lambda *given, **more: made.append(real(*given, **more)) or made[-1])
     model = trained_in(cut_into(shards))
