@@ -88,7 +88,8 @@ def create(
     without = ""
     if tries_gpu(device, dtype):
         try:
-            return _cuda(policy.data_dtype, place or Place(), gpu_select, precision, gemm, cuda_graph)
+            backend = _cuda(policy.data_dtype, place or Place(), gpu_select, precision, gemm, cuda_graph)
+            return _named(backend, policy)
         except DeviceError as error:
             if device == "cuda":
                 raise DeviceError(f"--device cuda: {error}") from error
@@ -104,12 +105,19 @@ def create(
 
     backend = CpuBackend(policy.data_dtype, threads, jit_compile)
     backend.description += without
+    return _named(backend, policy)
+
+
+def _named(backend: Backend, policy: DTypePolicy) -> Backend:
+    """Let a backend's description name the policy."""
+    backend.description = backend.description.replace(policy.data_dtype, policy.name, 1)
     return backend
 
 
 def tries_gpu(device: str, dtype: str) -> bool:
     """Whether `create` looks for a GPU: where it is told to, or may and PyCUDA is installed."""
-    return device == "cuda" or (device == "auto" and dtype == "float32" and _installed("pycuda"))
+    can = device == "auto" and DTypePolicy(dtype).data_dtype == "float32"
+    return device == "cuda" or (can and _installed("pycuda"))
 
 
 def _installed(package: str) -> bool:

@@ -375,7 +375,7 @@ class Config(Checked):
         "mask", "mask: each rank sees only its own GPU; index: leave CUDA_VISIBLE_DEVICES as it is", "gpu-select"
     )
     dtype: Literal["float32", "float64", "mixed_bfloat16", "mixed_float16", "bfloat16", "float16"] = _field(
-        "float32", "type of parameters and activations, or a policy of Keras'; others than float32 only on the CPU"
+        "float32", "type of parameters and activations, or a policy of Keras'; float64 only on the CPU"
     )
     precision: Literal["float32", "tf32"] = _field(
         "float32",
