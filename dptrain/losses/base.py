@@ -11,7 +11,7 @@ from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.losses.functions import same_rank
 from dptrain.ops.cross_entropy import as_labels
-from dptrain.program.tensor import Tensor, as_tensors
+from dptrain.program.tensor import FLOATX, Tensor, as_tensors, is_half
 from dptrain.registry.names import snake_case
 from dptrain.registry.serialization import Configurable
 
@@ -136,6 +136,12 @@ def _as(x: Tensor, dtype: npt.DTypeLike) -> Tensor:
         return ops.cast(x, dtype)
     again = ops.sigmoid if x.squashed_by == "sigmoid" else ops.softmax
     return again(ops.cast(x.logits, dtype))
+
+
+def wide(x: Any) -> Tensor:
+    """Return a tensor as losses and metrics take it: half precision as float32, in which counts are exact."""
+    (tensor,) = as_tensors([x])
+    return _as(tensor, FLOATX) if is_half(tensor.dtype) else tensor
 
 
 def weights_like(values: Tensor, sample_weight: Any) -> Tensor:

@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from dptrain import initializers, ops
 from dptrain.errors import ConfigError
-from dptrain.losses.base import weights_like
+from dptrain.losses.base import weights_like, wide
 from dptrain.losses.functions import same_rank
 from dptrain.program import tree
-from dptrain.program.tensor import Tensor, Variable, as_tensors
+from dptrain.program.tensor import Tensor, Variable
 from dptrain.registry.names import not_supported, snake_case
 from dptrain.registry.serialization import Configurable
 
@@ -122,8 +122,8 @@ def samplewise(values: Any, sample_weight: Any = None) -> tuple[Tensor, Tensor |
         values: (rows, ...), of which a sample has the mean; or a single number.
         sample_weight: the first axes of that shape, or one of length 1 more; or a single number.
     """
-    (found,) = as_tensors([values])
-    if found.dtype.kind not in "fV":
+    found = wide(values)
+    if found.dtype.kind != "f":
         found = ops.cast(found, "float32")
     if sample_weight is None:
         return _mean_of_rows(found), None
@@ -149,7 +149,7 @@ class Sum(Metric):
 
     def update_state(self, values: Any, sample_weight: Any = None) -> None:
         """Add values, (rows, ...) or a number."""
-        (found,) = as_tensors([values])
+        found = wide(values)
         if sample_weight is not None:
             found = found * weights_like(found, sample_weight)
         self.total.assign_add(ops.sum(found))
@@ -217,7 +217,7 @@ class MeanMetricWrapper(Mean):
             y_pred: the model's outputs.
             sample_weight: (rows, ...), or None.
         """
-        target, output = as_tensors([y_true, y_pred])
+        target, output = wide(y_true), wide(y_pred)
         if not self.takes_labels:
             target, output = same_rank(target, output)
         super().update_state(self.fn(target, output, **self.arguments), sample_weight)

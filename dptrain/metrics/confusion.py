@@ -7,6 +7,7 @@ import numpy as np
 
 from dptrain import ops
 from dptrain.errors import ConfigError
+from dptrain.losses.base import wide
 from dptrain.losses.functions import pair
 from dptrain.metrics.base import Metric, positive
 from dptrain.program.dims import Dim
@@ -62,7 +63,7 @@ class _Confusion(Metric):
         Raises:
             ConfigError: shapes differ, or samples have no axis of classes beside class_id or top_k.
         """
-        target, output = pair(y_true, y_pred)
+        target, output = pair(wide(y_true), wide(y_pred))
         if target.shape != output.shape:
             raise ConfigError(
                 f"metric {self.name!r}: y_true and y_pred must have the same shape. Received: y_true.shape="

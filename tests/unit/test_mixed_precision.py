@@ -232,3 +232,34 @@ def test_weights_in_half_precision_that_are_not_finite_are_noticed(policy):
     model = classifier(policy, optimizer=keras.optimizers.SGD(1e30))
     with pytest.raises(DivergenceError):
         model.fit(X, Y, epochs=3, batch_size=16, verbose=0)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_losses_and_metrics_are_float32(dtype):
+    """Of 600 samples 599 are right, which is no bfloat16, and a float16 to be squared overflows."""
+    output = ops.cast(np.where(np.arange(600) == 5, 0.0, 1.0)[:, None], dtype)
+    ones = np.ones((600, 1), np.float32)
+    found = {
+        one.name: float(one(ones, output))
+        for one in (keras.metrics.BinaryAccuracy(), keras.metrics.MeanSquaredError(), keras.metrics.TruePositives())
+    }
+    wanted = {"binary_accuracy": 599 / 600, "mean_squared_error": 1 / 600, "true_positives": 599}
+    assert found == pytest.approx(wanted, rel=1e-6)
+    assert float(keras.metrics.Mean()(output)) == pytest.approx(599 / 600, rel=1e-6)
+    assert float(keras.metrics.Sum()(output)) == 599
+    large = ops.cast(np.full((4, 1), 300.0), dtype)
+    loss = keras.losses.MeanSquaredError()(np.zeros((4, 1), np.float32), large)
+    assert loss.dtype == np.float32
+    assert float(loss) == pytest.approx(90000, rel=1e-6)
+    logits = ops.cast(X[:, :3], dtype)
+    by_logits = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(Y, logits)
+    exact = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(Y, ops.cast(logits, "float64"))
+    assert float(by_logits) == pytest.approx(float(exact), rel=1e-6)
+
+
+def test_an_accuracy_is_that_of_the_predictions():
+    model = classifier("mixed_bfloat16")
+    x, y = np.tile(X, (10, 1)), np.tile(Y, 10)
+    model.fit(x, y, epochs=5, batch_size=480, verbose=0)
+    right = np.mean(np.argmax(model.predict(x, verbose=0), 1) == y)
+    assert model.evaluate(x, y, batch_size=960, verbose=0)[1] == pytest.approx(right, abs=1e-6)
