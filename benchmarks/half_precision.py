@@ -49,10 +49,9 @@ def main() -> None:
                 seconds[policy].append(time.perf_counter() - start)
         for policy, own in seconds.items():
             ratios = sorted(a / b for a, b in zip(seconds["float32"], own, strict=True))
-            print(
-                f"| 784-{units}-10 | {batch} | {policy} | {statistics.median(own):.3f} ({min(own):.3f} to {max(own):.3f}) "
-                f"| {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) | {losses[policy]:.5f} |"
-            )
+            speed = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+            time_of = f"{statistics.median(own):.3f} ({min(own):.3f} to {max(own):.3f})"
+            print(f"| 784-{units}-10 | {batch} | {policy} | {time_of} | {speed} | {losses[policy]:.5f} |")
 
 
 if __name__ == "__main__":
