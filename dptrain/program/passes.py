@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from dptrain.program.dims import Dim
-from dptrain.program.lowering import Product, lowering_of
+from dptrain.program.lowering import Element, Product, lowering_of
 from dptrain.program.mesh import ALL_REDUCE, PlacedProgram
 from dptrain.program.program import Program
-from dptrain.program.tensor import Tensor
+from dptrain.program.tensor import Tensor, is_half
 from dptrain.program.views import marked
 
 # Of a GPU's products of float32 matrices: as they are, or with factors rounded to TF32's 10 bits of mantissa.
@@ -59,7 +59,7 @@ def without_all_reduce(tensor: Tensor) -> Tensor:
     return tensor.inputs[0] if tensor.op is ALL_REDUCE else tensor
 
 
-def with_precision(program: Program, precision: str) -> Program:
+def with_precision(program: Program, precision: str, of_halves: str = "float32") -> Program:
     """Return a program whose matrix products say in which precision they are computed.
 
     This is the one place where a product's precision is chosen. Products that are not in float32 keep their type's.
@@ -67,15 +67,25 @@ def with_precision(program: Program, precision: str) -> Program:
     Args:
         program: any.
         precision: one of `PRECISIONS`.
+        of_halves: that of products whose factors are of half precision, which TF32 holds exactly.
     """
 
     def chosen(one: Tensor) -> Tensor:
         if not isinstance(lowering_of(one), Product) or one.dtype != np.float32:
             return one
-        attributes = {**one.attributes, "precision": precision}
+        own = of_halves if all(map(_was_half, one.inputs)) else precision
+        attributes = {**one.attributes, "precision": own}
         return Tensor(one.op, one.inputs, attributes, one.shape, one.dtype, name=one.name)
 
-    return program if precision == "float32" else rewritten(program, chosen)
+    return program if precision == of_halves == "float32" else rewritten(program, chosen)
+
+
+def _was_half(tensor: Tensor) -> bool:
+    """Whether all numbers of a tensor have been rounded to half precision."""
+    while tensor.op is not None and tensor.op.is_view:
+        tensor = tensor.inputs[0]
+    lowering = lowering_of(tensor)
+    return isinstance(lowering, Element) and lowering.converts and is_half(tensor.inputs[0].dtype)
 
 
 def without_repeats(program: Program) -> Program:

@@ -71,6 +71,26 @@ def test_what_is_stored_and_moved(cuda_backend, dtype):
     np.testing.assert_array_equal(np.float32(table.numpy()), np.float32(updates[table]))
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("length", [40, 200])
+def test_products_on_tensor_cores_are_of_exact_factors(cuda_backend, dtype, length):
+    """Whole numbers that float32 adds up exactly, up to the greatest that the type holds all of."""
+    rng, greatest = np.random.default_rng(0), {"bfloat16": 256, "float16": 2048}[dtype]
+    x, y = (rng.integers(-greatest, greatest + 1, shape).astype(np.float32) for shape in ((length, 3), (3, length)))
+    x[:, 2] = 0  # so that no sum is too long for float32's 24 bits
+
+    def step(x, y):
+        x, y = (ops.cast(ops.cast(one, dtype), "float32") for one in (x, y))
+        return {"product": x @ y, "transposed": ops.transpose(y) @ ops.transpose(x)}
+
+    program = trace(step, {"x": ((Dim.rows(length), 3), "float32"), "y": ((3, length), "float32")})
+    executable = cuda_backend.executable(program, {"x": x, "y": y})
+    assert cuda_backend.of_halves == "tf32"
+    executable.run()
+    np.testing.assert_array_equal(executable.outputs["product"], x @ y)
+    np.testing.assert_array_equal(executable.outputs["transposed"], y.T @ x.T)
+
+
 @pytest.mark.usefixtures("cuda_backend")
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16", "bfloat16"])
 def test_a_training_is_that_of_a_cpu_but_for_rounding(policy):

@@ -57,6 +57,7 @@ class CudaBackend(Backend):
         name: "cuda".
         dtype: of the products, and of whatever is not told another.
         precision: as above.
+        of_halves: of products of factors in half precision: on tensor cores, where there are some.
         gpu: the device's UUID, or None.
         gpu_record: the device.
         heap: its memory.
@@ -88,7 +89,9 @@ class CudaBackend(Backend):
         if dtype not in ("float32", self.dtype):
             raise ConfigError(f"dtype = {dtype!r}: the CUDA kernels compute in float32; use --device cpu")
         self.gpu_record = gpu = open_gpu(number, select, host)
-        if precision == "tf32" and int(gpu.architecture.removeprefix("sm_")) < _TF32_FROM:
+        has_tf32 = int(gpu.architecture.removeprefix("sm_")) >= _TF32_FROM
+        self.of_halves = "tf32" if has_tf32 else "float32"  # which is exact for factors of half precision
+        if precision == "tf32" and not has_tf32:
             # Not a DeviceError, after which `--device auto` would take the CPU.
             raise ConfigError(
                 f"precision = 'tf32': {gpu.name} ({gpu.architecture}) has no TF32, which needs compute capability 8.0; "
@@ -146,7 +149,9 @@ class CudaBackend(Backend):
         return CudaExecutable(program, self, arrays, rows=rows, first_row=first_row, comm=comm)
 
     def planned_bytes(self, program: Program, rows: int) -> int:
-        made = Composition(program, rows, precision=self.precision, library=self.library is not None)
+        made = Composition(
+            program, rows, precision=self.precision, of_halves=self.of_halves, library=self.library is not None
+        )
         return made.plan.size
 
     def launch(self, kernel: OwnKernel, buffers: Sequence[DeviceArray], numbers: Mapping[str, Any]) -> None:

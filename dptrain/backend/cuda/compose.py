@@ -33,6 +33,7 @@ class Composition:
         first_row: the global number of the first of them.
         alone: there is one rank.
         precision: of products.
+        of_halves: of those of factors in half precision.
         library: products are a library's.
 
     Attributes:
@@ -59,10 +60,11 @@ class Composition:
         *,
         alone: bool = True,
         precision: str = "float32",
+        of_halves: str = "tf32",
         library: bool = False,
     ) -> None:
         # Not without repeats: numbers that are equal in one run differ in another that is to share its kernels.
-        program = with_precision(without_ranks(program) if alone else program, precision)
+        program = with_precision(without_ranks(program) if alone else program, precision, of_halves)
         program = self.program = _with_own_results(program)
         self.sizes = _local(program, rows, first_row)
         tensors = [*program.inputs.values(), *program.state.values(), *program.tensors]

@@ -92,7 +92,13 @@ class CudaExecutable:
         self.backend, self._comm = backend, comm
         alone = comm is None or comm.size == 1
         made = Composition(
-            program, rows, first_row, alone=alone, precision=backend.precision, library=backend.library is not None
+            program,
+            rows,
+            first_row,
+            alone=alone,
+            precision=backend.precision,
+            of_halves=backend.of_halves,
+            library=backend.library is not None,
         )
         self._made, self._rows, self._sizes = made, made.sizes.rows, made.sizes
         self.source = made.source()

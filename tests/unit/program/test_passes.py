@@ -87,6 +87,35 @@ def test_a_product_says_its_precision():
     assert {one.attributes["precision"] for one in products} == {"tf32"}
 
 
+def test_products_of_half_precision_are_exact_in_tf32():
+    """Factors behind views are seen, and those that have been computed since they were rounded are not."""
+    w = Variable(np.ones((4, 4), np.float32), "w")
+
+    def step(x):
+        half, weights = ops.cast(x, "bfloat16"), ops.cast(w, "float16")
+        wide = ops.cast(ops.transpose(half), "float32")
+        return {
+            "halves": half @ ops.cast(ops.cast(weights, "float32"), "bfloat16"),
+            "views": ops.transpose(wide)[1:5] @ ops.cast(weights, "float32"),
+            "one": ops.cast(half, "float32") @ w,
+            "computed": ops.relu(ops.cast(half, "float32")) @ ops.cast(weights, "float32"),
+        }
+
+    program = trace(step, {"x": ((6, 4), "float32")})
+
+    def precisions(*chosen):
+        changed = with_precision(program, *chosen)
+        outputs = {name: one if name != "halves" else one.inputs[0] for name, one in changed.outputs.items()}
+        return {name: one.attributes["precision"] for name, one in outputs.items()}
+
+    assert precisions("float32", "tf32") == {"halves": "tf32", "views": "tf32", "one": "float32", "computed": "float32"}
+    assert set(precisions("tf32", "tf32").values()) == {"tf32"}
+    source = Composition(program).source()
+    assert "product_tf32<" in source
+    assert "product<" in source
+    assert "product_tf32<" not in Composition(program, of_halves="float32").source()
+
+
 def test_a_product_of_another_type_keeps_its_own():
     changed = with_precision(placed("float64"), "tf32")
     assert not any("precision" in one.attributes for one in changed.tensors)
