@@ -5,6 +5,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -48,6 +49,11 @@ class Member:
     reads: tuple[View, ...]
     axes: tuple[int | None, ...]
     inner: bool
+
+    @cached_property
+    def view(self) -> View:
+        """Where its elements lie, by the loop's axes."""
+        return whole(self.tensor).along(self.axes)
 
 
 @dataclass(eq=False)
@@ -217,7 +223,7 @@ def usable(member: Member, view: View) -> bool:
     """Whether what a view reads of a member is its value at the same index."""
     if member.kind == "sum":
         return False
-    return view == whole(member.tensor).along(member.axes)
+    return view == member.view
 
 
 def as_member(tensor: Tensor, inputs: Sequence[View], space: Shape, *, inner: bool) -> Member:

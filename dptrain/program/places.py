@@ -6,9 +6,9 @@ index was put together of, a `Quotient` is an index of its own, and what it leav
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import comb
+from typing import NamedTuple
 
 from dptrain.program.dims import Dim
 
@@ -40,8 +40,7 @@ def over(one: Extent, other: Extent) -> Extent | None:
     return (one[0] // other[0], one[1] - other[1]) if divides else None
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(NamedTuple):
     """An index that counts from 0.
 
     Attributes:
@@ -100,7 +99,7 @@ class Place:
     """
 
     def __init__(self, terms: Mapping[tuple[Index, int], int]) -> None:
-        self.terms = {key: number for key, number in terms.items() if number}
+        self.terms = terms if all(terms.values()) else {key: number for key, number in terms.items() if number}
 
     @cached_property
     def _hash(self) -> int:

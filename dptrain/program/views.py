@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 from dptrain.program.dims import Dim
 from dptrain.program.places import (
@@ -98,6 +98,7 @@ class View:
         return Place({key: count for key, count in self.place.terms.items() if _number_of(key[0]) is None})
 
 
+@cache
 def _axis(number: int) -> Place:
     return along(Axis(number))
 

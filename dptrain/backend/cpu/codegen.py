@@ -431,12 +431,12 @@ class _LoopText(Statements):
     def _lies(self, member: Member, read: Member) -> bool:
         """Whether a reduction finds a row of another member side by side in memory."""
         stored = read.tensor in self._writer.code.stored and _accumulated(member) == read.tensor.dtype
-        return stored and whole(read.tensor).along(read.axes).strides(self._rank)[self._row] == ONE
+        return stored and read.view.strides(self._rank)[self._row] == ONE
 
     def _collapse(self) -> None:
         """Let axes be one that lie one behind the other in all arrays."""
         arrays = [view.strides(self._rank) for view in self._loop.reads]
-        arrays += [whole(one.tensor).along(one.axes).strides(self._rank) for one in self._loop.members]
+        arrays += [one.view.strides(self._rank) for one in self._loop.members]
         for axis in reversed(range(self._rank - 1)):
             inner = axis + 1
             if all(one[axis] == times(one[inner], extent(self._loop.space[inner : inner + 1])) for one in arrays):
@@ -524,7 +524,7 @@ class _LoopText(Statements):
         self._values[member] = value
 
     def _target(self, member: Member, array: str) -> str:
-        return f"{array}[{self.at(whole(member.tensor).along(member.axes).place.at(self._places)).text}]"
+        return f"{array}[{self.at(member.view.place.at(self._places)).text}]"
 
     def _reduce(self, member: Member, taken: list[str]) -> None:
         own, join = self._number(member), _join(member)
@@ -557,7 +557,7 @@ class _LoopText(Statements):
         read = self._loop.member(view.root)
         if read is not None and read.inner and read.kind != "reduce" and read.tensor.dtype == dtype:
             if self._lies(member, read):
-                return self._beside(whole(read.tensor).along(read.axes), written=True)
+                return self._beside(read.view, written=True)
             return f"r{self._number(read)}"
         beside = view.strides(self._rank)[self._row] == ONE and known_number(view.root, _number) is None
         if read is None and beside and view.root.dtype == dtype:

@@ -23,7 +23,7 @@ from dptrain.program.places import Extent
 from dptrain.program.program import ROWS, Program
 from dptrain.program.shapes import local, size
 from dptrain.program.tensor import Array, Tensor
-from dptrain.program.views import View, whole
+from dptrain.program.views import View
 from dptrain.runtime.python_lock import released
 
 # C++ types of products, by what NumPy calls them.
@@ -285,7 +285,7 @@ def _replaces(fused: Fused, step: Sequence[Kernel], new: Tensor, old: Tensor) ->
     writer = loop.member(new) if isinstance(loop, Loop) else None
     if not isinstance(loop, Loop) or writer is None or writer.kind != "map" or not writer.inner:
         return False
-    own = whole(new).along(writer.axes).place
+    own = writer.view.place
     readers = [one for kernel in step for one in (kernel.members if isinstance(kernel, Loop) else [kernel])]
     return not any(loop.passes().values()) and all(
         isinstance(one, Member)
