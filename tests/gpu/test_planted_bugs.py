@@ -156,9 +156,9 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
         CHECKED,
     ),
     "old values are replaced before others have read them": (
-        CUDA + "compose.py",
-        "            writer.after |= readers\n",
-        "            pass\n",
+        "dptrain/program/memory.py",
+        "        maker.after |= {one for one in readers if one.stage == maker.stage}\n",
+        "        pass\n",
         "new_values",
         {},
     ),
@@ -171,8 +171,8 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
     ),
     "memory is given to others too early": (
         "dptrain/program/memory.py",
-        "born <= death and birth <= died",
-        "born < death and birth < died",
+        "born <= deaths[one] and births[one] <= died",
+        "born < deaths[one] and births[one] < died",
         "training or random_programs",
         {},
     ),
