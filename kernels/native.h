@@ -31,6 +31,7 @@ using dp_Multiply = bool(dp_Parallel *parallel, int64_t threads, bool at, bool b
 struct Context {
     char **p;           // where roots lie
     const int64_t *n;   // rows of tables from which rows are gathered
+    const uint64_t *seeds;
     int64_t R, F, G;    // rows of this rank, the first of them, rows of the global batch
     int64_t *outside;   // set to 1 where a row is asked for that a table does not have
     int64_t threads;    // that a loop or a product may use

@@ -12,14 +12,16 @@ from dptrain.program.shapes import Shape, is_one, row_axis
 from dptrain.program.views import View, key_maps, part_of
 
 Address = Callable[[Any, bool], str]
+Seed = Callable[[int], str]
 
 
-def call_text(call: Call, address: Address) -> str | None:
+def call_text(call: Call, address: Address, seed: Seed) -> str | None:
     """Return the body of a function that computes a call, or None.
 
     Args:
         call: what is computed.
         address: returns the pointer to a root as C++, of a type that may be written where it is told so.
+        seed: returns where a seed stands as C++; each of a sweep's runs has its own, and all one text.
     """
     op, tensor = call.tensor.op, call.tensor
     assert op is not None
@@ -34,7 +36,10 @@ def call_text(call: Call, address: Address) -> str | None:
     if not all(view.is_whole(one.shape) for view, one in zip(call.reads, tensor.inputs, strict=True)):
         return None
     write = _ARGUMENTS.get(type(op.lowering))
-    arguments = None if write is None else write(call)
+    if isinstance(op.lowering, RandomBits):
+        arguments: str | None = _random_bits(call, seed(int(tensor.attributes["seed"])))
+    else:
+        arguments = None if write is None else write(call)
     if arguments is None:
         return None
     pointers = [address(view.root, False) for view in call.reads]
@@ -66,13 +71,13 @@ def _joined(call: Call, address: Address) -> str:
     return "".join(lines)
 
 
-def _random_bits(call: Call) -> str:
+def _random_bits(call: Call, seed: str) -> str:
     own = call.tensor.attributes
     rows, features = (extents((n,)) for n in own["shape"])
     counted = row_axis(call.tensor.shape)
     first = f"first_row * {_scale(call.tensor.shape[counted])}" if counted is not None else "0"
     return (
-        f"dp_random_bits({{out}}, {rows}, {features}, {int(own['seed'])}ull, {int(own['purpose'])}ull, *{{0}}, "
+        f"dp_random_bits({{out}}, {rows}, {features}, {seed}, {int(own['purpose'])}ull, *{{0}}, "
         f"{int(own['number'])}ull, {first});"
     )
 
@@ -105,7 +110,6 @@ def _windows(call: Call) -> str | None:
 
 
 _ARGUMENTS: dict[type, Callable[[Call], str | None]] = {
-    RandomBits: _random_bits,
     Scatter: _add_rows,
     Windows: _windows,
 }

@@ -68,6 +68,7 @@ class Code:
         source: its text, without the headers.
         roots: what the pointers of the context point to.
         tables: roots whose first lengths are in the context.
+        seeds: numbers in the context of which runs of one program have others.
         parts: what is executed in this order: native functions, calls, and messages (parts and sums).
         stored: tensors that have memory.
         epilogues: loops that are executed with the product before them.
@@ -76,6 +77,7 @@ class Code:
     source: str = ""
     roots: list[Tensor] = field(default_factory=list)
     tables: list[Tensor] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
     parts: list[NativeFunction | Call | list[tuple[Tensor, Tensor]]] = field(default_factory=list)
     stored: set[Tensor] = field(default_factory=set)
     epilogues: set[Loop] = field(default_factory=set)
@@ -128,7 +130,7 @@ class _Writer:
             epilogue = self._epilogue(kernel, follower) if isinstance(follower, Loop) else None
             called = f"{self._define(self._product(kernel, epilogue))}(c);"
         else:
-            body = call_text(kernel, self._address)
+            body = call_text(kernel, self._address, self._seed)
             if body is None:
                 return None
             called = f"{self._define(body)}(c);"
@@ -214,6 +216,10 @@ class _Writer:
         if not any(one is root for one in self.code.tables):
             self.code.tables.append(root)
         return next(n for n, one in enumerate(self.code.tables) if one is root)
+
+    def _seed(self, value: int) -> str:
+        self.code.seeds.append(value)
+        return f"c.seeds[{len(self.code.seeds) - 1}]"
 
     def number(self, tensor: Tensor) -> int:
         """Return what tells a tensor's names from others'."""

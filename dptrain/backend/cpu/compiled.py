@@ -36,6 +36,7 @@ class Context(ctypes.Structure):
     _fields_ = (
         ("p", ctypes.c_void_p),
         ("n", ctypes.c_void_p),
+        ("seeds", ctypes.c_void_p),
         ("R", ctypes.c_int64),
         ("F", ctypes.c_int64),
         ("G", ctypes.c_int64),
@@ -97,9 +98,10 @@ class CompiledExecutable:
         self._place()
         self._pointers = np.zeros(max(len(self.code.roots), 1), np.uint64)
         self._lengths = np.zeros(max(len(self.code.tables), 1), np.int64)
+        self._seeds = np.array(self.code.seeds, np.uint64)
         self._outside = np.zeros(1, np.int64)
         own = (self._rows, first_row, self._batch_rows)
-        table = (self._pointers.ctypes.data, self._lengths.ctypes.data)
+        table = (self._pointers.ctypes.data, self._lengths.ctypes.data, self._seeds.ctypes.data)
         self._context = Context(*table, *own, self._outside.ctypes.data, max(threads, 1), *shared)
         self._is_one_call = all(isinstance(one, NativeFunction) for one in self.code.parts)
         self.bind(arrays)

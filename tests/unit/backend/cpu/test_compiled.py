@@ -562,3 +562,24 @@ def test_inputs_that_nothing_reads():
         return {"twice": w.value}
 
     compare(trace(step, SPECS))
+
+
+def test_runs_with_other_seeds_share_one_text():
+    """As those of a sweep, which would be compiled one by one."""
+    texts, drawn = set(), []
+    for seed in (3, 2**63 - 1):
+        generators = [random.SeedGenerator(seed, number=number) for number in range(2)]
+
+        def step(x, generators=generators):
+            return {f"y{n}": random.uniform((x.shape[0], 4), seed=one) + x for n, one in enumerate(generators)}
+
+        program, data = trace(step, {"x": ((Dim.rows(6), 4), "float32")}), {"x": np.zeros((6, 4), np.float32)}
+        expected, _ = evaluate(program, data)  # before the draws are counted
+        executable = CompiledExecutable(program, HostMemory(), data)
+        executable.run()
+        for name, value in expected.items():
+            np.testing.assert_array_equal(executable.outputs[name], value)
+        texts.add(executable.code.source)
+        drawn += [one.tobytes() for one in expected.values()]
+    assert len(texts) == 1
+    assert len(set(drawn)) == 4
