@@ -44,6 +44,7 @@ class Exact:
 
     def __init__(self, values: Mapping[int, Array], noise: Noise | None = None, rounds: bool = False) -> None:
         self._noise, self._rounds = noise, rounds
+        self._sizes: dict[int, Array] = {}
         self.found = {one: _wide(value) for one, value in values.items()}
 
     def __call__(self, tensor: Tensor) -> Array:
@@ -65,6 +66,8 @@ class Exact:
             return _wide(tensor.numpy())
         inputs = [self.found[id(one)] for one in tensor.inputs]
         attributes = tensor.op.local_attributes(tensor, None, 0)
+        if (size := self._size(tensor, inputs, attributes)) is not None:
+            self._sizes[id(tensor)] = size
         if tensor.op.is_view:
             return np.asarray(tensor.op.compute(*inputs, **attributes))
         rounds = tensor.dtype.kind in "fV"
@@ -87,21 +90,47 @@ class Exact:
                 out[...] = np.nan  # a device may multiply the zeros of the padding, or leave them out
         return out
 
+    def _size(self, tensor: Tensor, inputs: list[Array], attributes: Mapping[str, Any]) -> Array | None:
+        """Return the magnitude of all terms of a sum, and of what is linear in it, which ranks compute of each part.
+
+        Where a sum is 0, or a few digits, its parts need not be. None of other tensors.
+        """
+        assert tensor.op is not None
+        name, sizes = tensor.op.name, [self._sizes.get(id(one)) for one in tensor.inputs]
+        if name in _SUMS:
+            numbers = [np.abs(_finite(one)) if one.dtype.kind in "fV" else one for one in inputs]
+            made = np.empty(tensor.shape, np.float64 if tensor.dtype.kind in "fV" else tensor.dtype)
+            with np.errstate(all="ignore"):
+                tensor.op.compute(*numbers, **attributes, out=made)
+            return made
+        if all(one is None for one in sizes) or tensor.dtype.kind not in "fV":
+            return None
+        numbers = [np.abs(_finite(one)) if size is None else size for one, size in zip(inputs, sizes, strict=True)]
+        with np.errstate(all="ignore"):
+            if tensor.op.is_view:
+                return np.asarray(tensor.op.compute(*numbers, **attributes))
+            if name in ("add", "subtract"):
+                return np.asarray(numbers[0] + numbers[1])
+            if name in ("multiply", "negative"):
+                return np.asarray(functools.reduce(np.multiply, numbers))
+        return None
+
     def _move(self, tensor: Tensor, inputs: list[Array], attributes: Mapping[str, Any], out: Array) -> None:
         """Move what has been computed, but what the type holds exactly: of sums, those of numbers of few digits."""
         assert tensor.op is not None
         assert self._noise is not None
         scale, units = np.abs(out), float(_UNITS)
+        size = self._sizes.get(id(tensor))
+        if size is not None:
+            scale = np.broadcast_to(size, out.shape)
         if tensor.op.name in _SUMS:
-            numbers = [np.abs(_finite(one)) if one.dtype.kind in "fV" else one for one in inputs]
-            scale = np.empty_like(out)
-            tensor.op.compute(*numbers, **attributes, out=scale)
             units *= max(1.0, np.sqrt(max(1, sum(one.size for one in inputs) / max(1, out.size))) / 4)
         epsilon = float(np.finfo(tensor.dtype).eps)
         moves = np.isfinite(scale) & np.isfinite(out)
         if tensor.dtype == np.float32:
             rounds = tensor.op.name in _SUMS and not all(map(_is_short, inputs))
             rounds |= any(isinstance(one, float) and one != float(np.float32(one)) for one in attributes.values())
+            rounds |= size is not None and tensor.op.name not in _SUMS
             moves &= (out != out.astype(np.float32)) | rounds
             out[np.isfinite(scale) & (scale > _GREATEST / 4) & (tensor.op.name in _SUMS)] = np.nan  # parts overflow
         noise = self._noise(out.shape) * epsilon * units

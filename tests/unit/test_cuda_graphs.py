@@ -45,6 +45,6 @@ def test_an_old_driver_is_named(monkeypatch):
 
 @pytest.mark.parametrize("graph", [True, False])
 def test_the_option_reaches_the_backend(monkeypatch, graph):
-    module = SimpleNamespace(CudaBackend=lambda *given: SimpleNamespace(graph=True))
+    module = SimpleNamespace(CudaBackend=lambda *given: SimpleNamespace(graph=True, description="float32"))
     monkeypatch.setitem(sys.modules, "dptrain.backend.cuda.backend", module)
     assert create("cuda", "float32", 1, cuda_graph=graph).graph is graph
