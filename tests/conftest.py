@@ -16,6 +16,9 @@ from hypothesis import Phase, settings
 ROOT = Path(__file__).resolve().parents[1]
 MNIST = Path(os.environ.get("DPTRAIN_TEST_MNIST") or ROOT.parent / "shared" / "data" / "mnist")
 WITHOUT_PICTURES = ROOT / "tests" / "without_pictures"
+# Folders whose tests start many short processes, which are left to NumPy: compiled programs take minutes of all tests
+# there. Those that are about compiled steps ask for them.
+BY_NUMPY = ("e2e", "mpi")
 # Folders whose tests are about GPUs; what starts the emulator gives it an environment of its own.
 ABOUT_GPUS = ("ops", "gpu", "emulator")
 
@@ -55,6 +58,20 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Never look for garbage among the tests and modules: hundreds of thousands of objects that stay to the end."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item):
+    """Let tests execute what users execute, compiled programs, but where that takes too long."""
+    name, folder = "DPTRAIN_JIT_COMPILE", item.path.relative_to(ROOT / "tests").parts[0]
+    chosen = os.environ.get(name)
+    if chosen is None and folder in BY_NUMPY:
+        os.environ[name] = "0"
+    try:
+        return (yield)
+    finally:
+        if chosen is None:
+            os.environ.pop(name, None)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
