@@ -7,7 +7,7 @@ from dptrain import losses as our_losses
 from dptrain import metrics as our_metrics
 from dptrain import ops
 from dptrain.program.gradient import gradients
-from dptrain.program.tensor import constant
+from dptrain.program.tensor import constant, differentiable
 
 # Of Keras' own copies of its variables.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -54,7 +54,7 @@ def compare(keras, loss, last, targets, *, weighted, outputs=CLASSES):
         theirs_z = keras.ops.convert_to_tensor(z[rows]).requires_grad_()
         theirs = keras.losses.get(loss(keras))(y[rows], keras.activations.get(last)(theirs_z), *given)
         theirs.backward()
-        ours_z = constant(z[rows])
+        ours_z = differentiable(z[rows])
         ours = our_losses.as_loss(loss(Ours))(y[rows], ACTIVATIONS[last](ours_z), *given)
         np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=RTOL, atol=1e-12)
         (gradient,) = gradients(ours, [ours_z])
