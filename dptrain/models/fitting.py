@@ -254,10 +254,10 @@ class Fitting(Layer):
             "optimizer": {"class": compiled[0][0], **compiled[0][1]},
             **dict(zip(("loss", "loss_weights", "metrics", "weighted_metrics"), compiled[1:], strict=True)),
         }
+        self.trainer(comm)  # first: where dtypes differ, it names them alone
         if comm.size > 1:
             self._require_same_fit(comm, given, train, validation)
         watched = _watched(comm, hooks, "test")
-        self.trainer(comm)
 
         def batches() -> tuple[Batches, Batches | None]:
             own: Batches

@@ -605,8 +605,7 @@ class Model(Fitting, Files, Structure):
         """Return what trains the model on its device. Collective at the first call."""
         if self._trainer_kept is None:
             backend, given = self.on_device(comm), self._compiled
-            facts = None if given is None else [given.comm, given.bucket_mb]
-            comm.require_same("the ranks exchange gradients differently", {"comm and bucket_mb": facts})
+            comm.require_same("the ranks have compiled the model differently", self._describe_computing())
             backend.direct = given is not None and given.comm == "cuda-aware"
             if backend.direct:
                 comm.agree("communicator", lambda: require_cuda_aware(backend, comm))
@@ -620,6 +619,17 @@ class Model(Fitting, Files, Structure):
                 data_bytes=None if data_mb is None else int(data_mb * 1e6),
             )
         return self._trainer_kept
+
+    def _describe_computing(self) -> dict[str, Any]:
+        """Return, by name, what each step depends on and only the ranks together can compare."""
+        own = [one for one in self.flat_layers()[1:] if one.dtype_policy != self.dtype_policy]
+        policies = [self.dtype_policy.name, *(f"{one.label} in {one.dtype_policy.name}" for one in own)]
+        facts: dict[str, Any] = {"dtype": ", ".join(policies)}
+        if self._compiled is not None:
+            given, optimizer = self._compiled, self._compiled.optimizer
+            facts["optimizer and loss_scale_factor"] = [type(optimizer).__name__, optimizer.loss_scale_factor]
+            facts["comm and bucket_mb"] = [given.comm, given.bucket_mb]
+        return facts
 
     def release(self) -> None:
         """Give the device's memory back at once; weights and the optimizer's state are lost."""

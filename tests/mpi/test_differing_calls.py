@@ -49,3 +49,21 @@ def test_collectives_in_user_code(tmp_path, own, others, message, odd):
     (line,) = (line for line in done.err.splitlines() if "AgreedError: " in line)
     assert "the ranks call different methods: " in line
     assert message in line
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+@pytest.mark.parametrize(
+    ("own", "others", "name", "values"),
+    [
+        ("fit in bfloat16", "fit", "dtype", ("'mixed_bfloat16'", "'float32'")),
+        ("train_on_batch in float16", "train_on_batch", "dtype", ("'mixed_float16'", "'float32'")),
+        ("evaluate a layer in float16", "evaluate", "dtype", ("'float32, dense in float16'", "'float32'")),
+        ("fit with a bucket", "fit", "comm and bucket_mb", ("['host', 1]", "['host', 25.0]")),
+    ],
+)
+def test_what_a_model_computes_in_is_compared_before_the_first_step(tmp_path, own, others, name, values, odd):
+    done = differ(3, tmp_path, own, others, odd)
+    assert done.code == 2, done.err
+    (line,) = (line for line in done.err.splitlines() if "AgreedError: " in line)
+    shown = ", ".join(f"rank {rank} has {values[rank != odd]}" for rank in range(3))
+    assert f"AgreedError: the ranks have compiled the model differently: {name}: {shown}" in line

@@ -25,6 +25,14 @@ class Peek(dp.callbacks.Callback):
             self.model.evaluate(x, y, verbose=0)
 
 
+def compiled(method: str, layer: str | None = None, **options) -> None:
+    """Compile in another way, and call a method."""
+    if layer is not None:
+        model.layers[0].keep_dtype(layer)
+    model.compile("sgd", "sparse_categorical_crossentropy", **options)
+    calls[method]()
+
+
 calls = {
     "fit": lambda: model.fit(x, y, verbose=0),
     "fit and peek": lambda: model.fit(x, y, verbose=0, epochs=3, callbacks=[Peek()]),
@@ -36,6 +44,10 @@ calls = {
     "broadcast": lambda: current().broadcast(np.zeros(3)),
     "agree": lambda: current().agree("lunch", lambda: None),
     "allreduce": lambda: current().allreduce_sum(np.zeros(3)),
+    "fit in bfloat16": lambda: compiled("fit", dtype="mixed_bfloat16"),
+    "train_on_batch in float16": lambda: compiled("train_on_batch", dtype="mixed_float16"),
+    "evaluate a layer in float16": lambda: compiled("evaluate", "float16"),
+    "fit with a bucket": lambda: compiled("fit", bucket_mb=1),
 }
 if sys.argv[4:] == ["later"]:
     model.fit(x, y, verbose=0)
