@@ -20,6 +20,9 @@ from dptrain.runtime.failure import exit_code_of, phase
 T = TypeVar("T")
 Array = npt.NDArray[Any]
 
+# Of facts that ranks do not share, how many a message shows.
+_SHOWN = 3
+
 
 class Mail(NamedTuple):
     """A message that a rank got.
@@ -158,7 +161,7 @@ class Communicator(ABC):
             advice: what to do where a fact differs, by its name.
 
         Raises:
-            AgreedError: with exit code 2; names every fact that differs, with each rank's. Or as `allgather`.
+            AgreedError: with exit code 2; names the first facts that differ, with each rank's. Or as `allgather`.
         """
         found = self.allgather(facts, call=f"require_same({what!r})")
         keys = dict.fromkeys(key for one in found for key in one)
@@ -170,7 +173,8 @@ class Communicator(ABC):
             if any(other.get(key) != found[0].get(key) for other in found)
         ]
         if differences:
-            raise AgreedError(what, ExitCode.CONFIG, f"{what}: {'; '.join(differences)}", [])
+            more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
+            raise AgreedError(what, ExitCode.CONFIG, f"{what}: {'; '.join(differences[:_SHOWN])}{more}", [])
 
     def agree(self, where: str, action: Callable[[], T]) -> T:
         """Run `action` on every rank and return its result, or fail on every rank alike.

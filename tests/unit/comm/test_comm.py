@@ -213,3 +213,10 @@ def test_what_to_do_is_said_of_facts_that_differ():
     advice = {"b": "seed it", "a": "never said"}
     found = on_ranks(2, lambda comm: comm.require_same("differ", {"a": 1, "b": comm.rank}, advice))
     assert {str(error) for error in found} == {"differ: b: rank 0 has 0, rank 1 has 1; seed it"}
+
+
+@pytest.mark.parametrize(("count", "more"), [(3, ""), (4, "; and 1 more"), (10, "; and 7 more")])
+def test_of_many_facts_that_differ_three_are_shown(count, more):
+    found = on_ranks(2, lambda comm: comm.require_same("differ", {f"f{n}": comm.rank for n in range(count)}))
+    shown = "; ".join(f"f{n}: rank 0 has 0, rank 1 has 1" for n in range(3))
+    assert {str(error) for error in found} == {f"differ: {shown}{more}"}
