@@ -113,12 +113,17 @@ def policy_of(dtype: Any) -> DTypePolicy | None:
     Raises:
         ConfigError: one that there is not.
     """
+    if isinstance(dtype, DTypePolicy):
+        return dtype
+    name = policy_name(dtype)
+    if name is not None and name not in POLICIES:
+        raise ConfigError(f"not supported: dtype = {name!r}")
+    return None if name is None else DTypePolicy(name)
+
+
+def policy_name(dtype: Any) -> Any:
+    """Return the name by which an argument `dtype` means a policy, which may be none; see `policy_of`."""
     if isinstance(dtype, Mapping):
         inner = dtype.get("config")
         dtype = inner.get("name") if isinstance(inner, Mapping) else None
-    if dtype is None or isinstance(dtype, DTypePolicy):
-        return dtype
-    name = getattr(dtype, "name", getattr(dtype, "__name__", dtype))
-    if name not in POLICIES:
-        raise ConfigError(f"not supported: dtype = {name!r}")
-    return DTypePolicy(name)
+    return getattr(dtype, "name", getattr(dtype, "__name__", dtype))

@@ -88,8 +88,7 @@ def create(
     without = ""
     if tries_gpu(device, dtype):
         try:
-            backend = _cuda(policy.data_dtype, place or Place(), gpu_select, precision, gemm, cuda_graph)
-            return _named(backend, policy)
+            return _cuda(policy, place or Place(), gpu_select, precision, gemm, cuda_graph)
         except DeviceError as error:
             if device == "cuda":
                 raise DeviceError(f"--device cuda: {error}") from error
@@ -103,14 +102,8 @@ def create(
         raise ConfigError(f"gemm = {gemm!r} needs a GPU, this is the CPU{without}; use --gemm dptrain")
     from dptrain.backend.cpu.backend import CpuBackend
 
-    backend = CpuBackend(policy.data_dtype, threads, jit_compile)
+    backend = CpuBackend(policy.data_dtype, threads, jit_compile, policy.name)
     backend.description += without
-    return _named(backend, policy)
-
-
-def _named(backend: Backend, policy: DTypePolicy) -> Backend:
-    """Let a backend's description name the policy."""
-    backend.description = backend.description.replace(policy.data_dtype, policy.name, 1)
     return backend
 
 
@@ -127,11 +120,12 @@ def _installed(package: str) -> bool:
         return False
 
 
-def _cuda(dtype: str, place: Place, gpu_select: str, precision: str, gemm: str, cuda_graph: bool) -> Backend:
+def _cuda(policy: DTypePolicy, place: Place, gpu_select: str, precision: str, gemm: str, cuda_graph: bool) -> Backend:
     if place.trouble is not None:
         raise DeviceError(place.trouble)
     from dptrain.backend.cuda.backend import CudaBackend
 
-    backend = CudaBackend(dtype, place.gpu, gpu_select, place.host, precision, gemm, place.sharers)
+    own = place.gpu, gpu_select, place.host, precision, gemm, place.sharers
+    backend = CudaBackend(policy.data_dtype, *own, policy.name)
     backend.graph = backend.graph and cuda_graph
     return backend

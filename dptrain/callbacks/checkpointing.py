@@ -30,7 +30,7 @@ from dptrain.runtime.locks import LOCK, locked
 from dptrain.runtime.text import short
 from dptrain.saving import safetensors_file
 from dptrain.saving.checkpoints import Checkpoint, CheckpointDirectory, locate
-from dptrain.saving.reading import joined, portable, reading
+from dptrain.saving.reading import joined, portable_dtype, reading
 from dptrain.saving.state import Arrays, apart, restore, together, variables
 from dptrain.saving.weights import architecture_of
 from dptrain.version import __version__
@@ -400,7 +400,7 @@ def _require_arrays(where: str, arrays: Arrays, model: Any) -> None:
     """
     for path, one in variables(model).items():
         found = arrays.get(path)
-        wanted = portable(np.empty(0, one.dtype)).dtype
+        wanted = portable_dtype(one.dtype)
         if found is None or found.shape != one.shape or found.dtype != wanted:
             there = "not there" if found is None else f"{found.dtype} {found.shape}"
             raise DataError(f"{where}: damaged: {path} is {there}, expected {wanted} {one.shape}")

@@ -7,7 +7,8 @@ from dptrain import constraints, initializers, ops, regularizers
 from dptrain.errors import ConfigError
 from dptrain.layers.base import BuildShape, ConstraintArgument, InitializerArgument, Layer, RegularizerArgument
 from dptrain.layers.input_spec import InputSpec
-from dptrain.program.tensor import FLOATX, Tensor, Variable, is_half
+from dptrain.ops.elementwise import in_float32
+from dptrain.program.tensor import Tensor, Variable
 
 
 class _Normalization(Layer):
@@ -148,10 +149,7 @@ class BatchNormalization(_Normalization):
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         """Return the input normalized; in training, move the averages."""
-        x = self._floating(inputs)
-        if is_half(x.dtype):  # in float32, as Keras
-            return ops.cast(self._normalized(ops.cast(x, FLOATX), training), x.dtype)
-        return self._normalized(x, training)
+        return in_float32(self._normalized)(self._floating(inputs), training)  # as Keras
 
     def _normalized(self, x: Tensor, training: bool | None) -> Tensor:
         mean, variance = self.moving_mean.value, self.moving_variance.value

@@ -45,12 +45,7 @@ def sequential_config(model: Any, start: InputLayer | None) -> dict[str, Any]:
         start: of known shape, if the model is built.
     """
     listed = [layer_config(one) for one in model.layers]
-    result = {
-        "name": model.name,
-        "trainable": model.trainable,
-        "dtype": policy(model),
-        "layers": listed,
-    }
+    result = {"name": model.name, "trainable": model.trainable, "dtype": policy(model), "layers": listed}
     if start is not None:
         first = _input_config(start, model.data_dtype)
         first["config"]["name"] = first["config"]["name"] or "input_layer"

@@ -502,29 +502,21 @@ def cast_to(x: Array, *, out: Array, dtype: TypeName) -> None:
     np.copyto(out, x, casting="unsafe")
 
 
-@cast_to.gradient
-def _cast_to(y: Tensor, dy: Tensor, x: Tensor) -> Tensor | None:
-    return cast(dy, x.dtype) if x.dtype.kind in "fV" else None
-
-
-@cast_to.onnx_lowering
-def _cast_to_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
-    return x  # what a rule returns is cast
-
-
 @op(shape=broadcast_shape, letters=elementwise, dtype=_cast_dtype, lowering=Element("{0}"))
 def round_to(x: Array, *, out: Array, dtype: TypeName) -> None:
     """x in half precision. Not linear: ranks add up what they have before they round it, as one rank would."""
     np.copyto(out, x, casting="unsafe")
 
 
+@cast_to.gradient
 @round_to.gradient
-def _round_to(y: Tensor, dy: Tensor, x: Tensor) -> Tensor | None:
+def _cast_to(y: Tensor, dy: Tensor, x: Tensor) -> Tensor | None:
     return cast(dy, x.dtype) if x.dtype.kind in "fV" else None
 
 
+@cast_to.onnx_lowering
 @round_to.onnx_lowering
-def _round_to_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
+def _cast_to_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     return x  # what a rule returns is cast
 
 

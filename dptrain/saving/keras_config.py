@@ -26,7 +26,7 @@ from dptrain.layers.base import build_shape
 from dptrain.losses import LOSSES
 from dptrain.losses.base import LossFunctionWrapper
 from dptrain.metrics import METRICS
-from dptrain.mixed_precision import POLICIES
+from dptrain.mixed_precision import POLICIES, policy_name
 from dptrain.optimizers import CLASSES as OPTIMIZER_CLASSES
 from dptrain.optimizers import schedules
 from dptrain.program.tensor import Tensor, constant
@@ -497,8 +497,5 @@ def batch_shape(shape: Any) -> tuple[int | None, ...]:
 
 
 def _policy(dtype: Any) -> str:
-    """Return the name of a dtype policy."""
-    if isinstance(dtype, Mapping):
-        inner = dtype.get("config")
-        dtype = inner.get("name") if isinstance(inner, Mapping) else None
-    return str(dtype)[:80]
+    """Return the name of a dtype policy, which may be any text of a file."""
+    return str(policy_name(dtype))[:80]

@@ -86,8 +86,13 @@ def share(comm: Communicator, loaded: Loaded | None, variables: Sequence[Variabl
 
 
 def portable(array: Array) -> Array:
-    """Return an array as files of weights have it: bfloat16, of which HDF5 and NumPy know nothing, as float32."""
-    return array.astype(np.float32) if array.dtype == BFLOAT16 else array
+    """Return an array as files of weights have it, of its `portable_dtype`."""
+    return array.astype(portable_dtype(array.dtype), copy=False)
+
+
+def portable_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type of an array in files of weights: bfloat16, of which HDF5 and NumPy know nothing, is float32."""
+    return np.dtype(np.float32) if dtype == BFLOAT16 else dtype
 
 
 @contextmanager

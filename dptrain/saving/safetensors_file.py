@@ -24,7 +24,7 @@ import safetensors
 from dptrain.errors import DataError
 from dptrain.program.tensor import Variable
 from dptrain.runtime.files import Piece, open_regular
-from dptrain.saving.reading import Array, Loaded, Stored, fill, guess, portable, reading, size_of
+from dptrain.saving.reading import Array, Loaded, Stored, fill, guess, portable, portable_dtype, reading, size_of
 
 _VERSION = 2
 _ZEROS = "0" * 64
@@ -64,7 +64,7 @@ def pieces(arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = Non
         metadata: in the order in which it is written.
     """
     # The widest first, as the library has them: so each begins at a multiple of its width.
-    ordered = sorted(arrays, key=lambda name: (-portable(arrays[name]).dtype.itemsize, name))
+    ordered = sorted(arrays, key=lambda name: (-portable_dtype(arrays[name].dtype).itemsize, name))
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
     values: list[Piece] = []
     end = 0

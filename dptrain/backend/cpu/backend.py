@@ -53,6 +53,7 @@ class CpuBackend(Backend):
         dtype: float32 or float64.
         threads: that this process may use.
         jit_compile: whether programs are compiled; "auto" where there is a C++ compiler.
+        policy: name of the models' dtype policy, for the description; by default that of `dtype`.
 
     Attributes:
         threads: that each program may use.
@@ -63,7 +64,11 @@ class CpuBackend(Backend):
     """
 
     def __init__(
-        self, dtype: npt.DTypeLike = np.float32, threads: int = 1, jit_compile: bool | Literal["auto"] = "auto"
+        self,
+        dtype: npt.DTypeLike = np.float32,
+        threads: int = 1,
+        jit_compile: bool | Literal["auto"] = "auto",
+        policy: str | None = None,
     ) -> None:
         self.name = "cpu"
         self.dtype = np.dtype(dtype)
@@ -76,7 +81,7 @@ class CpuBackend(Backend):
         by = f"compiled by {found[1]}" if found is not None else "NumPy"
         by += ": no C++ compiler on PATH" if found is None and wanted is None else ""
         self.numerics = f"cpu, {self.dtype}, {'compiled' if self.compiles else 'NumPy'}"
-        self.description = f"CPU, {threads} thread{'s' if threads > 1 else ''}, {self.dtype}, {by}"
+        self.description = f"CPU, {threads} thread{'s' if threads > 1 else ''}, {policy or self.dtype}, {by}"
         self._memory = execute.HostMemory()
 
     def adopt(self, variables: Iterable[Variable]) -> None:

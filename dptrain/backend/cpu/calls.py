@@ -36,10 +36,7 @@ def call_text(call: Call, address: Address, seed: Seed) -> str | None:
     if not all(view.is_whole(one.shape) for view, one in zip(call.reads, tensor.inputs, strict=True)):
         return None
     write = _ARGUMENTS.get(type(op.lowering))
-    if isinstance(op.lowering, RandomBits):
-        arguments: str | None = _random_bits(call, seed(int(tensor.attributes["seed"])))
-    else:
-        arguments = None if write is None else write(call)
+    arguments = None if write is None else write(call, seed)
     if arguments is None:
         return None
     pointers = [address(view.root, False) for view in call.reads]
@@ -71,13 +68,13 @@ def _joined(call: Call, address: Address) -> str:
     return "".join(lines)
 
 
-def _random_bits(call: Call, seed: str) -> str:
+def _random_bits(call: Call, seed: Seed) -> str:
     own = call.tensor.attributes
     rows, features = (extents((n,)) for n in own["shape"])
     counted = row_axis(call.tensor.shape)
     first = f"first_row * {_scale(call.tensor.shape[counted])}" if counted is not None else "0"
     return (
-        f"dp_random_bits({{out}}, {rows}, {features}, {seed}, {int(own['purpose'])}ull, *{{0}}, "
+        f"dp_random_bits({{out}}, {rows}, {features}, {seed(int(own['seed']))}, {int(own['purpose'])}ull, *{{0}}, "
         f"{int(own['number'])}ull, {first});"
     )
 
@@ -86,7 +83,7 @@ def _scale(n: int) -> int:
     return n.scale if isinstance(n, Dim) else 1
 
 
-def _add_rows(call: Call) -> str:
+def _add_rows(call: Call, seed: Seed) -> str:
     values, places = call.tensor.inputs
     length, *rest = call.tensor.shape
     sizes = [extents((length,)), extents(rest), extents(places.shape)]
@@ -94,7 +91,7 @@ def _add_rows(call: Call) -> str:
     return f"dp_add_rows<{types}>(c, {{out}}, {sizes[0]}, {sizes[1]}, {{0}}, {{1}}, {sizes[2]});"
 
 
-def _windows(call: Call) -> str | None:
+def _windows(call: Call, seed: Seed) -> str | None:
     tensor = call.tensor
     op = tensor.op
     assert op is not None
@@ -109,7 +106,8 @@ def _windows(call: Call) -> str | None:
     return f"dp_{op.name}<{ctype(tensor.dtype)}>({context}{window}, {sizes}, {given}, {{out}});"
 
 
-_ARGUMENTS: dict[type, Callable[[Call], str | None]] = {
+_ARGUMENTS: dict[type, Callable[[Call, Seed], str | None]] = {
+    RandomBits: _random_bits,
     Scatter: _add_rows,
     Windows: _windows,
 }

@@ -52,6 +52,7 @@ class CudaBackend(Backend):
         precision: of matrix products, "float32" or "tf32".
         gemm: who computes them, "dptrain" or "cublaslt".
         sharers: ranks that use the GPU.
+        policy: name of the models' dtype policy, for the description.
 
     Attributes:
         name: "cuda".
@@ -82,12 +83,13 @@ class CudaBackend(Backend):
         precision: str = "float32",
         gemm: str = "dptrain",
         sharers: int = 1,
+        policy: str = "float32",
     ) -> None:
         self.name, self.precision = "cuda", precision
         self.graph = gemm == "dptrain"  # the stand-in for cuBLASLt in tests cannot be recorded
-        self.dtype = np.dtype(np.float32)
-        if dtype not in ("float32", self.dtype):
-            raise ConfigError(f"dtype = {dtype!r}: the CUDA kernels compute in float32; use --device cpu")
+        self.dtype = np.dtype(dtype)
+        if self.dtype != np.float32:
+            raise ConfigError(f"dtype = {self.dtype.name!r}: the CUDA kernels compute in float32; use --device cpu")
         self.gpu_record = gpu = open_gpu(number, select, host)
         has_tf32 = int(gpu.architecture.removeprefix("sm_")) >= _TF32_FROM
         self.of_halves = "tf32" if has_tf32 else "float32"  # which is exact for factors of half precision
@@ -116,7 +118,7 @@ class CudaBackend(Backend):
         products = f"products by dptrain in {precision}" if self.library is None else self.library.numerics
         self.numerics = f"cuda, {self.dtype}, {gpu.architecture}, {products}"
         products_by = "" if gemm == "dptrain" else f", products by {gemm}"
-        kind = f"{self.dtype}" if precision == "float32" else f"{self.dtype} with products in {precision}"
+        kind = policy if precision == "float32" else f"{policy} with products in {precision}"
         self.description = f"{gpu.name}, {gpu.uuid or 'UUID unknown'}, {amount(gpu.memory)}, {kind}{products_by}"
 
     def _allocate_workspace(self, nbytes: int) -> int:
@@ -149,10 +151,14 @@ class CudaBackend(Backend):
         return CudaExecutable(program, self, arrays, rows=rows, first_row=first_row, comm=comm)
 
     def planned_bytes(self, program: Program, rows: int) -> int:
-        made = Composition(
-            program, rows, precision=self.precision, of_halves=self.of_halves, library=self.library is not None
-        )
-        return made.plan.size
+        return self.composed(program, rows).plan.size
+
+    def composed(
+        self, program: Program, rows: int | None = None, first_row: int = 0, *, alone: bool = True
+    ) -> Composition:
+        """Return a program as kernels of this device; the arguments are those of `Composition`."""
+        products = {"precision": self.precision, "of_halves": self.of_halves}
+        return Composition(program, rows, first_row, alone=alone, library=self.library is not None, **products)
 
     def launch(self, kernel: OwnKernel, buffers: Sequence[DeviceArray], numbers: Mapping[str, Any]) -> None:
         """Queue a kernel of a user's own; see `own_launch`."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dptrain.backend.cuda.compile import compiled_text
-from dptrain.backend.cuda.compose import ALIGNMENT, Composition
+from dptrain.backend.cuda.compose import ALIGNMENT
 from dptrain.backend.cuda.device import cuda
 from dptrain.backend.cuda.generate import Function, Kernel, OwnCall, arguments_of, blocks_of
 from dptrain.backend.cuda.graphs import Graph
@@ -90,16 +90,7 @@ class CudaExecutable:
         comm: Communicator | None = None,
     ) -> None:
         self.backend, self._comm = backend, comm
-        alone = comm is None or comm.size == 1
-        made = Composition(
-            program,
-            rows,
-            first_row,
-            alone=alone,
-            precision=backend.precision,
-            of_halves=backend.of_halves,
-            library=backend.library is not None,
-        )
+        made = backend.composed(program, rows, first_row, alone=comm is None or comm.size == 1)
         self._made, self._rows, self._sizes = made, made.sizes.rows, made.sizes
         self.source = made.source()
         flat = [kernel for stage in made.stages for kernel in stage]

@@ -49,7 +49,7 @@ class Writer(Statements):
             ("" for a constant), value and type; asking notes it. By default numbers are written as they are.
 
     Attributes:
-        known: elements that are in a variable, by their tensor's `id` and their place in its memory.
+        known: elements that are in a variable, by their tensor and their place in its memory.
         loads: places at which stored tensors are read; None where a function reads all of them.
         needs: headers and arguments that the statements name.
     """
