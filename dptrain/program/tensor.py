@@ -4,7 +4,7 @@ Inside a trace (`tracing`) what depends on a placeholder is only written down: t
 know by which ops they are made, which is all that a program is.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import Token
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -61,7 +61,7 @@ class Tensor(Operand):
     Attributes:
         op: what makes it; None for constants, placeholders and variables.
         inputs: of the op.
-        attributes: of the op.
+        attributes: of the op; tensors may share them, so nobody changes them.
         shape: lengths; those that count rows of the batch are `Dim`s.
         dtype: of the elements.
         value: the elements, or None inside a trace.
@@ -95,13 +95,13 @@ class Tensor(Operand):
         self,
         op: "Op | None",
         inputs: Sequence["Tensor"],
-        attributes: Mapping[str, Any],
+        attributes: dict[str, Any],
         shape: Shape,
         dtype: DType,
         value: Array | None = None,
         name: str = "",
     ) -> None:
-        self.op, self.inputs, self.attributes = op, tuple(inputs), dict(attributes)
+        self.op, self.inputs, self.attributes = op, tuple(inputs), attributes
         self.shape, self.dtype, self.value, self.name = shape, dtype, value, name
         self.tracking = NOT_TRACKED
         self.kind: ShapeDtype | None = None
