@@ -117,6 +117,7 @@ def build_model(
     options = {
         "comm": config.comm,
         "bucket_mb": config.bucket_mb,
+        "comm_dtype": config.comm_dtype,
         "device_mb": config.data.device_mb,
         "run_eagerly": config.run_eagerly,
         "steps_per_execution": config.steps_per_execution,

@@ -370,6 +370,9 @@ class Config(Checked):
         "send gradients in messages of this many MB (10^6 bytes) during the backward pass",
         "bucket-mb",
     )
+    comm_dtype: Annotated[Literal["bfloat16", "float16"] | None, Before(_none_word)] = _field(
+        None, "bfloat16 or float16: ranks round gradients to it before they add them up, and send half", "comm-dtype"
+    )
     share_gpu: bool = _field(False, "let several ranks use one GPU", "share-gpu")
     gpu_select: Literal["mask", "index"] = _field(
         "mask", "mask: each rank sees only its own GPU; index: leave CUDA_VISIBLE_DEVICES as it is", "gpu-select"
@@ -526,7 +529,8 @@ def deciding(config: Config) -> dict[str, Any]:
     if follows_training(config.optimizer.schedule):
         found["train"]["epochs"] = config.train.epochs
     found["train"]["shards_per_batch"] = fixed_shards(config)
-    return found | {name: tree[name] for name in ("seed", "dtype", "precision", "gemm")}
+    names = ("seed", "dtype", "precision", "gemm", *(["comm_dtype"] if config.comm_dtype is not None else []))
+    return found | {name: tree[name] for name in names}
 
 
 def without_later(tree: dict[str, Any]) -> dict[str, Any]:

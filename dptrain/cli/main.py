@@ -65,7 +65,7 @@ _TOLD = {
         "jit_compile|cuda_graph|debug"
     ),
     "explain": re.compile(
-        r"model\..*|optimizer\..*|train\.batch_size|train\.on_nonfinite|train\.skip_outliers|device|dtype|precision|debug"
+        r"model\..*|optimizer\..*|train\.batch_size|train\.on_nonfinite|train\.skip_outliers|device|dtype|comm_dtype|precision|debug"
     ),
 }
 

@@ -79,7 +79,7 @@ _FIXED = {
     ),
     "data.sharding": "a run has all samples",
     **dict.fromkeys(
-        ("device", "comm", "bucket_mb", "share_gpu", "gpu_select", "data.device_mb", "jit_compile"),
+        ("device", "comm", "bucket_mb", "comm_dtype", "share_gpu", "gpu_select", "data.device_mb", "jit_compile"),
         "it is the same for all runs of a sweep",
     ),
     **dict.fromkeys(("cuda_graph", "steps_per_execution", "stall_warning", "stall_timeout"), "it changes no result"),
@@ -101,7 +101,7 @@ _FIXED = {
 _ARGUMENTS = "model.arguments"
 # Fields that do not decide results: a sweep may go on with others.
 _INDIFFERENT = (
-    *("out", "verbose", "progress", "debug", "share_gpu", "gpu_select", "comm", "bucket_mb", "seed"),
+    *("out", "verbose", "progress", "debug", "share_gpu", "gpu_select", "comm", "bucket_mb", "comm_dtype", "seed"),
     *("data.device_mb", "cuda_graph", "steps_per_execution", "checkpoint", "logging", "stall_warning", "stall_timeout"),
 )
 # What --random takes and a grid does not.

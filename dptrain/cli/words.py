@@ -41,6 +41,7 @@ _OTHERS = {
     "verbose": "quiet silent q",
     "config": "c conf config_file",
     "precision": "tf32",
+    "comm_dtype": "gradient_compression fp16_allreduce bf16_compress communication_data_type",
     "dtype": "float64 double amp fp16 bf16 half mixed_precision policy",
     "device": "cuda cpu gpu accelerator",
     "jit_compile": "jit compile",

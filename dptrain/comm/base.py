@@ -74,6 +74,8 @@ class Communicator(ABC):
     def allreduce_sum(self, buffer: Any) -> None:
         """Replace a contiguous buffer by its elementwise sum over all ranks, in place.
 
+        Numbers in half precision are added up in float32 and rounded once, to the same bits on all ranks.
+
         Args:
             buffer: an array; or device memory with `__cuda_array_interface__`, where `why_not_cuda_aware` is empty.
         """

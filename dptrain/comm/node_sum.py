@@ -4,7 +4,7 @@ The summands are added in one fixed binary tree, ((0 + 1) + (2 + 3)) and so on, 
 every run, which MPI promises for two ranks alone; it is the tree in which a rank adds its own shards.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ class NodeSum:
         self._shared, self._rank, self._barrier = shared, rank, barrier
         self._half = 0
 
+    @np.errstate(all="ignore")  # infinities and NaNs are results
     def sum(self, flat: Array) -> None:
         """Replace a flat array by its sum over the ranks. Collective."""
         step = PIECE // flat.itemsize
@@ -53,12 +54,22 @@ class NodeSum:
             np.add(summands[0], summands[1], out=piece)
             return
         share = slice(piece.size * self._rank // ranks, piece.size * (self._rank + 1) // ranks)
-        tree = TreeSum()
-        for one in summands:
-            tree.add([one[share]])
-        np.copyto(summands[0][share], tree.total()[0])
+        np.copyto(summands[0][share], tree_sum(one[share] for one in summands), casting="unsafe")
         self._barrier()
         np.copyto(piece, summands[0])
+
+
+def is_half(dtype: np.dtype[Any]) -> bool:
+    """Whether numbers are in half precision, float16 or bfloat16, and added up in float32."""
+    return dtype.itemsize == 2 and dtype.kind in "fV"
+
+
+def tree_sum(summands: Iterable[Array]) -> Array:
+    """Return the sum of arrays in a `TreeSum`; those in half precision are added up, and returned, in float32."""
+    tree = TreeSum()
+    for one in summands:
+        tree.add([one.astype(np.float32) if is_half(one.dtype) else one])
+    return tree.total()[0]
 
 
 class TreeSum:

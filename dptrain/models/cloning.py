@@ -139,6 +139,8 @@ def _compiled_as(model: Model, copy: Any) -> Any:
             comm=given.comm,
             bucket_mb=given.bucket_mb,
             device_mb=given.device_mb,
+            shards_per_batch=given.shards_per_batch,
+            comm_dtype=given.comm_dtype,
             **given.device,
         )
     return copy

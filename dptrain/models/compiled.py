@@ -30,6 +30,7 @@ class Compiled:
         comm: "host" or "cuda-aware".
         bucket_mb: 10^6 bytes of gradients that travel as one message.
         device_mb: 10^6 bytes of a GPU's memory for samples; None for what is free.
+        comm_dtype: half precision in which gradients travel; None for the type that they have.
         auto_scale_loss: whether a policy may make a `LossScaleOptimizer` of the optimizer.
         shards_per_batch: into which global batches are cut, whatever the number of ranks; None if nobody says.
     """
@@ -47,11 +48,27 @@ class Compiled:
     device_mb: float | None = None
     shards_per_batch: int | None = None
     auto_scale_loss: bool = True
+    comm_dtype: str | None = None
 
     @property
     def policy(self) -> str:
         """The name of the model's policy."""
         return str(self.device.get("dtype", "float32"))
+
+    def check_shards(self, shards: int | None) -> None:
+        """Refuse to round what ranks send where the bits are to be the same on any number of them.
+
+        Args:
+            shards: as `shards_per_batch`, or what the environment asks for.
+
+        Raises:
+            ConfigError: both are asked for.
+        """
+        if shards is not None and self.comm_dtype is not None:
+            raise ConfigError(
+                f"comm_dtype = {self.comm_dtype!r}: not supported with a fixed number of shards, whose sums have the "
+                "same bits on any number of ranks; leave out --comm-dtype, or --reproducible and shards_per_batch"
+            )
 
 
 @dataclass(frozen=True)

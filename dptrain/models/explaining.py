@@ -160,7 +160,7 @@ def program_of(model: "Model", batch_size: int = 32, step: str = "train", *, dty
 
         return run.function(tree.map_leaves(filled, data))
 
-    return place(trace(traced, inputs), run.totals)
+    return place(trace(traced, inputs), run.totals, comm_dtype=model.compile_arguments.get("comm_dtype"))
 
 
 def _data(model: "Model", rows: Dim, step: str, dtype: str | None) -> tuple[Any, _Data]:

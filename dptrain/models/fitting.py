@@ -203,7 +203,8 @@ class Fitting(Layer):
         return self._fit_steps(FitArguments(*arguments, **named))
 
     def _fit_steps(self, given: FitArguments) -> StepIterator[None]:
-        comm, shards = self._start("fit", given.x), self._fixed_shards()
+        comm = self._start("fit", given.x)
+        shards = self.agreed(comm, "fit", self._fixed_shards)
         size = given.batch_size or self.fixed_batch_size
 
         def prepare() -> tuple[Samples | Stream, Samples | Stream | None, Sampler | None]:
@@ -355,7 +356,10 @@ class Fitting(Layer):
     def _fixed_shards(self) -> int | None:
         """Return into how many shards global batches are cut, whatever the number of ranks; None for one a rank."""
         own = None if self._compiled is None else self._compiled.shards_per_batch
-        return fixed_shards() if own is None else own
+        shards = fixed_shards() if own is None else own
+        if self._compiled is not None:
+            self._compiled.check_shards(shards)
+        return shards
 
     def _guard_steps(self, on_nonfinite: OnNonfinite, skip_outliers: float | None) -> None:
         """Let training steps be left out as asked, until the training's end.

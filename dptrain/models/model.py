@@ -210,6 +210,7 @@ class Model(Fitting, Files, Structure):
         gemm: str = "dptrain",
         cuda_graph: bool = True,
         shards_per_batch: int | None = None,
+        comm_dtype: str | None = None,
     ) -> None:
         """Say how to train; the weights stay, and an optimizer that is given again goes on with its state.
 
@@ -239,12 +240,16 @@ class Model(Fitting, Files, Structure):
             shards_per_batch: cut every global batch into so many shards, of whose sums the bits are the same on any
                 number of ranks up to that; a smaller batch has as many as it has samples. By default that of
                 `dptrain.utils.enable_determinism` or DPTRAIN_REPRODUCIBLE.
+            comm_dtype: "bfloat16" or "float16": ranks round their gradients to it before they add them up, which halves
+                the bytes that they send. None sends gradients as they are.
 
         Raises:
             ConfigError: an unknown name, a size that is not above 0, or what is not supported.
         """
         if comm not in ("host", "cuda-aware"):
             raise ConfigError(f"comm = {comm!r}: expected 'host' or 'cuda-aware'")
+        if comm_dtype not in (None, "bfloat16", "float16"):
+            raise ConfigError(f"comm_dtype = {comm_dtype!r}: expected None, 'bfloat16' or 'float16'")
         if not all(isinstance(one, Real) for one in tree.leaves(loss_weights)):
             raise ConfigError(f"loss_weights = {loss_weights!r}: expected numbers; metrics is the fourth argument")
         for name, size in (("bucket_mb", bucket_mb), ("device_mb", device_mb)):
@@ -285,7 +290,9 @@ class Model(Fitting, Files, Structure):
             device_mb,
             shards_per_batch,
             auto_scale_loss,
+            comm_dtype,
         )
+        found.check_shards(shards_per_batch)
         self._set_compiled(found)
 
     def _set_compiled(self, compiled: Compiled) -> None:
@@ -363,7 +370,8 @@ class Model(Fitting, Files, Structure):
             return {}
         names = ("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics", "run_eagerly", "auto_scale_loss")
         steps = "auto" if given.steps_per_execution is None else given.steps_per_execution
-        own = {name: getattr(given, name) for name in (*names, "comm", "bucket_mb", "device_mb", "shards_per_batch")}
+        sent = ("comm", "bucket_mb", "device_mb", "shards_per_batch", "comm_dtype")
+        own = {name: getattr(given, name) for name in (*names, *sent)}
         return own | {"steps_per_execution": steps, **given.device}
 
     def describe_compiled(self) -> list[Any]:
@@ -609,7 +617,8 @@ class Model(Fitting, Files, Structure):
             backend.direct = given is not None and given.comm == "cuda-aware"
             if backend.direct:
                 comm.agree("communicator", lambda: require_cuda_aware(backend, comm))
-            self._programs = Programs(backend, comm, None if given is None else given.bucket_mb)
+            sent = () if given is None else (given.bucket_mb, given.comm_dtype)
+            self._programs = Programs(backend, comm, *sent)
             steps = None if given is None else given.steps_per_execution
             data_mb = None if given is None else given.device_mb
             self._trainer_kept = Trainer(
@@ -621,14 +630,14 @@ class Model(Fitting, Files, Structure):
         return self._trainer_kept
 
     def _describe_computing(self) -> dict[str, Any]:
-        """Return, by name, what each step depends on and only the ranks together can compare."""
+        """Return what all ranks must have compiled alike, by name."""
         own = [one for one in self.flat_layers()[1:] if one.dtype_policy != self.dtype_policy]
         policies = [self.dtype_policy.name, *(f"{one.label} in {one.dtype_policy.name}" for one in own)]
         facts: dict[str, Any] = {"dtype": ", ".join(policies)}
         if self._compiled is not None:
             given, optimizer = self._compiled, self._compiled.optimizer
             facts["optimizer and loss_scale_factor"] = [type(optimizer).__name__, optimizer.loss_scale_factor]
-            facts["comm and bucket_mb"] = [given.comm, given.bucket_mb]
+            facts["comm, bucket_mb and comm_dtype"] = [given.comm, given.bucket_mb, given.comm_dtype]
         return facts
 
     def release(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from dptrain.errors import ConfigError
 from dptrain.program.operand import METHODS, OPERATORS
-from dptrain.program.tensor import Tensor, Variable, constant
+from dptrain.program.tensor import Tensor, Variable, constant, note_of_weights
 
 
 def topological(outputs: Iterable[Tensor]) -> list[Tensor]:
@@ -58,6 +58,8 @@ def gradients(target: Tensor, sources: Sequence[Tensor], gradient: Any = None) -
             if part is not None and one in depends:
                 before = found.get(one)
                 found[one] = part if before is None else before + part
+    weights = [one for one in sources if one.variable is not None and one.variable.trainable]
+    note_of_weights(found[one] for one in weights if one in found)
     return [found.get(one) for one in sources]
 
 

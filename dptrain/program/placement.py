@@ -21,6 +21,8 @@ A division by a partial number (a sum of sample weights) waits as long: the quot
 divisor is summed together with whatever needs the quotient. So sums of gradients and of weights can travel in one
 message.
 
+Gradients in weights may travel in another type than they are computed in: each rank rounds its summand.
+
 Source of the rules: Y. Xu et al., "GSPMD: General and scalable parallelization for ML computation graphs",
 arXiv:2105.04663, and DTensor of PyTorch.
 """
@@ -35,7 +37,7 @@ from dptrain.program.letters import Named
 from dptrain.program.lowering import Element
 from dptrain.program.mesh import ALL_GATHER, ALL_REDUCE, BATCH, OWN_PART, REDUCE_SCATTER, Axes, PlacedProgram, Placement
 from dptrain.program.op import Op
-from dptrain.program.operand import OPERATORS
+from dptrain.program.operand import METHODS, OPERATORS
 from dptrain.program.program import Program
 from dptrain.program.shapes import Shape, row_axis, size
 from dptrain.program.tensor import Tensor, Variable
@@ -74,6 +76,7 @@ def place(
     summed: Collection[Variable] = (),
     *,
     bucket_bytes: int | None = None,
+    comm_dtype: str | None = None,
     layouts: Mapping[Variable, Axes] | None = None,
 ) -> PlacedProgram:
     """Return the program of one rank.
@@ -84,6 +87,7 @@ def place(
         summed: variables of which each rank is to keep a summand (totals of metrics, to be summed when they are read),
             where their updates allow it; `PlacedProgram.summed` says of which it does.
         bucket_bytes: of sums that travel as one message at most; None for any number.
+        comm_dtype: half precision in which gradients in weights travel; None for the type that they have.
         layouts: for each axis of a variable the axis of the mesh over which it is sharded, or None; other variables
             are replicated. Executors refuse programs with sharded variables so far.
 
@@ -93,10 +97,13 @@ def place(
     laid = {variable: _laid_out(variable, axes) for variable, axes in (layouts or {}).items()}
     laid = {variable: one for variable, one in laid.items() if not one.is_replicated}
     chosen = set(summed)
+    rounded = _alone_for_weights(program) if comm_dtype is not None else set()
     while True:
-        placing = _Placing(chosen, laid)
+        placing = _Placing(chosen, laid, rounded, comm_dtype)
         for tensor in program.tensors:
             placing.add(tensor)
+            if comm_dtype is not None and tensor in program.of_weights:
+                placing.reduce(tensor)  # not later, as a part of something else
         refused = {one for one in chosen if not placing.stays_partial(program.updates.get(one))}
         if not refused:
             break
@@ -107,7 +114,23 @@ def place(
         for variable, one in program.updates.items()
     }
     placed = (program.inputs, program.state, outputs, updates, program.derived, program.rows, program.for_one_size)
-    return PlacedProgram(*placed, placing.placements, frozenset(chosen), bucket_bytes, laid)
+    about: dict[str, Any] = {"bucket_bytes": bucket_bytes, "layouts": laid}
+    return PlacedProgram(*placed, placements=placing.placements, summed=frozenset(chosen), **about)
+
+
+def _alone_for_weights(program: Program) -> set[Tensor]:
+    """Return the gradients in weights, and tensors of their size that nothing else is made of."""
+    readers: dict[Tensor, list[Tensor]] = {}
+    for tensor in program.tensors:
+        for one in tensor.inputs:
+            readers.setdefault(one, []).append(tensor)
+    found, results = set(program.of_weights), set(program.results)
+    for tensor in reversed(program.tensors):
+        if tensor in readers and row_axis(tensor.shape) is None and tensor not in results:
+            elements = size(tensor.shape)
+            if all(one in found and size(one.shape) == elements for one in readers[tensor]):
+                found.add(tensor)
+    return found
 
 
 def _laid_out(variable: Variable, axes: Axes) -> Placement:
@@ -123,8 +146,16 @@ def _laid_out(variable: Variable, axes: Axes) -> Placement:
 class _Placing:
     """The work of `place`."""
 
-    def __init__(self, summed: Collection[Variable], layouts: Mapping[Variable, Placement]) -> None:
+    def __init__(
+        self,
+        summed: Collection[Variable],
+        layouts: Mapping[Variable, Placement],
+        rounded: Collection[Tensor],
+        comm_dtype: str | None,
+    ) -> None:
         self._summed, self._layouts = summed, layouts
+        self._rounded, self._comm_dtype = rounded, comm_dtype
+        self._travels_rounded: set[Tensor] = set()
         meshes = [mesh for one in layouts.values() for mesh in one.axes if mesh is not None]
         self._mesh = list(dict.fromkeys([BATCH, *meshes]))
         self.parts: dict[Tensor, _Part] = {}
@@ -138,7 +169,14 @@ class _Placing:
         if tensor.op is None:
             self.parts[tensor] = self._note(tensor, self._given(tensor))
         else:
-            self.parts[tensor] = self._place(tensor.op, tensor, [self.parts[one] for one in tensor.inputs])
+            parts = [self.parts[one] for one in tensor.inputs]
+            made = self.parts[tensor] = self._place(tensor.op, tensor, parts)
+            if tensor in self._rounded and all(one.tensor is not made.tensor for one in parts):
+                self._travels_rounded.add(made.tensor)  # what a quotient goes on as may be read elsewhere, too
+
+    def reduce(self, tensor: Tensor) -> None:
+        """Let all that is made of a tensor be made of the ranks' sum."""
+        self.parts[tensor] = self._whole(self.parts[tensor])
 
     def _given(self, tensor: Tensor) -> Placement:
         """Return where a constant, an input or a variable lies."""
@@ -322,7 +360,12 @@ class _Placing:
         """Return a part that is not partial over an axis of the mesh."""
         if mesh not in part.placement.partial:
             return part
-        return self._sent(ALL_REDUCE, part, part.placement.without(mesh), over=part.placement.join, mesh=mesh)
+        whole, about = part.placement.without(mesh), {"over": part.placement.join, "mesh": mesh}
+        if part.tensor in self._travels_rounded and not self._is_reduced(part, mesh):
+            narrow = METHODS["cast"](part.tensor, self._comm_dtype)
+            total = self._sent(ALL_REDUCE, self._note(narrow, part.placement), whole, **about)
+            self._nodes[ALL_REDUCE, id(part.tensor), mesh] = METHODS["cast"](total.tensor, part.tensor.dtype)
+        return self._sent(ALL_REDUCE, part, whole, **about)
 
     def _is_reduced(self, part: _Part, mesh: str) -> bool:
         return (ALL_REDUCE, id(part.tensor), mesh) in self._nodes

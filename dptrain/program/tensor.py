@@ -460,10 +460,12 @@ class Trace:
         written: new values of those that were assigned.
         gradients: `Variable.grad` of those that have one.
         applied: gradients that optimizers were given.
+        of_weights: gradients in trainable variables.
     """
 
     def __init__(self) -> None:
         self.applied: list[Tensor] = []
+        self.of_weights: set[Tensor] = set()
         self.read: dict[Variable, Tensor] = {}
         self.written: dict[Variable, Tensor] = {}
         self.gradients: dict[Variable, Tensor] = {}
@@ -538,6 +540,13 @@ def note_applied(gradients: Sequence[Tensor]) -> None:
     trace = TRACE.get()
     if trace is not None:
         trace.applied += gradients
+
+
+def note_of_weights(gradients: Iterable[Tensor]) -> None:
+    """Note gradients in trainable variables; outside of a trace nothing."""
+    trace = TRACE.get()
+    if trace is not None:
+        trace.of_weights |= set(gradients)
 
 
 def applied_gradients() -> list[Tensor]:

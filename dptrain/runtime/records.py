@@ -30,6 +30,9 @@ _NAME = slice(128, 128 + NAME_BYTES)
 _PLACE = slice(192, 320)
 _SEGMENTS = slice(320, _BYTES)
 
+# The names of types whose characters NumPy does not know, but ml_dtypes.
+_NOT_OF_NUMPY = {"E": "bfloat16"}
+
 # Collective, count, dtype.
 _CALL = struct.Struct("qqq")
 
@@ -159,7 +162,8 @@ class Record:
             return _WORDS[kind]
         from numpy import dtype as named  # not before somebody waits
 
-        return f"{_WORDS[kind]} of {count} {named(chr(dtype))}"
+        name = chr(dtype)
+        return f"{_WORDS[kind]} of {count} {_NOT_OF_NUMPY.get(name) or named(name)}"
 
     @property
     def phase_memory(self) -> tuple[memoryview, memoryview]:

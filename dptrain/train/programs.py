@@ -122,10 +122,14 @@ class Programs:
         backend: the device.
         comm: the ranks.
         bucket_mb: 10^6 bytes of sums that travel as one message at most; None for any number.
+        comm_dtype: half precision in which gradients travel; None for the type that they have. One rank sends none.
     """
 
-    def __init__(self, backend: Backend, comm: Communicator, bucket_mb: float | None = None) -> None:
+    def __init__(
+        self, backend: Backend, comm: Communicator, bucket_mb: float | None = None, comm_dtype: str | None = None
+    ) -> None:
         self.backend, self.comm = backend, comm
+        self._comm_dtype = comm_dtype if comm.size > 1 else None
         self._bucket_bytes = None if bucket_mb is None else max(int(bucket_mb * 1e6), 1)
         self._placed: OrderedDict[Any, PlacedProgram] = OrderedDict()
         self._of_any_size: OrderedDict[Any, tuple[PlacedProgram, _Traced]] = OrderedDict()
@@ -147,7 +151,8 @@ class Programs:
                 placed = of_another.for_rows(batch_rows)
             else:
                 program, names = self._trace(step, batch, batch_rows)
-                placed = place(program, step.totals, bucket_bytes=self._bucket_bytes)
+                sent: dict[str, Any] = {"bucket_bytes": self._bucket_bytes, "comm_dtype": self._comm_dtype}
+                placed = place(program, step.totals, **sent)
                 traced = _Traced(names, _depends_on_batches(program, placed, step.totals))
                 if not program.for_one_size:
                     self._of_any_size[any_size] = placed, traced

@@ -58,7 +58,7 @@ def test_collectives_in_user_code(tmp_path, own, others, message, odd):
         ("fit in bfloat16", "fit", "dtype", ("'mixed_bfloat16'", "'float32'")),
         ("train_on_batch in float16", "train_on_batch", "dtype", ("'mixed_float16'", "'float32'")),
         ("evaluate a layer in float16", "evaluate", "dtype", ("'float32, dense in float16'", "'float32'")),
-        ("fit with a bucket", "fit", "comm and bucket_mb", ("['host', 1]", "['host', 25.0]")),
+        ("fit with a bucket", "fit", "comm, bucket_mb and comm_dtype", ("['host', 1, None]", "['host', 25.0, None]")),
     ],
 )
 def test_what_a_model_computes_in_is_compared_before_the_first_step(tmp_path, own, others, name, values, odd):

@@ -30,6 +30,10 @@ CASES = {
     "batch normalization, ranks without samples": {
         **{"batch_normalization": True, "samples": 9, "batch_size": 8, "epochs": 3, "optimizer": "sgd"},
     },
+    "gradients in bfloat16": {"batch_normalization": True, "comm_dtype": "bfloat16"},
+    "gradients in float16, ranks without samples": {
+        **{"comm_dtype": "float16", "samples": 9, "batch_size": 8, "epochs": 3, "optimizer": "sgd"},
+    },
     "a layer frozen after compile": {"frozen": True},
     "nothing to train": {"trainable": False, "epochs": 1},
     "regularizers": {"regularizer": {"class_name": "L1L2", "config": {"l1": 0.003, "l2": 0.02}}},
@@ -44,7 +48,9 @@ RANKS = {
     "batch normalization": (1, 2, 3),
     "batch normalization, ranks without samples": (1, 2, 3),
 }
-IN_FLOAT64 = [(case, ranks) for case in CASES for ranks in RANKS.get(case, (2, 4))]
+ROUNDED = {"gradients in bfloat16": (2, 3), "gradients in float16, ranks without samples": (3,)}
+IN_FLOAT64 = [(case, ranks) for case in CASES if case not in ROUNDED for ranks in RANKS.get(case, (2, 4))]
+IN_ROUNDED = [(case, ranks) for case in ROUNDED for ranks in ROUNDED[case]]
 IN_HALVES = [("batch normalization", ranks, dtype) for ranks, dtype in ((2, "mixed_bfloat16"), (3, "mixed_float16"))]
 IN_FLOAT32 = [(case, ranks) for case in ("uneven last batch", "dropout") for ranks in (2, 4)]
 
@@ -68,6 +74,7 @@ def train(few_npz, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     wanted = [(case, ranks, "float64") for case, ranks in IN_FLOAT64]
     wanted += [(case, ranks, "float32") for case, ranks in IN_FLOAT32]
+    wanted += [(case, ranks, "float32") for case, ranks in IN_ROUNDED]
     wanted += IN_HALVES
     kept: dict[int, dict[str, Finished]] = {}
 
@@ -118,6 +125,17 @@ def test_half_precision_agrees_but_for_what_falls_between_two_numbers(train, cas
         assert difference < 0.01, name
     losses = [json.loads(str(one["history"]))["loss"] for one in (alone, together)]
     np.testing.assert_allclose(*losses, rtol=2e-3)
+
+
+@pytest.mark.parametrize(("case", "ranks"), IN_ROUNDED)
+def test_gradients_in_half_precision_agree_to_their_rounding(train, case, ranks):
+    """The script compares the ranks, whose weights and predictions have the same bits."""
+    alone, together = train(0, case, "float32"), train(ranks, case, "float32")
+    for name in ("dense/kernel", "dense_1/kernel", "dense_1/bias"):
+        difference = np.linalg.norm(together[name] - alone[name]) / np.linalg.norm(alone[name])
+        assert 0 < difference < 0.02, name
+    losses = [json.loads(str(one["history"]))["loss"] for one in (alone, together)]
+    np.testing.assert_allclose(*losses, rtol=5e-3)
 
 
 def test_the_same_bits_on_every_run(train, few_npz, tmp_path):

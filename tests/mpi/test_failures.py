@@ -256,6 +256,7 @@ BAD_COMMAND_LINES = [
     (["--epochs"], 2, "--epochs"),
     (["--steps-per-epoch", "9999"], 2, "gives 8 steps"),
     (["--train.shards_per_batch", "99999999"], 2, "a global batch has 128 samples; use at most 128"),
+    (["--reproducible", "--comm-dtype", "float16"], 2, "comm_dtype = 'float16': not supported with a fixed number of"),
     (["--hidden", "2000000000,2000000000"], 69, "MemoryError: Unable to allocate "),
     (["--data", "/dev/zero"], 65, "/dev/zero: cannot be read (it is a character device, expected a regular file)"),
 ]

@@ -33,7 +33,7 @@ from dptrain.program.memory import in_a_row, nbytes
 from dptrain.program.messages import all_reduce
 from dptrain.program.program import ROWS, Program
 from dptrain.program.shapes import local
-from dptrain.program.tensor import Array, Tensor
+from dptrain.program.tensor import Array, Tensor, is_half
 
 if TYPE_CHECKING:
     from dptrain.backend.cuda.backend import CudaBackend
@@ -164,7 +164,7 @@ class CudaExecutable:
         buffer = backend.empty((starts[-1],), message[0].dtype, "messages")
         for one, start in zip(message, starts, strict=False):
             self._pointers[one] = buffer.pointer + start * one.dtype.itemsize
-        exchange = backend.exchange(buffer, direct=backend.direct and over == "sum")
+        exchange = backend.exchange(buffer, direct=backend.direct and over == "sum" and not is_half(buffer.dtype))
         self._messages.append((over, exchange))
 
     def _shape(self, tensor: Tensor) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """Runs a program of batch statistics, gradients and a maximum on the CUDA backend, this rank's rows of it; prints its
-state on rank 0. Arguments: bytes of a message at most, 0 for any number; the rows of each rank."""
+state on rank 0. Arguments: bytes of a message at most, 0 for any number; the type in which gradients travel, or none;
+the rows of each rank."""
 
 import sys
 
@@ -12,7 +13,7 @@ from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
 
-bucket_bytes, *shards = [int(one) for one in sys.argv[1:]]
+bucket_bytes, comm_dtype, shards = int(sys.argv[1]), sys.argv[2], [int(one) for one in sys.argv[3:]]
 rng = np.random.default_rng(0)
 rows = sum(shards)
 weights, slope = (
@@ -35,15 +36,19 @@ def step(x, share):
 
 
 inputs = {"x": ((Dim.rows(rows), 4), "float32"), "share": ((Dim.rows(rows), 1), "float32")}
-program = place(trace(step, inputs), bucket_bytes=bucket_bytes or None)
+program = place(
+    trace(step, inputs), bucket_bytes=bucket_bytes or None, comm_dtype=None if comm_dtype == "none" else comm_dtype
+)
 ranks = comm.current()
 first = sum(shards[: ranks.rank])
 own = slice(first, first + shards[ranks.rank])
 backend = CudaBackend()
+backend.direct = comm_dtype != "none"  # which reaches the memory of the emulator, but does not know bfloat16
 executable = backend.executable(
     program, {"x": x[own], "share": t[own]}, rows=shards[ranks.rank], first_row=first, comm=ranks
 )
 executable.run([0] * 4)
+assert len(set(ranks.allgather_bytes(weights.numpy().tobytes() + slope.numpy().tobytes()))) == 1
 if ranks.rank == 0:
     found = [float(executable.outputs["loss"]), float(greatest.numpy())]
     found += [float(np.sum(one.numpy() * np.arange(one.numpy().size).reshape(one.shape))) for one in (weights, slope)]

@@ -1,5 +1,6 @@
 """Checks every collective of the MPI communicator on all ranks."""
 
+import ml_dtypes
 import numpy as np
 
 from dptrain import comm as comms
@@ -27,6 +28,18 @@ for count in (300_001, 4096, 7):
     if buffer.nbytes >= mpi.node_sum.LEAST:
         assert len(set(comm.allgather_bytes(buffer.tobytes()))) == 1
 
+# Half precision is added up in float32 and rounded once, on all ranks to the same bits; what is too large is infinite.
+for dtype in (np.float16, ml_dtypes.bfloat16):
+    for count in (0, 1, 7, 300_001):
+        terms = (np.random.default_rng(count).normal(size=(size, count)) * 100).astype(dtype)
+        terms[:, -1:] = np.finfo(np.float16).max
+        buffer = terms[rank].copy()
+        comm.allreduce_sum(buffer)
+        expected = mpi.node_sum.tree_sum(terms)
+        with np.errstate(over="ignore"):
+            np.testing.assert_array_equal(buffer.view(np.uint16), expected.astype(dtype).view(np.uint16))
+        assert np.isinf(buffer).any() == (dtype == np.float16 and count > 0 and size > 1)
+
 two_d = np.full((3, 5), float(rank))
 comm.allreduce_sum(two_d)
 assert (two_d == size * (size - 1) / 2).all(), "a buffer with two dimensions is summed in place"
@@ -34,6 +47,9 @@ assert (two_d == size * (size - 1) / 2).all(), "a buffer with two dimensions is 
 # Several messages where a buffer is longer than a message may be
 mpi._MAX_COUNT = 10
 long = np.arange(37, dtype=np.float32)
+comm.allreduce_sum(long)
+np.testing.assert_array_equal(long, np.arange(37) * size)
+long = np.arange(37, dtype=np.float16)
 comm.allreduce_sum(long)
 np.testing.assert_array_equal(long, np.arange(37) * size)
 sent = np.arange(37) if rank == 0 else np.zeros(37, int)
@@ -66,6 +82,10 @@ buffer = np.full(300_001, rank, np.float32)
 comm.allreduce_sum(buffer)
 assert (buffer == size * (size - 1) / 2).all()
 assert comm._node_sum is None
+terms = np.random.default_rng(0).normal(size=(size, 300_001)).astype(ml_dtypes.bfloat16)
+buffer = terms[rank].copy()
+comm.allreduce_sum(buffer)
+assert (buffer == mpi.node_sum.tree_sum(terms).astype(ml_dtypes.bfloat16)).all()
 comm.barrier()
 
 # Mail: every rank sends to every rank, itself as well, small and large, with collectives in between.

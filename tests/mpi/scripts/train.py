@@ -24,7 +24,11 @@ if options.get("dropout"):
     stack.append(dp.layers.Dropout(options["dropout"]))
 model = dp.Sequential([*stack, dp.layers.Dense(10, "softmax")], options.get("trainable", True))
 model.compile(
-    options.get("optimizer", "adam"), "sparse_categorical_crossentropy", metrics=["accuracy"], dtype=options["dtype"]
+    options.get("optimizer", "adam"),
+    "sparse_categorical_crossentropy",
+    metrics=["accuracy"],
+    dtype=options["dtype"],
+    comm_dtype=options.get("comm_dtype"),
 )
 warnings.filterwarnings("ignore", "The model does not have any trainable weights")
 if options.get("frozen"):

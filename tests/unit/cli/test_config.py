@@ -74,6 +74,7 @@ def test_hidden_sizes(text, hidden):
         ("model.dropout", "1.0", "less than 1"),
         ("device", "tpu", "'auto', 'cpu' or 'cuda'"),
         ("data.sharding", "both", "'global' or 'static'"),
+        ("comm_dtype", "float8", "'bfloat16' or 'float16'"),
         ("train.drop_last", "perhaps", "must be on or off"),
         ("verbose", "3", "0, 1 or 2"),
         ("seed", "-1", "greater than or equal to 0"),
@@ -257,3 +258,10 @@ def test_reproducible_fixes_the_shards(settings, shards):
     assert fixed_shards(config) == shards
     assert deciding(config)["train"]["shards_per_batch"] == shards
     assert "reproducible" not in deciding(config)["train"]
+
+
+@pytest.mark.parametrize(("word", "decides"), [("none", {}), ("float16", {"comm_dtype": "float16"})])
+def test_gradients_in_half_precision_decide(word, decides):
+    """Of checkpoints of earlier versions nothing was rounded, and nothing is said."""
+    found = deciding(resolve({}, "-", {"comm_dtype": word}))
+    assert {name: one for name, one in found.items() if name == "comm_dtype"} == decides

@@ -110,6 +110,14 @@ def test_a_clone_is_compiled_as_the_model_is():
     assert not clone_model(sequential()).compiled
 
 
+@pytest.mark.parametrize("options", [{"shards_per_batch": 3}, {"comm_dtype": "bfloat16", "bucket_mb": 2.0}])
+def test_a_clone_adds_up_as_the_model_does(options):
+    model = sequential()
+    model.compile("sgd", "mse", **options)
+    found = clone_model(model).compile_arguments
+    assert {name: found[name] for name in options} == options
+
+
 class Own(keras.Model):
     def __init__(self, units):
         super().__init__()

@@ -20,6 +20,17 @@ def dense() -> dp.Sequential:
     return model
 
 
+def test_messages_of_gradients_in_half_precision():
+    model, nbytes, text = dense(), [], ""
+    for comm_dtype in (None, "bfloat16"):
+        model.compile("sgd", "mse", comm_dtype=comm_dtype)
+        text = model.explain(8)
+        (found,) = re.findall(r" all-reduces in \d+ messages? of (\d+) bytes", text)
+        nbytes.append(int(found))
+    assert nbytes == [4 + 43 * 4, 4 + 43 * 2], "and the loss, in float32"
+    assert re.search(r"all_reduce\(%\d+\) +\(4, 5\) +bfloat16 +replicated +20 +40\n", text)
+
+
 def test_the_sums_of_a_step():
     text = dense().explain(8)
     assert text.startswith("train step of 'sequential', batches of 8\n")

@@ -205,6 +205,27 @@ def test_shards_that_compile_is_told_are_those_of_the_environment(monkeypatch):
     assert told.compile_arguments["shards_per_batch"] == 3
 
 
+def test_one_rank_sends_no_gradients_that_could_be_rounded():
+    x, y = toy(43)
+    exact, rounded = build(), build(comm_dtype="bfloat16")
+    for one in (exact, rounded):
+        one.fit(x, y, batch_size=16, verbose=0)
+    assert bits(rounded) == bits(exact)
+    assert rounded.compile_arguments["comm_dtype"] == "bfloat16"
+
+
+def test_gradients_are_not_rounded_where_bits_are_promised(monkeypatch):
+    with pytest.raises(ConfigError, match="comm_dtype = 'float16': not supported with a fixed number of shards"):
+        build(comm_dtype="float16", shards_per_batch=3)
+    x, y = toy(43)
+    model = build(comm_dtype="float16")
+    monkeypatch.setenv("DPTRAIN_REPRODUCIBLE", "3")
+    with pytest.raises(ConfigError, match="comm_dtype = 'float16': not supported with a fixed number of shards"):
+        model.fit(x, y, verbose=0)
+    with pytest.raises(ConfigError, match="comm_dtype = 'float32': expected None, 'bfloat16' or 'float16'"):
+        build(comm_dtype="float32")
+
+
 @pytest.mark.parametrize("options", [{"shards_per_batch": 2}, {"shuffle": "batch"}])
 def test_rows_of_a_ranks_own_are_not_cut_otherwise(options):
     model = build(**{name: value for name, value in options.items() if name != "shuffle"})

@@ -1,11 +1,13 @@
 """A step placed on several ranks computes what it computes on one, with as few messages as linearity allows."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dptrain import ops
+from dptrain.comm.node_sum import tree_sum
 from dptrain.errors import ConfigError
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
@@ -14,6 +16,7 @@ from dptrain.program.gradient import gradients
 from dptrain.program.messages import stages
 from dptrain.program.placement import place
 from dptrain.program.program import trace
+from dptrain.program.tape import GradientTape
 from dptrain.program.tensor import OPS, Variable
 from tests.unit.program.virtual_ranks import run_on_ranks
 
@@ -302,3 +305,116 @@ def test_totals_to_which_numbers_of_rows_are_added(name, shards):
     values = [own[total] for _, own in found]
     assert (total in placed.summed) == stays
     np.testing.assert_allclose(sum(values) if stays else values[-1], updates[total], rtol=1e-13)
+
+
+# Gradients that travel in half precision
+
+
+def as_half(array, dtype):
+    with np.errstate(over="ignore"):
+        return array.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+
+@pytest.mark.parametrize("shards", [[4, 4, 3], [6, 5], [5, 0, 1, 2, 3]])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_ranks_round_their_summands_and_the_sum_of_these(shards, dtype):
+    """On all ranks to the same bits; a number that float16 does not hold is infinite."""
+    x = RNG.random((ROWS, 4)).astype(np.float32) * np.float32([1e-3, 1, 100, 70_000])
+    w = Variable(np.zeros(4, np.float32), "w")
+
+    def step(x):
+        ops.sum(x * w).backward()
+        w.assign(w - 0.5 * w.grad)
+        return {}
+
+    program = trace(step, {"x": ((Dim.rows(ROWS), 4), np.float32)})
+    found, messages = run_on_ranks(place(program, comm_dtype=dtype), {"x": x}, shards, {"x": 0})
+    summands = [as_half(one.sum(0), dtype) for one in np.split(x, np.cumsum(shards)[:-1])]
+    expected = -0.5 * as_half(tree_sum(summands), dtype).astype(np.float32)
+    assert messages == 1
+    for _, updates in found:
+        np.testing.assert_array_equal(updates[w], expected)
+    assert np.isinf(expected).any() == (dtype == "float16")
+
+
+@pytest.mark.parametrize("policy", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("shards", SHARDS)
+def test_nothing_but_gradients_in_weights_travels_in_half_precision(shards, policy):
+    """Neither the loss, nor its sum of weights, nor statistics of a batch that gradients go through."""
+    variables = weights(w1=(4, 5), slope=(5,), w2=(5, 3))
+
+    def step(x, y, weights):
+        w1, slope, w2 = (ops.cast(one.value, policy) for one in variables.values())
+        z = ops.cast(x, policy) @ w1
+        centred = z - ops.cast(ops.mean(ops.cast(z, "float64"), 0), policy)
+        logits = (centred * slope) @ w2
+        penalty = ops.sum(ops.square(variables["w1"])) * 0.01
+        loss = ops.sum(cross_entropy(ops.cast(logits, "float64"), y) * weights) / ops.sum(weights)
+        (loss + penalty).backward()
+        descend(variables)
+        return {"loss": loss, "norm": ops.sum(ops.square(variables["w2"].grad))}
+
+    program = trace(step, SPECS)
+    placed = place(program, comm_dtype="bfloat16")
+    sent = [one for stage in stages(placed) for message in stage.messages for one in message]
+    in_half = [one.shape for one in sent if one.dtype.itemsize == 2]
+    assert sorted(in_half) == sorted(one.shape for one in variables.values())
+    whole, updates = evaluate(program, DATA)
+    found, _ = run_on_ranks(placed, DATA, shards, AXES)
+    for outputs, updated in found:
+        np.testing.assert_allclose(outputs["loss"], whole["loss"], rtol=1e-12 if policy != "bfloat16" else 0.02)
+        np.testing.assert_allclose(outputs["norm"], whole["norm"], rtol=0.05)
+        for name, one in variables.items():
+            scale = np.abs(updates[one] - one.numpy()).max()
+            np.testing.assert_allclose(updated[one], updates[one], atol=0.02 * scale, err_msg=name)
+            np.testing.assert_array_equal(updated[one], found[0][1][one])
+
+
+def test_a_sum_that_is_more_than_a_gradient_stays_exact():
+    w = weights(w=(4,))["w"]
+
+    def step(x, y, weights):
+        total = ops.sum(x, 0)
+        ops.sum(w * ops.tanh(total) * total).backward()
+        w.assign(w - w.grad)
+        return {"total": total}
+
+    placed = place(trace(step, SPECS), comm_dtype="bfloat16")
+    sent = [one for stage in stages(placed) for message in stage.messages for one in message]
+    assert [one.dtype.name for one in sent] == ["float64", "bfloat16"]
+    assert placed.outputs["total"] is sent[0]
+
+
+def test_a_gradient_of_a_tape_travels_in_half_precision():
+    w = weights(w=(4,))["w"]
+
+    def step(x, y, weights):
+        with GradientTape() as tape:
+            loss = ops.mean(ops.square(ops.sum(x * w, -1)))
+        (found,) = tape.gradient(loss, [w])
+        w.assign(w - found)
+        return {"loss": loss}
+
+    placed = place(trace(step, SPECS), comm_dtype="float16")
+    sent = [one for stage in stages(placed) for message in stage.messages for one in message]
+    assert [(one.shape, one.dtype.name) for one in sent] == [((), "float64"), ((4,), "float16")]
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_numerator_that_is_more_than_a_gradient_stays_exact(is_read):
+    """The quotient goes on as its numerator, which an output may be too."""
+    w = weights(w=(4,))["w"]
+
+    def step(x, y, weights):
+        numerator = ops.sum(x, 0)
+        ops.sum(w * (numerator / ops.sum(weights))).backward()
+        w.assign(w - w.grad)
+        return {"numerator": numerator} if is_read else {}
+
+    program = trace(step, SPECS)
+    outputs, updates = evaluate(program, DATA)
+    found, _ = run_on_ranks(place(program, comm_dtype="bfloat16"), DATA, [6, 5], AXES)
+    for own_outputs, own_updates in found:
+        for name, value in outputs.items():
+            np.testing.assert_allclose(own_outputs[name], value, rtol=1e-13)
+        np.testing.assert_allclose(own_updates[w], updates[w], rtol=0.02)

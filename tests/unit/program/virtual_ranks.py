@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from dptrain.comm.node_sum import tree_sum
 from dptrain.program import tree
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
@@ -32,7 +33,7 @@ class VirtualComm:
         self.messages += 1
         self._ranks.parts[self.rank] = buffer.copy()
         self._ranks.barrier.wait()
-        total = np.sum(self._ranks.parts, axis=0)
+        total = tree_sum(self._ranks.parts)
         self._ranks.barrier.wait()
         buffer[...] = total
 
