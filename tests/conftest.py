@@ -49,6 +49,12 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         options.dist = "worksteal"
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Start with the longest tests, so that no process works alone on one at the end."""
+    if config.option.dist == "worksteal" or hasattr(config, "workerinput"):
+        items.sort(key=lambda one: one.get_closest_marker("slow") is None)
+
 def pytest_collection(session: pytest.Session) -> None:
     """Collect the tests without looking for garbage."""
     gc.disable()

@@ -1,7 +1,7 @@
 """A program: what one execution reads, and what it makes of it; traced from a Python function."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy.typing as npt
@@ -29,6 +29,7 @@ class Program:
         rows: of the global batch; 0 where nothing counts them.
         for_one_size: whether something in it depends on that number but lengths that say so.
         of_weights: gradients in trainable variables, of a program as it was traced.
+        lowered: what backends have made of it for any number of rows; `for_rows` shares it.
     """
 
     inputs: Mapping[str, Tensor]
@@ -39,6 +40,7 @@ class Program:
     rows: int = 0
     for_one_size: bool = False
     of_weights: frozenset[Tensor] = frozenset()
+    lowered: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def results(self) -> list[Tensor]:
@@ -52,7 +54,9 @@ class Program:
 
     def for_rows(self, rows: int) -> Self:
         """Return the program for global batches of another number of rows."""
-        return replace(self, rows=rows)
+        made = replace(self, rows=rows)
+        object.__setattr__(made, "lowered", self.lowered)
+        return made
 
 
 def trace(function: Callable[..., Mapping[str, Any]], inputs: Mapping[str, tuple[Shape, npt.DTypeLike]]) -> Program:

@@ -37,6 +37,7 @@ def test_dptrain_trains_and_is_timed(tmp_path):
     assert "On the emulated driver" in text
 
 
+@pytest.mark.slow
 def test_peers_agree_and_a_broken_one_stops_nobody(tmp_path):
     pytest.importorskip("torch", reason="needs the extra 'peers'")
     # JAX is "installed" and does not import.
@@ -57,6 +58,7 @@ def test_peers_agree_and_a_broken_one_stops_nobody(tmp_path):
             assert one["rows"][name]["check"] == pytest.approx(one["rows"]["dptrain"]["check"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_many_runs_are_timed(tmp_path):
     output = tmp_path / "out.md"
     arguments = ["--quick", "--device", "cuda", "--frameworks", "dptrain,dptrain-in-turn", "--output", str(output)]
@@ -78,6 +80,7 @@ def test_many_runs_are_timed(tmp_path):
     assert "Whole sweeps" not in text
 
 
+@pytest.mark.slow
 def test_many_runs_beside_what_is_installed(tmp_path):
     output = tmp_path / "out.md"
     arguments = ["--quick", "--device", "cpu", "--rounds", "1", "--runs", "2", "--output", str(output)]

@@ -97,6 +97,7 @@ def nvcc() -> str:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_compiles_without_spills(nvcc, architecture, tmp_path, record_property):
     known = subprocess.run([nvcc, "--list-gpu-code"], capture_output=True, text=True, check=True).stdout.split()

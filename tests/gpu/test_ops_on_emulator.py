@@ -48,6 +48,7 @@ def test_results_have_the_same_bits_in_any_order():
     assert len(found.pop()) > 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_ops(mode):
     chosen, options = MODES[mode]

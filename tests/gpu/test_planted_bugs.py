@@ -257,6 +257,7 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", sorted({file for file, *_ in BUGS.values()}))
 def test_found(tmp_path, file):
     planted = tmp_path / "planted"

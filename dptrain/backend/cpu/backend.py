@@ -8,18 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.backend.base import Backend, Executable, HostArray
-from dptrain.backend.cpu.codegen import generate
 from dptrain.backend.cpu.compile import compiler
-from dptrain.backend.cpu.compiled import CompiledExecutable, planned
+from dptrain.backend.cpu.compiled import CompiledExecutable, lowered, planned
 from dptrain.backend.cpu.denormals import flush_to_zero
 from dptrain.backend.cpu.snapshot import HostSnapshot
 from dptrain.backend.transfers import Exchange, HostExchange, HostStaging, Staging
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError
 from dptrain.program import execute
-from dptrain.program.fuse import fuse
 from dptrain.program.memory import aligned
-from dptrain.program.passes import without_ranks
 from dptrain.program.program import Program
 from dptrain.program.tensor import Variable
 
@@ -107,8 +104,7 @@ class CpuBackend(Backend):
     def planned_bytes(self, program: Program, rows: int) -> int:
         if not self.compiles:
             return execute.bytes_of(program, rows)
-        fused = fuse(without_ranks(program))
-        return planned(fused, generate(fused), rows)[1].size
+        return planned(*lowered(program), rows)[1].size
 
     def launch_waiting(self) -> None:
         pass  # nothing waits

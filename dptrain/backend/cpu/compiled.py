@@ -89,8 +89,7 @@ class CompiledExecutable:
         self._comm = comm if comm is not None and comm.size > 1 else None
         self._batch_rows = program.rows
         self._rows, self._first_row = self._batch_rows if rows is None else rows, first_row
-        self.fused: Fused = fuse(program if self._comm else without_ranks(program), join=join)
-        self.code: Code = generate(self.fused)
+        self.fused, self.code = lowered(program, alone=self._comm is None, join=join)
         self._library, shared = self._compiled()
         self.outputs: Mapping[str, Array] = {}
         memory.adopt(program.state)
@@ -250,6 +249,22 @@ class CompiledExecutable:
             place = arena[start : start + nbytes(one, self._rows)]
             self._arrays[one] = place.view(one.dtype).reshape(local(one.shape, self._rows))
         self.nbytes = found.size
+
+
+def lowered(program: Program, *, alone: bool = True, join: bool = True) -> tuple[Fused, Code]:
+    """Return a program's kernels and their C++, made once for all numbers of rows.
+
+    Args:
+        program: any.
+        alone: there are no other ranks.
+        join: as in `CompiledExecutable`.
+    """
+    key = "cpu", alone, join
+    if key not in program.lowered:
+        fused = fuse(without_ranks(program) if alone else program, join=join)
+        program.lowered[key] = fused, generate(fused)
+    found: tuple[Fused, Code] = program.lowered[key]
+    return found
 
 
 def planned(fused: Fused, code: Code, rows: int) -> tuple[dict[Tensor, Tensor], Plan]:

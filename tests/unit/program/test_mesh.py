@@ -158,6 +158,7 @@ def mixed(variables, seeds):
     return step
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_all_kinds_of_ops(data):
