@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.emulated import emulated, inside_emulator
+from tests.emulated import emulated, emulated_ranks, inside_emulator
 
 pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
 
@@ -22,6 +22,26 @@ model = dp.Sequential([dp.layers.Rescaling(1 / 255, input_shape=(784,)), dp.laye
                        dp.layers.Dense(10, "softmax")], seed=1)
 model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], device="cuda", steps_per_execution=steps)
 model.fit(x, y, batch_size=32, verbose=0)
+"""
+
+
+# Fits two epochs of so many steps and prints how many graphs are recorded; a callback may look at every batch.
+FITTED = """
+import sys
+import numpy as np
+import dptrain as dp
+from dptrain.backend.cuda.device import Gpu
+steps, watched = int(sys.argv[1]), sys.argv[2] == "watched"
+captured, count = Gpu.captured, []
+Gpu.captured = lambda *given: count.append(0) or captured(*given)
+rng = np.random.default_rng(0)
+x, y = rng.random((4 * steps, 5)), rng.integers(0, 3, 4 * steps)
+model = dp.Sequential([dp.layers.Dense(6, "relu", input_shape=(5,)), dp.layers.Dense(3, "softmax")], seed=1)
+model.compile("sgd", "sparse_categorical_crossentropy", device="cuda",
+              steps_per_execution="auto" if watched else steps)
+hooks = [dp.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)] if watched else []
+model.fit(x, y, batch_size=4, epochs=2, verbose=0, callbacks=hooks)
+print(len(count), model.get_weights()[0].tobytes().hex())
 """
 
 
@@ -74,6 +94,38 @@ def test_a_step_is_one_graph_of_at_most_eight_kernels(tmp_path):
     assert len(kernels) <= 8
     assert more[("graph", "graph launch")] == 7
     assert {category for category, _ in more} == {"kernel", "graph"}, "no copies, no memsets, no allocations"
+
+
+def graphs_of(tmp_path, *arguments):
+    """Return what the fit printed, and the kernels of each graph that was launched."""
+    trace = tmp_path / f"trace{arguments}.json"
+    done = emulated(sys.executable, "-c", FITTED, *map(str, arguments), EMULATOR_TRACE=str(trace))
+    assert (done.code, done.err) == (0, "")
+    events = json.loads(trace.read_text())["traceEvents"]
+    return done.out.split(), [event["args"]["kernels"] for event in events if event["cat"] == "graph"]
+
+
+def test_sixteen_steps_are_one_graph_unless_a_callback_looks_at_each(tmp_path):
+    (recorded, weights), single = graphs_of(tmp_path, 33, "watched")
+    a_step = single[0]
+    assert recorded == "1"
+    assert single == 66 * [a_step]
+    printed, together = graphs_of(tmp_path, 33, "alone")
+    assert printed == ["2", weights], "each graph is recorded once, and the bits are the same"
+    assert together == 2 * [16 * a_step, 16 * a_step, a_step]
+
+
+def test_steps_in_which_ranks_meet_share_no_graph(tmp_path):
+    script, trace = tmp_path / "fit.py", tmp_path / "trace.json"
+    script.write_text(FITTED)
+    options = {"EMULATOR_DEVICES": "2", "EMULATOR_TRACE": str(trace)}
+    done = emulated_ranks(2, str(script), "17", "alone", **options)
+    assert (done.code, done.err) == (0, "")
+    for rank in range(2):
+        events = json.loads(trace.with_name(f"trace.json.rank{rank}").read_text())["traceEvents"]
+        kernels = [event["args"]["kernels"] for event in events if event["cat"] == "graph"]
+        assert kernels == kernels[: len(kernels) // 34] * 34, "each of 34 steps launches the same graphs"
+        assert max(kernels) <= 8
 
 
 def test_launches_of_a_step_do_not_depend_on_the_number_of_runs(tmp_path):

@@ -48,3 +48,10 @@ def test_the_option_reaches_the_backend(monkeypatch, graph):
     module = SimpleNamespace(CudaBackend=lambda *given: SimpleNamespace(graph=True, description="float32"))
     monkeypatch.setitem(sys.modules, "dptrain.backend.cuda.backend", module)
     assert create("cuda", "float32", 1, cuda_graph=graph).graph is graph
+
+
+@pytest.mark.parametrize(
+    ("launches", "steps"), [(0, 16), (1, 16), (8, 16), (9, 14), (15, 8), (16, 8), (17, 1), (500, 1)]
+)
+def test_a_graph_holds_several_steps_of_few_launches(launches, steps):
+    assert graphs.steps_in_graph(launches) == steps

@@ -20,7 +20,7 @@ from dptrain.backend.cuda.compile import compiled_text
 from dptrain.backend.cuda.compose import ALIGNMENT
 from dptrain.backend.cuda.device import cuda
 from dptrain.backend.cuda.generate import Function, Kernel, OwnCall, arguments_of, blocks_of
-from dptrain.backend.cuda.graphs import Graph
+from dptrain.backend.cuda.graphs import Graph, steps_in_graph
 from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory
 from dptrain.backend.cuda.own import own_launch
 from dptrain.backend.cuda.packs import RunTable, Starts
@@ -100,7 +100,7 @@ class CudaExecutable:
         row = np.array([named[name] for name in made.fields], np.uint64)
         self._table = RunTable(backend, row)
         self.pack_key = self._load()
-        self._graphs: dict[tuple[int, int, int], Graph] = {}
+        self._graphs: dict[tuple[int, int, int, int], Graph] = {}
         buffers = {name: self._results[one] for name, one in made.program.outputs.items()}
         self.outputs: Mapping[str, Array] = Outputs(buffers, backend.download)
         backend.executables.add(self)
@@ -331,16 +331,25 @@ class CudaExecutable:
         done = 0
         for runs in range(len(pack), 0, -1):
             steps = len(pack[runs - 1][1])
-            for _ in range(steps - done):
-                self._run_step(runs)
+            self._run_steps(steps - done, runs)
             done = steps
         for other in others:
             other.wait_for(self.backend)
 
+    def _run_steps(self, steps: int, runs: int) -> None:
+        together = steps_in_graph(self.launches)
+        if together > 1 and not self._messages:  # no other rank is met between the first launch and the last
+            ((part,),) = self._stages
+            for _ in range(steps // together):
+                self._queue((0, 0, runs, together), part.launches * together)
+            steps %= together
+        for _ in range(steps):
+            self._run_step(runs)
+
     def _run_step(self, runs: int) -> None:
         for number, stage in enumerate(self._stages):
             for part, some in enumerate(stage):
-                self._queue((number, part, runs), some.launches)
+                self._queue((number, part, runs, 1), some.launches)
                 for message in some.ready:
                     self._messages[message][1].begin()  # on its way while what follows is computed
             # In one order on all ranks: one without rows launches less, and so completes them otherwise.
@@ -350,14 +359,14 @@ class CudaExecutable:
                 all_reduce(exchange.values(), over, self._comm)
                 exchange.end()
 
-    def _queue(self, place: tuple[int, int, int], launches: Sequence[Launch]) -> None:
+    def _queue(self, place: tuple[int, int, int, int], launches: Sequence[Launch]) -> None:
         """Queue what is between two points at which messages leave: one graph, recorded when it is first queued.
 
         Args:
-            place: number of the stage, of its part, and of runs.
-            launches: of the part.
+            place: number of the stage and of its part; how many runs, and how many steps.
+            launches: of the part, as often as there are steps.
         """
-        stream, runs = self.backend.stream, place[-1]
+        stream, runs = self.backend.stream, place[2]
 
         def queue() -> None:
             for launch in launches:

@@ -13,11 +13,28 @@ from typing import Any
 
 from dptrain.errors import DeviceError
 
-__all__ = ["Graph", "capture"]
+__all__ = ["Graph", "capture", "steps_in_graph"]
+
+# Steps that one graph holds at most, launches in it at most, and steps from which several in one pay.
+_STEPS, _LAUNCHES, _WORTH = 16, 128, 8
 
 # CU_STREAM_CAPTURE_MODE_RELAXED: other threads may copy and wait meanwhile, and this one may allocate and free memory.
 # What conflicts with the capture itself is refused in every mode, such as waiting for its stream: see `Gpu.captures`.
 _RELAXED = 2
+
+
+def steps_in_graph(launches: int) -> int:
+    """Return how many steps to record into one graph.
+
+    The host needs some 5 us to launch a graph, a GPU about 1.5 us for a kernel that has little to do: a step of few
+    kernels would wait for the host. A step of many kernels keeps the GPU busy for longer than its launch takes, and
+    several of them would only make the graph slower to record.
+
+    Args:
+        launches: of one step.
+    """
+    steps = min(_STEPS, _LAUNCHES // max(launches, 1))
+    return steps if steps >= _WORTH else 1
 
 
 class Graph:
