@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dptrain.backend.cpu.codegen import generate
 from dptrain.backend.cpu.compiled import planned
-from dptrain.errors import ConfigError
+from dptrain.errors import ConfigError, DeviceError
 from dptrain.program import tree
 from dptrain.program.dims import Dim
 from dptrain.program.explain import COLUMNS, names_of, shown, wrapped, wrapped_code
@@ -22,8 +22,11 @@ from dptrain.program.shapes import Shape, size
 from dptrain.program.tensor import Tensor
 
 if TYPE_CHECKING:
+    from dptrain.backend.cuda.compose import Composition
     from dptrain.models.model import Model
 
+# For which registers are counted: that of two of the GPUs whose times are predicted.
+_ARCHITECTURE = "sm_90"
 # What a step is given, by name: shape with rows, type.
 _Data = dict[str, tuple[Shape, str]]
 
@@ -40,6 +43,8 @@ def explain(
     """Return the program of a step as text, sums over it, and the memory and kernels of a rank that is alone.
 
     Memory and kernels are a GPU's if the model is compiled for "cuda", which takes none, else those of C++ on a CPU.
+    Of a GPU's kernels it also shows what each moves and computes, and how long `backend/cuda/roofline.py` expects that
+    to take on three GPUs; registers too, where there is an nvcc.
 
     Args:
         model: that knows the shapes of its inputs; compiled, unless the step is "predict".
@@ -71,6 +76,7 @@ def explain(
             margin = f"{number:>4}  {kind.ljust(widest)}  "
             first, *more = wrapped(about, COLUMNS - len(margin))
             lines += [margin + first, *(" " * len(margin) + part for part in more)]
+        lines += made.costs()
     return "\n".join([*lines, *(["", wrapped_code(made.code.rstrip())] if code else [])])
 
 
@@ -84,6 +90,7 @@ class _OnDevice:
         code: of all.
         memory: of intermediate results.
         in_place: how many new values are written over the old ones.
+        costs: returns lines on what the kernels take.
     """
 
     device: str
@@ -91,6 +98,7 @@ class _OnDevice:
     code: str
     memory: Plan
     in_place: int
+    costs: Callable[[], list[str]] = list
 
 
 def _on_device(model: "Model", program: PlacedProgram) -> _OnDevice:
@@ -105,7 +113,8 @@ def _on_device(model: "Model", program: PlacedProgram) -> _OnDevice:
             for stage in made.stages
             for one in stage
         ]
-        return _OnDevice("GPU", launches, made.source(), made.plan, len(made.in_place))
+        source = made.source()
+        return _OnDevice("GPU", launches, source, made.plan, len(made.in_place), lambda: _costs(made, source))
     names = names_of(program)
     for change in (without_all_reduce, first_of_equals()):
         program, names = _renamed(program, names, change)
@@ -121,6 +130,23 @@ def _on_device(model: "Model", program: PlacedProgram) -> _OnDevice:
     return _OnDevice(
         "CPU", [(type(one).__name__.lower(), about(one)) for one in fused.kernels], code.source, memory, len(in_place)
     )
+
+
+def _costs(made: "Composition", source: str) -> list[str]:
+    """Return the table of what a GPU's kernels take."""
+    from dptrain.backend.cuda.compile import resources_of_text
+    from dptrain.backend.cuda.costs import LEGEND, loads, table
+
+    try:
+        resources, compiled = resources_of_text("program", source, _ARCHITECTURE), f"by nvcc for {_ARCHITECTURE}"
+    except DeviceError:
+        resources, compiled = {}, "not known without nvcc"
+    return [
+        "",
+        f"costs, predicted by a roofline model, not measured; registers {compiled}:",
+        *table(loads(made, resources)),
+        *LEGEND,
+    ]
 
 
 def _renamed(

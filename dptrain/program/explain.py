@@ -48,7 +48,7 @@ def explain(program: Program) -> str:
         nbytes = sum(size(one.shape) * one.dtype.itemsize for one in sent)
         total += f", {len(sent)} all-reduces in {count(program)} message{'' if count(program) == 1 else 's'}"
         total += f" of {nbytes:,} bytes" if nbytes else ""
-    return "\n".join([*found, total])
+    return "\n".join([*found, *wrapped(total, COLUMNS)])
 
 
 def grouped(program: Program) -> dict[str, list[Tensor]]:

@@ -5,6 +5,7 @@ test_sweep_command.py), and engineers who serve models (test_serving.py).
 """
 
 import json
+import os
 import re
 import sys
 
@@ -14,6 +15,7 @@ from dptrain.version import __version__
 from tests.conftest import ROOT
 from tests.launching import Finished, dptrain, find_mpirun, python, when_ready
 
+WITHOUT_GPU = ROOT / "tests" / "without_gpu"
 PRINT = """
 found = model.evaluate(x_test, y_test, verbose=0, return_dict=True)
 if dp.rank() == 0:
@@ -77,6 +79,25 @@ def test_a_teacher_shows_what_a_step_computes():
     assert max(map(len, table.splitlines())) <= 100
     assert "batch_matmul(%4, dense/kernel)" in table
     assert "dp_product_float" in done.out or "extern" in done.out, "the generated C++"
+
+
+def test_a_researcher_asks_what_a_step_would_cost_on_a_gpu(tmp_path):
+    """On a machine that has no GPU, no PyCUDA and no nvcc that works."""
+    (tmp_path / "nvcc").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "nvcc").chmod(0o755)
+    where = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(WITHOUT_GPU)}
+    options = ["--device", "cuda", "--kernels", "--hidden", "128", "--batch-size", "1024"]
+    done = dptrain(0, "explain", *options, fresh=True, **where)
+    assert (done.code, done.err) == (0, "")
+    assert max(map(len, done.out.splitlines())) <= 100
+    _, _, costs = done.out.partition("\ncosts, predicted by a roofline model, not measured; registers not known")
+    kernels = re.findall(
+        r"^ *\d+ +\d+ +\d+ +[\d.k-]+ +- +- +\d+ +(\S+) +(\S+) +(\S+)( +[\d.]+ [LMBFTH]){3}$", costs, re.M
+    )
+    assert str(len(kernels)) == re.search(r"(\d+) kernels after fusion, on a GPU", done.out)[1]
+    assert "206M" in [operations for _, _, operations, _ in kernels], "2 x 1024 x 784 x 128 of the first layer"
+    assert re.search(r"^step( +[\d.]+){3}$", costs, re.M)
+    assert re.search(r"^steps/s( +[\d,]+){3}$", costs, re.M)
 
 
 def test_an_administrator_tries_a_job_stops_it_and_starts_it_again(small_npz, tmp_path):

@@ -41,6 +41,27 @@ class Cubin(NamedTuple):
     content: bytes
 
 
+class Resources(NamedTuple):
+    """What the compiler gives a kernel.
+
+    Attributes:
+        registers: of a thread.
+        spilled: bytes that a thread stores and loads for want of registers.
+        shared: bytes of a block's shared memory.
+    """
+
+    registers: int
+    spilled: int
+    shared: int
+
+
+_ENTRY = re.compile(
+    r"Compiling entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads"
+    r".*?Used (\d+) registers([^\n]*)",
+    re.DOTALL,
+)
+
+
 def find_nvcc() -> str:
     """Return the path of nvcc: on PATH, under $CUDA_HOME or $CUDA_PATH, in /usr/local/cuda, or from NVIDIA's wheels.
 
@@ -127,15 +148,32 @@ def compiled_own(name: str, source: str | Path, architecture: str) -> Cubin:
 
 def compiled_text(name: str, text: str, architecture: str) -> Cubin:
     """Return the compiled file of a generated source, which includes nothing but `kernels/`; as `compiled_own`."""
+    return _made_of_text(name, text, architecture, "cubin", _compile)
+
+
+def resources_of_text(name: str, text: str, architecture: str) -> dict[str, Resources]:
+    """Return what the kernels of a generated source are given, by name; raises as `compiled_own`."""
+    found = {}
+    said = _made_of_text(name, text, architecture, "resources", _said_of_resources).content.decode()
+    for kernel, stores, loads, registers, rest in _ENTRY.findall(said):
+        shared = re.search(r"(\d+) bytes smem", rest)
+        found[kernel] = Resources(int(registers), int(stores) + int(loads), int(shared[1]) if shared else 0)
+    return found
+
+
+def _made_of_text(
+    name: str, text: str, architecture: str, ending: str, make: Callable[[str, Path, str], bytes]
+) -> Cubin:
+    """Return the file that nvcc, given a source's path and an architecture, makes of a text."""
     nvcc = find_nvcc()
     digest = _digest(nvcc, architecture)
     digest.update(text.encode())
 
-    def make() -> bytes:
+    def made() -> bytes:
         with tempfile.TemporaryDirectory(prefix="dptrain-") as folder:
-            return _compile(nvcc, _written(folder, name, text), architecture)
+            return make(nvcc, _written(folder, name, text), architecture)
 
-    return _kept(f"{name}-{architecture}-{digest.hexdigest()[:24]}.cubin", make)
+    return _kept(f"{name}-{architecture}-{digest.hexdigest()[:24]}.{ending}", made)
 
 
 def _written(folder: str, name: str, text: str) -> Path:
@@ -155,7 +193,7 @@ def _includes(nvcc: str, source: Path, architecture: str) -> list[Path]:
     Raises:
         DeviceError: nvcc refuses the source.
     """
-    said = _run_nvcc([nvcc, "-MM", *_options(architecture), str(source)], source, architecture)
+    said = _run_nvcc([nvcc, "-MM", *_options(architecture), str(source)], source, architecture).stdout
     # A rule of make: "x.o : x.cu one.h \\", in which a blank inside a name is "\\ ", and a dollar "$$".
     listed = said.replace("\\\n", " ").partition(":")[2]
     names = (re.sub(r"\\([ #])", r"\1", name).replace("$$", "$") for name in re.findall(r"(?:\\.|\S)+", listed))
@@ -202,8 +240,13 @@ def _compile(nvcc: str, source: Path, architecture: str) -> bytes:
         return target.read_bytes()
 
 
-def _run_nvcc(arguments: Sequence[str], source: Path, architecture: str) -> str:
-    """Return what nvcc prints.
+def _said_of_resources(nvcc: str, source: Path, architecture: str) -> bytes:
+    first, *others = command(nvcc, source, source.with_suffix(".cubin"), architecture)
+    return _run_nvcc([first, "-Xptxas", "-v", *others], source, architecture).stderr.encode()
+
+
+def _run_nvcc(arguments: Sequence[str], source: Path, architecture: str) -> "subprocess.CompletedProcess[str]":
+    """Run nvcc.
 
     Raises:
         DeviceError: it refuses the source.
@@ -216,4 +259,4 @@ def _run_nvcc(arguments: Sequence[str], source: Path, architecture: str) -> str:
         said = next((line for line in lines if "error" in line or "fatal" in line), lines[0] if lines else "nothing")
         said = said.strip().replace(f"{source.parent}{os.sep}", "")
         raise DeviceError(f"nvcc cannot compile {source.name} for {architecture}, it says: {said}")
-    return done.stdout
+    return done

@@ -7,9 +7,10 @@ import pytest
 
 import dptrain as dp
 from dptrain.backend.cpu.backend import CpuBackend
+from dptrain.backend.cuda.compile import Resources
 from dptrain.backend.cuda.compose import Composition
 from dptrain.cli.main import main
-from dptrain.errors import ConfigError
+from dptrain.errors import ConfigError, DeviceError
 from dptrain.models.explaining import program_of
 from dptrain.program.execute import evaluate
 
@@ -147,6 +148,17 @@ def test_kernels_compute_what_the_tables_show():
     assert re.search(r"(\d+) kernels after fusion", tables)[1] == re.findall(r"^ +(\d+)  \w", kernels, re.M)[-1]
 
 
+@pytest.fixture
+def no_nvcc(monkeypatch):
+    """No nvcc, which would take seconds to count registers."""
+
+    def missing():
+        raise DeviceError("no nvcc")
+
+    monkeypatch.setattr("dptrain.backend.cuda.compile.find_nvcc", missing)
+
+
+@pytest.mark.usefixtures("no_nvcc")
 @pytest.mark.parametrize("step", ["train", "predict"])
 def test_memory_and_kernels_are_those_of_the_device(step):
     """What a device takes for intermediate results, and launches, is what is said of it beforehand."""
@@ -168,6 +180,7 @@ def test_memory_and_kernels_are_those_of_the_device(step):
     assert said["cpu"][1] != said["cuda"][1]
 
 
+@pytest.mark.usefixtures("no_nvcc")
 @pytest.mark.parametrize(("device", "word"), [("cpu", "dp_"), ("cuda", "__global__")])
 def test_code_takes_no_device(device, word):
     model = dense()
@@ -175,8 +188,23 @@ def test_code_takes_no_device(device, word):
     text = model.explain(8, kernels=True, code=True)
     assert word in text
     assert max(map(len, text.splitlines())) <= 100
-    assert ("__global__" in text) == (device == "cuda")
+    assert (
+        ("__global__" in text) == ("costs, predicted by a roofline model, not measured" in text) == (device == "cuda")
+    )
+    assert "costs" not in model.explain(8)
     assert word not in model.explain(8)
+
+
+def test_registers_are_those_of_the_compiler(monkeypatch):
+    def resources(name, text, architecture):
+        return {kernel: Resources(99, 0, 0) for kernel in re.findall(r"(run_\w+)\(const Run", text)}
+
+    monkeypatch.setattr("dptrain.backend.cuda.compile.resources_of_text", resources)
+    model = dense()
+    model.compile("sgd", "sparse_categorical_crossentropy", device="cuda")
+    _, _, costs = model.explain(8, kernels=True).partition("registers by nvcc for sm_90:\n")
+    numbers = re.findall(r"^ *(\d+) .*  99      0 ", costs, re.M)
+    assert numbers == [str(number + 1) for number in range(len(numbers))] != []
 
 
 def test_the_command_explains_a_run(capfd, tmp_path):

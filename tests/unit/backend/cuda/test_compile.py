@@ -17,6 +17,7 @@ if [ "$1" = --version ]; then cat "{folder}/version"; exit 0; fi
 if [ -e "{folder}/broken" ]; then echo "in file included" >&2; echo "x.cu(3): error: no such thing" >&2; exit 1; fi
 if [ "$1" = -MM ]; then shift $(($# - 1)); echo "x.o : $1 $(cat "{folder}/includes" 2>/dev/null)"; exit 0; fi
 echo "$@" >> "{folder}/calls"
+cat "{folder}/ptxas" >&2 2>/dev/null
 while [ $# -gt 1 ]; do [ "$1" = -o ] && target=$2; shift; done
 echo "$1" > "$target"
 """
@@ -47,6 +48,30 @@ def test_a_source_is_compiled_once(nvcc):
     assert calls(nvcc) == 1
     names = {first.path.name + ending for ending in ("", ".lock", ".sha256")}
     assert {path.name for path in compiling.kernel_cache().iterdir()} == names, "no leftovers"
+
+
+PTXAS = """\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'one' for 'sm_90'
+ptxas info    : Function properties for one
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 38 registers, used 0 barriers
+ptxas info    : Compiling entry function 'two' for 'sm_90'
+ptxas info    : Function properties for two
+    32 bytes stack frame, 12 bytes spill stores, 20 bytes spill loads
+ptxas info    : Used 255 registers, used 1 barriers, 32 bytes cumulative stack size, 18432 bytes smem
+ptxas info    : Compile time = 4.055 ms
+"""
+
+
+def test_what_kernels_are_given_is_asked_once(nvcc):
+    (nvcc / "ptxas").write_text(PTXAS)
+    expected = {"one": (38, 0, 0), "two": (255, 32, 18432)}
+    for _ in range(2):
+        assert compiling.resources_of_text("program", "text", "sm_90") == expected
+    assert calls(nvcc) == 1
+    (nvcc / "ptxas").unlink()  # as of an nvcc that says nothing
+    assert compiling.resources_of_text("program", "other text", "sm_90") == {}
 
 
 def test_a_damaged_file_is_compiled_again(nvcc):

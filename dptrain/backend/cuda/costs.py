@@ -1,0 +1,234 @@
+"""What each kernel of a program asks of a GPU, and a table of it with predicted times; nothing here needs a GPU."""
+
+import ast
+import functools
+import operator
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from dptrain.backend.cuda.compile import Resources
+from dptrain.backend.cuda.compose import Composition
+from dptrain.backend.cuda.generate import Function, Kernel, blocks_of
+from dptrain.backend.cuda.roofline import GPUS, Bound, Load, Unit, blocks_per_processor, predict, predict_step
+from dptrain.backend.cuda.sources import kernels_dir
+from dptrain.program.explain import flops
+from dptrain.program.lowering import Element, Gather, Insert, Join, ViewMap, lowering_of
+from dptrain.program.memory import nbytes
+from dptrain.program.tensor import Tensor
+
+# The unit that a product's precision stands for; all else is computed by ordinary instructions.
+_UNITS: dict[str, Unit] = {"tf32": "TF32", "float16": "half", "bfloat16": "half"}
+# Whose elements need no more elements of an operand than there are of themselves.
+_BY_ELEMENT = (Element, Gather, Insert, Join, ViewMap)
+# What stands behind a time.
+_MARKS: dict[Bound, str] = {"launch": "L", "memory": "M", "FP32": "F", "TF32": "T", "half": "H", "blocks": "B"}
+LEGEND = (
+    "read, written: bytes of global memory, k = 1,000; ops: floating-point operations; regs, spill: of a",
+    "thread; /SM: blocks that a multiprocessor of an H100 holds at once. Times are in us, beside what",
+    "takes most of them: L launch latency, M global memory, B too few blocks to fill the GPU, F",
+    "arithmetic in FP32, T in TF32 or H in half precision on tensor cores. GPUs are SXM modules; the A100",
+    "has 80 GB.",
+)
+_STEPS = ("", "k", "M", "G", "T", "P")
+
+
+def loads(made: Composition, resources: Mapping[str, Resources] | None = None) -> list[Load]:
+    """Return what the kernels of a step ask of a GPU, in their order.
+
+    Args:
+        made: the kernels.
+        resources: what the compiler gives each of them, by name, as far as that is known.
+    """
+    known = resources or {}
+    return [_load(kernel, made, known.get(kernel.name)) for stage in made.stages for kernel in stage]
+
+
+def _load(kernel: Kernel, made: Composition, own: Resources | None) -> Load:
+    read = written = 0
+    operations: Counter[Unit] = Counter()
+    for function in kernel.functions:
+        if function.group is None:  # it counts the steps
+            read, written = read + 8, written + 8
+            continue
+        demands = _demands(function, made)
+        read += sum(
+            min(demands[one] * one.dtype.itemsize, nbytes(one, made.sizes.rows)) for one in _loaded(function, demands)
+        )
+        written += sum(nbytes(one, made.sizes.rows) for one in function.writes)
+        scratch = sum(one.value for one in function.arguments if "*" in one.kind and one.name != "arrived")
+        read, written = read + scratch, written + scratch
+        for one in demands:
+            if one not in function.pointers or one in function.group.roles:
+                unit = _UNITS.get(str(one.attributes.get("precision")), "FP32")
+                operations[unit] += flops(one)
+    shared = own.shared if own is not None else _shared(kernel) if kernel.threads else None
+    return Load(
+        kernel.name,
+        sum(blocks_of(one, kernel.threads) for one in kernel.functions) if kernel.threads else 0,
+        kernel.threads,
+        shared,
+        None if own is None else own.registers,
+        None if own is None else own.spilled,
+        read,
+        written,
+        {unit: count for unit, count in operations.items() if count},
+    )
+
+
+def _loaded(function: Function, demands: Mapping[Tensor, int]) -> list[Tensor]:
+    """Return the tensors that a function reads from memory."""
+    assert function.group is not None
+    return [one for one in function.pointers if one not in function.group.roles and one in demands]
+
+
+def _demands(function: Function, made: Composition) -> dict[Tensor, int]:
+    """Return how many elements of each tensor a function needs: of those that it computes, and of those that it loads.
+
+    A view, a gather of rows or an op of single elements needs as many of its operands' elements as are needed of its
+    own at most; any other op needs all of them.
+    """
+    assert function.group is not None
+    roles, count = function.group.roles, made.sizes.count
+    demands = {one: count(one.shape) for one in roles}
+    for one in reversed(_computed(function)):
+        for read in one.inputs:
+            needed = demands[one] if isinstance(lowering_of(one), _BY_ELEMENT) else count(read.shape)
+            demands[read] = min(demands.get(read, 0) + needed, count(read.shape))
+    return demands
+
+
+def _computed(function: Function) -> list[Tensor]:
+    """Return the tensors that a function computes, stored or not, each after its inputs."""
+    assert function.group is not None
+    roles = function.group.roles
+    order: list[Tensor] = []
+    done: set[Tensor] = set()
+    rest = [(one, False) for one in roles]
+    while rest:
+        tensor, inputs_done = rest.pop()
+        if inputs_done:
+            order.append(tensor)
+        elif tensor not in done and tensor.op is not None and (tensor in roles or tensor not in function.pointers):
+            done.add(tensor)
+            rest.append((tensor, True))
+            rest += [(one, False) for one in tensor.inputs]
+    return order
+
+
+def _shared(kernel: Kernel) -> int | None:
+    """Return the bytes of a kernel's shared memory, where the C++ that says them is no more than macros and numbers."""
+    found = [_value(one.shared) for one in kernel.functions]
+    known = [one for one in found if one is not None]
+    return max(known) if len(known) == len(found) else None
+
+
+_MACRO = re.compile(r"#define (\w+)(?:\(([\w, ]*)\))? (\(?[\w+*() -]+\)?)$", re.MULTILINE)
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+}
+
+
+@functools.cache
+def _macros() -> dict[str, tuple[list[str], str]]:
+    """Return the parameters and the text of each macro of the kernels' headers that is arithmetic alone."""
+    text = "\n".join(path.read_text() for path in sorted(kernels_dir().glob("*.cuh")))
+    return {name: ([one for one in given.split(", ") if one], body) for name, given, body in _MACRO.findall(text)}
+
+
+def _value(text: str) -> int | None:
+    """Return the number that an expression of C++ is, or None where it is more than sums and products."""
+
+    def of(node: ast.expr, known: Mapping[str, int]) -> int:
+        match node:
+            case ast.Constant(value=int(number)):
+                return number
+            case ast.BinOp(left, how, right):
+                return _OPERATORS[type(how)](of(left, known), of(right, known))
+            case ast.Name(name) if name in known:
+                return known[name]
+            case ast.Name(name):
+                return of(parsed(_macros()[name][1]), {})
+            case ast.Call(ast.Name(name), given):
+                names, body = _macros()[name]
+                return of(parsed(body), dict(zip(names, (of(one, known) for one in given), strict=True)))
+        raise KeyError(node)
+
+    def parsed(expression: str) -> ast.expr:
+        return ast.parse(expression, mode="eval").body
+
+    try:
+        return of(parsed(text), {})
+    except (KeyError, SyntaxError):
+        return None
+
+
+# The table
+
+
+def table(found: Sequence[Load], measured: Mapping[str, Sequence[float]] | None = None) -> list[str]:
+    """Return the table: a line for each kernel, sums, and steps a second.
+
+    Args:
+        found: the kernels of a step.
+        measured: further columns, seconds by kernel, by their heading.
+    """
+    others = {name: list(seconds) for name, seconds in (measured or {}).items()}
+    heads = ["", "blocks", "thr", "shared", "regs", "spill", "/SM", "read", "written", "ops"]
+    rows = [[*heads, *(f"{gpu.name}  " for gpu in GPUS), *others]]
+    for number, one in enumerate(found):
+        times = [f"{_microseconds(made.seconds)} {_MARKS[made.bound]}" for made in (predict(one, gpu) for gpu in GPUS)]
+        rows.append(
+            [*_of_load(one, number + 1), *times, *(_microseconds(all_of[number]) for all_of in others.values())]
+        )
+    totals = [predict_step(found, gpu) for gpu in GPUS]
+    empty = [""] * (len(heads) - 1)
+    rows.append(["step", *empty, *(f"{_microseconds(one)}  " for one in totals), *map(_total, others.values())])
+    rows.append(["steps/s", *empty, *(f"{1 / one:,.0f}  " for one in totals), *[""] * len(others)])
+    # What stands in the first column of the sums may run into the next ones, which are empty there.
+    widths = [max(len(row[column]) for row in rows[: None if column else -2]) for column in range(len(rows[0]))]
+    return [_line(row, widths) for row in rows]
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+    name, line = row[0], "  ".join(cells)
+    return (name + line[len(name) :] if len(name) > widths[0] else line).rstrip()
+
+
+def _of_load(one: Load, number: int) -> list[str]:
+    h100 = next(gpu for gpu in GPUS if gpu.name == "H100")
+    return [
+        str(number),
+        *(_known(value or None) for value in (one.blocks, one.threads)),
+        "-" if one.shared is None else short(one.shared),
+        _known(one.registers),
+        _known(one.spilled),
+        _known(blocks_per_processor(one, h100) if one.threads else None),
+        short(one.read),
+        short(one.written),
+        short(sum(one.operations.values())),
+    ]
+
+
+def _known(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _microseconds(seconds: float) -> str:
+    return f"{1e6 * seconds:.1f}"
+
+
+def _total(seconds: Iterable[float]) -> str:
+    return _microseconds(sum(seconds))
+
+
+def short(number: int) -> str:
+    """Return a whole number in five columns at most: as it is, or three digits and a power of 1,000."""
+    if number < 1000:
+        return str(number)
+    digits, _, power = f"{number:.2e}".partition("e")
+    thousands, places = divmod(int(power), 3)
+    return f"{float(digits) * 10**places:.{2 - places}f}{_STEPS[thousands]}"

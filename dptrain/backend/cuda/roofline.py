@@ -1,0 +1,136 @@
+"""How long a kernel takes on a GPU at least, by a roofline model; nothing here needs a GPU, and nothing was measured.
+
+The model (Williams, Waterman and Patterson, 2009): a kernel moves its bytes at the memory's bandwidth while it computes
+at the arithmetic units' peak, so the slower of the two takes the time. Two things are added for small kernels:
+
+- a kernel with fewer blocks than the GPU holds at once uses only that part of it: time is divided by
+  fill = min(1, blocks / (multiprocessors * blocks an SM));
+- each node of a CUDA graph costs `NODE_SECONDS` and each launch of a graph `GRAPH_SECONDS`. Both are assumptions;
+  `benchmarks/gpu_probe.py` measures them.
+
+Left out: caches (a tensor counts once for each kernel that reads it, even if it is still in the L2 cache), the tail of
+the last wave of blocks, and how far real code stays below the peaks. Large kernels take longer than predicted.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dptrain.backend.cuda.graphs import steps_in_graph
+
+Unit = Literal["FP32", "TF32", "half"]
+# What takes the time: launching, global memory, one of the units, or too few blocks to fill the GPU.
+Bound = Literal["launch", "memory", "blocks", "FP32", "TF32", "half"]
+
+# Seconds that a kernel in a graph costs beside its work, and the launch of a graph.
+NODE_SECONDS, GRAPH_SECONDS = 1.5e-6, 5e-6
+# A kernel that fills less of a GPU would take half the time or less if it filled all of it.
+_HALF_FULL = 0.5
+# Of a multiprocessor, compute capabilities 8.0 and 9.0 (CUDA C++ Programming Guide, "Technical Specifications per
+# Compute Capability"): threads, blocks, registers, and bytes of shared memory that the system takes of a block's.
+_THREADS, _BLOCKS, _REGISTERS, _RESERVED = 2048, 32, 65536, 1024
+# A warp's registers come in portions.
+_WARP, _PORTION = 32, 256
+
+
+@dataclass(frozen=True)
+class GpuModel:
+    """A GPU's peaks.
+
+    Attributes:
+        name: short.
+        processors: multiprocessors.
+        shared: bytes of shared memory of each.
+        bandwidth: of global memory, bytes/s.
+        peaks: floating-point operations/s by unit, dense: data sheets print those of tensor cores "with sparsity",
+            which are twice as high.
+    """
+
+    name: str
+    processors: int
+    shared: int
+    bandwidth: float
+    peaks: Mapping[Unit, float]
+
+
+# A100: NVIDIA A100 data sheet (June 2021), SXM, 80 GB. H100: NVIDIA H100 data sheet (2023), SXM. H200: NVIDIA H200 data
+# sheet (2024), SXM. Multiprocessors: NVIDIA's white papers on the Ampere and Hopper architectures.
+GPUS = (
+    GpuModel("A100", 108, 164 * 1024, 2.039e12, {"FP32": 19.5e12, "TF32": 156e12, "half": 312e12}),
+    GpuModel("H100", 132, 228 * 1024, 3.35e12, {"FP32": 67e12, "TF32": 494.5e12, "half": 989.5e12}),
+    GpuModel("H200", 132, 228 * 1024, 4.8e12, {"FP32": 67e12, "TF32": 494.5e12, "half": 989.5e12}),
+)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one kernel asks of a GPU.
+
+    Attributes:
+        name: of the kernel.
+        blocks: of its grid; 0 where it is not known, and taken to fill the GPU.
+        threads: of a block; 0 where it is not known.
+        shared: bytes of a block's shared memory, or None.
+        registers: of a thread, or None.
+        spilled: bytes a thread that go through memory for want of registers, or None.
+        read: bytes from global memory.
+        written: bytes to it.
+        operations: floating-point operations by unit.
+    """
+
+    name: str
+    blocks: int
+    threads: int
+    shared: int | None
+    registers: int | None
+    spilled: int | None
+    read: int
+    written: int
+    operations: Mapping[Unit, int]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """How long a kernel takes, launch included, and what takes most of it."""
+
+    seconds: float
+    bound: Bound
+
+
+def blocks_per_processor(load: Load, gpu: GpuModel) -> int:
+    """Return how many blocks of a kernel a multiprocessor holds at once; what is not known does not limit them."""
+    found = _BLOCKS
+    if load.threads:
+        found = min(found, _THREADS // load.threads)
+    if load.shared is not None:
+        found = min(found, gpu.shared // (load.shared + _RESERVED))
+    if load.registers and load.threads:
+        warps = -(-load.threads // _WARP)
+        found = min(found, _REGISTERS // (warps * -(-load.registers * _WARP // _PORTION) * _PORTION))
+    return max(found, 1)
+
+
+def fill(load: Load, gpu: GpuModel) -> float:
+    """Return which part of a GPU a kernel's blocks fill."""
+    return min(1.0, load.blocks / (gpu.processors * blocks_per_processor(load, gpu))) if load.blocks else 1.0
+
+
+def predict(load: Load, gpu: GpuModel) -> Prediction:
+    """Return the time of a kernel in a graph."""
+    memory = (load.read + load.written) / gpu.bandwidth
+    by_unit = {unit: count / gpu.peaks[unit] for unit, count in load.operations.items()}
+    arithmetic = sum(by_unit.values())
+    filled = fill(load, gpu)
+    work = max(memory, arithmetic) / filled
+    bound: Bound = "memory" if memory >= arithmetic else max(by_unit.items(), key=lambda one: one[1])[0]
+    if filled < _HALF_FULL:
+        bound = "blocks"
+    if work <= NODE_SECONDS:
+        bound = "launch"
+    return Prediction(NODE_SECONDS + work, bound)
+
+
+def predict_step(loads: Sequence[Load], gpu: GpuModel) -> float:
+    """Return the seconds of a step, as one of those that share a graph."""
+    kernels = sum(predict(one, gpu).seconds for one in loads)
+    return kernels + GRAPH_SECONDS / steps_in_graph(len(loads))

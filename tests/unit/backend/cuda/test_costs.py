@@ -1,0 +1,145 @@
+"""What kernels ask of a GPU: bytes and operations of small programs, by hand."""
+
+import numpy as np
+import pytest
+
+from dptrain import ops
+from dptrain.backend.cuda.compile import Resources
+from dptrain.backend.cuda.compose import Composition
+from dptrain.backend.cuda.costs import loads, short, table
+from dptrain.backend.cuda.generate import blocks_of
+from dptrain.backend.cuda.roofline import GPUS, predict
+from dptrain.ops.indexing import take_rows
+from dptrain.program.dims import Dim
+from dptrain.program.program import ROWS, trace
+from dptrain.program.tensor import Variable
+
+B = 8
+
+
+def composed(function, precision="float32", **inputs):
+    shapes = {name: (shape if isinstance(shape, tuple) else (shape,), dtype) for name, (shape, dtype) in inputs.items()}
+    return Composition(trace(function, shapes), precision=precision)
+
+
+def dense(precision="float32", inner=4):
+    w = Variable(np.ones((inner, 5), np.float32), "w")
+    b = Variable(np.ones((5,), np.float32), "b")
+    return composed(lambda x: {"y": ops.relu(x @ w + b)}, precision, x=((Dim.rows(B), inner), "float32"))
+
+
+def test_a_product_with_what_is_computed_of_it():
+    (found,) = loads(dense())
+    assert (found.blocks, found.threads) == (1, 64)
+    assert found.read == 4 * (8 * 4 + 4 * 5 + 5)
+    assert found.written == 4 * 8 * 5
+    assert found.operations == {"FP32": 2 * 8 * 4 * 5 + 8 * 5 + 8 * 5}
+    assert found.shared == 2 * 32 * (32 + 4 + 32 + 4) * 4, "two stages of 32 terms of both factors, padded"
+    assert (found.registers, found.spilled) == (None, None)
+
+
+def test_tensor_cores_compute_the_product_alone():
+    (found,) = loads(dense("tf32"))
+    assert found.operations == {"TF32": 320, "FP32": 80}
+
+
+def test_slices_of_a_long_sum_meet_in_memory():
+    made = dense(inner=1024)
+    (found,) = loads(made)
+    (parts,) = [one.value for one in made.stages[0][0].functions[0].arguments if one.name == "parts"]
+    assert parts == found.blocks * 32 * 32 * 4
+    assert found.blocks > 1
+    assert found.read == 4 * (8 * 1024 + 1024 * 5 + 5) + parts
+    assert found.written == 4 * 8 * 5 + parts
+
+
+def test_rows_that_are_gathered_are_read_and_no_others():
+    def step(x, rows):
+        return {"y": ops.cast(take_rows(x, rows), "float32") * 2.0}
+
+    found, counter = loads(composed(step, x=((1000, 4), "uint8"), **{ROWS: (Dim.rows(B), "int64")}))
+    assert found.read == 8 * 4 * 1 + 8 * 8
+    assert found.written == 8 * 4 * 4
+    assert (counter.read, counter.written, counter.operations) == (8, 8, {}), "the number of the step"
+
+
+def test_parts_that_are_viewed_are_read_and_no_others():
+    (found,) = loads(composed(lambda x: {"y": ops.relu(x[:, :3])}, x=((Dim.rows(B), 100), "float32")))
+    assert (found.read, found.written, found.operations) == (4 * 8 * 3, 4 * 8 * 3, {"FP32": 24})
+
+
+def test_sums_read_all_and_what_is_read_twice_counts_once():
+    def step(x):
+        return {"total": ops.sum(x * x + x)}
+
+    (found,) = loads(composed(step, x=((Dim.rows(B), 100), "float32")))
+    assert found.operations == {"FP32": 3 * 800}
+    assert found.read == 4 * 800 + 8, "and a part of the sum"
+    assert found.written == 4 + 8
+
+
+def test_state_is_read_and_written_where_it_is():
+    w = Variable(np.ones((6, 5), np.float32), "w")
+
+    def step(x):
+        w.assign(w - 0.1 * x)
+        return {}
+
+    (found,) = loads(composed(step, x=((6, 5), "float32")))
+    assert (found.read, found.written, found.operations) == (240, 120, {"FP32": 60})
+
+
+@pytest.fixture
+def training():
+    """A training step of several kernels."""
+    v = Variable(np.ones((30, 7), np.float32), "v")
+
+    def step(x):
+        loss = ops.mean(ops.square(ops.tanh(x @ v)))
+        loss.backward()
+        v.assign(v - 0.1 * v.grad)
+        return {"loss": loss}
+
+    return composed(step, x=((Dim.rows(B), 30), "float32"))
+
+
+def test_loads_are_those_of_the_launches(training):
+    kernels = [one for stage in training.stages for one in stage]
+    found = loads(training)
+    assert [one.name for one in found] == [one.name for one in kernels]
+    for load, kernel in zip(found, kernels, strict=True):
+        assert load.blocks == sum(blocks_of(one, kernel.threads) for one in kernel.functions)
+    products = 2 * 2 * 8 * 30 * 7  # forward, and the gradient of the kernel
+    assert sum(one.operations["FP32"] for one in found) >= products
+
+
+def test_the_table(training):
+    first, *others = loads(training)
+    known = loads(training, {first.name: Resources(40, 16, 5000)})
+    assert (known[0].registers, known[0].spilled, known[0].shared) == (40, 16, 5000)
+    assert known[1:] == others
+    lines = table(known, {"measured": [1e-6 * (number + 1) for number in range(len(known))]})
+    assert max(map(len, table(known))) <= 100
+    head, *rows, step, rate = (line.split() for line in lines)
+    assert " ".join(head) == "blocks thr shared regs spill /SM read written ops A100 H100 H200 measured"
+    assert len(rows) == len(known)
+    assert rows[0][:6] == ["1", str(first.blocks), str(first.threads), "5.00k", "40", "16"]
+    assert rows[1][4:6] == ["-", "-"]
+    for row, load in zip(rows, known, strict=True):
+        assert row[7:10] == [short(load.read), short(load.written), short(sum(load.operations.values()))]
+        assert row[10::2][:3] == [f"{1e6 * predict(load, gpu).seconds:.1f}" for gpu in GPUS]
+    assert step[0] == "step"
+    assert step[-1] == f"{sum(range(len(known) + 1)):.1f}"
+    assert rate[0] == "steps/s"
+    assert int(rate[1].replace(",", "")) == pytest.approx(1e6 / float(step[1]), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0"), (999, "999"), (1000, "1.00k"), (9994, "9.99k"), (9996, "10.0k"), (99_940, "99.9k"), (99_960, "100k"),
+        (999_400, "999k"), (999_600, "1.00M"), (123_456_789, "123M"), (68_719_476_736, "68.7G"), (10**15, "1.00P"),
+    ],
+)  # fmt: skip
+def test_numbers_in_five_columns(number, text):
+    assert short(number) == text
