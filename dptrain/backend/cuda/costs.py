@@ -18,7 +18,7 @@ from dptrain.program.memory import nbytes
 from dptrain.program.tensor import Tensor
 
 # The unit that a product's precision stands for; all else is computed by ordinary instructions.
-_UNITS: dict[str, Unit] = {"tf32": "TF32", "float16": "half", "bfloat16": "half"}
+_UNITS: dict[str, Unit] = {"tf32": "TF32", "half": "half"}
 # Whose elements need no more elements of an operand than there are of themselves.
 _BY_ELEMENT = (Element, Gather, Insert, Join, ViewMap)
 # What stands behind a time.

@@ -1,0 +1,383 @@
+"""What each kernel of a training step takes on one GPU, beside what was predicted, and beside NVIDIA's libraries.
+
+    python benchmarks/gpu_kernels.py --minutes 2 --output benchmarks/results/gpu-kernels_HARDWARE_DATE.md
+    tests/emulator/run python benchmarks/gpu_kernels.py --quick       # does everything work?
+
+The first tables are those of `python -m dptrain explain --device cuda --kernels`, with a column "here": the median over
+rounds, in which all networks take turns, of the time between events around a launch, less the distance of two events
+with nothing between them. A spinning kernel keeps the GPU busy until the host has queued a step. A predicted time has
+the launch of a graph's node in it, a measured one has not; below each table stands a step as users get it, in graphs.
+
+The last table has single products, and convolutions with their gradients: dptrain's own kernels, cuBLASLt as dptrain
+calls it (where nvmath-python is installed), and PyTorch's cuBLAS and cuDNN (where it is installed), in turns.
+
+Without a GPU it ends with one line.
+"""
+
+import argparse
+import functools
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common import CLASSES, Report, command_line, machine_line, nvidia_smi, one_line, spread, versions
+from gpu_mlp import spinner
+
+# Steps that are queued between two events, of a graph of several: enough to fill whole graphs.
+STEPS = 64
+
+
+@dataclass
+class Step:
+    """A training step of one network, prepared.
+
+    Attributes:
+        name: of the network.
+        executable: dptrain's.
+        launches: seconds of each launch, by round.
+        in_graph: seconds of a step in a graph, by round.
+    """
+
+    name: str
+    executable: Any
+    launches: list[list[float]] = field(default_factory=list)
+    in_graph: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Case:
+    """One op by one provider.
+
+    Attributes:
+        seconds: by round.
+        failed: why there are none.
+    """
+
+    timed: Callable[[], float]
+    seconds: list[float] = field(default_factory=list)
+    failed: str = ""
+
+
+class Gpu:
+    """dptrain's backends on the GPU.
+
+    Attributes:
+        cuda: pycuda.driver.
+        record: the device.
+        quick: few repeats, for the emulator.
+    """
+
+    def __init__(self, quick: bool) -> None:
+        self._backends: dict[tuple[str, str], Any] = {}
+        self.record, self.quick = self.backend("float32").gpu_record, quick
+        from dptrain.backend.cuda.device import cuda
+
+        self.cuda, self._spin = cuda, spinner()
+
+    def backend(self, precision: str, gemm: str = "dptrain") -> Any:
+        """Return the backend of these words.
+
+        Raises:
+            DptrainError: what it needs is not here.
+        """
+        from dptrain.backend.cuda.backend import CudaBackend
+
+        if (precision, gemm) not in self._backends:
+            self._backends[precision, gemm] = CudaBackend(precision=precision, gemm=gemm)
+        return self._backends[precision, gemm]
+
+    def timed(self, stream: Any, work: Sequence[Callable[[], object]]) -> list[float]:
+        """Return the seconds of each piece of work on a stream, all of which is queued before the first begins."""
+        self._spin(stream)
+        events = [self.cuda.Event() for _ in range(2 * len(work) + 2)]
+        for number, queue in enumerate([lambda: None, *work]):
+            events[2 * number].record(stream)
+            queue()
+            events[2 * number + 1].record(stream)
+        stream.synchronize()
+        nothing, *found = (after.time_since(before) for before, after in zip(events[::2], events[1::2], strict=True))
+        return [max(0.0, one - nothing) / 1e3 for one in found]
+
+
+def networks(quick: bool) -> Iterator[tuple[str, str, int, Any]]:
+    """Yield networks: a name, the precision of products, rows of a batch, and a compiled model."""
+    import dptrain as dp
+
+    layers = dp.layers
+
+    def dense(inputs: int, *hidden: int) -> list[Any]:
+        first = [layers.Rescaling(1 / 255, input_shape=(inputs,))]
+        return [*first, *(layers.Dense(units, "relu") for units in hidden), layers.Dense(CLASSES, "softmax")]
+
+    def convolutions(size: int, *filters: int) -> list[Any]:
+        made: list[Any] = [layers.Rescaling(1 / 255, input_shape=(size, size, 3))]
+        for count in filters:
+            made += [layers.Conv2D(count, 3, padding="same", activation="relu"), layers.MaxPooling2D()]
+        return [*made, layers.Flatten(), layers.Dense(CLASSES, "softmax")]
+
+    small, large = (784, 128), (784, 4096, 4096, 4096)
+    found: list[tuple[str, str, int, list[Any]]] = [
+        ("784-128-10", "float32", 32, dense(*small)),
+        ("784-128-10", "float32", 1024, dense(*small)),
+        ("784-4096x3-10", "float32", 1024, dense(*large)),
+        ("784-4096x3-10", "tf32", 1024, dense(*large)),
+        ("32x32x3, 32-64-128 filters", "float32", 256, convolutions(32, 32, 64, 128)),
+    ]
+    if quick:
+        found = [("20-9-10", "tf32", 8, dense(20, 9)), ("6x6x3, 4 filters", "float32", 4, convolutions(6, 4))]
+    for name, precision, rows, made in found:
+        model = dp.Sequential(made, seed=1)
+        loss = "sparse_categorical_crossentropy"
+        model.compile("adam", loss, metrics=["accuracy"], device="cuda", precision=precision)
+        yield f"{name}, batch {rows}, {precision}", precision, rows, model
+
+
+def prepared(gpu: Gpu) -> Iterator[Step]:
+    """Yield the steps of the networks, each run once."""
+    import numpy as np
+
+    from dptrain.models.explaining import program_of
+
+    rng = np.random.default_rng(0)
+    for name, precision, rows, model in networks(gpu.quick):
+        program = program_of(model, rows, dtype="uint8")
+        shapes = {key: tuple(map(int, one.shape)) for key, one in program.inputs.items()}
+        arrays = {
+            "x": rng.integers(0, 256, shapes["x"]).astype(np.uint8),
+            "y": rng.integers(0, CLASSES, shapes["y"]).astype(np.int64),
+        }
+        backend = gpu.backend(precision)
+        executable = backend.executable(program, arrays)
+        executable.run()
+        backend.wait()
+        yield Step(name, executable)
+
+
+def measure(gpu: Gpu, step: Step) -> None:
+    """Time each launch of a step once, and steps in graphs."""
+    executable = step.executable
+    stream = executable.backend.stream
+    launches = [launch for stage in executable._stages for part in stage for launch in part.launches]
+    step.launches.append(gpu.timed(stream, [functools.partial(launch, 1) for launch in launches]))
+    starts = [0] * (1 if gpu.quick else STEPS)
+    executable.run(starts)  # records the graphs, the first time
+    (seconds,) = gpu.timed(stream, [lambda: executable.run(starts)])
+    step.in_graph.append(seconds / len(starts))
+
+
+def of_kernels(step: Step) -> list[float]:
+    """Return the median seconds of each kernel of a step."""
+    made, medians = step.executable._made, [statistics.median(one) for one in zip(*step.launches, strict=True)]
+    kernels = [one for stage in made.stages for one in stage]
+    if len(kernels) != len(medians):
+        raise RuntimeError(f"{len(kernels)} kernels and {len(medians)} launches: of which is not known")
+    return medians
+
+
+def tables(report: Report, gpu: Gpu, steps: Sequence[Step]) -> None:
+    """Add the table of each step."""
+    from dptrain.backend.cuda.compile import resources_of_text
+    from dptrain.backend.cuda.costs import LEGEND, loads, table
+
+    report.add("", "## Kernels of training steps, predicted and here", "", *LEGEND)
+    for step in steps:
+        resources = resources_of_text("program", step.executable.source, gpu.record.architecture)
+        report.add("", f"{step.name}, {len(step.launches)} rounds", "```text")
+        report.add(*table(loads(step.executable._made, resources), {"here": of_kernels(step)}), "```")
+        report.add(f"A step in a graph takes {spread([1e6 * one for one in step.in_graph], '.1f')} us here.")
+
+
+# Single ops, beside NVIDIA's libraries
+
+
+def cases(quick: bool) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Yield ops and sizes: M, N, K of products; batch, side, inputs, outputs of convolutions of 3 x 3."""
+    if quick:
+        yield from (("product", "tf32", (16, 8, 12)), ("convolution", "float32", (2, 6, 3, 4)))
+        return
+    for precision in ("float32", "tf32"):
+        yield from (("product", precision, one) for one in ((1024, 128, 784), (784, 128, 1024), (1024, 4096, 4096)))
+        yield from (("convolution", precision, one) for one in ((256, 32, 3, 32), (256, 16, 64, 128)))
+
+
+def ours(gpu: Gpu, gemm: str, kind: str, precision: str, sizes: tuple[int, ...]) -> Callable[[], object]:
+    """Return what queues an op of dptrain's."""
+    import numpy as np
+
+    from dptrain import ops
+    from dptrain.program.gradient import gradients
+    from dptrain.program.program import trace
+
+    def product(a: Any, b: Any) -> dict[str, Any]:
+        return {"c": a @ b}
+
+    def convolution(x: Any, kernel: Any, dy: Any) -> dict[str, Any]:
+        y = ops.conv(x, kernel, padding="same")
+        dx, dkernel = gradients(y, [x, kernel], dy)
+        return {"y": y, "dx": dx, "dkernel": dkernel}
+
+    shapes, rng = shapes_of(kind, sizes), np.random.default_rng(0)
+    program = trace(
+        product if kind == "product" else convolution, {name: (one, "float32") for name, one in shapes.items()}
+    )
+    arrays = {name: rng.standard_normal(one).astype(np.float32) for name, one in shapes.items()}
+    executable = gpu.backend(precision, gemm).executable(program, arrays)
+    run: Callable[[], object] = executable.run
+    return run
+
+
+def theirs(kind: str, precision: str, sizes: tuple[int, ...]) -> Callable[[], object]:
+    """Return what queues PyTorch's op, in the order of memory that suits cuDNN best."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise RuntimeError("this PyTorch sees no GPU")
+    torch.backends.cudnn.benchmark = True
+    given = {name: torch.randn(one, device="cuda") for name, one in shapes_of(kind, sizes).items()}
+    if kind == "convolution":  # (B, H, W, C) is PyTorch's (B, C, H, W) with channels last
+        x, dy = (given[name].permute(0, 3, 1, 2) for name in ("x", "dy"))
+        kernel = given["kernel"].permute(3, 2, 0, 1).contiguous(memory_format=torch.channels_last)
+        x.requires_grad_(), kernel.requires_grad_()
+
+    def queue() -> None:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+        if kind == "product":
+            torch.matmul(given["a"], given["b"])
+        else:
+            torch.autograd.grad(torch.nn.functional.conv2d(x, kernel, padding="same"), (x, kernel), dy)
+
+    return queue
+
+
+def on(stream: Any, queue: Callable[[], object]) -> Callable[[], object]:
+    """Return the same, with PyTorch's work on a stream of PyCUDA's."""
+    import torch
+
+    def queue_there() -> None:
+        with torch.cuda.stream(torch.cuda.ExternalStream(stream.handle)):
+            queue()
+
+    return queue_there
+
+
+def providers(gpu: Gpu, kind: str, precision: str, sizes: tuple[int, ...]) -> dict[str, Case]:
+    """Return who computes an op, each tried once."""
+    stream, repeats = gpu.backend(precision).stream, 1 if gpu.quick else 10
+    makers: dict[str, Callable[[], tuple[Callable[[], object], Any]]] = {
+        "dptrain": lambda: (ours(gpu, "dptrain", kind, precision, sizes), stream),
+        "cuBLASLt": lambda: (
+            ours(gpu, "cublaslt", kind, precision, sizes),
+            gpu.backend(precision, "cublaslt").stream,
+        ),
+        "PyTorch": lambda: (on(stream, theirs(kind, precision, sizes)), stream),
+    }
+    if kind == "convolution":
+        del makers["cuBLASLt"]
+    found = {}
+    for name, make in makers.items():
+        case = found[name] = Case(lambda: 0.0)
+        try:
+            queue, own = make()
+            for _ in range(3):
+                queue()
+            own.synchronize()
+        except Exception as error:  # of whatever library
+            case.failed = one_line(f"{type(error).__name__}: {error}", 80)
+            continue
+
+        def timed(queue: Callable[[], object] = queue, own: Any = own) -> float:
+            (seconds,) = gpu.timed(own, [lambda: [queue() for _ in range(repeats)]])
+            return seconds / repeats
+
+        case.timed = timed
+    return found
+
+
+def shapes_of(kind: str, sizes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of an op's operands, by name."""
+    if kind == "product":
+        M, N, K = sizes
+        return {"a": (M, K), "b": (K, N)}
+    batch, side, inputs, outputs = sizes
+    return {"x": (batch, side, side, inputs), "kernel": (3, 3, inputs, outputs), "dy": (batch, side, side, outputs)}
+
+
+def operations_of(kind: str, sizes: tuple[int, ...]) -> int:
+    """Return the floating-point operations of an op, with the gradients of a convolution."""
+    if kind == "product":
+        M, N, K = sizes
+        return 2 * M * N * K
+    batch, side, inputs, outputs = sizes
+    return 3 * 2 * batch * side * side * 9 * inputs * outputs
+
+
+def single_ops(report: Report, gpu: Gpu, rounds: int, until: float) -> None:
+    """Add the table of single ops, those for which there is time."""
+    report.add("", "## Single ops: us, and Tflop/s of their median", "")
+    report.add("| op | precision | dptrain | cuBLASLt | PyTorch (cuBLAS, cuDNN) |", "|---|---|---|---|---|")
+    for kind, precision, sizes in cases(gpu.quick):
+        if time.monotonic() > until:
+            report.add("", "Out of time: the other ops were not measured.")
+            return
+        found, operations = providers(gpu, kind, precision, sizes), operations_of(kind, sizes)
+        for _ in range(rounds):
+            for case in found.values():
+                if not case.failed:
+                    case.seconds.append(case.timed())
+        cells = []
+        for name in ("dptrain", "cuBLASLt", "PyTorch"):
+            case = found.get(name)
+            if case is None or case.failed:
+                cells.append("" if case is None else case.failed)
+                continue
+            rate = operations / max(statistics.median(case.seconds), 1e-9) / 1e12
+            cells.append(f"{spread([1e6 * one for one in case.seconds], '.1f')}, {rate:.1f} Tflop/s")
+        report.add(f"| {kind} {' x '.join(map(str, sizes))} | {precision} | {' | '.join(cells)} |")
+
+
+def main() -> int:
+    """Return 1 where there is no GPU, or where dptrain failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=2.0, metavar="M", help="no round begins after that")
+    parser.add_argument("--rounds", type=int, default=None, metavar="N", help="at most; default 30")
+    parser.add_argument("--quick", action="store_true", help="tiny networks and ops: does everything work?")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the report there")
+    options = parser.parse_args()
+    from dptrain.errors import DptrainError
+
+    until, rounds = time.monotonic() + 60 * options.minutes, options.rounds or (2 if options.quick else 30)
+    try:
+        gpu = Gpu(options.quick)
+    except DptrainError as error:
+        print(f"gpu_kernels.py measures nothing here: {error}")
+        return 1
+    report = Report()
+    report.add("# What kernels take", "")
+    if "EMULATOR_HOME" in os.environ:
+        report.add("- On the emulated driver: this shows that the script works; no time means anything")
+    report.add(command_line(), machine_line(), f"- GPU: {nvidia_smi()}")
+    report.add(f"- Versions: {versions(('dptrain', 'numpy', 'pycuda', 'torch', 'nvmath-python'))}")
+    steps = list(prepared(gpu))
+    half = time.monotonic() + max(0.0, until - time.monotonic()) / 2
+    for number in range(rounds):
+        if number and time.monotonic() > half:
+            break
+        for step in steps:
+            measure(gpu, step)
+    tables(report, gpu, steps)
+    for step in steps:
+        step.executable.close()
+    single_ops(report, gpu, rounds, until)
+    report.add("", f"- GPU afterwards: {nvidia_smi()}")
+    if options.output:
+        report.save(options.output)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
