@@ -1,24 +1,27 @@
 #!/usr/bin/env bash
-# What to do with a GPU machine for half an hour, in stages of less than ten minutes each, from the repository's root or
-# anywhere:
-#   benchmarks/gpu_machine.sh tests|sanitize|probe|bench|all OUTDIR
+# What to do with a GPU machine: everything in one call of at most ten minutes, or a stage for longer, from the
+# repository's root or anywhere:
+#   benchmarks/gpu_machine.sh all|tests|sanitize|probe|kernels|bench OUTDIR
 #
 #   tests     the op tests, the emulator's own checks, training and its accuracy, on the real GPU
 #   sanitize  compute-sanitizer's memcheck and racecheck over the op tests
 #   probe     gpu_probe.py: what the GPU allows and what things cost
+#   kernels   gpu_kernels.py: each kernel of training steps beside its predicted time; products and convolutions beside
+#             cuBLASLt, cuBLAS and cuDNN, where nvmath-python and PyTorch are installed
 #   bench     gpu_mlp.py and sweep.py: speed of training one network, and many runs of one at once, beside PyTorch and
 #             JAX, where they are installed
-#   all       all of them; what lasts longer than its limit is ended and the next one begins
+#   all       all of them in this order, with less time for each: what lasts longer than its part is ended and the next
+#             one begins; what is left when the time is over does not
 #
 # It needs Python with PyCUDA and dptrain's own dependencies, pytest and hypothesis, nvcc, and for `tests` mpirun. Nothing
 # is fetched, nothing of the GPU's settings is changed, nothing is written outside OUTDIR. Every step has a log, a time
 # limit and a line in OUTDIR/summary.txt; a step that fails does not stop the next. Status 1: a step failed; 2: it cannot
 # begin. Overrides: PYTHON (python3), DPTRAIN_TEST_MNIST (folder of MNIST's files; the accuracy test is skipped without),
-# BENCH_MINUTES (5), SWEEP_MINUTES (3.5), BENCH_ARGUMENTS, SWEEP_ARGUMENTS and PROBE_ARGUMENTS (options for the scripts),
-# MACHINE_CACHE (of data and compiled kernels; OUTDIR/work/dptrain).
+# ALL_SECONDS (580), PROBE_ARGUMENTS, KERNELS_ARGUMENTS, BENCH_ARGUMENTS and SWEEP_ARGUMENTS (options for the scripts; the
+# last --minutes counts), MACHINE_CACHE (of data and compiled kernels; OUTDIR/work/dptrain).
 set -uo pipefail
 
-stages="tests sanitize probe bench"
+stages="tests sanitize probe kernels bench"
 usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; }
 if [ $# -ne 2 ]; then
     usage >&2
@@ -44,6 +47,10 @@ if ! command -v nvcc >/dev/null; then
     done
 fi
 [ "$stage" = all ] && todo=$stages || todo=$stage
+[ "$stage" = all ] && until=${ALL_SECONDS:-580} || until=
+
+# share ALONE TOGETHER: print what a stage of its own takes, or its part of `all`.
+share() { [ -z "$until" ] && echo "$1" || echo "$2"; }
 
 # A home need not exist; one that does may hold Python's packages. What would be cached there goes elsewhere.
 work=$out/work
@@ -67,8 +74,17 @@ say() { echo "$*" | tee -a "$summary"; }
 
 # step NAME SECONDS COMMAND...: run with a limit, keep the log, say how it ended.
 step() {
-    local name=$1 limit=$2 began=$SECONDS code=0 how last
+    local name=$1 limit=$2 began=$SECONDS code=0 how last left
     shift 2
+    if [ -n "$until" ]; then
+        left=$((until - SECONDS))
+        if [ "$left" -lt 5 ]; then
+            failures=$((failures + 1))
+            say "$(printf '%-24s NOT BEGUN: the time is over' "$name")"
+            return
+        fi
+        [ "$left" -lt "$limit" ] && limit=$left
+    fi
     echo "== $name (at most $limit s): $*"
     {
         echo "\$ $*"
@@ -119,15 +135,15 @@ tested() {
 }
 
 stage_tests() {
-    tested tests-ops 200 tests/ops -k cuda
-    tested tests-emulator-checks 120 tests/emulator -k on_a_gpu
+    tested tests-ops "$(share 200 80)" tests/ops -k cuda
+    tested tests-emulator-checks "$(share 120 20)" tests/emulator -k on_a_gpu
     # What starts the emulator says nothing about this GPU; the kernels are compiled for its architecture alone.
-    tested tests-training 200 tests/gpu -k "on_gpu"
-    tested tests-kernels 60 tests/gpu/test_kernels_for_hardware.py -k "$architecture"
+    tested tests-training "$(share 200 45)" tests/gpu -k "on_gpu"
+    tested tests-kernels "$(share 60 20)" tests/gpu/test_kernels_for_hardware.py -k "$architecture"
 }
 
 stage_sanitize() {
-    local tool sanitizer
+    local tool sanitizer where
     sanitizer=$(command -v compute-sanitizer || true)
     if [ -z "$sanitizer" ]; then
         for place in "${CUDA_ROOT:-}" "${CUDA_HOME:-}" /usr/local/cuda; do
@@ -139,28 +155,36 @@ stage_sanitize() {
         failures=$((failures + 1))
         return
     fi
+    where=$(share tests/ops tests/ops/test_programs_on_cuda.py)
     for tool in memcheck racecheck; do
         # Large batches take the kernels of the small ones; the test of too large a buffer makes the driver refuse, which
         # the tool would report. 86 is this script's, so that a tool's findings are told from a test's failure.
-        DPTRAIN_OPS_EXAMPLES=2 step "sanitize-$tool" 280 "$sanitizer" --tool "$tool" --error-exitcode 86 \
+        DPTRAIN_OPS_EXAMPLES=2 step "sanitize-$tool" "$(share 280 55)" "$sanitizer" --tool "$tool" --error-exitcode 86 \
             --target-processes application-only --print-limit 20 \
             "$python" -m pytest -p _hypothesis_pytestplugin -p no:cacheprovider -q --tb=short \
-            --basetemp="$work/pytest-$tool" tests/ops -k "cuda and not large_batches and not too_large"
+            --basetemp="$work/pytest-$tool" "$where" -k "cuda and not large_batches and not too_large"
         say "    $(grep -a '========= \(ERROR\|RACECHECK\) SUMMARY' "$out/sanitize-$tool.log" | tail -n 1)"
     done
 }
 
 stage_probe() {
     # shellcheck disable=SC2086 # several options
-    step probe 320 "$python" benchmarks/gpu_probe.py --out "$out/probe" --minutes 5 ${PROBE_ARGUMENTS:-}
+    step probe "$(share 320 55)" "$python" benchmarks/gpu_probe.py --out "$out/probe" --minutes "$(share 5 0.7)" \
+        ${PROBE_ARGUMENTS:-}
+}
+
+stage_kernels() {
+    # shellcheck disable=SC2086 # several options
+    step kernels "$(share 300 80)" "$python" benchmarks/gpu_kernels.py --minutes "$(share 3 0.9)" \
+        --output "$out/gpu-kernels.md" ${KERNELS_ARGUMENTS:-}
 }
 
 stage_bench() {
     # shellcheck disable=SC2086 # several options
-    step bench 345 "$python" benchmarks/gpu_mlp.py --minutes "${BENCH_MINUTES:-5}" --output "$out/gpu-mlp.md" \
-        ${BENCH_ARGUMENTS:-}
+    step bench "$(share 345 110)" "$python" benchmarks/gpu_mlp.py --minutes "$(share 5 1.6)" \
+        --output "$out/gpu-mlp.md" ${BENCH_ARGUMENTS:-}
     # shellcheck disable=SC2086 # several options
-    step sweep 245 "$python" benchmarks/sweep.py --device cuda --minutes "${SWEEP_MINUTES:-3.5}" \
+    step sweep "$(share 245 55)" "$python" benchmarks/sweep.py --device cuda --minutes "$(share 3.5 0.7)" \
         --output "$out/sweep.md" ${SWEEP_ARGUMENTS:-}
 }
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -219,6 +220,69 @@ def test_a_stage_of_the_script(tmp_path, stage, options, results):
     assert lines[-1].startswith("-- 0 step(s) failed")
 
 
+def test_all_stages_share_their_time(tmp_path):
+    """With a stand-in for Python, whose every step takes a second."""
+    stand_in, log = tmp_path / "python", tmp_path / "log"
+    stand_in.write_text(f'#!/bin/sh\n[ "$1" = - ] || echo "$@" >> {log}\nsleep "${{STEP:-0}}"\n')
+    stand_in.chmod(0o755)
+    options = {"PYTHON": str(stand_in), "CUDA_HOME": None, "CUDA_ROOT": None}
+    begun = time.monotonic()
+    short = run(["bash", str(MACHINE), "all", str(tmp_path / "short")], ALL_SECONDS="7", STEP="1", **options)
+    assert time.monotonic() - begun < 20
+    assert short.code == 1
+    lines = (tmp_path / "short" / "summary.txt").read_text().splitlines()
+    assert lines[1].split()[:2] == ["tests-ops", "ok"]
+    assert lines[-2].split()[:3] == ["sweep", "NOT", "BEGUN:"]
+    log.unlink()
+    run(["bash", str(MACHINE), "all", str(tmp_path / "whole")], **options)
+    steps = [line.split() for line in (tmp_path / "whole" / "summary.txt").read_text().splitlines()]
+    names = [
+        "tests-ops",
+        "tests-emulator-checks",
+        "tests-training",
+        "tests-kernels",
+        "probe",
+        "kernels",
+        "bench",
+        "sweep",
+    ]
+    assert [step[0] for step in steps if step[0] in names] == names
+    minutes = re.findall(r"--minutes ([\d.]+)", log.read_text())
+    assert len(minutes) == 4
+    assert sum(map(float, minutes)) < 5, "the others are tests"
+
+
+def test_kernels_are_timed_beside_what_is_predicted(tmp_path):
+    output = tmp_path / "kernels.md"
+    done = emulated(
+        sys.executable, str(BENCHMARKS / "gpu_kernels.py"), "--quick", "--output", str(output), PYTHONWARNINGS=""
+    )
+    assert (done.code, done.err) == (0, "")
+    text = output.read_text()
+    assert "On the emulated driver" in text
+    tables = re.findall(r"```text\n(.*?)\n```", text, re.DOTALL)
+    assert len(tables) == 2
+    for table in tables:
+        head, *rows, step, _ = table.splitlines()
+        assert head.split()[-2:] == ["H200", "here"]
+        here = [float(row.split()[-1]) for row in rows]
+        assert min(here) > 0
+        assert float(step.split()[-1]) == pytest.approx(sum(here), abs=1)
+    assert len(re.findall(r"A step in a graph takes [\d.]+ \(", text)) == 2
+    assert len(re.findall(r"\| (?:product|convolution) [\d x]+ \| \w+ \| [\d.]+ \(", text)) == 2
+
+
+def test_without_a_gpu_kernels_are_one_line():
+    done = run(
+        [sys.executable, str(BENCHMARKS / "gpu_kernels.py")],
+        PYTHONPATH=f"{ROOT / 'tests' / 'without_gpu'}{os.pathsep}{ROOT}",
+        PYTHONWARNINGS="",
+    )
+    (line,) = done.out.splitlines()
+    assert (done.code, done.err) == (1, "")
+    assert line.startswith("gpu_kernels.py measures nothing here: PyCUDA is not installed")
+
+
 def test_a_script_that_fails_or_cannot_begin(tmp_path):
     options = {
         **machine(),
@@ -231,7 +295,7 @@ def test_a_script_that_fails_or_cannot_begin(tmp_path):
     assert "FAILED (2)" in lines[1]
     assert lines[2].split()[:2] == ["sweep", "ok"], "one that fails does not stop the next"
     wrong = run(["bash", str(MACHINE), "everything", str(tmp_path / "b")])
-    assert (wrong.code, wrong.err) == (2, "unknown stage 'everything': one of tests sanitize probe bench all\n")
+    assert (wrong.code, wrong.err) == (2, "unknown stage 'everything': one of tests sanitize probe kernels bench all\n")
     assert not (tmp_path / "b").exists()
     (tmp_path / "pycuda.py").write_text("raise ImportError('no libcuda.so.1')")
     blind = run(
