@@ -273,7 +273,8 @@ def _build_parser(command: str) -> Parser:
         shape = "of a sample, such as 28,28 (default); integers are pixels of uint8"
         own.add_argument("--input-shape", metavar="SHAPE", default="28,28", help=shape)
         own.add_argument("--classes", metavar="CLASSES", default="10", help="labels that there are (default: 10)")
-        own.add_argument("--kernels", action="store_true", help="show which ops each kernel of the device computes")
+        kernels = "show which ops each kernel of the device computes; of a GPU also its predicted time"
+        own.add_argument("--kernels", action="store_true", help=kernels)
         text = "show the C++ that is generated of them; with --device cuda the CUDA C++, which takes no GPU"
         own.add_argument("--code", action="store_true", help=text)
     _add_fields(parser, leaves(), _TOLD.get(command))
