@@ -163,7 +163,7 @@ def measure(gpu: Gpu, step: Step) -> None:
     executable = step.executable
     stream = executable.backend.stream
     launches = [launch for stage in executable._stages for part in stage for launch in part.launches]
-    step.launches.append(gpu.timed(stream, [functools.partial(launch, 1) for launch in launches]))
+    step.launches.append(gpu.timed(stream, [functools.partial(launch, executable._table, 1) for launch in launches]))
     starts = [0] * (1 if gpu.quick else STEPS)
     executable.run(starts)  # records the graphs, the first time
     (seconds,) = gpu.timed(stream, [lambda: executable.run(starts)])

@@ -217,10 +217,10 @@ class Dptrain(Trainee):
                 self.trainer.backend.graph = False  # in a graph nothing can be timed by itself
 
             def timed(self, launch: Any) -> Any:
-                def launch_and_record(runs: int) -> None:
+                def launch_and_record(*given: Any) -> None:
                     before, after = cuda.Event(), cuda.Event()
                     before.record(self.stream)
-                    launch(runs)
+                    launch(*given)
                     after.record(self.stream)
                     recorded[-1].append((before, after))
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from dptrain import ops
-from dptrain.backend.cuda.graphs import steps_in_graph
 from dptrain.ops.indexing import take_rows
 from dptrain.ops.random import SeedGenerator, dropout
 from dptrain.program.dims import Dim
@@ -87,40 +86,6 @@ def alone(cuda_backend, seed, steps):
     found = run.bits()
     run.executable.close()
     return found
-
-
-def sizes_of_graphs(run):
-    """Return for how many steps and runs there are graphs, and check that none is there twice."""
-    steps = [(place[3], place[2]) for place in run.executable._graphs]
-    assert len(set(steps)) == len(steps)
-    return sorted(steps)
-
-
-def test_steps_that_share_a_graph_have_the_bits_of_steps_alone(cuda_backend):
-    together, alone = Run(cuda_backend, 1), Run(cuda_backend, 1)
-    assert steps_in_graph(together.executable.launches) == 16
-    for number, steps in enumerate((7, 8, 15, 16, 17)):
-        together.ask(steps)
-        for _ in range(steps):
-            alone.ask(1)
-        assert together.bits() == alone.bits()
-        assert sizes_of_graphs(together) == [(1, 1)] + ([(16, 1)] if number > 2 else [])
-    assert sizes_of_graphs(alone) == [(1, 1)]
-
-
-def test_steps_of_packs_share_graphs(backends):
-    asked = 34, 17, 1
-    runs = [Run(backends(), seed) for seed in range(3)]
-    for run, steps in zip(runs, asked, strict=True):
-        run.ask(steps)
-    together = [run.bits() for run in runs]
-    assert sizes_of_graphs(runs[0]) == [(1, 1), (1, 3), (16, 1), (16, 2)]
-    for seed, (steps, bits) in enumerate(zip(asked, together, strict=True)):
-        run = Run(backends(), seed)
-        for _ in range(steps):
-            run.ask(1)
-            run.backend.launch_waiting()
-        assert run.bits() == bits
 
 
 @pytest.mark.parametrize("places", [1, 2, 5, 16])

@@ -8,7 +8,7 @@ import contextlib
 import functools
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from dptrain.backend.cuda.device import cuda, driver_version, open_gpu
 from dptrain.backend.cuda.executable import CudaExecutable
 from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory, Heap, PinnedRing, SharedSamples, Streams, count
 from dptrain.backend.cuda.own import own_launch
+from dptrain.backend.cuda.packs import RunTable
 from dptrain.backend.cuda.snapshot import DeviceSnapshot
 from dptrain.backend.cuda.state import DeviceState
 from dptrain.backend.cuda.transfers import DirectExchange, PinnedExchange, PinnedStaging
@@ -109,6 +110,7 @@ class CudaBackend(Backend):
         self.heap = Heap(gpu, self._streams)
         self.state = DeviceState(self.heap, self.download, self.write)
         self.executables: weakref.WeakSet[CudaExecutable] = weakref.WeakSet()
+        self._tables: weakref.WeakValueDictionary[Hashable, RunTable] = weakref.WeakValueDictionary()
         self.library: Any = None
         gpu.backends.add(self)
         if gemm == "cublaslt":
@@ -149,6 +151,15 @@ class CudaBackend(Backend):
         comm: Communicator | None = None,
     ) -> CudaExecutable:
         return CudaExecutable(program, self, arrays, rows=rows, first_row=first_row, comm=comm)
+
+    def run_table(self, pack_key: Hashable, fields: int) -> RunTable:
+        """Return the table of executables that are alike, or a new one where there is none, or no key."""
+        found = self._tables.get(pack_key) if pack_key is not None else None
+        if found is None:
+            found = RunTable(self, fields)
+            if pack_key is not None:
+                self._tables[pack_key] = found
+        return found
 
     def planned_bytes(self, program: Program, rows: int) -> int:
         return self.composed(program, rows).plan.size

@@ -20,7 +20,7 @@ from dptrain.backend.cuda.compile import compiled_text
 from dptrain.backend.cuda.compose import ALIGNMENT
 from dptrain.backend.cuda.device import cuda
 from dptrain.backend.cuda.generate import Function, Kernel, OwnCall, arguments_of, blocks_of
-from dptrain.backend.cuda.graphs import Graph, steps_in_graph
+from dptrain.backend.cuda.graphs import steps_in_graph
 from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory
 from dptrain.backend.cuda.own import own_launch
 from dptrain.backend.cuda.packs import RunTable, Starts
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 _STEPS = 1024
 _FIRST = np.zeros(1, np.int64)
 
-# Queues a kernel for so many runs.
-Launch = Callable[[int], None]
+# Queues a kernel for the first runs of a table, so many.
+Launch = Callable[[RunTable, int], None]
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,9 @@ class CudaExecutable:
         self._allocate(flat)
         self._bind_inputs(made.program, arrays)
         named = self._of_run()
-        row = np.array([named[name] for name in made.fields], np.uint64)
-        self._table = RunTable(backend, row)
+        self._row = np.array([named[name] for name in made.fields], np.uint64)
         self.pack_key = self._load()
-        self._graphs: dict[tuple[int, int, int, int], Graph] = {}
+        self._table: RunTable | None = backend.run_table(self.pack_key, len(self._row))
         buffers = {name: self._results[one] for name, one in made.program.outputs.items()}
         self.outputs: Mapping[str, Array] = Outputs(buffers, backend.download)
         backend.executables.add(self)
@@ -219,7 +218,7 @@ class CudaExecutable:
                         prepared = module.get_function(kernel.name)
                         prepared.prepare(letters)
                         call = prepared.prepared_async_call
-                        own.append(partial(_launch, call, blocks, kernel.threads, backend.stream, self._table, values))
+                        own.append(partial(_launch, call, blocks, kernel.threads, backend.stream, values))
                         alike.append((kernel.name, blocks, values))
                     written |= {one: len(own) for function in kernel.functions for one in function.writes}
                 ready = [(next(numbers), max(written.get(one, 0) for one in message)) for message in messages]
@@ -326,8 +325,8 @@ class CudaExecutable:
         others = [one.backend for one, _ in pack[1:]]
         for other in others:
             self.backend.wait_for(other)
-        if not self._table.fill([one._table.row for one, _ in pack]):
-            self._drop_graphs()  # which have the address of the old table
+        assert self._table is not None, "it is closed"
+        self._table.fill([one._row for one, _ in pack])
         done = 0
         for runs in range(len(pack), 0, -1):
             steps = len(pack[runs - 1][1])
@@ -366,41 +365,38 @@ class CudaExecutable:
             place: number of the stage and of its part; how many runs, and how many steps.
             launches: of the part, as often as there are steps.
         """
-        stream, runs = self.backend.stream, place[2]
+        stream, table, runs = self.backend.stream, self._table, place[2]
+        assert table is not None, "it is closed"
 
         def queue() -> None:
             for launch in launches:
-                launch(runs)
+                launch(table, runs)
 
         if self.backend.graph and len(launches) > 1:
-            if place not in self._graphs:
-                self._graphs[place] = self.backend.gpu_record.captured(stream, queue)
-            self._graphs[place].launch(stream)
+            if place not in table.graphs:
+                table.graphs[place] = self.backend.gpu_record.captured(stream, queue)
+            table.graphs[place].launch(stream)
         else:
             queue()
 
     def close(self) -> None:
-        """Queue what waits for other runs, and give the driver its graphs and the intermediate results back.
+        """Queue what waits for other runs, and give the intermediate results back, and graphs that no other one shares.
 
         What came out can still be read.
         """
         self.backend.launch_waiting()
-        self._drop_graphs()
+        self._table = None
         if not self.backend.joins_packs:  # else others' launches may still need them
             self._arena.free()  # now: who holds what came out may hold all of this
 
-    def _drop_graphs(self) -> None:
-        while self._graphs:
-            self._graphs.popitem()[1].close()
-
 
 def _launch(
-    call: Callable[..., None], blocks: int, threads: int, stream: Any, table: RunTable, values: Sequence[int], runs: int
+    call: Callable[..., None], blocks: int, threads: int, stream: Any, values: Sequence[int], table: RunTable, runs: int
 ) -> None:
     call((blocks, runs), (threads, 1, 1), stream, table.rows.pointer, *values)
 
 
-def _call_alone(call: Callable[[], None], runs: int) -> None:
+def _call_alone(call: Callable[[], None], table: RunTable, runs: int) -> None:
     assert runs == 1, "what no generated kernel computes is never part of a pack"
     call()
 

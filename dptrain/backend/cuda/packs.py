@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from dptrain.backend.cuda.graphs import Graph
+
 if TYPE_CHECKING:
     from dptrain.backend.cuda.backend import CudaBackend
     from dptrain.backend.cuda.executable import CudaExecutable
@@ -43,29 +45,32 @@ class Packs:
 
 
 class RunTable:
-    """The array of `Run`s that an executable's kernels read.
+    """The array of `Run`s that kernels read, and graphs of launches that are given its address.
+
+    Executables of a backend that are alike share one: a model's second training finds the graphs of its first.
 
     Args:
         backend: the device.
-        row: what is written there for the executable's own run.
+        fields: of a `Run`.
 
     Attributes:
-        row: as given.
         rows: the array on the device.
+        graphs: what was recorded, by which launches and how many runs and steps.
     """
 
-    def __init__(self, backend: "CudaBackend", row: Words) -> None:
-        self._backend, self.row = backend, row
-        self.rows = backend.empty((1, len(row)), np.uint64, "tables")
+    def __init__(self, backend: "CudaBackend", fields: int) -> None:
+        self._backend = backend
+        self.rows = backend.empty((1, fields), np.uint64, "tables")
+        self.graphs: dict[tuple[int, int, int, int], Graph] = {}
         self._written: list[Words] = []
 
-    def fill(self, rows: Sequence[Words]) -> bool:
-        """Write the rows of a pack's runs; return False if that took other memory."""
+    def fill(self, rows: Sequence[Words]) -> None:
+        """Write the rows of a pack's runs; if that takes other memory, the graphs go."""
         if len(rows) <= len(self._written) and all(map(operator.is_, rows, self._written)):
-            return True
-        stays = len(rows) <= len(self.rows)
-        if not stays:
-            self.rows = self._backend.empty((2 * len(rows), len(self.row)), np.uint64, "tables")
+            return
+        if len(rows) > len(self.rows):
+            while self.graphs:
+                self.graphs.popitem()[1].close()
+            self.rows = self._backend.empty((2 * len(rows), self.rows.shape[1]), np.uint64, "tables")
         self._backend.send(self.rows[: len(rows)], np.stack(rows))
         self._written = list(rows)
-        return stays
