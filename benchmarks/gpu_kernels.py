@@ -331,12 +331,12 @@ def single_ops(report: Report, gpu: Gpu, rounds: int, until: float) -> None:
                     case.seconds.append(case.timed())
         cells = []
         for name in ("dptrain", "cuBLASLt", "PyTorch"):
-            case = found.get(name)
-            if case is None or case.failed:
-                cells.append("" if case is None else case.failed)
+            own = found.get(name)
+            if own is None or own.failed:
+                cells.append("" if own is None else own.failed)
                 continue
-            rate = operations / max(statistics.median(case.seconds), 1e-9) / 1e12
-            cells.append(f"{spread([1e6 * one for one in case.seconds], '.1f')}, {rate:.1f} Tflop/s")
+            rate = operations / max(statistics.median(own.seconds), 1e-9) / 1e12
+            cells.append(f"{spread([1e6 * one for one in own.seconds], '.1f')}, {rate:.1f} Tflop/s")
         report.add(f"| {kind} {' x '.join(map(str, sizes))} | {precision} | {' | '.join(cells)} |")
 
 
