@@ -255,7 +255,7 @@ def test_what_a_garbage_collection_drops_during_a_capture_is_freed_afterwards(cu
     cycle.append(cycle)
     del shared, other, cycle
     retired = cuda_backend.gpu_record.retired
-    part.launches.insert(0, lambda runs: gc.collect())
+    part.launches.insert(0, lambda table, runs: gc.collect())
     gc.disable()
     try:
         executable.run()
@@ -264,6 +264,7 @@ def test_what_a_garbage_collection_drops_during_a_capture_is_freed_afterwards(cu
         gc.enable()
     np.testing.assert_allclose(total.numpy(), 1 / 3 + 3 * np.e, rtol=1e-6)
     assert not retired
+    executable.close()
 
 
 def test_a_capture_that_fails_leaves_no_graph_behind(cuda_backend):
@@ -271,7 +272,7 @@ def test_a_capture_that_fails_leaves_no_graph_behind(cuda_backend):
     program = trace(lambda: total.assign(total / ops.sum(total) + ops.sum(ops.exp(total))) or {}, {})
     executable = cuda_backend.executable(program, {})
     (part,) = executable._stages[0]
-    part.launches.insert(0, lambda runs: 1 // 0)
+    part.launches.insert(0, lambda table, runs: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         executable.run()
     del part.launches[0]
