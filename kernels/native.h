@@ -23,9 +23,9 @@ typedef int64_t Index;  // into arrays
 typedef void dp_Part(void *data, int64_t part);
 typedef void dp_Parallel(int64_t threads, int64_t parts, dp_Part *f, void *data);
 typedef void dp_Range(void *context, int64_t low, int64_t high);
-template <class T>
+template <class F, class T>
 using dp_Multiply = bool(dp_Parallel *parallel, int64_t threads, bool at, bool bt, int64_t m, int64_t n, int64_t k,
-                         const T *a, int64_t lda, const T *b, int64_t ldb, T *out, bool add, dp_Range *epilogue,
+                         const F *a, int64_t lda, const F *b, int64_t ldb, T *out, bool add, dp_Range *epilogue,
                          void *context, int64_t step, int64_t operations);
 
 struct Context {
@@ -36,8 +36,10 @@ struct Context {
     int64_t *outside;   // set to 1 where a row is asked for that a table does not have
     int64_t threads;    // that a loop or a product may use
     dp_Parallel *parallel;
-    dp_Multiply<float> *multiply_float;
-    dp_Multiply<double> *multiply_double;
+    dp_Multiply<float, float> *multiply_float;
+    dp_Multiply<double, double> *multiply_double;
+    dp_Multiply<dp_bfloat16, float> *multiply_bfloat16;
+    dp_Multiply<dp_float16, float> *multiply_float16;
     char *sums;         // of blocks of rows, in the loop that is executed
 };
 
@@ -183,39 +185,40 @@ static inline void dp_summed(Context &c, void (*loop)(Context &, int64_t, int64_
     ending(c, blocks);
 }
 
+static inline auto dp_multiply(const Context &c, const float *) { return c.multiply_float; }
+static inline auto dp_multiply(const Context &c, const double *) { return c.multiply_double; }
+static inline auto dp_multiply(const Context &c, const dp_bfloat16 *) { return c.multiply_bfloat16; }
+static inline auto dp_multiply(const Context &c, const dp_float16 *) { return c.multiply_float16; }
+
 // out (m, n) = a (m, k) times b (k, n), each transposed or not, with lda, ldb and n elements between the lines; or is
 // added to it. An epilogue may run on multiples of `step` rows once they have been computed; returns whether it has.
-template <class T>
-static bool dp_product(Context &c, bool at, bool bt, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda,
-                       const T *b, int64_t ldb, T *out, bool add = false, dp_Range *epilogue = nullptr,
+template <class F, class T>
+static bool dp_product(Context &c, bool at, bool bt, int64_t m, int64_t n, int64_t k, const F *a, int64_t lda,
+                       const F *b, int64_t ldb, T *out, bool add = false, dp_Range *epilogue = nullptr,
                        int64_t step = 1, int64_t operations = 0) {
     if (m == 0 || n == 0 || k == 0) {
         if (!add) dp_fill(out, m * n, (T)0);
         return false;
     }
-    dp_Multiply<T> *multiply;
-    if constexpr (sizeof(T) == 4)
-        multiply = c.multiply_float;
-    else
-        multiply = c.multiply_double;
+    auto *const multiply = dp_multiply(c, a);
     return multiply(c.parallel, c.threads, at, bt, m, n, k, a, lda, b, ldb, out, add, epilogue, &c, step, operations);
 }
 
 // The same, and then a loop over the rows of out in which none needs another.
-template <class T, void (*loop)(Context &, int64_t, int64_t)>
-static void dp_product_then(Context &c, bool at, bool bt, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda,
-                            const T *b, int64_t ldb, T *out, int64_t operations, int64_t step = 1) {
+template <void (*loop)(Context &, int64_t, int64_t), class F, class T>
+static void dp_product_then(Context &c, bool at, bool bt, int64_t m, int64_t n, int64_t k, const F *a, int64_t lda,
+                            const F *b, int64_t ldb, T *out, int64_t operations, int64_t step = 1) {
     dp_Range *const epilogue = [](void *context, int64_t low, int64_t high) { loop(*(Context *)context, low, high); };
-    if (!dp_product<T>(c, at, bt, m, n, k, a, lda, b, ldb, out, false, epilogue, step, operations))
+    if (!dp_product(c, at, bt, m, n, k, a, lda, b, ldb, out, false, epilogue, step, operations))
         dp_rows(c, loop, m, operations, step);
 }
 
 // And the end of its sums, if it sums blocks of rows.
-template <class T, void (*loop)(Context &, int64_t, int64_t), void (*ending)(Context &, int64_t)>
-static void dp_product_summed(Context &c, bool at, bool bt, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda,
-                              const T *b, int64_t ldb, T *out, int64_t operations, int64_t bytes) {
+template <void (*loop)(Context &, int64_t, int64_t), void (*ending)(Context &, int64_t), class F, class T>
+static void dp_product_summed(Context &c, bool at, bool bt, int64_t m, int64_t n, int64_t k, const F *a, int64_t lda,
+                              const F *b, int64_t ldb, T *out, int64_t operations, int64_t bytes) {
     const int64_t blocks = dp_blocks(c, m, bytes);
-    dp_product_then<T, loop>(c, at, bt, m, n, k, a, lda, b, ldb, out, operations, dp_block(m));
+    dp_product_then<loop>(c, at, bt, m, n, k, a, lda, b, ldb, out, operations, dp_block(m));
     ending(c, blocks);
 }
 

@@ -97,7 +97,7 @@ static void dp_conv2d(Context &c, const dp_Window &w, int64_t B, int64_t I, int6
         T *patches = dp_scratch<T>(n * places * depth);
         for (int64_t one = 0; one < m; ++one)
             dp_patches(w, I, x + (b + one) * w.H * w.W * I, patches + one * places * depth);
-        dp_product<T>(c, false, false, m * places, O, depth, patches, depth, kernel, O, y + b * places * O);
+        dp_product(c, false, false, m * places, O, depth, patches, depth, kernel, O, y + b * places * O);
     }
 }
 
@@ -109,7 +109,7 @@ static void dp_conv2d_input(Context &c, const dp_Window &w, int64_t B, int64_t I
     for (int64_t b = 0; b < B; b += n) {
         const int64_t m = B - b < n ? B - b : n;
         T *patches = dp_scratch<T>(n * places * depth);
-        dp_product<T>(c, false, true, m * places, depth, O, dy + b * places * O, O, kernel, O, patches);
+        dp_product(c, false, true, m * places, depth, O, dy + b * places * O, O, kernel, O, patches);
         for (int64_t one = 0; one < m; ++one) {
             T *image = dx + (b + one) * w.H * w.W * I;
             const T *own = patches + one * places * depth;
@@ -134,7 +134,7 @@ static void dp_conv2d_kernel(Context &c, const dp_Window &w, int64_t B, int64_t 
         T *patches = dp_scratch<T>(n * places * depth);
         for (int64_t one = 0; one < m; ++one)
             dp_patches(w, I, x + (b + one) * w.H * w.W * I, patches + one * places * depth);
-        dp_product<T>(c, true, false, depth, O, m * places, patches, depth, dy + b * places * O, O, dkernel, b > 0);
+        dp_product(c, true, false, depth, O, m * places, patches, depth, dy + b * places * O, O, dkernel, b > 0);
     }
 }
 

@@ -27,6 +27,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 #include <vector>
 #if defined(__AVX512F__) || defined(__FMA__)
@@ -69,8 +70,6 @@ static const int64_t dp_PACKED = 1 << 19;
 static const int64_t dp_FEW = 64;
 // From so many columns and lines on it pays to pack the rows of a transposed a.
 static const int64_t dp_MANY = 2, dp_LONG = 64;
-// From so many multiplications on a thread's part takes longer than handing it over (some 10 us of one core).
-static const int64_t dp_PART = 1 << 19;
 // What copies so many elements is not worth handing over.
 static const int64_t dp_COPIED = 1 << 15;
 
@@ -78,29 +77,42 @@ typedef void dp_Part(void *data, int64_t part);
 typedef void dp_Parallel(int64_t threads, int64_t parts, dp_Part *f, void *data);
 typedef void dp_Range(void *context, int64_t low, int64_t high);
 
+// Memory of this thread's own, for so many elements.
+template <class T, int use> static T *dp_scratch(int64_t size) {
+    static thread_local std::vector<T> memory;
+    const int64_t line = 64 / sizeof(T);
+    if ((int64_t)memory.size() < size + line) memory.resize(size + line);
+    return (T *)(((uintptr_t)memory.data() + 63) / 64 * 64);
+}
+
 // Internal linkage: a process may load this library as compiled for several CPUs, and tables of tiles must not be shared.
 namespace {
-template <class T> struct dp_Product {
+// How a thread computes a block of a product of factors F.
+template <class F> struct dp_Chains {
+    typedef F Factor;
+    typedef std::conditional_t<sizeof(F) == 2, float, F> T;
+    typedef T Sum, Packed;
     typedef T Vector __attribute__((vector_size(dp_BYTES), aligned(sizeof(T)), may_alias));
-    static const int W = dp_BYTES / sizeof(T), NR = 2 * W;
+    static const int W = dp_BYTES / sizeof(T), MR = dp_MR, NR = 2 * W;
+    // From so many multiplications on a thread's part takes longer than handing it over (some 10 us of one core).
+    static const int64_t PART = 1 << 19;
+    // Tiles read numbers of the type of their sums; others become it as they are packed.
+    static const bool WIDENS = !std::is_same<F, T>::value;
 
-    dp_Parallel *parallel;
     bool at, bt, add;
     int64_t m, n, k;
-    const T *a;
+    const F *a;
     int64_t lda;
-    const T *b;
+    const F *b;
     int64_t ldb;
     T *out;
-    // What is done with multiples of `step` rows of out when they are computed, or null; and its operations on single
-    // elements.
-    dp_Range *epilogue;
-    void *context;
-    int64_t step, operations;
-    // Of the job that threads share now: its parts, its columns, and these packed, tile by tile (null: each packs its own).
-    bool by_rows;
-    int64_t parts, first, last;
-    T *packed;
+
+    // Whether b can be read where it lies, if it is not `wide` as it would be packed.
+    bool reads_b() const { return !WIDENS && !bt; }
+
+    static void copy(T *to, const F *from, int64_t count) {
+        for (int64_t q = 0; q < count; ++q) to[q] = (T)from[q];
+    }
 
     template <int rows, int vectors, bool transposed>
     static void tile(int64_t k, const T *a, int64_t lda, const T *b, int64_t ldb, T *out, int64_t n, bool add) {
@@ -149,15 +161,15 @@ template <class T> struct dp_Product {
             for (int64_t from = 0; from < kc; from += W)
                 for (int64_t q = 0; q < nr; ++q)
                     for (int64_t line = from; line < std::min(from + W, kc); ++line)
-                        to[line * wide + q] = b[(j + q) * ldb + l + line];
+                        to[line * wide + q] = (T)b[(j + q) * ldb + l + line];
             return;
         }
         for (int64_t line = 0; line < kc; ++line) {
-            const T *from = b + (l + line) * ldb + j;
+            const F *from = b + (l + line) * ldb + j;
             if (nr == NR)
-                memcpy(to + line * NR, from, NR * sizeof(T));
+                copy(to + line * NR, from, NR);
             else
-                std::copy(from, from + nr, to + line * wide);
+                copy(to + line * wide, from, nr);
         }
     }
 
@@ -175,34 +187,28 @@ template <class T> struct dp_Product {
         return (left + tiles - 1) / tiles;
     }
 
-    // Rows i to i1 of a transposed a, lines l to l + kc, tile by tile.
+    // Rows i to i1 of a, lines l to l + kc; of a transposed one tile by tile.
     void pack_rows(T *to, int64_t i, int64_t i1, int64_t l, int64_t kc) const {
-        for (int64_t from = 0; from < kc; from += W) {  // a few lines at a time: their pages are all at hand
+        for (; !at && i < i1; ++i, to += kc) copy(to, a + i * lda + l, kc);
+        for (int64_t from = 0; at && from < kc; from += W) {  // a few lines at a time: their pages are all at hand
             T *tile = to;
             for (int64_t row = i, rows; row < i1; row += rows, tile += rows * kc) {
                 rows = next(i1 - row);
                 for (int64_t line = from; line < std::min(from + W, kc); ++line) {
-                    const T *of = a + (l + line) * lda + row;
-                    if (rows == dp_MR)
-                        memcpy(tile + line * dp_MR, of, dp_MR * sizeof(T));
+                    const F *of = a + (l + line) * lda + row;
+                    if (rows == MR)
+                        copy(tile + line * MR, of, MR);
                     else
-                        std::copy(of, of + rows, tile + line * rows);
+                        copy(tile + line * rows, of, rows);
                 }
             }
         }
     }
 
-    // Memory of this thread's own, for so many elements.
-    template <int use> static T *scratch(int64_t size) {
-        static thread_local std::vector<T> memory;
-        if ((int64_t)memory.size() < size + W) memory.resize(size + W);
-        return (T *)(((uintptr_t)memory.data() + dp_BYTES - 1) / dp_BYTES * dp_BYTES);
-    }
-
     // Rows m0 to m1 and columns n0 to n1 of the result; b as it lies, or packed from n0 on.
     void block(int64_t m0, int64_t m1, int64_t n0, int64_t n1, const T *packed) const {
-        const bool packs_rows = at && n1 - n0 >= dp_MANY * NR && k >= dp_LONG;
-        T *const of_rows = packs_rows ? scratch<0>(dp_HEIGHT * dp_DEPTH) : nullptr;
+        const bool packs_rows = WIDENS || (at && n1 - n0 >= dp_MANY * NR && k >= dp_LONG);
+        T *const of_rows = packs_rows ? dp_scratch<T, 0>(dp_HEIGHT * dp_DEPTH) : nullptr;
         const int64_t blocks = (k + dp_DEPTH - 1) / dp_DEPTH, depth = (k + blocks - 1) / blocks;
         for (int64_t i0 = m0; i0 < m1; i0 += dp_HEIGHT) {
             const int64_t i1 = std::min(i0 + dp_HEIGHT, m1);
@@ -211,14 +217,16 @@ template <class T> struct dp_Product {
                 if (packs_rows) pack_rows(of_rows, i0, i1, l, kc);
                 for (int64_t j = n0; j < n1; j += NR) {
                     const int64_t nr = std::min((int64_t)NR, n1 - j), wide = nr > W ? NR : W;
-                    const T *panel = b + l * ldb + j;
-                    int64_t pitch = ldb;
+                    const T *panel;
+                    int64_t pitch = wide;
                     if (packed) {
-                        panel = packed + (j - n0) * k + l * wide, pitch = wide;
+                        panel = packed + (j - n0) * k + l * wide;
                     } else if (nr != wide) {
-                        T *const edge = scratch<1>(dp_DEPTH * NR);
+                        T *const edge = dp_scratch<T, 1>(dp_DEPTH * NR);
                         pack(edge, l, kc, j, nr, wide);
-                        panel = edge, pitch = wide;
+                        panel = edge;
+                    } else {
+                        panel = (const T *)(b + l * ldb + j), pitch = ldb;
                     }
                     tiles(i0, i1, l, kc, of_rows, panel, pitch, j, nr, wide);
                 }
@@ -234,8 +242,8 @@ template <class T> struct dp_Product {
         for (int64_t rows; i < i1; i += rows) {
             rows = next(i1 - i);
             Tile *const tile = tile_of(rows, wide == NR);
-            const T *from = of_rows ? of_rows : at ? a + l * lda + i : a + i * lda + l;
-            const int64_t line = of_rows ? rows : lda;
+            const T *from = of_rows ? of_rows : (const T *)(at ? a + l * lda + i : a + i * lda + l);
+            const int64_t line = of_rows ? (at ? rows : kc) : lda;
             if (of_rows) of_rows += rows * kc;
             T *to = out + i * n + j;
             if (nr == wide) {
@@ -251,6 +259,25 @@ template <class T> struct dp_Product {
 
     // Elements of columns n0 to n1 when they are packed.
     int64_t size(int64_t n0, int64_t n1) const { return k * ((n1 - n0 + W - 1) / W * W); }
+};
+
+// How threads share a product, whose blocks `Panels` computes.
+template <class Panels> struct dp_Product : Panels {
+    typedef typename Panels::Factor F;
+    typedef typename Panels::Sum T;
+    typedef typename Panels::Packed Packed;
+    using Panels::MR, Panels::NR, Panels::at, Panels::bt, Panels::add, Panels::m, Panels::n, Panels::k, Panels::out;
+
+    dp_Parallel *parallel;
+    // What is done with multiples of `step` rows of out when they are computed, or null; and its operations on single
+    // elements.
+    dp_Range *epilogue;
+    void *context;
+    int64_t step, operations;
+    // Of the job that threads share now: its parts, its columns, and these packed, tile by tile (null: each packs its own).
+    bool by_rows;
+    int64_t parts, first, last;
+    Packed *packed;
 
     // Where a part of rows, or one of columns, begins; the next one's begin is its end.
     int64_t row(int64_t number) const { return std::min((m + step - 1) / step * number / parts * step, m); }
@@ -261,7 +288,7 @@ template <class T> struct dp_Product {
     static void pack_part(void *data, int64_t number) {
         const dp_Product &own = *(const dp_Product *)data;
         const int64_t from = own.column(number), to = own.column(number + 1);
-        own.pack_columns(own.packed + (from - own.first) * own.k, from, to);
+        own.pack_columns(own.packed + own.size(own.first, from), from, to);
     }
 
     static void part(void *data, int64_t number) {
@@ -270,10 +297,10 @@ template <class T> struct dp_Product {
         const int64_t to = own.by_rows ? own.row(number + 1) : own.column(number + 1);
         if (own.by_rows) {
             own.block(from, to, own.first, own.last, own.packed);
-        } else if (own.bt || own.m > dp_FEW) {
+        } else if (!own.reads_b() || own.m > dp_FEW) {
             for (int64_t j = from, j1; j < to; j = j1) {
                 j1 = std::min(j + own.together(), to);
-                T *const packed = scratch<2>(own.size(j, j1));
+                Packed *const packed = dp_scratch<Packed, 2>(own.size(j, j1));
                 own.pack_columns(packed, j, j1);
                 own.block(0, own.m, j, j1, packed);
             }
@@ -288,28 +315,29 @@ template <class T> struct dp_Product {
 
     // The transposed product, b' a, whose lines are long where out has hardly a column.
     void run_transposed(int64_t threads) {
-        T *const transposed = scratch<3>(m * n);
-        dp_Product{parallel, !bt, false, false, n, m, k, b, ldb, a, lda, transposed, nullptr, nullptr, 1}.run(threads);
+        T *const transposed = dp_scratch<T, 3>(m * n);
+        const Panels swapped{!bt, false, false, n, m, k, this->b, this->ldb, this->a, this->lda, transposed};
+        dp_Product{swapped, parallel, nullptr, nullptr, 1}.run(threads);
         for (int64_t i = 0; i < m; ++i)
             for (int64_t j = 0; j < n; ++j) out[i * n + j] = transposed[j * m + i];
     }
 
     // Whether the epilogue has been executed.
     bool run(int64_t threads) {
-        if (at && !add && n < NR && n % W && m >= dp_MANY * NR) return run_transposed(threads), false;
+        if (at && !add && n < NR && n % Panels::W && m >= dp_MANY * NR) return run_transposed(threads), false;
         if (m <= dp_FEW) epilogue = nullptr;
-        by_rows = epilogue || (m > dp_FEW && m / dp_MR > n / NR);
+        by_rows = epilogue || (m > dp_FEW && m / MR > n / NR);
         // Of rows a part has two tiles at least, which are as long as tiles can be.
-        const int64_t most = std::min(by_rows ? m / std::max(2 * (int64_t)dp_MR, step) : (n + NR - 1) / NR, 4 * threads);
-        const int64_t shared = threads < 2 ? 1 : std::max(std::min(most, (m * n * k + operations * 16) / dp_PART), (int64_t)1);
+        const int64_t most = std::min(by_rows ? m / std::max(2 * (int64_t)MR, step) : (n + NR - 1) / NR, 4 * threads);
+        const int64_t shared = threads < 2 ? 1 : std::max(std::min(most, (m * n * k + operations * 16) / Panels::PART), (int64_t)1);
         first = 0, last = n, packed = nullptr, parts = shared;
         if (!by_rows) parallel(threads, parts, part, this);
-        const bool lies = !bt && n <= NR && n % W == 0 && ldb == n;  // as if it were packed
+        const bool lies = this->reads_b() && n <= NR && n % Panels::W == 0 && this->ldb == n;  // as if it were packed
         if (by_rows && lies) parallel(threads, parts, part, this);
         for (; by_rows && !lies && first < n; first = last) {
             last = std::min(first + together(), n);
-            packed = scratch<2>(size(first, last));
-            parts = shared > 1 && size(first, last) > dp_COPIED ? std::min((last - first + NR - 1) / NR, 2 * threads) : 1;
+            packed = dp_scratch<Packed, 2>(this->size(first, last));
+            parts = shared > 1 && this->size(first, last) > dp_COPIED ? std::min((last - first + NR - 1) / NR, 2 * threads) : 1;
             parallel(threads, parts, pack_part, this);
             parts = shared;
             parallel(threads, parts, part, this);
@@ -319,13 +347,14 @@ template <class T> struct dp_Product {
 };
 }  // namespace
 
-// Export products of a type as dp_product_TYPE.
-#define DP_PRODUCT(T)                                                                                                     \
-    extern "C" bool dp_product_##T(dp_Parallel *parallel, int64_t threads, bool at, bool bt, int64_t m, int64_t n,        \
-                                   int64_t k, const T *a, int64_t lda, const T *b, int64_t ldb, T *out, bool add,         \
-                                   dp_Range *epilogue, void *context, int64_t step, int64_t operations) {                 \
-        return dp_Product<T>{parallel, at, bt, add, m, n, k, a, lda, b, ldb, out, epilogue, context, step, operations}    \
-            .run(threads);                                                                                                \
+// Export products of factors F, whose blocks `Panels` computes, as dp_product_F.
+#define DP_EXPORT(F, Panels)                                                                                              \
+    extern "C" bool dp_product_##F(dp_Parallel *parallel, int64_t threads, bool at, bool bt, int64_t m, int64_t n,        \
+                                   int64_t k, const F *a, int64_t lda, const F *b, int64_t ldb, Panels::Sum *out,         \
+                                   bool add, dp_Range *epilogue, void *context, int64_t step, int64_t operations) {       \
+        const Panels panels{at, bt, add, m, n, k, a, lda, b, ldb, out};                                                   \
+        return dp_Product<Panels>{panels, parallel, epilogue, context, step, operations}.run(threads);                    \
     }
+#define DP_PRODUCT(F) DP_EXPORT(F, dp_Chains<F>)
 
 #endif

@@ -15,7 +15,7 @@ from dptrain.program.fuse import fuse
 from dptrain.program.kernels import Kernel, Loop
 from dptrain.program.memory import Plan
 from dptrain.program.mesh import PlacedProgram
-from dptrain.program.passes import first_of_equals, rewritten, without_all_reduce
+from dptrain.program.passes import first_of_equals, rewritten, with_half_factors, without_all_reduce
 from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.shapes import Shape, size
@@ -116,7 +116,7 @@ def _on_device(model: "Model", program: PlacedProgram) -> _OnDevice:
         source = made.source()
         return _OnDevice("GPU", launches, source, made.plan, len(made.in_place), lambda: _costs(made, source))
     names = names_of(program)
-    for change in (without_all_reduce, first_of_equals()):
+    for change in (without_all_reduce, with_half_factors, first_of_equals()):
         program, names = _renamed(program, names, change)
     fused = fuse(program)
     code = generate(fused)
@@ -157,7 +157,7 @@ def _renamed(
 
     def noted(one: Tensor) -> Tensor:
         made = change(one)
-        found.setdefault(made, names[next(olds)])
+        found.setdefault(made, names.get(next(olds), ""))  # of views that a pass has made nobody knows a name
         return made
 
     made = rewritten(program, noted)

@@ -41,10 +41,10 @@ from dptrain.program.lowering import lowering_of
 from dptrain.program.merge import merge, sink
 from dptrain.program.mesh import ALL_REDUCE
 from dptrain.program.messages import stages
-from dptrain.program.passes import without_repeats
+from dptrain.program.passes import rewritten, with_half_factors, without_repeats
 from dptrain.program.program import Program
 from dptrain.program.shapes import is_one
-from dptrain.program.tensor import DType, Tensor
+from dptrain.program.tensor import DType, Tensor, is_half
 from dptrain.program.views import Key, View, compose, matrix, space_of, whole
 
 
@@ -55,7 +55,7 @@ def fuse(program: Program, *, join: bool = True) -> Fused:
         program: a placed one, or one of a single device.
         join: let loops have several members; without, each op is a kernel of its own, with the same bits.
     """
-    return _Fusing(without_repeats(program), join).fused
+    return _Fusing(without_repeats(rewritten(program, with_half_factors)), join).fused
 
 
 class _Fusing:
@@ -115,9 +115,11 @@ class _Fusing:
             return
         inputs = [self._view(one) for one in tensor.inputs]
         if isinstance(op.lowering, lowering.Product) and tensor.dtype in (np.float32, np.float64):
+            a, b = (one.dtype for one in tensor.inputs)
+            wanted = a if a == b and is_half(a) else tensor.dtype
             for number, (one, view) in enumerate(zip(tensor.inputs, inputs, strict=True)):
-                if one.dtype != tensor.dtype or matrix(view, one.shape) is None:
-                    inputs[number] = whole(self._copy(one, tensor.dtype))
+                if one.dtype != wanted or matrix(view, one.shape) is None:
+                    inputs[number] = whole(self._copy(one, wanted))
             self._append(Product(tensor, (inputs[0], inputs[1])))
         elif _has_code(tensor, inputs):
             if self._join and op is not COPY and space_of(tensor.shape) and _is_uniform(tensor, inputs):

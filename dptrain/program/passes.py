@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.program.dims import Dim
-from dptrain.program.lowering import Element, Product, lowering_of
+from dptrain.program.lowering import Element, Product, ViewMap, lowering_of
 from dptrain.program.mesh import ALL_REDUCE, PlacedProgram
 from dptrain.program.program import Program
 from dptrain.program.tensor import Tensor, is_half
@@ -73,19 +73,35 @@ def with_precision(program: Program, precision: str, of_halves: str = "float32")
     def chosen(one: Tensor) -> Tensor:
         if not isinstance(lowering_of(one), Product) or one.dtype != np.float32:
             return one
-        own = of_halves if all(map(_was_half, one.inputs)) else precision
+        own = of_halves if all(_narrow(read) is not None for read in one.inputs) else precision
         attributes = {**one.attributes, "precision": own}
         return Tensor(one.op, one.inputs, attributes, one.shape, one.dtype, name=one.name)
 
     return program if precision == of_halves == "float32" else rewritten(program, chosen)
 
 
-def _was_half(tensor: Tensor) -> bool:
-    """Whether all numbers of a tensor have been rounded to half precision."""
-    while tensor.op is not None and tensor.op.is_view:
-        tensor = tensor.inputs[0]
+def with_half_factors(tensor: Tensor) -> Tensor:
+    """Return what stands for a product of float32 copies of matrices of one half precision: that of the matrices.
+
+    It has the same numbers; no backend but one whose products widen such factors themselves can compute it.
+    """
+    if isinstance(lowering_of(tensor), Product) and tensor.dtype == np.float32:
+        match [_narrow(one) for one in tensor.inputs]:
+            case [Tensor() as a, Tensor() as b] if a.dtype == b.dtype:
+                return tensor.with_inputs([a, b])
+    return tensor
+
+
+def _narrow(tensor: Tensor) -> Tensor | None:
+    """Return the tensor of half precision of which a float32 one is a copy, or a view of a copy; None of others."""
     lowering = lowering_of(tensor)
-    return isinstance(lowering, Element) and lowering.converts and is_half(tensor.inputs[0].dtype)
+    if isinstance(lowering, ViewMap):
+        beneath = _narrow(tensor.inputs[0])
+        if beneath is None:
+            return None
+        return Tensor(tensor.op, [beneath], tensor.attributes, tensor.shape, beneath.dtype, name=tensor.name)
+    widens = isinstance(lowering, Element) and lowering.converts and tensor.dtype == np.float32
+    return tensor.inputs[0] if widens and is_half(tensor.inputs[0].dtype) else None
 
 
 def without_repeats(program: Program) -> Program:

@@ -230,7 +230,7 @@ class _Writer:
     def _product(self, product: Product, epilogue: tuple[str, str, str] | None) -> str:
         tensor, (x1, x2) = product.tensor, product.reads
         a, b = tensor.inputs
-        rank, scalar = tensor.ndim, ctype(tensor.dtype)
+        rank = tensor.ndim
         m, n, k = (extent(shape) for shape in (tensor.shape[-2:-1], tensor.shape[-1:], a.shape[-1:]))
         axes = [
             [
@@ -265,10 +265,10 @@ class _Writer:
         )
         operands = f"{pointers[0]}, {length_text(of_a[1])}, {pointers[1]}, {length_text(of_b[1])}, {pointers[2]}"
         if epilogue is None:
-            lines.append(f"{indent}dp_product<{scalar}>(c, {settings}, {operands});\n")
+            lines.append(f"{indent}dp_product(c, {settings}, {operands});\n")
         else:
             function, loops, last = epilogue
-            lines.append(f"{indent}{function}<{scalar}, {loops}>(c, {settings}, {operands}, {last});\n")
+            lines.append(f"{indent}{function}<{loops}>(c, {settings}, {operands}, {last});\n")
         return "".join(lines)
 
 

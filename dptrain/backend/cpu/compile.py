@@ -19,11 +19,13 @@ from pathlib import Path
 
 from dptrain.backend.cuda.sources import kernels_dir
 from dptrain.errors import DeviceError
+from dptrain.program.cpp import TYPES
 from dptrain.runtime.cache import cache_dir, compiled
 from dptrain.runtime.text import one_line
 
-# The headers of generated programs.
+# The headers of generated programs, and those of products.
 HEADERS = ("scalar.h", "half.h", "native.h", "native_calls.h")
+PRODUCT = ("scalar.h", "half.h", "native_product.h")
 # No option lets the compiler join or reorder floating-point operations, so bits do not depend on it or on what it tunes
 # for. Without -ffp-contract=off it may round a multiply-add once, which NumPy rounds twice, and GCC decides anew for
 # each loop and each CPU that it tunes for: a row would differ from the same row among many, fused loops from single
@@ -108,16 +110,14 @@ def dp_parallel() -> int:
 
 
 @functools.cache
-def products(scalar: str) -> Future[int]:
-    """Begin to compile `dp_product_float` or `dp_product_double`, and return what will be its address.
+def products(dtype: str) -> Future[int]:
+    """Begin to compile the product of factors of a type, by its NumPy name, and return what will be its address.
 
     That takes longer than compiling a program, which can be done meanwhile. The result raises as `library`.
     """
-    made = ThreadPoolExecutor(1)
+    scalar, made = TYPES[dtype], ThreadPoolExecutor(1)
     try:
-        return made.submit(
-            lambda: _address(library(f"DP_PRODUCT({scalar})\n", ("native_product.h",))[f"dp_product_{scalar}"])
-        )
+        return made.submit(lambda: _address(library(f"DP_PRODUCT({scalar})\n", PRODUCT)[f"dp_product_{scalar}"]))
     finally:
         made.shutdown(wait=False)
 

@@ -13,8 +13,8 @@ from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DataError
 from dptrain.program.execute import HostMemory
 from dptrain.program.fuse import fuse
-from dptrain.program.kernels import Call, Fused, Kernel, Loop, Member
-from dptrain.program.lowering import Product, Windows, lowering_of
+from dptrain.program.kernels import Call, Fused, Kernel, Loop, Member, Product
+from dptrain.program.lowering import Windows, lowering_of
 from dptrain.program.memory import Access, Plan, aligned, in_a_row, in_place, nbytes, plan
 from dptrain.program.mesh import constant_of
 from dptrain.program.messages import all_reduce
@@ -26,8 +26,8 @@ from dptrain.program.tensor import Array, Tensor
 from dptrain.program.views import View
 from dptrain.runtime.python_lock import released
 
-# C++ types of products, by what NumPy calls them.
-_PRODUCTS = {"float32": "float", "float64": "double"}
+# Types of factors, in the order of the products in `Context`.
+_PRODUCTS = ("float32", "float64", "bfloat16", "float16")
 
 
 class Context(ctypes.Structure):
@@ -45,6 +45,8 @@ class Context(ctypes.Structure):
         ("parallel", ctypes.c_void_p),
         ("multiply_float", ctypes.c_void_p),
         ("multiply_double", ctypes.c_void_p),
+        ("multiply_bfloat16", ctypes.c_void_p),
+        ("multiply_float16", ctypes.c_void_p),
         ("sums", ctypes.c_void_p),
     )
 
@@ -107,9 +109,12 @@ class CompiledExecutable:
 
     def _compiled(self) -> tuple[ctypes.CDLL, list[int]]:
         """Return the program's library, and the addresses of threads and products in those that all programs share."""
-        lowerings = ((lowering_of(one), one.dtype.name) for one in self.fused.program.tensors)
-        types = {dtype for lowering, dtype in lowerings if isinstance(lowering, Product | Windows)}
-        made = [products(scalar) if name in types else None for name, scalar in _PRODUCTS.items()]
+        kernels = self.fused.kernels
+        factors = [one.reads[0].root for one in kernels if isinstance(one, Product)]
+        calls = [one.tensor for one in kernels if isinstance(one, Call)]
+        factors += [one for one in calls if isinstance(lowering_of(one), Windows)]
+        types = {one.dtype.name for one in factors}
+        made = [products(name) if name in types else None for name in _PRODUCTS]
         own, parallel = library(self.code.source), dp_parallel()
         return own, [parallel, *(0 if one is None else one.result() for one in made)]
 

@@ -7,8 +7,9 @@ from dptrain import ops
 from dptrain.backend.cuda.compose import Composition
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
+from dptrain.program.lowering import Product, lowering_of
 from dptrain.program.mesh import ALL_REDUCE, PlacedProgram
-from dptrain.program.passes import with_precision, without_ranks, without_repeats
+from dptrain.program.passes import rewritten, with_half_factors, with_precision, without_ranks, without_repeats
 from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
@@ -114,6 +115,40 @@ def test_products_of_half_precision_are_exact_in_tf32():
     assert "product_tf32<" in source
     assert "product<" in source
     assert "product_tf32<" not in Composition(program, of_halves="float32").source()
+
+
+def test_a_product_reads_the_halves_beneath_float32_copies():
+    """Through views of a copy; of two types, computed ones and whole numbers it reads what it read."""
+
+    def step(x):
+        half, other = ops.cast(x, "bfloat16"), ops.cast(x, "float16")
+        wide = ops.cast(half, "float32")
+        return {
+            "halves": half @ ops.transpose(half),
+            "views": wide[1:5] @ ops.transpose(wide),
+            "types": half @ ops.transpose(other),
+            "one": wide @ ops.transpose(x),
+            "computed": (wide + 1) @ ops.transpose(wide),
+            "whole": ops.cast(half, "int32") @ ops.transpose(wide),
+        }
+
+    program = trace(step, {"x": ((6, 4), "float32")})
+    changed = rewritten(program, with_half_factors)
+    products = {name: next(one for one in _lineage(made) if _is_product(one)) for name, made in changed.outputs.items()}
+    read = {name: {factor.dtype.name for factor in one.inputs} for name, one in products.items()}
+    assert read.pop("halves") == read.pop("views") == {"bfloat16"}
+    assert read == {"types": {"float32"}, "one": {"float32"}, "computed": {"float32"}, "whole": {"int32", "float32"}}
+    assert {one.dtype.name for one in products.values()} == {"float32"}
+    assert rewritten(changed, with_half_factors).tensors == changed.tensors
+
+
+def _lineage(tensor):
+    """Return a tensor, what it is made of first, and so on."""
+    return [tensor, *(_lineage(tensor.inputs[0]) if tensor.inputs else [])]
+
+
+def _is_product(tensor):
+    return isinstance(lowering_of(tensor), Product)
 
 
 def test_a_product_of_another_type_keeps_its_own():

@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 
 from dptrain import ops
 from dptrain.backend.cpu import compile as compiling
@@ -17,7 +18,7 @@ from dptrain.program.dims import Dim
 from dptrain.program.execute import HostMemory
 from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
-from tests.unit.backend.cpu.test_products import product
+from tests.unit.backend.cpu.test_products import HALF_CHAINS, product
 
 X86 = platform.machine() in ("x86_64", "AMD64")
 CPU = set(compiling._cpu().split())
@@ -44,16 +45,16 @@ def compiled_by(compiler, target, source, headers, options=()):
         raise
 
 
-def matrices():
+def matrices(dtype=np.float32):
     """Return a and b whose products float64 adds up without rounding, and float32 does not."""
     rng = np.random.default_rng(0)
-    return ((rng.integers(-(2**20), 2**20, shape) * 2.0**-19).astype(np.float32) for shape in ((M, K), (K, N)))
+    return ((rng.integers(-(2**20), 2**20, shape) * 2.0**-19).astype(dtype) for shape in ((M, K), (K, N)))
 
 
 @functools.cache
-def chains(fma):
+def chains(fma, dtype=np.float32):
     """Return a times b: per block of k a chain of multiply-adds, rounded once or twice each; then the blocks' sum."""
-    a, b = matrices()
+    a, b = (one.astype(np.float32) for one in matrices(dtype))
     total = np.zeros((M, N), np.float32)
     for block in (range(K // 2), range(K // 2, K)):
         chain = np.zeros((M, N), np.float32)
@@ -64,12 +65,12 @@ def chains(fma):
     return total
 
 
-def wrong_rows(library, fma):
-    """Return how many rows of products, of any number of rows in any layout, have other bits than the chains."""
-    (a, b), wrong, function = matrices(), 0, compiling._address(library.dp_product_float)
+def wrong_rows(function, expected, dtype=np.float32):
+    """Return how many rows of products, of any number of rows in any layout, have other bits than expected."""
+    (a, b), wrong, address = matrices(dtype), 0, compiling._address(function)
     for rows, at, bt in itertools.product([*range(1, 16), M], [False, True], [False, True]):
         one, other = np.asfortranarray(a[:rows]) if at else a[:rows], np.asfortranarray(b) if bt else b
-        wrong += np.any(product(one, other, function=function) != chains(fma)[:rows], 1).sum()
+        wrong += np.any(product(one, other, function=address) != expected[:rows], 1).sum()
     return wrong
 
 
@@ -77,7 +78,18 @@ def wrong_rows(library, fma):
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_products_are_chains_however_they_are_compiled(compiler, target):
     library = compiled_by(compiler, target, "DP_PRODUCT(float)", ("native_product.h",))
-    assert wrong_rows(library, FMA and target not in NARROW) == 0
+    assert wrong_rows(library.dp_product_float, chains(FMA and target not in NARROW)) == 0
+
+
+@pytest.mark.parametrize("target", [TARGETS[0], TARGETS[-1], *NARROW], ids="-".join)
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_products_of_half_precision_are_chains_with_and_without_fma(compiler, target):
+    """The product of two factors is exact in float32."""
+    library = compiled_by(compiler, target, HALF_CHAINS, compiling.PRODUCT)
+    for dtype in (bfloat16, np.float16):
+        function = library[f"dp_product_dp_{np.dtype(dtype).name}"]
+        assert wrong_rows(function, chains(True, dtype), dtype) == 0
+        assert np.array_equal(chains(True, dtype), chains(False, dtype))
 
 
 def test_chains_with_fma_are_others():
@@ -97,7 +109,8 @@ def test_a_product_that_is_fused_in_some_tiles_alone_is_seen(tile, options):
     header, own = compiling._header("native_product.h"), "dp_fma(one, line[v], sum[r][v])"
     assert header.count(own) == 1
     text = header.replace(own, tile.format(own)) + "DP_PRODUCT(float)"
-    assert wrong_rows(compiled_by("g++", TARGETS[-1], text, (), options), True) > 0
+    library = compiled_by("g++", TARGETS[-1], text, (), options)
+    assert wrong_rows(library.dp_product_float, chains(True)) > 0
 
 
 def generated_by(compiler, target, options=()):

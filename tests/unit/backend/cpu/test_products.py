@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ml_dtypes import bfloat16
 
+from dptrain.backend.cpu import compile as compiling
 from dptrain.backend.cpu.compile import compiler, dp_parallel, products
 from dptrain.backend.cpu.denormals import flush_to_zero
 
@@ -24,13 +26,13 @@ RANGE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 def product(a, b, *, threads=1, out=None, epilogue=None, step=1, function=None):
     """Return a times b, each as it lies in memory or transposed; or add it to `out`.
 
-    An epilogue is called as epilogue(the product so far, low, high); None is returned if it was left to the caller. The
-    function is the one that programs call unless another's address is given.
+    Of half precision it is float32. An epilogue is called as epilogue(the product so far, low, high); None is returned
+    if it was left to the caller. The function is the one that programs call unless another's address is given.
     """
     (m, k), n = a.shape, b.shape[1]
-    found = np.full((m, n), np.nan, a.dtype) if out is None else out
+    found = np.full((m, n), np.nan, np.result_type(a.dtype, np.float32)) if out is None else out
     if function is None:
-        function = products("float" if a.dtype == np.float32 else "double").result()
+        function = products(a.dtype.name).result()
     kinds = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_bool, ctypes.c_bool, *[ctypes.c_int64] * 3]
     kinds += [ctypes.c_void_p, ctypes.c_int64] * 2 + [ctypes.c_void_p, ctypes.c_bool]
     kinds += [RANGE, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
@@ -65,6 +67,31 @@ def test_against_numpy(m, n, k, at, bt, dtype, add):
     np.testing.assert_array_equal(product(a, b, threads=3, out=before.copy() if add else None), found)
 
 
+def copies(a, b):
+    """Return float32 matrices of the same numbers, which lie as these do."""
+    return (np.asarray(one, np.float32, order="C" if one.flags.c_contiguous else "F") for one in (a, b))
+
+
+HALF_CHAINS = "DP_PRODUCT(dp_bfloat16)\nDP_PRODUCT(dp_float16)\n"
+
+
+def half_chains(dtype):
+    """Return the product of factors in half precision that every CPU has."""
+    name = "dp_" + np.dtype(dtype).name
+    return compiling._address(compiling.library(HALF_CHAINS, compiling.PRODUCT)[f"dp_product_{name}"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(SIZES, SIZES, SIZES, st.booleans(), st.booleans(), st.sampled_from([bfloat16, np.float16]), st.booleans())
+def test_factors_of_half_precision_have_the_bits_of_float32_copies(m, n, k, at, bt, dtype, add):
+    a, b = matrices(m, n, k, at, bt, dtype)
+    before, function = np.ones((m, n), np.float32), half_chains(dtype)
+    expected = product(*copies(a, b), out=before.copy() if add else None)
+    for threads in (1, 3):
+        found = product(a, b, threads=threads, out=before.copy() if add else None, function=function)
+        np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize(
     ("m", "n", "k"), [(32, 512, 784), (784, 128, 256), (1500, 70, 300), (40, 1100, 600), (700, 1100, 600)]
 )
@@ -81,8 +108,9 @@ def test_threads_have_one_threads_bits(m, n, k, bt):
 @pytest.mark.parametrize("step", [1, 16])
 @pytest.mark.parametrize(("m", "n", "k"), [(700, 1100, 600), (70, 640, 300), (300, 40, 2000)])
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_an_epilogue_finds_its_rows_complete(m, n, k, threads, step):
-    a, b = matrices(m, n, k, False, False, "float32")
+@pytest.mark.parametrize("dtype", [np.float32, bfloat16], ids=["float32", "bfloat16"])
+def test_an_epilogue_finds_its_rows_complete(m, n, k, threads, step, dtype):
+    a, b = matrices(m, n, k, False, False, dtype)
     expected, seen = product(a, b), []
 
     def epilogue(found, low, high):
