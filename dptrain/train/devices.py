@@ -87,7 +87,7 @@ def check_devices(comm: Communicator, backend: Backend, share_gpu: bool) -> None
             "device",
             ExitCode.CONFIG,
             f"the ranks would compute different bits: {_by_rank(hosts, numerics)}; "
-            "give all ranks the same kind of GPU, the same options and the same packages",
+            "give all ranks the same kind of GPU or CPU, the same options and the same packages",
             [],
         )
     for gpu in dict.fromkeys(one for one in gpus if one is not None and not share_gpu):

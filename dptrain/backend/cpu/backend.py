@@ -8,13 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.backend.base import Backend, Executable, HostArray
-from dptrain.backend.cpu.compile import compiler
+from dptrain.backend.cpu.compile import compiler, has_tiles
 from dptrain.backend.cpu.compiled import CompiledExecutable, lowered, planned
 from dptrain.backend.cpu.denormals import flush_to_zero
 from dptrain.backend.cpu.snapshot import HostSnapshot
 from dptrain.backend.transfers import Exchange, HostExchange, HostStaging, Staging
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError
+from dptrain.mixed_precision import DTypePolicy
 from dptrain.program import execute
 from dptrain.program.memory import aligned
 from dptrain.program.program import Program
@@ -50,7 +51,7 @@ class CpuBackend(Backend):
         dtype: float32 or float64.
         threads: that this process may use.
         jit_compile: whether programs are compiled; "auto" where there is a C++ compiler.
-        policy: name of the models' dtype policy, for the description; by default that of `dtype`.
+        policy: name of the models' dtype policy, for `numerics` and the description; by default that of `dtype`.
 
     Attributes:
         threads: that each program may use.
@@ -58,6 +59,7 @@ class CpuBackend(Backend):
 
     Raises:
         ConfigError: there is none, and programs are to be compiled.
+        DeviceError: the compiler fails.
     """
 
     def __init__(
@@ -77,8 +79,11 @@ class CpuBackend(Backend):
         self.compiles = found is not None
         by = f"compiled by {found[1]}" if found is not None else "NumPy"
         by += ": no C++ compiler on PATH" if found is None and wanted is None else ""
-        self.numerics = f"cpu, {self.dtype}, {'compiled' if self.compiles else 'NumPy'}"
-        self.description = f"CPU, {threads} thread{'s' if threads > 1 else ''}, {policy or self.dtype}, {by}"
+        of_models = DTypePolicy(policy or self.dtype.name)
+        in_tiles = self.compiles and of_models.compute_dtype == "bfloat16" and has_tiles()
+        tiles = ", products in AMX tiles" if in_tiles else ""
+        self.numerics = f"cpu, {self.dtype}, {'compiled' if self.compiles else 'NumPy'}{tiles}"
+        self.description = f"CPU, {threads} thread{'s' if threads > 1 else ''}, {of_models.name}, {by}{tiles}"
         self._memory = execute.HostMemory()
 
     def adopt(self, variables: Iterable[Variable]) -> None:

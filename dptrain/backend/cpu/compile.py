@@ -26,6 +26,7 @@ from dptrain.runtime.text import one_line
 # The headers of generated programs, and those of products.
 HEADERS = ("scalar.h", "half.h", "native.h", "native_calls.h")
 PRODUCT = ("scalar.h", "half.h", "native_product.h")
+TILES = (*PRODUCT, "native_tiles.h")
 # No option lets the compiler join or reorder floating-point operations, so bits do not depend on it or on what it tunes
 # for. Without -ffp-contract=off it may round a multiply-add once, which NumPy rounds twice, and GCC decides anew for
 # each loop and each CPU that it tunes for: a row would differ from the same row among many, fused loops from single
@@ -110,14 +111,23 @@ def dp_parallel() -> int:
 
 
 @functools.cache
+def has_tiles() -> bool:
+    """Whether AMX tiles compute products of bfloat16 factors: if CPU, compiler and system can; as `library`."""
+    return "amx_bf16" in _cpu().split() and bool(library("", ("native_cpu.h",)).dp_has_tiles())
+
+
+@functools.cache
 def products(dtype: str) -> Future[int]:
     """Begin to compile the product of factors of a type, by its NumPy name, and return what will be its address.
 
     That takes longer than compiling a program, which can be done meanwhile. The result raises as `library`.
     """
     scalar, made = TYPES[dtype], ThreadPoolExecutor(1)
+    in_tiles = dtype == "bfloat16" and has_tiles()
+    source = f"DP_EXPORT({scalar}, dp_Tiles)\n" if in_tiles else f"DP_PRODUCT({scalar})\n"
+    headers = TILES if in_tiles else PRODUCT
     try:
-        return made.submit(lambda: _address(library(f"DP_PRODUCT({scalar})\n", PRODUCT)[f"dp_product_{scalar}"]))
+        return made.submit(lambda: _address(library(source, headers)[f"dp_product_{scalar}"]))
     finally:
         made.shutdown(wait=False)
 

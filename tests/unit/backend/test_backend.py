@@ -25,6 +25,19 @@ def test_compiled_where_there_is_a_compiler(monkeypatch):
         backend.create("cpu", "float32", 1, "always")
 
 
+@pytest.mark.parametrize("can", [False, True])
+def test_products_in_tiles_are_told(monkeypatch, can):
+    """Only where a policy has such products, or ranks without tiles could not train in float32 beside others."""
+    monkeypatch.setattr("dptrain.backend.cpu.backend.has_tiles", lambda: can)
+    told = {}
+    for policy in ("float32", "mixed_bfloat16", "bfloat16", "mixed_float16"):
+        found = backend.create("cpu", policy, 1, True)
+        told[policy] = "products in AMX tiles" in found.numerics
+        assert ("products in AMX tiles" in found.description) == told[policy]
+    assert told == {"float32": False, "mixed_bfloat16": can, "bfloat16": can, "mixed_float16": False}
+    assert "AMX" not in backend.create("cpu", "bfloat16", 1, False).numerics
+
+
 def test_without_a_compiler_numpy_does_it(monkeypatch):
     monkeypatch.delenv("DPTRAIN_JIT_COMPILE", raising=False)
     monkeypatch.setattr("dptrain.backend.cpu.backend.compiler", lambda: None)

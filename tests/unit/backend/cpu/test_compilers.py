@@ -18,7 +18,7 @@ from dptrain.program.dims import Dim
 from dptrain.program.execute import HostMemory
 from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
-from tests.unit.backend.cpu.test_products import HALF_CHAINS, product
+from tests.unit.backend.cpu.test_products import HALF_CHAINS, in_tiles, needs_tiles, product
 
 X86 = platform.machine() in ("x86_64", "AMD64")
 CPU = set(compiling._cpu().split())
@@ -90,6 +90,16 @@ def test_products_of_half_precision_are_chains_with_and_without_fma(compiler, ta
         function = library[f"dp_product_dp_{np.dtype(dtype).name}"]
         assert wrong_rows(function, chains(True, dtype), dtype) == 0
         assert np.array_equal(chains(True, dtype), chains(False, dtype))
+
+
+@needs_tiles
+@pytest.mark.parametrize("tuned", ["native", "generic", "znver3"])
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_products_in_tiles_however_they_are_compiled(compiler, tuned):
+    library = compiled_by(compiler, ("native", tuned), "DP_EXPORT(dp_bfloat16, dp_Tiles)", compiling.TILES)
+    expected = in_tiles(*matrices(bfloat16), np.zeros((M, N), np.float32))
+    assert wrong_rows(library.dp_product_dp_bfloat16, expected, bfloat16) == 0
+    assert np.mean(expected != chains(True, bfloat16)) > 0.5
 
 
 def test_chains_with_fma_are_others():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ml_dtypes import bfloat16
 
 from dptrain.backend.cpu import compile as compiling
-from dptrain.backend.cpu.compile import compiler, dp_parallel, products
+from dptrain.backend.cpu.compile import compiler, dp_parallel, has_tiles, products
 from dptrain.backend.cpu.denormals import flush_to_zero
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
@@ -90,6 +90,47 @@ def test_factors_of_half_precision_have_the_bits_of_float32_copies(m, n, k, at, 
     for threads in (1, 3):
         found = product(a, b, threads=threads, out=before.copy() if add else None, function=function)
         np.testing.assert_array_equal(found, expected)
+
+
+needs_tiles = pytest.mark.skipif(compiler() is None or not has_tiles(), reason="no AMX tiles for bfloat16")
+
+
+def in_tiles(a, b, before):
+    """Return what kernels/native_tiles.h says: per 32 of k, chains of the even and of the odd ones, then their sum."""
+    a, b = copies(a, b)
+    total = before.copy()
+    for first in range(0, a.shape[1], 32):
+        chains = np.zeros((2, *total.shape), np.float32)
+        for k in range(first, min(first + 32, a.shape[1])):
+            chains[k % 2] += a[:, k : k + 1] * b[k]  # a product of two bfloat16 is exact
+        total += chains[0] + chains[1]
+    return total
+
+
+@needs_tiles
+@settings(max_examples=40, deadline=None)
+@given(SIZES, SIZES, st.one_of(SIZES, st.just(1100)), st.booleans(), st.booleans(), st.booleans())
+def test_products_in_tiles(m, n, k, at, bt, add):
+    a, b = matrices(m, n, k, at, bt, bfloat16)
+    before = np.full((m, n), float(add), np.float32)
+    expected = in_tiles(a, b, before)
+    for threads in (1, 3):
+        found = product(a, b, threads=threads, out=before.copy() if add else None)
+        np.testing.assert_array_equal(found, expected)
+    row = m // 2
+    alone = product(np.ascontiguousarray(a[row : row + 1]), b, out=before[:1].copy() if add else None)
+    np.testing.assert_array_equal(alone[0], expected[row])
+
+
+@needs_tiles
+@pytest.mark.parametrize("at", [False, True])
+def test_what_fills_tiles_up_meets_no_infinity(at):
+    a, b = matrices(17, 18, 33, at, False, bfloat16)
+    a[16, 32], b[32, 17] = np.inf, np.nan
+    found = product(a, b)
+    assert np.isnan(found[:, 17]).all()
+    assert not np.isfinite(found[16]).any()
+    assert np.isfinite(found[:16, :17]).all()
 
 
 @pytest.mark.parametrize(
