@@ -7,21 +7,21 @@
 #define DP_MEMBER __device__ __forceinline__
 #define DP_AS_BITS(x) ((unsigned int)__float_as_int(x))
 #define DP_OF_BITS(x) __int_as_float((int)(x))
+#define DP_COPIED(T)
 #else
 #define DP_MEMBER inline
 #define DP_AS_BITS(x) ((unsigned int)dp_float_to_bits(x))
 #define DP_OF_BITS(x) dp_bits_to_float((int32_t)(x))
+// Copied as a number: GCC vectorizes no loop that copies a struct.
+#define DP_COPIED(T)                 \
+    T(const T &x) : bits(x.bits) {}  \
+    T &operator=(const T &x) { return bits = x.bits, *this; }
 #endif
-
-// Made without a number, and copied as one: GCC vectorizes no loop that copies a struct.
-#define DP_COPIED(T)                                             \
-    T() = default;                                               \
-    DP_MEMBER T(const T &x) : bits(x.bits) {}                    \
-    DP_MEMBER T &operator=(const T &x) { return bits = x.bits, *this; }
 
 // The upper half of a float: 8 bits of exponent, 7 of mantissa.
 struct dp_bfloat16 {
     unsigned short bits;
+    dp_bfloat16() = default;
     DP_COPIED(dp_bfloat16)
     DP_MEMBER dp_bfloat16(float x) {
         const unsigned int whole = DP_AS_BITS(x), rounded = whole + 0x7fffu + (whole >> 16 & 1u);
@@ -33,6 +33,7 @@ struct dp_bfloat16 {
 // IEEE 754's binary16: 5 bits of exponent, 10 of mantissa.
 struct dp_float16 {
     unsigned short bits;
+    dp_float16() = default;
     DP_COPIED(dp_float16)
     DP_MEMBER dp_float16(float x) {
         const unsigned int whole = DP_AS_BITS(x), sign = whole >> 16 & 0x8000u, size = whole & 0x7fffffffu;

@@ -10,13 +10,18 @@
 // line apart, on more pages than the TLB holds. Blocks: some DEPTH of k of one tile's columns fit into the first cache,
 // HEIGHT rows of a beside all columns of a layer into the second.
 //
+// Factors of half precision are all packed, and become float on the way: an element has the bits that float32 copies of
+// them would give it, without the copies in memory. `dp_Chains` computes blocks of out; `dp_Product` is how threads share
+// them, whoever computes them (native_tiles.h).
+//
 // Threads share the rows of out, after they have packed b together; of few rows, the columns, each packing its own. A
 // thread runs the `epilogue`, what is computed from out next, on the rows that it has just made.
 //
 // A library of its own for each type, which takes long to compile: `parallel` is the threads' (native_threads.h).
 //
 // Every element is a chain of fused multiply-adds per block of k, in order, whatever the tile, the thread and the other
-// rows. Its bits depend only on its row of a and its column of b, and on whether the CPU has FMA: all that have it agree.
+// rows. Its bits depend only on its row of a and its column of b, and on whether the CPU has FMA: all that have it agree,
+// and of factors in half precision, whose products are exact in float, all CPUs.
 // `dp_fma` spells the operation out. Left to contraction, a compiler fuses in one tile and not in the next: GCC tuned for
 // Zen avoids chains of FMA.
 //
@@ -110,8 +115,11 @@ template <class F> struct dp_Chains {
     // Whether b can be read where it lies, if it is not `wide` as it would be packed.
     bool reads_b() const { return !WIDENS && !bt; }
 
-    static void copy(T *to, const F *from, int64_t count) {
-        for (int64_t q = 0; q < count; ++q) to[q] = (T)from[q];
+    static void copy(T *__restrict to, const F *__restrict from, int64_t count) {
+        if constexpr (WIDENS)
+            for (int64_t q = 0; q < count; ++q) to[q] = (T)from[q];
+        else
+            memcpy(to, from, count * sizeof(T));
     }
 
     template <int rows, int vectors, bool transposed>
