@@ -14,7 +14,7 @@ from dptrain import layers
 from dptrain.models import Model
 
 POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
-SIZES = ((128, 128), (512, 128), (512, 1024))
+SIZES = ((128, 128), (512, 128), (512, 1024), (2048, 1024))
 SAMPLES = 12_800
 
 
