@@ -112,7 +112,7 @@ template <class F> struct dp_Chains {
     int64_t ldb;
     T *out;
 
-    // Whether b can be read where it lies, if it is not `wide` as it would be packed.
+    // Whether tiles can read b where it lies.
     bool reads_b() const { return !WIDENS && !bt; }
 
     static void copy(T *__restrict to, const F *__restrict from, int64_t count) {

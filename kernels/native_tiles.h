@@ -33,7 +33,7 @@ struct dp_Tiles {
     int64_t ldb;
     float *out;
 
-    bool reads_b() const { return false; }
+    bool reads_b() const { return false; }  // it is always packed
 
     // Elements of columns n0 to n1 when they are packed.
     int64_t size(int64_t n0, int64_t n1) const { return tiles(k) * ((n1 - n0 + W - 1) / W) * TILE; }
@@ -96,8 +96,8 @@ struct dp_Tiles {
                 pack(to, at ? a + l * lda + i : a + i * lda + l, lda, at, false, l1 - l, i1 - i);
     }
 
-    // One or two tiles of rows times one or two of columns, the second's `next_a` and `next_b` elements on; n of out's
-    // elements lie between its lines.
+    // One or two tiles of rows times one or two of columns, `count` tiles deep. The second of rows lies `next_a` elements
+    // behind the first, of columns `next_b`; the lines of out lie n elements apart.
     template <bool two_rows, bool two_columns>
     static void multiply(int64_t count, const Factor *a, int64_t next_a, const Factor *b, int64_t next_b, float *out,
                          int64_t n, bool add) {
