@@ -55,6 +55,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.option.dist == "worksteal" or hasattr(config, "workerinput"):
         items.sort(key=lambda one: one.get_closest_marker("slow") is None)
 
+
 def pytest_collection(session: pytest.Session) -> None:
     """Collect the tests without looking for garbage."""
     gc.disable()
