@@ -205,6 +205,36 @@ __global__ void in_turns(float *value, int *turn, volatile int *flag) {  // ever
         *flag = 1;
     }
 }
+__global__ void row_of_matrix(const float *x, float *y, int step, int first) {
+    __shared__ __align__(16) float a[32 * 4];
+    for (int i = threadIdx.x; i < 32 * 4; i += 32) a[i] = x[i];
+    __syncwarp();
+    unsigned found, at = (unsigned)__cvta_generic_to_shared(a) + threadIdx.x * step;
+    if (threadIdx.x >= first)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(found) : "r"(at));
+    y[threadIdx.x] = found;
+}
+}
+template <int LEFT, bool MEETS> __device__ void sum_stages(const float *x, float *y, int stages) {
+    __shared__ __align__(16) float a[2][64 * 4];
+    float sum = 0;
+    for (int stage = 0; stage <= stages; ++stage) {
+        unsigned at = (unsigned)__cvta_generic_to_shared(&a[stage % 2][4 * threadIdx.x]);
+        if (stage < stages)
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(x + 256 * stage + 4 * threadIdx.x));
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        if (stage == 0) continue;
+        asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+        __syncthreads();
+        sum += a[(stage + 1) % 2][4 * (63 - threadIdx.x)];
+        if (MEETS) __syncthreads();  // or the next stage but one overwrites what others still read
+    }
+    y[threadIdx.x] = sum;
+}
+extern "C" {
+__global__ void stages_waited_for(const float *x, float *y, int stages) { sum_stages<1, true>(x, y, stages); }
+__global__ void stages_not_waited_for(const float *x, float *y, int stages) { sum_stages<2, true>(x, y, stages); }
+__global__ void stages_overwritten(const float *x, float *y, int stages) { sum_stages<1, false>(x, y, stages); }
 }
 """
 
@@ -428,6 +458,48 @@ def misaligned_fragment() -> None:
 @bug
 def misaligned_fragment_rows() -> None:
     run("fragment", zeros(16 * 18), zeros(32), np.int32(18))
+
+
+@bug
+def misaligned_ldmatrix() -> None:
+    run("row_of_matrix", zeros(128), zeros(32), np.int32(8), np.int32(0))
+
+
+@bug
+def ldmatrix_past_end() -> None:
+    run("row_of_matrix", zeros(128), zeros(32), np.int32(2048), np.int32(0))
+
+
+@bug
+def ldmatrix_without_all() -> None:
+    run("row_of_matrix", zeros(128), zeros(32), np.int32(16), np.int32(16))
+
+
+def sum_of_stages(name: str) -> list[float]:
+    x, y = cuda.to_device(np.ones(3 * 256, np.float32)), zeros(64)
+    run(name, x, y, np.int32(3), block=64)
+    return sorted(set(floats(y, 64)))
+
+
+@bug
+def stages_waited_for() -> list[float]:
+    return sum_of_stages("stages_waited_for")
+
+
+@bug
+def missing_cp_async_wait() -> list[float]:
+    return sum_of_stages("stages_not_waited_for")
+
+
+@bug
+def missing_syncthreads_between_stages() -> list[float]:
+    return sum_of_stages("stages_overwritten")
+
+
+@bug
+def unknown_assembly() -> None:
+    source = 'extern "C" __global__ void k(int *x) { asm volatile("prefetch.global.L2 [%0];" ::"l"(x)); }'
+    pycuda.compiler.compile(source, no_extern_c=True, arch="sm_90")
 
 
 @bug

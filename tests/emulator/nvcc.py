@@ -5,7 +5,8 @@ in the preprocessed text, whose line markers keep every error and report at the 
 
 - `__global__` becomes a visible function, and a trampoline is appended that unpacks its arguments;
 - `__shared__` variables become references into the memory of the running block;
-- `__launch_bounds__` and `__cluster_dims__` go into the trampoline's record.
+- `__launch_bounds__` and `__cluster_dims__` go into the trampoline's record;
+- inline assembly becomes a call of the driver (`INSTRUCTIONS`).
 
 Environment: EMULATOR_HOME is the folder that `build.py` made, EMULATOR_SANITIZE chooses a checked build.
 """
@@ -20,7 +21,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -158,7 +159,7 @@ TOKEN = re.compile(
     r"""(?P<line>^[ \t]*\#[^\n]*$)
       | (?P<string>(?:u8|[uUL])?R"(?P<delimiter>[^()\\\s]*)\(.*?\)(?P=delimiter)"
           | "(?:[^"\\\n]|\\.)*" | (?<![0-9a-fA-F])'(?:[^'\\\n]|\\.)+')
-      | (?P<word>\b(?:__global__|__shared__|__launch_bounds__|__cluster_dims__)\b)
+      | (?P<word>\b(?:__global__|__shared__|__launch_bounds__|__cluster_dims__|asm)\b)
       | (?P<mark>[{};()])""",
     re.VERBOSE | re.MULTILINE | re.DOTALL,
 )
@@ -212,6 +213,103 @@ def lockstep_pointer(body: str) -> str:
     shared = set(re.findall(r"\b__shared__\b[^;]*?(\w+)\s*(?:\[[^;]*)?;", body))
     pointers = re.findall(r"\bvolatile\b[\w\s:<>]*\*\s*(\w+)\s*=\s*(?:\([^()]*\)\s*)?&?\s*(\w+)", body)
     return next((pointer for pointer, target in pointers if target in shared), "")
+
+
+# What stands for an instruction of inline assembly, given the expressions of its operands as they follow each other.
+SITE = "EmuSite{__builtin_FILE(), __builtin_LINE()}"
+Call = Callable[[Sequence[str]], str]
+
+
+def ldmatrix(count: int, transposed: bool) -> Call:
+    """`count` registers and an address."""
+
+    def call(x: Sequence[str]) -> str:
+        taken = "".join(f" {x[i]} = emu_r[{i}];" for i in range(count))
+        return f"unsigned emu_r[{count}]; emu_ldmatrix(emu_r, {count}, {int(transposed)}, {x[count]}, {SITE});{taken}"
+
+    return call
+
+
+def mma(factor: str) -> Call:
+    """Four sums, four registers of a, two of b, four sums to add to."""
+
+    def call(x: Sequence[str]) -> str:
+        a, b, c = (", ".join(x[first:end]) for first, end in ((4, 8), (8, 10), (10, 14)))
+        taken = "".join(f" {x[i]} = emu_c[{i}];" for i in range(4))
+        return (
+            f"float emu_c[] = {{{c}}}; const unsigned emu_a[] = {{{a}}}, emu_b[] = {{{b}}}; "
+            f"emu_mma(emu_c, emu_a, emu_b, EMU_{factor}, {SITE});{taken}"
+        )
+
+    return call
+
+
+def cp_async(size: int) -> Call:
+    """Both addresses, the size, and how much of it is taken from the source."""
+    return lambda x: f"emu_cp_async({x[0]}, {x[1]}, {size}, {x[3] if len(x) > 3 else size}, {SITE});"
+
+
+# By an instruction's text with constraints in the place of operands.
+INSTRUCTIONS: dict[str, Call] = {
+    **{
+        f"ldmatrix.sync.aligned.m8n8.x{count}{'.trans' * transposed}.shared.b16 "
+        f"{{{','.join(['=r'] * count)}}},[r]": ldmatrix(count, transposed)
+        for count in (1, 2, 4)
+        for transposed in (False, True)
+    },
+    **{
+        f"mma.sync.aligned.{shape}.f32 {{{out}}},{{r,r,r,r}},{{r,r}},{{{added}}}": mma(factor)
+        for shape, factor in (
+            ("m16n8k16.row.col.f32.bf16.bf16", "BF16"),
+            ("m16n8k16.row.col.f32.f16.f16", "F16"),
+            ("m16n8k8.row.col.f32.tf32.tf32", "TF32"),
+        )
+        for out, added in (("=f,=f,=f,=f", "f,f,f,f"), ("+f,+f,+f,+f", "+f,+f,+f,+f"))
+    },
+    **{
+        f"cp.async.{cache}.shared.global [r],[l],{size}{taken}": cp_async(size)
+        for cache, size in (("ca", 4), ("ca", 8), ("ca", 16), ("cg", 16))
+        for taken in ("", ",r")
+    },
+    "cp.async.commit_group": lambda _: "emu_async_commit();",
+    **{f"cp.async.wait_group {groups}": lambda x: f"emu_async_wait({x[0]});" for groups in ("n", *range(8))},
+    "cp.async.wait_all": lambda _: "emu_async_wait(~0u);",
+}
+
+
+def call_for(statement: str) -> str:
+    """Returns C++ for what stands in the brackets of an asm statement.
+
+    Raises:
+        CompileError: the emulator does not know it.
+    """
+    template, *sections = pieces(statement, ":")
+    text = " ".join("".join(re.findall(r'"((?:[^"\\]|\\.)*)"', template)).removesuffix("\\n").split()).rstrip("; ")
+    operands = [one.strip() for section in sections[:2] for one in pieces(section, ",") if one.strip()]
+    constraints = [one.split('"')[1] for one in operands]
+    expressions = [one[one.index("(") :] for one in operands]
+    name, _, rest = text.partition(" ")
+    used = re.findall(r"%(\d+)|\b(\d+)\b", rest)
+    if any(number and int(number) >= len(operands) for number, _ in used):
+        raise CompileError(f"error: inline assembly '{text}' has {len(operands)} operands")
+    form = re.sub(r"%(\d+)", lambda match: constraints[int(match[1])], rest.replace(" ", ""))
+    call = INSTRUCTIONS.get(f"{name} {form}".strip())
+    if call is None:
+        said = f"{name} {form}".strip()
+        raise CompileError(f"error: the emulator does not know the inline assembly '{text}', with operands as '{said}'")
+    return f"do {{ {call([expressions[int(n)] if n else constant for n, constant in used])} }} while (0)"
+
+
+def pieces(text: str, separator: str) -> list[str]:
+    """Splits at a separator that stands in no bracket and no string."""
+    found, depth = [""], 0
+    for token in re.findall(r'"(?:[^"\\]|\\.)*"|.', text, re.DOTALL):
+        depth += (token in "([{") - (token in ")]}")
+        if token == separator and depth == 0:
+            found.append("")
+        else:
+            found[-1] += token
+    return found
 
 
 class Rewriter:
@@ -277,6 +375,9 @@ class Rewriter:
                     pending.cluster = value
             elif token == "__shared__":
                 skip_to = self.shared_declaration(statement, match.start(), match.end())
+                statement = skip_to
+            elif token == "asm" and self.is_user_text(match.start()):
+                skip_to = self.assembly(match.start(), match.end())
                 statement = skip_to
             elif token == ";" and parentheses == 0:
                 if pending:
@@ -414,6 +515,13 @@ class Rewriter:
             names.append(re.search(r"(\w+)\s*(?:\[|$)", part)[1])  # type: ignore[index]
         references = "".join(f" auto &{name} = emu::StaticShared<{struct}, {number}>::get().{name};" for name in names)
         return f"struct {struct} {{ {declaration}; }};{references}"
+
+    def assembly(self, start: int, end: int) -> int:
+        """Rewrites one asm statement; returns where its closing bracket is."""
+        opening = self.text.index("(", end)
+        stop = closing(self.text, opening)
+        self.replace(start, stop, call_for(strip_line_marks(self.text[opening + 1 : stop - 1])))
+        return stop
 
     # -- the appended part
 

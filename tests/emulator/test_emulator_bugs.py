@@ -54,6 +54,12 @@ ROWS = [
     Row("unwritten_global", "unwritten memory: read of 4 bytes that nothing wrote", LAUNCH_FAILURE, ADDRESS),
     Row("unwritten_shared", "unwritten memory: read of 4 bytes of shared memory", LAUNCH_FAILURE, ADDRESS),
     Row("missing_pipeline_wait", "unwritten memory: read of 4 bytes of shared memory", LAUNCH_FAILURE, ADDRESS),
+    Row("misaligned_ldmatrix", "misaligned address: a row of ldmatrix at", "misaligned address"),
+    Row("ldmatrix_past_end", "a row of ldmatrix at 0x", ILLEGAL_ADDRESS),
+    Row("ldmatrix_without_all", "calls ldmatrix at bugs.cu:191 with mask 0xffffffff, lanes 0x0000ffff", "launch timed out"),
+    Row("missing_cp_async_wait", "unwritten memory: read of 4 bytes of shared memory", LAUNCH_FAILURE, ADDRESS),
+    Row("missing_syncthreads_between_stages", "and write at bugs.cu:201", LAUNCH_FAILURE, RACE),
+    Row("unknown_assembly", "", "does not know the inline assembly 'prefetch.global.L2 [%0]'"),
     Row("missing_syncthreads", "race: write at bugs.cu:36", LAUNCH_FAILURE, RACE),
     Row("missing_syncthreads_global", "race: write at bugs.cu:41", LAUNCH_FAILURE, RACE),
     Row("missing_syncwarp", "race: write at bugs.cu:47", LAUNCH_FAILURE, RACE),
@@ -146,6 +152,12 @@ def test_what_events_and_the_host_order_is_no_race(emulator: Any, bug: str, stre
     done = emulator.python("bugs.py", bug, *"123", EMULATOR_SANITIZE="all", EMULATOR_STREAMS=streams)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(set(done.stdout.splitlines())) == 1
+
+
+@pytest.mark.parametrize("order", ["forward", "reverse", "shuffled"])
+def test_stages_that_are_waited_for_are_no_race(emulator: Any, order: str) -> None:
+    done = emulator.python("bugs.py", "stages_waited_for", EMULATOR_SANITIZE="all", EMULATOR_ORDER=order)
+    assert (done.stdout, done.stderr) == ("result: [3.0]\n", "")
 
 
 def test_two_source_lines_of_a_race(emulator: Any) -> None:

@@ -239,6 +239,27 @@ def test_kernels_in_templates_and_namespaces() -> None:
     assert "emu::first(128, 2), emu_cluster(2, 1, 1)" in out
 
 
+def test_inline_assembly_becomes_calls() -> None:
+    out = rewrite(
+        "__device__ void f(unsigned (&r)[2], unsigned at) {\n"
+        '  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans"\n               ".shared.b16 {%0, %1}, [%2];"\n'
+        '               : "=r"(r[0]), "=r"(r[at ? 1 : 0]) : "r"(at + 1) : "memory");\n'
+        '  asm("cp.async.wait_group %0;" ::"n"(2));\n}\n'
+    )
+    assert "emu_ldmatrix(emu_r, 2, 1, (at + 1)," in out
+    assert "(r[at ? 1 : 0]) = emu_r[1];" in out
+    assert "emu_async_wait((2));" in out
+    assert out[: out.index("emu_async_wait")].count("\n") == 4, "lines keep their numbers"
+    for unknown in (
+        '"bar.sync 0;"',
+        '"ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "l"(p)',
+        '"cp.async.cg.shared.global [%0], [%1], 8;" :: "r"(a), "l"(p)',
+        '"cp.async.wait_group %1;" :: "n"(2)',
+    ):
+        with pytest.raises(nvcc.CompileError, match=r"^error: [^\n]*inline assembly '[^\n]*$"):
+            rewrite(f"__device__ void f() {{ asm volatile({unknown}); }}\n")
+
+
 def test_words_in_strings_stay() -> None:
     text = "const char *s = \"__shared__ {\";\nvoid f() { char c = '{'; }\n__global__ void k() {}\n"
     assert '"__shared__ {"' in rewrite(text)

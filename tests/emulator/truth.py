@@ -191,6 +191,48 @@ def wmma_products() -> None:
         assert np.abs(c - exact).max() > 10 * np.abs(c - rounded).max(), name
 
 
+@check
+def mma_lanes() -> None:
+    """Factors whose products tell every place of either apart; with two registers swapped, sums are others."""
+    k_of = {"mma_bf16": 16, "mma_half": 16, "mma_tf32": 8}
+    for name, k in k_of.items():
+        a, b = np.zeros((16, k), np.float32), rng.permutation(k * 8).reshape(k, 8).astype(np.float32)
+        a[np.arange(16), rng.permutation(16) % k] = np.arange(1, 17)
+        a += rng.integers(0, 3, a.shape)
+        c = np.arange(128, dtype=np.float32).reshape(16, 8)
+        stored = [one.view(np.uint32) for one in (a, b)]
+        if name == "mma_bf16":
+            stored = [(one >> np.uint32(16)).astype(np.uint16) for one in stored]
+        elif name == "mma_half":
+            stored = [one.astype(np.float16).view(np.uint16) for one in (a, b)]
+        else:
+            stored[0] = stored[0] | np.uint32(0x1FFF)  # cut off, and below the bits of a small whole number
+        for swapped in (0, 1):
+            found = c.copy()
+            kernel("mma", name)(*map(cuda.In, stored), cuda.InOut(found), np.int32(swapped), block=(32, 1, 1))
+            assert (found == a @ b + c).all() == (not swapped), name
+
+
+@check
+def ldmatrix() -> None:
+    x, found = np.arange(256, dtype=np.uint16).reshape(4, 8, 8), np.zeros((32, 13), np.uint32)
+    kernel("mma", "ldmatrix_all")(cuda.In(x), cuda.Out(found), block=(32, 1, 1))
+    kept, turned = (
+        np.ascontiguousarray(one).reshape(4, 32, 2).view(np.uint32)[..., 0].T for one in (x, x.swapaxes(1, 2))
+    )
+    expected = np.concatenate([kept[:, :1], kept[:, :2], turned[:, :2], kept, turned], 1)
+    np.testing.assert_array_equal(found, expected)
+
+
+@check
+def cp_async() -> None:
+    x, found = uniform(4), np.empty(7, np.float32)
+    for taken in (0, 4, 8, 12, 16):
+        kernel("mma", "cp_async_sizes")(cuda.In(x), cuda.Out(found), np.int32(taken), block=(1, 1, 1))
+        own = np.where(np.arange(4) < taken // 4, x, 0)
+        np.testing.assert_array_equal(found, [own[0], *own[:2], *own])
+
+
 # ------------------------------------------------------------------ atomics
 
 

@@ -359,6 +359,14 @@ CUresult check_copy(const char *name, uintptr_t to, uintptr_t from, size_t bytes
     return options().continue_after_report ? CUDA_SUCCESS : CUDA_ERROR_LAUNCH_FAILED;
 }
 
+void check_coming_write(const void *shared, size_t bytes, const void *pc) {
+    Fiber &fiber = *static_cast<Fiber *>(emu_self);
+    Block &block = *fiber.block;
+    if (shared < block.shared_low || shared >= block.shared_high || !block.shared_races) return;
+    check_race(fiber, block.shared_races, reinterpret_cast<uintptr_t>(block.shared_low),
+               reinterpret_cast<uintptr_t>(shared), bytes, EMU_WRITE, pc, "shared");
+}
+
 void begin_checked_launch(const Launch &launch) {
     begin_operation("kernel " + std::string(launch.function->info.name));
     met.clear();

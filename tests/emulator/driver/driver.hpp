@@ -241,6 +241,8 @@ Worker *current_worker();
 // ---------------------------------------------------------------- checks (checks.cpp)
 
 void check_access(const void *address, size_t bytes, EmuAccess kind, const void *pc, bool is_volatile = false);
+// Race mode: shared memory that an asynchronous copy may write from now on.
+void check_coming_write(const void *shared, size_t bytes, const void *pc);
 void begin_checked_launch(const Launch &launch);
 // Race mode: what a copy or memset of the running operation does; from or to 0 is no memory of the device's.
 CUresult check_copy(const char *name, uintptr_t to, uintptr_t from, size_t bytes);
@@ -251,6 +253,8 @@ uint64_t next_tick();
 uint64_t current_tick();
 size_t race_cell_bytes();
 
+// Lets a CUDA thread copy at its next wait for the group of copies.
+void begin_async_copy(void *shared, const void *global, unsigned bytes, unsigned zero_fill, const void *pc);
 // Ends the running launch with this error (from a CUDA thread; does not return).
 [[noreturn]] void fail_launch(CUresult code, const std::string &message);
 // Reports a finding of the checks; ends the launch unless EMULATOR_ON_REPORT=continue.

@@ -822,6 +822,15 @@ Place place_of(Fiber &fiber, EmuScope scope) {
 }
 }  // namespace
 
+// Asynchronous copies happen as late as the rules allow, so that a missing wait reads what was there before. A race is
+// looked for from here on: a device may copy at once.
+void emu::begin_async_copy(void *shared, const void *global, unsigned bytes, unsigned zero_fill, const void *pc) {
+    Fiber &fiber = *self();
+    if (!fiber.copies) fiber.copies = new std::vector<AsyncCopy>;
+    fiber.copies->push_back({shared, global, bytes, zero_fill, pc, fiber.copy_group});
+    if (options().check_races) check_coming_write(shared, bytes, pc);
+}
+
 extern "C" {
 
 int emu_block_barrier(EmuReduce reduce, int predicate, EmuSite site) {
@@ -1028,12 +1037,8 @@ void emu_assert_failed(const char *expression, const char *function, EmuSite sit
                                         site_text(site).c_str(), thread_text(*self()).c_str()));
 }
 
-// Asynchronous copies happen as late as the rules allow, so that a missing wait reads what was there before.
 void emu_async_copy(void *shared, const void *global, unsigned bytes, unsigned zero_fill) {
-    Fiber &fiber = *self();
-    if (!fiber.copies) fiber.copies = new std::vector<AsyncCopy>;
-    fiber.copies->push_back(
-        {shared, global, bytes, zero_fill, __builtin_return_address(0), fiber.copy_group});
+    emu::begin_async_copy(shared, global, bytes, zero_fill, __builtin_return_address(0));
 }
 
 void emu_async_commit(void) { ++self()->copy_group; }

@@ -60,6 +60,7 @@ struct EmuSite {
 
 enum EmuScope { EMU_WARP = 0, EMU_BLOCK = 1, EMU_CLUSTER = 2, EMU_GRID = 3 };
 enum EmuReduce { EMU_COUNT = 0, EMU_AND = 1, EMU_OR = 2 };
+enum EmuFactor { EMU_BF16, EMU_F16, EMU_TF32 };
 enum EmuAccess { EMU_READ = 0, EMU_WRITE = 1, EMU_ATOMIC = 2 };
 
 #ifdef __cplusplus
@@ -96,6 +97,12 @@ void emu_assert_failed(const char *expression, const char *function, struct EmuS
 void emu_async_copy(void *shared, const void *global, unsigned bytes, unsigned zero_fill);
 void emu_async_commit(void);
 void emu_async_wait(unsigned pending);
+
+// What stands for inline assembly (nvcc.py). `shared` is an address as __cvta_generic_to_shared makes it; ldmatrix sets
+// `count` registers, mma.sync adds to four sums, cp.async takes `size` of `bytes` from its source and zeros.
+void emu_ldmatrix(unsigned *registers, unsigned count, int transposed, unsigned shared, struct EmuSite site);
+void emu_mma(float *sums, const unsigned *a, const unsigned *b, enum EmuFactor type, struct EmuSite site);
+void emu_cp_async(unsigned shared, const void *global, unsigned bytes, unsigned size, struct EmuSite site);
 
 // Checked builds only: one access that the compiler did not instrument itself.
 void emu_check(const volatile void *address, size_t bytes, enum EmuAccess kind);
