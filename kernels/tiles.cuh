@@ -1,5 +1,5 @@
-// What the matrix products of product.cuh and product_tf32.cuh share: their operands, the way of a tile into shared memory,
-// with edges of any size, and slices of long sums.
+// What the matrix products of product.cuh, product_tf32.cuh and product_half.cuh share: their operands, the way of a tile into
+// shared memory, with edges of any size, and slices of long sums.
 #pragma once
 
 #include "common.cuh"
@@ -63,8 +63,8 @@ static __device__ __forceinline__ bool aligned(const void *pointer) { return (si
 // of n + tiles of N * (slice of K + slices * matrix of the batch)). With one slice a block hands its results to the
 // epilogue; with more, it leaves its sums in `parts`, (tiles, slices, a tile), and the last block of a tile joins them in
 // the order of the slices: a tall-skinny batch has too few tiles to fill a GPU.
-struct Product {
-    const float *a, *b;
+template <class Number> struct ProductOf {
+    const Number *a, *b;
     int M, N, K;
     long long step_a, step_b;  // from matrix to matrix of the batch; 0 for the same one
     int depth, slices;         // terms of a slice
@@ -106,3 +106,4 @@ struct Product {
         return true;
     }
 };
+using Product = ProductOf<float>;
