@@ -67,15 +67,22 @@ def with_precision(program: Program, precision: str, of_halves: str = "float32")
     Args:
         program: any.
         precision: one of `PRECISIONS`.
-        of_halves: that of products whose factors are of half precision, which TF32 holds exactly.
+        of_halves: that of products whose factors are conversions from half precision. "half": the products are then of
+            what was converted, if that is of one type, and else in TF32, which holds it exactly.
     """
 
     def chosen(one: Tensor) -> Tensor:
         if not isinstance(lowering_of(one), Product) or one.dtype != np.float32:
             return one
-        own = of_halves if all(_narrow(read) is not None for read in one.inputs) else precision
+        own, factors = precision, list(one.inputs)
+        if (halves := _half_factors(one)) is not None:
+            own = of_halves
+            if own == "half" and halves[0].dtype == halves[1].dtype:
+                factors = halves
+            elif own == "half":
+                own = "tf32"
         attributes = {**one.attributes, "precision": own}
-        return Tensor(one.op, one.inputs, attributes, one.shape, one.dtype, name=one.name)
+        return Tensor(one.op, factors, attributes, one.shape, one.dtype, name=one.name)
 
     return program if precision == of_halves == "float32" else rewritten(program, chosen)
 
@@ -86,10 +93,16 @@ def with_half_factors(tensor: Tensor) -> Tensor:
     It has the same numbers; no backend but one whose products widen such factors themselves can compute it.
     """
     if isinstance(lowering_of(tensor), Product) and tensor.dtype == np.float32:
-        match [_narrow(one) for one in tensor.inputs]:
-            case [Tensor() as a, Tensor() as b] if a.dtype == b.dtype:
-                return tensor.with_inputs([a, b])
+        halves = _half_factors(tensor)
+        if halves is not None and halves[0].dtype == halves[1].dtype:
+            return tensor.with_inputs(halves)
     return tensor
+
+
+def _half_factors(product: Tensor) -> list[Tensor] | None:
+    """Return the tensors of half precision whose float32 copies a product reads; None unless both factors are such."""
+    found = [half for one in product.inputs if (half := _narrow(one)) is not None]
+    return found if len(found) == len(product.inputs) else None
 
 
 def _narrow(tensor: Tensor) -> Tensor | None:

@@ -56,7 +56,11 @@ ROWS = [
     Row("missing_pipeline_wait", "unwritten memory: read of 4 bytes of shared memory", LAUNCH_FAILURE, ADDRESS),
     Row("misaligned_ldmatrix", "misaligned address: a row of ldmatrix at", "misaligned address"),
     Row("ldmatrix_past_end", "a row of ldmatrix at 0x", ILLEGAL_ADDRESS),
-    Row("ldmatrix_without_all", "calls ldmatrix at bugs.cu:191 with mask 0xffffffff, lanes 0x0000ffff", "launch timed out"),
+    Row(
+        "ldmatrix_without_all",
+        "calls ldmatrix at bugs.cu:191 with mask 0xffffffff, lanes",
+        "launch timed out",
+    ),
     Row("missing_cp_async_wait", "unwritten memory: read of 4 bytes of shared memory", LAUNCH_FAILURE, ADDRESS),
     Row("missing_syncthreads_between_stages", "and write at bugs.cu:201", LAUNCH_FAILURE, RACE),
     Row("unknown_assembly", "", "does not know the inline assembly 'prefetch.global.L2 [%0]'"),

@@ -33,7 +33,7 @@ class Composition:
         first_row: the global number of the first of them.
         alone: there is one rank.
         precision: of products.
-        of_halves: of those of factors in half precision.
+        of_halves: of those of factors in half precision, see `with_precision`.
         library: products are a library's.
 
     Attributes:
@@ -60,7 +60,7 @@ class Composition:
         *,
         alone: bool = True,
         precision: str = "float32",
-        of_halves: str = "tf32",
+        of_halves: str = "half",
         library: bool = False,
     ) -> None:
         # Not without repeats: numbers that are equal in one run differ in another that is to share its kernels.

@@ -66,9 +66,15 @@ class CublasLt:
                 f"gemm = 'cublaslt': nvmath-python is not installed ({error}); {pip_install('cublaslt')}"
             ) from error
         self._lt, self._stream = cublasLt, stream
-        self._float32 = int(CudaDataType.CUDA_R_32F)
+        kinds = CudaDataType
+        self._kinds = {
+            "float32": int(kinds.CUDA_R_32F),
+            "bfloat16": int(kinds.CUDA_R_16BF),
+            "float16": int(kinds.CUDA_R_16F),
+        }
         compute = cublas.ComputeType
-        self._compute = int(compute.COMPUTE_32F if precision == "float32" else compute.COMPUTE_32F_FAST_TF32)
+        self._of_halves = int(compute.COMPUTE_32F)
+        self._compute = self._of_halves if precision == "float32" else int(compute.COMPUTE_32F_FAST_TF32)
         self._keep, self._transpose = int(cublas.Operation.N), int(cublas.Operation.T)
         self._matmuls: dict[tuple[Any, ...], _Matmul] = {}
         try:
@@ -80,8 +86,16 @@ class CublasLt:
         self._workspace = allocate(WORKSPACE_BYTES)
         self._one, self._zero = np.ones(1, np.float32), np.zeros(1, np.float32)
 
-    def product(self, transposed: tuple[bool, bool], a: int, b: int, c: int, sizes: tuple[int, int, int]) -> None:
-        """Queue c = op(a) op(b); all arrays are float32, dense and row-major.
+    def product(
+        self,
+        transposed: tuple[bool, bool],
+        a: int,
+        b: int,
+        c: int,
+        sizes: tuple[int, int, int],
+        dtype: str = "float32",
+    ) -> None:
+        """Queue c = op(a) op(b); all arrays are dense and row-major, c is float32.
 
         Args:
             transposed: whether a is (K, M) instead of (M, K), and b (N, K) instead of (K, N).
@@ -89,17 +103,18 @@ class CublasLt:
             b: of the second factor.
             c: of (M, N) results, overwritten.
             sizes: M, N and K, each 1 or more.
+            dtype: of a and b: "float32", "bfloat16" or "float16".
 
         Raises:
             DeviceError: cuBLASLt has no algorithm for this product, or refuses it.
         """
         # Slices of a batch begin anywhere; an algorithm for aligned matrices would read them wrongly.
         alignments = tuple(min(pointer & -pointer, _ALIGNMENT) for pointer in (a, b, c))
-        key = (transposed, sizes, alignments)
+        key = (transposed, sizes, dtype, alignments)
         try:
             matmul = self._matmuls.get(key)
             if matmul is None:
-                matmul = self._matmuls[key] = self._prepare(transposed, sizes, alignments)
+                matmul = self._matmuls[key] = self._prepare(transposed, sizes, dtype, alignments)
             self._lt.matmul(
                 self._handle,
                 matmul.operation,
@@ -136,17 +151,18 @@ class CublasLt:
             self.close()
 
     def _prepare(
-        self, transposed: tuple[bool, bool], sizes: tuple[int, int, int], alignments: tuple[int, ...]
+        self, transposed: tuple[bool, bool], sizes: tuple[int, int, int], dtype: str, alignments: tuple[int, ...]
     ) -> _Matmul:
         lt = self._lt
         M, N, K = sizes
-        operation = lt.matmul_desc_create(self._compute, self._float32)
+        compute = self._compute if dtype == "float32" else self._of_halves
+        operation = lt.matmul_desc_create(compute, self._kinds["float32"])
         self._set(operation, lt.MatmulDescAttribute.TRANSA, self._transpose if transposed[1] else self._keep)
         self._set(operation, lt.MatmulDescAttribute.TRANSB, self._transpose if transposed[0] else self._keep)
         # Rows and columns as stored, which by columns is the other way round.
-        layout_a = self._matrix(*((K, M) if transposed[0] else (M, K)))
-        layout_b = self._matrix(*((N, K) if transposed[1] else (K, N)))
-        layout_c = self._matrix(M, N)
+        layout_a = self._matrix(dtype, *((K, M) if transposed[0] else (M, K)))
+        layout_b = self._matrix(dtype, *((N, K) if transposed[1] else (K, N)))
+        layout_c = self._matrix("float32", M, N)
         preference = lt.matmul_preference_create()
         names = lt.MatmulPreferenceAttribute
         wishes = {names.MAX_WORKSPACE_BYTES: WORKSPACE_BYTES}
@@ -172,8 +188,8 @@ class CublasLt:
         # The algorithm is the result's first field: one address serves for both.
         return _Matmul(operation, layout_a, layout_b, layout_c, found)
 
-    def _matrix(self, rows: int, columns: int) -> int:
-        handle: int = self._lt.matrix_layout_create(self._float32, columns, rows, columns)
+    def _matrix(self, dtype: str, rows: int, columns: int) -> int:
+        handle: int = self._lt.matrix_layout_create(self._kinds[dtype], columns, rows, columns)
         return handle
 
     def _set(self, operation: int, name: int, value: int) -> None:

@@ -244,6 +244,7 @@ class CudaExecutable:
                 call.transposed,
                 *(start + n * step for start, step in zip(starts, steps, strict=True)),
                 call.sizes,
+                call.tensors[0].dtype.name,
             )
             for n in range(count)
         ]

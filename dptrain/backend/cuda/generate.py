@@ -396,23 +396,15 @@ class Generator:
             made.reads.setdefault(one, set()).add(None)
         if self._library and min(M, N, K) > 0:
             self._target(made, w, result, None)
-            bytes_of = (4 * steps[0], 4 * steps[1], 4 * M * N)
+            bytes_of = (a.dtype.itemsize * steps[0], b.dtype.itemsize * steps[1], 4 * M * N)
             made.call = LibraryCall((transposed_a, transposed_b), (a, b, result), (M, N, K), (batch, *bytes_of))
             return
         tile, slices, depth = product_plan(M, N, K)
         tiles = -(-M // tile) * -(-N // tile) * batch
         made.blocks = tiles * slices
-        precision = result.attributes.get("precision", "float32")
-        made.threads = THREADS[precision][tile]
-        tf32 = precision == "tf32"
-        made.needs.add("product_tf32.cuh" if tf32 else "product.cuh")
-        inner = _TF32_TILES[tile] if tf32 else _TILES[tile]
-        sizes = ", ".join(str(n) for n in (tile, tile, *inner))
-        transposed = ", ".join("true" if one else "false" for one in (transposed_a, transposed_b))
-        made.shared = (
-            f"(Tf32Shape<{sizes}, {transposed}>::SHARED * 4)" if tf32 else f"PRODUCT_SHARED({tile}, {tile}, {inner[0]})"
-        )
-        wide = [(M if transposed_a else K) % 4 == 0, (K if transposed_b else N) % 4 == 0]
+        kernel = self._tiled(made, result, tile, (transposed_a, transposed_b))
+        vector = 16 // a.dtype.itemsize
+        wide = [(M if transposed_a else K) % vector == 0, (K if transposed_b else N) % vector == 0]
         cells = tile * tile * tiles * slices if slices > 1 else 0
         made.arguments += [
             *(Argument("int", name, value) for name, value in (("M", M), ("N", N), ("K", K))),
@@ -427,13 +419,29 @@ class Generator:
             mains = [(one, w.value(one, places.index(one.shape, "main"))) for one in group.of("main")]
             self._store(made, w, places, mains)
         w.write(
-            f"const Product of{{{names[0]}, {names[1]}, M, N, K, step_a, step_b, depth, slices, "
+            f"const ProductOf<{ctype(a.dtype)}> of{{{names[0]}, {names[1]}, M, N, K, step_a, step_b, depth, slices, "
             f"wide_a && aligned({names[0]}), wide_b && aligned({names[1]}), parts, arrived}};",
-            f"{'product_tf32' if tf32 else 'product'}<{sizes}, {transposed}>"
-            "(shared, of, block, [&](Index r, Index c, float sum) {",
+            f"{kernel}(shared, of, block, [&](Index r, Index c, float sum) {{",
             *_indented(body),
             "});",
         )
+
+    def _tiled(self, made: Function, result: Tensor, tile: int, transposed: tuple[bool, bool]) -> str:
+        """Return the name of a tiled product's kernel; note its header, threads and shared memory."""
+        precision = result.attributes.get("precision", "float32")
+        made.threads = THREADS[precision][tile]
+        inner = _TILES[precision][tile]
+        numbers = ", ".join([*map(str, (tile, tile, *inner)), *(str(one).lower() for one in transposed)])
+        if precision == "float32":
+            made.needs.add("product.cuh")
+            made.shared = f"PRODUCT_SHARED({tile}, {tile}, {inner[0]})"
+            return f"product<{numbers}>"
+        made.needs.add(f"product_{precision}.cuh")
+        if precision == "tf32":
+            made.shared = f"(Tf32Shape<{numbers}>::SHARED * 4)"
+            return f"product_tf32<{numbers}>"
+        made.shared = f"HalfShape<{numbers}>::SHARED"
+        return f"product_half<{ctype(result.inputs[0].dtype)}, {numbers}>"
 
     def _call(self, made: Function, group: Group, w: Writer, places: Places) -> None:
         (tensor,) = group.roles
@@ -517,9 +525,12 @@ class Generator:
         return name if place is None else f"{name}[{w.at(place).text}]"
 
 
-# Of the tiles of products: terms a stage, and sums a thread or a warp in both directions.
-_TILES = {32: (32, 4, 4), 64: (16, 4, 4), 128: (8, 8, 8)}
-_TF32_TILES = {32: (32, 16, 16), 64: (32, 32, 32), 128: (16, 32, 64)}
+# Of the tiles of products, by precision: terms a stage, and sums a thread or a warp in both directions.
+_TILES = {
+    "float32": {32: (32, 4, 4), 64: (16, 4, 4), 128: (8, 8, 8)},
+    "tf32": {32: (32, 16, 16), 64: (32, 32, 32), 128: (16, 32, 64)},
+    "half": {32: (64, 16, 16), 64: (32, 32, 32), 128: (32, 64, 32)},
+}
 
 
 @dataclass
@@ -696,7 +707,9 @@ def names_of(tensors: Iterable[Tensor], labels: Mapping[Tensor, str]) -> dict[Te
 
 
 # Types that functions name.
-_TYPES = ("Run", "Global", "Index", "Word", "Drawn", "Product", "Window", "Best", "Sum", "Greatest", "First")
+_TYPES = (
+    *("Run", "Global", "Index", "Word", "Drawn", "Product", "ProductOf", "Window", "Best", "Sum", "Greatest", "First"),
+)
 # Names that the generator gives, or C++ has.
 _KEYWORDS = """
 alignas|alignof|and|and_eq|asm|auto|bitand|bitor|bool|break|case|catch|char|class|compl|const|const_cast|constexpr

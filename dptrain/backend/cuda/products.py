@@ -4,8 +4,12 @@ import functools
 
 PROVIDERS = ("dptrain", "cublaslt")
 TILES = (128, 64, 32)
-# Threads of a block, by tile. A TF32 block of 32 x 32 has a warp for each fragment of 16 x 16.
-THREADS = {"float32": {128: 256, 64: 256, 32: 64}, "tf32": {128: 256, 64: 128, 32: 128}}
+# Threads of a block, by precision and tile. On tensor cores, a block of 32 x 32 has a warp for each 16 x 16.
+THREADS = {
+    "float32": {128: 256, 64: 256, 32: 64},
+    "tf32": {128: 256, 64: 128, 32: 128},
+    "half": {128: 256, 64: 128, 32: 128},
+}
 # What `product_plan` aims at. Constants, not the GPU's number of processors, so that the order of sums, and with it the
 # bits, depend on shapes alone.
 _WANTED_BLOCKS, _WANTED_WARPS = 64, 1024

@@ -6,3 +6,5 @@ from enum import IntEnum
 class CudaDataType(IntEnum):
     CUDA_R_32F = 0
     CUDA_R_64F = 1
+    CUDA_R_16F = 2
+    CUDA_R_16BF = 14

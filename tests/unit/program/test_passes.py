@@ -88,7 +88,7 @@ def test_a_product_says_its_precision():
     assert {one.attributes["precision"] for one in products} == {"tf32"}
 
 
-def test_products_of_half_precision_are_exact_in_tf32():
+def test_products_of_half_precision():
     """Factors behind views are seen, and those that have been computed since they were rounded are not."""
     w = Variable(np.ones((4, 4), np.float32), "w")
 
@@ -97,7 +97,8 @@ def test_products_of_half_precision_are_exact_in_tf32():
         wide = ops.cast(ops.transpose(half), "float32")
         return {
             "halves": half @ ops.cast(ops.cast(weights, "float32"), "bfloat16"),
-            "views": ops.transpose(wide)[1:5] @ ops.cast(weights, "float32"),
+            "views": ops.transpose(wide)[1:5] @ ops.cast(ops.cast(w, "bfloat16"), "float32"),
+            "two types": ops.transpose(wide)[1:5] @ ops.cast(weights, "float32"),
             "one": ops.cast(half, "float32") @ w,
             "computed": ops.relu(ops.cast(half, "float32")) @ ops.cast(weights, "float32"),
         }
@@ -109,12 +110,18 @@ def test_products_of_half_precision_are_exact_in_tf32():
         outputs = {name: one if name != "halves" else one.inputs[0] for name, one in changed.outputs.items()}
         return {name: one.attributes["precision"] for name, one in outputs.items()}
 
-    assert precisions("float32", "tf32") == {"halves": "tf32", "views": "tf32", "one": "float32", "computed": "float32"}
+    kept = {"one": "float32", "computed": "float32"}
+    assert precisions("float32", "half") == {"halves": "half", "views": "half", "two types": "tf32"} | kept
+    assert precisions("float32", "tf32") == {"halves": "tf32", "views": "tf32", "two types": "tf32"} | kept
     assert set(precisions("tf32", "tf32").values()) == {"tf32"}
+    views = with_precision(program, "float32", "half").outputs["views"]
+    assert [one.dtype for one in views.inputs] == ["bfloat16", "bfloat16"]
+    assert (views.dtype, views.inputs[0].shape) == ("float32", (4, 4))
     source = Composition(program).source()
-    assert "product_tf32<" in source
-    assert "product<" in source
-    assert "product_tf32<" not in Composition(program, of_halves="float32").source()
+    assert all(f"{name}<" in source for name in ("product", "product_tf32", "product_half"))
+    without = Composition(program, of_halves="float32").source()
+    assert "product_tf32<" not in without
+    assert "product_half<" not in without
 
 
 def test_a_product_reads_the_halves_beneath_float32_copies():

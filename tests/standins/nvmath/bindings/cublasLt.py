@@ -13,11 +13,13 @@ import itertools
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+import ml_dtypes
 import numpy as np
 
 from tests.tolerances import tf32
 
 R_32F, COMPUTE_32F, FAST_TF32 = 0, 68, 77
+TYPES = {R_32F: np.dtype(np.float32), 2: np.dtype(np.float16), 14: np.dtype(ml_dtypes.bfloat16)}
 
 
 class cuBLASLtError(Exception):  # noqa: N801 - the library's name
@@ -59,6 +61,7 @@ matmul_heuristic_result_dtype = np.dtype(
 
 @dataclass(frozen=True)
 class Layout:
+    type: int
     rows: int
     columns: int
     ld: int
@@ -136,9 +139,9 @@ def matmul_desc_set_attribute(matmul_desc: int, attr: int, buf: int, size_in_byt
 
 
 def matrix_layout_create(type: int, rows: int, cols: int, ld: int) -> int:
-    if type != R_32F or min(rows, cols) < 1 or ld < rows:
+    if type not in TYPES or min(rows, cols) < 1 or ld < rows:
         raise cuBLASLtError(f"no layout of type {type}: {rows} x {cols}, leading dimension {ld}")
-    return _new(Layout(rows, cols, ld))
+    return _new(Layout(type, rows, cols, ld))
 
 
 def matrix_layout_destroy(mat_layout: int) -> None:
@@ -177,7 +180,9 @@ def _problem(operation_desc: int, adesc: int, bdesc: int, cdesc: int, ddesc: int
     k_too, n = (b.columns, b.rows) if turn_b else (b.rows, b.columns)
     if k != k_too or (d.rows, d.columns) != (m, n) or c != d:
         raise cuBLASLtError(f"CUBLAS_STATUS_INVALID_VALUE: ({m} x {k}) ({k_too} x {n}) = {d.rows} x {d.columns}")
-    return desc.compute, desc.attributes.get(7, 1), turn_a, turn_b, m, n, k
+    if a.type != b.type or d.type != R_32F or (a.type != R_32F and desc.compute != COMPUTE_32F):
+        raise cuBLASLtError(f"CUBLAS_STATUS_NOT_SUPPORTED: {a.type} by {b.type} = {d.type} in {desc.compute}")
+    return desc.compute, desc.attributes.get(7, 1) | a.type << 8, turn_a, turn_b, m, n, k
 
 
 def matmul_algo_get_heuristic(
@@ -239,7 +244,9 @@ def matmul(
     driver.range("the workspace", workspace, workspace_size_in_bytes)
     for name, pointer, one in (("a", a, adesc), ("b", b, bdesc), ("c", c, cdesc), ("d", d, ddesc)):
         layout = _get(one, Layout)
-        driver.range(f"matrix {name}", pointer, 4 * (layout.ld * (layout.columns - 1) + layout.rows))
+        driver.range(
+            f"matrix {name}", pointer, TYPES[layout.type].itemsize * (layout.ld * (layout.columns - 1) + layout.rows)
+        )
     for start in (workspace, workspace + workspace_size_in_bytes - 4096):
         driver.write(start, np.full(4096 // 4, np.nan, np.float32))
     left, right = (
@@ -251,7 +258,7 @@ def matmul(
     if (factor := _host_float(beta)) != 0:
         result = result + factor * driver.matrix(c, _get(cdesc, Layout))
     if epilogue & Epilogue.BIAS:
-        result = result + driver.read(_get(compute_desc, Desc).attributes[8], m)[:, None]
+        result = result + driver.read(_get(compute_desc, Desc).attributes[8], m, R_32F)[:, None]
     if epilogue & Epilogue.RELU:
         result = np.where(result < 0, 0, result)
     layout = _get(ddesc, Layout)
@@ -281,15 +288,15 @@ class _Driver:
             left = max(0, base.value + size.value - address)
             raise cuBLASLtError(f"out of bounds: {what} of {nbytes} bytes at {address:#x}, where there are {left}")
 
-    def read(self, address: int, count: int) -> np.ndarray:
-        host = np.empty(count, np.float32)
+    def read(self, address: int, count: int, type: int) -> np.ndarray:
+        host = np.empty(count, TYPES[type])
         source, nbytes = ctypes.c_uint64(address), ctypes.c_size_t(host.nbytes)
         self._check(self._library.cuMemcpyDtoH_v2(ctypes.c_void_p(host.ctypes.data), source, nbytes))
         return host
 
     def matrix(self, address: int, layout: Layout) -> np.ndarray:
         """Return (rows, columns), which lie by columns."""
-        flat = self.read(address, layout.ld * (layout.columns - 1) + layout.rows)
+        flat = self.read(address, layout.ld * (layout.columns - 1) + layout.rows, layout.type)
         return np.stack([flat[j * layout.ld : j * layout.ld + layout.rows] for j in range(layout.columns)], axis=1)
 
     def write(self, address: int, host: np.ndarray) -> None:
