@@ -19,6 +19,7 @@ from tests.ops.test_every_op_on_cuda import program_of_all
 from tests.ops.test_programs_on_cuda import mlp, shapes_program
 from tests.programs.corpus import CORPUS
 
+HALVES = ("bfloat16", "float16")
 ARCHITECTURES = ["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"]
 # No training computes in float64 on a GPU, nor a map of every op at once: that source may spill, but is to compile.
 _QUICKLY = ["-Xcicc", "-O1", "-Xptxas", "-O0"]
@@ -41,9 +42,14 @@ def apart(composition):
 
 
 def products(length, precision, layouts=("nn", "nt", "tn", "tt")):
-    """Return the source of a product in each layout, which takes a tile as large as the matrices allow."""
+    """Return the source of a product in each layout, which takes a tile as large as the matrices allow.
+
+    A precision is of float32 matrices, or half a type.
+    """
 
     def step(a, b):
+        if precision in HALVES:
+            a, b = ops.cast(a, precision), ops.cast(b, precision)
         transposed_a, transposed_b = ops.transpose(a), ops.transpose(b)
         made = {
             "nn": ops.relu(a @ b + 1.0),
@@ -54,26 +60,31 @@ def products(length, precision, layouts=("nn", "nt", "tn", "tt")):
         return {name: made[name] for name in layouts}
 
     program = trace(step, {"a": ((Dim.rows(length), length), "float32"), "b": ((length, length), "float32")})
-    return apart(Composition(program, precision=precision))
+    return apart(Composition(program, precision="float32" if precision in HALVES else precision))
 
 
 def sources(architecture):
     """Yield names and sources: a training step and the product of each precision that needs the most registers.
 
-    For sm_90 also sums of all kinds, extremes of narrow types, products with every tile, of the largest in every
-    layout, and once every op. No kernel has code of its own for an architecture: what one compiles without a warning
-    all do, and what they differ in is how registers are given out.
+    Of half precision on sm_75, the products that it computes in float32. For sm_90 also sums of all kinds, extremes of
+    narrow types, products with every tile, of the largest in every layout, and once every op. No kernel has code of its
+    own for an architecture: what one compiles without a warning all do, and what they differ in is how registers are
+    given out.
     """
-    lengths, layouts = (2048,), {"float32": ("tn",), "tf32": ("nn",)}
+    lengths, layouts = (2048,), {"float32": ("tn",), "tf32": ("nn",), "bfloat16": ("tt",), "float16": ("nt",)}
     if architecture == "sm_90":
-        lengths, layouts = (64, 512, 2048), dict.fromkeys(layouts, ("nn", "nt", "tn", "tt"))
+        lengths, layouts = (64, 512, 2048), dict.fromkeys(layouts, ("nn", "nt", "tn", "tt")) | {"float16": ("nt",)}
         yield "every_op", apart(Composition(program_of_all("float32")[0]))
         yield "narrow_types", Composition(CORPUS["extremes of narrow types"].trace()).source()
         yield "sums", Composition(shapes_program(np.random.default_rng(0), 700)[0]).source()
     step, _ = mlp(np.random.default_rng(0), 784, 128, 10, 128, 60_000)
     for precision in ("float32", "tf32"):
         yield f"step_{precision}", Composition(step, precision=precision).source()
-        for length in lengths:
+    for dtype in HALVES:
+        step, _ = mlp(np.random.default_rng(0), 784, 128, 10, 128, 60_000, compute=dtype)
+        yield f"step_{dtype}", Composition(step, of_halves="float32" if architecture == "sm_75" else "half").source()
+    for precision in layouts:
+        for length in lengths if precision != "float16" else lengths[-1:]:  # which differs in one instruction
             of_tile = layouts[precision] if length == 2048 else ("nn", "tn")  # smaller tiles need fewer registers
             yield f"products_{length}_{precision}", products(length, precision, of_tile)
 
@@ -105,8 +116,8 @@ def test_compiles_without_spills(nvcc, architecture, tmp_path, record_property):
         pytest.skip(f"this nvcc does not know {architecture}")
     rows, names = [], []
     for name, text in sources(architecture):
-        if "tf32" in name and architecture == "sm_75":
-            continue  # which has no TF32
+        if architecture == "sm_75" and name.startswith(("step_tf32", "products")) and not name.endswith("_float32"):
+            continue  # whose tensor cores know neither TF32 nor bfloat16
         names.append(name)
         place = tmp_path / f"{name}.cu"
         place.write_text(text)

@@ -123,8 +123,11 @@ def test_random_programs(cuda_backend, seed):
     check_state(state, 1e-4)
 
 
-def mlp(rng, inputs=20, hidden=16, classes=4, rows=B, stored=50):
-    """Return the program of a training step with Adam of a network of two layers on stored pixels, and its data."""
+def mlp(rng, inputs=20, hidden=16, classes=4, rows=B, stored=50, compute="float32"):
+    """Return the program of a training step with Adam of a network of two layers on stored pixels, and its data.
+
+    Layers compute in the type `compute`, weights are float32.
+    """
     sizes = {"w1": (inputs, hidden), "b1": (hidden,), "w2": (hidden, classes), "b2": (classes,)}
     weights = [Variable(rng.normal(0, 0.3, shape).astype(np.float32), name) for name, shape in sizes.items()]
     slots = [
@@ -136,8 +139,8 @@ def mlp(rng, inputs=20, hidden=16, classes=4, rows=B, stored=50):
 
     def step(pixels, labels, rows):
         x, y = ops.cast(take_rows(pixels, rows), "float32") * (1 / 255), take_rows(labels, rows)
-        w1, b1, w2, b2 = weights
-        scores = ops.relu(x @ w1 + b1) @ w2 + b2
+        x, w1, b1, w2, b2 = (ops.cast(one, compute) for one in (x, *weights))
+        scores = ops.cast(ops.relu(x @ w1 + b1) @ w2 + b2, "float32")
         losses = -ops.sum(ops.one_hot(y, classes) * ops.log_softmax(scores), axis=-1)
         loss = ops.mean(losses)
         loss.backward()

@@ -17,6 +17,7 @@ from dptrain.program.cpp import Ex
 from dptrain.program.dims import Dim
 from dptrain.program.kernels import reduced_axes
 from dptrain.program.lowering import (
+    Element,
     Product,
     Reduction,
     Scatter,
@@ -32,7 +33,7 @@ from dptrain.program.messages import stages
 from dptrain.program.places import NOWHERE, ONE, Axis, Extent, Place, along, extent, merged, split
 from dptrain.program.program import Program
 from dptrain.program.shapes import Shape, is_one, size
-from dptrain.program.tensor import Tensor, Variable
+from dptrain.program.tensor import Tensor, Variable, is_half
 
 # Ops that read whole inputs in an order of their own, and are worth storing.
 _WHOLE = (Scatter, Windows)
@@ -127,6 +128,12 @@ def is_product(tensor: Tensor) -> bool:
     return all(extent(one.shape[:-2]) in (batch, ONE) for one in tensor.inputs)
 
 
+def is_rounding(tensor: Tensor) -> bool:
+    """Whether it converts to half precision."""
+    lowering = lowering_of(tensor)
+    return isinstance(lowering, Element) and lowering.converts and is_half(tensor.dtype)
+
+
 def is_call(tensor: Tensor) -> bool:
     """Whether a kernel of a user's own makes it."""
     return isinstance(lowering_of(tensor), UserKernel)
@@ -181,6 +188,8 @@ class Grouping:
                 wanted |= dict.fromkeys(
                     [one, *(base for base, _ in map(operand_of, one.inputs) if base.op is not None)]
                 )
+            elif is_rounding(one) and is_product(one.inputs[0]) and not self._library:
+                wanted[one] = None  # half of what it rounds, which is then stored for nobody
             elif isinstance(lowering, _WHOLE) or is_call(one):
                 wanted |= dict.fromkeys([one, *(read for read in one.inputs if read.op is not None)])
         self.anchors = wanted
