@@ -41,6 +41,14 @@ executable.run()
 expected, _ = evaluate(program, values)
 for name in program.outputs:
     np.testing.assert_allclose(executable.outputs[name], expected[name], rtol=1e-3, atol=1e-2, err_msg=name)
+for dtype in ("bfloat16", "float16"):
+    program, data = mlp(rng, compute=dtype)
+    data["rows"] = rng.integers(0, 50, 6)
+    found, state = evaluate(program, data)
+    executable = backend.executable(program, data)
+    assert "product_" not in executable.source
+    executable.run([0])
+    check_state(state, 0.02)
 print(backend.numerics)
 """
 

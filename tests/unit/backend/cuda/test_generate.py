@@ -54,6 +54,23 @@ def test_seeds_and_rates_are_no_part_of_it(case):
     assert any(value == np.float32(0.25) for value in numbers.values()), "0.25 is a number of the run"
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_training_in_half_precision_keeps_its_matrices_in_two_bytes(dtype):
+    """Weights and activations as products read them, and what products round; no float32 copy of either."""
+    program, _ = mlp(np.random.default_rng(0), compute=dtype)
+    made = Composition(program)
+    functions = [one for stage in made.stages for kernel in stage for one in kernel.functions]
+    products = [one for one in functions if one.group is not None and one.group.kind == "product"]
+    assert len(products) == 5
+    for one in products:
+        assert f"product_half<dp_{dtype}, " in "\n".join(one.body)
+        factors = [read for read, places in one.reads.items() if None in places]
+        assert {read.dtype.name for read in factors} == {dtype}
+    matrices = [one for one in made.stored - made.targets.keys() if made.sizes.count(one.shape) > made.sizes.rows]
+    assert {one.dtype.name for one in matrices} == {dtype}
+    assert made.plan.size < Composition(program, of_halves="tf32").plan.size
+
+
 def test_no_tensor_has_a_name_that_the_generator_gives():
     words = ["total", "sum", "parts", "best_1", "i", "k3", "chunk", "for", "B", "shared", "conv2d", "Product", "true"]
     tensors = [Variable(np.zeros(1, np.float32), one).value for one in words for _ in range(2)]
