@@ -1,6 +1,6 @@
 """Runs a program of batch statistics, gradients and a maximum on the CUDA backend, this rank's rows of it; prints its
-state on rank 0. Arguments: bytes of a message at most, 0 for any number; the type in which gradients travel, or none;
-the rows of each rank."""
+state on rank 0. Arguments: the type of a layer's product; bytes of a message at most, 0 for any number; the type in
+which gradients travel, or none; the rows of each rank."""
 
 import sys
 
@@ -13,7 +13,8 @@ from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
 
-bucket_bytes, comm_dtype, shards = int(sys.argv[1]), sys.argv[2], [int(one) for one in sys.argv[3:]]
+compute, bucket_bytes, comm_dtype = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+shards = [int(one) for one in sys.argv[4:]]
 rng = np.random.default_rng(0)
 rows = sum(shards)
 weights, slope = (
@@ -25,7 +26,7 @@ x = x[0]
 
 
 def step(x, share):
-    y = x @ weights
+    y = ops.cast(ops.cast(x, compute) @ ops.cast(weights, compute), "float32")
     centred = (y - ops.mean(y, 0)) / ops.sqrt(ops.var(y, 0) + 1e-3) * slope
     loss = ops.sum(share * ops.square(centred - 1.0)) / ops.sum(share)
     loss.backward()
