@@ -71,10 +71,12 @@ def test_every_layout_and_edge(cuda_backend, dtype):
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_batches_of_matrices(cuda_backend, dtype):
-    """Of both factors, or of one of them; matrices begin at multiples of 16 bytes or anywhere."""
+    """Of both factors, of one of them, or others of each; matrices begin at multiples of 16 bytes or anywhere."""
 
     def step(x, y, w, v):
+        apart = ops.reshape(x, (x.shape[0], 1, *x.shape[1:]))
         return {
+            "neither": product(apart, ops.stack([w, 2 * w]), dtype),
             "both": product(x, y, dtype),
             "both, transposed": product(ops.transpose(y, (0, 2, 1)), ops.transpose(x, (0, 2, 1)), dtype),
             "the first": product(x, w, dtype),
@@ -95,6 +97,7 @@ def test_batches_of_matrices(cuda_backend, dtype):
         x, y, w, v = whole(rng, rows, 9, 17), whole(rng, rows, 17, 12), whole(rng, 17, 8), whole(rng, 35, 9)
         made = run(cuda_backend, program, {"x": x, "y": y, "w": w, "v": v}, rows)
         expected = {"both": x @ y, "both, transposed": (x @ y).swapaxes(1, 2), "the first": x @ w, "the second": v @ x}
+        expected["neither"] = np.stack([x @ w, x @ (2 * w)], 1)
         for name, value in expected.items():
             np.testing.assert_array_equal(made.outputs[name], value, err_msg=f"{name}, {rows} rows")
 

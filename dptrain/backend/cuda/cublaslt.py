@@ -66,11 +66,10 @@ class CublasLt:
                 f"gemm = 'cublaslt': nvmath-python is not installed ({error}); {pip_install('cublaslt')}"
             ) from error
         self._lt, self._stream = cublasLt, stream
-        kinds = CudaDataType
         self._kinds = {
-            "float32": int(kinds.CUDA_R_32F),
-            "bfloat16": int(kinds.CUDA_R_16BF),
-            "float16": int(kinds.CUDA_R_16F),
+            "float32": int(CudaDataType.CUDA_R_32F),
+            "bfloat16": int(CudaDataType.CUDA_R_16BF),
+            "float16": int(CudaDataType.CUDA_R_16F),
         }
         compute = cublas.ComputeType
         self._of_halves = int(compute.COMPUTE_32F)

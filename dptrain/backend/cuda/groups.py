@@ -121,8 +121,10 @@ def operand_of(tensor: Tensor) -> tuple[Tensor, bool]:
 
 def is_product(tensor: Tensor) -> bool:
     """Whether the tiled kernels compute it: matrices of float32 or of one half type, that have a batch each, or one."""
-    dtypes = {one.dtype for one in tensor.inputs}
-    if not isinstance(lowering_of(tensor), Product) or len(dtypes) > 1 or tensor.dtype != np.float32:
+    if not isinstance(lowering_of(tensor), Product) or tensor.dtype != np.float32:
+        return False
+    a, b = (one.dtype for one in tensor.inputs)
+    if a != b or not (a == np.float32 or is_half(a)):
         return False
     batch = extent(tensor.shape[:-2])
     return all(extent(one.shape[:-2]) in (batch, ONE) for one in tensor.inputs)
