@@ -69,7 +69,10 @@ PYTHON = (
 )
 KERNELS = ("*.cuh", "*.h")
 # Those of them that generated CUDA C++ includes.
-CUDA_HEADERS = ("columns", "common", "digest", "product.", "product_tf32", "random", "scalar", "tiles", "windows")
+CUDA_HEADERS = (
+    *("columns", "common", "digest", "product.", "product_half", "product_tf32"),
+    *("random", "scalar", "tiles", "windows"),
+)
 # In kernels and headers: what is sought in a line of code, and what may stand there instead.
 TEXT = (
     ("bound", r" < ", (" <= ", " > ")),
