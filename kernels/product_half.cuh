@@ -10,7 +10,7 @@
 // matrices with zeros; where rows do not begin at multiples of 16 bytes, threads carry single numbers instead. The chunks of
 // 8 numbers of a row lie in an order that differs from row to row (`HalfPart::place`): the 8 rows of an ldmatrix fall on
 // different banks without a gap between rows, and stages of 128 x 128 x 32 fill 48 KiB. ldmatrix transposes on the way where
-// a factor's K is not contiguous. Each warp holds WM x WN sums in the registers of mma.m16n8k16, of which lane l has rows
+// a factor's K is not contiguous. Each warp holds WM x WN sums in the registers of mma.m16n8k16, where lane l has rows
 // l / 4 and l / 4 + 8 and columns l % 4 * 2 and the next, and hands them to the epilogue from there.
 //
 // Tensor cores know bfloat16, and threads cp.async, from compute capability 8.0; before, products of halves are float32's.

@@ -48,7 +48,7 @@ extern "C" __global__ void ldmatrix_all(const uint4 *rows, unsigned *registers) 
                  : "r"(at));
 }
 
-// Copies of 4, 8 and 16 bytes, of which `taken` come from x and the rest are zeros.
+// Copies of 4, 8 and 16 bytes: `taken` come from x, the rest are zeros.
 extern "C" __global__ void cp_async_sizes(const float *x, float *y, int taken) {
     __shared__ __align__(16) float to[12];
     unsigned at = (unsigned)__cvta_generic_to_shared(to);
