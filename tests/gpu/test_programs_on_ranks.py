@@ -26,7 +26,14 @@ def test_ranks_compute_what_one_computes(streams, dtype, bucket_bytes, comm_dtyp
     expected = [float(one) for one in whole.out.split()]
     for shards in (["7", "5"], ["5", "0", "7"]):
         done = emulated_ranks(
-            len(shards), SCRIPT, dtype, bucket_bytes, comm_dtype, *shards, EMULATOR_DEVICES="3", EMULATOR_STREAMS=streams
+            len(shards),
+            SCRIPT,
+            dtype,
+            bucket_bytes,
+            comm_dtype,
+            *shards,
+            EMULATOR_DEVICES="3",
+            EMULATOR_STREAMS=streams,
         )
         assert (done.code, done.err) == (0, "")
         assert [float(one) for one in done.out.split()] == pytest.approx(expected, rel=close, abs=close)
