@@ -45,7 +45,7 @@ from dptrain.program.passes import rewritten, with_half_factors, without_repeats
 from dptrain.program.program import Program
 from dptrain.program.shapes import is_one
 from dptrain.program.tensor import DType, Tensor, is_half
-from dptrain.program.views import Key, View, compose, matrix, space_of, whole
+from dptrain.program.views import Key, View, compose, marked, matrix, space_of, whole
 
 
 def fuse(program: Program, *, join: bool = True) -> Fused:
@@ -246,7 +246,11 @@ def _has_code(tensor: Tensor, inputs: Sequence[View]) -> bool:
             behind = tensor.inputs[0].shape[tensor.attributes["axis"] :]
             return not is_one(behind[0]) and all(map(is_one, behind[1:]))
         case lowering.Gather():
-            return inputs[0] == whole(inputs[0].root) and tensor.inputs[1].dtype.kind in "iu"
+            table, places = tensor.inputs
+            root = inputs[0].root
+            if marked(table.shape) != marked(root.shape):  # such as one row that is spread over many
+                return False
+            return inputs[0] == whole(root) and places.dtype.kind in "iu"
         case lowering.Element() | lowering.Reduction():
             return True
     return False

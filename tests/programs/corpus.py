@@ -125,4 +125,23 @@ CORPUS = {
         outputs=("t1",),
         seed=560019,
     ),
+    "rows of a table that is one row, spread": Case(
+        lengths={"n": 0, "b": 2},
+        leaves={"w1": "variable b float32 whole"},
+        lines=(
+            "t0 = ops.mean(w1, (0,), keepdims=True)",
+            "d4_w1 = gradients(ops.sum(t0 * t0), [w1])[0]",
+            "t7 = d4_w1[::-1]",
+        ),
+        outputs=(),
+        updates={"w1": "w1 * 0.5 + ops.tanh(t7)"},
+        seed=7001127,
+    ),
+    "rounded and widened at once": Case(  # which GCC left out for _Float16 on a CPU that computes in it
+        lengths={"n": 1, "a": 4},
+        leaves={"x1": "input n a bool any"},
+        lines=("t8 = ops.cast(x1, 'float16')", "t9 = ops.cast(ops.softmax(t8, -1), 'float32')"),
+        outputs=("t9",),
+        seed=7001028,
+    ),
 }
