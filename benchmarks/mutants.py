@@ -48,6 +48,7 @@ PYTHON = (
     "dptrain/backend/cpu/calls.py",
     "dptrain/backend/cpu/codegen.py",
     "dptrain/backend/cuda/compose.py",
+    "dptrain/backend/cuda/convolutions.py",
     "dptrain/backend/cuda/expressions.py",
     "dptrain/backend/cuda/generate.py",
     "dptrain/backend/cuda/groups.py",
@@ -70,7 +71,7 @@ PYTHON = (
 KERNELS = ("*.cuh", "*.h")
 # Those of them that generated CUDA C++ includes.
 CUDA_HEADERS = (
-    *("columns", "common", "digest", "product.", "product_half", "product_tf32"),
+    *("columns", "common", "convolution", "digest", "product.", "product_half", "product_tf32"),
     *("random", "scalar", "tiles", "windows"),
 )
 # In kernels and headers: what is sought in a line of code, and what may stand there instead.

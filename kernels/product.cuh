@@ -1,8 +1,9 @@
 // Products of matrices in float32.
 //
-// product<tile sizes, layout>(shared, operands, block, epilogue): c_MN = a b, for a tile of BM x BN results a block of
-// BM / TM * BN / TN threads; see `Product` in tiles.cuh for the operands. The epilogue gets (row, column, sum) of
-// each result, the row counted over the batch, and writes what becomes of it.
+// product<tile sizes, layout>(shared, operands, block, epilogue, a, b): c_MN = a b, for a tile of BM x BN results a block of
+// BM / TM * BN / TN threads; see `Product` in tiles.cuh for the operands, and `Dense` for a and b, which say where their
+// elements are. The epilogue gets (row, column, sum) of each result, the row counted over the batch, and writes what
+// becomes of it.
 //
 // Deterministic: K and slices are summed in a fixed order that depends on the shapes alone.
 //
@@ -20,8 +21,9 @@
 // Bytes of shared memory.
 #define PRODUCT_SHARED(BM, BN, BK) (2 * BK * (BM + PAD + BN + PAD) * 4)
 
-template <int BM, int BN, int BK, int TM, int TN, bool A_TRANSPOSED, bool B_TRANSPOSED, class Epilogue>
-__device__ __forceinline__ void product(void *shared, Product of, int block, Epilogue epilogue) {
+template <int BM, int BN, int BK, int TM, int TN, bool A_TRANSPOSED, bool B_TRANSPOSED, class Epilogue, class A = Dense,
+          class B = Dense>
+__device__ __forceinline__ void product(void *shared, Product of, int block, Epilogue epilogue, A a = A(), B b = B()) {
     constexpr int THREADS = (BM / TM) * (BN / TN);
     constexpr int PITCH_A = BM + PAD, PITCH_B = BN + PAD;
     constexpr int STAGE_A = BK * PITCH_A, STAGE_B = BK * PITCH_B;
@@ -35,10 +37,10 @@ __device__ __forceinline__ void product(void *shared, Product of, int block, Epi
     const int tm = threadIdx.x / (BN / TN) * 4, tn = threadIdx.x % (BN / TN) * 4;
 
     auto load = [&](int k) {
-        if (A_TRANSPOSED) part_a.load(of.a, M, k, of.k_end, of.m0, M, of.wide_a);
-        else part_a.load(of.a, K, of.m0, M, k, of.k_end, of.wide_a);
-        if (B_TRANSPOSED) part_b.load(of.b, K, of.n0, N, k, of.k_end, of.wide_b);
-        else part_b.load(of.b, N, k, of.k_end, of.n0, N, of.wide_b);
+        if (A_TRANSPOSED) part_a.load(of.a, M, k, of.k_end, of.m0, M, of.wide_a, a);
+        else part_a.load(of.a, K, of.m0, M, k, of.k_end, of.wide_a, a);
+        if (B_TRANSPOSED) part_b.load(of.b, K, of.n0, N, k, of.k_end, of.wide_b, b);
+        else part_b.load(of.b, N, k, of.k_end, of.n0, N, of.wide_b, b);
     };
 
     float sums[TM][TN];

@@ -51,8 +51,9 @@ template <int BM, int BN, int BK, int WM, int WN, bool A_TRANSPOSED, bool B_TRAN
     static_assert(WARPS * PATCH <= SHARED, "the patches lie in the stages' memory");
 };
 
-template <int BM, int BN, int BK, int WM, int WN, bool A_TRANSPOSED, bool B_TRANSPOSED, class Epilogue>
-__device__ __forceinline__ void product_tf32(void *memory, Product of, int block, Epilogue epilogue) {
+template <int BM, int BN, int BK, int WM, int WN, bool A_TRANSPOSED, bool B_TRANSPOSED, class Epilogue, class A = Dense,
+          class B = Dense>
+__device__ __forceinline__ void product_tf32(void *memory, Product of, int block, Epilogue epilogue, A a = A(), B b = B()) {
     float *shared = (float *)memory;
     using S = Tf32Shape<BM, BN, BK, WM, WN, A_TRANSPOSED, B_TRANSPOSED>;
     constexpr int PITCH_A = S::PartA::PITCH, PITCH_B = S::PartB::PITCH;
@@ -65,10 +66,10 @@ __device__ __forceinline__ void product_tf32(void *memory, Product of, int block
     const int wm = warp / S::WARPS_N * WM, wn = warp % S::WARPS_N * WN;
 
     auto load = [&](int k) {
-        if (A_TRANSPOSED) part_a.load(of.a, M, k, of.k_end, of.m0, M, of.wide_a);
-        else part_a.load(of.a, K, of.m0, M, k, of.k_end, of.wide_a);
-        if (B_TRANSPOSED) part_b.load(of.b, K, of.n0, N, k, of.k_end, of.wide_b);
-        else part_b.load(of.b, N, k, of.k_end, of.n0, N, of.wide_b);
+        if (A_TRANSPOSED) part_a.load(of.a, M, k, of.k_end, of.m0, M, of.wide_a, a);
+        else part_a.load(of.a, K, of.m0, M, k, of.k_end, of.wide_a, a);
+        if (B_TRANSPOSED) part_b.load(of.b, K, of.n0, N, k, of.k_end, of.wide_b, b);
+        else part_b.load(of.b, N, k, of.k_end, of.n0, N, of.wide_b, b);
     };
     auto store = [&](float *stage) {
         round_to_tf32(part_a);

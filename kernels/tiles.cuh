@@ -4,6 +4,17 @@
 
 #include "common.cuh"
 
+// Where the elements of a matrix are in memory: rows `pitch` apart, columns side by side.
+//
+// Matrices that are gathered (convolution.cuh) have the same functions, and their own idea of a row and a column. Elements
+// that a matrix does not have are 0. Where it is read by vectors, four columns from a multiple of four on lie side by side.
+struct Dense {
+    __device__ __forceinline__ long long row(int row, long long pitch) const { return row * pitch; }
+    __device__ __forceinline__ int column(int column) const { return column; }
+    __device__ __forceinline__ bool has(long long, int) const { return true; }
+    __device__ __forceinline__ long long at(long long row, int column) const { return row + column; }
+};
+
 // One matrix's part of a tile on its way from global to shared memory.
 //
 // The part is ROWS x COLUMNS in global memory, where columns are contiguous. TRANSPOSED stores it as [column][row]. PAD
@@ -14,23 +25,28 @@ template <int ROWS, int COLUMNS, int THREADS, bool TRANSPOSED, int PAD> struct P
     static_assert(QUADS * 4 * THREADS == ROWS * COLUMNS, "every thread carries the same number of quads");
     float4 quads[QUADS];
 
-    // Read from `source`, whose rows are `pitch` apart; outside (rows, columns) there are zeros.
+    // Read from `source`, whose elements are where `matrix` says; outside (rows, columns) there are zeros.
+    template <class Matrix>
     __device__ inline void load(const float *source, long long pitch, int row0, int rows, int column0, int columns,
-                                bool vector) {
+                                bool vector, const Matrix &matrix) {
 #pragma unroll
         for (int q = 0; q < QUADS; ++q) {
             const int i = threadIdx.x + q * THREADS;
             const int row = row0 + i / (COLUMNS / 4), column = column0 + i % (COLUMNS / 4) * 4;
             float4 quad = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             if (row < rows) {
-                const float *place = source + row * pitch + column;
+                const auto of_row = matrix.row(row, pitch);
                 if (vector && column + 4 <= columns) {
-                    quad = *reinterpret_cast<const float4 *>(place);
+                    const auto of_column = matrix.column(column);
+                    if (matrix.has(of_row, of_column))
+                        quad = *reinterpret_cast<const float4 *>(source + matrix.at(of_row, of_column));
                 } else {
-                    if (column < columns) quad.x = place[0];
-                    if (column + 1 < columns) quad.y = place[1];
-                    if (column + 2 < columns) quad.z = place[2];
-                    if (column + 3 < columns) quad.w = place[3];
+                    auto read = [&](int j, float &element) {  // returning it, nvcc 13.0 would compile for minutes
+                        const auto of_column = matrix.column(column + j);
+                        if (column + j < columns && matrix.has(of_row, of_column))
+                            element = source[matrix.at(of_row, of_column)];
+                    };
+                    read(0, quad.x), read(1, quad.y), read(2, quad.z), read(3, quad.w);
                 }
             }
             quads[q] = quad;

@@ -1,7 +1,7 @@
-// Convolutions and pooling over two axes of space: one element of the result, of dense arrays.
+// Windows over two axes of space, and pooling: one element of the result, of dense arrays.
 //
-// Letters as in dptrain/ops/convolution.py: images (B, H, W, C), kernels (R, S, I, O). Plain loops in a fixed order; each
-// thread computes its element alone.
+// Letters as in dptrain/ops/convolution.py: images (B, H, W, C). Plain loops in a fixed order; each thread computes its
+// element alone. Convolutions are products: convolution.cuh.
 #pragma once
 
 #include "common.cuh"
@@ -24,47 +24,6 @@ struct Window {
     }
     __device__ __forceinline__ bool has(int h, int w) const { return h >= 0 && h < H && w >= 0 && w < W; }
 };
-
-template <class T>
-__device__ __forceinline__ T conv2d(const T *x, const T *kernel, Window g, int I, int O, Index b, int p, int q, int o) {
-    T sum = 0;
-    for (int r = 0; r < g.R; ++r)
-        for (int s = 0; s < g.S; ++s) {
-            const int h = g.h(p, r), w = g.w(q, s);
-            if (!g.has(h, w)) continue;
-            const T *pixel = x + ((b * g.H + h) * g.W + w) * (Index)I, *column = kernel + (r * g.S + s) * I * O + o;
-            for (int i = 0; i < I; ++i) sum += pixel[i] * column[i * O];
-        }
-    return sum;
-}
-
-template <class T>
-__device__ __forceinline__ T conv2d_input(const T *dy, const T *kernel, Window g, int I, int O, Index b, int h, int w,
-                                          int i) {
-    T sum = 0;
-    for (int r = 0; r < g.R; ++r)
-        for (int s = 0; s < g.S; ++s) {
-            const int p = g.p(h, r), q = g.q(w, s);
-            if (p < 0 || q < 0) continue;
-            const T *pixel = dy + ((b * g.P + p) * g.Q + q) * (Index)O, *row = kernel + ((r * g.S + s) * I + i) * O;
-            for (int o = 0; o < O; ++o) sum += pixel[o] * row[o];
-        }
-    return sum;
-}
-
-template <class T>
-__device__ __forceinline__ T conv2d_kernel(const T *x, const T *dy, Window g, Index B, int I, int O, int r, int s, int i,
-                                           int o) {
-    typename Wide<T>::type sum = 0;
-    for (Index b = 0; b < B; ++b)
-        for (int p = 0; p < g.P; ++p)
-            for (int q = 0; q < g.Q; ++q) {
-                const int h = g.h(p, r), w = g.w(q, s);
-                if (g.has(h, w))
-                    sum += x[((b * g.H + h) * g.W + w) * (Index)I + i] * dy[((b * g.P + p) * g.Q + q) * (Index)O + o];
-            }
-    return (T)sum;
-}
 
 template <class T>
 __device__ __forceinline__ T max_pool2d(const T *x, Window g, int C, Index b, int p, int q, int c) {

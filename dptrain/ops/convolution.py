@@ -19,7 +19,7 @@ from dptrain.ops.elementwise import multiply
 from dptrain.ops.manipulation import transpose
 from dptrain.ops.padding import pad
 from dptrain.program.dims import greatest, is_number
-from dptrain.program.lowering import Windows
+from dptrain.program.lowering import Convolution, Windows
 from dptrain.program.onnx_graph import OnnxGraph, Value, refusal
 from dptrain.program.op import op
 from dptrain.program.shapes import differ, size
@@ -69,7 +69,7 @@ def _convolution(image: int, places: int, kernel: int) -> dict[str, Any]:
         _, y, k = windows.shapes(made)
         return 2 * size(y) * size(k[:-1])
 
-    windows = Windows(image, places, kernel)
+    windows = Convolution(image, places, kernel)
     return {"dtype": common_dtype, "linear": "each", "lowering": windows, "operations": operations}
 
 

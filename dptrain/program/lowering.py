@@ -97,7 +97,7 @@ class RandomBits:
 
 @dataclass(frozen=True)
 class Windows:
-    """Sums or choices over windows of images, by the function of `kernels/` of the op's name.
+    """Choices over windows of images, by the function of `kernels/` of the op's name.
 
     Attributes:
         image: the number of the operand that has the shape of the images; -1 for what the op makes.
@@ -114,13 +114,35 @@ class Windows:
         shapes = [*(one.shape for one in made.inputs), made.shape]
         return shapes[self.image], shapes[self.places], () if self.kernel is None else shapes[self.kernel]
 
-    def numbers(self, made: Tensor) -> str:
-        """Return the fields of a window in C++: H, W, P, Q, R, S, strides, dilation, zeros before rows and columns."""
+    def numbers(self, made: Tensor) -> tuple[int, ...]:
+        """Return the fields of a window: H, W, P, Q, R, S, strides, dilation, zeros before rows and columns."""
         image, places, kernel = self.shapes(made)
         own = made.attributes
         size = kernel[:2] or own["window"]
         found = (*image[1:3], *places[1:3], *size, *own["strides"], *own.get("dilation", (1, 1)), *own["before"])
-        return ", ".join(str(int(n)) for n in found)
+        return tuple(map(int, found))
+
+
+@dataclass(frozen=True)
+class Convolution(Windows):
+    """Sums of products over windows of images: a product of two matrices, the first of which is in memory nowhere.
+
+    With images (B, H, W, I), places (B, P, Q, O) and a kernel (R, S, I, O), by what the op makes:
+
+    | makes | result | first factor | second factor |
+    |---|---|---|---|
+    | places | BPQ x O | the images' patches, BPQ x RSI | the kernel, RSI x O |
+    | kernel | RSI x O | the same, transposed | the places, BPQ x O |
+    | images | BHW x I | the places' patches, BHW x RSO | the kernel, RSO x I |
+
+    In the last, a pixel (h, w) meets r only where its place (h + before - r dilation) / stride is a whole number. That
+    depends on its *phase*, h and w modulo the strides: there is a product for each phase.
+    """
+
+    @property
+    def makes(self) -> Literal["images", "places", "kernel"]:
+        """Which of the three is the result."""
+        return "images" if self.image == -1 else "places" if self.places == -1 else "kernel"
 
 
 @dataclass(frozen=True)
@@ -137,7 +159,18 @@ class UserKernel:
 
 
 Lowering = (
-    Element | ViewMap | Reduction | Product | Gather | Scatter | Insert | Join | RandomBits | Windows | UserKernel
+    Element
+    | ViewMap
+    | Reduction
+    | Product
+    | Gather
+    | Scatter
+    | Insert
+    | Join
+    | RandomBits
+    | Windows
+    | Convolution
+    | UserKernel
 )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.program.dims import Dim
-from dptrain.program.lowering import Element, Product, ViewMap, lowering_of
+from dptrain.program.lowering import Convolution, Element, Product, ViewMap, lowering_of
 from dptrain.program.mesh import ALL_REDUCE, PlacedProgram
 from dptrain.program.program import Program
 from dptrain.program.tensor import Tensor, is_half
@@ -60,7 +60,7 @@ def without_all_reduce(tensor: Tensor) -> Tensor:
 
 
 def with_precision(program: Program, precision: str, of_halves: str = "float32") -> Program:
-    """Return a program whose matrix products say in which precision they are computed.
+    """Return a program whose matrix products and convolutions say in which precision they are computed.
 
     This is the one place where a product's precision is chosen. Products that are not in float32 keep their type's.
 
@@ -68,16 +68,17 @@ def with_precision(program: Program, precision: str, of_halves: str = "float32")
         program: any.
         precision: one of `PRECISIONS`.
         of_halves: that of products whose factors are conversions from half precision. "half": the products are then of
-            what was converted, if that is of one type, and else in TF32, which holds it exactly.
+            what was converted, if that is of one type. Other products, and convolutions, are in TF32, which holds it
+            exactly.
     """
 
     def chosen(one: Tensor) -> Tensor:
-        if not isinstance(lowering_of(one), Product) or one.dtype != np.float32:
+        if not isinstance(lowering := lowering_of(one), Product | Convolution) or one.dtype != np.float32:
             return one
         own, factors = precision, list(one.inputs)
         if (halves := _half_factors(one)) is not None:
             own = of_halves
-            if own == "half" and halves[0].dtype == halves[1].dtype:
+            if own == "half" and isinstance(lowering, Product) and halves[0].dtype == halves[1].dtype:
                 factors = halves
             elif own == "half":
                 own = "tf32"

@@ -15,6 +15,7 @@ from dptrain.backend.cuda.sources import kernels_dir
 from dptrain.errors import DeviceError
 from dptrain.program.dims import Dim
 from dptrain.program.program import trace
+from tests.ops.test_convolutions_on_cuda import cnn
 from tests.ops.test_every_op_on_cuda import program_of_all
 from tests.ops.test_programs_on_cuda import mlp, shapes_program
 from tests.programs.corpus import CORPUS
@@ -64,7 +65,7 @@ def products(length, precision, layouts=("nn", "nt", "tn", "tt")):
 
 
 def sources(architecture):
-    """Yield names and sources: a training step and the product of each precision that needs the most registers.
+    """Yield names and sources: training steps and the product of each precision that needs the most registers.
 
     Of half precision on sm_75, the products that it computes in float32. For sm_90 also sums of all kinds, extremes of
     narrow types, products with every tile, of the largest in every layout, and once every op. No kernel has code of its
@@ -78,8 +79,10 @@ def sources(architecture):
         yield "narrow_types", Composition(CORPUS["extremes of narrow types"].trace()).source()
         yield "sums", Composition(shapes_program(np.random.default_rng(0), 700)[0]).source()
     step, _ = mlp(np.random.default_rng(0), 784, 128, 10, 128, 60_000)
+    of_images, _ = cnn(np.random.default_rng(0), (28, 28, 1), (32, 64), 10, 128, 200, strides=2)
     for precision in ("float32", "tf32"):
         yield f"step_{precision}", Composition(step, precision=precision).source()
+        yield f"convolutions_{precision}", apart(Composition(of_images, precision=precision))
     for dtype in HALVES:
         step, _ = mlp(np.random.default_rng(0), 784, 128, 10, 128, 60_000, compute=dtype)
         yield f"step_{dtype}", Composition(step, of_halves="float32" if architecture == "sm_75" else "half").source()
@@ -116,7 +119,11 @@ def test_compiles_without_spills(nvcc, architecture, tmp_path, record_property):
         pytest.skip(f"this nvcc does not know {architecture}")
     rows, names = [], []
     for name, text in sources(architecture):
-        if architecture == "sm_75" and name.startswith(("step_tf32", "products")) and not name.endswith("_float32"):
+        if (
+            architecture == "sm_75"
+            and name.startswith(("step_tf32", "convolutions_tf32", "products"))
+            and not name.endswith("_float32")
+        ):
             continue  # whose tensor cores know neither TF32 nor bfloat16
         names.append(name)
         place = tmp_path / f"{name}.cu"

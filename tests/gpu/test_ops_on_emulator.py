@@ -15,7 +15,7 @@ MODES = {
     "in order": ("", {}),
     "reverse order, random streams": ("on_cuda", {"EMULATOR_ORDER": "reverse", "EMULATOR_STREAMS": "random"}),
     "every access checked, shuffled order": (
-        "on_cuda and not 1100",
+        "on_cuda and not 1100 and not of_every_tile",
         {"EMULATOR_SANITIZE": "all", "EMULATOR_ORDER": "shuffled", "EMULATOR_STREAMS": "random"},
     ),
 }

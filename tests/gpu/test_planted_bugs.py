@@ -169,6 +169,20 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
         {},
     ),
     "beyond an image": ("kernels/windows.cuh", "return h >= 0 && h < H &&", "return h >= 0 &&", "conv2d_0", CHECKED),
+    "phases of a convolution's strides share counters": (
+        CUDA + "generate.py",
+        '"arrived + phase * tiles"',
+        '"arrived"',
+        "convolutions_and_their_gradients",
+        {},
+    ),
+    "pixels beyond an image": (
+        "kernels/convolution.cuh",
+        "return h < g.H && w < g.W ?",
+        "return h < g.H ?",
+        "convolutions_and_their_gradients",
+        {},
+    ),
     "the last of the greatest in a window": (
         "kernels/windows.cuh",
         "            const int h = g.h(p, r), w = g.w(q, s);\n            const Index place",

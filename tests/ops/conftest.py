@@ -25,3 +25,18 @@ def cuda_backend():
     from dptrain.backend.cuda.backend import CudaBackend
 
     return CudaBackend()
+
+
+@pytest.fixture
+def another(cuda_backend):
+    """Return a function that opens a further backend, whose runs join packs."""
+    opened = []
+
+    def backend():
+        opened.append(type(cuda_backend)())
+        opened[-1].joins_packs = True
+        return opened[-1]
+
+    yield backend
+    for one in opened:
+        one.close()

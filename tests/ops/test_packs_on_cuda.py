@@ -14,21 +14,6 @@ from dptrain.random import Purpose
 B, STORED, INPUTS, HIDDEN = 6, 40, 20, 9
 
 
-@pytest.fixture
-def backends(cuda_backend):
-    """Return a function that opens a backend, which has a stream of its own."""
-    opened = []
-
-    def another():
-        opened.append(type(cuda_backend)())
-        opened[-1].joins_packs = True
-        return opened[-1]
-
-    yield another
-    for one in opened:
-        one.close()
-
-
 def training(seed, rows=B, hidden=HIDDEN):
     """Return a step with numbers, seed and weights of its own, and the data that it reads."""
     rng = np.random.default_rng(seed)
@@ -89,10 +74,10 @@ def alone(cuda_backend, seed, steps):
 
 
 @pytest.mark.parametrize("places", [1, 2, 5, 16])
-def test_a_run_in_a_pack_has_the_bits_of_the_run_alone(cuda_backend, backends, places):
+def test_a_run_in_a_pack_has_the_bits_of_the_run_alone(cuda_backend, another, places):
     """In packs of changing members: runs ask for different numbers of steps, pause, end, and leave their place."""
     rng = np.random.default_rng(places)
-    free = [backends() for _ in range(places)]
+    free = [another() for _ in range(places)]
     runs, seeds, checked = [], iter(range(1000)), 0
     for _ in range(8):
         while free:
@@ -115,9 +100,9 @@ def test_a_run_in_a_pack_has_the_bits_of_the_run_alone(cuda_backend, backends, p
     assert checked >= places
 
 
-def test_what_is_read_early_is_there(backends):
+def test_what_is_read_early_is_there(another):
     """A run that is asked for its state does not wait for the others, nor they for it."""
-    first, second = Run(backends(), 1), Run(backends(), 2)
+    first, second = Run(another(), 1), Run(another(), 2)
     first.ask(3)
     second.ask(2)
     early = second.bits()
@@ -127,15 +112,15 @@ def test_what_is_read_early_is_there(backends):
     second.ask(3)
     together = first.bits(), second.bits()
     assert early != together[1]
-    for run, bits in zip((Run(backends(), 1), Run(backends(), 2)), together, strict=True):
+    for run, bits in zip((Run(another(), 1), Run(another(), 2)), together, strict=True):
         run.ask(5)
         assert run.bits() == bits
 
 
-def test_who_shares_a_pack(backends):
+def test_who_shares_a_pack(another):
     """Seeds, rates and weights may differ; the number of rows and shapes may not."""
-    usual = [Run(backends(), seed).executable for seed in (1, 2)]
-    others = [Run(backends(), 1, rows=B + 1).executable, Run(backends(), 1, hidden=HIDDEN + 1).executable]
+    usual = [Run(another(), seed).executable for seed in (1, 2)]
+    others = [Run(another(), 1, rows=B + 1).executable, Run(another(), 1, hidden=HIDDEN + 1).executable]
     assert usual[0].source == usual[1].source
     assert usual[0].pack_key == usual[1].pack_key
     assert len({one.pack_key for one in (*usual, *others)}) == 3

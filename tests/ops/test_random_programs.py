@@ -12,21 +12,6 @@ from tests.programs.draw import program
 EACH = int(os.environ.get("DPTRAIN_PROGRAMS", "3"))
 
 
-@pytest.fixture
-def another(cuda_backend):
-    """Return a function that opens a further backend, whose runs join packs."""
-    opened = []
-
-    def backend():
-        opened.append(type(cuda_backend)())
-        opened[-1].joins_packs = True
-        return opened[-1]
-
-    yield backend
-    for one in opened:
-        one.close()
-
-
 @pytest.mark.parametrize("part", range(4))
 def test_random_programs(cuda_backend, another, part):
     for seed in range(part * EACH, (part + 1) * EACH):

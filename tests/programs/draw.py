@@ -442,8 +442,8 @@ def one_hot(d: Drawing) -> None:
     d.line(f"ops.one_hot({labels}, {width})")
 
 
-def images(d: Drawing, dilation: str = "") -> None:
-    """A convolution or pooling of images."""
+def images(d: Drawing, dilation: str = "", strides: str = "") -> None:
+    """A convolution or pooling of images; a convolution if gaps or strides are given."""
     rank4 = [one.name for one in d.known.values() if one.tensor.ndim == 4 and one.tensor.dtype.name == "float32"]
     channels = d.choose([1, 2, 3, 5])
     x = d.choose(rank4) if rank4 and d.chance(0.6) else ""
@@ -453,15 +453,18 @@ def images(d: Drawing, dilation: str = "") -> None:
     if any(isinstance(n, Dim) for n in shape[1:]):
         raise RefusedError
     padding = d.choose(["same", "valid"])
-    if d.chance(0.3) and not dilation:
+    if d.chance(0.3) and not dilation and not strides:
         pool = (d.choose([1, 2, 3]), d.choose([1, 2, 3]))
         pooled = d.choose(["max_pool", "max_pool", "average_pool"])
         d.line(f"ops.{pooled}({x}, {pool}, {(d.choose([1, 2]), d.choose([1, 2, 3]))}, {padding!r})")
         return
     kernel = [d.choose([1, 2, 3]), d.choose([1, 2, 3]), int(shape[-1]), d.choose([1, 2, 3, 8])]
     options = [f"strides={(d.choose([1, 2, 3]), d.choose([1, 2]))}", ""]
-    dilation = dilation or d.choose(["(2, 1)", "(1, 2)", "(2, 3)", ""])
-    chosen = f"dilation_rate={dilation}" if dilation and (dilation != "" and d.chance(0.9)) else d.choose(options)
+    if strides:
+        chosen = f"strides={strides}"
+    else:
+        dilation = dilation or d.choose(["(2, 1)", "(1, 2)", "(2, 3)", ""])
+        chosen = f"dilation_rate={dilation}" if dilation and d.chance(0.9) else d.choose(options)
     w = d.leaf(
         "variable", [max(2, one) if dilation and n < 2 else one for n, one in enumerate(kernel)], "float32", "normal"
     )
@@ -549,9 +552,10 @@ def strided_slices(d: Drawing) -> None:
     d.line(f"ops.sum({y}, {d.choose([1, 2])}) * 0.5")
 
 
-def dilated(d: Drawing) -> None:
-    """A convolution with gaps along one axis, and its gradients."""
-    images(d, d.choose(["(2, 1)", "(1, 2)", "(1, 3)", "(3, 2)"]))
+def spread_out(d: Drawing) -> None:
+    """A convolution with gaps along one axis or with strides, and its gradients."""
+    steps = d.choose(["(2, 1)", "(1, 2)", "(1, 3)", "(3, 2)"])
+    images(d, **{d.choose(["dilation", "strides"]): steps})
     differentiated(d)
 
 
@@ -697,7 +701,7 @@ SITUATIONS = {
         *(
             product_of_views,
             strided_slices,
-            dilated,
+            spread_out,
             pooled,
             batches_by_one_matrix,
             wide_products,

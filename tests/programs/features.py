@@ -18,6 +18,7 @@ _ORDERS = [f"{a}, then {b}" for a, b in permutations(_VIEWS.values(), 2)]
 WANTED = frozenset(
     {f"{place} a product: {order}" for place in ("before", "behind") for order in _ORDERS}
     | {"strided slice", "slice backwards", "dilation of height", "dilation of width", "batch by one matrix"}
+    | {"gradient of a convolution with strides"}
     | {"width of a multiple of 8", "512 terms and more", "more than 64 rows with more than 32 columns"}
     | {f"{count} {what}" for count in ("0", "1", "more than 1024") for what in ("rows", "steps")}
     | {"several rows for each of the batch", "flag from a number", "whole number from a fraction", "number from a flag"}
@@ -72,6 +73,8 @@ def _of_tensor(one: Tensor) -> Iterator[str]:
         height, width = one.attributes["dilation"]
         yield from ["dilation of height"] if height > 1 and shapes[1][0] > 1 else []
         yield from ["dilation of width"] if width > 1 and shapes[1][1] > 1 else []
+    if name == "conv2d_input" and max(one.attributes["strides"]) > 1:
+        yield "gradient of a convolution with strides"
     if name == "batch_matmul":
         rows, width, terms = one.shape[-2], one.shape[-1], shapes[0][-1]
         yield from ["batch by one matrix"] if len(shapes[0]) > 2 and np.prod(shapes[1][:-2]) == 1 else []

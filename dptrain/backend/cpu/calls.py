@@ -6,7 +6,7 @@ from typing import Any
 from dptrain.program.cpp import TYPES, ctype, extents, place_text
 from dptrain.program.dims import Dim
 from dptrain.program.kernels import Call
-from dptrain.program.lowering import Insert, Join, RandomBits, Scatter, Windows
+from dptrain.program.lowering import Convolution, Insert, Join, RandomBits, Scatter, Windows
 from dptrain.program.places import NOWHERE, Axis, after, along, extent, merged
 from dptrain.program.shapes import Shape, is_one, row_axis
 from dptrain.program.views import View, key_maps, part_of
@@ -99,7 +99,7 @@ def _windows(call: Call, seed: Seed) -> str | None:
     image, _, kernel = op.lowering.shapes(tensor)
     if any(one.dtype != tensor.dtype for one in tensor.inputs) or (kernel and tensor.dtype.kind != "f"):
         return None
-    window = f"dp_Window{{{{{op.lowering.numbers(tensor)}}}}}"
+    window = f"dp_Window{{{{{', '.join(map(str, op.lowering.numbers(tensor)))}}}}}"
     sizes = ", ".join([extents(image[:1]), *(extents((n,)) for n in kernel[2:] or image[3:])])
     given = ", ".join(f"{{{n}}}" for n in range(len(tensor.inputs)))
     context = "c, " if kernel else ""
@@ -110,4 +110,5 @@ _ARGUMENTS: dict[type, Callable[[Call, Seed], str | None]] = {
     RandomBits: _random_bits,
     Scatter: _add_rows,
     Windows: _windows,
+    Convolution: _windows,
 }

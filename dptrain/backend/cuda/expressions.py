@@ -6,6 +6,7 @@ outermost scope in which its operands are known, and what is written once is use
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from dptrain.program.cpp import Ex, cast, ctype, element, extents, known_number,
 from dptrain.program.dims import Dim
 from dptrain.program.kernels import reduced_axes
 from dptrain.program.lowering import (
+    Convolution,
     Element,
     Gather,
     Insert,
@@ -29,7 +31,7 @@ from dptrain.program.lowering import (
     lowering_of,
 )
 from dptrain.program.mesh import ALL_REDUCE
-from dptrain.program.places import NOWHERE, Axis, Place, along, extent, merged, split
+from dptrain.program.places import NOWHERE, Axis, Place, after, along, extent, merged, split
 from dptrain.program.program import ROWS
 from dptrain.program.shapes import Shape, is_one
 from dptrain.program.statements import ZERO, Statements
@@ -326,15 +328,50 @@ def _windows(w: Writer, t: Tensor, index: Index) -> Ex:
     """An op of kernels/windows.cuh, which takes whole inputs, and the place of an element."""
     assert t.op is not None
     assert isinstance(t.op.lowering, Windows)
-    image, _, kernel = t.op.lowering.shapes(t)
     w.needs.add("windows.cuh")
     parts = [w.at(one) for one in index]
-    window = f"Window{{{t.op.lowering.numbers(t)}}}"
-    counts = [extents((n,)) for n in kernel[2:] or t.shape[-1:]]
-    if t.op.lowering.kernel == -1:  # a sum over all images
-        counts.insert(0, extents((image[0],)))
-    arguments = [*(w.pointer(one) for one in t.inputs), window, *counts, *(one.text for one in parts)]
+    window = f"Window{{{', '.join(map(str, t.op.lowering.numbers(t)))}}}"
+    arguments = [*(w.pointer(one) for one in t.inputs), window, extents(t.shape[-1:]), *(one.text for one in parts)]
     return w.let(ctype(t.dtype), f"{t.op.name}({', '.join(arguments)})", max(one.depth for one in parts))
+
+
+def _convolution(w: Writer, t: Tensor, index: Index) -> Ex:
+    """Of other types than the tiled kernels': a plain loop."""
+    lowering = lowering_of(t)
+    assert isinstance(lowering, Convolution)
+    names = {lowering.image: "bhwi", lowering.places: "bpqo", lowering.kernel: "rsio"}
+    lengths = dict(zip("bhwibpqorsio", itertools.chain(*lowering.shapes(t)), strict=True))
+    summed = {"images": "rso", "places": "rsi", "kernel": "bpq"}[lowering.makes]
+    *_, strides_h, strides_w, dilation_h, dilation_w, before_h, before_w = lowering.numbers(t)
+    axes = (("h", "p", "r"), strides_h, dilation_h, before_h), (("w", "q", "s"), strides_w, dilation_w, before_w)
+
+    def term(k: Place) -> Ex:
+        at = dict(zip(names[-1], index, strict=True))
+        at |= dict(zip(summed, split(k, [lengths[one] for one in summed]), strict=True))
+        tests, depth = list[str](), 0
+        for (pixel, place, tap), stride, dilation, before in axes:
+            shift = w.at(at[tap].times((dilation, 0)) - after((before, 0)))
+            if lowering.makes == "images":
+                asked, known = place, w.at(at[pixel])
+                steps = w.index(f"{known.text} - ({shift.text})", known, shift)
+                tests += [f"{steps.text} >= 0", f"{steps.text} % {stride} == 0"]
+                found = w.index(f"{steps.text} / {stride}", steps)
+            else:
+                asked, known = pixel, w.at(at[place].times((stride, 0)))
+                found = w.index(f"{known.text} + {shift.text}", known, shift)
+                tests.append(f"{found.text} >= 0")
+            tests.append(f"{found.text} < {lengths[asked]}")
+            at[asked] = along(Axis(found.text, extent((lengths[asked],)), found.depth))
+            depth = max(depth, found.depth)
+
+        def product() -> Ex:
+            own = [w.value(one, [at[name] for name in names[number]]) for number, one in enumerate(t.inputs)]
+            factors = (cast(one, read.dtype, t.dtype) for one, read in zip(own, t.inputs, strict=True))
+            return Ex(f"({' * '.join(factors)})", max(one.depth for one in own))
+
+        return w.chosen(ctype(t.dtype), [Ex(" && ".join(tests), depth)], [product], "0")
+
+    return w.joined(ctype(t.dtype), "Sum", tuple(lengths[one] for one in summed), term)
 
 
 def _add_rows(w: Writer, t: Tensor, index: Index) -> Ex:
@@ -357,4 +394,5 @@ _RULES: dict[type, Rule] = {
     Reduction: _reduce,
     Scatter: _add_rows,
     Windows: _windows,
+    Convolution: _convolution,
 }

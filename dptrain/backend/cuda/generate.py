@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from dptrain.backend.cuda.convolutions import implicit
 from dptrain.backend.cuda.expressions import Writer, join_of, join_type
-from dptrain.backend.cuda.groups import Group, Grouping, Places, is_product, operand_of
+from dptrain.backend.cuda.groups import Group, Grouping, Places, factors_of, is_product
 from dptrain.backend.cuda.products import THREADS, product_plan
 from dptrain.program.cpp import Ex, cast, ctype, extents
-from dptrain.program.lowering import UserKernel, lowering_of
+from dptrain.program.lowering import Convolution, UserKernel, lowering_of
 from dptrain.program.places import ONE, Place, extent
 from dptrain.program.shapes import Shape, local, size
 from dptrain.program.tensor import OPS, DType, Tensor
@@ -78,7 +79,7 @@ class Argument:
 
 @dataclass(eq=False)
 class LibraryCall:
-    """A product that a library computes.
+    """A product of matrices that a library computes.
 
     Attributes:
         transposed: whether the factors lie transposed in memory.
@@ -384,40 +385,34 @@ class Generator:
 
     def _product(self, made: Function, group: Group, w: Writer, places: Places) -> None:
         (result,) = [one for one in group.roles if is_product(one)]
-        (a, transposed_a), (b, transposed_b) = map(operand_of, result.inputs)
+        (a, transposed_a), (b, transposed_b) = factors_of(result)
+        names = [made.pointers.setdefault(one, self._names[one]) for one in (a, b)]
+        for one in (a, b):
+            made.reads.setdefault(one, set()).add(None)
+        if isinstance(lowering_of(result), Convolution):
+            self._convolution(made, result, names, w, places)
+            return
         batch = self._sizes.count(result.shape[:-2])
         M, N, K = (self._sizes.count((n,)) for n in (*result.shape[-2:], result.inputs[0].shape[-1]))
         batch_a, batch_b = (self._sizes.count(one.shape[:-2]) for one in result.inputs)
         if batch_b == 1 and batch > 1 and not transposed_a:
             M, batch, batch_a = M * batch, 1, 1  # rows of all matrices are those of one
         steps = (M * K if batch_a > 1 else 0, K * N if batch_b > 1 else 0)
-        names = [made.pointers.setdefault(one, self._names[one]) for one in (a, b)]
-        for one in (a, b):
-            made.reads.setdefault(one, set()).add(None)
         if self._library and min(M, N, K) > 0:
             self._target(made, w, result, None)
             bytes_of = (a.dtype.itemsize * steps[0], b.dtype.itemsize * steps[1], 4 * M * N)
             made.call = LibraryCall((transposed_a, transposed_b), (a, b, result), (M, N, K), (batch, *bytes_of))
             return
-        tile, slices, depth = product_plan(M, N, K)
-        tiles = -(-M // tile) * -(-N // tile) * batch
-        made.blocks = tiles * slices
-        kernel = self._tiled(made, result, tile, (transposed_a, transposed_b))
+        plan = product_plan(M, N, K)
+        self._cut(made, (M, N, K), plan, batch)
+        kernel = self._tiled(made, result, plan[0], (transposed_a, transposed_b))
         vector = 16 // a.dtype.itemsize
         wide = [(M if transposed_a else K) % vector == 0, (K if transposed_b else N) % vector == 0]
-        cells = tile * tile * tiles * slices if slices > 1 else 0
         made.arguments += [
-            *(Argument("int", name, value) for name, value in (("M", M), ("N", N), ("K", K))),
             *(Argument("long long", name, value) for name, value in zip(("step_a", "step_b"), steps, strict=True)),
-            *(Argument("int", name, value) for name, value in (("depth", depth), ("slices", slices))),
             *(Argument("int", f"wide_{one}", int(value)) for one, value in zip("ab", wide, strict=True)),
-            Argument("float *", "parts", 4 * cells),
-            Argument("unsigned int *", "arrived", 4 * tiles),
         ]
-        with w.scope(1) as body:
-            w.known[result, places.element] = Ex("sum", 2)
-            mains = [(one, w.value(one, places.index(one.shape, "main"))) for one in group.of("main")]
-            self._store(made, w, places, mains)
+        body = self._epilogue(made, group, result, w, places)
         w.write(
             f"const ProductOf<{ctype(a.dtype)}> of{{{names[0]}, {names[1]}, M, N, K, step_a, step_b, depth, slices, "
             f"wide_a && aligned({names[0]}), wide_b && aligned({names[1]}), parts, arrived}};",
@@ -425,6 +420,53 @@ class Generator:
             *_indented(body),
             "});",
         )
+
+    def _convolution(self, made: Function, result: Tensor, names: Sequence[str], w: Writer, places: Places) -> None:
+        found = implicit(result, self._sizes.count)
+        M, N, K = found.sizes
+        tile, slices, _ = plan = product_plan(M * found.count, N, K)
+        self._cut(made, found.sizes, plan, found.count)
+        kernel = self._tiled(made, result, tile, found.transposed)
+        made.needs.add("convolution.cuh")
+        block, parts, arrived = "block", "parts", "arrived"
+        if found.count > 1:
+            made.arguments.append(Argument("int", "tiles", made.blocks // (slices * found.count)))
+            w.write("const int phase = block / (tiles * slices);")
+            block = "block % (tiles * slices)"
+            parts, arrived = f"parts + (long long)phase * tiles * slices * {tile * tile}", "arrived + phase * tiles"
+        body = self._epilogue(made, places.group, result, w, places)
+        wide = (f"{one} && aligned({name})" for one, name in zip(found.wide, names, strict=True))
+        w.write(
+            *found.lines,
+            f"const Product of{{{', '.join(names)}, M, N, {found.terms}, 0, 0, depth, slices, {', '.join(wide)}, "
+            f"{parts}, {arrived}}};",
+            f"{kernel}(shared, of, {block}, [&](Index m, Index c, float sum) {{",
+            f"    const Index r = {found.row};",
+            *(["    if (r < 0) return;"] if found.count > 1 else []),
+            *_indented(body),
+            f"}}, {', '.join(found.matrices)});",
+        )
+
+    def _cut(self, made: Function, sizes: tuple[int, int, int], plan: tuple[int, int, int], matrices: int) -> None:
+        """Note the blocks of products of these M, N and K by a plan, and the arguments that say them."""
+        (M, N, _), (tile, slices, depth) = sizes, plan
+        tiles = -(-M // tile) * -(-N // tile) * matrices
+        made.blocks = tiles * slices
+        cells = tile * tile * tiles * slices if slices > 1 else 0
+        made.arguments += [
+            *(Argument("int", name, value) for name, value in zip("MNK", sizes, strict=True)),
+            *(Argument("int", name, value) for name, value in (("depth", depth), ("slices", slices))),
+            Argument("float *", "parts", 4 * cells),
+            Argument("unsigned int *", "arrived", 4 * tiles),
+        ]
+
+    def _epilogue(self, made: Function, group: Group, result: Tensor, w: Writer, places: Places) -> list[str]:
+        """Return what becomes of `sum`, the product's element of row r and column c."""
+        with w.scope(1) as body:
+            w.known[result, places.element] = Ex("sum", 2)
+            mains = [(one, w.value(one, places.index(one.shape, "main"))) for one in group.of("main")]
+            self._store(made, w, places, mains)
+        return body
 
     def _tiled(self, made: Function, result: Tensor, tile: int, transposed: tuple[bool, bool]) -> str:
         """Return the name of a tiled product's kernel; note its header, threads and shared memory."""
@@ -708,7 +750,8 @@ def names_of(tensors: Iterable[Tensor], labels: Mapping[Tensor, str]) -> dict[Te
 
 # Types that functions name.
 _TYPES = (
-    *("Run", "Global", "Index", "Word", "Drawn", "Product", "ProductOf", "Window", "Best", "Sum", "Greatest", "First"),
+    *("Run", "Global", "Index", "Word", "Drawn", "Product", "ProductOf", "Dense", "Best", "Sum", "Greatest", "First"),
+    *("Window", "Patches", "Pixels", "Phase", "Taps"),
 )
 # Names that the generator gives, or C++ has.
 _KEYWORDS = """
@@ -719,7 +762,7 @@ reinterpret_cast|return|short|signed|sizeof|static|static_assert|static_cast|str
 throw|true|try|typedef|typeid|typename|union|unsigned|using|virtual|void|volatile|wchar_t|while|xor|xor_eq
 """
 _RESERVED = re.compile(
-    r"[virck]\d*|(sum|total|of_block|best|start|parts|k|i)_?\d*|drawn\d*|[MNK]|of|end|column|lane|tiles|tile|chunk|chunks"
+    r"[virck]\d*|(sum|total|of_block|best|start|parts|k|i)_?\d*|drawn\d*|[MNKm]|of|end|phase|patches|pixels|column|lane|tiles|tile|chunk|chunks"
     r"|chunk_number|arrived|first|blocks|depth|slices|min|max|" + "|".join(_KEYWORDS.split())
 )
 

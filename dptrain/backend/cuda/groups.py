@@ -17,6 +17,7 @@ from dptrain.program.cpp import Ex
 from dptrain.program.dims import Dim
 from dptrain.program.kernels import reduced_axes
 from dptrain.program.lowering import (
+    Convolution,
     Element,
     Product,
     Reduction,
@@ -119,13 +120,32 @@ def operand_of(tensor: Tensor) -> tuple[Tensor, bool]:
     return tensor, transposed
 
 
+def factors_of(tensor: Tensor) -> list[tuple[Tensor, bool]]:
+    """Return `operand_of` both factors of a product; those of a convolution lie in memory in their order."""
+    if isinstance(lowering_of(tensor), Convolution):
+        return [(_in_order(one), False) for one in tensor.inputs]
+    return [operand_of(one) for one in tensor.inputs]
+
+
+def _in_order(tensor: Tensor) -> Tensor:
+    """Return the tensor in whose memory the elements of a tensor lie in their order."""
+    while tensor.op is not None and tensor.op.is_view and (is_same(tensor) or lowering_of(tensor) == ViewMap()):
+        tensor = tensor.inputs[0]
+    return tensor
+
+
 def is_product(tensor: Tensor) -> bool:
-    """Whether the tiled kernels compute it: matrices of float32 or of one half type, that have a batch each, or one."""
-    if not isinstance(lowering_of(tensor), Product) or tensor.dtype != np.float32:
+    """Whether the tiled kernels compute it.
+
+    Convolutions of float32, and matrices of float32 or of one half type whose factors have a batch each, or one.
+    """
+    if not isinstance(lowering := lowering_of(tensor), Product | Convolution) or tensor.dtype != np.float32:
         return False
     a, b = (one.dtype for one in tensor.inputs)
-    if a != b or not (a == np.float32 or is_half(a)):
+    if a != b or not (a == np.float32 or (is_half(a) and isinstance(lowering, Product))):
         return False
+    if isinstance(lowering, Convolution):
+        return True
     batch = extent(tensor.shape[:-2])
     return all(extent(one.shape[:-2]) in (batch, ONE) for one in tensor.inputs)
 
@@ -146,7 +166,7 @@ class Grouping:
 
     Args:
         program: what is computed; all-reduces meet other ranks.
-        library: products are a library's, and nothing can be computed with them.
+        library: products of matrices are a library's, and nothing can be computed with them.
 
     Attributes:
         groups: in an order in which they can run.
@@ -163,7 +183,9 @@ class Grouping:
         self.used: set[Tensor] = set()
         self.updates: Mapping[Variable, Tensor] = program.updates
         self._library = library
-        self._new = set(program.updates.values())
+        # The old value of what becomes of a variable, and the groups that read values from before the step.
+        self._old = {new: program.state[variable] for variable, new in program.updates.items()}
+        self._readers: dict[Tensor, set[Group]] = {}
         tensors = [one for one in program.tensors if one.op is not None]
         self.anchors: dict[Tensor, None] = {}
         self._find_anchors(program, tensors)
@@ -186,10 +208,8 @@ class Grouping:
             lowering = one.op.lowering
             if isinstance(lowering, Reduction) or one.op is ALL_REDUCE:
                 wanted[one] = None
-            elif isinstance(lowering, Product):
-                wanted |= dict.fromkeys(
-                    [one, *(base for base, _ in map(operand_of, one.inputs) if base.op is not None)]
-                )
+            elif isinstance(lowering, Product | Convolution):
+                wanted |= dict.fromkeys([one, *(base for base, _ in factors_of(one) if base.op is not None)])
             elif is_rounding(one) and is_product(one.inputs[0]) and not self._library:
                 wanted[one] = None  # half of what it rounds, which is then stored for nobody
             elif isinstance(lowering, _WHOLE) or is_call(one):
@@ -248,7 +268,7 @@ class Grouping:
     def _reads(self, tensor: Tensor, group: Group) -> set[Tensor]:
         """Return the anchors that an anchor is computed of."""
         if is_product(tensor):
-            return {base for base, _ in map(operand_of, tensor.inputs)} & self.anchors.keys()
+            return {base for base, _ in factors_of(tensor)} & self.anchors.keys()
         found: set[Tensor] = set()
         rest = list(tensor.inputs)
         while rest:
@@ -266,7 +286,7 @@ class Grouping:
             places = Places(probe, group)
             with probe.scope(1), probe.scope(2):
                 if is_product(tensor) or is_call(tensor):
-                    whole = tensor.inputs if is_call(tensor) else [base for base, _ in map(operand_of, tensor.inputs)]
+                    whole = tensor.inputs if is_call(tensor) else [base for base, _ in factors_of(tensor)]
                     loads = dict[Tensor, set[Place | None]]((one, {None}) for one in whole)
                 else:
                     places.pull(tensor, role)
@@ -277,6 +297,8 @@ class Grouping:
                 self.group_of[tensor] = group
                 others = {one for one in self.group_of if one in loads and self.group_of[one] is not group}
                 self.used |= others
+                for one in (one for one in loads if one.op is None):
+                    self._readers.setdefault(one, set()).add(group)
                 group.after |= {self.group_of[one] for one in others}
                 return True
         return False
@@ -284,8 +306,8 @@ class Grouping:
     def _fits(
         self, tensor: Tensor, group: Group, role: Role, loads: Mapping[Tensor, set[Place | None]], places: "Places"
     ) -> bool:
-        if group.kind == "product" and group.roles and (self._library or tensor in self._new):
-            return False  # which must wait for those that read the old value: often the product beside this one
+        if group.kind == "product" and group.roles and not self._follows(tensor, group):
+            return False
         for one, group_of in self.group_of.items():
             if one not in loads:
                 continue
@@ -295,6 +317,16 @@ class Grouping:
             elif group.roles[one] not in _KNOWN_BY[role] or loads[one] != {places.of(group.roles[one])}:
                 return False
         return True
+
+    def _follows(self, tensor: Tensor, group: Group) -> bool:
+        """Whether the blocks of a product should compute a tensor of its results."""
+        product = lowering_of(next(iter(group.roles)))
+        if isinstance(product, Product):
+            return not self._library and tensor not in self._old
+        # A convolution's kernel is small beside the sums that its gradient is made of. But the new kernel waits for
+        # whatever reads the old one: often the product beside this one.
+        readers = self._readers.get(self._old[tensor], set()) if tensor in self._old else set()
+        return all(one is group or one.level < group.level for one in readers)
 
     def is_stored(self, tensor: Tensor) -> bool:
         """Whether a tensor is in memory for those groups that do not compute it."""

@@ -31,6 +31,26 @@ def placed(dtype="float32"):
     return place(trace(step, {"x": ((B, 3), dtype)}))
 
 
+def test_precision_is_that_of_products_and_convolutions():
+    """Factors of half precision have one of their own."""
+
+    def step(x, images):
+        half = ops.cast(images, "bfloat16")
+        return {
+            "product": x @ ops.transpose(x),
+            "convolution": ops.conv(images, images),
+            "halves": ops.conv(half, half),
+            "wide": ops.conv(images, ops.cast(images, "float64")),
+            "pooled": ops.max_pool(images, 2),
+        }
+
+    program = trace(step, {"x": ((B, 3), "float32"), "images": ((3, 3, 3, 3), "float32")})
+    found = with_precision(program, "float32", "tf32").outputs
+    found["halves"] = found["halves"].inputs[0]
+    chosen = {"product": "float32", "convolution": "float32", "halves": "tf32", "wide": None, "pooled": None}
+    assert {name: one.attributes.get("precision") for name, one in found.items()} == chosen
+
+
 def names(program):
     return [one.op.name for one in program.tensors if one.op is not None]
 

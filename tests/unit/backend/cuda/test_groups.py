@@ -1,14 +1,17 @@
-"""Which memory a product reads, for every order of views in front of it."""
+"""Which memory a product reads, for every order of views in front of it, and what its blocks compute with it."""
 
 import itertools
 
 import numpy as np
 import pytest
 
-from dptrain.backend.cuda.groups import operand_of
+from dptrain import ops
+from dptrain.backend.cuda.groups import Grouping, factors_of, operand_of
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
+from dptrain.program.gradient import gradients
 from dptrain.program.program import Program, trace
+from dptrain.program.tensor import Variable
 from tests.ops.test_products_of_views import VIEWS, viewed
 
 
@@ -32,3 +35,70 @@ def test_transposes_are_looked_through():
     base, transposed = operand_of(program.outputs["y"])
     assert transposed
     assert base is program.outputs["y"].inputs[0]
+
+
+def groups_of(step, library=False, **inputs):
+    """Return kind and names of the ops of each group of a program of float32."""
+    grouping = Grouping(trace(step, {name: (shape, "float32") for name, shape in inputs.items()}), library)
+    return {(one.kind, *(member.op.name for member in one.roles)) for one in grouping.groups}
+
+
+IMAGES = {"x": (Dim.rows(4), 6, 6, 3), "kernel": (3, 3, 3, 8), "bias": (8,)}
+
+
+def test_what_follows_a_convolution_is_computed_with_it():
+    def step(x, kernel, bias):
+        y = ops.relu(ops.conv(x, kernel) + bias)
+        dx, dkernel = gradients(ops.sum(y), [x, kernel])
+        return {
+            "y": y,
+            "dx": dx * 2,
+            "dkernel": dkernel + kernel,
+            "wide": ops.relu(ops.conv(ops.cast(x, "float64"), kernel)),
+        }
+
+    assert groups_of(step, **IMAGES) == {
+        ("product", "conv2d", "relu", "where"),
+        ("product", "conv2d_input", "multiply"),
+        ("product", "conv2d_kernel", "add"),
+        ("map", "cast_to"),
+        ("map", "conv2d", "relu"),
+    }
+
+
+def test_a_library_of_products_leaves_convolutions_to_our_kernels():
+    def step(x, kernel, bias):
+        y = ops.relu(ops.conv(x, kernel) + bias)
+        return {"y": y, "product": ops.relu(ops.reshape(y, (-1, 8)) @ ops.ones((8, 2)) + 1.0)}
+
+    found = groups_of(step, library=True, **IMAGES)
+    assert found == {("product", "conv2d", "relu"), ("product", "batch_matmul"), ("map", "relu")}
+
+
+def test_a_new_kernel_is_computed_with_its_gradient_unless_others_read_the_old_one():
+    kernels = [Variable(np.ones(shape, np.float32), f"k{n}") for n, shape in enumerate([(3, 3, 3, 4), (3, 3, 4, 8)])]
+
+    def step(x):
+        first, second = (one.value for one in kernels)
+        total = ops.sum(ops.conv(ops.conv(x, first), second))
+        for one, gradient in zip(kernels, gradients(total, [first, second]), strict=True):
+            one.assign(one - 0.1 * gradient)
+        return {}
+
+    found = groups_of(step, x=(Dim.rows(4), 6, 6, 3))
+    assert ("product", "conv2d_kernel", "subtract") in found, "of the first layer"
+    assert {("product", "conv2d_kernel"), ("map", "subtract")} <= found, (
+        "of the second, beside the product for the first"
+    )
+
+
+def test_convolutions_look_through_views_that_keep_the_order():
+    kernel = np.ones((2, 2, 1, 3), np.float32)
+
+    def step(x):
+        images = ops.reshape(x * 2, (x.shape[0], 6, 6, 1))
+        return {"reshaped": ops.conv(images, kernel), "turned": ops.conv(ops.transpose(images, (0, 2, 1, 3)), kernel)}
+
+    outputs = trace(step, {"x": ((Dim.rows(4), 36), "float32")}).outputs
+    assert factors_of(outputs["reshaped"])[0][0].op.name == "multiply"
+    assert factors_of(outputs["turned"])[0] == (outputs["turned"].inputs[0], False)

@@ -1,0 +1,80 @@
+"""How convolutions are products of the tiled kernels: what kernels/convolution.cuh gathers, and the sizes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import gcd, prod
+
+from dptrain.program.cpp import extents
+from dptrain.program.lowering import Convolution, lowering_of
+from dptrain.program.shapes import Shape
+from dptrain.program.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Implicit:
+    """A convolution as products of matrices c_MN = a b.
+
+    Attributes:
+        sizes: M, N and K, of the largest where there are several products.
+        count: of products, see `lowering.Convolution`.
+        transposed: a is (K, M) where it is gathered, b is (N, K).
+        wide: whether four elements lie side by side wherever four columns do, of a and b, in C++.
+        lines: statements that define what the following name, for the product `phase` where there are several.
+        terms: K of a product, in C++.
+        matrices: where the elements of a and b are, in C++.
+        row: the row of the result that row `m` of a product is, or -1, in C++.
+    """
+
+    sizes: tuple[int, int, int]
+    count: int
+    transposed: tuple[bool, bool]
+    wide: tuple[str, str]
+    lines: list[str]
+    terms: str
+    matrices: tuple[str, str]
+    row: str
+
+
+def implicit(made: Tensor, count: Callable[[Shape], int]) -> Implicit:
+    """Return a convolution or one of its gradients as products.
+
+    Args:
+        made: what it makes.
+        count: returns the number of elements that a rank has of a shape.
+    """
+    lowering = lowering_of(made)
+    assert isinstance(lowering, Convolution)
+    images, places, kernel = lowering.shapes(made)
+    numbers = lowering.numbers(made)
+    window = f"Window{{{', '.join(map(str, numbers))}}}"
+    inputs, outputs = (extents((n,)) for n in kernel[2:])
+    wide_inputs, wide_outputs = f"{inputs} % 4 == 0", f"{outputs} % 4 == 0"
+    if lowering.makes == "images":
+        H, W, _, _, R, S, *steps = numbers
+        strides, dilations = steps[:2], steps[2:4]
+        rows = (images[0], *(-(-n // stride) for n, stride in zip((H, W), strides, strict=True)))
+        # The most elements of the kernel that a pixel meets along an axis.
+        met = [-(-n * gcd(a, b) // a) for n, a, b in zip((R, S), strides, dilations, strict=True)]
+        phases = prod(strides)
+        return Implicit(
+            (count(rows), count(kernel[2:3]), prod(met) * count(kernel[3:])),
+            phases,
+            (False, True),
+            (wide_outputs, wide_outputs),
+            [f"const Pixels pixels({window}, {inputs}, {outputs}, {'phase' if phases > 1 else 0});"],
+            "pixels.K",
+            ("pixels.dy", "pixels.kernel"),
+            "pixels.pixel(m)" if phases > 1 else "m",
+        )
+    patches, positions = count(kernel[:3]), count(places[:3])
+    of_kernel = lowering.makes == "kernel"
+    return Implicit(
+        (patches if of_kernel else positions, count(kernel[3:]), positions if of_kernel else patches),
+        1,
+        (of_kernel, False),
+        (wide_inputs, wide_outputs),
+        [f"const Patches patches{{{window}, {inputs}}};"],
+        "K",
+        ("patches", "Dense()"),
+        "m",
+    )

@@ -1,0 +1,217 @@
+"""Convolutions and both their gradients as products of matrices, against NumPy in float64."""
+
+import re
+
+import numpy as np
+import pytest
+
+from dptrain import ops
+from dptrain.ops.convolution import conv2d, conv2d_input, conv2d_kernel
+from dptrain.program.dims import Dim
+from dptrain.program.execute import evaluate
+from dptrain.program.program import ROWS, trace
+from dptrain.program.tensor import Variable
+from tests.programs.case import Case
+from tests.programs.check import wrong_on_cuda
+from tests.tolerances import TOLERANCES, assert_near, rounded
+
+# Image (H, W), kernel (R, S, I, O), strides, dilation, zeros before rows and columns, size of what comes out.
+SHAPES = {
+    "pointwise": ((5, 4), (1, 1, 1, 1), (1, 1), (1, 1), (0, 0), (5, 4)),
+    "strides beyond the kernel": ((5, 7), (1, 1, 3, 8), (2, 3), (1, 1), (0, 0), (3, 3)),
+    "same": ((6, 5), (3, 3, 4, 33), (1, 1), (1, 1), (1, 1), (6, 5)),
+    "valid": ((7, 6), (3, 3, 8, 8), (1, 1), (1, 1), (0, 0), (5, 4)),
+    "uneven": ((6, 7), (2, 4, 5, 7), (1, 1), (1, 1), (0, 2), (6, 7)),
+    "strides": ((9, 8), (3, 3, 4, 8), (2, 2), (1, 1), (1, 0), (5, 4)),
+    "strides along one axis": ((9, 8), (3, 2, 3, 7), (3, 1), (1, 1), (0, 0), (3, 7)),
+    "strides of three": ((10, 11), (5, 5, 5, 1), (3, 2), (1, 1), (2, 2), (4, 6)),
+    "gaps along the height": ((8, 5), (3, 2, 4, 7), (1, 1), (2, 1), (0, 0), (4, 4)),
+    "gaps along the width": ((5, 9), (2, 3, 8, 33), (1, 1), (1, 3), (0, 3), (5, 9)),
+    "strides with gaps": ((9, 11), (3, 4, 4, 8), (2, 3), (2, 2), (1, 3), (4, 4)),
+    "large": ((9, 9), (5, 5, 3, 8), (1, 1), (1, 1), (2, 2), (9, 9)),
+    "long sums": ((4, 5), (3, 3, 64, 132), (2, 2), (1, 1), (1, 1), (2, 3)),
+    "not to the edge": ((8, 9), (2, 2, 4, 4), (2, 2), (1, 1), (0, 0), (3, 3)),
+}
+# With these, of 64 blocks each: tiles of 128 and of 64; with a row less none.
+TILED = {
+    "wide": ((16, 16), (1, 2, 36, 65), (1, 1), (1, 1), (0, 0), (16, 16)),
+    "half as wide": ((16, 32), (2, 1, 33, 34), (2, 2), (1, 1), (0, 0), (8, 16)),
+}
+
+
+def program_of(shapes, rows):
+    """Return a program of convolutions and their gradients, of inputs of their own, and the shapes of these."""
+    specs = {}
+    for name, (image, kernel, _, _, _, size) in shapes.items():
+        specs[f"{name} x"] = ((Dim.rows(rows), *image, kernel[2]), "float32")
+        specs[f"{name} kernel"] = (kernel, "float32")
+        specs[f"{name} dy"] = ((Dim.rows(rows), *size, kernel[3]), "float32")
+
+    def step(*given):
+        inputs, found = dict(zip(specs, given, strict=True)), {}
+        for name, (image, kernel, strides, dilation, before, size) in shapes.items():
+            own = {"strides": strides, "dilation": dilation, "before": before}
+            x, filters, dy = (inputs[f"{name} {one}"] for one in ("x", "kernel", "dy"))
+            found[f"{name}: y"] = conv2d(x, filters, **own, size=size)
+            found[f"{name}: dx"] = conv2d_input(dy, filters, **own, size=image)
+            found[f"{name}: dkernel"] = conv2d_kernel(x, dy, **own, size=kernel[:2])
+        return found
+
+    return trace(step, specs), specs
+
+
+def check(cuda_backend, shapes, traced, rows):
+    """Compare what so many rows give with NumPy's float64; return the kernels' text and the outputs."""
+    rng = np.random.default_rng(rows)
+    program, specs = program_of(shapes, traced)
+    local = {name: tuple(rows if isinstance(n, Dim) else n for n in shape) for name, (shape, _) in specs.items()}
+    values = {name: rng.normal(size=shape).astype(np.float32) for name, shape in local.items()}
+    executable = cuda_backend.executable(program, values, rows=rows)
+    executable.run()
+    exact = {name: rounded(one, cuda_backend.precision) for name, one in values.items()}
+    expected, _ = evaluate(program, exact, rows=rows)
+    sizes, _ = evaluate(program, {name: np.abs(one) for name, one in exact.items()}, rows=rows)
+    for name, value in expected.items():
+        assert executable.outputs[name].shape == value.shape
+        # Sums of terms that cancel are compared by the terms' size.
+        scale = float(sizes[name].max(initial=1)) * 2
+        try:
+            assert_near(executable.outputs[name], value, cuda_backend.precision, scale)
+        except AssertionError as error:
+            raise AssertionError(f"{name} of {rows} rows: {error}") from None
+    return executable.source, {name: executable.outputs[name].copy() for name in expected}
+
+
+@pytest.fixture(params=TOLERANCES.keys() - {"float64"})
+def in_precision(request, cuda_backend, monkeypatch):
+    """The CUDA backend, set to a precision of products."""
+    monkeypatch.setattr(cuda_backend, "precision", request.param)
+    return cuda_backend
+
+
+def test_convolutions_and_their_gradients(in_precision):
+    texts = {check(in_precision, SHAPES, 13, rows)[0] for rows in (13, 1, 0)}
+    assert len(texts) == 1, "one text for any number of rows"
+    assert "windows.cuh" not in texts.pop(), "no thread goes over a window by itself"
+
+
+@pytest.mark.parametrize(("rows", "tiles"), [(32, {32, 64, 128}), (31, {32, 64})])
+def test_convolutions_of_every_tile(in_precision, rows, tiles):
+    text, _ = check(in_precision, TILED, rows, rows)
+    assert {int(one) for one in re.findall(r"product(?:_tf32)?<(\d+)", text)} == tiles
+
+
+def test_rows_of_the_batch_as_channels(cuda_backend):
+    """Of which the text of a program does not know the number."""
+    own = {"strides": (1, 2), "dilation": (1, 1), "before": (0, 1)}
+
+    def step(x, narrow):
+        images = ops.transpose(x, (1, 2, 3, 0))
+        kernel = ops.ones((2, 3, x.shape[0], 3)) * 0.5
+        y = conv2d(images, kernel, **own, size=(2, 3))
+        many = conv2d(narrow, ops.ones((2, 3, 3, x.shape[0])), **own, size=(2, 3))
+        return {
+            "y": y,
+            "dx": conv2d_input(y, kernel, **own, size=(3, 6)),
+            "dkernel": conv2d_kernel(images, y, **own, size=(2, 3)),
+            "many": many,
+            "d many": conv2d_input(many, ops.ones((2, 3, 3, x.shape[0])), **own, size=(3, 6)),
+        }
+
+    rng = np.random.default_rng(1)
+    program = trace(step, {"x": ((Dim.rows(8), 2, 3, 6), "float32"), "narrow": ((2, 3, 6, 3), "float32")})
+    for rows in (8, 5, 1, 0):
+        values = {"x": rng.integers(-4, 5, (rows, 2, 3, 6)), "narrow": rng.integers(-4, 5, (2, 3, 6, 3))}
+        values = {name: one.astype(np.float32) for name, one in values.items()}
+        expected, _ = evaluate(program, values, rows=rows)
+        executable = cuda_backend.executable(program, values, rows=rows)
+        executable.run()
+        for name, value in expected.items():
+            np.testing.assert_array_equal(executable.outputs[name], value, err_msg=f"{name} of {rows}")
+
+
+@pytest.mark.parametrize("shards", [(3, 2), (2, 0, 3)], ids=str)
+def test_ranks_and_packs(cuda_backend, another, shards):
+    case = Case(
+        lengths={"n": 5},
+        leaves={
+            "x0": "input n 7 6 3 float32 normal",
+            "w1": "variable 3 2 3 5 float32 normal",
+            "w2": "variable 5 float32 normal",
+            "w3": "variable 2 3 5 4 float32 normal",
+        },
+        lines=(
+            "t0 = ops.relu(ops.conv(x0, w1, padding='same') + w2)",
+            "t1 = ops.conv(t0, w3, strides=(2, 3), padding='same')",
+            "d1, d2, d3, d0 = gradients(ops.sum(t1 * t1) * 0.01, [w1, w2, w3, x0])",
+        ),
+        outputs=("t1", "d0"),
+        updates={"w1": "w1 - 0.1 * d1", "w2": "w2 - 0.1 * d2", "w3": "w3 - 0.1 * d3"},
+        steps=2,
+        shards=shards,
+        pack=True,
+    )
+    assert not wrong_on_cuda(case, cuda_backend, another)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_halves_are_exact_on_tensor_cores(cuda_backend, dtype):
+    """Whole numbers that float32 adds up exactly, up to the greatest that the type holds all of."""
+    rng, greatest = np.random.default_rng(0), {"bfloat16": 256, "float16": 2048}[dtype]
+    x = rng.integers(-greatest, greatest + 1, (3, 5, 6, 2)).astype(np.float32)
+    kernel = rng.integers(-2, 3, (2, 3, 2, 4)).astype(np.float32)
+
+    def step(x, kernel):
+        return {"y": ops.conv(*(ops.cast(ops.cast(one, dtype), "float32") for one in (x, kernel)), strides=2)}
+
+    program = trace(step, {"x": ((Dim.rows(3), 5, 6, 2), "float32"), "kernel": (kernel.shape, "float32")})
+    executable = cuda_backend.executable(program, {"x": x, "kernel": kernel})
+    assert "product_tf32<" in executable.source
+    executable.run()
+    np.testing.assert_array_equal(executable.outputs["y"], evaluate(program, {"x": x, "kernel": kernel})[0]["y"])
+
+
+def cnn(rng, image=(8, 7, 3), channels=(4, 8), classes=3, rows=6, stored=40, strides=1):
+    """Return the program of a training step of two convolutions and a layer, on stored images, and its data."""
+    shapes = {"first": (3, 3, image[-1], channels[0]), "first bias": (channels[0],)}
+    shapes |= {"second": (3, 3, *channels), "second bias": (channels[1],)}
+    shapes |= {"last": (channels[1], classes), "last bias": (classes,)}
+    weights = [Variable(rng.normal(0, 0.3, shape).astype(np.float32), name) for name, shape in shapes.items()]
+    speeds = [Variable(np.zeros(one.shape, np.float32), f"{one.name}/speed", trainable=False) for one in weights]
+
+    def step(pixels, labels, rows):
+        x, y = ops.cast(ops.take(pixels, rows, 0), "float32") * (1 / 255), ops.take(labels, rows)
+        first, first_bias, second, second_bias, last, last_bias = weights
+        x = ops.max_pool(ops.relu(ops.conv(x, first, padding="same") + first_bias), 2)
+        x = ops.mean(ops.relu(ops.conv(x, second, strides, padding="same") + second_bias), (1, 2))
+        loss = ops.mean(-ops.sum(ops.one_hot(y, classes) * ops.log_softmax(x @ last + last_bias), axis=-1))
+        loss.backward()
+        for one, speed in zip(weights, speeds, strict=True):
+            speed.assign(0.9 * speed - 0.1 * one.grad)
+            one.assign(one + speed.value)
+        return {"loss": loss}
+
+    specs = {
+        "pixels": ((stored, *image), "uint8"),
+        "labels": ((stored,), "int64"),
+        ROWS: ((Dim.rows(rows),), "int64"),
+    }
+    data = {"pixels": rng.integers(0, 256, (stored, *image)).astype(np.uint8)}
+    return trace(step, specs), data | {"labels": rng.integers(0, classes, stored)}
+
+
+@pytest.mark.parametrize("strides", [1, 2])
+def test_training_is_that_of_numpy(cuda_backend, strides):
+    rng = np.random.default_rng(0)
+    program, data = cnn(rng, strides=strides)
+    order = rng.permutation(40)[:36]
+    executable = cuda_backend.executable(program, data | {ROWS: order})
+    assert executable.launches <= 12, "as many as with a thread for each element, which other ops could share"
+    state = {variable: variable.numpy() for variable in program.state}
+    for start in range(0, 36, 6):
+        expected, new = evaluate(program, data | {ROWS: order[start : start + 6]}, state)
+        state |= new
+    executable.run(list(range(0, 36, 6)))
+    np.testing.assert_allclose(executable.outputs["loss"], expected["loss"], rtol=1e-5)
+    for variable, value in state.items():
+        np.testing.assert_allclose(variable.numpy(), value, rtol=1e-4, atol=1e-5, err_msg=variable.name)
