@@ -9,11 +9,12 @@ from dptrain import ops
 from dptrain.ops.convolution import conv2d, conv2d_input, conv2d_kernel
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
+from dptrain.program.passes import PRECISIONS
 from dptrain.program.program import ROWS, trace
 from dptrain.program.tensor import Variable
 from tests.programs.case import Case
 from tests.programs.check import wrong_on_cuda
-from tests.tolerances import TOLERANCES, assert_near, rounded
+from tests.tolerances import assert_near, rounded
 
 # Image (H, W), kernel (R, S, I, O), strides, dilation, zeros before rows and columns, size of what comes out.
 SHAPES = {
@@ -82,7 +83,7 @@ def check(cuda_backend, shapes, traced, rows):
     return executable.source, {name: executable.outputs[name].copy() for name in expected}
 
 
-@pytest.fixture(params=TOLERANCES.keys() - {"float64"})
+@pytest.fixture(params=PRECISIONS)
 def in_precision(request, cuda_backend, monkeypatch):
     """The CUDA backend, set to a precision of products."""
     monkeypatch.setattr(cuda_backend, "precision", request.param)
