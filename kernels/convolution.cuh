@@ -18,6 +18,7 @@
 
 // What each place of a window sees of images with C channels: (B P Q, R S C), with zeros outside of an image.
 struct Patches {
+    static constexpr bool SIDE_BY_SIDE = false;
     Window g;
     Index C;
 
@@ -61,6 +62,7 @@ struct Phase {
 
 // Those elements of a kernel as (I, R S O), the transposed second factor of the gradient in the images.
 struct Taps {
+    static constexpr bool SIDE_BY_SIDE = false;
     Phase r, s;
     int S;
     Index I, O;

@@ -7,8 +7,10 @@
 // Where the elements of a matrix are in memory: rows `pitch` apart, columns side by side.
 //
 // Matrices that are gathered (convolution.cuh) have the same functions, and their own idea of a row and a column. Elements
-// that a matrix does not have are 0. Where it is read by vectors, four columns from a multiple of four on lie side by side.
+// that a matrix does not have are 0. Columns lie side by side in a matrix that is SIDE_BY_SIDE; where another is read by
+// vectors, four do from a multiple of four on.
 struct Dense {
+    static constexpr bool SIDE_BY_SIDE = true;
     __device__ __forceinline__ long long row(int row, long long pitch) const { return row * pitch; }
     __device__ __forceinline__ int column(int column) const { return column; }
     __device__ __forceinline__ bool has(long long, int) const { return true; }
@@ -40,6 +42,12 @@ template <int ROWS, int COLUMNS, int THREADS, bool TRANSPOSED, int PAD> struct P
                     const auto of_column = matrix.column(column);
                     if (matrix.has(of_row, of_column))
                         quad = *reinterpret_cast<const float4 *>(source + matrix.at(of_row, of_column));
+                } else if constexpr (Matrix::SIDE_BY_SIDE) {  // as below, in fewer registers
+                    const float *place = source + matrix.at(of_row, column);
+                    if (column < columns) quad.x = place[0];
+                    if (column + 1 < columns) quad.y = place[1];
+                    if (column + 2 < columns) quad.z = place[2];
+                    if (column + 3 < columns) quad.w = place[3];
                 } else {
                     auto read = [&](int j, float &element) {  // returning it, nvcc 13.0 would compile for minutes
                         const auto of_column = matrix.column(column + j);
