@@ -8,8 +8,15 @@ import numpy.typing as npt
 
 # dtype -> (rtol, atol). Sums of k float32 products err by about sqrt(k) * 6e-8 of their terms; k is up to 1024 here.
 # "tf32" is for products of factors that the reference has rounded as well (`rounded`): what is left is the error of
-# float32 sums, which tensor cores cut off where float32 units round to nearest.
-TOLERANCES = {"float32": (2e-5, 2e-6), "float64": (1e-12, 1e-13), "tf32": (4e-5, 4e-6)}
+# float32 sums, which tensor cores cut off where float32 units round to nearest. Half precision may differ by one unit
+# in the last place: the last bit of a float32 sum decides which way a number halfway between two is rounded.
+TOLERANCES = {
+    "float32": (2e-5, 2e-6),
+    "float64": (1e-12, 1e-13),
+    "tf32": (4e-5, 4e-6),
+    "bfloat16": (2.0**-7, 2.0**-133),
+    "float16": (2.0**-10, 2.0**-24),
+}
 
 
 def assert_near(actual: npt.ArrayLike, reference: npt.ArrayLike, dtype: npt.DTypeLike, scale: float = 1.0) -> None:

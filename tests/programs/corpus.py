@@ -144,4 +144,15 @@ CORPUS = {
         outputs=("t9",),
         seed=7001028,
     ),
+    "sums halfway between two halves": Case(
+        lengths={"n": 24, "a": 1, "b": 16, "d": 63},
+        leaves={
+            "x0": "input n a float32 normal",
+            "w1": "variable a b float32 normal",
+            "w3": "variable b d float16 normal",
+        },
+        lines=("t2 = x0 @ w1", "t4 = ops.cast(t2, 'float16')", "t15 = t4 @ w3"),
+        outputs=("t15",),
+        seed=8000481,
+    ),
 }
