@@ -9,10 +9,10 @@ from tests.conftest import ROOT
 from tests.emulated import emulated, inside_emulator
 
 pytestmark = pytest.mark.skipif(inside_emulator(), reason="tests/ops run here directly")
-# mode -> (which tests, environment). Checks ask which accesses a barrier orders, in whatever order they run: one run of
-# them is enough, in shuffled order.
+# mode -> (which tests, environment). Tests of kernels run in an unusual order and under all checks, the others once. Checks
+# ask which accesses a barrier orders, in whatever order they run: one run of them is enough, in shuffled order.
 MODES = {
-    "in order": ("", {}),
+    "in order": ("not on_cuda", {}),
     "reverse order, random streams": ("on_cuda", {"EMULATOR_ORDER": "reverse", "EMULATOR_STREAMS": "random"}),
     "every access checked, shuffled order": (
         "on_cuda and not 1100 and not of_every_tile",
@@ -57,6 +57,6 @@ def test_ops(mode):
     assert done.code == 0, done.out + done.err
     passed = re.search(r"(\d+) passed", done.out)
     assert passed is not None
-    assert int(passed[1]) > 250
+    assert int(passed[1]) > (60 if chosen.startswith("not") else 380)
     assert "skipped" not in done.out
     assert "race" not in done.err
