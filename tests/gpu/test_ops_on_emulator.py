@@ -9,8 +9,8 @@ from tests.conftest import ROOT
 from tests.emulated import emulated, inside_emulator
 
 pytestmark = pytest.mark.skipif(inside_emulator(), reason="tests/ops run here directly")
-# mode -> (which tests, environment). Tests of kernels run in an unusual order and under all checks, the others once. Checks
-# ask which accesses a barrier orders, in whatever order they run: one run of them is enough, in shuffled order.
+# mode -> (which tests, environment). Tests of kernels run in an unusual order and under all checks, the others once.
+# Checks ask which accesses a barrier orders, in whatever order they run: one run of them is enough, in shuffled order.
 MODES = {
     "in order": ("not on_cuda", {}),
     "reverse order, random streams": ("on_cuda", {"EMULATOR_ORDER": "reverse", "EMULATOR_STREAMS": "random"}),
