@@ -155,4 +155,15 @@ CORPUS = {
         outputs=("t15",),
         seed=8000481,
     ),
+    "a sum that cancels to nothing": Case(
+        lengths={"n": 16, "a": 8, "b": 7},
+        leaves={"x0": "input n a b float32 special"},
+        lines=(
+            "t0 = ops.sum(x0, (0,), keepdims=True)",
+            "t1 = ops.cast(ops.clip(ops.where(ops.absolute(t0) < 100, t0 * 1.75, 2.5), -90, 90), 'int8')",
+        ),
+        outputs=("t1",),
+        shards=(11, 5),
+        seed=8002531,
+    ),
 }

@@ -84,6 +84,8 @@ class Exact:
                     out[...] = out.astype(np.float32)
                 else:
                     out[np.abs(out) < _LEAST] *= 0
+            if self._rounds and tensor.op.name in _SUMS and size is not None and rounds:  # terms may cancel to nothing
+                out[np.abs(out) <= np.finfo(tensor.dtype).eps * size] = 0
             if self._rounds and tensor.op.name == "power":
                 out[np.isnan(inputs[0] + 0 * inputs[1])] = 1  # as NaN ** 0, where a sum is 0 that nearly is
             if self._rounds and tensor.op.name.startswith("conv") and not np.isfinite(inputs[1]).all():
