@@ -1,6 +1,5 @@
 """Generated sources compile with NVIDIA's nvcc for every supported architecture, without spilling registers."""
 
-import re
 import shutil
 import subprocess
 
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 
 from dptrain import ops
-from dptrain.backend.cuda.compile import command, find_nvcc
+from dptrain.backend.cuda.compile import command, find_nvcc, parse_resources
 from dptrain.backend.cuda.compose import Composition
 from dptrain.backend.cuda.generate import Kernel, source
 from dptrain.backend.cuda.sources import kernels_dir
@@ -24,11 +23,6 @@ HALVES = ("bfloat16", "float16")
 ARCHITECTURES = ["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"]
 # No training computes in float64 on a GPU, nor a map of every op at once: that source may spill, but is to compile.
 _QUICKLY = ["-Xcicc", "-O1", "-Xptxas", "-O0"]
-ENTRY = re.compile(
-    r"Compiling entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads"
-    r".*?Used (\d+) registers(.*?)$",
-    re.DOTALL | re.MULTILINE,
-)
 
 
 def apart(composition):
@@ -133,9 +127,8 @@ def test_compiles_without_spills(nvcc, architecture, tmp_path, record_property):
             line += _QUICKLY
         done = subprocess.run([*line, "-Werror", "all-warnings"], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        for kernel, stores, loads, registers, rest in ENTRY.findall(done.stderr):
-            shared = re.search(r"(\d+) bytes smem", rest)
-            rows.append((name, kernel, int(registers), int(shared[1]) if shared else 0, int(stores) + int(loads)))
+        for kernel, given in parse_resources(done.stderr).items():
+            rows.append((name, kernel, given.registers, given.shared, given.spilled))
     assert {name for name, *_ in rows} == set(names)
     table = [f"{architecture:84} registers  shared memory  spills (bytes)"]
     for name, kernel, registers, shared_bytes, spills in sorted(rows):

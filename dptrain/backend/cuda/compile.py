@@ -153,8 +153,12 @@ def compiled_text(name: str, text: str, architecture: str) -> Cubin:
 
 def resources_of_text(name: str, text: str, architecture: str) -> dict[str, Resources]:
     """Return what the kernels of a generated source are given, by name; raises as `compiled_own`."""
+    return parse_resources(_made_of_text(name, text, architecture, "resources", _said_of_resources).content.decode())
+
+
+def parse_resources(said: str) -> dict[str, Resources]:
+    """Return what kernels are given, by name, of what `nvcc -Xptxas -v` says."""
     found = {}
-    said = _made_of_text(name, text, architecture, "resources", _said_of_resources).content.decode()
     for kernel, stores, loads, registers, rest in _ENTRY.findall(said):
         shared = re.search(r"(\d+) bytes smem", rest)
         found[kernel] = Resources(int(registers), int(stores) + int(loads), int(shared[1]) if shared else 0)
