@@ -23,9 +23,9 @@ from dptrain.batches.sampling import (
 from dptrain.batches.stream import StreamBatches, What
 from dptrain.batches.structure import Batch
 from dptrain.comm import Communicator
+from dptrain.comm.parts import cut
 from dptrain.data.checks import check_labels, whole_labels
 from dptrain.data.loading import Split
-from dptrain.data.parts import cut
 from dptrain.errors import ArgumentTypeError, ConfigError, DataError
 from dptrain.program import tree
 from dptrain.program.shapes import axis_of_one

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.data.parts import cut
+from dptrain.comm.parts import cut
 from dptrain.errors import ConfigError
 from dptrain.random import Purpose, stream
 from dptrain.runtime.defaults import REPRODUCIBLE_SHARDS

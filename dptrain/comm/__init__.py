@@ -51,9 +51,9 @@ def current() -> Communicator:
         else:
             with watchdog.joining():
                 start_mpi()
-                from dptrain.comm.mpi import MpiCommunicator
+                from dptrain.comm.mpi import join
 
-                _current = MpiCommunicator(launch)
+                _current = join(launch)
     return _current
 
 

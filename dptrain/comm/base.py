@@ -11,8 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 
+from dptrain.comm.node_sum import tree_sum
 from dptrain.errors import AgreedError, DptrainError, ExitCode
 from dptrain.registry.serialization import plain
 from dptrain.runtime.failure import exit_code_of, phase
@@ -87,6 +89,68 @@ class Communicator(ABC):
     @abstractmethod
     def broadcast(self, buffer: Array) -> None:
         """Replace a contiguous buffer by rank 0's, in place."""
+
+    @abstractmethod
+    def all_gather(self, part: Array, out: Array, counts: Sequence[int]) -> None:
+        """Put every rank's part into `out`, in rank order.
+
+        Args:
+            part: flat and contiguous, this rank's.
+            out: flat and contiguous, of the same type and of all parts' elements.
+            counts: elements of each rank's part.
+        """
+
+    @abstractmethod
+    def all_to_all(self, parts: Array, counts: Sequence[int], out: Array, out_counts: Sequence[int]) -> None:
+        """Give each rank its part of `parts`, and put what the ranks have for this one into `out`, in rank order.
+
+        Args:
+            parts: flat and contiguous, one part behind the other.
+            counts: elements of the part for each rank.
+            out: flat and contiguous, of the same type.
+            out_counts: elements of what each rank has for this one.
+        """
+
+    def reduce_scatter(self, parts: Array, out: Array, counts: Sequence[int], over: str = "sum") -> None:
+        """Put the sum over the ranks of their parts for this rank into `out`.
+
+        They are added in the tree of `TreeSum`: to the bits of an all-reduce that `sums_in_a_tree`.
+
+        Args:
+            parts: flat and contiguous, one part for each rank behind the other.
+            out: flat and contiguous, of the same type.
+            counts: elements of each part.
+            over: "sum", or "max" for the greatest of each element.
+        """
+        own = np.empty((self.size, counts[self.rank]), parts.dtype)
+        self.all_to_all(parts, counts, own.reshape(-1), [counts[self.rank]] * self.size)
+        with np.errstate(all="ignore"):  # infinities and NaNs are results
+            np.copyto(out, own.max(axis=0) if over == "max" else tree_sum(own), casting="unsafe")
+
+    @abstractmethod
+    def group(self, ranks: Sequence[int]) -> "Communicator":
+        """Return the communicator of some of these ranks, for messages between them.
+
+        Args:
+            ranks: of the group that this rank is in, rising; every rank is in one.
+        """
+
+    def along(self, axis: str) -> "Communicator":
+        """Return the ranks that differ from this one along an axis of the mesh alone, and it.
+
+        Ranks that nobody has arranged are a mesh with one axis.
+        """
+        return self
+
+    @property
+    def replica(self) -> int:
+        """Which replica of the model this rank belongs to: whose part of every batch it gets."""
+        return self.rank
+
+    @property
+    def replicas(self) -> int:
+        """Into how many parts batches are cut."""
+        return self.size
 
     @abstractmethod
     def allgather_bytes(self, message: bytes) -> list[bytes]:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from socket import gethostname
 from typing import Any, cast
 
@@ -24,8 +24,8 @@ from dptrain.runtime.records import Collective
 _MAX_COUNT = 1 << 28
 
 
-class MpiCommunicator(Communicator):
-    """All ranks of COMM_WORLD, through a duplicate, so that a user's own messages cannot be mistaken for ours.
+def join(launch: LaunchInfo | None) -> "MpiCommunicator":
+    """Return all ranks of COMM_WORLD, through a duplicate, so that a user's own messages cannot be mistaken for ours.
 
     Args:
         launch: what the launcher said, to compare with what MPI says.
@@ -34,53 +34,70 @@ class MpiCommunicator(Communicator):
         AgreedError: the launcher started more processes than MPI knows of (the wrong `mpirun` for this MPI library,
             or `srun` without PMI).
     """
+    world = MPI.COMM_WORLD
+    if launch is not None and launch.size != world.size:
+        raise AgreedError(
+            "start-up",
+            ConfigError.exit_code,
+            f"{launch.launcher} started {launch.size} processes, but MPI ({_library()}) "
+            f"sees a world of {world.size}: start with the mpirun that belongs to this MPI "
+            f"(the one beside {sys.executable}), or srun --mpi=pmi2|pmix",
+            [],
+        )
+    made = MpiCommunicator(world.Dup())
+    nodes, hosts, pids = zip(*world.allgather((made.node, gethostname(), os.getpid())), strict=True)
+    here = [rank for rank, node in enumerate(nodes) if node == made.node]
+    # MPI_Finalize begins by forgetting what is attached to this one: who calls it meets the others no more.
+    key = MPI.Comm.Create_keyval(delete_fn=lambda *_: watchdog.leave("MPI_Finalize"))
+    MPI.COMM_SELF.Set_attr(key, True)
+    replace_abort(MPI.Comm, abort_with_success)
+    leaders = {one: (hosts[one], pids[one]) for one in sorted(set(nodes))}
+    if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+        leaders = {}
+    watchdog.joined(here, leaders, _Post(world.Dup()))
+    return made
 
-    def __init__(self, launch: LaunchInfo | None) -> None:
-        world = MPI.COMM_WORLD
-        if launch is not None and launch.size != world.size:
-            raise AgreedError(
-                "start-up",
-                ConfigError.exit_code,
-                f"{launch.launcher} started {launch.size} processes, but MPI ({self.description}) "
-                f"sees a world of {world.size}: start with the mpirun that belongs to this MPI "
-                f"(the one beside {sys.executable}), or srun --mpi=pmi2|pmix",
-                [],
-            )
-        self._world = world.Dup()
-        self._node = cast(MPI.Intracomm, self._world.Split_type(MPI.COMM_TYPE_SHARED))
+
+def _library() -> str:
+    """Return the MPI library and its version."""
+    words = MPI.Get_library_version().replace("Version:", "").replace(",", " ").split()
+    return " ".join(words[:3] if words[0] == "Open" else words[:2])
+
+
+class MpiCommunicator(Communicator):
+    """The ranks of an MPI communicator, which is this object's own.
+
+    Args:
+        world: all these ranks.
+        compares: whether all ranks of the job sum the same numbers of elements in each collective of these ranks.
+    """
+
+    def __init__(self, world: MPI.Intracomm, *, compares: bool = True) -> None:
+        self._world, self._compares = world, compares
+        self._node = cast(MPI.Intracomm, world.Split_type(MPI.COMM_TYPE_SHARED))
         self._windows: list[MPI.Win] = []
         self._node_sum: node_sum.NodeSum | None = None
         self._node_has_room = True
-        self._post = _Post(self._world)
-        self.rank, self.size = self._world.rank, self._world.size
+        self._post = _Post(world)
+        self.rank, self.size = world.rank, world.size
         self.local_rank, self.local_size = self._node.rank, self._node.size
         lowest = np.array([self.rank], np.int32)
         self._node.Allreduce(MPI.IN_PLACE, lowest, op=MPI.MIN)
         self.node = int(lowest[0])
-        nodes, hosts, pids = zip(*self._world.allgather((self.node, gethostname(), os.getpid())), strict=True)
-        here = [rank for rank, node in enumerate(nodes) if node == self.node]
         self._record = watchdog.record()
-        # MPI_Finalize begins by forgetting what is attached to this one: who calls it meets the others no more.
-        key = MPI.Comm.Create_keyval(delete_fn=lambda *_: watchdog.leave("MPI_Finalize"))
-        MPI.COMM_SELF.Set_attr(key, True)
-        replace_abort(MPI.Comm, abort_with_success)
-        leaders = {one: (hosts[one], pids[one]) for one in sorted(set(nodes))}
-        if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
-            leaders = {}
-        watchdog.joined(here, leaders, _Post(self._world.Dup()))
 
     @property
     def description(self) -> str:
         """The MPI library and its version."""
-        words = MPI.Get_library_version().replace("Version:", "").replace(",", " ").split()
-        return " ".join(words[:3] if words[0] == "Open" else words[:2])
+        return _library()
 
     def allreduce_sum(self, buffer: Any) -> None:
         """Sum in place over all ranks: in shared memory where all are on one node, else by MPI."""
         flat = buffer.reshape(-1)
         together = self._summing(flat.nbytes) if isinstance(flat, np.ndarray) else None
         try:
-            with self._record.collective(Collective.ALL_REDUCE, flat.size, flat.dtype.char):
+            told = (flat.size, flat.dtype.char) if self._compares else ()
+            with self._record.collective(Collective.ALL_REDUCE, *told):
                 watchdog.check_sum()
                 if together is not None:
                     together.sum(flat)
@@ -120,6 +137,24 @@ class MpiCommunicator(Communicator):
         with self._record.collective(Collective.BROADCAST, flat.size, flat.dtype.char):
             for start in range(0, flat.size, _MAX_COUNT):
                 self._world.Bcast(flat[start : start + _MAX_COUNT], root=0)
+
+    def all_gather(self, part: Array, out: Array, counts: Sequence[int]) -> None:
+        """`MPI_Allgatherv`."""
+        bits = _bits(part.dtype)
+        with self._record.collective(Collective.ALL_GATHER):
+            self._world.Allgatherv(part.view(bits), [out.view(bits), np.array(counts, np.int32)])
+
+    def all_to_all(self, parts: Array, counts: Sequence[int], out: Array, out_counts: Sequence[int]) -> None:
+        """`MPI_Alltoallv`."""
+        bits = _bits(parts.dtype)
+        given, taken = np.array(counts, np.int32), np.array(out_counts, np.int32)
+        with self._record.collective(Collective.ALL_TO_ALL):
+            self._world.Alltoallv([parts.view(bits), given], [out.view(bits), taken])
+
+    def group(self, ranks: Sequence[int]) -> Communicator:
+        """Split these ranks, `MPI_Comm_split`."""
+        with self._record.collective(Collective.SPLIT):
+            return MpiCommunicator(cast(MPI.Intracomm, self._world.Split(ranks[0], self.rank)), compares=False)
 
     def allgather_bytes(self, message: bytes) -> list[bytes]:
         """Exchange the lengths, then the bytes, `MPI_Allgatherv`."""
@@ -190,6 +225,11 @@ class MpiCommunicator(Communicator):
         fits = np.array([free > nbytes + (8 << 20)], np.int32)
         self._node.Allreduce(MPI.IN_PLACE, fits, op=MPI.MIN)
         return bool(fits[0])
+
+
+def _bits(dtype: np.dtype[Any]) -> npt.DTypeLike:
+    """Return a type that MPI knows of as many bytes."""
+    return {1: np.uint8, 2: np.uint16}.get(dtype.itemsize, dtype)
 
 
 class _Post(watchdog.Post):

@@ -1,5 +1,6 @@
 """The communicator of a process that runs alone: one rank, every collective the identity."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,18 @@ class SoloCommunicator(Communicator):
 
     def broadcast(self, buffer: Array) -> None:
         """Rank 0's buffer is this one."""
+
+    def all_gather(self, part: Array, out: Array, counts: Sequence[int]) -> None:
+        """All parts are the one."""
+        np.copyto(out, part)
+
+    def all_to_all(self, parts: Array, counts: Sequence[int], out: Array, out_counts: Sequence[int]) -> None:
+        """What the one rank has for itself."""
+        np.copyto(out, parts)
+
+    def group(self, ranks: Sequence[int]) -> Communicator:
+        """The one rank."""
+        return self
 
     def allgather_bytes(self, message: bytes) -> list[bytes]:
         """Return the one message."""

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.comm.base import Communicator
+from dptrain.comm.parts import cut
 from dptrain.data.catalog import DEFAULT_MAX_BYTES, ensure_available, open_dataset
 from dptrain.data.checks import check_finite, check_labels, check_labels_integer, is_zero_or_one
 from dptrain.data.npz import KEYS
-from dptrain.data.parts import cut
 from dptrain.data.sources import ArraySource, DataSources
 from dptrain.data.tasks import Task
 

@@ -13,7 +13,7 @@ from dptrain.errors import ConfigError
 from dptrain.program.context import WATCH
 from dptrain.program.memory import aligned, nbytes
 from dptrain.program.mesh import ALL_REDUCE, OWN_PART, PlacedProgram, constant_of, own_part
-from dptrain.program.messages import all_reduced, stages
+from dptrain.program.messages import all_reduced, exchange, stages
 from dptrain.program.program import ROWS, Program
 from dptrain.program.shapes import local
 from dptrain.program.tensor import Array, Tensor, Variable, watch
@@ -129,9 +129,14 @@ class _Step:
                 if is_watched:
                     watch(one, values[one])
             for message in stage.messages:
-                parts = [values[one.inputs[0]] for one in message]
-                sums = all_reduced(parts, self._comm, message[0].attributes["over"])
-                values |= zip(message, sums, strict=True)
+                parts, about = [values[one.inputs[0]] for one in message], message[0].attributes
+                if message[0].op is ALL_REDUCE:
+                    group = None if self._comm is None else self._comm.along(about["mesh"])
+                    values |= zip(message, all_reduced(parts, group, about["over"]), strict=True)
+                else:
+                    assert self._comm is not None
+                    parts = [np.ascontiguousarray(one) for one in parts]
+                    exchange(message, parts, [values[one] for one in message], self._comm)
 
 
 class HostMemory:

@@ -40,7 +40,7 @@ from dptrain.program.kernels import (
 from dptrain.program.lowering import lowering_of
 from dptrain.program.merge import merge, sink
 from dptrain.program.mesh import ALL_REDUCE
-from dptrain.program.messages import stages
+from dptrain.program.messages import SENT, stages
 from dptrain.program.passes import rewritten, with_half_factors, without_repeats
 from dptrain.program.program import Program
 from dptrain.program.shapes import is_one
@@ -75,7 +75,7 @@ class _Fusing:
                 self._append(Loop(()))  # for single numbers that depend on nothing else
             for tensor in stage.tensors:
                 self._add(tensor)
-            messages = [[(self._part(one, number), one) for one in message] for message in stage.messages]
+            messages = [[(self._travelling(one, number), one) for one in message] for message in stage.messages]
             if number == len(self._stages) - 1:
                 self._finish(program)
             self.fused.stages.append(FusedStage(self._kernels, messages))
@@ -157,12 +157,20 @@ class _Fusing:
         self.fused.views[made] = self.fused.views[tensor] = whole(made)
         return made
 
+    def _travelling(self, result: Tensor, stage: int) -> Tensor:
+        """Return a root with what a rank gives for what travels, see `FusedStage`."""
+        if result.op is ALL_REDUCE:
+            return self._part(result, stage)
+        given = result.inputs[0]
+        view = self._view(given)
+        return view.root if view.is_whole(given.shape) else self._copy(given)
+
     def _part(self, reduced: Tensor, stage: int) -> Tensor:
         """Return a root with what an all-reduce sums, see `FusedStage`."""
         part = reduced.inputs[0]
         view = self._view(part)
         root = view.root
-        own = root.op is not None and root.op is not ALL_REDUCE and view.is_whole(part.shape)
+        own = root.op is not None and root.op not in SENT and view.is_whole(part.shape)
         if not own or root in self.fused.aliases or root in self._sent or self._last[root] > stage:
             root = self._copy(part)
         self._sent.add(root)

@@ -12,6 +12,7 @@ import numpy as np
 
 from dptrain.program.dims import Dim
 from dptrain.program.lowering import Element, Gather, Reduction, lowering_of
+from dptrain.program.mesh import ALL_REDUCE
 from dptrain.program.op import Op
 from dptrain.program.program import Program
 from dptrain.program.shapes import Shape, is_one
@@ -134,8 +135,8 @@ class FusedStage:
 
     Attributes:
         kernels: in an order in which they can be executed.
-        messages: parts and the all-reduces of them. A part is a root that no other message has and that nothing reads
-            once it has been sent, so that the sum can be written over it.
+        messages: parts, and what comes of them. The part of an all-reduce is a root that no other message has and that
+            nothing reads once it has been sent, so that the sum can be written over it.
     """
 
     kernels: list[Kernel]
@@ -183,6 +184,12 @@ class Fused:
     def handed_out(self) -> set[Tensor]:
         """Return what a step leaves behind: what is `kept`, and what comes out."""
         return self.kept() | {self.memory_of(one.root) for one in self.outputs.values()}
+
+    @property
+    def reduced(self) -> set[Tensor]:
+        """The parts of all-reduces."""
+        found = (pair for stage in self.stages for message in stage.messages for pair in message)
+        return {part for part, result in found if result.op is ALL_REDUCE}
 
     def stored(self) -> set[Tensor]:
         """Return the tensors that must lie in memory: other kernels read them, or they are handed out."""

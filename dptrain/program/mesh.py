@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dptrain.comm.mesh import BATCH as BATCH
 from dptrain.program.dims import Dim
 from dptrain.program.lowering import ViewMap
 from dptrain.program.op import Op
@@ -14,9 +15,6 @@ from dptrain.program.program import Program
 from dptrain.program.shapes import Shape
 from dptrain.program.tensor import Array, Tensor, Variable
 from dptrain.program.views import IndexMap
-
-# The axis of a mesh over which rows of the batch are sharded.
-BATCH = "batch"
 
 # For each axis of a tensor the axis of the mesh over which it is sharded, or None.
 Axes = tuple[str | None, ...]

@@ -1,21 +1,29 @@
-"""Which sums over the ranks travel together: all that can be sent before any other has to be waited for."""
+"""When ranks meet, and what travels together: all that can be sent before any other message has to be waited for."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from dptrain.comm.base import Communicator, pack, unpack
+from dptrain.comm.mesh import BATCH
 from dptrain.comm.node_sum import TreeSum
 from dptrain.errors import ConfigError
-from dptrain.program.mesh import ALL_REDUCE, PlacedProgram
+from dptrain.program.mesh import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, PlacedProgram
 from dptrain.program.passes import rewritten
 from dptrain.program.program import Program
-from dptrain.program.shapes import size
+from dptrain.program.shapes import is_one, size
 from dptrain.program.tensor import Array, Tensor, placeholder
 
 # Bytes of a subtree that ranks exchange at a time: the memory it takes is this times the subtrees of all ranks.
 _GATHERED = 1 << 20
+
+
+# What travels between ranks; see `mesh`.
+SENT = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER)
+# Beside the largest gather of a program a message of gathers may have so much of it more.
+_BESIDE = 1.25
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +32,8 @@ class Stage:
 
     Attributes:
         tensors: what it computes by itself, each after its inputs.
-        messages: what it then sums with the others: all-reduces, of which each list is one message.
+        messages: what it then gets from the others: tensors of one of the ops `SENT`, of which each list is one
+            message.
     """
 
     tensors: list[Tensor]
@@ -32,7 +41,7 @@ class Stage:
 
     @property
     def order(self) -> list[Tensor]:
-        """What it computes, and then what it sums."""
+        """What it computes, and then what it gets."""
         return [*self.tensors, *(one for message in self.messages for one in message)]
 
 
@@ -42,42 +51,99 @@ def stages(program: Program) -> list[Stage]:
     A tensor belongs to the stage before which all messages have come that it needs. So a step whose all-reduces do not
     need each other has one message, however many gradients it sums; or several *buckets* of
     `PlacedProgram.bucket_bytes` at most, what is known first in the first: so a device can go on with the backward pass
-    while a bucket travels.
+    while a bucket travels. Gathers are sent as late as they can be, see `levels`.
 
     Raises:
-        ConfigError: variables are sharded.
+        ConfigError: variables are sharded, and the program is not yet that of one rank.
     """
     if isinstance(program, PlacedProgram) and program.layouts:
         names = ", ".join(repr(one.path) for one in program.layouts)
-        raise ConfigError(f"not supported: executing a program whose variables are sharded: {names}")
-    stage: dict[Tensor, int] = {}
+        raise ConfigError(f"a program whose variables are sharded is to be localized before it is executed: {names}")
+    level, sent = levels(program)
     depth: dict[Tensor, int] = {}  # how many ops lie behind a tensor
     alone: dict[int, list[Tensor]] = {}
-    summed: dict[int, list[Tensor]] = {}
+    travels: dict[int, list[Tensor]] = {}
     for tensor in program.tensors:
-        own = max((stage[one] for one in tensor.inputs), default=0)
         depth[tensor] = 1 + max((depth[one] for one in tensor.inputs), default=0)
-        if tensor.op is ALL_REDUCE:
-            summed.setdefault(own, []).append(tensor)
-            own += 1
+        if tensor in sent:
+            travels.setdefault(sent[tensor], []).append(tensor)
         else:
-            alone.setdefault(own, []).append(tensor)
-        stage[tensor] = own
-    last = max(stage.values(), default=0)
+            alone.setdefault(level[tensor], []).append(tensor)
+    last = max(level.values(), default=0)
     most = program.bucket_bytes if isinstance(program, PlacedProgram) else None
     return [
-        Stage(alone.get(n, []), _together(sorted(summed.get(n, []), key=lambda one: depth[one]), most))
+        Stage(alone.get(n, []), _together(sorted(travels.get(n, []), key=lambda one: depth[one]), most))
         for n in range(last + 1)
     ]
 
 
-def _together(reductions: Iterable[Tensor], most: int | None) -> list[list[Tensor]]:
-    """Return all-reduces by the messages that they fit into: of one type, of one kind, and of so many bytes at most."""
-    found: dict[tuple[str, str], list[list[Tensor]]] = {}
-    for one in reductions:
-        buckets = found.setdefault((one.attributes["over"], one.dtype.name), [[]])
-        held = sum(size(other.shape) for other in buckets[-1]) * one.dtype.itemsize
-        if most is not None and buckets[-1] and held + size(one.shape) * one.dtype.itemsize > most:
+def levels(program: Program) -> tuple[dict[Tensor, int], dict[Tensor, int]]:
+    """Return the stage in which each tensor is there, and of what travels also the one at whose end it is sent.
+
+    Sums are sent as soon as they can be. A gather is sent just before the first reader needs it, so that gathered
+    weights do not all lie in memory at once: with what else is gathered then, up to about the largest gather.
+    """
+    tensors = program.tensors
+    level: dict[Tensor, int] = {}
+    sent: dict[Tensor, int] = {}
+    ready: dict[Tensor, int] = {}  # of gathers that nobody has read so far
+    behind: dict[Tensor, Tensor] = {}  # the gather that a tensor is, or is a view of
+    most = _BESIDE * max((_bytes(one) for one in tensors if one.op is ALL_GATHER), default=0)
+    gathered: dict[int, float] = {}  # bytes of those that are sent at a stage's end
+
+    def send(gather: Tensor, wanted: int) -> None:
+        at, nbytes = max(wanted, ready.pop(gather)), _bytes(gather)
+        if at - 1 in gathered and level_of(gather.inputs) <= at - 1 and gathered[at - 1] + nbytes <= most:
+            at -= 1
+        gathered[at] = gathered.get(at, 0) + nbytes
+        sent[gather], level[gather] = at, at + 1
+
+    def level_of(inputs: Iterable[Tensor]) -> int:
+        found = 0
+        for one in inputs:
+            gather = behind.get(one)
+            found = max(found, level[one if gather is None else gather])
+        return found
+
+    for tensor in tensors:
+        waiting = [gather for one in tensor.inputs if (gather := behind.get(one)) in ready and gather is not None]
+        if waiting and tensor.op is not None and tensor.op.is_view:
+            behind[tensor] = waiting[0]
+            continue
+        others = [one for one in tensor.inputs if behind.get(one) not in ready]
+        for gather in dict.fromkeys(waiting):
+            send(gather, level_of(others))
+        own = level_of(tensor.inputs)
+        if tensor.op is ALL_GATHER:
+            ready[tensor], behind[tensor] = own, tensor
+        elif tensor.op in SENT:
+            sent[tensor], level[tensor] = own, own + 1
+        else:
+            level[tensor] = own
+            if tensor.op is not None and tensor.op.is_view and tensor.inputs[0] in behind:
+                behind[tensor] = behind[tensor.inputs[0]]
+    for gather in list(ready):
+        send(gather, 0)
+    for tensor, gather in behind.items():
+        level[tensor] = level[gather]
+    return level, sent
+
+
+def _bytes(tensor: Tensor) -> int:
+    """Return the bytes of what travels, as a whole: the same number on all ranks."""
+    elements: int = tensor.attributes.get("whole") or size(tensor.shape)
+    return elements * tensor.dtype.itemsize
+
+
+def _together(sent: Iterable[Tensor], most: int | None) -> list[list[Tensor]]:
+    """Return what travels by the messages that it fits into: of one type, of one kind, and of so many bytes at most."""
+    found: dict[tuple[Any, ...], list[list[Tensor]]] = {}
+    for one in sent:
+        about = one.attributes
+        key = one.op, about.get("mesh", BATCH), about.get("over"), one.dtype.name
+        buckets = found.setdefault(key, [[]])
+        held = sum(map(_bytes, buckets[-1]))
+        if most is not None and buckets[-1] and held + _bytes(one) > most:
             buckets.append([])
         buckets[-1].append(one)
     return [bucket for buckets in found.values() for bucket in buckets]
@@ -86,6 +152,76 @@ def _together(reductions: Iterable[Tensor], most: int | None) -> list[list[Tenso
 def count(program: PlacedProgram) -> int:
     """Return how many messages one execution sends."""
     return sum(len(stage.messages) for stage in stages(program))
+
+
+def exchange(message: Sequence[Tensor], parts: Sequence[Array], out: Sequence[Array], comm: Communicator) -> None:
+    """Send a message of reduce-scatters or of gathers, and put what comes into `out`. Collective.
+
+    Args:
+        message: of one kind, one type, and along one axis of the mesh.
+        parts: what each of them takes, contiguous.
+        out: what each of them makes, contiguous.
+        comm: the ranks, as a mesh.
+    """
+    first, group = message[0], comm.along(message[0].attributes["mesh"])
+    gathers = first.op is ALL_GATHER
+    counts = [_counts(one, whole) for one, whole in zip(message, out if gathers else parts, strict=True)]
+    totals = [sum(own) for own in zip(*counts, strict=True)]
+    if gathers:
+        flat = _flat(parts)
+        whole = out[0].reshape(-1) if _is_contiguous(message) else np.empty(sum(totals), flat.dtype)
+        group.all_gather(flat, whole, totals)
+        if not _is_contiguous(message):
+            _cut_up(whole, message, out, counts)
+        return
+    whole = parts[0].reshape(-1) if _is_contiguous(message) else np.empty(sum(totals), first.dtype)
+    if not _is_contiguous(message):
+        _lined_up(whole, message, parts, counts)
+    mine = out[0].reshape(-1) if len(out) == 1 else np.empty(totals[group.rank], first.dtype)
+    group.reduce_scatter(whole, mine, totals, first.attributes["over"])
+    if len(out) > 1:
+        ends = np.cumsum([one.size for one in out])
+        for one, own in zip(out, np.split(mine, ends[:-1]), strict=True):
+            np.copyto(one, own.reshape(one.shape))
+
+
+def _counts(tensor: Tensor, whole: Array) -> list[int]:
+    """Return the elements of each rank's part of what travels."""
+    beside = whole.size // whole.shape[tensor.attributes["axis"]]
+    return [n * beside for n in tensor.attributes["counts"]]
+
+
+def _is_contiguous(message: Sequence[Tensor]) -> bool:
+    """Whether what travels is one tensor, of which each rank's part lies behind that of the rank before it."""
+    return len(message) == 1 and all(map(is_one, message[0].shape[: message[0].attributes["axis"]]))
+
+
+def _flat(parts: Sequence[Array]) -> Array:
+    return parts[0].reshape(-1) if len(parts) == 1 else np.concatenate([one.reshape(-1) for one in parts])
+
+
+def _pieces(
+    flat: Array, message: Sequence[Tensor], wholes: Sequence[Array], counts: Sequence[Sequence[int]]
+) -> Iterator[tuple[Array, Array]]:
+    """Yield each rank's part of each tensor, in the order in which they travel: where it lies in `flat`, and in it."""
+    start = 0
+    for rank in range(len(counts[0])):
+        for one, whole, own in zip(message, wholes, counts, strict=True):
+            axis, lengths = one.attributes["axis"], one.attributes["counts"]
+            begin = sum(lengths[:rank])
+            part = whole[(slice(None),) * axis + (slice(begin, begin + lengths[rank]),)]
+            yield flat[start : start + own[rank]].reshape(part.shape), part
+            start += own[rank]
+
+
+def _lined_up(flat: Array, message: Sequence[Tensor], wholes: Sequence[Array], counts: Sequence[Sequence[int]]) -> None:
+    for place, part in _pieces(flat, message, wholes, counts):
+        np.copyto(place, part)
+
+
+def _cut_up(flat: Array, message: Sequence[Tensor], wholes: Sequence[Array], counts: Sequence[Sequence[int]]) -> None:
+    for place, part in _pieces(flat, message, wholes, counts):
+        np.copyto(part, place)
 
 
 def all_reduce(flat: Array, over: str, comm: Communicator) -> None:
@@ -119,7 +255,7 @@ def tree_reduced(tree: TreeSum, shards: int, comm: Communicator | None) -> list[
 
     Args:
         tree: of this rank's shards, a contiguous run that begins where that of the rank before it ends.
-        shards: of all ranks, dealt out as `dptrain.data.parts.cut` does.
+        shards: of all ranks, dealt out as `dptrain.comm.parts.cut` does.
         comm: the ranks.
     """
     if comm is None or comm.size == 1:
@@ -185,6 +321,11 @@ def split(program: PlacedProgram) -> tuple[Program, Program]:
         ConfigError: there is more than one sync point, or what follows needs the rank's own rows again.
     """
     summed = [one for stage in stages(program) for message in stage.messages for one in message]
+    if any(one.op is not ALL_REDUCE for one in summed):
+        raise ConfigError(
+            "variables of this model are sharded over ranks: a fixed number of shards is not supported; leave out "
+            "train.shards_per_batch and --reproducible, or what shards variables"
+        )
     known = {one: placeholder(one.shape, one.dtype, f"sum {number}") for number, one in enumerate(summed)}
     sums = {f"sum {n}": one.inputs[0] for n, one in enumerate(summed)}
     before = Program(program.inputs, program.state, sums, {}, rows=program.rows)

@@ -31,11 +31,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dptrain.comm.mesh import BATCH
 from dptrain.errors import ConfigError
 from dptrain.program.dims import Dim
 from dptrain.program.letters import Named
 from dptrain.program.lowering import Element
-from dptrain.program.mesh import ALL_GATHER, ALL_REDUCE, BATCH, OWN_PART, REDUCE_SCATTER, Axes, PlacedProgram, Placement
+from dptrain.program.mesh import ALL_GATHER, ALL_REDUCE, OWN_PART, REDUCE_SCATTER, Axes, PlacedProgram, Placement
 from dptrain.program.op import Op
 from dptrain.program.operand import METHODS, OPERATORS
 from dptrain.program.program import Program
@@ -206,11 +207,13 @@ class _Placing:
             return self._note(parts[0].tensor, parts[0].placement, _Divisor(self._number(parts[1]), op))
         parts = [self._whole(one) if one.placement.join == "max" else one for one in parts]
         divisor = self._common_divisor(op, parts)
-        parts = [_Part(one.tensor, one.placement) if divisor is not None else self._divided(one) for one in parts]
-        parts = [self._scattered.get(one.tensor, one) for one in parts]
+        if divisor is not None:
+            parts = [_Part(one.tensor, one.placement) for one in parts]
+        parts = [replace(self._scattered.get(one.tensor, one), divisor=one.divisor) for one in parts]
         if row_axis(tensor.shape) is not None or any(any(one.placement.axes) for one in parts):
             parts, placement = self._in_parts(op, tensor, parts)
         else:
+            parts = [self._divided(one) for one in parts]
             parts, partial = self._linear(op, parts, self._mesh)
             placement = Placement((None,) * tensor.ndim, partial)
         return self._note(tensor.with_inputs([one.tensor for one in parts]), placement, divisor)
@@ -219,13 +222,15 @@ class _Placing:
         """Return the inputs of an op that ranks divide, as they need them, and its output's placement."""
         named, reader = op.named(tensor), f"op {op.name!r}"
         chosen = self._chosen(named, tensor, parts)
-        parts, partial = self._linear(op, parts, [mesh for mesh in self._mesh if mesh not in chosen.values()])
         counted = (n for letter, n in _axes_of(named, tensor) if chosen.get(letter) == BATCH and isinstance(n, Dim))
         rows: Any = next(counted, None)
-        moved = [
-            self._moved(one, tuple([chosen.get(letter) for letter in names]), reader, rows, partial)
-            for one, names in zip(parts, named.inputs, strict=True)
+        wanted = [tuple([chosen.get(letter) for letter in names]) for names in named.inputs]
+        parts = [  # what is scattered is divided afterwards: its parts, by a sum that travels beside them
+            one if rows is None and one.placement.partial in [(mesh,) for mesh in axes] else self._divided(one)
+            for one, axes in zip(parts, wanted, strict=True)
         ]
+        parts, partial = self._linear(op, parts, [mesh for mesh in self._mesh if mesh not in chosen.values()])
+        moved = [self._moved(one, axes, reader, rows, partial) for one, axes in zip(parts, wanted, strict=True)]
         axes = tuple([chosen.get(letter) for letter in named.output])
         if any(isinstance(n, Dim) and mesh is None for n, mesh in zip(tensor.shape, axes, strict=True)):
             raise _refusal(reader, tensor, "to be made")
@@ -381,7 +386,7 @@ class _Placing:
         """Return a part moved to another placement.
 
         Args:
-            part: without a divisor.
+            part: with a divisor only where it is scattered.
             axes: over which axes of the mesh it is to be sharded.
             reader: what needs it, for messages.
             rows: a length that counts rows, where `BATCH` shards rows of the batch; None where other lengths.
@@ -390,6 +395,7 @@ class _Placing:
         Raises:
             ConfigError: this would gather rows of the batch.
         """
+        divisor = part.divisor
         for axis, mesh in enumerate(part.placement.axes):
             by_rows = isinstance(part.tensor.shape[axis], Dim)
             if mesh is not None and (axes[axis] != mesh or (mesh == BATCH and by_rows != (rows is not None))):
@@ -407,6 +413,7 @@ class _Placing:
                 placement = part.placement.without(mesh).sharded(axis, mesh)
                 part = self._sent(REDUCE_SCATTER, part, placement, over=over, mesh=mesh, axis=axis)
                 self._scattered[before.tensor] = part
+                part = self._divided(replace(part, divisor=divisor))
             elif mesh not in partial:
                 part = self._reduce(part, mesh)
         for axis, mesh in enumerate(axes):

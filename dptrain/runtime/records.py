@@ -65,7 +65,9 @@ class Collective(IntEnum):
     ALL_GATHER = 3
     NODE_BARRIER = 4
     SHARED_ARRAY = 5
-    END = 6
+    ALL_TO_ALL = 6
+    SPLIT = 7
+    END = 8
 
 
 _WORDS = (
@@ -75,6 +77,8 @@ _WORDS = (
     "an all-gather",
     "a barrier of nodes",
     "a shared array",
+    "an all-to-all",
+    "a split into groups",
     "the end of the job",
 )
 

@@ -16,8 +16,8 @@ from dptrain.program.fuse import fuse
 from dptrain.program.kernels import Call, Fused, Kernel, Loop, Member, Product
 from dptrain.program.lowering import Windows, lowering_of
 from dptrain.program.memory import Access, Plan, aligned, in_a_row, in_place, nbytes, plan
-from dptrain.program.mesh import constant_of
-from dptrain.program.messages import all_reduce
+from dptrain.program.mesh import ALL_REDUCE, constant_of
+from dptrain.program.messages import all_reduce, exchange
 from dptrain.program.passes import without_ranks
 from dptrain.program.places import Extent
 from dptrain.program.program import ROWS, Program
@@ -196,10 +196,14 @@ class CompiledExecutable:
             return lambda last: function(context, int(last))
         if isinstance(part, Call):
             return self._call(part)
-        reduced, comm = part[0][1], self._comm
-        flat = self._messages[reduced]
+        first, comm = part[0][1], self._comm
         assert comm is not None
-        return lambda last: all_reduce(flat, reduced.attributes["over"], comm)
+        if first.op is ALL_REDUCE:
+            flat, about = self._messages[first], first.attributes
+            return lambda last: all_reduce(flat, about["over"], comm.along(about["mesh"]))
+        given, found = ([self._array(one) for one in roots] for roots in zip(*part, strict=True))
+        message = [result for _, result in part]
+        return lambda last: exchange(message, given, found, comm)
 
     def _call(self, call: Call) -> Callable[[bool], None]:
         tensor, op = call.tensor, call.tensor.op
@@ -241,6 +245,8 @@ class CompiledExecutable:
         self._messages: dict[Tensor, Array] = {}
         for stage in self.fused.stages:
             for message in stage.messages:
+                if message[0][1].op is not ALL_REDUCE:
+                    continue
                 ends = in_a_row(size(local(part.shape, self._rows)) for part, _ in message)
                 flat = aligned((ends[-1],), message[0][0].dtype)
                 for (part, reduced), place in zip(message, np.split(flat, ends[1:-1]), strict=True):
@@ -278,22 +284,23 @@ def planned(fused: Fused, code: Code, rows: int) -> tuple[dict[Tensor, Tensor], 
     An epilogue and its product are one kernel. What is read after all of them is what comes out, and new values that
     are copied over the old ones.
     """
-    steps: list[list[Kernel]] = []
-    for kernel in fused.kernels:
-        steps += [] if kernel in code.epilogues else [[]]
-        steps[-1].append(kernel)
-    kernels = [
-        Access(
-            {fused.memory_of(view.root) for kernel in step for view in kernel.reads},
-            [one for kernel in step for one in kernel.tensors if one in code.stored],
-            number,
-            replaces=partial(_replaces, fused, step),
-        )
-        for number, step in enumerate(steps)
-    ]
+    kernels: list[Access] = []
+    for stage in fused.stages:
+        steps: list[list[Kernel]] = []
+        for kernel in stage.kernels:
+            steps += [] if kernel in code.epilogues else [[]]
+            steps[-1].append(kernel)
+        for step in steps:
+            reads = {fused.memory_of(view.root) for kernel in step for view in kernel.reads}
+            writes = [one for kernel in step for one in kernel.tensors if one in code.stored]
+            kernels.append(Access(reads, writes, len(kernels), replaces=partial(_replaces, fused, step)))
+        for message in stage.messages:
+            if message[0][1].op is not ALL_REDUCE:
+                reads = {fused.memory_of(part) for part, _ in message}
+                kernels.append(Access(reads, [result for _, result in message], len(kernels)))
     results = [*(one.root for one in fused.outputs.values()), *fused.updates.values()]
-    kernels.append(Access(set(map(fused.memory_of, results)), stage=len(steps)))
-    sent = {part for stage in fused.stages for message in stage.messages for part, _ in message}
+    kernels.append(Access(set(map(fused.memory_of, results)), stage=len(kernels)))
+    sent = fused.reduced
     pairs = [(fused.memory_of(new), fused.program.state[variable]) for variable, new in fused.updates.items()]
     replaced = in_place([(new, old) for new, old in pairs if new not in sent], kernels)
     made = [one for kernel in kernels for one in kernel.writes if one not in sent and one not in replaced]

@@ -4,7 +4,7 @@ import numpy as np
 
 from dptrain import comm as comms
 from dptrain import ops
-from dptrain.data.parts import cut
+from dptrain.comm.parts import cut
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
 from dptrain.program.placement import place

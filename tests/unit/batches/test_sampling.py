@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dptrain.batches.sampling import GlobalSampler, LocalSampler, StaticSampler
-from dptrain.data.parts import cut
+from dptrain.comm.parts import cut
 from dptrain.errors import ConfigError
 
 worlds = st.integers(1, 9)

@@ -1,8 +1,6 @@
 """Agreement between ranks, without MPI: ranks are threads that meet at a barrier."""
 
 import os
-import threading
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,71 +8,7 @@ import pytest
 from dptrain.comm import SoloCommunicator, current, independent
 from dptrain.comm.base import Communicator
 from dptrain.errors import AgreedError, ConfigError, DataError
-
-
-class ThreadCommunicator(Communicator):
-    """A rank that is a thread; only what `agree` needs."""
-
-    description = "threads"
-
-    def __init__(self, rank: int, board: list[bytes], barrier: threading.Barrier) -> None:
-        self.rank = self.local_rank = rank
-        self.size = self.local_size = len(board)
-        self._board, self._barrier = board, barrier
-
-    @property
-    def host(self) -> str:
-        return f"host{self.rank}"
-
-    def allgather_bytes(self, message: bytes) -> list[bytes]:
-        self._board[self.rank] = message
-        self._barrier.wait(10)
-        found = list(self._board)
-        self._barrier.wait(10)
-        return found
-
-    def allreduce_sum(self, buffer) -> None:
-        raise NotImplementedError
-
-    def send(self, rank: int, fact, content: bytes = b"") -> None:
-        raise NotImplementedError
-
-    def received(self):
-        raise NotImplementedError
-
-    def why_not_cuda_aware(self) -> str:
-        raise NotImplementedError
-
-    def broadcast(self, buffer) -> None:
-        raise NotImplementedError
-
-    def barrier(self) -> None:
-        raise NotImplementedError
-
-    def node_barrier(self) -> None:
-        raise NotImplementedError
-
-    def shared_array(self, shape, dtype):
-        raise NotImplementedError
-
-
-def on_ranks(size: int, action: Callable[[Communicator], object]) -> list[object]:
-    """Run `action` on every rank; return results or exceptions."""
-    board, barrier = [b""] * size, threading.Barrier(size)
-    results: list[object] = [None] * size
-
-    def run(rank: int) -> None:
-        try:
-            results[rank] = action(ThreadCommunicator(rank, board, barrier))
-        except Exception as error:
-            results[rank] = error
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    return results
+from tests.thread_ranks import on_ranks
 
 
 @pytest.mark.parametrize("bad", [0, 1, 2])

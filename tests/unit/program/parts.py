@@ -2,29 +2,14 @@
 
 import numpy as np
 
-
-def attributes_of_part(made, shapes, out, rows=None):
-    """Return the attributes of a tensor's op for operands of these shapes and an output of that one.
-
-    Args:
-        made: the tensor.
-        shapes: of parts of its operands.
-        out: of its part.
-        rows: of the batch that the rank has; None for all.
-    """
-    found = dict(made.op.local_attributes(made, rows, 0))
-    if "key" in found:  # of what is taken from the operand, or put into zeros
-        old, new = (made.shape, out) if "shape" in found else (made.inputs[0].shape, shapes[0])
-        found["key"] = tuple(
-            (0, n, 1) if one == (0, before, 1) else own
-            for one, own, before, n in zip(made.attributes["key"], found["key"], old, new, strict=True)
-        )
-    return found | ({"shape": tuple(out)} if "shape" in found else {})
+from dptrain.program.local import attributes_of_part
+from dptrain.program.tensor import Tensor
 
 
 def computed(made, arrays, out, first_row=0, rows=None):
     """Return what a tensor's op makes of parts of its operands, of the shape `out`."""
-    attributes = attributes_of_part(made, [one.shape for one in arrays], out, rows)
+    part = Tensor(made.op, made.inputs, attributes_of_part(made, [one.shape for one in arrays], out), out, made.dtype)
+    attributes = made.op.local_attributes(part, rows, 0)
     if made.op.is_view:
         found = np.asarray(made.op.compute(*arrays, **attributes))
         assert found.shape == tuple(out)

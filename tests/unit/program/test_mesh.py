@@ -96,9 +96,10 @@ def test_every_optimizer(name, options):
     assert_same_on_mesh(program, DATA, spread(program), VirtualMesh([4, 0, 7], model=2))
 
 
-def test_what_is_sent():
+@pytest.mark.parametrize("weighted", [False, True])
+def test_what_is_sent(weighted):
     """Sums of numbers aside, such as the loss."""
-    step = Perceptron()
+    step = Perceptron(weighted)
 
     def messages(weights, slots):
         return sent(place(step.program, layouts=step.layouts(weights, slots)))
@@ -220,5 +221,5 @@ def test_what_does_not_fit_is_said():
             place(step.program, layouts={step.weights["w1"]: axes})
     placed = place(step.program, layouts=step.layouts(TENSOR, {}))
     for work in (lambda: evaluate(placed, DATA), lambda: explain(placed)):
-        with pytest.raises(ConfigError, match="not supported: executing a program whose variables are sharded: 'w1', "):
+        with pytest.raises(ConfigError, match="is to be localized before it is executed: 'w1', "):
             work()

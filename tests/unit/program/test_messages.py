@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dptrain import ops
 from dptrain.comm.node_sum import TreeSum
-from dptrain.data.parts import cut
+from dptrain.comm.parts import cut
 from dptrain.program import messages
 from dptrain.program.dims import Dim
 from dptrain.program.execute import Executable, HostMemory

@@ -1,0 +1,130 @@
+"""Ranks as a grid with named axes."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.comm.base import Array, Communicator, Mail
+from dptrain.errors import ConfigError
+
+# The axis along which rows of the batch are sharded.
+BATCH = "batch"
+
+
+class MeshCommunicator(Communicator):
+    """The ranks of a communicator, arranged in a mesh: the last axis counts fastest.
+
+    Collective.
+
+    Args:
+        comm: all ranks.
+        lengths: of the mesh's axes, by name, `BATCH` among them; their product is the number of ranks.
+
+    Attributes:
+        lengths: as above.
+        coordinates: of this rank along each axis.
+
+    Raises:
+        ConfigError: there are not so many ranks.
+    """
+
+    def __init__(self, comm: Communicator, lengths: Mapping[str, int]) -> None:
+        check_lengths(lengths, comm.size)
+        self._comm, self.lengths = comm, dict(lengths)
+        self.rank, self.size, self.node = comm.rank, comm.size, comm.node
+        self.local_rank, self.local_size = comm.local_rank, comm.local_size
+        grid = np.arange(comm.size).reshape(tuple(lengths.values()))
+        place = tuple(int(one[0]) for one in np.nonzero(grid == comm.rank))
+        self.coordinates = dict(zip(lengths, place, strict=True))
+        self._groups: dict[str, Communicator] = {}
+        for number, (axis, length) in enumerate(lengths.items()):
+            ranks = np.moveaxis(grid, number, -1)[(*place[:number], *place[number + 1 :])].tolist()
+            self._groups[axis] = comm if length == comm.size else comm.group(ranks)
+
+    def along(self, axis: str) -> Communicator:
+        """See `Communicator`."""
+        return self._groups[axis]
+
+    @property
+    def replica(self) -> int:
+        """Which part of every batch this rank gets."""
+        return self.coordinates[BATCH]
+
+    @property
+    def replicas(self) -> int:
+        """Into how many parts batches are cut."""
+        return self.lengths[BATCH]
+
+    @property
+    def host(self) -> str:
+        """See `Communicator`."""
+        return self._comm.host
+
+    @property
+    def process(self) -> str:
+        """See `Communicator`."""
+        return self._comm.process
+
+    @property
+    def description(self) -> str:
+        """What joins the ranks, and the mesh."""
+        grid = " x ".join(f"{length} {axis}" for axis, length in self.lengths.items())
+        return f"{self._comm.description}, mesh {grid}"
+
+    # All ranks together
+
+    def allreduce_sum(self, buffer: Any) -> None:
+        self._comm.allreduce_sum(buffer)
+
+    def sums_in_a_tree(self, nbytes: int) -> bool:
+        return self._comm.sums_in_a_tree(nbytes)
+
+    def broadcast(self, buffer: Array) -> None:
+        self._comm.broadcast(buffer)
+
+    def all_gather(self, part: Array, out: Array, counts: Sequence[int]) -> None:
+        self._comm.all_gather(part, out, counts)
+
+    def all_to_all(self, parts: Array, counts: Sequence[int], out: Array, out_counts: Sequence[int]) -> None:
+        self._comm.all_to_all(parts, counts, out, out_counts)
+
+    def group(self, ranks: Sequence[int]) -> Communicator:
+        return self._comm.group(ranks)
+
+    def allgather_bytes(self, message: bytes) -> list[bytes]:
+        return self._comm.allgather_bytes(message)
+
+    def send(self, rank: int, fact: Any, content: bytes = b"") -> None:
+        self._comm.send(rank, fact, content)
+
+    def received(self) -> list[Mail]:
+        return self._comm.received()
+
+    def why_not_cuda_aware(self) -> str:
+        return self._comm.why_not_cuda_aware()
+
+    def barrier(self) -> None:
+        self._comm.barrier()
+
+    def node_barrier(self) -> None:
+        self._comm.node_barrier()
+
+    def shared_array(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> tuple[Array, bool]:
+        return self._comm.shared_array(shape, dtype)
+
+
+def check_lengths(lengths: Mapping[str, int], ranks: int) -> None:
+    """Refuse a mesh that these ranks do not fill.
+
+    Raises:
+        ConfigError: as above, or a length below 1.
+    """
+    if any(length < 1 for length in lengths.values()) or math.prod(lengths.values()) != ranks:
+        grid = ", ".join(f"{axis}={length}" for axis, length in lengths.items())
+        raise ConfigError(
+            f"mesh {grid}: needs {math.prod(lengths.values())} ranks, and there are {ranks}; "
+            "choose lengths whose product is the number of ranks"
+        )

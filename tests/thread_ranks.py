@@ -1,0 +1,127 @@
+"""Ranks that are threads of one process, and meet at a barrier: collectives without MPI."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dptrain.comm.base import Communicator, Mail, pack, unpack
+from dptrain.comm.mesh import MeshCommunicator
+from dptrain.comm.node_sum import tree_sum
+
+# Seconds that a rank waits for the others.
+_PATIENCE = 60
+
+
+class _Meeting:
+    """Where the ranks of a group meet."""
+
+    def __init__(self, size: int) -> None:
+        self.board: list[Any] = [None] * size
+        self.barrier = threading.Barrier(size)
+        self.groups: dict[Any, _Meeting] = {}
+        self.mail: list[list[tuple[int, bytes]]] = [[] for _ in range(size)]
+
+
+class ThreadCommunicator(Communicator):
+    """A rank that is a thread."""
+
+    description = "threads"
+
+    def __init__(self, rank: int, meeting: _Meeting) -> None:
+        self.rank = self.local_rank = rank
+        self.size = self.local_size = len(meeting.board)
+        self.node = 0
+        self._meeting = meeting
+
+    @property
+    def host(self) -> str:
+        return f"host{self.rank}"
+
+    def told(self, what: Any) -> list[Any]:
+        """Return what every rank says."""
+        self._meeting.board[self.rank] = what
+        self._meeting.barrier.wait(_PATIENCE)
+        found = list(self._meeting.board)
+        self._meeting.barrier.wait(_PATIENCE)
+        return found
+
+    def allgather_bytes(self, message: bytes) -> list[bytes]:
+        return self.told(message)
+
+    def allreduce_sum(self, buffer: Any) -> None:
+        np.copyto(buffer, tree_sum(self.told(buffer.copy())), casting="unsafe")
+
+    def sums_in_a_tree(self, nbytes: int) -> bool:
+        return True
+
+    def all_gather(self, part: Any, out: Any, counts: Sequence[int]) -> None:
+        found = self.told(part.copy())
+        assert [one.size for one in found] == list(counts)
+        np.copyto(out, np.concatenate(found))
+
+    def all_to_all(self, parts: Any, counts: Sequence[int], out: Any, out_counts: Sequence[int]) -> None:
+        assert sum(counts) == parts.size
+        found = self.told(np.split(parts.copy(), np.cumsum(counts)[:-1]))
+        mine = [one[self.rank] for one in found]
+        assert [one.size for one in mine] == list(out_counts)
+        np.copyto(out, np.concatenate(mine))
+
+    def group(self, ranks: Sequence[int]) -> Communicator:
+        if self.rank == ranks[0]:
+            self._meeting.groups[tuple(ranks)] = _Meeting(len(ranks))
+        self.told(None)
+        return ThreadCommunicator(list(ranks).index(self.rank), self._meeting.groups[tuple(ranks)])
+
+    def send(self, rank: int, fact: Any, content: bytes = b"") -> None:
+        self._meeting.mail[rank].append((self.rank, pack(fact, content)))
+
+    def received(self) -> list[Mail]:
+        mail, self._meeting.mail[self.rank] = self._meeting.mail[self.rank], []
+        return [unpack(source, message) for source, message in mail]
+
+    def why_not_cuda_aware(self) -> str:
+        return "threads"
+
+    def broadcast(self, buffer: Any) -> None:
+        np.copyto(buffer, self.told(buffer.copy())[0])
+
+    def barrier(self) -> None:
+        self.told(None)
+
+    def node_barrier(self) -> None:
+        self.told(None)
+
+    def shared_array(self, shape: tuple[int, ...], dtype: Any) -> tuple[Any, bool]:
+        return np.empty(shape, dtype), True
+
+
+def on_ranks(size: int, action: Callable[[Communicator], object]) -> list[Any]:
+    """Run `action` on every rank; return results or exceptions."""
+    meeting = _Meeting(size)
+    results: list[Any] = [None] * size
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = action(ThreadCommunicator(rank, meeting))
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * _PATIENCE)
+    return results
+
+
+def on_mesh(action: Callable[[MeshCommunicator], object], **lengths: int) -> list[Any]:
+    """Run `action` on every rank of a mesh; return results, or raise the first rank's error."""
+    found = on_ranks(int(np.prod(list(lengths.values()))), lambda comm: action(MeshCommunicator(comm, lengths)))
+    errors = [one for one in found if isinstance(one, Exception)]
+    # A broken barrier is what the others see of an error.
+    errors.sort(key=lambda one: isinstance(one, threading.BrokenBarrierError))
+    if errors:
+        raise errors[0]
+    return found

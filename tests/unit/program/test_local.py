@@ -1,0 +1,154 @@
+"""What a rank of a mesh executes: programs of its own parts, whose weights are gathered while they are needed."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dptrain.backend.cpu.backend import CpuBackend
+from dptrain.backend.cpu.compiled import lowered, planned
+from dptrain.comm.parts import cut
+from dptrain.program.execute import evaluate
+from dptrain.program.local import Place, localized
+from dptrain.program.mesh import ALL_GATHER, BATCH, REDUCE_SCATTER
+from dptrain.program.messages import stages
+from dptrain.program.placement import place
+from dptrain.program.tensor import Variable
+from tests.thread_ranks import on_mesh
+from tests.unit.program.test_mesh import BOTH, DATA, FIRST, ROWS, TENSOR, Perceptron
+
+FORMS = {
+    "data parallel": ({}, {}, {"batch": 3}),
+    "ZeRO-1": ({}, FIRST, {"batch": 3}),
+    "FSDP": (FIRST, FIRST, {"batch": 3}),
+    "tensor parallel": (TENSOR, TENSOR, {"batch": 1, "model": 2}),
+    "2 x 2": (BOTH, BOTH, {"batch": 2, "model": 2}),
+    "FSDP on a mesh with an axis that nothing is sharded over": (FIRST, FIRST, {"model": 2, "batch": 2}),
+}
+
+
+def of_rank(step, layouts, at):
+    """Return the program of a rank, and its parts of variables."""
+    parts = {
+        one: Variable(one.numpy()[at.key(one.shape, axes)], one.path) for one, axes in layouts.items() if any(axes)
+    }
+    return localized(place(step.program, layouts=layouts), at, parts), parts
+
+
+def assert_trains(comm, layouts_of, weighted=False, compiled=True, steps=3):
+    """Assert that ranks get to the weights and results that one device gets to; return the program of this rank."""
+    alone, step = Perceptron(weighted), Perceptron(weighted)
+    state = {one: one.numpy() for one in alone.program.state}
+    for _ in range(steps):
+        outputs, updates = evaluate(alone.program, DATA, state)
+        state |= updates
+    layouts = layouts_of(step)
+    at = Place(comm.lengths, comm.coordinates)
+    program, parts = of_rank(step, layouts, at)
+    start, stop = cut(0, ROWS, comm.replicas)[comm.replica]
+    own = {name: one[start:stop] for name, one in DATA.items()}
+    backend = CpuBackend(np.float64, jit_compile=compiled)
+    executable = backend.executable(program, own, rows=stop - start, first_row=start, comm=comm)
+    executable.run([0] * steps)
+    np.testing.assert_allclose(executable.outputs["loss"], outputs["loss"], rtol=1e-12)
+    np.testing.assert_allclose(executable.outputs["logits"], outputs["logits"][start:stop], rtol=1e-12)
+    for mine, other in zip(step.program.state, alone.program.state, strict=True):
+        key = at.key(mine.shape, layouts[mine]) if mine in parts else ()
+        found = parts.get(mine, mine).numpy()
+        np.testing.assert_allclose(found, state[other][key], rtol=1e-12, atol=1e-13, err_msg=mine.path)
+    return program
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_ranks_get_where_one_gets(form, weighted, compiled):
+    weights, slots, lengths = FORMS[form]
+    on_mesh(lambda comm: assert_trains(comm, lambda step: step.layouts(weights, slots), weighted, compiled), **lengths)
+
+
+AXES = st.sampled_from([None, BATCH, "model"])
+
+
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None)
+@given(data=st.data(), weighted=st.booleans())
+def test_any_layout_on_any_mesh(data, weighted):
+    """By NumPy: each rank's code is another one where parts are uneven."""
+    lengths = {mesh: data.draw(st.integers(1, 3), label=mesh) for mesh in (BATCH, "model")}
+    chosen = {}
+    for number, one in enumerate(Perceptron(weighted).program.state):
+        axes = [data.draw(AXES, label=one.path) if n >= 3 else None for n in one.shape]
+        chosen[number] = tuple(None if mesh in axes[:axis] else mesh for axis, mesh in enumerate(axes))
+
+    def layouts(step):
+        return {one: chosen[number] for number, one in enumerate(step.program.state)}
+
+    on_mesh(lambda comm: assert_trains(comm, layouts, weighted, compiled=False), **lengths)
+
+
+def program_of(weights, slots, lengths, step=None):
+    step = step or Perceptron()
+    at = Place(lengths, dict.fromkeys(lengths, 0))
+    return of_rank(step, step.layouts(weights, slots), at)[0]
+
+
+def test_gathers_are_sent_when_they_are_needed():
+    """Weights are gathered layer by layer, and again in the backward pass; new ones of ZeRO-1 in one message."""
+    program = program_of(FIRST, FIRST, {"batch": 2})
+    sent = [
+        {one.op: [str(other.shape) for other in message] for message in stage.messages for one in message}
+        for stage in stages(program)
+    ]
+    gathers = [one.get(ALL_GATHER, []) for one in sent]
+    assert gathers == [["(6, 8)", "(8,)"], ["(8, 5)", "(5,)"], ["(5, 8)"], [], []]
+    assert [len(one.get(REDUCE_SCATTER, [])) for one in sent] == [0, 0, 2, 2, 0]
+    zero = program_of({}, FIRST, {"batch": 2})
+    assert [sorted(map(len, one.messages)) for one in stages(zero)] == [[1, 1, 4], [4], []]
+
+
+def test_ranks_of_one_along_an_axis_send_nothing():
+    program = program_of(BOTH, BOTH, {"batch": 1, "model": 1})
+    assert [one.messages for one in stages(program)] == [[]]
+    assert {one.path: one.shape for one in program.state}["w1"] == (6, 8)
+
+
+class Deep(Perceptron):
+    """A step of many layers that are alike, by gradient descent."""
+
+    def __init__(self, layers):
+        rng = np.random.default_rng(0)
+        self.weights = {f"w{n}": Variable(rng.normal(size=(64, 64)) / 8, f"w{n}") for n in range(layers)}
+        self.program = self.traced()
+
+    def traced(self):
+        from dptrain import ops
+        from dptrain.program.dims import Dim
+        from dptrain.program.program import trace
+
+        def step(x):
+            for one in self.weights.values():
+                x = ops.relu(x @ one)
+            loss = ops.mean(x * x)
+            loss.backward()
+            for one in self.weights.values():
+                one.assign(one - 0.1 * one.grad)
+            return {"loss": loss}
+
+        return trace(step, {"x": ((Dim.rows(4), 64), "float64")})
+
+    def layouts(self, weights, slots):
+        return {self.weights[name]: axes for name, axes in weights.items()}
+
+
+def test_only_two_gathered_layers_are_there_at_a_time():
+    """However many layers there are: what is gathered is freed when it has been used."""
+    sizes = {}
+    for layers in (4, 12):
+        names = [f"w{n}" for n in range(layers)]
+        program = program_of(dict.fromkeys(names, (BATCH, None)), {}, {"batch": 4}, Deep(layers))
+        sizes[layers] = planned(*lowered(program, alone=False), 1)[1].size
+    one_layer = 64 * 64 * 8
+    # Activations of a row aside; gradients are scattered as soon as they are there.
+    assert sizes[12] - sizes[4] < one_layer / 4
+    assert sizes[12] < 4 * one_layer
