@@ -110,8 +110,7 @@ class TensorLayout:
 
     def __init__(self, axes: AxisNames, device_mesh: DeviceMesh | None = None) -> None:
         self.axes = tuple(axes)
-        self._device_mesh = device_mesh
-        self._check()
+        self._device_mesh = self._checked(device_mesh)
 
     @property
     def device_mesh(self) -> DeviceMesh | None:
@@ -126,16 +125,14 @@ class TensorLayout:
     def device_mesh(self, device_mesh: DeviceMesh | None) -> None:
         if self._device_mesh is not None:
             raise ConfigError(f"Cannot override device mesh value. Existing value is {self._device_mesh}")
-        self._device_mesh = device_mesh
-        self._check()
+        self._device_mesh = self._checked(device_mesh)
 
-    def _check(self) -> None:
-        if self._device_mesh is None:
-            return
-        known = list(self._device_mesh.axis_names)
+    def _checked(self, mesh: DeviceMesh | None) -> DeviceMesh | None:
+        known = [] if mesh is None else list(mesh.axis_names)
         unknown = [name for name in self.axes if name is not None and name not in known]
-        if unknown:
+        if mesh is not None and unknown:
             raise ConfigError(f"Invalid axis names for Layout. Valid axis names: {known}, Got {unknown}")
+        return mesh
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} axes={self.axes}, device_mesh={self.device_mesh}>"

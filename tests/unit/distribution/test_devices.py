@@ -4,6 +4,7 @@ import pytest
 
 from dptrain import mixed_precision
 from dptrain.distribution import devices, get_device_count, initialize, list_devices
+from dptrain.distribution.devices import _sees_gpu
 from dptrain.errors import ConfigError
 
 
@@ -25,6 +26,13 @@ def test_a_rank_that_sees_a_gpu_and_can_use_it(be, monkeypatch):
     assert list_devices("cpu") == ["cpu:0", "cpu:1"]
     monkeypatch.setattr(mixed_precision, "_global", mixed_precision.DTypePolicy("float64"))
     assert list_devices() == ["cpu:0", "cpu:1"]
+
+
+def test_a_driver_without_a_gpu_and_a_gpu(monkeypatch):
+    for has_driver, gpus, sees in ((False, ["GPU-1"], False), (True, [], False), (True, ["GPU-1"], True)):
+        monkeypatch.setattr(devices, "has_driver", lambda found=has_driver: found)
+        monkeypatch.setattr(devices, "visible_gpus", lambda found=gpus: found)
+        assert _sees_gpu.__wrapped__() == sees
 
 
 def under_mpirun(monkeypatch, rank: int, size: int) -> None:

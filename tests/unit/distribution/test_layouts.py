@@ -77,6 +77,7 @@ def test_a_layout_names_axes_of_its_mesh(mesh):
     late = TensorLayout(("rows",))
     with pytest.raises(ConfigError, match=message):
         late.device_mesh = mesh
+    assert late.device_mesh is None
     with pytest.raises(AttributeError, match="not supported: backend_layout of TensorLayout"):
         _ = layout.backend_layout
 

@@ -9,7 +9,10 @@ import dptrain as dp
 from dptrain.distribution import DataParallel, DeviceMesh, LayoutMap, ModelParallel, set_distribution
 from dptrain.distribution.placing import current_mesh, layout_of
 from dptrain.errors import ConfigError
-from dptrain.program.mesh import BATCH
+from dptrain.program.dims import Dim
+from dptrain.program.mesh import BATCH, Placement
+from dptrain.program.placement import place
+from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
 from tests.conftest import ROOT
 from tests.unit.distribution.conftest import Rows
@@ -69,6 +72,19 @@ def test_paths_of_a_model_and_its_optimizer(eight):
     axes = [(None, "model"), (None,), (None, None), (None,)]
     assert found == dict(zip(("hidden/kernel", "hidden/bias", "dense/kernel", "dense/bias"), axes, strict=True))
     assert of_slots == [one for one in axes for _ in range(2)]
+
+
+def test_placement_takes_layouts_as_they_are(eight):
+    layouts = LayoutMap(DeviceMesh((2, 4), ["rows", "model"]))
+    layouts["kernel"] = (None, "model")
+    kernel, scale = Variable(np.ones((3, 4)), "dense/kernel"), Variable(np.ones(3), "dense/scale")
+    program = trace(lambda x: {"y": (x * scale) @ kernel}, {"x": ((Dim.rows(8), 3), "float64")})
+    with ModelParallel(layout_map=layouts).scope():
+        placed = place(program, layouts={one: layout_of(one) for one in program.state})
+        assert placed.layouts == {kernel: Placement((None, "model"))}
+        layouts["scale"] = (None, "model")
+        with pytest.raises(ConfigError, match=r"^layout \(None, 'model'\) of 'dense/scale', of shape \(3,\): expected"):
+            place(program, layouts={scale: layout_of(scale)})
 
 
 def test_a_mesh_of_ranks_that_do_not_train_together(be):
