@@ -19,6 +19,7 @@ PUBLIC = [
     "config",
     "constraints",
     "datasets",
+    "distribution",
     "datasets.fashion_mnist",
     "datasets.mnist",
     "initializers",

@@ -1,0 +1,228 @@
+"""Meshes of devices, and layouts: over which axis of the mesh each axis of a tensor is divided.
+
+Source: `keras.distribution`, Keras 3.15.
+"""
+
+import math
+import re
+from collections.abc import Iterator, MutableMapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.distribution.devices import list_devices
+from dptrain.errors import ConfigError
+from dptrain.registry.names import not_supported
+
+T = TypeVar("T")
+
+# An axis of a tensor, to the axis of the mesh over which it is divided, or None for one that is whole everywhere.
+AxisNames = Sequence[str | None]
+
+
+class DeviceMesh:
+    """The ranks of the job as a grid with named axes. The last axis runs fastest, as in an array of NumPy.
+
+    Each rank has one device, and a mesh has all of them.
+
+    Args:
+        shape: lengths of the axes, such as (2, 4); their product is the number of ranks.
+        axis_names: a name for each axis, such as ["batch", "model"].
+        devices: those of `list_devices()`, in that order, in any shape; by default these.
+
+    Attributes:
+        shape: as given.
+        axis_names: as given.
+        devices: names in an array of that shape.
+
+    Raises:
+        ConfigError: lengths and names do not go together, the mesh has more or fewer places than there are ranks, or
+            other devices are given.
+    """
+
+    backend_mesh = not_supported("backend_mesh", "dptrain places programs on the mesh itself")
+
+    def __init__(self, shape: Sequence[int], axis_names: Sequence[str], devices: npt.ArrayLike | None = None) -> None:
+        received = f"Received: shape={shape}, axis_names={axis_names}"
+        if not shape or not axis_names:
+            raise ConfigError(f"Shape and axis_names cannot be empty. {received}")
+        if len(shape) != len(axis_names):
+            raise ConfigError(f"Shape and axis_names should have same size. {received}")
+        if len(set(axis_names)) < len(axis_names):
+            raise ConfigError(f"axis_names should be different from each other. {received}")
+        if min(shape) < 1:
+            raise ConfigError(f"shape should be of integers >= 1. {received}")
+        names = np.array(list_devices() if devices is None else devices)
+        if math.prod(shape) != names.size:
+            advice = "" if devices is not None else f"; each rank is a device: use mpirun -n {math.prod(shape)}"
+            raise ConfigError(
+                "Shape does not match the number of devices. "
+                f"Received: shape={shape}; devices.shape={names.shape}{advice}"
+            )
+        given = [str(name) for name in names.flat]
+        # A GPU's rank has its CPU as well, on which `compile(device="cpu")` trains.
+        if devices is not None and given not in (list_devices(), list_devices("cpu")):
+            raise ConfigError(
+                f"not supported: a mesh of devices={given}; expected {list_devices()}: a mesh has the device of each "
+                "rank once, in rank order"
+            )
+        self.shape, self.axis_names = shape, axis_names
+        self.devices: npt.NDArray[Any] = names.reshape(tuple(shape))
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """The length of each axis by its name."""
+        return dict(zip(self.axis_names, self.shape, strict=True))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} shape={self.shape}, axis_names={self.axis_names}>"
+
+
+def require_mesh(mesh: Any) -> DeviceMesh:
+    """Return a mesh.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not isinstance(mesh, DeviceMesh):
+        raise ConfigError(
+            f"Expect `mesh` to be an instance of `DeviceMesh`. Received: mesh={mesh} (of type {type(mesh)})"
+        )
+    return mesh
+
+
+class TensorLayout:
+    """How a tensor is divided among the ranks of a mesh.
+
+    Args:
+        axes: for each axis of the tensor the name of the mesh's axis over which it is divided, or None.
+        device_mesh: the mesh; it may be told later, once.
+
+    Attributes:
+        axes: as given, as a tuple.
+
+    Raises:
+        ConfigError: the mesh has no axis of a name.
+    """
+
+    backend_layout = not_supported("backend_layout", "dptrain places programs on the mesh itself")
+
+    def __init__(self, axes: AxisNames, device_mesh: DeviceMesh | None = None) -> None:
+        self.axes = tuple(axes)
+        self._device_mesh = self._checked(device_mesh)
+
+    @property
+    def device_mesh(self) -> DeviceMesh | None:
+        """The mesh, or None as long as there is none.
+
+        Raises:
+            ConfigError: set a second time, or to a mesh without one of the axes.
+        """
+        return self._device_mesh
+
+    @device_mesh.setter
+    def device_mesh(self, device_mesh: DeviceMesh | None) -> None:
+        if self._device_mesh is not None:
+            raise ConfigError(f"Cannot override device mesh value. Existing value is {self._device_mesh}")
+        self._device_mesh = self._checked(device_mesh)
+
+    def _checked(self, mesh: DeviceMesh | None) -> DeviceMesh | None:
+        known = [] if mesh is None else list(mesh.axis_names)
+        unknown = [name for name in self.axes if name is not None and name not in known]
+        if mesh is not None and unknown:
+            raise ConfigError(f"Invalid axis names for Layout. Valid axis names: {known}, Got {unknown}")
+        return mesh
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} axes={self.axes}, device_mesh={self.device_mesh}>"
+
+
+class LayoutMap(MutableMapping[str, Any]):
+    """Layouts by the paths of variables. It is read by a path and set by a key, which is a regular expression.
+
+    A path gets the layout of the key that it equals, else of the first key, in the order in which they were set, that
+    `re.search` finds in it, else None. So "dense.*kernel" is the key of "dense/kernel" and "dense_1/kernel".
+
+    Args:
+        device_mesh: of the layouts.
+
+    Attributes:
+        device_mesh: as given.
+
+    Raises:
+        ConfigError: there is no mesh.
+    """
+
+    def __init__(self, device_mesh: DeviceMesh) -> None:
+        self.device_mesh = require_mesh(device_mesh)
+        self._layouts: dict[str, TensorLayout] = {}
+
+    def __getitem__(self, key: str) -> TensorLayout | None:
+        """Return the layout of a path, or None."""
+        if key in self._layouts:
+            return self._layouts[key]
+        return next((layout for pattern, layout in self._layouts.items() if re.search(pattern, key)), None)
+
+    def __setitem__(self, key: str, layout: TensorLayout | AxisNames) -> None:
+        """Give paths a layout.
+
+        Args:
+            key: a regular expression.
+            layout: a `TensorLayout`, which takes the map's mesh if it has none, or its axes as a tuple or a list.
+
+        Raises:
+            ConfigError: the key has a layout or is no regular expression, the layout is none, it is on another mesh, or
+                the mesh lacks one of its axes.
+        """
+        if key in self._layouts:
+            raise ConfigError(
+                f"{key} already exist in the LayoutMap with value {self._layouts[key]}. Please make sure to not use "
+                "duplicated keys."
+            )
+        if isinstance(layout, tuple | list):
+            layout = TensorLayout(layout)
+        if not isinstance(layout, TensorLayout):
+            raise ConfigError(f"{layout} should be a TensorLayout type, got {type(layout)}")
+        try:
+            re.compile(key)
+        except (re.error, TypeError) as error:
+            raise ConfigError(f"LayoutMap: the key {key!r} is no regular expression: {error}") from error
+        if layout.device_mesh is None:
+            layout.device_mesh = self.device_mesh
+        elif layout.device_mesh.lengths != self.device_mesh.lengths:
+            raise ConfigError(
+                f"LayoutMap: the layout of {key!r} is on {layout.device_mesh}, the map's on {self.device_mesh}"
+            )
+        self._layouts[key] = layout
+
+    def __delitem__(self, key: str) -> None:
+        del self._layouts[key]
+
+    def __contains__(self, key: object) -> bool:
+        """Whether a path has a layout."""
+        return isinstance(key, str) and self[key] is not None
+
+    def __len__(self) -> int:
+        return len(self._layouts)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layouts)
+
+
+def distribute_tensor(tensor: T, layout: TensorLayout) -> T:
+    """Return the tensor itself: its value is the same in any layout.
+
+    Keras moves a tensor's parts to their devices here. In dptrain the layouts of batches and variables decide where the
+    tensors of a step lie, so this call changes nothing.
+
+    Args:
+        tensor: of any shape, symbolic or not.
+        layout: how it might be divided.
+
+    Raises:
+        ConfigError: the layout is none.
+    """
+    if not isinstance(layout, TensorLayout):
+        raise ConfigError(f"{layout} should be a TensorLayout type, got {type(layout)}")
+    return tensor

@@ -1,0 +1,54 @@
+"""The current distribution in the words of `dptrain.program`: its mesh, and the layouts of variables on it."""
+
+from dptrain import comm as comms
+from dptrain.distribution.strategies import Distribution, distribution
+from dptrain.errors import ConfigError
+from dptrain.program.mesh import BATCH, Axes
+from dptrain.program.tensor import Variable
+
+
+def current_mesh() -> dict[str, int] | None:
+    """Return the length of each axis of the current distribution's mesh, in order; None without a distribution.
+
+    The axis over which rows are sharded is `BATCH`. If there is none, `BATCH` comes first with a length of 1, which
+    leaves every rank its place.
+
+    Raises:
+        ConfigError: the mesh is that of another number of ranks than train together here.
+    """
+    own = distribution()
+    if own is None:
+        return None
+    if own.device_mesh.devices.size != comms.current().size:
+        raise ConfigError(
+            f"the distribution's mesh {own.device_mesh} has {own.device_mesh.devices.size} devices, but here "
+            f"{comms.current().size} train together; call set_distribution(None) first"
+        )
+    mesh = {_axis(own, name) or name: length for name, length in own.device_mesh.lengths.items()}
+    return mesh if BATCH in mesh else {BATCH: 1, **mesh}
+
+
+def layout_of(variable: Variable, slot_of: Variable | None = None) -> Axes | None:
+    """Return over which axis of `current_mesh` each axis of a variable is sharded; None without a distribution.
+
+    Args:
+        variable: a weight, a slot, anything with a path.
+        slot_of: where the variable is an optimizer's slot: the weight that it belongs to. A slot of a weight's shape
+            lies as the weight does, and any other one is replicated.
+
+    Returns:
+        A name or None for each axis. A layout of fewer axes leaves the last ones whole; one of more is returned as it
+        is, and `program.placement.place` refuses it.
+    """
+    own = distribution()
+    if own is None:
+        return None
+    if slot_of is not None and slot_of.shape != variable.shape:
+        return (None,) * variable.ndim
+    axes = own.get_variable_layout(variable if slot_of is None else slot_of).axes
+    return (*(_axis(own, name) for name in axes), *[None] * (variable.ndim - len(axes)))
+
+
+def _axis(own: Distribution, name: str | None) -> str | None:
+    """Return what `dptrain.program` calls an axis of a distribution's mesh."""
+    return BATCH if name is not None and name == own.batch_dim_name else name
