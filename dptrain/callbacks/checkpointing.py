@@ -207,7 +207,8 @@ class Checkpointing(Callback):
         Raises:
             OutputError: the checkpoint before could not be written.
         """
-        on_rank_0(self, "checkpoint", lambda: self._save(hooks, position))
+        with self.model.readable_on(0):
+            on_rank_0(self, "checkpoint", lambda: self._save(hooks, position))
         self._saved_at = time.monotonic()
 
     def wait(self) -> str:
