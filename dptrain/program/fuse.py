@@ -75,7 +75,10 @@ class _Fusing:
                 self._append(Loop(()))  # for single numbers that depend on nothing else
             for tensor in stage.tensors:
                 self._add(tensor)
-            messages = [[(self._travelling(one, number), one) for one in message] for message in stage.messages]
+            # Sums are written over their parts: what else is sent is known before them.
+            kinds = sorted(stage.messages, key=lambda message: message[0].op is ALL_REDUCE)
+            parts = {one: self._travelling(one, number) for message in kinds for one in message}
+            messages = [[(parts[one], one) for one in message] for message in stage.messages]
             if number == len(self._stages) - 1:
                 self._finish(program)
             self.fused.stages.append(FusedStage(self._kernels, messages))
@@ -163,7 +166,9 @@ class _Fusing:
             return self._part(result, stage)
         given = result.inputs[0]
         view = self._view(given)
-        return view.root if view.is_whole(given.shape) else self._copy(given)
+        root = view.root if view.is_whole(given.shape) else self._copy(given)
+        self._sent.add(self.fused.memory_of(root))
+        return root
 
     def _part(self, reduced: Tensor, stage: int) -> Tensor:
         """Return a root with what an all-reduce sums, see `FusedStage`."""
@@ -171,9 +176,14 @@ class _Fusing:
         view = self._view(part)
         root = view.root
         own = root.op is not None and root.op not in SENT and view.is_whole(part.shape)
-        if not own or root in self.fused.aliases or root in self._sent or self._last[root] > stage:
+        if (
+            not own
+            or root in self.fused.aliases
+            or self.fused.memory_of(root) in self._sent
+            or self._last[root] > stage
+        ):
             root = self._copy(part)
-        self._sent.add(root)
+        self._sent.add(self.fused.memory_of(root))
         return root
 
     def _finish(self, program: Program) -> None:
