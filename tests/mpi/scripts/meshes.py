@@ -1,4 +1,4 @@
-"""Trains models on meshes of ranks, each in every form; rank 0 saves what came out. Arguments: out.npz [FORM...].
+"""Trains models on meshes of ranks, each in every form; rank 0 saves what came out. Arguments: out.npz STEPS [FORM...].
 
 Without a form each model is trained on one rank. A form is "--shard-weights", "--shard-optimizer", a mesh or both.
 """
@@ -14,7 +14,6 @@ from dptrain.comm import current
 from dptrain.distribution import set_distribution
 from tests.unit.models.test_gan import build, images
 
-STEPS = 200
 RNG = np.random.default_rng(0)
 ROWS = RNG.normal(size=(100, 12))
 IMAGES = RNG.normal(size=(100, 6, 6, 2))
@@ -67,7 +66,7 @@ def own():
 MODELS = {"perceptron": perceptron, "convnet": convnet, "embedding": embedding, "own step": own}
 
 
-def trained(name, flags):
+def trained(name, flags, steps):
     """Return weights, losses and predictions of a model after so many steps."""
     dp.utils.set_random_seed(5)
     sharded = {one[2:].replace("-", "_"): True for one in flags if one.startswith("--")}
@@ -85,9 +84,7 @@ def trained(name, flags):
         if name == "own step":
             model.build((None, 12))
         lay_out(model)
-    fit = {"batch_size": 8, "epochs": 2, "verbose": 0}
-    if name != "GAN":  # of four steps an epoch
-        fit = {"batch_size": 30, "epochs": STEPS // 4, "verbose": 0}
+    fit = {"batch_size": 8 if name == "GAN" else 30, "epochs": -(-steps // 4), "verbose": 0}  # of four steps or less
     history = model.fit(x, y, sample_weight=weights[0] if weights else None, **fit).history
     found = {f"{name}/{number}": one for number, one in enumerate(model.get_weights())}
     found |= {f"{name}/{key}": np.array(losses) for key, losses in history.items()}
@@ -98,10 +95,10 @@ def trained(name, flags):
 
 
 if __name__ == "__main__":
-    out, *forms = sys.argv[1:]
+    out, steps, *forms = sys.argv[1:]
     found = {}
     for form in forms or [""]:
         for name in (*MODELS, "GAN"):
-            found |= {f"{form}|{key}": one for key, one in trained(name, form.split()).items()}
+            found |= {f"{form}|{key}": one for key, one in trained(name, form.split(), int(steps)).items()}
     if current().rank == 0:
         np.savez(out, **found)
