@@ -68,6 +68,7 @@ class _Fusing:
         self._sent: set[Tensor] = set()
         self._kernels: list[Kernel] = []
         self._ready: dict[Tensor, int] = {}  # from which kernel of this stage on a root can be read from memory
+        self._copies: dict[tuple[Tensor, DType], Tensor] = {}
         self._loops: dict[Key, list[int]] = {}  # of this stage, by their spaces and by those of their rows
         self.fused = Fused(program, [], {}, {}, {}, {}, set())
         for number, stage in enumerate(self._stages):
@@ -122,13 +123,18 @@ class _Fusing:
             wanted = a if a == b and is_half(a) else tensor.dtype
             for number, (one, view) in enumerate(zip(tensor.inputs, inputs, strict=True)):
                 if one.dtype != wanted or matrix(view, one.shape) is None:
-                    inputs[number] = whole(self._copy(one, wanted))
+                    inputs[number] = self._stored(one, wanted)
             self._append(Product(tensor, (inputs[0], inputs[1])))
         elif _has_code(tensor, inputs):
             if self._join and op is not COPY and space_of(tensor.shape) and _is_uniform(tensor, inputs):
                 tensor = self._single(tensor, inputs)
             self._add_member(tensor, inputs)
         else:
+            if isinstance(op.lowering, lowering.WHOLE):
+                inputs = [
+                    view if view.is_whole(one.shape) else self._stored(one, one.dtype)
+                    for view, one in zip(inputs, tensor.inputs, strict=True)
+                ]
             self._append(Call(tensor, tuple(inputs)))
 
     def _as_view(self, tensor: Tensor) -> View:
@@ -150,6 +156,12 @@ class _Fusing:
         made = Tensor(COPY, (tensor,), {}, tensor.shape, dtype or tensor.dtype, name=tensor.name)
         self._add(made)
         return made
+
+    def _stored(self, tensor: Tensor, dtype: DType) -> View:
+        """Return the view of a copy that kernels only read, one for all of them."""
+        if (tensor, dtype) not in self._copies:
+            self._copies[tensor, dtype] = self._copy(tensor, dtype)
+        return whole(self._copies[tensor, dtype])
 
     def _single(self, tensor: Tensor, inputs: Sequence[View]) -> Tensor:
         """Return the one element of a tensor whose elements are all the same, and let the tensor be a view of it."""
