@@ -17,15 +17,16 @@ Left out: stragglers, contention in the network, caches, checkpoints, reading da
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal
 
 from dptrain.program.dims import Dim
 from dptrain.program.explain import flops, grouped
 from dptrain.program.lowering import Element, Gather, Insert, Join, Reduction, lowering_of
-from dptrain.program.mesh import ALL_GATHER, ALL_REDUCE, BATCH, OWN_PART, REDUCE_SCATTER, Axes, PlacedProgram
+from dptrain.program.mesh import ALL_GATHER, ALL_REDUCE, BATCH, OWN_PART, REDUCE_SCATTER, Axes
 from dptrain.program.passes import rewritten
 from dptrain.program.placement import place
 from dptrain.program.program import Program
@@ -66,24 +67,26 @@ class Machine:
         rates: floating-point operations/s of a rank's products by precision: "float32", "tf32", "half".
         bandwidth: of a rank's memory, bytes/s.
         launch: seconds that a product takes beside its work.
+        least: seconds of a product's work at least, however small: it fills a part of a device.
         step: seconds that a step takes beside its ops.
         node: ranks of a node.
         link: between two ranks of a node.
         network: of a node; its ranks share it.
         memory: bytes of a rank; None for any number.
-        cores: of a node, if its ranks share them; None where each rank has a device.
+        cores: of a node, as many ranks as compute at full speed at once; None where each has a device.
         overlaps: whether messages travel while a rank computes.
     """
 
     rates: Mapping[str, float]
     bandwidth: float
     launch: float
+    least: float
     step: float
     node: int
     link: Link
     network: Link
     memory: float | None = None
-    cores: int | None = None
+    cores: float | None = None
     overlaps: bool = True
 
     def busy(self, ranks: int) -> float:
@@ -93,7 +96,8 @@ class Machine:
     def seconds(self, work: "Work") -> float:
         """Return the time of an op on a rank that has its device alone."""
         arithmetic = work.operations / self.rates.get(work.precision, self.rates["float32"])
-        return max(arithmetic, work.nbytes / self.bandwidth) + (self.launch if work.launched else 0.0)
+        busy = max(arithmetic, work.nbytes / self.bandwidth)
+        return max(busy, self.least) + self.launch if work.launched else busy
 
     def collective(self, name: str, nbytes: float, ranks: int, stride: int = 1, hierarchical: bool = False) -> float:
         """Return the seconds of a collective.
@@ -174,9 +178,7 @@ def modes(program: Program, slots: Mapping[Variable, Collection[Variable]]) -> l
     sharded = {one: _longest(one) for weight in weights for one in slots[weight] if one.shape}
     all_sharded = sharded | {one: _longest(one) for one in weights if one.shape}
     kernels = _alternating(weights)
-    kernels |= {
-        slot: axes for weight, axes in kernels.items() for slot in slots[weight] if slot.shape == weight.shape
-    }
+    kernels |= {slot: axes for weight, axes in kernels.items() for slot in slots[weight] if slot.shape == weight.shape}
     return [
         Mode("data parallel"),
         Mode("hierarchical all-reduce", way="hierarchical"),
@@ -282,6 +284,7 @@ class Prediction:
     """A step on so many ranks.
 
     Attributes:
+        mode: its name.
         ranks: as above.
         mesh: lengths of the mesh's axes, or stages of a pipeline and its replicas, such as "8 x 4".
         rows: of the global batch.
@@ -292,6 +295,7 @@ class Prediction:
         memory: of the rank that needs most.
     """
 
+    mode: str
     ranks: int
     mesh: str
     rows: int
@@ -301,9 +305,14 @@ class Prediction:
     messages: int
     memory: Memory
 
+    @property
+    def speed(self) -> float:
+        """Samples a second, of all ranks."""
+        return self.rows / self.seconds
+
     def efficiency(self, alone: "Prediction") -> float:
         """Return the samples/s of a rank, as a part of those of one rank that is alone."""
-        return self.rows / self.seconds / self.ranks / (alone.rows / alone.seconds)
+        return self.speed / self.ranks / alone.speed
 
 
 class Scaling:
@@ -362,6 +371,7 @@ class Scaling:
         seconds = self._scheduled(times, buckets, lengths, machine)
         sent = [message for _, message in buckets if lengths[message.mesh] > 1]
         return Prediction(
+            self.mode.name,
             ranks,
             f"{lengths[BATCH]} x {model}" if sharded else str(ranks),
             rows,
@@ -371,6 +381,13 @@ class Scaling:
             len(sent),
             self.memory(lengths, rows),
         )
+
+    def idle(self, rows: int, machine: Machine) -> float:
+        """Return the part of a rank's step, alone, in which launches and small products leave the device idle."""
+        works = self.works({BATCH: 1, MODEL: 1}, rows).values()
+        all_full = replace(machine, launch=0.0, least=0.0)
+        busy, total = (sum(map(one.seconds, works)) for one in (all_full, machine))
+        return 1 - busy / (total + machine.step)
 
     # FLOPs, bytes and messages
 
@@ -509,15 +526,17 @@ class Scaling:
             rows: of the global batch.
             only: tensors of a pipeline's stage; None for all.
         """
-        held = {v: self.nbytes(one, lengths, rows) for v, one in self._placed.state.items() if only is None or one in only}
+        held = {
+            v: self.nbytes(one, lengths, rows) for v, one in self._placed.state.items() if only is None or one in only
+        }
         of_slots = {one for slots in self._slots.values() for one in slots}
         slots = sum(nbytes for one, nbytes in held.items() if one in of_slots)
         gradients = sum(held.get(one, 0.0) for one in self._weights)
         gathered = [0.0]
-        for layer in self._layers:
+        for layer in self._layers if lengths[BATCH] > 1 else []:
             sharded = [one for one in layer if BATCH in self.mode.layouts.get(one, ())]
             gathered.append(sum(size(one.shape) * one.dtype.itemsize for one in sharded))
-        live = 2 * max(one + other for one, other in zip(gathered, gathered[1:], strict=False))
+        live = 2 * max((one + other for one, other in pairwise(gathered)), default=0.0)
         activations = self._most_alive(lengths, rows, only) + live
         return Memory(sum(held.values()) - slots, gradients, slots, activations)
 
@@ -585,6 +604,7 @@ class Scaling:
             held.append(replace(one_alive, activations=one_alive.activations * min(stages - at, microbatches)))
         sent = max((sum(one.nbytes for one in messages) for messages in sums), default=0.0)
         return Prediction(
+            self.mode.name,
             ranks,
             f"{replicas} x {stages}",
             rows,
@@ -618,7 +638,11 @@ class Scaling:
         for one in reversed(self._tensors):  # the backward pass comes to it before it comes to what needs it
             if one.op is not None and one not in forward:
                 readers = [found[read] for read in self._users.get(one, []) if read not in forward]
-                owned = [found[source] for source in map(_source, one.inputs) if source.variable is not None and source in found]
+                owned = [
+                    found[source]
+                    for source in map(_source, one.inputs)
+                    if source.variable is not None and source in found
+                ]
                 variable = made.get(one)
                 own = [found[state[variable]]] if variable in state and state[variable] in found else []
                 found[one] = max([*readers, *owned], default=0) if not own else own[0]
@@ -675,12 +699,3 @@ def _balanced(weighs: Sequence[float], parts: int) -> list[int]:
 
     sums = sorted({sum(weighs[a:b]) for a in range(len(weighs)) for b in range(a + 1, len(weighs) + 1)})
     return next((made for most in sums if (made := cut(most))[-1] < parts), [0] * len(weighs))
-
-
-def powers_of_two(first: int, last: int) -> Iterable[int]:
-    """Yield the powers of two in a range, both ends included."""
-    ranks = 1
-    while ranks <= last:
-        if ranks >= first:
-            yield ranks
-        ranks *= 2

@@ -1,0 +1,291 @@
+"""`python -m dptrain explain --ranks 1-1024`: how a training step scales, in tables and words, before anybody pays.
+
+`docs/scaling.md` has the formulas; `program/scaling.py` computes.
+"""
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from dptrain.backend.cpu.backend import CpuBackend
+from dptrain.cli.config import Config
+from dptrain.cli.measuring import Rates, measured
+from dptrain.cli.scaling_options import ScalingOptions, Stated
+from dptrain.comm import Communicator
+from dptrain.models import Model
+from dptrain.models.explaining import program_of
+from dptrain.program.explain import COLUMNS
+from dptrain.program.passes import with_precision
+from dptrain.program.scaling import Link, Machine, Prediction, Scaling, modes, whole
+from dptrain.program.shapes import size
+from dptrain.runtime.cores import limit_threads
+from dptrain.runtime.launcher import usable_cores
+
+# The part of a GPU's arithmetic peaks, and of NVLink's, that large products and messages reach.
+_REACHED_BY_PRODUCTS, _REACHED_BY_LINKS = 0.7, 0.8
+# Seconds that a small product takes at least: it fills a part of a GPU.
+_LEAST = 4e-6
+# Seconds of an empty step on a CPU, where nothing is measured.
+_STEP = 1e-5
+# What is taken where nobody says or measures it.
+_NVLINK_LATENCY, _CPU_LINK = 2e-6, Link(5e9, 5e-6)
+_NETWORKS = {"cuda": Link(25e9, 5e-6), "cpu": Link(1.25e9, 30e-6)}
+# More ranks are worth it down to this efficiency, and gain nothing if twice as many are not so much faster.
+_WORTH, _GAIN = 0.5, 1.05
+# Modes that differ by less are equal: the first of them is the simplest.
+_ALIKE = 1.02
+# The part of a step in which a GPU is idle from which packs are recommended.
+_IDLE = 0.5
+_ABOUT = {
+    "data parallel": "all ranks hold all; gradients are all-reduced in a ring over all of them",
+    "hierarchical all-reduce": "the same; gradients are added up within each node first, then between nodes",
+    "ZeRO-1": "slots are sharded; each rank updates its part and gathers the others'",
+    "FSDP": "weights, gradients and slots are sharded; weights are gathered where a layer needs them",
+    "tensor parallel": "pairs of kernels are sharded over a node's ranks (mesh: batch x model)",
+    "pipeline": "layers are cut into stages over a node's ranks (mesh: batch x stages), 1F1B",
+}
+_HEADS = ("ranks", "mesh", "step", "compute", "eff.", "sent", "weights", "gradients", "slots", "activations", "memory ")
+_LEGEND = (
+    "* the fastest mode on so many ranks; ! more memory than a rank has. step: time of one update; compute: of it, a "
+    "rank's own work, the rest waits for messages, or for a pipeline's other stages; eff.: efficiency, samples/s a rank "
+    "against one rank alone; sent: buffers of all messages of a step; then the memory of a rank, and all of it."
+)
+
+
+def machine_of(config: Config, options: ScalingOptions, comm: Communicator) -> tuple[Machine, str]:
+    """Return the machine that is asked about, and where its numbers come from. Collective.
+
+    On a CPU what is not stated is measured here.
+    """
+    if config.device == "cuda":
+        return _of_gpus(options, config.precision)
+    stated = options.flops is not None and options.bandwidth is not None
+    threads = 1 if stated else limit_threads(comm.local_size)
+    if stated:
+        rates = Rates(options.flops or 0.0, options.bandwidth or 0.0, _STEP, None)
+    else:
+        rates = measured(CpuBackend(threads=threads, jit_compile=config.jit_compile), comm)
+    rates = replace(rates, flops=options.flops or rates.flops, bandwidth=options.bandwidth or rates.bandwidth)
+    cores = usable_cores()
+    machine = cpu_machine(
+        rates,
+        options.node or cores,
+        cores / threads,
+        link=_link(options.link, rates.link or _CPU_LINK),
+        network=_link(options.network, _NETWORKS["cpu"]),
+    )
+    return machine, f"{_plural(threads, 'thread')} of a CPU, {'stated' if stated else 'measured here'}"
+
+
+def cpu_machine(
+    rates: Rates, node: int, cores: float, link: Link = _CPU_LINK, network: Link = _NETWORKS["cpu"]
+) -> Machine:
+    """Return a machine of CPUs.
+
+    Args:
+        rates: of a rank, `link` aside.
+        node: ranks of a node.
+        cores: of a node, as many ranks as compute at full speed at once.
+        link: between ranks of a node.
+        network: of a node.
+    """
+    return Machine(
+        {"float32": rates.flops}, rates.bandwidth, 0.0, 0.0, rates.step, node, link, network, None, cores, False
+    )
+
+
+def _of_gpus(options: ScalingOptions, precision: str) -> tuple[Machine, str]:
+    from dptrain.backend.cuda.roofline import GPUS, GRAPH_SECONDS, NODE_SECONDS
+
+    gpu = next(one for one in GPUS if one.name == options.gpu)
+    names = {"FP32": "float32", "TF32": "tf32", "half": "half"}
+    rates = {names[unit]: options.flops or _REACHED_BY_PRODUCTS * peak for unit, peak in gpu.peaks.items()}
+    machine = Machine(
+        rates,
+        options.bandwidth or gpu.bandwidth,
+        NODE_SECONDS,
+        _LEAST,
+        GRAPH_SECONDS,
+        options.node or 8,
+        _link(options.link, Link(_REACHED_BY_LINKS * gpu.link, _NVLINK_LATENCY)),
+        _link(options.network, _NETWORKS["cuda"]),
+        gpu.memory,
+    )
+    return machine, f"{gpu.name}, SXM, by its data sheet"
+
+
+def _link(stated: Stated | None, default: Link) -> Link:
+    if stated is None:
+        return default
+    return Link(stated.bandwidth, default.latency if stated.latency is None else stated.latency)
+
+
+def of_model(
+    model: Model, batch_size: int, *, dtype: str | None = None, bucket_mb: float | None = None
+) -> list[Scaling]:
+    """Return a model's training step in all modes.
+
+    Args:
+        model: compiled.
+        batch_size: samples of a global batch.
+        dtype: of the samples, as `model.explain` takes it.
+        bucket_mb: 10^6 bytes of gradients that travel as one message at most.
+    """
+    program = whole(program_of(model, batch_size, dtype=dtype))
+    if model.device_options.get("device") == "cuda":
+        program = with_precision(program, model.device_options.get("precision", "float32"), "half")
+    slots = {one: list(model.optimizer.slots_of(one).values()) for one in model.trainable_weights}
+    nbytes = None if bucket_mb is None else int(1e6 * bucket_mb)
+    return [Scaling(program, mode, slots, nbytes) for mode in modes(program, slots)]
+
+
+def report(
+    model: Model, config: Config, options: ScalingOptions, machine: Machine, about: str, dtype: str | None
+) -> str:
+    """Return tables for all modes, and what to take, as text.
+
+    Args:
+        model: compiled.
+        config: of the run.
+        options: of the command.
+        machine: nodes with ranks.
+        about: where its numbers come from.
+        dtype: of the samples.
+    """
+    batch = config.train.batch_size
+    ways = of_model(model, batch, dtype=dtype, bucket_mb=config.bucket_mb)
+
+    def rows(ranks: int) -> int:
+        return batch * ranks if options.weak else batch
+
+    alone = ways[0].predict(1, rows(1), machine)
+    found = [[one.predict(ranks, rows(ranks), machine) for one in ways] for ranks in options.ranks]
+    best = [_best(of_ranks, machine) for of_ranks in found]
+    parameters = sum(size(one.shape) for one in model.trainable_weights)
+    kind = f"weak scaling, {batch} rows a rank" if options.weak else f"strong scaling, global batch {batch}"
+    lines = [
+        f"will it scale: train step of {model.name!r}, {parameters:,} trained parameters, {kind}",
+        "predicted from operations, bytes and messages of the placed program, not measured (docs/scaling.md)",
+        *_filled(f"machine: {about}; {_shown(machine)}"),
+    ]
+    for of_mode in zip(*found, strict=True):
+        name = of_mode[0].mode
+        lines += ["", f"{name}: {_ABOUT[name]}", *_table(of_mode, alone, best, machine)]
+    lines += ["", *_filled(_LEGEND), ""]
+    for one in _advice([one for one in best if one is not None], alone, ways[0], machine):
+        lines += _filled(one)
+    return "\n".join(lines)
+
+
+def _best(of_ranks: Sequence[Prediction], machine: Machine) -> Prediction | None:
+    """Return the fastest of the modes that fit into memory, the first of those that are alike; None if none fits."""
+    fitting = [one for one in of_ranks if _fits(one, machine)]
+    least = min((one.seconds for one in fitting), default=0.0)
+    return next((one for one in fitting if one.seconds <= _ALIKE * least), None)
+
+
+def _fits(one: Prediction, machine: Machine) -> bool:
+    return machine.memory is None or one.memory.total <= machine.memory
+
+
+def _advice(best: Sequence[Prediction], alone: Prediction, plain: Scaling, machine: Machine) -> Iterator[str]:
+    """Yield in words what to take.
+
+    Args:
+        best: of each number of ranks that can hold the step.
+        alone: of one rank.
+        plain: the data parallel step.
+        machine: nodes with ranks.
+    """
+    if not best:
+        yield f"No mode fits into {_bytes(machine.memory or 0)} a rank: take a smaller model or batch, or more ranks."
+        return
+    if not _fits(alone, machine):
+        held, most = _bytes(alone.memory.total), _bytes(machine.memory or 0)
+        yield f"One rank would need {held} of {most}: it takes {best[0].ranks} at least, with {best[0].mode}."
+    worth = [one for one in best if one.efficiency(alone) >= _WORTH]
+    if worth:
+        last = worth[-1]
+        gain = f"{last.speed / alone.speed:.3g} times the speed of one rank, {last.efficiency(alone):.0%} efficiency"
+        yield f"Take up to {_plural(last.ranks, 'rank')}: {last.mode}, {_time(last.seconds)} a step ({gain})."
+    else:
+        yield f"No number of ranks in this range reaches {_WORTH:.0%} of one rank's samples/s a rank."
+    modes_of: dict[str, list[int]] = {}
+    for one in best:
+        modes_of.setdefault(one.mode, []).append(one.ranks)
+    fastest = "; ".join(f"{mode} on {', '.join(map(str, ranks))}" for mode, ranks in modes_of.items())
+    yield f"Fastest mode, the simplest where they differ by less than {_ALIKE - 1:.0%}: {fastest}."
+    for fewer, more in pairwise(best):
+        if more.speed < _GAIN * fewer.speed:
+            times = f"{_time(fewer.seconds)} a step on {fewer.ranks}, {_time(more.seconds)} on {more.ranks}"
+            yield f"More than {_plural(fewer.ranks, 'rank')} for one training gain nothing: {times}."
+            break
+    group, most = (alone if _fits(alone, machine) else best[0]), best[-1]
+    runs = most.ranks // group.ranks
+    if runs > 1 and runs * group.speed > _GAIN * most.speed:
+        yield (
+            f"Independent runs use them better: {runs} runs (seeds, settings: python -m dptrain sweep), each on "
+            f"{_plural(group.ranks, 'rank')}, train {runs * group.speed / most.speed:.3g} times the samples/s of one run "
+            f"on {most.ranks}."
+        )
+    if (idle := plain.idle(alone.rows, machine)) > _IDLE:
+        yield f"This step leaves a GPU idle for {idle:.0%} of the time: several runs on each, in packs, use it better."
+    if any(one.mode != "data parallel" for one in best):
+        yield "dptrain executes data parallelism; the other modes are predictions alone."
+
+
+def _table(
+    of_mode: Sequence[Prediction], alone: Prediction, best: Sequence[Prediction | None], machine: Machine
+) -> list[str]:
+    rows = [_HEADS]
+    for one, first in zip(of_mode, best, strict=True):
+        mark = "*" if one is first else "" if _fits(one, machine) else "!"
+        held = (one.memory.weights, one.memory.gradients, one.memory.slots, one.memory.activations)
+        numbers = (_time(one.seconds), _time(one.compute), f"{one.efficiency(alone):.1%}", _bytes(one.sent))
+        rows.append(
+            (str(one.ranks), one.mesh, *numbers, *map(_bytes, held), f"{_bytes(one.memory.total)}{mark or ' '}")
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.rjust(n) for cell, n in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _shown(machine: Machine) -> str:
+    """Return a machine's numbers as options say them."""
+    rates = ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in machine.rates.items())
+    held = "" if machine.memory is None else f", {_bytes(machine.memory)} a rank"
+    links = [
+        f"{name} {_bytes(one.bandwidth)}/s, {1e6 * one.latency:.3g} us"
+        for name, one in (("link", machine.link), ("network of a node", machine.network))
+    ]
+    return (
+        f"products reach {rates} Gflop/s, memory {_bytes(machine.bandwidth)}/s{held}; "
+        f"{_plural(machine.node, 'rank')} a node; {'; '.join(links)}"
+    )
+
+
+def _time(seconds: float) -> str:
+    for unit, factor in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= factor:
+            return f"{_digits(seconds / factor)} {unit}"
+    return f"{_digits(seconds / 1e-6)} us"
+
+
+def _bytes(nbytes: float) -> str:
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if nbytes >= factor:
+            return f"{_digits(nbytes / factor)}{unit}"
+    return f"{nbytes:.0f}B"
+
+
+def _digits(number: float) -> str:
+    """Return three digits of a number, or more before the point."""
+    return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def _filled(text: str) -> list[str]:
+    return textwrap.wrap(text, COLUMNS, subsequent_indent="  ", break_long_words=False)
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"
