@@ -3,16 +3,15 @@
     python benchmarks/scaling.py
     python benchmarks/scaling.py --rounds 9 --output benchmarks/results/scaling_prediction_HARDWARE_DATE.md
 
-Every round starts dptrain on each number of ranks in turn, one core a rank. Such a process first measures the machine as
-`explain --ranks` does, then trains each network for some epochs; the fastest epoch counts, as neighbours on the machine
-only add to it. What is predicted in a round comes from the rates of its one rank and the messages of its two ranks.
+Every round starts dptrain on each number of ranks in turn, one thread a rank. Such a process first measures the machine
+as `explain --ranks` does, then runs steps of each network; the fastest call counts, as neighbours on the machine only
+add to it. What is predicted in a round comes from the rates of its one rank and the messages of its two ranks.
 """
 
 import argparse
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import time
@@ -23,7 +22,11 @@ from typing import Any
 from common import Report, command_line, machine_line, spread, versions
 
 # Hidden layers, and samples of a global batch.
-NETWORKS = {"784-128-10": ([128], 128), "784-1024-10": ([1024], 128)}
+NETWORKS = {
+    "784-128-10, batch 128": ([128], 128),
+    "784-1024-10, batch 128": ([1024], 128),
+    "784-1024-10, batch 512": ([1024], 512),
+}
 # Of a call that is timed: a few, so that some calls run undisturbed on a machine that others use too.
 STEPS = 2
 
@@ -93,7 +96,7 @@ def predicted(rounds: dict[int, dict[str, Any]], cores: int) -> dict[str, dict[i
     """Return the predicted seconds of a step by network and ranks, from one round's rates."""
     from dptrain.cli.measuring import Rates
     from dptrain.cli.scaling import cpu_machine, of_model
-    from dptrain.program.scaling import Link
+    from dptrain.program.machines import Link
 
     own, link = rounds[1]["rates"], rounds[2]["rates"]["link"]
     rates = Rates(own["flops"], own["bandwidth"], own["step"], None)
@@ -126,29 +129,21 @@ def main() -> None:
         rounds.append({one: started(one, options) for one in ranks})
         told.append(predicted(rounds[-1], cores))
     report.add(f"{options.rounds} rounds; medians (ranges). Samples are uint8, Adam, accuracy; one core a rank.", "")
-    report.add("| network, batch | ranks | predicted, us | measured, us | predicted / measured, by round |")
+    report.add("| network | ranks | predicted, us | measured, us | predicted / measured, by round |")
     report.add("|---|---:|---:|---:|---:|")
-    for name, (_, batch) in NETWORKS.items():
+    for name in NETWORKS:
         for one in ranks:
             measured = [1e6 * found[one]["steps"][name] for found in rounds]
             expected = [1e6 * found[name][one] for found in told]
             ratios = [a / b for a, b in zip(expected, measured, strict=True)]
-            cells = [
-                f"{name}, {batch}",
-                str(one),
-                spread(expected, ",.0f"),
-                spread(measured, ",.0f"),
-                spread(ratios, ".2f"),
-            ]
-            report.add(f"| {' | '.join(cells)} |")
-    report.add(
-        "", "| network, batch | ranks | speedup predicted | speedup measured, by round |", "|---|---:|---:|---:|"
-    )
-    for name, (_, batch) in NETWORKS.items():
+            times = f"{spread(expected, ',.0f')} | {spread(measured, ',.0f')}"
+            report.add(f"| {name} | {one} | {times} | {spread(ratios, '.2f')} |")
+    report.add("", "| network | ranks | speedup predicted | speedup measured, by round |", "|---|---:|---:|---:|")
+    for name in NETWORKS:
         for one in ranks[1:]:
             measured = [found[1]["steps"][name] / found[one]["steps"][name] for found in rounds]
             expected = [found[name][1] / found[name][one] for found in told]
-            report.add(f"| {name}, {batch} | {one} | {spread(expected, '.2f')} | {spread(measured, '.2f')} |")
+            report.add(f"| {name} | {one} | {spread(expected, '.2f')} | {spread(measured, '.2f')} |")
     report.add("", "Rates, measured in the same rounds:", "")
     own = [found[1]["rates"] for found in rounds]
     links = [found[2]["rates"]["link"] for found in rounds]

@@ -10,8 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dptrain.cli.config import Config, Leaf, leaves, read_file, resolve, to_dict, to_yaml, verbosity
 from dptrain.cli import scaling_options
+from dptrain.cli.config import Config, Leaf, leaves, read_file, resolve, to_dict, to_yaml, verbosity
 from dptrain.cli.parser import Options, Parser
 from dptrain.cli.serving import add_custom_objects
 from dptrain.cli.sweep_options import add_options

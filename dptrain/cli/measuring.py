@@ -1,4 +1,4 @@
-"""What this machine's processors and messages reach: the numbers from which `explain --ranks` predicts steps on a CPU."""
+"""What this machine's processors and messages reach: from these numbers `explain --ranks` predicts steps on a CPU."""
 
 import time
 from collections.abc import Callable
@@ -9,13 +9,13 @@ import numpy as np
 from dptrain import ops
 from dptrain.backend import Backend
 from dptrain.comm import Communicator
+from dptrain.program.machines import Link
 from dptrain.program.placement import place
 from dptrain.program.program import Program, trace
-from dptrain.program.scaling import Link
 from dptrain.program.tensor import Tensor, Variable
 
 # Timed calls, and those before them that are not.
-_REPEATS, _WARM_UP = 9, 3
+_REPEATS, _WARM_UP = 30, 3
 # Rows and columns of the factors of the product that is timed; elements of the two arrays that are added.
 _LENGTH, _ELEMENTS = 512, 1 << 21
 # Bytes of the messages that are timed: the first takes latency, the second bandwidth as well.

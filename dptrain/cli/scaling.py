@@ -15,9 +15,12 @@ from dptrain.cli.scaling_options import ScalingOptions, Stated
 from dptrain.comm import Communicator
 from dptrain.models import Model
 from dptrain.models.explaining import program_of
+from dptrain.program.demands import Prediction
 from dptrain.program.explain import COLUMNS
+from dptrain.program.machines import Link, Machine
+from dptrain.program.modes import modes, whole
 from dptrain.program.passes import with_precision
-from dptrain.program.scaling import Link, Machine, Prediction, Scaling, modes, whole
+from dptrain.program.scaling import Scaling
 from dptrain.program.shapes import size
 from dptrain.runtime.cores import limit_threads
 from dptrain.runtime.launcher import usable_cores
@@ -34,7 +37,7 @@ _NETWORKS = {"cuda": Link(25e9, 5e-6), "cpu": Link(1.25e9, 30e-6)}
 # More ranks are worth it down to this efficiency, and gain nothing if twice as many are not so much faster.
 _WORTH, _GAIN = 0.5, 1.05
 # Modes that differ by less are equal: the first of them is the simplest.
-_ALIKE = 1.02
+_ALIKE = 1.05
 # The part of a step in which a GPU is idle from which packs are recommended.
 _IDLE = 0.5
 _ABOUT = {
@@ -47,9 +50,9 @@ _ABOUT = {
 }
 _HEADS = ("ranks", "mesh", "step", "compute", "eff.", "sent", "weights", "gradients", "slots", "activations", "memory ")
 _LEGEND = (
-    "* the fastest mode on so many ranks; ! more memory than a rank has. step: time of one update; compute: of it, a "
-    "rank's own work, the rest waits for messages, or for a pipeline's other stages; eff.: efficiency, samples/s a rank "
-    "against one rank alone; sent: buffers of all messages of a step; then the memory of a rank, and all of it."
+    "* the mode to take on so many ranks; ! more memory than a rank has. step: time of one update; compute: what a "
+    "rank computes of it, the rest is waiting; eff.: efficiency, samples/s a rank against one rank alone; sent: "
+    "buffers of a step's messages; weights to activations: memory of a rank; memory: all of it."
 )
 
 
@@ -221,13 +224,13 @@ def _advice(best: Sequence[Prediction], alone: Prediction, plain: Scaling, machi
             times = f"{_time(fewer.seconds)} a step on {fewer.ranks}, {_time(more.seconds)} on {more.ranks}"
             yield f"More than {_plural(fewer.ranks, 'rank')} for one training gain nothing: {times}."
             break
-    group, most = (alone if _fits(alone, machine) else best[0]), best[-1]
-    runs = most.ranks // group.ranks
-    if runs > 1 and runs * group.speed > _GAIN * most.speed:
+    group, widest = (alone if _fits(alone, machine) else best[0]), best[-1]
+    runs = widest.ranks // group.ranks
+    if runs > 1 and runs * group.speed > _GAIN * widest.speed:
         yield (
             f"Independent runs use them better: {runs} runs (seeds, settings: python -m dptrain sweep), each on "
-            f"{_plural(group.ranks, 'rank')}, train {runs * group.speed / most.speed:.3g} times the samples/s of one run "
-            f"on {most.ranks}."
+            f"{_plural(group.ranks, 'rank')}, train {runs * group.speed / widest.speed:.3g} times the samples/s of one "
+            f"run on {widest.ranks}."
         )
     if (idle := plain.idle(alone.rows, machine)) > _IDLE:
         yield f"This step leaves a GPU idle for {idle:.0%} of the time: several runs on each, in packs, use it better."
@@ -238,7 +241,7 @@ def _advice(best: Sequence[Prediction], alone: Prediction, plain: Scaling, machi
 def _table(
     of_mode: Sequence[Prediction], alone: Prediction, best: Sequence[Prediction | None], machine: Machine
 ) -> list[str]:
-    rows = [_HEADS]
+    rows: list[tuple[str, ...]] = [_HEADS]
     for one, first in zip(of_mode, best, strict=True):
         mark = "*" if one is first else "" if _fits(one, machine) else "!"
         held = (one.memory.weights, one.memory.gradients, one.memory.slots, one.memory.activations)

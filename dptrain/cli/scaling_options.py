@@ -110,9 +110,8 @@ def _ranks(text: str) -> list[int]:
         raise ConfigError(f"--ranks {text}: expected the smaller number first, {high}-{low}")
     found = [1 << n for n in range(high.bit_length()) if low <= 1 << n <= high]
     if not found:
-        raise ConfigError(
-            f"--ranks {text}: expected a range that has a power of two in it, such as {1 << low.bit_length() - 1}-{high}"
-        )
+        nearest = 1 << low.bit_length() - 1
+        raise ConfigError(f"--ranks {text}: expected a range with a power of two in it, such as {nearest}-{high}")
     return found
 
 
