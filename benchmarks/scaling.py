@@ -99,7 +99,7 @@ def predicted(rounds: dict[int, dict[str, Any]], cores: int) -> dict[str, dict[i
     from dptrain.program.machines import Link
 
     own, link = rounds[1]["rates"], rounds[2]["rates"]["link"]
-    rates = Rates(own["flops"], own["bandwidth"], own["step"], None)
+    rates = Rates(own["flops"], own["bandwidth"], None)
     found = {}
     for name, (hidden, batch) in NETWORKS.items():
         machine = cpu_machine(rates, max(rounds), cores, link=Link(**link))

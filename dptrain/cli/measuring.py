@@ -29,13 +29,11 @@ class Rates:
     Attributes:
         flops: floating-point operations/s of a product of float32 matrices.
         bandwidth: of memory, bytes/s of an update of a variable.
-        step: seconds of a step that computes next to nothing.
         link: of an all-reduce between all ranks; None for one rank.
     """
 
     flops: float
     bandwidth: float
-    step: float
     link: Link | None
 
 
@@ -53,16 +51,19 @@ def measured(backend: Backend, comm: Communicator) -> Rates:
     values = [Variable(np.ones(_ELEMENTS, np.float32), name) for name in ("value", "gradient")]
     update = _seconds(backend, comm, trace(lambda: _descend(*values), {}))
     backend.release(values)
-    number = Variable(np.zeros(1, np.float32), "number")
-    step = _seconds(backend, comm, trace(lambda: _descend(number, number), {}))
-    backend.release([number])
     link = None
     if comm.size > 1:
         rounds = (comm.size - 1).bit_length()
         short, long = (_all_reduce(comm, nbytes) for nbytes in (_SHORT, _LONG))
         moved = 2 * (comm.size - 1) / comm.size * _LONG
         link = Link(moved / max(long - short, 1e-9), short / rounds)
-    return Rates(2 * _LENGTH**3 / product, 3 * 4 * _ELEMENTS / update, step, link)
+    return Rates(2 * _LENGTH**3 / product, 3 * 4 * _ELEMENTS / update, link)
+
+
+def stated(rates: Rates) -> str:
+    """Return rates as options of `explain --ranks`."""
+    link = rates.link and f" --link {rates.link.bandwidth / 1e9:.3g}GB,{1e6 * rates.link.latency:.3g}us"
+    return f"--gflops {rates.flops / 1e9:.3g} --memory-bandwidth {rates.bandwidth / 1e9:.3g}GB{link or ''}"
 
 
 def _descend(value: Variable, gradient: Variable) -> dict[str, Tensor]:

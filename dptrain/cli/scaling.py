@@ -29,7 +29,7 @@ from dptrain.runtime.launcher import usable_cores
 _REACHED_BY_PRODUCTS, _REACHED_BY_LINKS = 0.7, 0.8
 # Seconds that a small product takes at least: it fills a part of a GPU.
 _LEAST = 4e-6
-# Seconds of an empty step on a CPU, where nothing is measured.
+# Seconds of a step on a CPU beside its ops.
 _STEP = 1e-5
 # What is taken where nobody says or measures it.
 _NVLINK_LATENCY, _CPU_LINK = 2e-6, Link(5e9, 5e-6)
@@ -66,7 +66,7 @@ def machine_of(config: Config, options: ScalingOptions, comm: Communicator) -> t
     stated = options.flops is not None and options.bandwidth is not None
     threads = 1 if stated else limit_threads(comm.local_size)
     if stated:
-        rates = Rates(options.flops or 0.0, options.bandwidth or 0.0, _STEP, None)
+        rates = Rates(options.flops or 0.0, options.bandwidth or 0.0, None)
     else:
         rates = measured(CpuBackend(threads=threads, jit_compile=config.jit_compile), comm)
     rates = replace(rates, flops=options.flops or rates.flops, bandwidth=options.bandwidth or rates.bandwidth)
@@ -93,9 +93,7 @@ def cpu_machine(
         link: between ranks of a node.
         network: of a node.
     """
-    return Machine(
-        {"float32": rates.flops}, rates.bandwidth, 0.0, 0.0, rates.step, node, link, network, None, cores, False
-    )
+    return Machine({"float32": rates.flops}, rates.bandwidth, 0.0, 0.0, _STEP, node, link, network, None, cores, False)
 
 
 def _of_gpus(options: ScalingOptions, precision: str) -> tuple[Machine, str]:
@@ -168,8 +166,8 @@ def report(
     parameters = sum(size(one.shape) for one in model.trainable_weights)
     kind = f"weak scaling, {batch} rows a rank" if options.weak else f"strong scaling, global batch {batch}"
     lines = [
-        f"will it scale: train step of {model.name!r}, {parameters:,} trained parameters, {kind}",
-        "predicted from operations, bytes and messages of the placed program, not measured (docs/scaling.md)",
+        *_filled(f"will it scale: train step of {model.name!r}, {parameters:,} trained parameters, {kind}"),
+        *_filled("predicted from operations, bytes and messages of the placed program, not measured (docs/scaling.md)"),
         *_filled(f"machine: {about}; {_shown(machine)}"),
     ]
     for of_mode in zip(*found, strict=True):
@@ -210,8 +208,11 @@ def _advice(best: Sequence[Prediction], alone: Prediction, plain: Scaling, machi
     worth = [one for one in best if one.efficiency(alone) >= _WORTH]
     if worth:
         last = worth[-1]
-        gain = f"{last.speed / alone.speed:.3g} times the speed of one rank, {last.efficiency(alone):.0%} efficiency"
-        yield f"Take up to {_plural(last.ranks, 'rank')}: {last.mode}, {_time(last.seconds)} a step ({gain})."
+        gain = (
+            f"{_digits(last.speed / alone.speed)} times the speed of one rank, {last.efficiency(alone):.0%} efficiency"
+        )
+        upto = "one rank" if last.ranks == 1 else f"up to {last.ranks} ranks"
+        yield f"Take {upto}: {last.mode}, {_time(last.seconds)} a step ({gain})."
     else:
         yield f"No number of ranks in this range reaches {_WORTH:.0%} of one rank's samples/s a rank."
     modes_of: dict[str, list[int]] = {}
@@ -226,10 +227,11 @@ def _advice(best: Sequence[Prediction], alone: Prediction, plain: Scaling, machi
             break
     group, widest = (alone if _fits(alone, machine) else best[0]), best[-1]
     runs = widest.ranks // group.ranks
-    if runs > 1 and runs * group.speed > _GAIN * widest.speed:
+    speed = runs * group.speed * machine.busy(group.ranks) / machine.busy(widest.ranks)
+    if runs > 1 and speed > _GAIN * widest.speed:
         yield (
             f"Independent runs use them better: {runs} runs (seeds, settings: python -m dptrain sweep), each on "
-            f"{_plural(group.ranks, 'rank')}, train {runs * group.speed / widest.speed:.3g} times the samples/s of one "
+            f"{_plural(group.ranks, 'rank')}, train {_digits(speed / widest.speed)} times the samples/s of one "
             f"run on {widest.ranks}."
         )
     if (idle := plain.idle(alone.rows, machine)) > _IDLE:

@@ -9,7 +9,8 @@ from dptrain.errors import ConfigError
 # The GPUs whose peaks are known, see `backend/cuda/roofline.py`.
 GPU_NAMES = ("A100", "H100", "H200")
 _UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-_RATE = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)(b|B)(?:,(\d+(?:\.\d+)?)us)?")
+_WHOLE, _NUMBER = r"[0-9]{1,9}", r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
+_RATE = re.compile(rf"({_NUMBER})([KMGT]?)(b|B)(?:,({_NUMBER})us)?")
 _OWN = ("node_gpus", "gpu", "network", "link", "gflops", "memory_bandwidth", "scaling")
 
 
@@ -103,7 +104,7 @@ def read_options(parsed: argparse.Namespace) -> ScalingOptions | None:
 def _ranks(text: str) -> list[int]:
     """Return the powers of two in a range "A-B", both ends included, or in "N"."""
     first, dash, last = text.partition("-")
-    if not all(one.isascii() and one.isdecimal() and int(one) >= 1 for one in (first, *([last] if dash else []))):
+    if not all(re.fullmatch(_WHOLE, one) and int(one) >= 1 for one in (first, *([last] if dash else []))):
         raise ConfigError(f"--ranks {text}: expected a range of integers >= 1, such as 1-1024")
     low, high = int(first), int(last or first)
     if low > high:
@@ -116,13 +117,13 @@ def _ranks(text: str) -> list[int]:
 
 
 def _whole(option: str, text: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
+    if not re.fullmatch(_WHOLE, text) or int(text) < 1:
         raise ConfigError(f"{option} {text}: expected an integer >= 1")
     return int(text)
 
 
 def _positive(option: str, text: str) -> float:
-    if not re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII) or float(text) <= 0:
+    if not re.fullmatch(_NUMBER, text) or float(text) <= 0:
         raise ConfigError(f"{option} {text}: expected a number > 0")
     return float(text)
 

@@ -33,9 +33,8 @@ def predict_pipeline(demands: Demands, ranks: int, rows: int, machine: Machine) 
         rows: of the global batch.
         machine: the nodes.
     """
-    stages = math.gcd(ranks, machine.node)
-    while stages > max(len(demands.layers), 1):
-        stages = max(fewer for fewer in range(1, stages) if stages % fewer == 0)
+    most = math.gcd(ranks, machine.node)
+    stages = next(one for one in range(max(min(most, len(demands.layers)), 1), 0, -1) if most % one == 0)
     replicas, stage, alone = ranks // stages, cut(demands, stages), {BATCH: 1, MODEL: 1}
     own_rows = -(-rows // replicas)
     microbatches = min(_MICROBATCHES * stages, own_rows) if stages > 1 else 1
@@ -84,8 +83,8 @@ def cut(demands: Demands, stages: int) -> dict[Tensor, int]:
         found |= {state[one]: at for weight in layer for one in (weight, *slots[weight]) if one in state}
     forward = set(grouped(demands.placed)["forward"])
     for one in demands.tensors:  # what comes after the weights of a stage is in that or a later one
-        if one in forward:
-            found[one] = max((found.get(read, 0) for read in one.inputs), default=0)
+        if one in forward and (behind := [found[read] for read in one.inputs if read in found]):
+            found[one] = max(behind)
     made = {demands.placed.updates[one]: found[leaf] for one, leaf in state.items() if leaf in found}
     readers: dict[Tensor, list[Tensor]] = {}
     for one in demands.tensors:
@@ -96,7 +95,10 @@ def cut(demands: Demands, stages: int) -> dict[Tensor, int]:
             needed = [found[reader] for reader in readers.get(one, []) if reader not in forward]
             weights = [found[source] for source in map(source_of, one.inputs) if source.op is None and source in found]
             found[one] = made.get(one, max([*needed, *weights], default=0))
-    return {one: found.get(one, 0) for one in demands.tensors}
+    for one in reversed(demands.tensors):  # data, and what is made of it alone, is where it is first read
+        if one not in found:
+            found[one] = min((found[reader] for reader in readers.get(one, [])), default=0)
+    return found
 
 
 def balanced(weighs: Sequence[float], parts: int) -> list[int]:
