@@ -19,7 +19,7 @@ _REPEATS, _WARM_UP = 30, 3
 # Rows and columns of the factors of the product that is timed; elements of the two arrays that are added.
 _LENGTH, _ELEMENTS = 512, 1 << 21
 # Bytes of the messages that are timed: the first takes latency, the second bandwidth as well.
-_SHORT, _LONG = 8, 4 << 20
+_SHORT, _LONG = 8, 1 << 20
 
 
 @dataclass(frozen=True)

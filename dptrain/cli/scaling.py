@@ -208,9 +208,8 @@ def _advice(best: Sequence[Prediction], alone: Prediction, plain: Scaling, machi
     worth = [one for one in best if one.efficiency(alone) >= _WORTH]
     if worth:
         last = worth[-1]
-        gain = (
-            f"{_digits(last.speed / alone.speed)} times the speed of one rank, {last.efficiency(alone):.0%} efficiency"
-        )
+        times, part = _digits(last.speed / alone.speed), last.efficiency(alone)
+        gain = f"{times} times the speed of one rank, {part:.0%} efficiency"
         upto = "one rank" if last.ranks == 1 else f"up to {last.ranks} ranks"
         yield f"Take {upto}: {last.mode}, {_time(last.seconds)} a step ({gain})."
     else:
@@ -222,8 +221,8 @@ def _advice(best: Sequence[Prediction], alone: Prediction, plain: Scaling, machi
     yield f"Fastest mode, the simplest where they differ by less than {_ALIKE - 1:.0%}: {fastest}."
     for fewer, more in pairwise(best):
         if more.speed < _GAIN * fewer.speed:
-            times = f"{_time(fewer.seconds)} a step on {fewer.ranks}, {_time(more.seconds)} on {more.ranks}"
-            yield f"More than {_plural(fewer.ranks, 'rank')} for one training gain nothing: {times}."
+            steps = f"{_time(fewer.seconds)} a step on {fewer.ranks}, {_time(more.seconds)} on {more.ranks}"
+            yield f"More than {_plural(fewer.ranks, 'rank')} for one training gain nothing: {steps}."
             break
     group, widest = (alone if _fits(alone, machine) else best[0]), best[-1]
     runs = widest.ranks // group.ranks

@@ -6,10 +6,16 @@ import numpy as np
 import pytest
 
 import dptrain as dp
+from dptrain.backend.cuda.compile import Resources
+from dptrain.backend.cuda.compose import Composition
+from dptrain.backend.cuda.costs import loads
+from dptrain.backend.cuda.roofline import GPUS, predict_step
 from dptrain.cli import scaling
 from dptrain.cli.main import main
 from dptrain.cli.measuring import Rates, stated
 from dptrain.cli.scaling import cpu_machine, of_model
+from dptrain.cli.scaling_options import ScalingOptions
+from dptrain.models.explaining import program_of
 from dptrain.program.explain import COLUMNS
 from dptrain.program.machines import Link
 
@@ -178,3 +184,19 @@ def test_modes_of_a_convolutional_network():
     assert [one.mode for one in found] == list(MODES)
     assert all(np.isfinite(one.seconds) and one.sent > 0 for one in found)
     assert found[3].memory.weights < found[0].memory.weights
+
+
+@pytest.mark.parametrize(("hidden", "batch"), [([128], 1024), ([1024, 1024], 1024), ([1024, 1024], 8192)])
+def test_a_step_on_one_gpu_takes_what_its_kernels_take(hidden, batch):
+    """As `explain --kernels` predicts them, at the GPU's peaks; registers as nvcc gives them to products."""
+    model = dp.Sequential(
+        [dp.layers.Input((784,)), *(dp.layers.Dense(one, "relu") for one in hidden), dp.layers.Dense(10, "softmax")]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy", device="cuda")
+    made = Composition(program_of(model, batch))
+    given = {one.name: Resources(168, 0, one.shared or 0) for one in loads(made)}
+    kernels = predict_step(loads(made, given), GPUS[1])
+    options = ScalingOptions([1], False, None, "H100", None, None, GPUS[1].peaks["FP32"], None)
+    machine, _ = scaling._of_gpus(options, "float32")
+    (found, *_) = of_model(model, batch)
+    assert found.predict(1, batch, machine).seconds == pytest.approx(kernels, rel=0.4)
