@@ -3,6 +3,8 @@
 Only compute is fitted: products get the rate at which one GPU, or one node, takes the published time.
 """
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -80,6 +82,28 @@ class ResNet50(Network):
         return ops.mean(x, (1, 2)) @ self.head
 
 
+class Vgg16(Network):
+    """K. Simonyan, A. Zisserman, arXiv:1409.1556, table 1, column D: most weights are in the first dense layer."""
+
+    def build(self):
+        self.stages, inputs = [], 3
+        for width, count in [(64, 2), (128, 2), (256, 3), (512, 3), (512, 3)]:
+            sizes = [inputs, *[width] * count]
+            self.stages.append([self.weight(3, 3, *one) for one in pairwise(sizes)])
+            inputs = width
+        self.dense = [self.weight(*one) for one in pairwise([7 * 7 * 512, 4096, 4096, 1000])]
+
+    def call(self, x):
+        for kernels in self.stages:
+            for one in kernels:
+                x = ops.relu(ops.conv(x, one, padding="same"))
+            x = ops.max_pool(x, 2)
+        x = ops.reshape(x, (x.shape[0], -1))
+        for one in self.dense:
+            x = ops.relu(x @ one)
+        return x
+
+
 class Gpt(Network):
     """GPT with 1.3 billion parameters: 24 blocks of width 2048, without the scores of the attention."""
 
@@ -108,6 +132,21 @@ def test_resnet_50_on_256_gpus():
     machine = Machine(rates, 732e9, 0.0, 0.0, 0.0, 8, Link(35e9, 5e-6), Link(50e9 / 8, 20e-6))
     assert network.efficiency("data parallel", 8, 256, 32, machine) == pytest.approx(0.90, abs=0.1)
     assert network.efficiency("hierarchical all-reduce", 8, 256, 32, machine) == pytest.approx(0.98, abs=0.02)
+
+
+@pytest.mark.parametrize(("gpus", "published"), [(128, 0.79), (512, 0.68)])
+def test_vgg_16_on_a_slow_network(gpus, published):
+    """Horovod's README: VGG-16 on servers of four Pascal GPUs, 25 Gb/s between them; ResNet-101 reaches 90 %.
+
+    One P100 takes 154 pictures/s at batch 64 (tensorflow.org/performance/benchmarks, 2017). Within a server: PCIe.
+    """
+    network = Vgg16((224, 224, 3), 64)
+    assert network.parameters == pytest.approx(138.3e6, rel=0.01)
+    assert network.operations == pytest.approx(3 * 2 * 15.5e9, rel=0.02)
+    machine = Machine(
+        {"float32": 154 * network.operations}, 732e9, 0.0, 0.0, 0.0, 4, Link(10e9, 10e-6), Link(25e9 / 8, 20e-6)
+    )
+    assert network.efficiency("data parallel", 1, gpus, 64, machine) == pytest.approx(published, abs=0.1)
 
 
 def test_gpt_with_1_3_billion_parameters_on_128_gpus():
