@@ -206,12 +206,12 @@ def _advice(best: Sequence[Prediction], alone: Prediction, plain: Scaling, machi
         held, most = _bytes(alone.memory.total), _bytes(machine.memory or 0)
         yield f"One rank would need {held} of {most}: it takes {best[0].ranks} at least, with {best[0].mode}."
     worth = [one for one in best if one.efficiency(alone) >= _WORTH]
+    taken = worth[-1] if worth else best[0]
     if worth:
-        last = worth[-1]
-        times, part = _digits(last.speed / alone.speed), last.efficiency(alone)
+        times, part = _digits(taken.speed / alone.speed), taken.efficiency(alone)
         gain = f"{times} times the speed of one rank, {part:.0%} efficiency"
-        upto = "one rank" if last.ranks == 1 else f"up to {last.ranks} ranks"
-        yield f"Take {upto}: {last.mode}, {_time(last.seconds)} a step ({gain})."
+        upto = "one rank" if taken.ranks == 1 else f"up to {taken.ranks} ranks"
+        yield f"Take {upto}: {taken.mode}, {_time(taken.seconds)} a step ({gain})."
     else:
         yield f"No number of ranks in this range reaches {_WORTH:.0%} of one rank's samples/s a rank."
     modes_of: dict[str, list[int]] = {}
@@ -229,14 +229,18 @@ def _advice(best: Sequence[Prediction], alone: Prediction, plain: Scaling, machi
     speed = runs * group.speed * machine.busy(group.ranks) / machine.busy(widest.ranks)
     if runs > 1 and speed > _GAIN * widest.speed:
         yield (
-            f"Independent runs use them better: {runs} runs (seeds, settings: python -m dptrain sweep), each on "
-            f"{_plural(group.ranks, 'rank')}, train {_digits(speed / widest.speed)} times the samples/s of one "
-            f"run on {widest.ranks}."
+            f"Independent runs use them better: a sweep of {runs} runs (seeds, settings), each on "
+            f"{_plural(group.ranks, 'rank')}, trains {_digits(speed / widest.speed)} times the samples/s of one run on "
+            f"{widest.ranks}."
         )
     if (idle := plain.idle(alone.rows, machine)) > _IDLE:
         yield f"This step leaves a GPU idle for {idle:.0%} of the time: several runs on each, in packs, use it better."
-    if any(one.mode != "data parallel" for one in best):
-        yield "dptrain executes data parallelism; the other modes are predictions alone."
+    if any(one.mode != alone.mode for one in best):
+        same = plain.predict(taken.ranks, taken.rows, machine)
+        yield (
+            f"dptrain executes data parallelism, {_time(same.seconds)} a step on {_plural(same.ranks, 'rank')}; the "
+            "other modes are predictions alone."
+        )
 
 
 def _table(

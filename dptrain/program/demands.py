@@ -131,7 +131,9 @@ class Demands:
             depth[one] = 1 + max((depth[read] for read in one.inputs), default=0)
             behind = (self.stage[read] + (read.op in SENT) for read in one.inputs)
             self.stage[one] = max(behind, default=0)
-        self.order = sorted((one for one in self.tensors if one.op), key=lambda one: (self.stage[one], depth[one]))
+        self.order = sorted(
+            (one for one in self.tensors if one.op is not None), key=lambda one: (self.stage[one], depth[one])
+        )
         self._depth = depth
         self._reads = self._what_is_read()
 
@@ -223,7 +225,7 @@ class Demands:
         if tensor.op is None or tensor in self._results or not _is_fused(tensor):
             return True
         return isinstance(tensor.op.lowering, Reduction) or not all(
-            one.op is OWN_PART or _is_fused(one) or one.op.is_view for one in self._readers.get(tensor, []) if one.op
+            _is_fused(one) or one.op.is_view for one in self._readers.get(tensor, []) if one.op is not None
         )
 
     def memory(self, lengths: Mapping[str, int], rows: int, only: Collection[Tensor] | None = None) -> Memory:
@@ -286,8 +288,8 @@ def _largest(n: int | Dim, length: int, ranks: int) -> int:
 
 
 def source_of(tensor: Tensor) -> Tensor:
-    """Return the tensor whose memory one shows."""
-    while tensor.op is not None and tensor.op.is_view:
+    """Return the tensor whose memory one shows; a rank's own part of a tensor is another one."""
+    while tensor.op is not None and tensor.op.is_view and tensor.op is not OWN_PART:
         tensor = tensor.inputs[0]
     return tensor
 

@@ -120,6 +120,7 @@ class Machine:
 
 
 def _doubling(times: int, nbytes: float, ranks: int, link: Link) -> float:
+    """Return the seconds of a collective in which the distance of partners doubles; an all-reduce takes 2 `times`."""
     if ranks == 1:
         return 0.0
     rounds = _rounds(ranks)

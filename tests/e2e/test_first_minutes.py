@@ -91,7 +91,7 @@ def test_a_lab_asks_whether_more_gpus_would_pay(tmp_path):
     words = " ".join(done.out.split())
     assert re.search(r"Take (one rank|up to \d+ ranks): ", words)
     assert "for one training gain nothing: " in words
-    assert re.search(r"Independent runs use them better: 1024 runs \(seeds, settings: python -m dptrain sweep\)", words)
+    assert "Independent runs use them better: a sweep of 1024 runs (seeds, settings), each on 1 rank" in words
     for wrong, told in {"0": "expected a range of integers >= 1", "8-1": "expected the smaller number first"}.items():
         refused = dptrain(0, "explain", "--ranks", wrong)
         assert (refused.code, refused.out) == (2, "")

@@ -101,7 +101,9 @@ def test_words(ask):
     small = text(ask("--ranks", "1-1024", *GPU, "--hidden", "128", "--batch-size", "128"))
     assert "Take one rank: data parallel, " in small
     assert re.search(r"More than \d+ ranks? for one training gain nothing: ", small)
-    assert re.search(r"Independent runs use them better: 1024 runs \(.*sweep\), each on 1 rank, train \d+ times", small)
+    assert re.search(
+        r"Independent runs use them better: a sweep of 1024 runs .* each on 1 rank, trains \d+ times", small
+    )
     assert re.search(r"leaves a GPU idle for \d\d% of the time: several runs on each, in packs", small)
     large = text(ask("--ranks", "1-8", *GPU, "--hidden", "2048,2048", "--batch-size", "262144"))
     assert re.search(r"Take up to 8 ranks: .* \(7\.\d+ times the speed of one rank, 9\d% efficiency\)", large)
