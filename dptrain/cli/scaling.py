@@ -13,6 +13,7 @@ from dptrain.cli.config import Config
 from dptrain.cli.measuring import Rates, measured
 from dptrain.cli.scaling_options import ScalingOptions, Stated
 from dptrain.comm import Communicator
+from dptrain.errors import ConfigError
 from dptrain.models import Model
 from dptrain.models.explaining import program_of
 from dptrain.program.demands import Prediction
@@ -132,7 +133,12 @@ def of_model(
         batch_size: samples of a global batch.
         dtype: of the samples, as `model.explain` takes it.
         bucket_mb: 10^6 bytes of gradients that travel as one message at most.
+
+    Raises:
+        ConfigError: gradients are to travel in half precision, which is not predicted.
     """
+    if (narrow := model.compile_arguments.get("comm_dtype")) is not None:
+        raise ConfigError(f"comm_dtype {narrow!r}: --ranks predicts gradients in the type that they have: leave it out")
     program = whole(program_of(model, batch_size, dtype=dtype))
     if model.device_options.get("device") == "cuda":
         program = with_precision(program, model.device_options.get("precision", "float32"), "half")

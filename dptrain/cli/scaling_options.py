@@ -8,9 +8,12 @@ from dptrain.errors import ConfigError
 
 # The GPUs whose peaks are known, see `backend/cuda/roofline.py`.
 GPU_NAMES = ("A100", "H100", "H200")
+# Ranks at most, so that tables keep to their columns.
+_MOST = 65536
 _UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _WHOLE, _NUMBER = r"[0-9]{1,9}", r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
 _RATE = re.compile(rf"({_NUMBER})([KMGT]?)(b|B)(?:,({_NUMBER})us)?")
+# Those that say nothing without --ranks.
 _OWN = ("node_gpus", "gpu", "network", "link", "gflops", "memory_bandwidth", "scaling")
 
 
@@ -107,6 +110,8 @@ def _ranks(text: str) -> list[int]:
     if not all(re.fullmatch(_WHOLE, one) and int(one) >= 1 for one in (first, *([last] if dash else []))):
         raise ConfigError(f"--ranks {text}: expected a range of integers >= 1, such as 1-1024")
     low, high = int(first), int(last or first)
+    if high > _MOST:
+        raise ConfigError(f"--ranks {text}: expected {_MOST} ranks at most")
     if low > high:
         raise ConfigError(f"--ranks {text}: expected the smaller number first, {high}-{low}")
     found = [1 << n for n in range(high.bit_length()) if low <= 1 << n <= high]

@@ -55,6 +55,11 @@ def table(lines, mode):
         ("--ranks 1-x", "--ranks 1-x: expected a range"),
         ("--ranks 1-2-4", "--ranks 1-2-4: expected a range"),
         (f"--ranks 1-{'9' * 5000}", "expected a range of integers >= 1"),
+        ("--ranks 1-65537", "--ranks 1-65537: expected 65536 ranks at most"),
+        (
+            "--ranks 2 --comm-dtype bfloat16",
+            "comm_dtype 'bfloat16': --ranks predicts gradients in the type that they have",
+        ),
         ("--ranks 5-7", "--ranks 5-7: expected a range with a power of two in it, such as 4-7"),
         (
             "--ranks 2 --network fast",
