@@ -17,7 +17,7 @@ SENT = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER)
 Way = Literal["sharded", "hierarchical", "pipeline"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Mode:
     """A kind of parallelism.
 
