@@ -6,7 +6,7 @@ import numpy as np
 
 from dptrain.cli.building import build_model
 from dptrain.cli.config import Config
-from dptrain.cli.scaling import machine_of, report
+from dptrain.cli.scaling import machine_of, report, with_device
 from dptrain.cli.scaling_options import read_options
 from dptrain.cli.user_code import custom_objects
 from dptrain.comm import Communicator
@@ -27,7 +27,10 @@ def explain(config: Config, comm: Communicator, parsed: argparse.Namespace) -> i
     """
     phase.enter("explain")
     scaling = comm.agree("command line", lambda: read_options(parsed))
-    machine = None if scaling is None else machine_of(config, scaling, comm)
+    machine = None
+    if scaling is not None:
+        config = comm.agree("command line", lambda: with_device(config, scaling))
+        machine = machine_of(config, scaling, comm)
     asked = {"kernels": parsed.kernels, "code": parsed.code}
     if parsed.run is not None:
         own = custom_objects(parsed.custom_objects, comm)

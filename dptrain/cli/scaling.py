@@ -57,10 +57,27 @@ _LEGEND = (
 )
 
 
+def with_device(config: Config, options: ScalingOptions) -> Config:
+    """Return the configuration with the device of the prediction: GPUs also where nobody chose, but speaks of them.
+
+    Raises:
+        ConfigError: a GPU is named, and a CPU chosen.
+    """
+    if config.device == "cpu" and options.gpu is not None:
+        raise ConfigError(f"--gpu {options.gpu}: is for --device cuda")
+    speaks_of_gpus = options.gpu is not None or options.node is not None
+    return replace(config, device="cuda") if config.device == "auto" and speaks_of_gpus else config
+
+
 def machine_of(config: Config, options: ScalingOptions, comm: Communicator) -> tuple[Machine, str]:
     """Return the machine that is asked about, and where its numbers come from. Collective.
 
     On a CPU what is not stated is measured here.
+
+    Args:
+        config: whose device is that of the machine, see `with_device`.
+        options: of the command.
+        comm: the ranks.
     """
     if config.device == "cuda":
         return _of_gpus(options, config.precision)
@@ -100,7 +117,7 @@ def cpu_machine(
 def _of_gpus(options: ScalingOptions, precision: str) -> tuple[Machine, str]:
     from dptrain.backend.cuda.roofline import GPUS, GRAPH_SECONDS, NODE_SECONDS
 
-    gpu = next(one for one in GPUS if one.name == options.gpu)
+    gpu = next(one for one in GPUS if one.name == (options.gpu or "H100"))
     names = {"FP32": "float32", "TF32": "tf32", "half": "half"}
     rates = {names[unit]: options.flops or _REACHED_BY_PRODUCTS * peak for unit, peak in gpu.peaks.items()}
     machine = Machine(

@@ -33,7 +33,7 @@ class ScalingOptions:
         ranks: powers of two.
         weak: whether the global batch grows with the ranks.
         node: ranks of a node.
-        gpu: one of `GPU_NAMES`.
+        gpu: one of `GPU_NAMES`, if it was said.
         network: of a node.
         link: between ranks of a node.
         flops: operations/s of products on a rank.
@@ -43,7 +43,7 @@ class ScalingOptions:
     ranks: list[int]
     weak: bool
     node: int | None
-    gpu: str
+    gpu: str | None
     network: Stated | None
     link: Stated | None
     flops: float | None
@@ -56,8 +56,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "will it scale", "predict a training step on more ranks, instead of showing its ops"
     )
     own.add_argument("--ranks", metavar="A-B", help="powers of two of ranks, such as 1-1024")
-    own.add_argument("--node-gpus", metavar="N", help="ranks of a node (default: 8 GPUs; the cores of this machine)")
-    own.add_argument("--gpu", metavar="|".join(GPU_NAMES), help="with --device cuda (default: H100)")
+    own.add_argument(
+        "--node-gpus", metavar="N", help="ranks of a node, GPUs unless --device cpu (default: 8; CPU: its cores)"
+    )
+    own.add_argument("--gpu", metavar="|".join(GPU_NAMES), help="which GPU (default: H100)")
     network = "bits or bytes/s of a node, and latency: 200Gb or 25GB,5us (default: 200Gb,5us; CPU: 10Gb,30us)"
     own.add_argument("--network", metavar="RATE", help=network)
     link = "between ranks of a node: 360GB,2us (default: NVLink's; on CPUs measured under mpirun, or 5GB,5us)"
@@ -85,8 +87,8 @@ def read_options(parsed: argparse.Namespace) -> ScalingOptions | None:
         return None
     if parsed.kernels or parsed.code or parsed.step != "train":
         raise ConfigError("--ranks predicts training steps: leave out --kernels, --code and --step")
-    gpu = (parsed.gpu or "H100").upper()
-    if gpu not in GPU_NAMES:
+    gpu = None if parsed.gpu is None else parsed.gpu.upper()
+    if gpu is not None and gpu not in GPU_NAMES:
         raise ConfigError(f"--gpu {parsed.gpu}: expected {', '.join(GPU_NAMES[:-1])} or {GPU_NAMES[-1]}")
     if parsed.scaling not in (None, "strong", "weak"):
         raise ConfigError(f"--scaling {parsed.scaling}: expected strong or weak")

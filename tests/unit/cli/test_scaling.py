@@ -71,6 +71,7 @@ def table(lines, mode):
         ("--ranks 2 --gflops nan", "--gflops nan: expected a number > 0"),
         ("--ranks 2 --memory-bandwidth much", "--memory-bandwidth much: expected bits"),
         ("--ranks 2 --gpu V100", "--gpu V100: expected A100, H100 or H200"),
+        ("--ranks 2 --gpu H100 --device cpu", "--gpu H100: is for --device cuda"),
         ("--ranks 2 --scaling up", "--scaling up: expected strong or weak"),
         ("--ranks 2 --kernels", "--ranks predicts training steps: leave out --kernels, --code and --step"),
         ("--ranks 2 --step test", "--ranks predicts training steps"),
@@ -169,6 +170,13 @@ def test_a_cpu_is_measured_where_nothing_is_stated(ask, monkeypatch):
 
 def test_measured_rates_are_options():
     assert stated(Rates(1.5e11, 4e10, Link(5e9, 4e-6))) == "--gflops 150 --memory-bandwidth 40GB --link 5GB,4us"
+
+
+def test_who_speaks_of_gpus_means_them(ask):
+    said = ["--ranks", "1-2", "--hidden", "8", "--node-gpus", "8", "--network", "200Gb"]
+    assert "machine: H100, SXM, " in text(ask(*said))
+    assert "machine: A100, SXM, " in text(ask("--ranks", "1", "--hidden", "8", "--gpu", "A100"))
+    assert "CPU, stated; " in text(ask(*said, *CPU))
 
 
 def test_modes_of_a_convolutional_network():
