@@ -42,9 +42,9 @@ _ALIKE = 1.05
 # The part of a step in which a GPU is idle from which packs are recommended.
 _IDLE = 0.5
 _ABOUT = {
-    "data parallel": "all ranks hold all; gradients are all-reduced in a ring over all of them",
-    "hierarchical all-reduce": "the same; gradients are added up within each node first, then between nodes",
-    "ZeRO-1": "slots are sharded; each rank updates its part and gathers the others'",
+    "data parallel": "every rank holds everything; gradients are all-reduced in one ring",
+    "hierarchical all-reduce": "the same; gradients are summed within each node first, then between nodes",
+    "ZeRO-1": "slots are sharded; each rank updates its part of the weights and gathers the rest",
     "FSDP": "weights, gradients and slots are sharded; weights are gathered where a layer needs them",
     "tensor parallel": "pairs of kernels are sharded over a node's ranks (mesh: batch x model)",
     "pipeline": "layers are cut into stages over a node's ranks (mesh: batch x stages), 1F1B",
@@ -58,15 +58,15 @@ _LEGEND = (
 
 
 def with_device(config: Config, options: ScalingOptions) -> Config:
-    """Return the configuration with the device of the prediction: GPUs also where nobody chose, but speaks of them.
+    """Return the configuration with the device of the prediction: GPUs if none is chosen but options are about GPUs.
 
     Raises:
         ConfigError: a GPU is named, and a CPU chosen.
     """
     if config.device == "cpu" and options.gpu is not None:
         raise ConfigError(f"--gpu {options.gpu}: is for --device cuda")
-    speaks_of_gpus = options.gpu is not None or options.node is not None
-    return replace(config, device="cuda") if config.device == "auto" and speaks_of_gpus else config
+    about_gpus = options.gpu is not None or options.node is not None
+    return replace(config, device="cuda") if config.device == "auto" and about_gpus else config
 
 
 def machine_of(config: Config, options: ScalingOptions, comm: Communicator) -> tuple[Machine, str]:

@@ -172,7 +172,7 @@ def test_measured_rates_are_options():
     assert stated(Rates(1.5e11, 4e10, Link(5e9, 4e-6))) == "--gflops 150 --memory-bandwidth 40GB --link 5GB,4us"
 
 
-def test_who_speaks_of_gpus_means_them(ask):
+def test_options_about_gpus_choose_gpus(ask):
     said = ["--ranks", "1-2", "--hidden", "8", "--node-gpus", "8", "--network", "200Gb"]
     assert "machine: H100, SXM, " in text(ask(*said))
     assert "machine: A100, SXM, " in text(ask("--ranks", "1", "--hidden", "8", "--gpu", "A100"))
