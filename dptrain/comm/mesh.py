@@ -91,6 +91,9 @@ class MeshCommunicator(Communicator):
     def all_to_all(self, parts: Array, counts: Sequence[int], out: Array, out_counts: Sequence[int]) -> None:
         self._comm.all_to_all(parts, counts, out, out_counts)
 
+    def reduce_scatter(self, parts: Array, out: Array, counts: Sequence[int], over: str = "sum") -> None:
+        self._comm.reduce_scatter(parts, out, counts, over)
+
     def group(self, ranks: Sequence[int]) -> Communicator:
         return self._comm.group(ranks)
 
