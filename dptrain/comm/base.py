@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.comm.node import reduced, rounds
+from dptrain.comm.node import NodeMessages, reduced, rounds
 from dptrain.errors import AgreedError, DptrainError, ExitCode
 from dptrain.registry.serialization import plain
 from dptrain.runtime.failure import exit_code_of, phase
@@ -83,6 +83,17 @@ class Communicator(ABC):
         Args:
             buffer: an array; or device memory with `__cuda_array_interface__`, where `why_not_cuda_aware` is empty.
         """
+
+    def node_messages(self, like: Sequence[tuple[int, np.dtype[Any]]]) -> NodeMessages | None:
+        """Return memory in which the ranks can sum arrays without a message, or None where they share none.
+
+        They add up in the tree of `TreeSum`. Arrays of other messages may lie in the same memory. Collective where
+        arrays of these sizes are asked for the first time.
+
+        Args:
+            like: elements and type of each array.
+        """
+        return None
 
     def sums_in_a_tree(self, nbytes: int) -> bool:
         """Whether `allreduce_sum` adds the ranks' buffers of so many bytes as `TreeSum` does, to the same bits."""

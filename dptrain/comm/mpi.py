@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from socket import gethostname
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ from dptrain.runtime import watchdog
 from dptrain.runtime.exit_codes import replace_abort
 from dptrain.runtime.failure import abort_with_success
 from dptrain.runtime.launcher import LaunchInfo
-from dptrain.runtime.records import Collective
+from dptrain.runtime.records import Collective, numbers_of
 
 # MPI counts are C ints; a larger buffer goes as several messages of at most this many elements.
 _MAX_COUNT = 1 << 28
@@ -82,6 +83,8 @@ class MpiCommunicator(Communicator):
         self._windows: list[MPI.Win] = []
         self._together: node.NodeCollectives | None = None
         self._has_tried = False
+        self._arena: Array = np.empty((0, 0), np.uint8)
+        self._messages: dict[Any, node.NodeMessages | None] = {}
         self._post = _Post(world)
         self.rank, self.size = world.rank, world.size
         self.local_rank, self.local_size = self._node.rank, self._node.size
@@ -147,6 +150,48 @@ class MpiCommunicator(Communicator):
         self._world.Alltoallv([bits, counts, MPI.UINT16_T], [own.view(np.uint16), shares, MPI.UINT16_T])
         np.copyto(flat[mine], tree_sum(own), casting="unsafe")
         self._world.Allgatherv(MPI.IN_PLACE, [bits, counts, MPI.UINT16_T])
+
+    def node_messages(self, like: Sequence[tuple[int, np.dtype[Any]]]) -> node.NodeMessages | None:
+        """Lay arrays out in shared memory where all are on one node.
+
+        All begin at its begin, so that it is as large as the largest need. What a rank writes there without the others
+        lies apart from what others may still read of the sum before.
+        """
+        key = tuple((size, dtype.name) for size, dtype in like)
+        if key not in self._messages:
+            self._messages[key] = self._laid_out(like) if self.local_size == self.size > 1 else None
+        return self._messages[key]
+
+    def _laid_out(self, like: Sequence[tuple[int, np.dtype[Any]]]) -> node.NodeMessages | None:
+        line = node.APART * 8
+        starts = list(accumulate((-(-size * dtype.itemsize // line) * line for size, dtype in like), initial=0))
+        if self._arena.shape[1] < starts[-1]:
+            shape = (self.size + 2, max(starts[-1], 2 * self._arena.shape[1], self.size * line))
+            with self._record.collective(Collective.SHARED_ARRAY, group=self._group):
+                memory = self._shared_memory(math.prod(shape) + line)
+                if memory is None:
+                    return None
+                begin = -np.frombuffer(memory, np.uint8).ctypes.data % line
+                self._arena = np.ndarray(shape, np.uint8, buffer=memory, offset=begin)
+                if self.local_rank == 0:
+                    self._arena[-1] = 0
+                self._node.Barrier()
+        *places, counters = self._arena
+        made = []
+        for (size, dtype), start in zip(like, starts, strict=False):
+            *given, found = (one[start : start + size * dtype.itemsize].view(dtype) for one in places)
+            told = numbers_of(Collective.ALL_REDUCE, size, dtype.char, group=self._group)
+            made.append(node.NodeMessage(given, found, told))
+        arrived = counters[: self.size * line].view(np.int64).reshape(self.size, node.APART)
+        beside = [] if self._ring is None else [one.progress for one in self._ring.beside]
+        spins = self.size <= (os.cpu_count() or 1)
+        return node.NodeMessages(self.rank, made, arrived, self._record.progress, beside, self._attend, spins)
+
+    def _attend(self) -> None:
+        """Look whether the neighbours are in the same collective, and let MPI go on with what this rank has sent."""
+        if self._ring is not None:
+            self._ring.check()
+        self._world.Iprobe()
 
     def sums_in_a_tree(self, nbytes: int) -> bool:
         """Where the sum is made in shared memory; MPI promises no order."""

@@ -4,6 +4,7 @@ Sums are those of `tree_sum`, so that every rank has the same bits at every run,
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +19,48 @@ LEAST = 1 << 14
 def shape(ranks: int) -> tuple[int, int, int]:
     """Return the shape of the shared memory, in bytes, for so many ranks."""
     return (2, ranks, PIECE)
+
+
+# Numbers between those that different ranks write, so that they do not lie in one cache line.
+APART = 8
+
+
+@dataclass(frozen=True)
+class NodeMessage:
+    """A sum over the ranks of this node, for code that adds it up by itself (`kernels/native_ranks.h`).
+
+    Attributes:
+        given: what each rank adds, flat; memory that all of them see, as all else here.
+        found: where the sum goes.
+        call: what a rank's record says while it is made, see `records.numbers_of`.
+    """
+
+    given: list[Array]
+    found: Array
+    call: tuple[int, int, int, int, int]
+
+
+@dataclass(frozen=True)
+class NodeMessages:
+    """Sums that are made in this order.
+
+    Attributes:
+        rank: this one of the node.
+        messages: the sums.
+        arrived: how often each rank has arrived, int64 of (ranks, `APART`), of which the first of each rank counts.
+        own: `Record.progress` of this rank.
+        beside: the same of its neighbours.
+        attend: what to call now and then while this rank waits; may raise.
+        spins: whether each rank has a core to itself.
+    """
+
+    rank: int
+    messages: list[NodeMessage]
+    arrived: Array
+    own: memoryview
+    beside: list[memoryview]
+    attend: Callable[[], None]
+    spins: bool
 
 
 class NodeCollectives:

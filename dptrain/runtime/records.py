@@ -87,6 +87,13 @@ _WORDS = (
 )
 
 
+def numbers_of(
+    kind: Collective, count: int, dtype: str, parts: Sequence[int] = (), group: int = 0
+) -> tuple[int, int, int, int, int]:
+    """Return what a record keeps of a collective, see `Record.collective`."""
+    return kind, count, ord(dtype), zlib.crc32(repr(list(parts)).encode()) if parts else 0, group
+
+
 class Record:
     """A rank's record: what it writes, and what others read. A context manager for a collective, see `collective`."""
 
@@ -145,8 +152,13 @@ class Record:
             parts: elements of each rank's part, where that must be the same too.
             group: what tells the ranks that meet from others that meet meanwhile; 0 for all ranks.
         """
-        self._next = kind, count, ord(dtype), zlib.crc32(repr(list(parts)).encode()) if parts else 0, group
+        self._next = numbers_of(kind, count, dtype, parts, group)
         return self
+
+    @property
+    def progress(self) -> memoryview:
+        """The position and what `numbers_of` says of the collective, as code that is compiled reads and writes them."""
+        return self._numbers[_POSITION : _GROUP + 1]
 
     def __enter__(self) -> None:
         _CALL.pack_into(self._bytes, 8 * _KIND, *self._next)

@@ -369,13 +369,16 @@ class Ring:
     Args:
         dog: of this rank.
         ranks: rising, this one among them.
+
+    Attributes:
+        beside: the records of its neighbours, at most two.
     """
 
     def __init__(self, dog: Watchdog, ranks: Sequence[int]) -> None:
         self._dog, self._ranks = dog, list(ranks)
         self._place = self._ranks.index(dog.launch.rank)
         beside = {self._ranks[self._place - 1], self._ranks[(self._place + 1) % len(self._ranks)]} - {dog.launch.rank}
-        self._beside = [dog.records[rank] for rank in sorted(beside)]
+        self.beside = [dog.records[rank] for rank in sorted(beside)]
 
     def check(self) -> None:
         """Compare with the neighbours what this rank is about to do with them, before MPI does.
@@ -384,7 +387,7 @@ class Ring:
             MismatchError: they are in something else.
         """
         own = self._dog.record
-        for peer in self._beside:
+        for peer in self.beside:
             if own.meets_otherwise(peer):
                 break
         else:

@@ -1,6 +1,7 @@
 """Leaves the other ranks waiting on one rank, in one of many ways. Arguments: way rank."""
 
 import ctypes
+import functools
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ if mine and way.startswith("before: "):  # dptrain is imported
 import numpy as np  # noqa: E402
 
 import dptrain as dp  # noqa: E402
+from dptrain.backend.cpu.node_sums import NodeSums  # noqa: E402
 from dptrain.cli.main import main  # noqa: E402
 from dptrain.comm import Communicator, current  # noqa: E402
 from dptrain.comm.mesh import MeshCommunicator  # noqa: E402
@@ -74,7 +76,22 @@ def scatter(comm: Communicator) -> None:
     comm.reduce_scatter(np.zeros(10_000), np.zeros(5000), [5000, 5000])
 
 
+@functools.cache
+def sums_of(size: int) -> NodeSums:
+    found = group.node_messages([(size, np.dtype(np.float32))])
+    assert found is not None
+    return NodeSums(found)
+
+
+def add(size: int) -> None:
+    own, found = sums_of(size).memory(0)
+    own[:] = 1
+    sums_of(size).sum(0)
+    assert (found == group.size).all()
+
+
 MEETINGS = {
+    "sum": lambda: add(9),
     "gather": lambda: gather(group, [3000, 7000]),
     "scatter": lambda: scatter(group),
     "exchange": lambda: group.all_to_all(np.zeros(6), [3, 3], np.zeros(6), [3, 3]),
