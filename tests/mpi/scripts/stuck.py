@@ -65,6 +65,7 @@ DEEDS = {
     "raise": lambda: [][0],
     "other counts": lambda: gather(group, [7000, 3000]),
     "scatter": lambda: scatter(group),
+    "other size": lambda: add(8),
 }
 
 
