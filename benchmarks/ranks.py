@@ -99,8 +99,8 @@ def main() -> int:
     report.add(f"- Versions: {versions(('dptrain', 'numpy', 'mpi4py', 'mpich'))}")
     report.add(
         f"- One process with {ranks} threads, and {ranks} ranks with one each; {options.rounds} rounds of "
-        f"{options.epochs} epochs of {options.samples} samples; samples/s of the median epoch, median (min to max) of the "
-        "rounds; ratios are those of a round; losses of the last epoch",
+        f"{options.epochs} epochs of {options.samples} samples; samples/s of the median epoch, median (min to max) of "
+        "the rounds; ratios are those of a round; losses of the last epoch",
         "",
         "| network | batch | " + " | ".join([*ways, *(f"{name} / one" for name in others), "losses"]) + " |",
         "|---|---|" + "---|" * (len(ways) + len(others) + 1),
