@@ -40,6 +40,8 @@ struct Context {
     dp_Multiply<double, double> *multiply_double;
     dp_Multiply<dp_bfloat16, float> *multiply_bfloat16;
     dp_Multiply<dp_float16, float> *multiply_float16;
+    const struct dp_Message *const *messages;               // of native_ranks.h
+    int64_t (*sum)(const struct dp_Message *message);       // over the ranks; not 0 where that fails
     char *sums;         // of blocks of rows, in the loop that is executed
 };
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.comm.node_sum import tree_sum
+from dptrain.comm.node import NodeMessages, reduced, rounds
 from dptrain.errors import AgreedError, DptrainError, ExitCode
 from dptrain.registry.serialization import plain
 from dptrain.runtime.failure import exit_code_of, phase
@@ -24,6 +24,8 @@ Array = npt.NDArray[Any]
 
 # Of facts that ranks do not share, how many a message shows.
 _SHOWN = 3
+# Elements of all ranks' parts that a reduce-scatter takes at a time: what it needs beside them is twice as much.
+_SCATTERED = 1 << 20
 
 
 class Mail(NamedTuple):
@@ -82,6 +84,17 @@ class Communicator(ABC):
             buffer: an array; or device memory with `__cuda_array_interface__`, where `why_not_cuda_aware` is empty.
         """
 
+    def node_messages(self, like: Sequence[tuple[int, np.dtype[Any]]]) -> NodeMessages | None:
+        """Return memory in which the ranks can sum arrays without a message, or None where they share none.
+
+        They add up in the tree of `TreeSum`. Arrays of other messages may lie in the same memory. Collective where
+        arrays of these sizes are asked for the first time.
+
+        Args:
+            like: elements and type of each array.
+        """
+        return None
+
     def sums_in_a_tree(self, nbytes: int) -> bool:
         """Whether `allreduce_sum` adds the ranks' buffers of so many bytes as `TreeSum` does, to the same bits."""
         return self.size <= 2  # a + b = b + a
@@ -122,10 +135,15 @@ class Communicator(ABC):
             counts: elements of each part.
             over: "sum", or "max" for the greatest of each element.
         """
-        own = np.empty((self.size, counts[self.rank]), parts.dtype)
-        self.all_to_all(parts, counts, own.reshape(-1), [counts[self.rank]] * self.size)
-        with np.errstate(all="ignore"):  # infinities and NaNs are results
-            np.copyto(out, own.max(axis=0) if over == "max" else tree_sum(own), casting="unsafe")
+        starts, step = np.cumsum([0, *counts]).tolist(), max(_SCATTERED // self.size, 1)
+        for begin, ends in rounds(counts, step):
+            lengths = np.diff(ends).tolist()
+            given = [parts[start + begin :][:length] for start, length in zip(starts, lengths, strict=False)]
+            mine = lengths[self.rank]
+            own = np.empty((self.size, mine), parts.dtype)
+            self.all_to_all(np.concatenate(given), lengths, own.reshape(-1), [mine] * self.size)
+            with np.errstate(all="ignore"):  # infinities and NaNs are results
+                reduced(list(own), out[begin : begin + mine], over)
 
     @abstractmethod
     def group(self, ranks: Sequence[int]) -> "Communicator":

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.comm.base import Array, Communicator, Mail
+from dptrain.comm.node import NodeMessages
 from dptrain.errors import ConfigError
 
 # The axis along which rows of the batch are sharded.
@@ -107,6 +108,9 @@ class MeshCommunicator(Communicator):
     def allreduce_sum(self, buffer: Any) -> None:
         self._comm.allreduce_sum(buffer)
 
+    def node_messages(self, like: Sequence[tuple[int, np.dtype[Any]]]) -> NodeMessages | None:
+        return self._comm.node_messages(like)
+
     def sums_in_a_tree(self, nbytes: int) -> bool:
         return self._comm.sums_in_a_tree(nbytes)
 
@@ -118,6 +122,9 @@ class MeshCommunicator(Communicator):
 
     def all_to_all(self, parts: Array, counts: Sequence[int], out: Array, out_counts: Sequence[int]) -> None:
         self._comm.all_to_all(parts, counts, out, out_counts)
+
+    def reduce_scatter(self, parts: Array, out: Array, counts: Sequence[int], over: str = "sum") -> None:
+        self._comm.reduce_scatter(parts, out, counts, over)
 
     def group(self, ranks: Sequence[int]) -> Communicator:
         return self._comm.group(ranks)

@@ -1,8 +1,11 @@
 """The communicator of ranks that MPI started. The only module that calls MPI, but for the abort in failure.py."""
 
+import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
 from socket import gethostname
 from typing import Any, cast
 
@@ -10,15 +13,17 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from dptrain.comm import node_sum
+from dptrain.comm import node
 from dptrain.comm.base import Array, Communicator, Mail, pack, unpack
 from dptrain.comm.cuda_aware import why_not
+from dptrain.comm.node import rounds
+from dptrain.comm.node_sum import is_half, tree_sum
 from dptrain.errors import AgreedError, ConfigError, MismatchError
 from dptrain.runtime import watchdog
 from dptrain.runtime.exit_codes import replace_abort
 from dptrain.runtime.failure import abort_with_success
 from dptrain.runtime.launcher import LaunchInfo
-from dptrain.runtime.records import Collective
+from dptrain.runtime.records import Collective, numbers_of
 
 # MPI counts are C ints; a larger buffer goes as several messages of at most this many elements.
 _MAX_COUNT = 1 << 28
@@ -69,15 +74,17 @@ class MpiCommunicator(Communicator):
 
     Args:
         world: all these ranks.
-        compares: whether all ranks of the job sum the same numbers of elements in each collective of these ranks.
+        group: what tells them from others that meet meanwhile; 0 for all ranks of the job.
     """
 
-    def __init__(self, world: MPI.Intracomm, *, compares: bool = True) -> None:
-        self._world, self._compares = world, compares
+    def __init__(self, world: MPI.Intracomm, group: int = 0) -> None:
+        self._world, self._group = world, group
         self._node = cast(MPI.Intracomm, world.Split_type(MPI.COMM_TYPE_SHARED))
         self._windows: list[MPI.Win] = []
-        self._node_sum: node_sum.NodeSum | None = None
-        self._node_has_room = True
+        self._together: node.NodeCollectives | None = None
+        self._has_tried = False
+        self._arena: Array = np.empty((0, 0), np.uint8)
+        self._messages: dict[Any, node.NodeMessages | None] = {}
         self._post = _Post(world)
         self.rank, self.size = world.rank, world.size
         self.local_rank, self.local_size = self._node.rank, self._node.size
@@ -85,6 +92,7 @@ class MpiCommunicator(Communicator):
         self._node.Allreduce(MPI.IN_PLACE, lowest, op=MPI.MIN)
         self.node = int(lowest[0])
         self._record = watchdog.record()
+        self._ring = watchdog.ring(self._node.allgather(MPI.COMM_WORLD.rank))
 
     @property
     def description(self) -> str:
@@ -94,22 +102,39 @@ class MpiCommunicator(Communicator):
     def allreduce_sum(self, buffer: Any) -> None:
         """Sum in place over all ranks: in shared memory where all are on one node, else by MPI."""
         flat = buffer.reshape(-1)
-        together = self._summing(flat.nbytes) if isinstance(flat, np.ndarray) else None
+        together = self._in_memory(flat.nbytes) if isinstance(flat, np.ndarray) else None
+        with self._meeting(Collective.ALL_REDUCE, flat):
+            if together is not None:
+                together.sum(flat)
+                return
+            for start in range(0, flat.size, _MAX_COUNT):
+                piece = flat[start : start + _MAX_COUNT]
+                if is_half(flat.dtype):
+                    self._sum_halves(piece)
+                else:
+                    self._world.Allreduce(MPI.IN_PLACE, piece, op=MPI.SUM)
+
+    @contextmanager
+    def _meeting(self, kind: Collective, array: Any = None, parts: Sequence[int] = ()) -> Iterator[None]:
+        """Say that this rank is in a collective, and compare with its neighbours what all ranks must have alike.
+
+        Args:
+            kind: of the collective.
+            array: of as many elements, and of the type, that all ranks have; None where they may differ.
+            parts: elements of each rank's part of it.
+
+        Raises:
+            MismatchError: the ranks are in different collectives.
+            ConfigError: MPI fails for another reason.
+        """
         try:
-            told = (flat.size, flat.dtype.char) if self._compares else ()
-            with self._record.collective(Collective.ALL_REDUCE, *told):
-                watchdog.check_sum()
-                if together is not None:
-                    together.sum(flat)
-                    return
-                for start in range(0, flat.size, _MAX_COUNT):
-                    piece = flat[start : start + _MAX_COUNT]
-                    if node_sum.is_half(flat.dtype):
-                        self._sum_halves(piece)
-                    else:
-                        self._world.Allreduce(MPI.IN_PLACE, piece, op=MPI.SUM)
+            count, dtype = (0, "\0") if array is None else (array.size, array.dtype.char)
+            with self._record.collective(kind, count, dtype, parts, self._group):
+                if self._ring is not None:
+                    self._ring.check()
+                yield
         except MPI.Exception as error:
-            different = watchdog.who_is_where()
+            different = "" if self._ring is None else self._ring.who_is_where()
             raise MismatchError(different) if different else ConfigError(f"MPI: {error}") from error
 
     @np.errstate(all="ignore")  # infinities and NaNs are results
@@ -123,12 +148,54 @@ class MpiCommunicator(Communicator):
         own = np.empty((self.size, counts[self.rank]), flat.dtype)
         bits, shares = flat.view(np.uint16), np.full(self.size, counts[self.rank], np.int32)
         self._world.Alltoallv([bits, counts, MPI.UINT16_T], [own.view(np.uint16), shares, MPI.UINT16_T])
-        np.copyto(flat[mine], node_sum.tree_sum(own), casting="unsafe")
+        np.copyto(flat[mine], tree_sum(own), casting="unsafe")
         self._world.Allgatherv(MPI.IN_PLACE, [bits, counts, MPI.UINT16_T])
+
+    def node_messages(self, like: Sequence[tuple[int, np.dtype[Any]]]) -> node.NodeMessages | None:
+        """Lay arrays out in shared memory where all are on one node.
+
+        All begin at its begin, so that it is as large as the largest need. What a rank writes there without the others
+        lies apart from what others may still read of the sum before.
+        """
+        key = tuple((size, dtype.name) for size, dtype in like)
+        if key not in self._messages:
+            self._messages[key] = self._laid_out(like) if self.local_size == self.size > 1 else None
+        return self._messages[key]
+
+    def _laid_out(self, like: Sequence[tuple[int, np.dtype[Any]]]) -> node.NodeMessages | None:
+        line = node.APART * 8
+        starts = list(accumulate((-(-size * dtype.itemsize // line) * line for size, dtype in like), initial=0))
+        if self._arena.shape[1] < starts[-1]:
+            shape = (self.size + 2, max(starts[-1], 2 * self._arena.shape[1], self.size * line))
+            with self._record.collective(Collective.SHARED_ARRAY, group=self._group):
+                memory = self._shared_memory(math.prod(shape) + line)
+                if memory is None:
+                    return None
+                begin = -np.frombuffer(memory, np.uint8).ctypes.data % line
+                self._arena = np.ndarray(shape, np.uint8, buffer=memory, offset=begin)
+                if self.local_rank == 0:
+                    self._arena[-1] = 0
+                self._node.Barrier()
+        *places, counters = self._arena
+        made = []
+        for (size, dtype), start in zip(like, starts, strict=False):
+            *given, found = (one[start : start + size * dtype.itemsize].view(dtype) for one in places)
+            told = numbers_of(Collective.ALL_REDUCE, size, dtype.char, group=self._group)
+            made.append(node.NodeMessage(given, found, told))
+        arrived = counters[: self.size * line].view(np.int64).reshape(self.size, node.APART)
+        beside = [] if self._ring is None else [one.progress for one in self._ring.beside]
+        spins = self.size <= (os.cpu_count() or 1)
+        return node.NodeMessages(self.rank, made, arrived, self._record.progress, beside, self._attend, spins)
+
+    def _attend(self) -> None:
+        """Look whether the neighbours are in the same collective, and let MPI go on with what this rank has sent."""
+        if self._ring is not None:
+            self._ring.check()
+        self._world.Iprobe()
 
     def sums_in_a_tree(self, nbytes: int) -> bool:
         """Where the sum is made in shared memory; MPI promises no order."""
-        return super().sums_in_a_tree(nbytes) or self._summing(nbytes) is not None
+        return super().sums_in_a_tree(nbytes) or self._in_memory(nbytes) is not None
 
     def broadcast(self, buffer: Array) -> None:
         """Send rank 0's buffer to all, `MPI_Bcast`."""
@@ -139,27 +206,72 @@ class MpiCommunicator(Communicator):
                 self._world.Bcast(flat[start : start + _MAX_COUNT], root=0)
 
     def all_gather(self, part: Array, out: Array, counts: Sequence[int]) -> None:
-        """`MPI_Allgatherv`."""
-        bits = _bits(part.dtype)
-        with self._record.collective(Collective.ALL_GATHER):
-            self._world.Allgatherv(part.view(bits), [out.view(bits), np.array(counts, np.int32)])
+        """Gather in shared memory where all are on one node, else by `MPI_Allgatherv`."""
+        _require(part, counts[self.rank], out, sum(counts))
+        together = self._in_memory(out.nbytes)
+        with self._meeting(Collective.ALL_GATHER, out, counts):
+            if together is not None:
+                together.all_gather(part, out, counts)
+                return
+            for begin, ends in rounds(counts, step := self._step):
+                own = part[begin:][: ends[self.rank + 1] - ends[self.rank]]
+                taken = out if max(counts) <= step else np.empty(ends[-1], out.dtype)
+                self._world.Allgatherv(_bits(own), [_bits(taken), np.diff(ends).astype(np.int32)])
+                if taken is not out:
+                    for mine, theirs in _places(counts, begin, ends):
+                        out[mine] = taken[theirs]
 
     def all_to_all(self, parts: Array, counts: Sequence[int], out: Array, out_counts: Sequence[int]) -> None:
-        """`MPI_Alltoallv`."""
-        bits = _bits(parts.dtype)
-        given, taken = np.array(counts, np.int32), np.array(out_counts, np.int32)
-        with self._record.collective(Collective.ALL_TO_ALL):
-            self._world.Alltoallv([parts.view(bits), given], [out.view(bits), taken])
+        """`MPI_Alltoallv`, once each rank knows that the others have for it what it expects."""
+        _require(parts, sum(counts), out, sum(out_counts))
+        with self._meeting(Collective.ALL_TO_ALL):
+            told = np.array([[count, parts.itemsize, max(counts)] for count in counts], np.int64)
+            found = np.empty_like(told)
+            self._world.Alltoall(told, found)
+            for rank, (count, itemsize, _) in enumerate(found.tolist()):
+                if (count, itemsize) != (out_counts[rank], out.itemsize):
+                    raise MismatchError(
+                        f"an all-to-all: rank {rank} of {self.size} has {count} elements of {itemsize} bytes for rank "
+                        f"{self.rank}, which expects {out_counts[rank]} of {out.itemsize}"
+                    )
+            longest, step = int(found[:, 2].max()), self._step
+            both = (rounds(one, step, longest) for one in (counts, out_counts))
+            for (begin, given), (_, taken) in zip(*both, strict=True):
+                sent, coming = parts, out
+                if longest > step:
+                    sent = np.concatenate([parts[mine] for mine, _ in _places(counts, begin, given)])
+                    coming = np.empty(taken[-1], out.dtype)
+                lengths = [np.diff(one).astype(np.int32) for one in (given, taken)]
+                self._world.Alltoallv([_bits(sent), lengths[0]], [_bits(coming), lengths[1]])
+                if coming is not out:
+                    for mine, theirs in _places(out_counts, begin, taken):
+                        out[mine] = coming[theirs]
+
+    def reduce_scatter(self, parts: Array, out: Array, counts: Sequence[int], over: str = "sum") -> None:
+        """Add in shared memory where all are on one node, else what `all_to_all` brings."""
+        _require(parts, sum(counts), out, counts[self.rank])
+        together = self._in_memory(parts.nbytes)
+        if together is None:
+            super().reduce_scatter(parts, out, counts, over)
+            return
+        with self._meeting(Collective.REDUCE_SCATTER, parts, counts):
+            together.reduce_scatter(parts, out, counts, over)
+
+    @property
+    def _step(self) -> int:
+        """How many elements of each rank's part travel in one message."""
+        return max(_MAX_COUNT // self.size, 1)
 
     def group(self, ranks: Sequence[int]) -> Communicator:
         """Split these ranks, `MPI_Comm_split`."""
+        (lowest,) = self._world.group.Translate_ranks([ranks[0]], MPI.COMM_WORLD.group)
         with self._record.collective(Collective.SPLIT):
-            return MpiCommunicator(cast(MPI.Intracomm, self._world.Split(ranks[0], self.rank)), compares=False)
+            return MpiCommunicator(cast(MPI.Intracomm, self._world.Split(ranks[0], self.rank)), 1 + lowest)
 
     def allgather_bytes(self, message: bytes) -> list[bytes]:
         """Exchange the lengths, then the bytes, `MPI_Allgatherv`."""
         lengths = np.empty(self.size, np.int32)
-        with self._record.collective(Collective.ALL_GATHER):
+        with self._record.collective(Collective.ALL_GATHER, group=self._group):
             self._world.Allgather(np.array([len(message)], np.int32), lengths)
             together = bytearray(int(lengths.sum()))
             self._world.Allgatherv([message, MPI.BYTE], [together, lengths, MPI.BYTE])
@@ -184,7 +296,7 @@ class MpiCommunicator(Communicator):
 
     def node_barrier(self) -> None:
         """`MPI_Barrier` over this node's ranks."""
-        with self._record.collective(Collective.NODE_BARRIER):
+        with self._record.collective(Collective.NODE_BARRIER, group=self._group):
             self._node.Barrier()
 
     def shared_array(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> tuple[Array, bool]:
@@ -195,26 +307,36 @@ class MpiCommunicator(Communicator):
         """
         dtype = np.dtype(dtype)
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        with self._record.collective(Collective.SHARED_ARRAY):  # on nodes of one rank as well, so that all count alike
-            if self.local_size == 1 or not self._fits_in_shared_memory(nbytes):
-                return np.empty(shape, dtype), True
-            window = MPI.Win.Allocate_shared(nbytes if self.local_rank == 0 else 0, 1, comm=self._node)
-        self._windows.append(window)  # dropping it would unmap the memory under the array
-        memory: Any = window.Shared_query(0)[0]
+        # On nodes of one rank as well, so that all count alike.
+        with self._record.collective(Collective.SHARED_ARRAY, group=self._group):
+            memory = None if self.local_size == 1 else self._shared_memory(nbytes)
+        if memory is None:
+            return np.empty(shape, dtype), True
         return np.ndarray(shape, dtype, buffer=memory), self.local_rank == 0
 
-    def _summing(self, nbytes: int) -> node_sum.NodeSum | None:
-        """Return what sums so much in memory that all ranks share, made at the first, or None for MPI. Collective."""
-        if self.size == 1 or nbytes < node_sum.LEAST:
+    def _shared_memory(self, nbytes: int) -> Any:
+        """Return memory that all ranks of this node see, or None where there is no room for it. Collective."""
+        if not self._fits_in_shared_memory(nbytes):
             return None
-        if self._node_sum is None and self._node_has_room and self.local_size == self.size:
-            shape = node_sum.shape(self.size)
-            with self._record.collective(Collective.SHARED_ARRAY):
-                self._node_has_room = self._fits_in_shared_memory(int(np.prod(shape)))
-            if self._node_has_room:
-                shared, _ = self.shared_array(shape, np.uint8)
-                self._node_sum = node_sum.NodeSum(shared, self.rank, self._node.Barrier)
-        return self._node_sum
+        window = MPI.Win.Allocate_shared(nbytes if self.local_rank == 0 else 0, 1, comm=self._node)
+        self._windows.append(window)  # dropping it would unmap the memory under the array
+        return window.Shared_query(0)[0]
+
+    def _in_memory(self, nbytes: int) -> node.NodeCollectives | None:
+        """Return what handles so much in memory that all ranks share, or None for MPI. Collective.
+
+        It is made at the first collective, however small: groups that meet side by side may have larger and smaller
+        ones, and are to count alike.
+        """
+        if not self._has_tried and self.size > 1:
+            self._has_tried, shape = True, node.shape(self.size)
+            with self._record.collective(Collective.SHARED_ARRAY, group=self._group):
+                memory = self._shared_memory(math.prod(shape)) if self.local_size == self.size else None
+                if memory is not None:
+                    shared = np.ndarray(shape, np.uint8, buffer=memory)
+                    # With a barrier of its own, which is not taken for that of a rank in another call.
+                    self._together = node.NodeCollectives(shared, self.rank, self._node.Dup().Barrier)
+        return None if nbytes < node.LEAST else self._together
 
     def _fits_in_shared_memory(self, nbytes: int) -> bool:
         try:
@@ -227,9 +349,25 @@ class MpiCommunicator(Communicator):
         return bool(fits[0])
 
 
-def _bits(dtype: np.dtype[Any]) -> npt.DTypeLike:
-    """Return a type that MPI knows of as many bytes."""
-    return {1: np.uint8, 2: np.uint16}.get(dtype.itemsize, dtype)
+def _bits(array: Array) -> Array:
+    """Return an array's numbers as a type that MPI knows, of as many bytes."""
+    return array.view({1: np.uint8, 2: np.uint16}.get(array.itemsize, array.dtype))
+
+
+def _require(given: Array, size: int, out: Array, out_size: int) -> None:
+    """Refuse arrays that are shorter than what MPI would read and write."""
+    if (given.shape, out.shape, out.dtype) != ((size,), (out_size,), given.dtype):
+        raise ConfigError(
+            f"a collective of {given.dtype} {given.shape} into {out.dtype} {out.shape}: expected one type, and "
+            f"{(size,)} into {(out_size,)}"
+        )
+
+
+def _places(counts: Sequence[int], begin: int, ends: Sequence[int]) -> Iterator[tuple[slice, slice]]:
+    """Yield where each rank's piece of a round, see `rounds`, lies among all parts, and among the pieces."""
+    for count, start, first, last in zip(counts, np.cumsum([0, *counts]).tolist(), ends[:-1], ends[1:], strict=False):
+        offset = start + min(begin, count)
+        yield slice(offset, offset + last - first), slice(first, last)
 
 
 class _Post(watchdog.Post):

@@ -1,62 +1,12 @@
-"""Sums over the ranks of one node in memory that they share: no copies through MPI's own buffers.
+"""Sums in one fixed binary tree, ((0 + 1) + (2 + 3)) and so on: of a rank's shards, and of what ranks have."""
 
-The summands are added in one fixed binary tree, ((0 + 1) + (2 + 3)) and so on, so that every rank has the same bits at
-every run, which MPI promises for two ranks alone; it is the tree in which a rank adds its own shards.
-"""
-
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
-
-# Bytes that are summed at a time, so that the pieces of some ranks stay in the caches between them.
-PIECE = 1 << 20
-# Below this MPI is faster: the ranks meet less often there (measured with MPICH 5.0: some 5 us against 2).
-LEAST = 1 << 14
-
-
-def shape(ranks: int) -> tuple[int, int, int]:
-    """Return the shape of the shared memory, in bytes, for so many ranks."""
-    return (2, ranks, PIECE)
-
-
-class NodeSum:
-    """Sums in place over the ranks of this node.
-
-    Args:
-        shared: memory that all of them see, of `shape` and type uint8.
-        rank: this one among them.
-        barrier: returns once all of them have called it.
-    """
-
-    def __init__(self, shared: Array, rank: int, barrier: Callable[[], None]) -> None:
-        self._shared, self._rank, self._barrier = shared, rank, barrier
-        self._half = 0
-
-    @np.errstate(all="ignore")  # infinities and NaNs are results
-    def sum(self, flat: Array) -> None:
-        """Replace a flat array by its sum over the ranks. Collective."""
-        step = PIECE // flat.itemsize
-        for start in range(0, flat.size, step):
-            self._piece(flat[start : start + step])
-
-    def _piece(self, piece: Array) -> None:
-        # A half is written again only after the collective over the other, which no rank enters while it reads this.
-        half, self._half = self._shared[self._half], 1 - self._half
-        summands = [one[: piece.nbytes].view(piece.dtype) for one in half]
-        np.copyto(summands[self._rank], piece)
-        self._barrier()
-        ranks = len(summands)
-        if ranks == 2:
-            np.add(summands[0], summands[1], out=piece)
-            return
-        share = slice(piece.size * self._rank // ranks, piece.size * (self._rank + 1) // ranks)
-        np.copyto(summands[0][share], tree_sum(one[share] for one in summands), casting="unsafe")
-        self._barrier()
-        np.copyto(piece, summands[0])
 
 
 def is_half(dtype: np.dtype[Any]) -> bool:

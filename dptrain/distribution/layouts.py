@@ -141,8 +141,8 @@ class TensorLayout:
 class LayoutMap(MutableMapping[str, Any]):
     """Layouts by the paths of variables. It is read by a path and set by a key, which is a regular expression.
 
-    A path gets the layout of the key that it equals, else of the one that matches all of it (`re.fullmatch`), else None.
-    So "dense.*kernel" is the key of "dense/kernel" and "dense_1/kernel".
+    A path gets the layout of the key that it equals, else of the one that matches all of it (`re.fullmatch`), else
+    None. So "dense.*kernel" is the key of "dense/kernel" and "dense_1/kernel".
 
     Args:
         device_mesh: of the layouts.

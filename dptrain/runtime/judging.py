@@ -65,6 +65,8 @@ class Observation:
         process: the state of its process.
         position: 2n - 1 in its n-th collective, 2n after it.
         call: what it meets the others in, or did last.
+        kind: of that.
+        group: which ranks meet there; 0 for all of them.
         phase: name, epoch and step of what it does; 0 for none.
         rounds: how often it has gone round in work in which ranks do not meet; 0 outside such work.
         place: where its Python code is; "" where that is not known.
@@ -79,6 +81,8 @@ class Observation:
     process: ProcessState = ProcessState.RUNNING
     position: int = 0
     call: str = ""
+    kind: int = 0
+    group: int = 0
     phase: tuple[str, int, int] = ("training", 0, 0)
     rounds: int = 0
     place: str = ""
@@ -141,7 +145,7 @@ def judge(observations: Sequence[Observation], limits: Limits, *, sees_all: bool
         if one.state == State.LEFT and late:
             return found(one, f"left{_for(late)}")
     for one in patient:
-        together = [other for other in patient if other.position == one.position]
+        together = [other for other in patient if _should_meet(one, other)]
         calls = [other.call for other in together]
         if len(set(calls)) > 1:
             odd = min(together, key=lambda other: (calls.count(other.call), -other.rank))
@@ -170,6 +174,11 @@ def judge(observations: Sequence[Observation], limits: Limits, *, sees_all: bool
     if waited >= limits.of(limits.warning, phase) and sees_all:
         return found(culprit, text, False)
     return None
+
+
+def _should_meet(one: Observation, other: Observation) -> bool:
+    """Whether two ranks are to be in the same call; groups side by side may have other numbers of elements."""
+    return one.position == other.position and (one.group == other.group or one.kind != other.kind)
 
 
 def _stall(

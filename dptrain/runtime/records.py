@@ -14,6 +14,8 @@ import re
 import signal
 import struct
 import sys
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -25,7 +27,7 @@ from dptrain.runtime.ownership import is_own, open_own
 FOLDER = "/dev/shm"
 _BYTES = 512
 # Numbers of a record, int64 each, and then text, padded with zero bytes.
-_PID, _STARTED, _STATE, _POSITION, _KIND, _COUNT, _DTYPE, _EPOCH, _STEP, _ROUNDS = range(10)
+_PID, _STARTED, _STATE, _POSITION, _KIND, _COUNT, _DTYPE, _PARTS, _GROUP, _EPOCH, _STEP, _ROUNDS = range(12)
 _NAME = slice(128, 128 + NAME_BYTES)
 _PLACE = slice(192, 320)
 _SEGMENTS = slice(320, _BYTES)
@@ -33,8 +35,8 @@ _SEGMENTS = slice(320, _BYTES)
 # The names of types whose characters NumPy does not know, but ml_dtypes.
 _NOT_OF_NUMPY = {"E": "bfloat16"}
 
-# Collective, count, dtype.
-_CALL = struct.Struct("qqq")
+# Collective, count, dtype, checksum of the ranks' parts, group.
+_CALL = struct.Struct("qqqqq")
 
 # Ranks of a job on a node that a file may have records of: a larger file is none of ours.
 _MOST_RANKS = 1 << 14
@@ -66,8 +68,9 @@ class Collective(IntEnum):
     NODE_BARRIER = 4
     SHARED_ARRAY = 5
     ALL_TO_ALL = 6
-    SPLIT = 7
-    END = 8
+    REDUCE_SCATTER = 7
+    SPLIT = 8
+    END = 9
 
 
 _WORDS = (
@@ -78,9 +81,17 @@ _WORDS = (
     "a barrier of nodes",
     "a shared array",
     "an all-to-all",
+    "a reduce-scatter",
     "a split into groups",
     "the end of the job",
 )
+
+
+def numbers_of(
+    kind: Collective, count: int, dtype: str, parts: Sequence[int] = (), group: int = 0
+) -> tuple[int, int, int, int, int]:
+    """Return what a record keeps of a collective, see `Record.collective`."""
+    return kind, count, ord(dtype), zlib.crc32(repr(list(parts)).encode()) if parts else 0, group
 
 
 class Record:
@@ -89,7 +100,7 @@ class Record:
     def __init__(self, memory: memoryview | None = None) -> None:
         self._bytes = memoryview(bytearray(_BYTES)) if memory is None else memory
         self._numbers = self._bytes.cast("q")
-        self._next = (0, 0, 0)
+        self._next = (0, 0, 0, 0, 0)
 
     @property
     def pid(self) -> int:
@@ -129,45 +140,65 @@ class Record:
         self._bytes[:] = bytes(_BYTES)
         self._numbers[_PID], self._numbers[_STARTED], self._numbers[_STATE] = pid, started, State.STARTED
 
-    def collective(self, kind: Collective, count: int = 0, dtype: str = "\0") -> "Record":
+    def collective(
+        self, kind: Collective, count: int = 0, dtype: str = "\0", parts: Sequence[int] = (), group: int = 0
+    ) -> "Record":
         """Say which collective the rank is about to enter: `with record.collective(...)`.
 
         Args:
             kind: of the collective.
-            count: its elements, where they must be the same on all ranks.
+            count: its elements, where they must be the same on all ranks that meet.
             dtype: their type, as NumPy's character.
+            parts: elements of each rank's part, where that must be the same too.
+            group: what tells the ranks that meet from others that meet meanwhile; 0 for all ranks.
         """
-        self._next = kind, count, ord(dtype)
+        self._next = numbers_of(kind, count, dtype, parts, group)
         return self
+
+    @property
+    def progress(self) -> memoryview:
+        """The position and what `numbers_of` says of the collective, as code that is compiled reads and writes them."""
+        return self._numbers[_POSITION : _GROUP + 1]
 
     def __enter__(self) -> None:
         _CALL.pack_into(self._bytes, 8 * _KIND, *self._next)
         self._numbers[_POSITION] += 1  # the last: who sees it sees what belongs to it
 
-    def sums_otherwise(self, other: "Record") -> bool:
-        """Whether another rank is in the same collective, but sums another number of elements, or of another type.
+    def meets_otherwise(self, other: "Record") -> bool:
+        """Whether another rank is in a collective of arrays as well, but of another kind, count, type, or parts.
 
-        Of two ranks that are not in the same kind of collective it says nothing.
+        Of a rank that is in one without arrays it says nothing: it stays there.
         """
         mine, others = self._numbers, other._numbers
-        if others[_POSITION] != mine[_POSITION] or others[_KIND] != mine[_KIND]:
+        if others[_POSITION] != mine[_POSITION] or not others[_DTYPE]:
             return False
-        differs = others[_COUNT] != mine[_COUNT] or others[_DTYPE] != mine[_DTYPE]
+        differs = others[_KIND : _GROUP + 1] != mine[_KIND : _GROUP + 1]
         return differs and others[_POSITION] == mine[_POSITION]  # it has not gone on meanwhile
 
     def __exit__(self, *_: object) -> None:
         self._numbers[_POSITION] += 1
 
     @property
+    def kind(self) -> int:
+        """What the rank meets the others in, or has last: a `Collective`."""
+        return self._numbers[_KIND]
+
+    @property
+    def group(self) -> int:
+        """Whom it meets there, see `collective`."""
+        return self._numbers[_GROUP]
+
+    @property
     def call(self) -> str:
         """What the rank meets the others in, or has last, in words."""
-        kind, count, dtype = (self._numbers[one] for one in (_KIND, _COUNT, _DTYPE))
+        kind, count, dtype, parts = self._numbers[_KIND:_GROUP]
         if not dtype:
             return _WORDS[kind]
         from numpy import dtype as named  # not before somebody waits
 
         name = chr(dtype)
-        return f"{_WORDS[kind]} of {count} {_NOT_OF_NUMPY.get(name) or named(name)}"
+        cut = f" in parts with the checksum {parts:08x}" if parts else ""
+        return f"{_WORDS[kind]} of {count} {_NOT_OF_NUMPY.get(name) or named(name)}{cut}"
 
     @property
     def phase_memory(self) -> tuple[memoryview, memoryview]:

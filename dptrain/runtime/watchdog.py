@@ -76,10 +76,11 @@ class Watchdog:
     Attributes:
         limits: for how long ranks may wait.
         record: this rank's.
+        records: of all ranks; those of other nodes stay empty.
     """
 
     def __init__(self, launch: LaunchInfo, table: RecordTable, variable: str = "") -> None:
-        self.launch, self.record = launch, table.records[launch.rank]
+        self.launch, self.record, self.records = launch, table.records[launch.rank], table.records
         self.limits = Limits()
         self._table, self._pid, self._host = table, os.getpid(), socket.gethostname()
         self._variable = variable
@@ -93,7 +94,6 @@ class Watchdog:
         self._end = threading.Event()
         self._left = False
         self._here: Sequence[int] = range(launch.size)  # ranks that this node may have
-        self._beside: Sequence[Record] = ()  # those of the ranks before and after this one there
         self._leaders: Sequence[int] = ()
         self._post: Post | None = None
         self._told: dict[int, tuple[float, list[Observation]]] = {}  # by leader: when, and what it sees
@@ -137,9 +137,6 @@ class Watchdog:
                 there = Observation(rank, host, pid, State.JOINED, position=position, phase=self.record.phase)
                 self._told[rank] = self._awake, [there]
         self._here, self._leaders, self._post = here, sorted(leaders), post
-        mine = here.index(self.launch.rank)
-        beside = {here[mine - 1], here[(mine + 1) % len(here)]} - {self.launch.rank}
-        self._beside = [self._table.records[rank] for rank in sorted(beside)]
         self.record.segments = records.segments()
         self.record.state = State.JOINED
         self.record.__exit__()
@@ -163,7 +160,7 @@ class Watchdog:
         self._end.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(2)  # no call of MPI may be under way when it ends
-        here = [self._table.records[rank].state for rank in self._here]
+        here = [self.records[rank].state for rank in self._here]
         if met or here.count(State.LEFT) >= self.launch.local_size:
             self._table.remove()
 
@@ -185,32 +182,13 @@ class Watchdog:
             os.close(self._launcher_guard)
         self.record.collective = _refuse  # type: ignore[assignment, method-assign]
 
-    def check_sum(self) -> None:
-        """Compare with the next ranks of this node what this rank is about to sum, before MPI does.
+    def ring(self, ranks: Sequence[int]) -> "Ring":
+        """Return those of some ranks that meet, all of this node, as this one looks at them."""
+        return Ring(self, ranks)
 
-        In a ring of ranks that do not all sum the same, there are two neighbours that do not, and the later of them
-        finds the earlier here.
-
-        Raises:
-            MismatchError: they sum other numbers of elements.
-        """
-        own = self.record
-        for peer in self._beside:
-            if own.sums_otherwise(peer):
-                break
-        else:
-            return
-        end = time.monotonic() + QUIET  # by then the others have come, or are stuck for another reason
-        records = [self._table.records[rank] for rank in self._here]
-        while time.monotonic() < end and any(one.position < own.position for one in records):
-            time.sleep(0.01)
-        # One line is enough: another neighbour may have found the same, and an abort takes less than a turn.
-        time.sleep(min(list(self._here).index(self.launch.rank), 3) * _TURN / 2)
-        raise MismatchError(self.who_is_where())
-
-    def who_is_where(self) -> str:
-        """Say who of this node is in which collective, where they are not in the same."""
-        observations = [self._observe(self._table.records[rank].pid, rank) for rank in self._here]
+    def who_is_where(self, ranks: Sequence[int]) -> str:
+        """Say which of these ranks of this node is in which collective, where they are not in the same."""
+        observations = [self._observe(self.records[rank].pid, rank) for rank in ranks]
         return mismatch(observations) if len({one.call for one in observations}) > 1 else ""
 
     # What the others do
@@ -246,7 +224,7 @@ class Watchdog:
 
     def _look(self) -> None:
         """Look at all ranks once, and say what is wrong."""
-        table = self._table.records
+        table = self.records
         # Before all have met, who is on another node cannot be told from who has not come.
         one_node = self.launch.local_size == self.launch.size
         absent = [rank for rank in self._here if table[rank].state == State.ABSENT]
@@ -267,7 +245,7 @@ class Watchdog:
 
     def _observe(self, pid: int, rank: int) -> Observation:
         """Return what is seen of a rank of this node."""
-        record = self._table.records[rank]
+        record = self.records[rank]
         state = record.state
         if state == State.ABSENT:
             return self._absent(rank)
@@ -278,6 +256,8 @@ class Watchdog:
             state,
             position=record.position,
             call=record.call,
+            kind=record.kind,
+            group=record.group,
             phase=record.phase,
             rounds=record.rounds,
             place=record.place,
@@ -379,6 +359,50 @@ class Watchdog:
 
     def _print(self, line: str) -> None:
         streams.write_error(f"{line}\n")  # the main thread may hold Python's buffers
+
+
+class Ring:
+    """Ranks of a node that meet in collectives of arrays, and compare what they meet in.
+
+    Where not all are in the same, two neighbours are not, and the later of them finds the earlier in its own.
+
+    Args:
+        dog: of this rank.
+        ranks: rising, this one among them.
+
+    Attributes:
+        beside: the records of its neighbours, at most two.
+    """
+
+    def __init__(self, dog: Watchdog, ranks: Sequence[int]) -> None:
+        self._dog, self._ranks = dog, list(ranks)
+        self._place = self._ranks.index(dog.launch.rank)
+        beside = {self._ranks[self._place - 1], self._ranks[(self._place + 1) % len(self._ranks)]} - {dog.launch.rank}
+        self.beside = [dog.records[rank] for rank in sorted(beside)]
+
+    def check(self) -> None:
+        """Compare with the neighbours what this rank is about to do with them, before MPI does.
+
+        Raises:
+            MismatchError: they are in something else.
+        """
+        own = self._dog.record
+        for peer in self.beside:
+            if own.meets_otherwise(peer):
+                break
+        else:
+            return
+        end = time.monotonic() + QUIET  # by then the others have come, or are stuck for another reason
+        records = [self._dog.records[rank] for rank in self._ranks]
+        while time.monotonic() < end and any(one.position < own.position for one in records):
+            time.sleep(0.01)
+        # One line is enough: another neighbour may have found the same, and an abort takes less than a turn.
+        time.sleep(min(self._place, 3) * _TURN / 2)
+        raise MismatchError(self.who_is_where())
+
+    def who_is_where(self) -> str:
+        """See `Watchdog.who_is_where`."""
+        return self._dog.who_is_where(self._ranks)
 
 
 def seconds_between_looks(ranks: int, cores: int) -> float:
@@ -540,15 +564,9 @@ def joined(here: Sequence[int], leaders: Mapping[int, tuple[str, int]], post: Po
         _own.joined(here, leaders, post)
 
 
-def check_sum() -> None:
-    """See `Watchdog.check_sum`; called in the collective."""
-    if _own is not None:
-        _own.check_sum()
-
-
-def who_is_where() -> str:
-    """Say who of this node is in which collective, or has been last, where that is not the same; else ""."""
-    return "" if _own is None else _own.who_is_where()
+def ring(ranks: Sequence[int]) -> Ring | None:
+    """See `Watchdog.ring`; None where nobody watches."""
+    return None if _own is None else _own.ring(ranks)
 
 
 def limit(warning: float | None = None, timeout: float | None = None, environ: Mapping[str, str] = os.environ) -> None:

@@ -25,6 +25,7 @@ class Case:
         text: what follows host and PID in the last line, as a regular expression.
         ranks: of the job.
         environment: of the job.
+        code: that it exits with.
     """
 
     way: str
@@ -32,6 +33,7 @@ class Case:
     text: str
     ranks: int = 2
     environment: dict[str, str] = field(default_factory=dict)
+    code: int = 77
 
 
 STEP = "training, epoch 1, step 3"
@@ -39,7 +41,9 @@ PLACE = r"[\w.]+:\d+ in \S+"
 STOPPED = r"has been stopped for \d+ s"
 SILENT = r"ended without a word \(os._exit, or a signal\?\)"
 ABSENT = r"has not come for \d+ s"
-CALLS = "the ranks call different methods: rank 0 in an all-reduce of 1 int32"
+DIFFERENT = "the ranks call different methods:"
+CALLS = f"{DIFFERENT} rank 0 in an all-reduce of 1 int32"
+PARTS = rf"an all-gather of 10000 float64 in parts with the checksum [0-9a-f]{{8}} \({STEP}\)"
 END = "at the end of its script: left while rank 0 waits in"
 CASES = [
     Case("hook: stop", 1, f"{STEP}, last seen at {PLACE}: {STOPPED} while rank 0 waits in an all-reduce of 1"),
@@ -52,6 +56,23 @@ CASES = [
     Case("hook: other sum", 1, rf"{STEP}: {CALLS} \({STEP}\), rank 1 in an all-reduce of 100 float64 \({STEP}\)"),
     Case(
         "hook: exit of C", 1, rf"{STEP}, last seen at {PLACE}: {SILENT} while rank 0 waits in an all-reduce of 1 int32"
+    ),
+    # In groups of two, while the other group goes on.
+    Case("gather: stop", 3, rf"{STEP}, last seen at {PLACE}: {STOPPED} while ranks 0-2 wait in an all-gather", 4),
+    Case("scatter: exit of C", 0, rf"{STEP}, .*: {SILENT} while rank 1 waits in a reduce-scatter of 10000 float64"),
+    Case("scatter: raise", 1, rf"{STEP}: IndexError: list index out of range", code=1),
+    Case("exchange: lock", 0, rf"{STEP}, last seen at {PLACE}: {ABSENT} while rank 1 waits in an all-to-all"),
+    Case("sum: stop", 1, rf"{STEP}, last seen at {PLACE}: {STOPPED} while ranks 0, 2-3 wait in an all-reduce of 9", 4),
+    Case("sum: exit of C", 0, rf"{STEP}, .*: {SILENT} while rank 1 waits in an all-reduce of 9 float32"),
+    Case("sum: lock", 1, rf"{STEP}, last seen at {PLACE}: {ABSENT} while rank 0 waits in an all-reduce of 9 float32"),
+    Case("sum: raise", 0, rf"{STEP}: IndexError: list index out of range", code=1),
+    Case("sum: other size", 1, rf"{STEP}: {DIFFERENT} rank 0 in an all-reduce of 9 .*, rank 1 in an all-reduce of 8 "),
+    Case("split: stop", 1, rf"{STEP}, last seen at {PLACE}: {STOPPED} while rank 0 waits in a split into groups"),
+    Case("gather: other counts", 2, rf"{STEP}: {DIFFERENT} rank 2 in {PARTS}, rank 3 in {PARTS};", 4),
+    Case(
+        "gather: scatter",
+        1,
+        rf"{STEP}: {DIFFERENT} rank 0 in {PARTS}, rank 1 in a reduce-scatter of 10000 float64 in parts with the",
     ),
     Case("between: exit 3", 1, rf"user code, {END} an all-gather \(evaluate\)", 2, APART),
     Case("save: exit 0", 0, r"saving, at the end of its script: left while rank 1 waits in an all-gather \(saving\)"),
@@ -88,10 +109,11 @@ def done(tmp_path_factory) -> dict[int, Finished]:
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: f"{CASES[number].way}, {CASES[number].bad}")
 def test_a_rank_that_keeps_the_others_waiting_ends_the_job_and_is_named(done, number):
     case, job = CASES[number], done[number]
-    assert job.code == 77, job.err
+    assert job.code == case.code, job.err
     assert len(job.messages) == 1, job.err
     pid = "" if case.way == "before: raise" else r" pid \d+"
-    bad = r"\d" if case.way == "hook: other sum" else case.bad  # both see it, and either may say who is odd
+    both = case.way in ("hook: other sum", "gather: other counts", "gather: scatter", "sum: other size")
+    bad = r"\d" if both else case.bad  # both see it, and either may say who is odd
     assert re.match(rf"dptrain: rank {bad}/{case.ranks} host \S+{pid} {case.text}", job.messages[0]), job.err
 
 

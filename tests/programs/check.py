@@ -172,6 +172,9 @@ class Replayed:
         with np.errstate(all="ignore"):
             buffer += others
 
+    def node_messages(self, like: object) -> None:
+        """Messages are buffers of its own."""
+
     def sums_in_a_tree(self, nbytes: int) -> bool:
         """Whether sums are in an order of their own."""
         return False

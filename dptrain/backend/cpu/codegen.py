@@ -187,13 +187,19 @@ class _Writer:
         self.code.parts.append(NativeFunction(name))
 
     def _run(self) -> str:
-        """Return the function that executes many steps, where nothing else has to be done between them."""
+        """Return the function that executes many steps, where nothing else is between them but sums over ranks."""
         order = self.fused.program.inputs.get(ROWS)
         slot = None if order is None else self._slots.get(order)
         window = f"    c.p[{slot}] = order + 8 * starts[n];\n" if slot is not None else ""
         first = f"  char *order = c.p[{slot}];\n" if slot is not None else ""
         last = f"  c.p[{slot}] = order;\n" if slot is not None else ""
-        calls = [f"    {one.name}(c, n == steps - 1);\n" for one in self.code.parts if isinstance(one, NativeFunction)]
+        calls, messages = [], 0
+        for one in self.code.parts:
+            if isinstance(one, NativeFunction):
+                calls.append(f"    {one.name}(c, n == steps - 1);\n")
+            elif isinstance(one, list):
+                calls.append(f"    if (c.sum(c.messages[{messages}])) break;\n")
+                messages += 1
         moves = []
         for variable, new in self.fused.updates.items():  # what does not lie in the state itself
             old = self.fused.program.state[variable]

@@ -26,6 +26,7 @@ from dptrain.runtime.text import one_line
 # The headers of generated programs, and those of products.
 HEADERS = ("scalar.h", "half.h", "native.h", "native_calls.h")
 PRODUCT = ("scalar.h", "half.h", "native_product.h")
+SHARED = ("scalar.h", "half.h", "native_threads.h", "native_ranks.h")
 TILES = (*PRODUCT, "native_tiles.h")
 # No option lets the compiler join or reorder floating-point operations, so bits do not depend on it or on what it tunes
 # for. Without -ffp-contract=off it may round a multiply-add once, which NumPy rounds twice, and GCC decides anew for
@@ -105,9 +106,9 @@ def native_cache() -> Path:
 # What all programs share is compiled once.
 
 
-def dp_parallel() -> int:
-    """Return the address of `dp_parallel`, the threads; raises as `library`."""
-    return _address(library("", ("native_threads.h",), ("-pthread",)).dp_parallel)
+def shared(name: str) -> int:
+    """Return the address of a function of `native_threads.h` or `native_ranks.h`; raises as `library`."""
+    return _address(library("", SHARED, ("-pthread",))[name])
 
 
 @functools.cache

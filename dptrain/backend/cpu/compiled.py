@@ -7,8 +7,9 @@ from functools import partial
 import numpy as np
 
 from dptrain.backend.cpu.codegen import Code, NativeFunction, generate
-from dptrain.backend.cpu.compile import dp_parallel, library, products
+from dptrain.backend.cpu.compile import library, products, shared
 from dptrain.backend.cpu.denormals import flush_to_zero
+from dptrain.backend.cpu.node_sums import NodeSums, is_native
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DataError
 from dptrain.program.execute import HostMemory
@@ -47,6 +48,8 @@ class Context(ctypes.Structure):
         ("multiply_double", ctypes.c_void_p),
         ("multiply_bfloat16", ctypes.c_void_p),
         ("multiply_float16", ctypes.c_void_p),
+        ("messages", ctypes.c_void_p),
+        ("sum", ctypes.c_void_p),
         ("sums", ctypes.c_void_p),
     )
 
@@ -92,7 +95,7 @@ class CompiledExecutable:
         self._batch_rows = program.rows
         self._rows, self._first_row = self._batch_rows if rows is None else rows, first_row
         self.fused, self.code = lowered(program, alone=self._comm is None, join=join)
-        self._library, shared = self._compiled()
+        self._library, addresses = self._compiled()
         self.outputs: Mapping[str, Array] = {}
         memory.adopt(program.state)
         self._arrays = {one: memory.array(variable) for variable, one in program.state.items()}
@@ -103,8 +106,10 @@ class CompiledExecutable:
         self._outside = np.zeros(1, np.int64)
         own = (self._rows, first_row, self._batch_rows)
         table = (self._pointers.ctypes.data, self._lengths.ctypes.data, self._seeds.ctypes.data)
-        self._context = Context(*table, *own, self._outside.ctypes.data, max(threads, 1), *shared)
+        self._context = Context(*table, *own, self._outside.ctypes.data, max(threads, 1), *addresses)
         self._is_one_call = all(isinstance(one, NativeFunction) for one in self.code.parts)
+        self._sums: list[NodeSums] = []
+        self._has_met = not self.fused.reduced
         self.bind(arrays)
 
     def _compiled(self) -> tuple[ctypes.CDLL, list[int]]:
@@ -115,7 +120,7 @@ class CompiledExecutable:
         factors += [one for one in calls if isinstance(lowering_of(one), Windows)]
         types = {one.dtype.name for one in factors}
         made = [products(name) if name in types else None for name in _PRODUCTS]
-        own, parallel = library(self.code.source), dp_parallel()
+        own, parallel = library(self.code.source), shared("dp_parallel")
         return own, [parallel, *(0 if one is None else one.result() for one in made)]
 
     def bind(self, arrays: Mapping[str, Array]) -> None:
@@ -136,6 +141,11 @@ class CompiledExecutable:
                 raise ConfigError(f"input {name!r} has shape {given.shape}: expected {shape}")
             else:
                 self._arrays[one] = given
+        if self._has_met:
+            self._connect()
+
+    def _connect(self) -> None:
+        """Let the code know where all memory is."""
         for number, root in enumerate(self.code.roots):
             is_order = root is self.fused.program.inputs.get(ROWS) and self._is_one_call
             self._pointers[number] = (self._order if is_order else self._array(root)).ctypes.data
@@ -155,6 +165,10 @@ class CompiledExecutable:
         Raises:
             DataError: a step asks for rows that a table does not have.
         """
+        if not self._has_met:
+            self._lay_out_sums()
+            self._has_met = True
+            self._connect()
         positions = np.ascontiguousarray(starts, np.int64)
         if (
             ROWS in self.fused.program.inputs
@@ -169,6 +183,8 @@ class CompiledExecutable:
                 run, steps = self._library.run, ctypes.c_int64(positions.size)
                 with released():
                     run(ctypes.byref(self._context), ctypes.c_void_p(positions.ctypes.data), steps)
+                for one in self._sums:
+                    one.check()
             else:
                 for number, start in enumerate(positions, 1):
                     self._window[...] = self._order[start : start + len(self._window)]
@@ -198,6 +214,9 @@ class CompiledExecutable:
             return self._call(part)
         first, comm = part[0][1], self._comm
         assert comm is not None
+        if first in self._summed:
+            made, number = self._summed[first]
+            return lambda last: made.sum(number)
         if first.op is ALL_REDUCE:
             flat, about = self._messages[first], first.attributes
             return lambda last: all_reduce(flat, about["over"], comm.along(about["mesh"]))
@@ -241,17 +260,7 @@ class CompiledExecutable:
     # Memory
 
     def _place(self) -> None:
-        """Give every root that is computed its memory: in a message, in the state it replaces, or in the arena."""
-        self._messages: dict[Tensor, Array] = {}
-        for stage in self.fused.stages:
-            for message in stage.messages:
-                if message[0][1].op is not ALL_REDUCE:
-                    continue
-                ends = in_a_row(size(local(part.shape, self._rows)) for part, _ in message)
-                flat = aligned((ends[-1],), message[0][0].dtype)
-                for (part, reduced), place in zip(message, np.split(flat, ends[1:-1]), strict=True):
-                    self._messages[reduced] = flat
-                    self._arrays[part] = self._arrays[reduced] = place.reshape(local(part.shape, self._rows))
+        """Give every root that is computed its memory, but for messages: in the state it replaces, or in the arena."""
         replaced, found = planned(self.fused, self.code, self._rows)
         for one, old in replaced.items():
             self._arrays[one] = self._arrays[old].reshape(local(one.shape, self._rows))
@@ -260,6 +269,45 @@ class CompiledExecutable:
             place = arena[start : start + nbytes(one, self._rows)]
             self._arrays[one] = place.view(one.dtype).reshape(local(one.shape, self._rows))
         self.nbytes = found.size
+
+    def _lay_out_sums(self) -> None:
+        """Give what ranks sum its memory: that which they share where they do, else as much for part and sum."""
+        assert self._comm is not None
+        self._messages: dict[Tensor, Array] = {}
+        self._summed: dict[Tensor, tuple[NodeSums, int]] = {}
+        all_sums = [one for one in self.code.parts if isinstance(one, list) and one[0][1].op is ALL_REDUCE]
+        for axis in dict.fromkeys(one[0][1].attributes["mesh"] for one in all_sums):
+            here = [one for one in all_sums if one[0][1].attributes["mesh"] == axis and is_native(one[0][1])]
+            like = [(self._ends(one)[-1], one[0][0].dtype) for one in here]
+            memory = self._comm.along(axis).node_messages(like) if here else None
+            if memory is not None:
+                made = NodeSums(memory)
+                self._sums.append(made)
+                self._summed |= {message[0][1]: (made, number) for number, message in enumerate(here)}
+        for message in all_sums:
+            first, ends = message[0][1], self._ends(message)
+            if first in self._summed:
+                made, number = self._summed[first]
+                given, found = made.memory(number)
+            else:
+                given = found = self._messages[first] = aligned((ends[-1],), first.dtype)
+            cut = (np.split(flat, ends[1:-1]) for flat in (given, found))
+            for (part, reduced), *places in zip(message, *cut, strict=True):
+                shape = local(part.shape, self._rows)
+                self._arrays[part], self._arrays[reduced] = (one.reshape(shape) for one in places)
+        if all(isinstance(one, NativeFunction) or self._is_native(one) for one in self.code.parts):
+            self._is_one_call = True
+            addresses = [made.addresses[number] for made, number in (self._summed[one[0][1]] for one in all_sums)]
+            self._addresses = np.array(addresses, np.uint64)
+            self._context.messages, self._context.sum = self._addresses.ctypes.data, self._sums[0].function
+
+    def _is_native(self, part: Call | list[tuple[Tensor, Tensor]]) -> bool:
+        """Whether compiled code makes a part of a step by itself."""
+        return isinstance(part, list) and part[0][1] in self._summed
+
+    def _ends(self, message: Sequence[tuple[Tensor, Tensor]]) -> list[int]:
+        """Return where the tensors of a message begin, and the end."""
+        return in_a_row(size(local(part.shape, self._rows)) for part, _ in message)
 
 
 def lowered(program: Program, *, alone: bool = True, join: bool = True) -> tuple[Fused, Code]:

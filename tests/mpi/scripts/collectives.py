@@ -4,7 +4,10 @@ import ml_dtypes
 import numpy as np
 
 from dptrain import comm as comms
-from dptrain.comm import mpi
+from dptrain.comm import Communicator, mpi, node
+from dptrain.comm.mesh import MeshCommunicator
+from dptrain.comm.node_sum import tree_sum
+from dptrain.errors import ConfigError
 
 comm = comms.current()
 rank, size = comm.rank, comm.size
@@ -24,8 +27,8 @@ for count in (300_001, 4096, 7):
     buffer = terms[rank].copy()
     comm.allreduce_sum(buffer)
     np.testing.assert_allclose(buffer, terms.astype(float).sum(axis=0), rtol=1e-5, atol=1e-5)
-    assert (comm._node_sum is not None) == (size > 1)
-    if buffer.nbytes >= mpi.node_sum.LEAST:
+    assert (comm._together is not None) == (size > 1)
+    if buffer.nbytes >= node.LEAST:
         assert len(set(comm.allgather_bytes(buffer.tobytes()))) == 1
 
 # Half precision is added up in float32 and rounded once, on all ranks to the same bits; what is too large is infinite.
@@ -35,10 +38,57 @@ for dtype in (np.float16, ml_dtypes.bfloat16):
         terms[:, -1:] = np.finfo(np.float16).max
         buffer = terms[rank].copy()
         comm.allreduce_sum(buffer)
-        expected = mpi.node_sum.tree_sum(terms)
+        expected = tree_sum(terms)
         with np.errstate(over="ignore"):
             np.testing.assert_array_equal(buffer.view(np.uint16), expected.astype(dtype).view(np.uint16))
         assert np.isinf(buffer).any() == (dtype == np.float16 and count > 0 and size > 1)
+
+KINDS = [np.bool_, np.uint8, np.float16, ml_dtypes.bfloat16, np.float32, np.int64, np.float64]
+
+
+def check_parts(ranks: Communicator, kinds: list, longest: int = 40_000) -> None:
+    """Check what gathers and scatters, with parts of many lengths, small by MPI and large in shared memory."""
+    size, rank = ranks.size, ranks.rank
+    many = [[7] * size, [0] * size, [0, 5, 1, 0][:size], [3, 0, 0, longest][:size]]
+    many.append([longest // 2, 9, longest - 7, 0][:size])
+    for counts, dtype in ((counts, dtype) for counts in many for dtype in kinds):
+        terms = (np.random.default_rng(sum(counts)).normal(size=(size, sum(counts))) * 9).astype(dtype)
+        outs, starts = np.empty((2, counts[rank]), dtype), np.cumsum([0, *counts])
+        ranks.reduce_scatter(terms[rank], outs[0], counts)
+        ranks.reduce_scatter(terms[rank], outs[1], counts, "max")
+        mine = terms[:, starts[rank] : starts[rank + 1]]
+        assert outs[0].tobytes() == tree_sum(mine).astype(dtype).tobytes()
+        assert outs[1].tobytes() == mine.max(axis=0).tobytes()
+        whole = np.empty(sum(counts), dtype)
+        ranks.all_gather(outs[0], whole, counts)
+        assert whole.tobytes() == tree_sum(terms).astype(dtype).tobytes()
+        given = [counts[(rank + other) % size] for other in range(size)]
+        taken = np.empty(sum(given), dtype)
+        sent = [np.full(count, rank + 10 * other % 7, dtype) for other, count in enumerate(given)]
+        ranks.all_to_all(np.concatenate(sent), given, taken, given)  # which is symmetric
+        expected = [np.full(count, other + 10 * rank % 7, dtype) for other, count in enumerate(given)]
+        assert taken.tobytes() == np.concatenate(expected).tobytes()
+
+
+check_parts(comm, KINDS)
+if size == 4:
+    mesh = MeshCommunicator(comm, {"batch": 2, "model": 2})
+    for axis in mesh.lengths:
+        check_parts(mesh.along(axis), KINDS)
+    # Groups side by side may have other numbers of elements, on both sides of what goes through shared memory.
+    own = mesh.along("model")
+    for count in (10, 100_000):
+        counts = [count // (1 + mesh.coordinates["batch"]), 3]
+        found = np.empty(sum(counts))
+        own.all_gather(np.full(counts[own.rank], own.rank, float), found, counts)
+        np.testing.assert_array_equal(found, np.repeat([0.0, 1.0], counts))
+for part, counts in ((np.zeros(3), [2] * size), (np.zeros(2, np.float32), [2] * size)):
+    try:
+        comm.all_gather(part, np.zeros(2 * size), counts)
+        raise AssertionError("an array that is too short")
+    except ConfigError as error:
+        text = str(error)
+    assert text.startswith("a collective of float")
 
 two_d = np.full((3, 5), float(rank))
 comm.allreduce_sum(two_d)
@@ -55,6 +105,8 @@ np.testing.assert_array_equal(long, np.arange(37) * size)
 sent = np.arange(37) if rank == 0 else np.zeros(37, int)
 comm.broadcast(sent)
 np.testing.assert_array_equal(sent, np.arange(37))
+
+check_parts(comm, [np.float16, np.int64], 40)
 
 messages = comm.allgather_bytes(bytes([65 + rank]) * rank)
 assert messages == [bytes([65 + r]) * r for r in range(size)], messages
@@ -77,15 +129,19 @@ assert array[0, 0] == 7, "all ranks see one memory"
 comm._fits_in_shared_memory = lambda nbytes: False
 array, fill = comm.shared_array((10,), np.uint8)
 assert fill
-comm._node_sum, mpi._MAX_COUNT = None, 1 << 28
+comm._together, comm._has_tried, mpi._MAX_COUNT = None, False, 1 << 28
 buffer = np.full(300_001, rank, np.float32)
 comm.allreduce_sum(buffer)
 assert (buffer == size * (size - 1) / 2).all()
-assert comm._node_sum is None
+assert comm._together is None
+check_parts(comm, KINDS)
+mpi._MAX_COUNT = 30_000
+check_parts(comm, [np.bool_, np.float32])
+mpi._MAX_COUNT = 1 << 28
 terms = np.random.default_rng(0).normal(size=(size, 300_001)).astype(ml_dtypes.bfloat16)
 buffer = terms[rank].copy()
 comm.allreduce_sum(buffer)
-assert (buffer == mpi.node_sum.tree_sum(terms).astype(ml_dtypes.bfloat16)).all()
+assert (buffer == tree_sum(terms).astype(ml_dtypes.bfloat16)).all()
 comm.barrier()
 
 # Mail: every rank sends to every rank, itself as well, small and large, with collectives in between.

@@ -1,6 +1,7 @@
 """Leaves the other ranks waiting on one rank, in one of many ways. Arguments: way rank."""
 
 import ctypes
+import functools
 import os
 import signal
 import sys
@@ -18,9 +19,12 @@ if mine and way.startswith("before: "):  # dptrain is imported
 import numpy as np  # noqa: E402
 
 import dptrain as dp  # noqa: E402
+from dptrain.backend.cpu.node_sums import NodeSums  # noqa: E402
 from dptrain.cli.main import main  # noqa: E402
-from dptrain.comm import current  # noqa: E402
+from dptrain.comm import Communicator, current  # noqa: E402
+from dptrain.comm.mesh import MeshCommunicator  # noqa: E402
 from dptrain.runtime import watchdog  # noqa: E402
+from dptrain.runtime.failure import phase  # noqa: E402
 
 x = np.random.default_rng(0).integers(0, 256, (64, 4), np.uint8)
 y = (x[:, 0] // 128).astype(np.int64)
@@ -58,6 +62,41 @@ DEEDS = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "other call": lambda: current().node_barrier(),
     "other sum": lambda: current().allreduce_sum(np.zeros(100)),
+    "raise": lambda: [][0],
+    "other counts": lambda: gather(group, [7000, 3000]),
+    "scatter": lambda: scatter(group),
+    "other size": lambda: add(8),
+}
+
+
+def gather(comm: Communicator, counts: list[int]) -> None:
+    comm.all_gather(np.zeros(counts[comm.rank]), np.zeros(10_000), counts)
+
+
+def scatter(comm: Communicator) -> None:
+    comm.reduce_scatter(np.zeros(10_000), np.zeros(5000), [5000, 5000])
+
+
+@functools.cache
+def sums_of(size: int) -> NodeSums:
+    found = group.node_messages([(size, np.dtype(np.float32))])
+    assert found is not None
+    return NodeSums(found)
+
+
+def add(size: int) -> None:
+    own, found = sums_of(size).memory(0)
+    own[:] = 1
+    sums_of(size).sum(0)
+    assert (found == group.size).all()
+
+
+MEETINGS = {
+    "sum": lambda: add(9),
+    "gather": lambda: gather(group, [3000, 7000]),
+    "scatter": lambda: scatter(group),
+    "exchange": lambda: group.all_to_all(np.zeros(6), [3, 3], np.zeros(6), [3, 3]),
+    "split": lambda: current().group([current().rank]),
 }
 when, _, deed = way.partition(": ")
 
@@ -95,6 +134,18 @@ if when == "sweep":
     made = {"x": x, "y": y, "epochs": 2, "verbose": 0, "callbacks": lambda: [SweepHook()]}
     dp.sweep(build, {"units": [2, 3]}, seeds=[1, 2], **made)
     print("swept", flush=True)
+    sys.exit()
+if when in MEETINGS:  # of groups of two ranks
+    mesh = MeshCommunicator(current(), {"batch": current().size // 2, "model": 2})
+    group = mesh.along("model")
+    phase.enter("training")
+    for step in range(1, 5):
+        phase.epoch, phase.step = 1, step
+        if step == 3 and mine:
+            until_seen()
+            DEEDS[deed]()
+        MEETINGS[when]()
+    mesh.barrier()
     sys.exit()
 if when == "help":
     sys.exit(main(["--help"] if mine else ["--fast-dev-run"]))

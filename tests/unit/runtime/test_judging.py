@@ -126,6 +126,18 @@ def test_different_calls_are_found_at_once_and_all_are_named():
     )
 
 
+def test_groups_side_by_side_may_meet_over_other_numbers_of_elements():
+    beside = replace(WAITING, rank=2, group=3, call="an all-reduce of 6 float32")
+    assert found(WAITING, replace(WAITING, rank=1), beside, replace(beside, rank=3)) is None
+    for other in (
+        replace(beside, rank=3, kind=1, call="an all-gather of 6 float32"),
+        replace(WAITING, rank=3, group=3),
+    ):
+        finding = found(WAITING, beside, other)
+        assert finding is not None
+        assert "the ranks call different methods" in finding.text
+
+
 def test_all_in_the_same_call_that_does_not_end():
     both = [with_time(WAITING, 300), replace(WAITING, rank=1, since=300.0)]
     finding = found(*both)

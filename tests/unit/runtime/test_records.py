@@ -4,6 +4,7 @@ import mmap
 import os
 import subprocess
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -32,6 +33,9 @@ def test_what_one_process_writes_another_reads(folder):
     assert theirs.position == 2
     with ours.collective(Collective.ALL_GATHER):
         assert theirs.call == "an all-gather"
+    with ours.collective(Collective.REDUCE_SCATTER, 8, np.dtype(np.float32).char, [5, 3], 2):
+        assert (theirs.kind, theirs.group) == (Collective.REDUCE_SCATTER, 2)
+        assert theirs.call == f"a reduce-scatter of 8 float32 in parts with the checksum {zlib.crc32(b'[5, 3]'):08x}"
     phase = Phase("training")
     phase.epoch = 2
     phase.show(*ours.phase_memory)

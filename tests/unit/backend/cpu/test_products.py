@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ml_dtypes import bfloat16
 
 from dptrain.backend.cpu import compile as compiling
-from dptrain.backend.cpu.compile import compiler, dp_parallel, has_tiles, products
+from dptrain.backend.cpu.compile import compiler, has_tiles, products, shared
 from dptrain.backend.cpu.denormals import flush_to_zero
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
@@ -42,7 +42,7 @@ def product(a, b, *, threads=1, out=None, epilogue=None, step=1, function=None):
     )
     where = (of_a.ctypes.data, of_a.shape[1], of_b.ctypes.data, of_b.shape[1], found.ctypes.data)
     call = ctypes.CFUNCTYPE(ctypes.c_bool, *kinds)(function)
-    executed = call(dp_parallel(), threads, at, bt, m, n, k, *where, out is not None, then, None, step, 0)
+    executed = call(shared("dp_parallel"), threads, at, bt, m, n, k, *where, out is not None, then, None, step, 0)
     return found if epilogue is None or executed else None
 
 

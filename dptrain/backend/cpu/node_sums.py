@@ -1,0 +1,111 @@
+"""Sums over the ranks of a node that compiled code makes in memory which they share (`kernels/native_ranks.h`)."""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from dptrain.backend.cpu.compile import shared
+from dptrain.comm.node import NodeMessage, NodeMessages
+from dptrain.program.tensor import Array, Tensor
+
+# Of what is summed.
+TYPES = ("float32", "float64", "float16", "bfloat16")
+# Turns of looking out for the others, some 50 us of them, where nobody else waits for the core.
+_TURNS = 1000
+
+_Attend = ctypes.CFUNCTYPE(ctypes.c_int64)
+
+
+class _Message(ctypes.Structure):
+    """`dp_Message`."""
+
+    _fields_ = (
+        ("ranks", ctypes.c_int64),
+        ("rank", ctypes.c_int64),
+        ("count", ctypes.c_int64),
+        ("given", ctypes.c_void_p),
+        ("found", ctypes.c_void_p),
+        ("arrived", ctypes.c_void_p),
+        ("own", ctypes.c_void_p),
+        ("beside", ctypes.c_void_p * 2),
+        ("call", ctypes.c_int64 * 5),
+        ("turns", ctypes.c_int64),
+        ("add", ctypes.c_void_p),
+        ("attend", _Attend),
+    )
+
+
+def is_native(reduced: Tensor) -> bool:
+    """Whether an all-reduce is a sum of a type that is summed here."""
+    return reduced.attributes["over"] == "sum" and reduced.dtype.name in TYPES
+
+
+class NodeSums:
+    """Sums over the ranks of a node.
+
+    Args:
+        messages: their memory.
+
+    Attributes:
+        messages: as above.
+        addresses: of each sum, for generated code.
+        function: address of what makes one.
+    """
+
+    def __init__(self, messages: NodeMessages) -> None:
+        self.messages = messages
+        self._failure: BaseException | None = None
+        self._attend = _Attend(self._attended)
+        self._given: list[Any] = []  # what the structures point to
+        self._made = [self._message(one) for one in messages.messages]
+        self.addresses = [ctypes.addressof(one) for one in self._made]
+        self.function = shared("dp_sum")
+        self._sum = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(self.function)
+
+    def memory(self, number: int) -> tuple[Array, Array]:
+        """Return what this rank adds to one of the sums, and where that is found."""
+        message = self.messages.messages[number]
+        return message.given[self.messages.rank], message.found
+
+    def sum(self, number: int) -> None:
+        """Make one of the sums. Collective."""
+        self._sum(self.addresses[number])
+        self.check()
+
+    def check(self) -> None:
+        """Raise what has kept compiled code from making a sum."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _attended(self) -> int:
+        try:
+            self.messages.attend()
+        except BaseException as error:  # compiled code cannot raise it, Ctrl-C included
+            self._failure = error
+            return 1
+        return 0
+
+    def _message(self, one: NodeMessage) -> _Message:
+        about = self.messages
+        given = np.array([each.ctypes.data for each in one.given], np.uint64)
+        self._given.append(given)
+        beside = [_address(each) for each in about.beside]
+        return _Message(
+            ranks=len(one.given),
+            rank=about.rank,
+            count=one.found.size,
+            given=given.ctypes.data,
+            found=one.found.ctypes.data,
+            arrived=about.arrived.ctypes.data,
+            own=_address(about.own),
+            beside=(ctypes.c_void_p * 2)(*beside),
+            call=(ctypes.c_int64 * 5)(*one.call),
+            turns=_TURNS if about.spins else 0,
+            add=shared(f"dp_add_{one.found.dtype.name}"),
+            attend=self._attend,
+        )
+
+
+def _address(memory: memoryview) -> int:
+    return int(np.frombuffer(memory, np.int64).ctypes.data)

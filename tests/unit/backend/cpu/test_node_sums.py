@@ -1,0 +1,85 @@
+"""Sums that compiled code makes in memory which ranks share: the bits of the tree, and waits that end."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from dptrain.backend.cpu.compile import compiler
+from dptrain.backend.cpu.node_sums import NodeSums
+from dptrain.comm.node import APART, NodeMessage, NodeMessages
+from dptrain.comm.node_sum import tree_sum
+from dptrain.runtime.records import Collective, Record, numbers_of
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+KINDS = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
+
+
+def on_threads(ranks, like, attend=lambda: None, spins=True):
+    """Return the sums and records of ranks that are threads."""
+    arrived, records = np.zeros((ranks, APART), np.int64), [Record() for _ in range(ranks)]
+    made = []
+    for size, dtype in like:
+        found = np.empty(size, dtype)
+        told = numbers_of(Collective.ALL_REDUCE, size, found.dtype.char)
+        made.append(NodeMessage([np.empty(size, dtype) for _ in range(ranks)], found, told))
+    sums = []
+    for rank, record in enumerate(records):
+        beside = [records[rank - 1].progress, records[(rank + 1) % ranks].progress][: ranks - 1]
+        sums.append(NodeSums(NodeMessages(rank, made, arrived, record.progress, beside, attend, spins)))
+    return sums, records
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5, 8])
+def test_all_kinds_have_the_trees_bits_time_and_again(ranks):
+    sizes = [1, 7, 64, 1000, 5 * 512 * ranks + 3]
+    like = [(size, kind) for size in sizes for kind in KINDS]
+    rng = np.random.default_rng(ranks)
+    terms = [(rng.normal(size=(2, ranks, size)) * 1000).astype(kind) for size, kind in like]
+    sums, records = on_threads(ranks, like, spins=False)
+
+    def work(rank):
+        bits = []
+        for again in range(2):
+            for number, given in enumerate(terms):
+                own, found = sums[rank].memory(number)
+                own[:] = given[again, rank]
+                sums[rank].sum(number)
+                bits.append(found.tobytes())
+        return bits
+
+    with ThreadPoolExecutor(ranks) as pool:
+        found = list(pool.map(work, range(ranks)))
+    expected = [tree_sum(given[again]).astype(given.dtype).tobytes() for again in range(2) for given in terms]
+    assert found == [expected] * ranks
+    assert {one.position for one in records} == {2 * 2 * len(like)}
+    assert records[0].call == f"an all-reduce of {sizes[-1]} bfloat16"
+
+
+def test_what_the_watch_raises_ends_the_wait():
+    def attend():
+        raise RuntimeError("rank 1 is gone")
+
+    sums, records = on_threads(2, [(10, np.float32)], attend)
+    begin = time.monotonic()
+    with pytest.raises(RuntimeError, match="rank 1 is gone"):
+        sums[0].sum(0)
+    assert time.monotonic() - begin < 5
+    assert records[0].position == 2
+
+
+def test_a_neighbour_in_another_collective_is_seen_before_numbers_are_added():
+    seen = threading.Event()
+
+    def attend():
+        seen.set()
+        raise RuntimeError("other")
+
+    sums, records = on_threads(2, [(10, np.float32)], attend)
+    records[1].collective(Collective.ALL_REDUCE, 11, "f").__enter__()
+    with pytest.raises(RuntimeError, match="other"):
+        sums[0].sum(0)
+    assert seen.is_set()
