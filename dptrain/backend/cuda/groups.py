@@ -30,7 +30,8 @@ from dptrain.program.lowering import (
     lowering_of,
 )
 from dptrain.program.mesh import ALL_REDUCE
-from dptrain.program.messages import stages
+from dptrain.program.messages import SENT, stages
+from dptrain.program.operand import OPERATORS
 from dptrain.program.places import NOWHERE, ONE, Axis, Extent, Place, along, extent, merged, split
 from dptrain.program.program import Program
 from dptrain.program.shapes import Shape, is_one, size
@@ -134,6 +135,21 @@ def _in_order(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def _part(travels: Tensor) -> Tensor:
+    """Return the tensor in memory that a rank gives for one that travels, with its elements in their order.
+
+    An all-reduce is written over what it sums, so it stands for both. Others are given what they take where it lies, in
+    the state too; a copy if it lies in another order, or comes anew with every step.
+    """
+    if travels.op is ALL_REDUCE:
+        return travels
+    taken = travels.inputs[0]
+    beneath = _in_order(taken)
+    if beneath.variable is not None or not (beneath.op is None or beneath.op.is_view):
+        return beneath
+    return Tensor(OPERATORS["identity"], (taken,), {}, taken.shape, taken.dtype)
+
+
 def is_product(tensor: Tensor) -> bool:
     """Whether the tiled kernels compute it.
 
@@ -165,12 +181,13 @@ class Grouping:
     """The groups of a program.
 
     Args:
-        program: what is computed; all-reduces meet other ranks.
+        program: what is computed; the ops `SENT` meet other ranks.
         library: products of matrices are a library's, and nothing can be computed with them.
 
     Attributes:
         groups: in an order in which they can run.
-        anchors: tensors that groups compute.
+        anchors: tensors that groups compute, and those that come from other ranks.
+        parts: of each tensor that travels, what this rank gives for it; see `_part`.
         used: those that other groups than their own read.
         group_of: the group of each anchor.
         updates: what becomes of variables.
@@ -187,6 +204,7 @@ class Grouping:
         self._old = {new: program.state[variable] for variable, new in program.updates.items()}
         self._readers: dict[Tensor, set[Group]] = {}
         tensors = [one for one in program.tensors if one.op is not None]
+        self.parts = {one: _part(one) for one in tensors if one.op in SENT}
         self.anchors: dict[Tensor, None] = {}
         self._find_anchors(program, tensors)
         order = stages(program)
@@ -194,8 +212,10 @@ class Grouping:
         self._floor = 0
         for stage, found in enumerate(order):
             for one in found.order:
-                if one in self.anchors:
-                    self._add(one, stage)
+                made = self.parts.get(one, one)
+                comes = self.parts.get(made, made) is not made  # from other ranks
+                if made in self.anchors and made not in self.group_of and not comes:
+                    self._add(made, stage)
             self._floor = max((one.level for one in self.groups), default=0)
 
     # Anchors
@@ -206,8 +226,10 @@ class Grouping:
             if one.op is None:
                 continue
             lowering = one.op.lowering
-            if isinstance(lowering, Reduction) or one.op is ALL_REDUCE:
+            if isinstance(lowering, Reduction):
                 wanted[one] = None
+            elif (part := self.parts.get(one)) is not None:
+                wanted |= dict.fromkeys([one, *([part] if part.op is not None else [])])
             elif isinstance(lowering, Product | Convolution):
                 wanted |= dict.fromkeys([one, *(base for base, _ in factors_of(one) if base.op is not None)])
             elif is_rounding(one) and is_product(one.inputs[0]) and not self._library:
