@@ -56,4 +56,3 @@ for form in sys.argv[2:]:
     for mine, other in zip(step.program.state, alone.program.state, strict=True):
         key = at.key(mine.shape, layouts[mine]) if mine in parts else ()
         assert_near(parts.get(mine, mine).numpy(), state[other][key], "float32", 10)
-    print(form, ranks.rank, executable.launches, backend.planned_bytes(program, rows))

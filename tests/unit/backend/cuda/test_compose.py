@@ -1,0 +1,71 @@
+"""Where a GPU's messages begin, what they read and write, and the memory that they share with kernels."""
+
+import numpy as np
+import pytest
+
+from dptrain.backend.cuda.compose import Composition
+from dptrain.program.local import Place
+from dptrain.program.mesh import ALL_GATHER, ALL_REDUCE, BATCH, REDUCE_SCATTER
+from dptrain.program.placement import place
+from tests.unit.program.test_local import Deep, of_rank, program_of
+from tests.unit.program.test_mesh import FIRST, Perceptron
+
+
+def composed(program, rows=4):
+    return Composition(program, rows, 0, alone=False)
+
+
+def messages_of(made, op):
+    return [one for messages in made.messages for one in messages if one.results[0].op is op]
+
+
+def test_data_parallel_programs_are_what_they_were_before_their_rank_was_known():
+    placed = place(Perceptron(dtype="float32").program)
+    found = [
+        composed(one) for one in (placed, of_rank(Perceptron(dtype="float32"), {}, Place({BATCH: 2}, {BATCH: 0}))[0])
+    ]
+    assert len({one.source() for one in found}) == 1
+    assert len({(one.plan.size, tuple(map(len, one.stages))) for one in found}) == 1
+    sent = messages_of(found[0], ALL_REDUCE)
+    assert found[0].messages[0] == sent
+    assert all(one.parts == one.results for one in sent)  # the sum is written over the summands
+
+
+def test_new_weights_of_zero_1_are_gathered_into_the_variables():
+    step = Perceptron(dtype="float32")
+    made = composed(program_of({}, FIRST, {BATCH: 2}, step))
+    (gathers,) = messages_of(made, ALL_GATHER)
+    assert [made.targets[one].path for one in gathers.results] == ["w2", "b2", "w1", "b1"]
+    assert made.in_place >= set(gathers.results)
+    (scatter,) = messages_of(made, REDUCE_SCATTER)
+    assert not made.targets.keys() & {*scatter.parts, *scatter.results}
+    # Results lie in the arena like what kernels make; those of all-reduces do not.
+    assert {*scatter.parts, *scatter.results, *gathers.parts} <= made.plan.offsets.keys()
+    assert not {one for sums in messages_of(made, ALL_REDUCE) for one in sums.results} & made.plan.offsets.keys()
+
+
+def test_weights_are_given_where_they_lie_as_soon_as_a_stage_begins():
+    step = Perceptron(dtype="float32")
+    made = composed(program_of(FIRST, FIRST, {BATCH: 2}, step))
+    first, second, transposed = messages_of(made, ALL_GATHER)
+    assert [[one.variable.path for one in found.parts] for found in (first, second)] == [["w1", "b1"], ["w2", "b2"]]
+    assert (first.after, second.after) == (0, 0)
+    # What travels in another order than it has in memory is copied first, in the stage that sends it.
+    (part,) = transposed.parts
+    assert part.inputs == transposed.results[0].inputs
+    stage = next(number for number, messages in enumerate(made.messages) if transposed in messages)
+    writers = [[part in one.writes for one in kernel.functions] for kernel in made.stages[stage]]
+    assert any(writers[transposed.after - 1])
+    assert transposed.after < len(writers)  # it is on its way while the rest is computed
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_only_two_gathered_layers_are_there_at_a_time(dtype):
+    """One that is used, and one that is on its way."""
+    sizes = {}
+    for layers in (4, 12):
+        weights = dict.fromkeys((f"w{n}" for n in range(layers)), (BATCH, None))
+        sizes[layers] = composed(program_of(weights, {}, {BATCH: 4}, Deep(layers, dtype)), 1).plan.size
+    one_layer = 64 * 64 * np.dtype(dtype).itemsize
+    assert sizes[12] - sizes[4] < one_layer / 4
+    assert 2 * one_layer < sizes[12] < 4 * one_layer
