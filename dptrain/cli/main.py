@@ -132,6 +132,10 @@ def _run(argv: Sequence[str]) -> int:
         from dptrain.cli.model_function import loaded
 
         config = loaded(config, parsed, comm)
+    if config.mesh is not None and command == "train":
+        from dptrain.cli.mesh import arranged
+
+        comm = arranged(config.mesh, comm)
     _collect_from_here()
     return run(config, comm, parsed)
 

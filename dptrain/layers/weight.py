@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dptrain import initializers
 from dptrain.errors import ConfigError
 from dptrain.initializers import Initializer, InitializerLike
-from dptrain.program.tensor import FLOATX, Variable
+from dptrain.program.tensor import FLOATX, Storage, Variable
 from dptrain.random import default_seed, next_position
 
 # How many elements weights that are made now may still have, and in all; None where they are to be drawn.
@@ -99,6 +99,11 @@ class Weight(Variable):
     def is_initial(self) -> bool:
         """Whether it still has the value that was drawn for it."""
         return self._held is self._initial and self.storage is None
+
+    def move(self, storage: Storage | None) -> None:
+        """See `Variable`."""
+        super().move(storage)
+        self._initial = None
 
     def initialize(self, seed: int, position: int) -> None:
         """Draw the value anew.

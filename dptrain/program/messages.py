@@ -185,6 +185,22 @@ def exchange(message: Sequence[Tensor], parts: Sequence[Array], out: Sequence[Ar
             np.copyto(one, own.reshape(one.shape))
 
 
+def whole_of(part: Array, axis: int, counts: Sequence[int], comm: Communicator) -> Array:
+    """Return an array of which each rank has a part along an axis. Collective.
+
+    Args:
+        part: this rank's.
+        axis: as above.
+        counts: lengths of the ranks' parts along it.
+        comm: these ranks.
+    """
+    first = np.ascontiguousarray(np.moveaxis(part, axis, 0))
+    beside = size(first.shape[1:])
+    whole = np.empty((sum(counts), *first.shape[1:]), part.dtype)
+    comm.all_gather(first.reshape(-1), whole.reshape(-1), [n * beside for n in counts])
+    return np.ascontiguousarray(np.moveaxis(whole, 0, axis))
+
+
 def _counts(tensor: Tensor, whole: Array) -> list[int]:
     """Return the elements of each rank's part of what travels."""
     beside = whole.size // whole.shape[tensor.attributes["axis"]]

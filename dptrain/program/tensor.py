@@ -446,6 +446,8 @@ class Variable(Operand):
         """Let the value live on a device, which has it already, or (None) come back from there."""
         if storage is None and self.storage is not None:
             self._held = self._own(self.storage.read(self))
+        elif storage is not None:  # which says shape and type, and takes no memory
+            self._held = of_value(np.broadcast_to(np.zeros((), self.dtype), self.shape))
         self.storage = storage
 
     def __repr__(self) -> str:
