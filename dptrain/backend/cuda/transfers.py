@@ -46,7 +46,7 @@ class PinnedMove:
 
     Args:
         heap: of the device.
-        memory: on the way out and on the way back, of bytes; shared with what has come back when this begins.
+        memory: bytes for the way out, and for the way back; others may use them until this begins and after it ends.
         parts: what goes out.
         results: what comes in.
         replaces: whether ops that are queued between `begin` and `end` may read what lies where results will.
