@@ -46,7 +46,7 @@ class PinnedMove:
 
     Args:
         heap: of the device.
-        memory: bytes for the way out, and for the way back; others may use them until this begins and after it ends.
+        memory: bytes for the way out, and for the way back; messages of other stages may have the same.
         parts: what goes out.
         results: what comes in.
         replaces: whether ops that are queued between `begin` and `end` may read what lies where results will.
