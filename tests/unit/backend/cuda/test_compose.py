@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 
+from dptrain import ops
 from dptrain.backend.cuda.compose import Composition
+from dptrain.program.dims import Dim
 from dptrain.program.local import Place
 from dptrain.program.mesh import ALL_GATHER, ALL_REDUCE, BATCH, REDUCE_SCATTER
 from dptrain.program.placement import place
+from dptrain.program.program import trace
 from tests.unit.program.test_local import Deep, of_rank, program_of
 from tests.unit.program.test_mesh import FIRST, Perceptron
 
@@ -45,18 +48,33 @@ def test_new_weights_of_zero_1_are_gathered_into_the_variables():
 
 
 def test_weights_are_given_where_they_lie_as_soon_as_a_stage_begins():
-    step = Perceptron(dtype="float32")
-    made = composed(program_of(FIRST, FIRST, {BATCH: 2}, step))
-    first, second, transposed = messages_of(made, ALL_GATHER)
-    assert [[one.variable.path for one in found.parts] for found in (first, second)] == [["w1", "b1"], ["w2", "b2"]]
-    assert (first.after, second.after) == (0, 0)
-    # What travels in another order than it has in memory is copied first, in the stage that sends it.
-    (part,) = transposed.parts
-    assert part.inputs == transposed.results[0].inputs
-    stage = next(number for number, messages in enumerate(made.messages) if transposed in messages)
-    writers = [[part in one.writes for one in kernel.functions] for kernel in made.stages[stage]]
-    assert any(writers[transposed.after - 1])
-    assert transposed.after < len(writers)  # it is on its way while the rest is computed
+    made = composed(program_of(FIRST, FIRST, {BATCH: 2}, Perceptron(dtype="float32")))
+    found = [(one.after, [part.variable.path for part in one.parts]) for one in messages_of(made, ALL_GATHER)]
+    # The last one for the backward pass, which reads it transposed.
+    assert found == [(0, ["w1", "b1"]), (0, ["w2", "b2"]), (0, ["w2"])]
+    assert [one.results[-1].shape for one in messages_of(made, ALL_GATHER)] == [(8,), (5,), (8, 5)]
+
+
+class Strided(Deep):
+    """A step that gathers every other column of its weights."""
+
+    def traced(self):
+        (w,) = self.weights.values()
+
+        def step(x):
+            return {"y": ops.relu(ops.relu(x @ w[:, 1::2]) @ ops.transpose(w)[::2])}
+
+        return trace(step, {"x": ((Dim.rows(4), 64), self.dtype)})
+
+
+def test_what_lies_apart_is_copied_in_the_stage_that_sends_it():
+    made = composed(program_of({"w0": (BATCH, None)}, {}, {BATCH: 2}, Strided(1, "float32")))
+    assert [[one.shape for one in found.results] for found in messages_of(made, ALL_GATHER)] == [[(64, 32)], [(32, 64)]]
+    for stage, messages in zip(made.stages, made.messages, strict=True):
+        for message in messages:
+            (part,) = message.parts
+            assert part.shape == (32, 32)
+            assert any(part in one.writes for one in stage[message.after - 1].functions)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
