@@ -224,6 +224,11 @@ class Optimizer(ABC):
         found = tuple([self._slots[one][slot] for one in variables] for slot in names)
         return found[0] if isinstance(name, str) else found
 
+    @property
+    def slots(self) -> list[tuple[Variable, Variable]]:
+        """All slots, each with the variable that it belongs to."""
+        return [(slot, variable) for variable, own in self._slots.items() for slot in own.values()]
+
     def slots_of(self, variable: Variable) -> Mapping[str, Variable]:
         """Return the slots of a variable by name."""
         return self._slots[variable]

@@ -179,7 +179,8 @@ class Fused:
     def kept(self) -> set[Tensor]:
         """Return what becomes of the state, and of what other ranks get."""
         found = set(map(self.memory_of, self.updates.values()))
-        return found | {part for stage in self.stages for message in stage.messages for part, _ in message}
+        sent = (part for stage in self.stages for message in stage.messages for part, _ in message)
+        return found | set(map(self.memory_of, sent))
 
     def handed_out(self) -> set[Tensor]:
         """Return what a step leaves behind: what is `kept`, and what comes out."""

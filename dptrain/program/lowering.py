@@ -158,6 +158,9 @@ class UserKernel:
     output: int
 
 
+# What reads its operands in an order of its own, so that they must lie in memory whole.
+WHOLE = Scatter, Windows
+
 Lowering = (
     Element
     | ViewMap

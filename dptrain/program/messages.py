@@ -69,19 +69,22 @@ def stages(program: Program) -> list[Stage]:
             travels.setdefault(sent[tensor], []).append(tensor)
         else:
             alone.setdefault(level[tensor], []).append(tensor)
+
+    def order(one: Tensor) -> int:
+        number: int = one.attributes.get("number", depth[one])
+        return number
+
     last = max(level.values(), default=0)
     most = program.bucket_bytes if isinstance(program, PlacedProgram) else None
-    return [
-        Stage(alone.get(n, []), _together(sorted(travels.get(n, []), key=lambda one: depth[one]), most))
-        for n in range(last + 1)
-    ]
+    return [Stage(alone.get(n, []), _together(sorted(travels.get(n, []), key=order), most)) for n in range(last + 1)]
 
 
 def levels(program: Program) -> tuple[dict[Tensor, int], dict[Tensor, int]]:
     """Return the stage in which each tensor is there, and of what travels also the one at whose end it is sent.
 
     Sums are sent as soon as they can be. A gather is sent just before the first reader needs it, so that gathered
-    weights do not all lie in memory at once: with what else is gathered then, up to about the largest gather.
+    weights do not all lie in memory at once: with what else is gathered then, up to about the largest gather. Programs
+    of a mesh's ranks say the stage themselves, see `local.scheduled`.
     """
     tensors = program.tensors
     level: dict[Tensor, int] = {}
@@ -114,7 +117,9 @@ def levels(program: Program) -> tuple[dict[Tensor, int], dict[Tensor, int]]:
         for gather in dict.fromkeys(waiting):
             send(gather, level_of(others))
         own = level_of(tensor.inputs)
-        if tensor.op is ALL_GATHER:
+        if tensor.op in SENT and "stage" in tensor.attributes:
+            sent[tensor], level[tensor] = tensor.attributes["stage"], tensor.attributes["stage"] + 1
+        elif tensor.op is ALL_GATHER:
             ready[tensor], behind[tensor] = own, tensor
         elif tensor.op in SENT:
             sent[tensor], level[tensor] = own, own + 1

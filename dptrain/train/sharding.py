@@ -26,10 +26,6 @@ class Owner(Protocol):
         """All of them."""
 
     @property
-    def trainable_weights(self) -> list[Variable]:
-        """Those that are trained."""
-
-    @property
     def optimizers(self) -> list[Optimizer]:
         """What updates them."""
 
@@ -62,14 +58,8 @@ class Sharding:
     def layouts(self, variables: Iterable[Variable]) -> dict[Variable, Axes]:
         """Return over which axes of the mesh variables are sharded, those that are."""
         kinds: dict[Variable, Variable | None] = dict.fromkeys(self._owner.weights)
-        trained = self._owner.trainable_weights
-        slots = [
-            (slot, one)
-            for optimizer in self._owner.optimizers
-            for one in trained
-            for slot in optimizer.slots_of(one).values()
-        ]
-        kinds |= dict(slots)
+        for optimizer in self._owner.optimizers:
+            kinds |= dict(optimizer.slots)
         found = {}
         for one in variables:
             if one in self._axes:

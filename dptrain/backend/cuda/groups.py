@@ -17,14 +17,13 @@ from dptrain.program.cpp import Ex
 from dptrain.program.dims import Dim
 from dptrain.program.kernels import reduced_axes
 from dptrain.program.lowering import (
+    WHOLE,
     Convolution,
     Element,
     Product,
     Reduction,
-    Scatter,
     UserKernel,
     ViewMap,
-    Windows,
     axes_of,
     is_same,
     lowering_of,
@@ -37,8 +36,6 @@ from dptrain.program.program import Program
 from dptrain.program.shapes import Shape, is_one, size
 from dptrain.program.tensor import Tensor, Variable, is_half
 
-# Ops that read whole inputs in an order of their own, and are worth storing.
-_WHOLE = (Scatter, Windows)
 # How a group goes over its elements: "map" one by one; "rows" a warp or a block a row; "columns" sums over rows, with a
 # lane for each column; "totals" the same, with a block for one column; "product" by tiles of a matrix product, whose
 # results it gets; "call" by a kernel of a user's own.
@@ -234,7 +231,7 @@ class Grouping:
                 wanted |= dict.fromkeys([one, *(base for base, _ in factors_of(one) if base.op is not None)])
             elif is_rounding(one) and is_product(one.inputs[0]) and not self._library:
                 wanted[one] = None  # half of what it rounds, which is then stored for nobody
-            elif isinstance(lowering, _WHOLE) or is_call(one):
+            elif isinstance(lowering, WHOLE) or is_call(one):
                 wanted |= dict.fromkeys([one, *(read for read in one.inputs if read.op is not None)])
         self.anchors = wanted
         for one in tensors:
