@@ -120,7 +120,7 @@ class Composition:
             for function in functions.values():
                 if pair <= function.pointers.keys():
                     function.overlapping |= pair
-        _order(grouping.groups, set(grouping.parts.values()))
+        _order(grouping.groups, grouping.early, set(grouping.parts.values()))
         self.counts_steps = any("step" in one.needs for one in functions.values())
         self.stages = _stages(grouping, functions, self.counts_steps)
         self.messages = [
@@ -227,11 +227,12 @@ def _local(program: Program, rows: int | None, first_row: int) -> Local:
     return Local(program.rows if rows is None else rows, first_row, program.rows)
 
 
-def _order(groups: Sequence[Group], sent: Set[Tensor]) -> None:
+def _order(groups: Sequence[Group], early: Set[Group], sent: Set[Tensor]) -> None:
     """Give groups the lowest levels that let them wait for what they need, or later ones that suit them better.
 
     Args:
         groups: of a program.
+        early: those that have launches of their own before all others of their stage.
         sent: what other ranks wait for: parts of what travels.
     """
     level: dict[Group, int] = {}
@@ -242,7 +243,7 @@ def _order(groups: Sequence[Group], sent: Set[Tensor]) -> None:
         return level[group]
 
     for group in groups:
-        group.level = of(group)
+        group.level = 0 if group in early else of(group)
     awaited = {one for group in groups for one in group.after if one.stage == group.stage}
     awaited |= {group for group in groups if sent & group.roles.keys()}
     kinds: dict[tuple[int, int], set[str]] = {}

@@ -136,15 +136,29 @@ def _part(travels: Tensor) -> Tensor:
     """Return the tensor in memory that a rank gives for one that travels, with its elements in their order.
 
     An all-reduce is written over what it sums, so it stands for both. Others are given what they take where it lies, in
-    the state too; a copy if it lies in another order, or comes anew with every step.
+    the state too. It is copied, in the stage that sends it, if it lies in another order, or comes anew with every step;
+    and if it is computed of the state alone: rounded weights of all layers need not be there at once.
     """
     if travels.op is ALL_REDUCE:
         return travels
     taken = travels.inputs[0]
     beneath = _in_order(taken)
-    if beneath.variable is not None or not (beneath.op is None or beneath.op.is_view):
+    if beneath.variable is not None or not (beneath.op is None or beneath.op.is_view or _is_of_state(beneath)):
         return beneath
     return Tensor(OPERATORS["identity"], (taken,), {}, taken.shape, taken.dtype)
+
+
+def _is_of_state(tensor: Tensor) -> bool:
+    """Whether single elements of variables and constants are all that a tensor is computed of."""
+    seen, rest = set[Tensor](), [tensor]
+    while rest:
+        one = rest.pop()
+        known = one.variable is not None or one.value is not None
+        if not (known if one.op is None else one.op.is_view or isinstance(one.op.lowering, Element)):
+            return False
+        seen.add(one)
+        rest += [read for read in one.inputs if read not in seen]
+    return True
 
 
 def is_product(tensor: Tensor) -> bool:
@@ -185,6 +199,7 @@ class Grouping:
         groups: in an order in which they can run.
         anchors: tensors that groups compute, and those that come from other ranks.
         parts: of each tensor that travels, what this rank gives for it; see `_part`.
+        early: groups that run before the others of their stage, so that what they make can travel meanwhile.
         used: those that other groups than their own read.
         group_of: the group of each anchor.
         updates: what becomes of variables.
@@ -202,6 +217,7 @@ class Grouping:
         self._readers: dict[Tensor, set[Group]] = {}
         tensors = [one for one in program.tensors if one.op is not None]
         self.parts = {one: _part(one) for one in tensors if one.op in SENT}
+        self.early: set[Group] = set()
         self.anchors: dict[Tensor, None] = {}
         self._find_anchors(program, tensors)
         order = stages(program)
@@ -209,10 +225,11 @@ class Grouping:
         self._floor = 0
         for stage, found in enumerate(order):
             for one in found.order:
-                made = self.parts.get(one, one)
-                comes = self.parts.get(made, made) is not made  # from other ranks
-                if made in self.anchors and made not in self.group_of and not comes:
-                    self._add(made, stage)
+                part = self.parts.get(one, one)
+                if part is one and one in self.anchors:
+                    self._add(one, stage)
+                elif part is not one and part in self.anchors and part not in self.group_of and part not in self.parts:
+                    self._add_copy(part, stage)
             self._floor = max((one.level for one in self.groups), default=0)
 
     # Anchors
@@ -273,6 +290,15 @@ class Grouping:
         self.groups.append(own)
         joined = self._joins(tensor, own)
         assert joined, f"{tensor} has no group"
+
+    def _add_copy(self, part: Tensor, stage: int) -> None:
+        """Put a copy that travels into a group: before all others of its stage, if it waits for none of them."""
+        own = Group("map", (("row", part.shape),), stage, self._floor)  # a level at which nothing else joins
+        if _is_of_state(part) and self._joins(part, own):
+            self.groups.append(own)
+            self.early.add(own)
+        else:
+            self._add(part, stage)
 
     def _own_group(self, tensor: Tensor, stage: int) -> Group:
         if is_product(tensor):

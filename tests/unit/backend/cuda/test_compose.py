@@ -77,6 +77,40 @@ def test_what_lies_apart_is_copied_in_the_stage_that_sends_it():
             assert any(part in one.writes for one in stage[message.after - 1].functions)
 
 
+class Mixed(Deep):
+    """A step of layers that compute in bfloat16 with weights of float32."""
+
+    def traced(self):
+        def step(x):
+            for one in self.weights.values():
+                x = ops.relu(ops.cast(ops.cast(x, "bfloat16") @ ops.cast(one, "bfloat16"), "float32"))
+            loss = ops.mean(x * x)
+            loss.backward()
+            for one in self.weights.values():
+                one.assign(one - 0.1 * one.grad)
+            return {"loss": loss}
+
+        return trace(step, {"x": ((Dim.rows(4), 64), self.dtype)})
+
+
+def test_rounded_weights_travel_and_are_multiplied_in_half_precision():
+    """Rounded layer by layer, by a launch of its own, so that they are on their way while the layer before is used."""
+    sizes = {}
+    for layers in (4, 12):
+        weights = dict.fromkeys((f"w{n}" for n in range(layers)), (BATCH, None))
+        made = composed(program_of(weights, {}, {BATCH: 4}, Mixed(layers, "float32")), 1)
+        sizes[layers] = made.plan.size
+    assert sizes[12] - sizes[4] < 12 * 64 * 4 * 4  # no part of a layer for each of them, but its activations
+    gathers = messages_of(made, ALL_GATHER)
+    assert len(gathers) == 12 + 11  # the first layer's input needs no gradient
+    assert {str(result.dtype) for one in gathers for result in one.results} == {"bfloat16"}
+    for stage, messages in zip(made.stages, made.messages, strict=True):
+        for message in set(gathers) & set(messages):
+            assert message.after == 1
+            assert [one.writes for one in stage[0].functions] == [set(message.parts)]
+    assert {name for name in ("product<", "product_half<") if name in made.source()} == {"product_half<"}
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_only_two_gathered_layers_are_there_at_a_time(dtype):
     """One that is used, and one that is on its way."""
