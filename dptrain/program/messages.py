@@ -24,6 +24,8 @@ _GATHERED = 1 << 20
 SENT = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER)
 # Beside the largest gather of a program a message of gathers may have so much of it more.
 _BESIDE = 1.25
+# From so many bytes on a message costs less than the copies that let one travel with others.
+_LARGE = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,11 +149,14 @@ def _together(sent: Iterable[Tensor], most: int | None) -> list[list[Tensor]]:
         about = one.attributes
         key = one.op, about.get("mesh", BATCH), about.get("over"), one.dtype.name
         buckets = found.setdefault(key, [[]])
+        if one.op is not ALL_REDUCE and _bytes(one) >= _LARGE and _is_contiguous([one]):
+            buckets.insert(0, [one])  # as it lies, without a copy
+            continue
         held = sum(map(_bytes, buckets[-1]))
         if most is not None and buckets[-1] and held + _bytes(one) > most:
             buckets.append([])
         buckets[-1].append(one)
-    return [bucket for buckets in found.values() for bucket in buckets]
+    return [bucket for buckets in found.values() for bucket in buckets if bucket]
 
 
 def count(program: PlacedProgram) -> int:

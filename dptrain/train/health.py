@@ -182,7 +182,8 @@ class HealthCheck:
     def _keep(self) -> None:
         """Copy the state, to come back to, and keep the samples from now on."""
         self._steps, self._looked = [], time.perf_counter()
-        self._kept = self._batches.keep() and self._snapshot.take()
+        sharded = self._programs.sharding is not None  # to save memory, which a copy would take again
+        self._kept = not sharded and self._batches.keep() and self._snapshot.take()
 
     def _wrong(self, found: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
         """Return which variables are not finite and should be."""

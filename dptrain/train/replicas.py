@@ -18,9 +18,12 @@ from dptrain.program.tensor import Variable
 _FARTHER = 10.0
 
 
-def number_of(*parts: bytes) -> int:
+def number_of(*parts: bytes | memoryview) -> int:
     """Return 64 bits that tell pieces of bytes apart."""
-    return int.from_bytes(hashlib.blake2b(b"".join(parts), digest_size=8).digest(), "little")
+    digest = hashlib.blake2b(digest_size=8)
+    for one in parts:
+        digest.update(one)
+    return int.from_bytes(digest.digest(), "little")
 
 
 def gathered(comm: Communicator, *numbers: int) -> npt.NDArray[np.uint64]:

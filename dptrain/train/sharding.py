@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal, Protocol
 
+import numpy as np
+
 from dptrain.comm.base import Communicator
 from dptrain.comm.mesh import BATCH, MeshCommunicator
 from dptrain.distribution.placing import layout_of
@@ -16,6 +18,8 @@ from dptrain.train.replicas import gathered, kind_of, number_of, require_same_ki
 
 # What is sharded over the axis `BATCH`: optimizers' slots (ZeRO-1), or weights as well (FSDP).
 Sharded = Literal["optimizer", "weights"]
+# How many elements of a rank's along an axis make parts nearly equal.
+_PARTS = 8
 
 
 class Owner(Protocol):
@@ -73,8 +77,10 @@ class Sharding:
         if self._shards == "weights" or (self._shards == "optimizer" and slot_of is not None):
             ranks = self.place.lengths[BATCH]
             free = [axis for axis, mesh in enumerate(axes) if mesh is None and variable.shape[axis] >= ranks > 1]
-            if free and BATCH not in axes:  # nearly equal parts of the longest
-                axes[max(free, key=lambda axis: (variable.shape[axis], -axis))] = BATCH
+            if free and BATCH not in axes:
+                # Along the first axis each part is one piece of memory; along the longest their lengths differ least.
+                longest = max(free, key=lambda axis: (variable.shape[axis], -axis))
+                axes[0 if 0 in free and variable.shape[0] >= _PARTS * ranks else longest] = BATCH
         return tuple(axes)
 
     # Parts
@@ -83,12 +89,16 @@ class Sharding:
         """Return the variables that have this rank's parts, made of the whole ones' values at their first use."""
         for one, axes in layouts.items():
             if one not in self._parts:
-                part = Variable(one.numpy()[self.place.key(one.shape, axes)], one.name, one.trainable)
-                part.path, part.aggregation = one.path, one.aggregation
-                self._parts[one], self._axes[one] = part, axes
-                self._sharded_over[part] = frozenset(mesh for mesh in axes if mesh is not None)
-                one.move(self)
+                self._cut(one, axes, one.numpy())
         return {one: self._parts[one] for one in layouts}
+
+    def _cut(self, variable: Variable, axes: Axes, value: Array) -> None:
+        """Keep this rank's part of a variable's value."""
+        part = Variable(value[self.place.key(variable.shape, axes)], variable.name, variable.trainable)
+        part.path, part.aggregation = variable.path, variable.aggregation
+        self._parts[variable], self._axes[variable] = part, axes
+        self._sharded_over[part] = frozenset(mesh for mesh in axes if mesh is not None)
+        variable.move(self)
 
     def local(self, variables: Iterable[Variable]) -> list[Variable]:
         """Return what this rank has in memory of variables: the parts of those that are sharded."""
@@ -104,15 +114,13 @@ class Sharding:
         """
         layouts = self.layouts(variables)
         new = [one for one in layouts if one not in self._parts]
-        values = [one.numpy() for one in new]
-        found = gathered(self.comm, kind_of(new), number_of(*(one.tobytes() for one in values)))
-        require_same_kind(self.comm, new, found[:, 0])
-        if (found != found[0]).any():
-            for one, value in zip(new, values, strict=True):
+        require_same_kind(self.comm, new, gathered(self.comm, kind_of(new))[:, 0])
+        for one in new:  # one by one: together they may not fit into memory
+            value = one.numpy()
+            found = gathered(self.comm, number_of(value.reshape(-1).view(np.uint8).data))
+            if (found != found[0]).any():
                 self.comm.broadcast(value)
-                one.assign(value)
-        del values
-        self.parts(layouts)
+            self._cut(one, layouts[one], value)
 
     def by_group(self, variables: Iterable[Variable]) -> dict[Communicator, list[Variable]]:
         """Return what this rank has of variables, by the ranks that have the same. Collective."""

@@ -1,5 +1,7 @@
 """Models train on any mesh of ranks, with weights and slots wherever they lie, what they train on one rank."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -41,3 +43,12 @@ def test_steps_in_float64_agree_to_1e_12(trained, ranks):
     for key, found in together.items():
         expected = alone["|" + key.partition("|")[2]]
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12 * np.abs(expected).max(), err_msg=key)
+
+
+def test_a_model_trains_of_which_no_rank_holds_half(tmp_path):
+    """Weights, gradients and Adam's slots take 16 bytes a parameter on one device; of FSDP each of four ranks has 4."""
+    script = str(ROOT / "benchmarks/sharded_memory.py")
+    case = {"FSDP": [script, "--form", "FSDP", "--units", "1024", "--layers", "6"]}
+    done = in_turn(4, case, tmp_path / "FSDP", limit=120)["FSDP"]
+    assert (done.code, done.err) == (0, "")
+    assert json.loads(done.out)["bytes_a_parameter"] < 8
