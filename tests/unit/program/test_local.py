@@ -119,9 +119,12 @@ def test_ranks_of_one_along_an_axis_send_nothing():
 class Deep(Perceptron):
     """A step of many layers that are alike, by gradient descent."""
 
-    def __init__(self, layers):
+    def __init__(self, layers, dtype="float64"):
         rng = np.random.default_rng(0)
-        self.weights = {f"w{n}": Variable(rng.normal(size=(64, 64)) / 8, f"w{n}") for n in range(layers)}
+        self.dtype = dtype
+        self.weights = {
+            f"w{n}": Variable((rng.normal(size=(64, 64)) / 8).astype(dtype), f"w{n}") for n in range(layers)
+        }
         self.program = self.traced()
 
     def traced(self):
@@ -134,7 +137,7 @@ class Deep(Perceptron):
                 one.assign(one - 0.1 * one.grad)
             return {"loss": loss}
 
-        return trace(step, {"x": ((Dim.rows(4), 64), "float64")})
+        return trace(step, {"x": ((Dim.rows(4), 64), self.dtype)})
 
     def layouts(self, weights, slots):
         return {self.weights[name]: axes for name, axes in weights.items()}
