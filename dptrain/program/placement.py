@@ -90,8 +90,7 @@ def place(
         bucket_bytes: of sums that travel as one message at most; None for any number.
         comm_dtype: half precision in which gradients in weights travel; None for the type that they have.
         layouts: for each axis of a variable the axis of the mesh over which it is sharded, or None; other variables
-            are replicated. Executors take a program with sharded
-            variables as `local.localized` returns it.
+            are replicated. Executors take such a program as `local.localized` returns it.
 
     Raises:
         ConfigError: an op needs the rows of all ranks at once, or a layout does not fit its variable.
