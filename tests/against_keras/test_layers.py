@@ -50,6 +50,35 @@ def middles(k):
             *(L.Reshape((2, 1, 4)), L.ZeroPadding2D((1, 0)), L.Conv2D(5, (2, 1)), L.GlobalAveragePooling2D()),
             *(L.RepeatVector(4), L.Reshape((2, 2, 5)), L.Permute((3, 1, 2)), L.GlobalMaxPooling2D()),
         ],
+        "convolutions over one axis": lambda: [
+            *(L.Reshape((8, 1)), L.Conv1D(4, 3, padding="causal", activation="tanh"), L.MaxPooling1D(2, 1, "same")),
+            *(L.Conv1D(4, 2, 2, groups=2), L.Conv1DTranspose(3, 2, 2), L.UpSampling1D(2), L.Cropping1D((1, 2))),
+            *(L.SeparableConv1D(4, 3, padding="same", depth_multiplier=2), L.DepthwiseConv1D(2, dilation_rate=2)),
+            *(L.AveragePooling1D(3), L.ZeroPadding1D(1), L.GlobalMaxPooling1D()),
+        ],
+        "convolutions of single channels": lambda: [
+            *(L.Reshape((2, 2, 2)), L.DepthwiseConv2D(3, padding="same", depth_multiplier=2, activation="tanh")),
+            *(L.Conv2D(8, (1, 2), groups=4), L.SeparableConv2D(3, (2, 1)), L.Flatten()),
+        ],
+        "convolutions over three axes": lambda: [
+            *(
+                L.Reshape((2, 2, 2, 1)),
+                L.Conv3D(4, 2, padding="same", activation="tanh"),
+                L.Conv3D(2, (1, 2, 1), groups=2),
+            ),
+            *(L.Conv3DTranspose(2, (2, 1, 2), (1, 1, 2)), L.ZeroPadding3D((1, 0, 0)), L.MaxPooling3D((2, 1, 2), 1)),
+            *(L.AveragePooling3D((2, 1, 1)), L.UpSampling3D((1, 2, 1)), L.Cropping3D(((0, 0), (1, 0), (0, 1)))),
+            *(L.GlobalAveragePooling3D(),),
+        ],
+        "channels first": lambda: [
+            *(L.Reshape((2, 2, 2)), L.Conv2D(4, 2, padding="same", data_format="channels_first", activation="tanh")),
+            *(
+                L.Conv2DTranspose(2, 2, 2, data_format="channels_first"),
+                L.MaxPooling2D(2, data_format="channels_first"),
+            ),
+            *(L.ZeroPadding2D((1, 0), "channels_first"), L.DepthwiseConv2D((2, 1), data_format="channels_first")),
+            *(L.Flatten("channels_first"),),
+        ],
         "layer normalization": lambda: [
             L.LayerNormalization(),
             L.Reshape((2, 4)),

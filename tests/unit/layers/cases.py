@@ -49,16 +49,32 @@ CASES: dict[str, list[Case]] = {
     "Activation": [Case(lambda: L.Activation("swish"), (3,), (3,)), Case(lambda: L.Activation("softmax"), (3,), (3,))],
     "Add": [Case(L.Add, PAIR, (3, 2)), Case(L.Add, [(3, 2), (1, 2), (3, 1)], (3, 2))],
     "Average": [Case(L.Average, [(3,), (3,), (3,)], (3,))],
+    "AveragePooling1D": [
+        Case(L.AveragePooling1D, (5, 2), (2, 2)),
+        Case(lambda: L.AveragePooling1D(3, 2, data_format="channels_first"), (2, 7), (2, 3)),
+    ],
     "AveragePooling2D": [
         Case(L.AveragePooling2D, (4, 5, 2), (2, 2, 2)),
         Case(lambda: L.AveragePooling2D((3, 2), strides=(2, 1), padding="same"), (4, 5, 2), (2, 5, 2)),
+        Case(lambda: L.AveragePooling2D(2, 1, data_format="channels_first"), (2, 3, 3), (2, 2, 2)),
     ],
+    "AveragePooling3D": [Case(lambda: L.AveragePooling3D((2, 1, 2), 1), (3, 2, 3, 2), (2, 2, 2, 2))],
     "BatchNormalization": [
         Case(lambda: L.BatchNormalization(momentum=0.5, gamma_regularizer="l1", beta_initializer="ones"), (4,), (4,)),
         Case(lambda: L.BatchNormalization(center=False, scale=False), (3, 2, 4), (3, 2, 4)),
         Case(lambda: L.BatchNormalization(trainable=False, name="frozen"), (4,), (4,)),
     ],
     "Concatenate": [Case(L.Concatenate, [(3, 2), (3, 4)], (3, 6)), Case(lambda: L.Concatenate(1), PAIR, (6, 2))],
+    "Conv1D": [
+        Case(lambda: L.Conv1D(3, 2, 2, activation="tanh", bias_initializer="ones"), (5, 2), (2, 3)),
+        Case(lambda: L.Conv1D(4, 3, padding="causal", dilation_rate=2, groups=2), (5, 4), (5, 4)),
+        Case(lambda: L.Conv1D(4, 3, padding="same", data_format="channels_first", groups=2), (2, 5), (4, 5)),
+    ],
+    "Conv1DTranspose": [
+        Case(lambda: L.Conv1DTranspose(2, 3, 2, output_padding=1), (3, 2), (8, 2)),
+        Case(lambda: L.Conv1DTranspose(2, 3, dilation_rate=2, padding="same"), (4, 2), (4, 2)),
+        Case(lambda: L.Conv1DTranspose(3, 3, 2, "same", data_format="channels_first"), (2, 4), (3, 8)),
+    ],
     "Conv2D": [
         Case(lambda: L.Conv2D(3, 2), (4, 5, 2), (3, 4, 3)),
         Case(
@@ -67,10 +83,32 @@ CASES: dict[str, list[Case]] = {
             (2, 5, 2),
         ),
         Case(lambda: L.Conv2D(2, 2, dilation_rate=2, use_bias=False, kernel_regularizer="l2"), (4, 5, 1), (2, 3, 2)),
+        Case(lambda: L.Conv2D(4, 2, 2, "same", "channels_first", groups=2, activation="softmax"), (4, 3, 4), (4, 2, 2)),
+        Case(lambda: L.Conv2D(4, (1, 2), groups=2, bias_initializer="ones"), (2, 3, 2), (2, 2, 4)),
     ],
     "Conv2DTranspose": [
         Case(lambda: L.Conv2DTranspose(2, 3, 2), (3, 2, 2), (7, 5, 2)),
         Case(lambda: L.Conv2DTranspose(3, 3, 2, "same", activation="sigmoid"), (3, 2, 2), (6, 4, 3)),
+        Case(lambda: L.Conv2DTranspose(2, 3, 3, "same", output_padding=(0, 2)), (2, 2, 2), (4, 6, 2)),
+        Case(lambda: L.Conv2DTranspose(2, 2, dilation_rate=2, data_format="channels_first"), (2, 2, 3), (2, 4, 5)),
+    ],
+    "Conv3D": [
+        Case(lambda: L.Conv3D(2, (2, 1, 2), padding="same", activation="softmax"), (2, 2, 3, 2), (2, 2, 3, 2)),
+        Case(lambda: L.Conv3D(2, 2, (2, 1, 1), data_format="channels_first"), (2, 3, 2, 3), (2, 1, 1, 2)),
+    ],
+    "Conv3DTranspose": [
+        Case(lambda: L.Conv3DTranspose(2, (2, 1, 3), (2, 1, 2), "same"), (2, 1, 2, 2), (4, 1, 4, 2)),
+        Case(lambda: L.Conv3DTranspose(1, 2, data_format="channels_first"), (2, 2, 1, 2), (1, 3, 2, 3)),
+        Case(lambda: L.Conv3DTranspose(1, 2, 2, output_padding=(1, 0, 1)), (2, 1, 1, 2), (5, 2, 3, 1)),
+    ],
+    "Cropping1D": [Case(lambda: L.Cropping1D((1, 2)), (5, 2), (2, 2)), Case(lambda: L.Cropping1D(0), (2, 2), (2, 2))],
+    "Cropping2D": [
+        Case(lambda: L.Cropping2D(((1, 0), (0, 2))), (3, 4, 2), (2, 2, 2)),
+        Case(lambda: L.Cropping2D(1, data_format="channels_first"), (2, 4, 3), (2, 2, 1)),
+    ],
+    "Cropping3D": [
+        Case(L.Cropping3D, (3, 3, 4, 1), (1, 1, 2, 1)),
+        Case(lambda: L.Cropping3D((0, 1, (1, 0)), data_format="channels_first"), (1, 1, 3, 2), (1, 1, 1, 1)),
     ],
     "Dense": [
         Case(
@@ -80,6 +118,16 @@ CASES: dict[str, list[Case]] = {
         ),
         Case(lambda: L.Dense(2, "gelu", bias_initializer="ones", activity_regularizer="l2"), (3, 4), (3, 2)),
     ],
+    "DepthwiseConv1D": [
+        Case(lambda: L.DepthwiseConv1D(3, 2, "same", depth_multiplier=2, depthwise_regularizer="l2"), (5, 2), (3, 4)),
+        Case(lambda: L.DepthwiseConv1D(2, dilation_rate=2, data_format="channels_first"), (2, 5), (2, 3)),
+    ],
+    "DepthwiseConv2D": [
+        Case(
+            lambda: L.DepthwiseConv2D((2, 3), padding="same", activation="relu", use_bias=False), (3, 4, 2), (3, 4, 2)
+        ),
+        Case(lambda: L.DepthwiseConv2D(2, 2, depth_multiplier=2, data_format="channels_first"), (2, 4, 4), (4, 2, 2)),
+    ],
     "Dot": [
         Case(lambda: L.Dot(1), [(4,), (4,)], (1,)),
         Case(lambda: L.Dot((2, 1), normalize=True), [(3, 4), (4, 2)], (3, 2)),
@@ -87,9 +135,22 @@ CASES: dict[str, list[Case]] = {
     "Dropout": [Case(lambda: L.Dropout(0.25, seed=3), (3, 4), (3, 4)), Case(lambda: L.Dropout(1.0), (3,), (3,))],
     "ELU": [Case(lambda: L.ELU(0.5), (3,), (3,))],
     "Embedding": [Case(lambda: L.Embedding(7, 3, embeddings_regularizer="l2"), (4,), (4, 3), integers=7)],
-    "Flatten": [Case(L.Flatten, (2, 3, 2), (12,)), Case(L.Flatten, (4,), (4,))],
-    "GlobalAveragePooling2D": [Case(L.GlobalAveragePooling2D, (3, 4, 2), (2,))],
+    "Flatten": [
+        *(Case(L.Flatten, (2, 3, 2), (12,)), Case(L.Flatten, (4,), (4,))),
+        Case(lambda: L.Flatten("channels_first"), (2, 3, 2), (12,)),
+    ],
+    "GlobalAveragePooling1D": [
+        Case(L.GlobalAveragePooling1D, (3, 2), (2,)),
+        Case(lambda: L.GlobalAveragePooling1D("channels_first", True), (2, 3), (2, 1)),
+    ],
+    "GlobalAveragePooling2D": [
+        Case(L.GlobalAveragePooling2D, (3, 4, 2), (2,)),
+        Case(lambda: L.GlobalAveragePooling2D("channels_first", True), (2, 3, 4), (2, 1, 1)),
+    ],
+    "GlobalAveragePooling3D": [Case(lambda: L.GlobalAveragePooling3D("channels_first"), (2, 3, 1, 2), (2,))],
+    "GlobalMaxPooling1D": [Case(L.GlobalMaxPooling1D, (3, 2), (2,))],
     "GlobalMaxPooling2D": [Case(lambda: L.GlobalMaxPooling2D(keepdims=True), (3, 4, 2), (1, 1, 2))],
+    "GlobalMaxPooling3D": [Case(lambda: L.GlobalMaxPooling3D("channels_first", True), (2, 3, 1, 2), (2, 1, 1, 1))],
     "Identity": [Case(L.Identity, (3,), (3,))],
     "InputLayer": [Case(lambda: L.InputLayer((3, 4), batch_size=32, name="in"), (3, 4), (3, 4))],
     "Lambda": [
@@ -101,9 +162,18 @@ CASES: dict[str, list[Case]] = {
         Case(lambda: L.LayerNormalization([1, 2], scale=False), (3, 4), (3, 4)),
     ],
     "LeakyReLU": [Case(lambda: L.LeakyReLU(0.1), (3,), (3,))],
+    "MaxPooling1D": [
+        Case(L.MaxPooling1D, (5, 2), (2, 2)),
+        Case(lambda: L.MaxPooling1D(3, 1, "same", "channels_first"), (2, 5), (2, 5)),
+    ],
     "MaxPooling2D": [
         Case(L.MaxPooling2D, (4, 5, 2), (2, 2, 2)),
         Case(lambda: L.MaxPooling2D(3, 1, "same"), (4, 5, 2), (4, 5, 2)),
+        Case(lambda: L.MaxPooling2D(2, data_format="channels_first"), (1, 4, 5), (1, 2, 2)),
+    ],
+    "MaxPooling3D": [
+        Case(lambda: L.MaxPooling3D((2, 1, 2), padding="same"), (3, 2, 3, 2), (2, 2, 2, 2)),
+        Case(lambda: L.MaxPooling3D(2, 1, data_format="channels_first"), (1, 3, 2, 2), (1, 2, 1, 1)),
     ],
     "Maximum": [Case(L.Maximum, PAIR, (3, 2))],
     "Minimum": [Case(L.Minimum, PAIR, (3, 2))],
@@ -121,12 +191,38 @@ CASES: dict[str, list[Case]] = {
     "RepeatVector": [Case(lambda: L.RepeatVector(3), (4,), (3, 4))],
     "Rescaling": [Case(lambda: L.Rescaling(0.5, 1), (3,), (3,))],
     "Reshape": [Case(lambda: L.Reshape([-1, 2]), (3, 4), (6, 2))],
+    "SeparableConv1D": [
+        Case(lambda: L.SeparableConv1D(3, 2, depth_multiplier=2, pointwise_regularizer="l2"), (4, 2), (3, 3)),
+        Case(lambda: L.SeparableConv1D(2, 3, padding="same", data_format="channels_first"), (2, 4), (2, 4)),
+    ],
+    "SeparableConv2D": [
+        Case(lambda: L.SeparableConv2D(3, 2, (2, 1), activation="tanh", bias_initializer="ones"), (4, 3, 2), (2, 2, 3)),
+    ],
     "Softmax": [
         *(Case(L.Softmax, (3,), (3,)), Case(lambda: L.Softmax(axis=1), (3, 4), (3, 4))),
         Case(lambda: L.Softmax([1, 2]), (3, 4), (3, 4)),
     ],
     "Subtract": [Case(L.Subtract, PAIR, (3, 2))],
-    "UpSampling2D": [Case(lambda: L.UpSampling2D((2, 3)), (2, 3, 2), (4, 9, 2))],
-    "ZeroPadding2D": [Case(lambda: L.ZeroPadding2D(((1, 0), (2, 1))), (2, 3, 2), (3, 6, 2))],
+    "UpSampling1D": [Case(lambda: L.UpSampling1D(3), (2, 2), (6, 2))],
+    "UpSampling2D": [
+        Case(lambda: L.UpSampling2D((2, 3)), (2, 3, 2), (4, 9, 2)),
+        Case(lambda: L.UpSampling2D(2, "channels_first"), (1, 2, 3), (1, 4, 6)),
+    ],
+    "UpSampling3D": [
+        Case(lambda: L.UpSampling3D((2, 1, 3)), (2, 2, 1, 2), (4, 2, 3, 2)),
+        Case(lambda: L.UpSampling3D(2, "channels_first"), (1, 1, 2, 1), (1, 2, 4, 2)),
+    ],
+    "ZeroPadding1D": [
+        Case(L.ZeroPadding1D, (2, 2), (4, 2)),
+        Case(lambda: L.ZeroPadding1D((0, 2), "channels_first"), (2, 2), (2, 4)),
+    ],
+    "ZeroPadding2D": [
+        Case(lambda: L.ZeroPadding2D(((1, 0), (2, 1))), (2, 3, 2), (3, 6, 2)),
+        Case(lambda: L.ZeroPadding2D((1, 0), "channels_first"), (1, 2, 3), (1, 4, 3)),
+    ],
+    "ZeroPadding3D": [
+        Case(L.ZeroPadding3D, (1, 2, 1, 1), (3, 4, 3, 1)),
+        Case(lambda: L.ZeroPadding3D((0, 1, (2, 0)), "channels_first"), (1, 2, 1, 1), (1, 2, 3, 3)),
+    ],
 }
 ALL_CASES = [(name, number) for name, cases in CASES.items() for number in range(len(cases))]
