@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from dptrain.layers.activation import ELU, Activation, Identity, LeakyReLU, ReLU, Softmax
+from dptrain.layers.activation import ELU, Activation, ActivityRegularization, Identity, LeakyReLU, PReLU, ReLU, Softmax
 from dptrain.layers.base import Layer
 from dptrain.layers.borders import Cropping1D, Cropping2D, Cropping3D, ZeroPadding1D, ZeroPadding2D, ZeroPadding3D
 from dptrain.layers.convolution import (
@@ -26,8 +26,10 @@ from dptrain.layers.convolution import (
     SeparableConvolution2D,
 )
 from dptrain.layers.dense import Dense
-from dptrain.layers.dropout import Dropout
+from dptrain.layers.dropout import Dropout, SpatialDropout1D, SpatialDropout2D, SpatialDropout3D
+from dptrain.layers.einsum_dense import EinsumDense
 from dptrain.layers.embedding import Embedding
+from dptrain.layers.group_normalization import GroupNormalization, RMSNormalization, UnitNormalization
 from dptrain.layers.input import Input, InputLayer
 from dptrain.layers.input_spec import InputSpec
 from dptrain.layers.lambda_layer import Lambda
@@ -49,6 +51,7 @@ from dptrain.layers.merging import (
     multiply,
     subtract,
 )
+from dptrain.layers.noise import AlphaDropout, GaussianDropout, GaussianNoise
 from dptrain.layers.normalization import BatchNormalization, LayerNormalization
 from dptrain.layers.pooling import (
     AveragePooling1D,
@@ -78,8 +81,10 @@ from dptrain.layers.pooling import (
 )
 from dptrain.layers.rescaling import Rescaling
 from dptrain.layers.reshaping import Flatten, Permute, RepeatVector, Reshape
+from dptrain.layers.spectral_normalization import SpectralNormalization
 from dptrain.layers.standardization import Normalization
 from dptrain.layers.upsampling import UpSampling1D, UpSampling2D, UpSampling3D
+from dptrain.layers.wrapper import Wrapper
 from dptrain.registry.names import not_there
 from dptrain.registry.serialization import Registry
 
@@ -87,6 +92,19 @@ from dptrain.registry.serialization import Registry
 LAYERS: dict[str, type[Layer]] = {
     cls.__name__: cls
     for cls in (
+        SpectralNormalization,
+        EinsumDense,
+        UnitNormalization,
+        RMSNormalization,
+        GroupNormalization,
+        GaussianNoise,
+        GaussianDropout,
+        AlphaDropout,
+        SpatialDropout3D,
+        SpatialDropout2D,
+        SpatialDropout1D,
+        PReLU,
+        ActivityRegularization,
         Activation,
         Add,
         Average,
@@ -152,7 +170,9 @@ __all__ = [
     "ELU",
     "LAYERS",
     "Activation",
+    "ActivityRegularization",
     "Add",
+    "AlphaDropout",
     "Average",
     "AveragePooling1D",
     "AveragePooling2D",
@@ -182,8 +202,11 @@ __all__ = [
     "DepthwiseConv2D",
     "Dot",
     "Dropout",
+    "EinsumDense",
     "Embedding",
     "Flatten",
+    "GaussianDropout",
+    "GaussianNoise",
     "GlobalAveragePooling1D",
     "GlobalAveragePooling2D",
     "GlobalAveragePooling3D",
@@ -196,6 +219,7 @@ __all__ = [
     "GlobalMaxPooling1D",
     "GlobalMaxPooling2D",
     "GlobalMaxPooling3D",
+    "GroupNormalization",
     "Identity",
     "Input",
     "InputLayer",
@@ -214,7 +238,9 @@ __all__ = [
     "Minimum",
     "Multiply",
     "Normalization",
+    "PReLU",
     "Permute",
+    "RMSNormalization",
     "ReLU",
     "RepeatVector",
     "Rescaling",
@@ -224,10 +250,16 @@ __all__ = [
     "SeparableConvolution1D",
     "SeparableConvolution2D",
     "Softmax",
+    "SpatialDropout1D",
+    "SpatialDropout2D",
+    "SpatialDropout3D",
+    "SpectralNormalization",
     "Subtract",
+    "UnitNormalization",
     "UpSampling1D",
     "UpSampling2D",
     "UpSampling3D",
+    "Wrapper",
     "ZeroPadding1D",
     "ZeroPadding2D",
     "ZeroPadding3D",

@@ -20,10 +20,13 @@ class Case:
         shapes: one, or a list of the inputs of a layer that takes a list.
         output: of a sample.
         integers: the inputs are integers below this.
+        moves: a call in training depends on what those before have left, and its gradient leaves that out.
     """
 
-    def __init__(self, make: Callable[[], Layer], shapes: Any, output: tuple[int, ...], integers: int = 0) -> None:
-        self.make, self.shapes, self.output, self.integers = make, shapes, output, integers
+    def __init__(
+        self, make: Callable[[], Layer], shapes: Any, output: tuple[int, ...], integers: int = 0, moves: bool = False
+    ) -> None:
+        self.make, self.shapes, self.output, self.integers, self.moves = make, shapes, output, integers, moves
 
     def inputs(self, rows: int = ROWS) -> list[np.ndarray]:
         """Return the inputs, always as a list."""
@@ -47,7 +50,9 @@ def shifted(x: Any, by: float = 1.0, training: bool = False) -> Any:
 PAIR = [(3, 2), (3, 2)]
 CASES: dict[str, list[Case]] = {
     "Activation": [Case(lambda: L.Activation("swish"), (3,), (3,)), Case(lambda: L.Activation("softmax"), (3,), (3,))],
+    "ActivityRegularization": [Case(lambda: L.ActivityRegularization(0.1, 0.2), (3,), (3,))],
     "Add": [Case(L.Add, PAIR, (3, 2)), Case(L.Add, [(3, 2), (1, 2), (3, 1)], (3, 2))],
+    "AlphaDropout": [Case(lambda: L.AlphaDropout(0.25, (None, 1, None), seed=3), (3, 4), (3, 4))],
     "Average": [Case(L.Average, [(3,), (3,), (3,)], (3,))],
     "AveragePooling1D": [
         Case(L.AveragePooling1D, (5, 2), (2, 2)),
@@ -63,6 +68,15 @@ CASES: dict[str, list[Case]] = {
         Case(lambda: L.BatchNormalization(momentum=0.5, gamma_regularizer="l1", beta_initializer="ones"), (4,), (4,)),
         Case(lambda: L.BatchNormalization(center=False, scale=False), (3, 2, 4), (3, 2, 4)),
         Case(lambda: L.BatchNormalization(trainable=False, name="frozen"), (4,), (4,)),
+        Case(lambda: L.BatchNormalization(1, 0.5), (4, 2, 3), (4, 2, 3)),
+        Case(lambda: L.BatchNormalization(renorm=True, renorm_momentum=0.5), (4,), (4,), moves=True),
+        Case(
+            lambda: L.BatchNormalization(
+                1, renorm=True, renorm_clipping={"rmin": 0.9, "rmax": 1.1, "dmax": 0.1}, scale=False
+            ),
+            *((3, 2), (3, 2)),
+            moves=True,
+        ),
     ],
     "Concatenate": [Case(L.Concatenate, [(3, 2), (3, 4)], (3, 6)), Case(lambda: L.Concatenate(1), PAIR, (6, 2))],
     "Conv1D": [
@@ -132,13 +146,29 @@ CASES: dict[str, list[Case]] = {
         Case(lambda: L.Dot(1), [(4,), (4,)], (1,)),
         Case(lambda: L.Dot((2, 1), normalize=True), [(3, 4), (4, 2)], (3, 2)),
     ],
-    "Dropout": [Case(lambda: L.Dropout(0.25, seed=3), (3, 4), (3, 4)), Case(lambda: L.Dropout(1.0), (3,), (3,))],
+    "Dropout": [
+        *(Case(lambda: L.Dropout(0.25, seed=3), (3, 4), (3, 4)), Case(lambda: L.Dropout(1.0), (3,), (3,))),
+        Case(lambda: L.Dropout(0.5, (None, 1, 4), 3), (3, 4), (3, 4)),
+        Case(lambda: L.Dropout(0.5, [1, None, 1], 3), (3, 4), (3, 4)),
+    ],
     "ELU": [Case(lambda: L.ELU(0.5), (3,), (3,))],
+    "EinsumDense": [
+        Case(
+            lambda: L.EinsumDense("abc,cde->abde", (None, 3, 2), "tanh", "e", bias_initializer="ones"),
+            (2, 4),
+            (2, 3, 2),
+        ),
+        Case(lambda: L.EinsumDense("...x,xy->...y", 3, bias_axes="y", kernel_regularizer="l2"), (2, 4), (2, 3)),
+        Case(lambda: L.EinsumDense("ab...,bc->ac...", 3, bias_axes="c"), (2, 4), (3, 4)),
+        Case(lambda: L.EinsumDense("ab,bc->ac", 3), (4,), (3,)),
+    ],
     "Embedding": [Case(lambda: L.Embedding(7, 3, embeddings_regularizer="l2"), (4,), (4, 3), integers=7)],
     "Flatten": [
         *(Case(L.Flatten, (2, 3, 2), (12,)), Case(L.Flatten, (4,), (4,))),
         Case(lambda: L.Flatten("channels_first"), (2, 3, 2), (12,)),
     ],
+    "GaussianDropout": [Case(lambda: L.GaussianDropout(0.25, seed=3), (3, 4), (3, 4))],
+    "GaussianNoise": [Case(lambda: L.GaussianNoise(0.5, seed=3), (3, 4), (3, 4))],
     "GlobalAveragePooling1D": [
         Case(L.GlobalAveragePooling1D, (3, 2), (2,)),
         Case(lambda: L.GlobalAveragePooling1D("channels_first", True), (2, 3), (2, 1)),
@@ -151,6 +181,11 @@ CASES: dict[str, list[Case]] = {
     "GlobalMaxPooling1D": [Case(L.GlobalMaxPooling1D, (3, 2), (2,))],
     "GlobalMaxPooling2D": [Case(lambda: L.GlobalMaxPooling2D(keepdims=True), (3, 4, 2), (1, 1, 2))],
     "GlobalMaxPooling3D": [Case(lambda: L.GlobalMaxPooling3D("channels_first", True), (2, 3, 1, 2), (2, 1, 1, 1))],
+    "GroupNormalization": [
+        Case(lambda: L.GroupNormalization(2, beta_initializer="ones", gamma_regularizer="l2"), (3, 4), (3, 4)),
+        Case(lambda: L.GroupNormalization(-1, 1, center=False, gamma_initializer="he_normal"), (3, 2, 2), (3, 2, 2)),
+        Case(lambda: L.GroupNormalization(3, -2, 0.1, scale=False), (2, 6, 2), (2, 6, 2)),
+    ],
     "Identity": [Case(L.Identity, (3,), (3,))],
     "InputLayer": [Case(lambda: L.InputLayer((3, 4), batch_size=32, name="in"), (3, 4), (3, 4))],
     "Lambda": [
@@ -160,6 +195,9 @@ CASES: dict[str, list[Case]] = {
     "LayerNormalization": [
         Case(lambda: L.LayerNormalization(beta_initializer="ones"), (3, 4), (3, 4)),
         Case(lambda: L.LayerNormalization([1, 2], scale=False), (3, 4), (3, 4)),
+        Case(lambda: L.LayerNormalization(1), (3, 4), (3, 4)),
+        Case(lambda: L.LayerNormalization([1, 3], beta_initializer="ones"), (3, 2, 4), (3, 2, 4)),
+        Case(lambda: L.LayerNormalization(rms_scaling=True), (3, 4), (3, 4)),
     ],
     "LeakyReLU": [Case(lambda: L.LeakyReLU(0.1), (3,), (3,))],
     "MaxPooling1D": [
@@ -183,7 +221,15 @@ CASES: dict[str, list[Case]] = {
         Case(lambda: L.Normalization(1, invert=True), (3, 2), (3, 2)),
         Case(lambda: L.Normalization(mean=[1.0, 2.0], variance=4.0 * np.ones(2)), (3, 2), (3, 2)),
     ],
+    "PReLU": [
+        Case(lambda: L.PReLU("he_normal", "l2"), (3, 2), (3, 2)),
+        Case(lambda: L.PReLU("ones", shared_axes=[1, 2]), (2, 3, 2), (2, 3, 2)),
+    ],
     "Permute": [Case(lambda: L.Permute((2, 1)), (3, 4), (4, 3))],
+    "RMSNormalization": [
+        Case(L.RMSNormalization, (3, 4), (3, 4)),
+        Case(lambda: L.RMSNormalization([1, 2], 0.1), (3, 4), (3, 4)),
+    ],
     "ReLU": [
         Case(lambda: L.ReLU(negative_slope=0.1), (3,), (3,)),
         Case(lambda: L.ReLU(0.9, 0.2, 0.3), (3, 5), (3, 5)),
@@ -202,7 +248,21 @@ CASES: dict[str, list[Case]] = {
         *(Case(L.Softmax, (3,), (3,)), Case(lambda: L.Softmax(axis=1), (3, 4), (3, 4))),
         Case(lambda: L.Softmax([1, 2]), (3, 4), (3, 4)),
     ],
+    "SpatialDropout1D": [Case(lambda: L.SpatialDropout1D(0.4, 3), (3, 4), (3, 4))],
+    "SpatialDropout2D": [
+        Case(lambda: L.SpatialDropout2D(0.4, seed=3), (2, 2, 4), (2, 2, 4)),
+        Case(lambda: L.SpatialDropout2D(0.4, "channels_first", 3), (4, 2, 2), (4, 2, 2)),
+    ],
+    "SpatialDropout3D": [Case(lambda: L.SpatialDropout3D(0.4, seed=3), (2, 1, 2, 4), (2, 1, 2, 4))],
+    "SpectralNormalization": [
+        Case(lambda: L.SpectralNormalization(L.Dense(3, "tanh", name="inner")), (4,), (3,), moves=True),
+        Case(lambda: L.SpectralNormalization(L.Conv2D(3, 2, name="inner"), 2), (3, 3, 2), (2, 2, 3), moves=True),
+    ],
     "Subtract": [Case(L.Subtract, PAIR, (3, 2))],
+    "UnitNormalization": [
+        Case(L.UnitNormalization, (3, 4), (3, 4)),
+        Case(lambda: L.UnitNormalization([1, 2]), (3, 4), (3, 4)),
+    ],
     "UpSampling1D": [Case(lambda: L.UpSampling1D(3), (2, 2), (6, 2))],
     "UpSampling2D": [
         Case(lambda: L.UpSampling2D((2, 3)), (2, 3, 2), (4, 9, 2)),
