@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from dptrain import ops
+from dptrain.errors import ConfigError
 from dptrain.layers.arguments import lengths, positive
 from dptrain.layers.input_spec import InputSpec
 from dptrain.layers.spatial import SpatialLayer
+from dptrain.ops.image import RESIZE_INTERPOLATIONS
 from dptrain.program.tensor import Tensor
 
 
@@ -72,10 +74,21 @@ class UpSampling2D(_UpSampling):
         super().__init__(**options)
         self._set_format(data_format)
         self.size = lengths("size", size, self.rank)
-        if interpolation != "nearest":
-            self.refuse(interpolation=interpolation)
-        self.interpolation = interpolation
+        self.interpolation = interpolation.lower()
+        if self.interpolation not in RESIZE_INTERPOLATIONS:
+            raise ConfigError(
+                "`interpolation` argument should be one of: "
+                f"{', '.join(map(repr, RESIZE_INTERPOLATIONS))}. Received: {interpolation}."
+            )
         self.input_spec = InputSpec(ndim=4)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return larger images."""
+        if self.interpolation == "nearest":
+            return super().call(inputs)
+        height, width = (int(inputs.shape[axis]) * n for axis, n in zip(self._space, self.size, strict=True))
+        x = self._floating(inputs)
+        return ops.image.resize(x, (height, width), self.interpolation, data_format=self.data_format)
 
 
 class UpSampling3D(_UpSampling):

@@ -267,6 +267,7 @@ CASES: dict[str, list[Case]] = {
     "UpSampling2D": [
         Case(lambda: L.UpSampling2D((2, 3)), (2, 3, 2), (4, 9, 2)),
         Case(lambda: L.UpSampling2D(2, "channels_first"), (1, 2, 3), (1, 4, 6)),
+        Case(lambda: L.UpSampling2D((2, 3), interpolation="bilinear"), (2, 3, 2), (4, 9, 2)),
     ],
     "UpSampling3D": [
         Case(lambda: L.UpSampling3D((2, 1, 3)), (2, 2, 1, 2), (4, 2, 3, 2)),

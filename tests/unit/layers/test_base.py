@@ -452,7 +452,7 @@ def test_a_symbolic_call_changes_nothing():
             lambda: layers.Cropping1D((1, 2))(Input((3, 1))),
             "should be smaller than the corresponding",
         ),
-        (lambda: layers.UpSampling2D(interpolation="bilinear"), "not supported: interpolation"),
+        (lambda: layers.UpSampling2D(interpolation="cubic"), "`interpolation` argument should be one of"),
         (lambda: layers.Conv2D(2, 2.5), "The `kernel_size` argument must be a tuple of 2 integers"),
         (lambda: layers.UpSampling2D((2, 2, 2)), "The `size` argument must be a tuple of 2 integers"),
         (

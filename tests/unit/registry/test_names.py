@@ -31,6 +31,7 @@ PUBLIC = [
     "mixed_precision",
     "models",
     "ops",
+    "ops.image",
     "optimizers",
     "optimizers.schedules",
     "random",
