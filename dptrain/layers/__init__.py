@@ -3,8 +3,18 @@
 from typing import TYPE_CHECKING
 
 from dptrain.layers.activation import ELU, Activation, ActivityRegularization, Identity, LeakyReLU, PReLU, ReLU, Softmax
+from dptrain.layers.augmentation import (
+    RandomBrightness,
+    RandomContrast,
+    RandomCrop,
+    RandomFlip,
+    RandomRotation,
+    RandomTranslation,
+    RandomZoom,
+)
 from dptrain.layers.base import Layer
 from dptrain.layers.borders import Cropping1D, Cropping2D, Cropping3D, ZeroPadding1D, ZeroPadding2D, ZeroPadding3D
+from dptrain.layers.categories import CategoryEncoding, Discretization
 from dptrain.layers.convolution import (
     Conv1D,
     Conv1DTranspose,
@@ -53,6 +63,7 @@ from dptrain.layers.merging import (
 )
 from dptrain.layers.noise import AlphaDropout, GaussianDropout, GaussianNoise
 from dptrain.layers.normalization import BatchNormalization, LayerNormalization
+from dptrain.layers.pictures import CenterCrop, Resizing
 from dptrain.layers.pooling import (
     AveragePooling1D,
     AveragePooling2D,
@@ -92,6 +103,17 @@ from dptrain.registry.serialization import Registry
 LAYERS: dict[str, type[Layer]] = {
     cls.__name__: cls
     for cls in (
+        Resizing,
+        CenterCrop,
+        Discretization,
+        CategoryEncoding,
+        RandomZoom,
+        RandomTranslation,
+        RandomRotation,
+        RandomFlip,
+        RandomCrop,
+        RandomContrast,
+        RandomBrightness,
         SpectralNormalization,
         EinsumDense,
         UnitNormalization,
@@ -181,6 +203,8 @@ __all__ = [
     "AvgPool2D",
     "AvgPool3D",
     "BatchNormalization",
+    "CategoryEncoding",
+    "CenterCrop",
     "Concatenate",
     "Conv1D",
     "Conv1DTranspose",
@@ -200,6 +224,7 @@ __all__ = [
     "Dense",
     "DepthwiseConv1D",
     "DepthwiseConv2D",
+    "Discretization",
     "Dot",
     "Dropout",
     "EinsumDense",
@@ -241,10 +266,18 @@ __all__ = [
     "PReLU",
     "Permute",
     "RMSNormalization",
+    "RandomBrightness",
+    "RandomContrast",
+    "RandomCrop",
+    "RandomFlip",
+    "RandomRotation",
+    "RandomTranslation",
+    "RandomZoom",
     "ReLU",
     "RepeatVector",
     "Rescaling",
     "Reshape",
+    "Resizing",
     "SeparableConv1D",
     "SeparableConv2D",
     "SeparableConvolution1D",

@@ -78,6 +78,15 @@ CASES: dict[str, list[Case]] = {
             moves=True,
         ),
     ],
+    "CategoryEncoding": [
+        Case(lambda: L.CategoryEncoding(5), (3,), (5,), integers=5),
+        Case(lambda: L.CategoryEncoding(4, "count"), (3,), (4,), integers=4),
+        Case(lambda: L.CategoryEncoding(4, "one_hot"), (3,), (3, 4), integers=4),
+    ],
+    "CenterCrop": [
+        Case(lambda: L.CenterCrop(2, 3), (4, 4, 2), (2, 3, 2)),
+        Case(lambda: L.CenterCrop(3, 2, "channels_first"), (2, 2, 5), (2, 3, 2)),
+    ],
     "Concatenate": [Case(L.Concatenate, [(3, 2), (3, 4)], (3, 6)), Case(lambda: L.Concatenate(1), PAIR, (6, 2))],
     "Conv1D": [
         Case(lambda: L.Conv1D(3, 2, 2, activation="tanh", bias_initializer="ones"), (5, 2), (2, 3)),
@@ -141,6 +150,10 @@ CASES: dict[str, list[Case]] = {
             lambda: L.DepthwiseConv2D((2, 3), padding="same", activation="relu", use_bias=False), (3, 4, 2), (3, 4, 2)
         ),
         Case(lambda: L.DepthwiseConv2D(2, 2, depth_multiplier=2, data_format="channels_first"), (2, 4, 4), (4, 2, 2)),
+    ],
+    "Discretization": [
+        Case(lambda: L.Discretization([-1.0, 0.1, 0.5], output_mode="one_hot"), (3,), (3, 4)),
+        Case(lambda: L.Discretization([0.0, 1.5], output_mode="count"), (4,), (3,)),
     ],
     "Dot": [
         Case(lambda: L.Dot(1), [(4,), (4,)], (1,)),
@@ -230,6 +243,34 @@ CASES: dict[str, list[Case]] = {
         Case(L.RMSNormalization, (3, 4), (3, 4)),
         Case(lambda: L.RMSNormalization([1, 2], 0.1), (3, 4), (3, 4)),
     ],
+    "RandomBrightness": [Case(lambda: L.RandomBrightness(0.1, (-5, 5), seed=3), (3, 3, 2), (3, 3, 2))],
+    "RandomContrast": [
+        Case(lambda: L.RandomContrast((0.2, 0.5), (-5, 5), seed=3), (3, 3, 2), (3, 3, 2)),
+        Case(lambda: L.RandomContrast(0.5, (-5, 5), 3, data_format="channels_first"), (1, 3, 4), (1, 3, 4)),
+    ],
+    "RandomCrop": [
+        Case(lambda: L.RandomCrop(2, 3, seed=3), (4, 5, 2), (2, 3, 2)),
+        Case(lambda: L.RandomCrop(2, 3, 3, "channels_first"), (1, 4, 2), (1, 2, 3)),
+    ],
+    "RandomFlip": [
+        Case(lambda: L.RandomFlip(seed=3), (2, 3, 2), (2, 3, 2)),
+        Case(lambda: L.RandomFlip("vertical", 3, "channels_first"), (1, 2, 3), (1, 2, 3)),
+    ],
+    "RandomRotation": [
+        Case(lambda: L.RandomRotation(0.2, seed=3), (3, 4, 2), (3, 4, 2)),
+        Case(lambda: L.RandomRotation((-0.1, 0.3), "constant", "nearest", 3, 0.5), (3, 3, 1), (3, 3, 1)),
+    ],
+    "RandomTranslation": [
+        Case(lambda: L.RandomTranslation(0.3, (-0.1, 0.2), seed=3), (3, 4, 2), (3, 4, 2)),
+        Case(
+            lambda: L.RandomTranslation(0.5, 0.4, "wrap", seed=3, data_format="channels_first"),
+            *((1, 3, 4), (1, 3, 4)),
+        ),
+    ],
+    "RandomZoom": [
+        Case(lambda: L.RandomZoom(0.3, seed=3), (3, 4, 2), (3, 4, 2)),
+        Case(lambda: L.RandomZoom((-0.3, 0.1), 0.2, "nearest", seed=3), (3, 3, 1), (3, 3, 1)),
+    ],
     "ReLU": [
         Case(lambda: L.ReLU(negative_slope=0.1), (3,), (3,)),
         Case(lambda: L.ReLU(0.9, 0.2, 0.3), (3, 5), (3, 5)),
@@ -237,6 +278,15 @@ CASES: dict[str, list[Case]] = {
     "RepeatVector": [Case(lambda: L.RepeatVector(3), (4,), (3, 4))],
     "Rescaling": [Case(lambda: L.Rescaling(0.5, 1), (3,), (3,))],
     "Reshape": [Case(lambda: L.Reshape([-1, 2]), (3, 4), (6, 2))],
+    "Resizing": [
+        Case(lambda: L.Resizing(5, 2), (3, 4, 2), (5, 2, 2)),
+        Case(
+            lambda: L.Resizing(
+                2, 3, "bicubic", crop_to_aspect_ratio=True, antialias=True, data_format="channels_first"
+            ),
+            *((1, 5, 4), (1, 2, 3)),
+        ),
+    ],
     "SeparableConv1D": [
         Case(lambda: L.SeparableConv1D(3, 2, depth_multiplier=2, pointwise_regularizer="l2"), (4, 2), (3, 3)),
         Case(lambda: L.SeparableConv1D(2, 3, padding="same", data_format="channels_first"), (2, 4), (2, 4)),
