@@ -36,9 +36,9 @@ class Wrapper(Layer):
 
     def own_config(self) -> dict[str, Any]:
         """Return the arguments, the other layer as files have it."""
-        from dptrain import layers  # whose table has this class
+        import dptrain  # whose table of layers has this class
 
-        return super().own_config() | {"layer": layers.serialize(self.layer)}
+        return super().own_config() | {"layer": dptrain.layers.serialize(self.layer)}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -47,9 +47,9 @@ class Wrapper(Layer):
         Raises:
             ConfigError: as `Layer.from_config`.
         """
-        from dptrain import layers
+        import dptrain
 
         given = config.get("layer")
         return super().from_config(
-            {**config, "layer": layers.deserialize(given) if isinstance(given, Mapping) else given}
+            {**config, "layer": dptrain.layers.deserialize(given) if isinstance(given, Mapping) else given}
         )
