@@ -253,7 +253,7 @@ def as_member(tensor: Tensor, inputs: Sequence[View], space: Shape, *, inner: bo
         ]
         return Member(tensor, kind, (inputs[0].along(own),), tuple(kept), inner)
     if isinstance(op.lowering, Gather):
-        of_table = [None, *own[len(shapes[1]) :]]
+        of_table = [*own[: op.lowering.batch], None, *own[len(shapes[1]) :]]
         return Member(
             tensor, "gather", (inputs[0].along(of_table), inputs[1].along(own[: len(shapes[1])])), tuple(own), inner
         )

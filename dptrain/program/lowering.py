@@ -72,7 +72,13 @@ class Product:
 
 @dataclass(frozen=True)
 class Gather:
-    """Rows of the first operand at the places of the second."""
+    """Rows of the first operand at the places of the second.
+
+    Attributes:
+        batch: how many first axes both have in common: at each place of them are a table and places of its own.
+    """
+
+    batch: int = 0
 
 
 @dataclass(frozen=True)
