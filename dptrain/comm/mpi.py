@@ -250,7 +250,7 @@ class MpiCommunicator(Communicator):
     def reduce_scatter(self, parts: Array, out: Array, counts: Sequence[int], over: str = "sum") -> None:
         """Add in shared memory where all are on one node, else what `all_to_all` brings."""
         _require(parts, sum(counts), out, counts[self.rank])
-        together = self._in_memory(parts.nbytes)
+        together = self._in_memory(node.LEAST)  # however little it is: the exchange and the tree take longer
         if together is None:
             super().reduce_scatter(parts, out, counts, over)
             return
