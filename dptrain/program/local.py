@@ -8,7 +8,7 @@ A gather of what follows from weights alone is made anew for readers that come l
 they are needed, in the forward pass and again in the backward pass.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,9 +16,11 @@ from dptrain.comm.mesh import BATCH
 from dptrain.comm.parts import cut
 from dptrain.errors import ConfigError
 from dptrain.program.dims import Dim
+from dptrain.program.lowering import Element, axes_of
 from dptrain.program.mesh import ALL_GATHER, ALL_REDUCE, OWN_PART, REDUCE_SCATTER, Axes, PlacedProgram, Placement
 from dptrain.program.messages import levels
 from dptrain.program.operand import METHODS
+from dptrain.program.passes import rewritten
 from dptrain.program.shapes import Shape, size
 from dptrain.program.tensor import Tensor, Variable, placeholder
 
@@ -92,7 +94,9 @@ def localized(placed: PlacedProgram, place: Place, parts: Mapping[Variable, Vari
         placements={known[one]: placement for one, placement in placed.placements.items() if one in known},
         layouts={},
     )
-    return scheduled(regathered(made))
+    in_order = rewritten(made, gathered_in_order())
+    assert isinstance(in_order, PlacedProgram)
+    return scheduled(regathered(in_order))
 
 
 def _localized(tensor: Tensor, placement: Placement, place: Place, inputs: list[Tensor]) -> Tensor:
@@ -133,6 +137,38 @@ def attributes_of_part(made: Tensor, shapes: list[Shape], out: Shape) -> dict[st
             (0, n, 1) if one == (0, before, 1) else one for one, before, n in zip(found["key"], old, new, strict=True)
         )
     return found | ({"shape": out} if "shape" in found else {})
+
+
+def gathered_in_order() -> Callable[[Tensor], Tensor]:
+    """Return a pass: for the gather of what is made of a tensor, what is made of the gather; each gather once.
+
+    Of a transpose: a backward pass gathers weights as the forward pass does. A rank gives its part where it lies, and
+    if that is of the first axis, whatever comes lies where it is to lie as well; who reads the transpose reads it in
+    another order. Of a conversion to a wider type: fewer bytes travel, and products read factors in half precision.
+    """
+    known: dict[tuple[int, str, int], Tensor] = {}
+
+    def change(tensor: Tensor) -> Tensor:
+        if tensor.op is not ALL_GATHER:
+            return tensor
+        taken, about, shape = tensor.inputs[0], dict(tensor.attributes), tensor.shape
+        axes = None if taken.op is None else axes_of(taken)
+        if axes is None and not _widens(taken):
+            return known.setdefault((id(taken), about["mesh"], about["axis"]), tensor)
+        if axes is not None:
+            about["axis"], shape = axes.index(about["axis"]), tuple(shape[axis] for axis in axes)
+        (beneath,) = taken.inputs
+        gathered = change(Tensor(ALL_GATHER, (beneath,), about, shape, beneath.dtype, name=beneath.name))
+        made = attributes_of_part(taken, [shape], tensor.shape)
+        return Tensor(taken.op, (gathered,), made, tensor.shape, tensor.dtype, name=tensor.name)
+
+    return change
+
+
+def _widens(tensor: Tensor) -> bool:
+    lowering = None if tensor.op is None else tensor.op.lowering
+    converts = isinstance(lowering, Element) and lowering.converts
+    return converts and tensor.inputs[0].dtype.itemsize < tensor.dtype.itemsize
 
 
 def regathered(program: PlacedProgram) -> PlacedProgram:

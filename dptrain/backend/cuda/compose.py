@@ -7,12 +7,11 @@ from typing import Any
 
 from dptrain.backend.cuda.generate import Function, Generator, Kernel, Local, kernels, names_of, run_fields, source
 from dptrain.backend.cuda.groups import Group, Grouping
-from dptrain.program.gathers import gathered_in_order
 from dptrain.program.memory import Access, Plan, in_place, nbytes, plan
 from dptrain.program.mesh import ALL_REDUCE
 from dptrain.program.messages import stages
 from dptrain.program.operand import OPERATORS
-from dptrain.program.passes import rewritten, with_precision, without_ranks
+from dptrain.program.passes import with_precision, without_ranks
 from dptrain.program.places import NOWHERE
 from dptrain.program.program import Program
 from dptrain.program.tensor import Tensor
@@ -85,7 +84,7 @@ class Composition:
         library: bool = False,
     ) -> None:
         # Not without repeats: numbers that are equal in one run differ in another that is to share its kernels.
-        program = rewritten(without_ranks(program) if alone else program, gathered_in_order)
+        program = without_ranks(program) if alone else program
         program = with_precision(program, precision, of_halves)
         program = self.program = _with_own_results(program)
         self.sizes = _local(program, rows, first_row)

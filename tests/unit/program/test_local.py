@@ -1,5 +1,7 @@
 """What a rank of a mesh executes: programs of its own parts, whose weights are gathered while they are needed."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -97,15 +99,15 @@ def program_of(weights, slots, lengths, step=None):
 
 
 def test_gathers_are_sent_when_they_are_needed():
-    """Weights are gathered layer by layer, and again in the backward pass; new ones of ZeRO-1 in one message."""
+    """Weights are gathered layer by layer; those of the last one once; new ones of ZeRO-1 in one message."""
     program = program_of(FIRST, FIRST, {"batch": 2})
     sent = [
         {one.op: [str(other.shape) for other in message] for message in stage.messages for one in message}
         for stage in stages(program)
     ]
     gathers = [one.get(ALL_GATHER, []) for one in sent]
-    assert gathers == [["(6, 8)", "(8,)"], ["(8, 5)", "(5,)"], ["(5, 8)"], [], []]
-    assert [len(one.get(REDUCE_SCATTER, [])) for one in sent] == [0, 0, 2, 2, 0]
+    assert gathers == [["(6, 8)", "(8,)"], ["(8, 5)", "(5,)"], [], []]
+    assert [len(one.get(REDUCE_SCATTER, [])) for one in sent] == [0, 0, 4, 0]
     zero = program_of({}, FIRST, {"batch": 2})
     assert [sorted(map(len, one.messages)) for one in stages(zero)] == [[1, 1, 4], [4], []]
 
@@ -182,3 +184,39 @@ def test_what_is_summed_in_place_may_be_gathered_at_once():
         np.testing.assert_allclose(parts[slot].numpy(), updates[slot][at.key((6,), (BATCH,))])
 
     on_mesh(action, batch=2, model=2)
+
+
+SHAPE, LAYOUT = (3, 4, 5), (None, BATCH, None)
+
+
+def views(x):
+    found = {}
+    for axes in itertools.permutations(range(3)):
+        once = ops.transpose(x, axes)
+        found |= {f"once {axes}": once, f"twice {axes}": ops.transpose(once, (1, 2, 0)), f"part {axes}": once[:, ::2]}
+    return found
+
+
+def test_gathers_of_transposes_are_transposes_of_gathers():
+    whole = Variable(np.arange(60.0).reshape(SHAPE), "x")
+    expected = views(whole)
+    copies = {name: Variable(np.zeros(one.shape), name) for name, one in expected.items()}
+
+    def step():
+        for name, one in views(whole).items():
+            copies[name].assign(one)
+        return {}
+
+    program = trace(step, {})
+
+    def on_rank(comm):
+        at = Place(comm.lengths, comm.coordinates)
+        part = Variable(whole.numpy()[at.key(SHAPE, LAYOUT)], "x")
+        found = localized(place(program, layouts={whole: LAYOUT}), at, {whole: part})
+        taken = {one.inputs[0].op.name if one.inputs[0].op else "x" for one in found.tensors if one.op is ALL_GATHER}
+        assert taken == {"x", expected["part (0, 1, 2)"].op.name}
+        _, updates = evaluate(found, {}, comm=comm)
+        for name, one in expected.items():
+            np.testing.assert_array_equal(updates[copies[name]], one.numpy(), err_msg=name)
+
+    on_mesh(on_rank, **{BATCH: 3})
