@@ -17,6 +17,7 @@ from dptrain.version import __version__
 if TYPE_CHECKING:
     from dptrain import (
         activations,
+        applications,
         backend,
         callbacks,
         config,
@@ -79,6 +80,7 @@ __all__ = [
     "Variable",
     "__version__",
     "activations",
+    "applications",
     "backend",
     "callbacks",
     "config",

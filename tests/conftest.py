@@ -13,12 +13,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from hypothesis import Phase, settings
 
+# Also where PYTHONDONTWRITEBYTECODE is set: pytest rewrites the assertions of all test modules, in half the time of
+# collecting them, and processes that tests start collect some of them again.
+sys.dont_write_bytecode = False
+
 ROOT = Path(__file__).resolve().parents[1]
 MNIST = Path(os.environ.get("DPTRAIN_TEST_MNIST") or ROOT.parent / "shared" / "data" / "mnist")
 WITHOUT_PICTURES = ROOT / "tests" / "without_pictures"
 # Folders whose tests start many short processes, which are left to NumPy: compiled programs take minutes of all tests
 # there. Those that are about compiled steps ask for them.
 BY_NUMPY = ("e2e", "mpi")
+# Folders of tests/unit that are about compiled code itself; the others' is compiled in half the time. It has the same
+# bits however it is compiled (tests/unit/backend/cpu/test_compilers.py).
+ABOUT_COMPILED_CODE = ("backend", "program")
 # Folders whose tests are about GPUs; what starts the emulator gives it an environment of its own.
 ABOUT_GPUS = ("ops", "gpu", "emulator")
 
@@ -137,6 +144,19 @@ def _without_gpu(request: pytest.FixtureRequest):
             patch.setitem(sys.modules, "pycuda", None)
             patch.setenv("PYTHONPATH", str(ROOT / "tests" / "without_gpu"), prepend=os.pathsep)
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled_as_quickly_as_needed(request: pytest.FixtureRequest):
+    """Optimize little what is compiled in this process for tests that are not about compiled code."""
+    from dptrain.backend.cpu import compile as compiling
+
+    room, folder, *_ = request.path.relative_to(ROOT / "tests").parts
+    level = "-Og" if room == "unit" and folder not in ABOUT_COMPILED_CODE else "-O3"
+    if level != compiling.OPTIONS[0]:
+        compiling.OPTIONS = (level, *compiling.OPTIONS[1:])
+        compiling.library.cache_clear()
+        compiling.products.cache_clear()
 
 
 @pytest.fixture(autouse=True)

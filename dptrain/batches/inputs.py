@@ -488,13 +488,13 @@ def training_sampler(
             what = "shuffle='batch'" if shards is None else "--reproducible and shards_per_batch"
             raise ConfigError(f"{what}: not supported with static sharding (--sharding), where rows are a rank's own")
         return StaticSampler(
-            total, batch_size, comm.rank, comm.size, seed=seed, shuffle=bool(shuffle), drop_last=drop_last
+            total, batch_size, comm.replica, comm.replicas, seed=seed, shuffle=bool(shuffle), drop_last=drop_last
         )
     sampler = GlobalSampler(
         total,
         batch_size,
-        comm.rank,
-        comm.size,
+        comm.replica,
+        comm.replicas,
         seed=seed,
         shuffle=shuffle,
         drop_last=drop_last,
@@ -535,17 +535,18 @@ def evaluation_batches(
     if shards is not None and rows:
         chosen = batch_size is not None or steps is not None or together
         size = rows_of_batch(batch_size or otherwise, rows, steps) if chosen else shards * EVALUATION_ROWS
-        shards = max(min(shards, rows, size), comm.size)
-        fixed = GlobalSampler(rows, max(size, shards), comm.rank, comm.size, shuffle=False, shards_per_batch=shards)
+        shards = max(min(shards, rows, size), comm.replicas)
+        own = (comm.replica, comm.replicas)
+        fixed = GlobalSampler(rows, max(size, shards), *own, shuffle=False, shards_per_batch=shards)
         return ArrayBatches(arrays, about, fixed, steps, restarts=True)
-    least = comm.size if batch_size is None else 1  # a user's own that leaves a rank without work is refused
+    least = comm.replicas if batch_size is None else 1  # a user's own that leaves a rank without work is refused
     if steps is not None or together:
         batch_size = rows_of_batch(batch_size or otherwise, rows, steps)
     if rows == 0 or (batch_size is None and not together):
-        part = cut(0, rows, comm.size)[comm.rank]
+        part = cut(0, rows, comm.replicas)[comm.replica]
         return ArrayBatches(arrays, about, LocalSampler(*part, EVALUATION_ROWS), steps, restarts=True)
     assert batch_size is not None
-    ordered = GlobalSampler(rows, max(batch_size, least), comm.rank, comm.size, shuffle=False)
+    ordered = GlobalSampler(rows, max(batch_size, least), comm.replica, comm.replicas, shuffle=False)
     return ArrayBatches(arrays, about, ordered, steps, restarts=True)
 
 
@@ -630,7 +631,7 @@ def source_of(
                 f"as part of the {kind}."
             )
     if by_number:
-        rank, world = comm.rank, comm.size
+        rank, world = comm.replica, comm.replicas
         source = PyDatasetSource(x, class_weight=class_weight, shuffle=bool(shuffle), seed=seed, rank=rank, world=world)
         if shuffle and source.num_batches is None:
             _warn_of_shuffle("an infinite PyDataset. The PyDataset is expected to already be shuffled.")

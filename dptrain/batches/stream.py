@@ -91,7 +91,7 @@ class StreamBatches(Batches):
         shards: int | None = None,
     ) -> None:
         if shards is not None:
-            check_shards(shards, comm.size)
+            check_shards(shards, comm.replicas)
             if source.sharded:
                 raise ConfigError("not supported: a PyDataset with `shard` where the bits are those of any ranks")
         self._shards = shards
@@ -151,7 +151,7 @@ class StreamBatches(Batches):
             begin, stop, total = rows
             shards = [Shard(seen + begin, seen + stop, begin, total)]
             if self._shards is not None:
-                shards = shards_of(seen, seen + total, self._comm.rank, self._comm.size, self._shards)
+                shards = shards_of(seen, seen + total, self._comm.replica, self._comm.replicas, self._shards)
             if self._kept is not None and self._drawn is not None:
                 self._kept[shards[0]] = self._drawn
                 self.kept_bytes += total * self._drawn.row_bytes
@@ -296,15 +296,16 @@ class StreamBatches(Batches):
         if state == _OVER:
             return None
         if self._source.sharded:
-            ends = np.cumsum(facts[:, 1]).tolist()
+            ends = np.cumsum(facts[self._comm.peers, 1]).tolist()
             if ends[-1] == 0:
                 raise AgreedError("data", ExitCode.DATA, f"{where}: it has no samples on any rank", [])
-            return ends[self._comm.rank] - drawn.rows, ends[self._comm.rank], ends[-1]
+            end = ends[self._comm.replica]
+            return end - drawn.rows, end, ends[-1]
         return *self._part(drawn.rows), drawn.rows
 
     def _part(self, rows: int) -> tuple[int, int]:
         """Return this rank's first row of a batch of so many, and one past its last."""
-        mine = shards_of(0, rows, self._comm.rank, self._comm.size, self._shards)
+        mine = shards_of(0, rows, self._comm.replica, self._comm.replicas, self._shards)
         return mine[0].start, mine[-1].stop
 
     def _where(self, step: int, epoch: int) -> str:

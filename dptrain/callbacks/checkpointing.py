@@ -207,7 +207,7 @@ class Checkpointing(Callback):
         Raises:
             OutputError: the checkpoint before could not be written.
         """
-        on_rank_0(self, "checkpoint", lambda: self._save(hooks, position))
+        on_rank_0(self, "checkpoint", lambda: self._save(hooks, position), reads_model=True)
         self._saved_at = time.monotonic()
 
     def wait(self) -> str:

@@ -150,7 +150,7 @@ class ModelCheckpoint(MonitorCallback):
         save = self.model.save_weights if self.save_weights_only else self.model.save
         background = self._background and is_of_the_package(save)
         if background:
-            on_rank_0(self, "ModelCheckpoint", lambda: self._begin(Path(path)))
+            on_rank_0(self, "ModelCheckpoint", lambda: self._begin(Path(path)), reads_model=True)
         else:
             save(path, overwrite=True)  # collective: rank 0 writes, and all fail where it does
         self._finished = f"\nEpoch {epoch + 1}: finished saving model to {path}"

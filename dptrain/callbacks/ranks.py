@@ -1,6 +1,7 @@
 """What callbacks do together with the other ranks' ones: speak once, write once, fail everywhere."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TypeVar
 
 from dptrain import comm as comms
@@ -32,13 +33,20 @@ def on_all(callback: Callback, where: str, action: Callable[[], T]) -> T:
     return action() if comm.size == 1 else comm.agree(where, action)
 
 
-def on_rank_0(callback: Callback, where: str, action: Callable[[], T]) -> T | None:
+def on_rank_0(callback: Callback, where: str, action: Callable[[], T], *, reads_model: bool = False) -> T | None:
     """Run what may fail on rank 0 alone and return its result there, None elsewhere. Collective.
 
     The other ranks wait: were they to go on, and rank 0 to fail, they would wait for it for ever in the next step.
+
+    Args:
+        callback: that is called.
+        where: what is being done, for messages.
+        action: as above.
+        reads_model: it reads the model's variables, of which the other ranks may have parts.
 
     Raises:
         AgreedError: as `on_all`.
     """
     leads = ranks_of(callback).rank == 0
-    return on_all(callback, where, lambda: action() if leads else None)
+    with callback.model.readable_on(0) if reads_model else nullcontext():
+        return on_all(callback, where, lambda: action() if leads else None)

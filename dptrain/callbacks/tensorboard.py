@@ -123,7 +123,8 @@ class TensorBoard(Callback):
         Raises:
             OutputError: they cannot be written.
         """
-        on_rank_0(self, "TensorBoard", lambda: self._write_epoch(epoch, dict(logs or {})))
+        histograms = bool(self.histogram_freq)
+        on_rank_0(self, "TensorBoard", lambda: self._write_epoch(epoch, dict(logs or {})), reads_model=histograms)
 
     def _before_step(self, batch: int, logs: Any = None) -> None:
         self._step += 1

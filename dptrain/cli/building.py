@@ -118,6 +118,8 @@ def build_model(
         "comm": config.comm,
         "bucket_mb": config.bucket_mb,
         "comm_dtype": config.comm_dtype,
+        "shard_optimizer": config.shard_optimizer,
+        "shard_weights": config.shard_weights,
         "device_mb": config.data.device_mb,
         "run_eagerly": config.run_eagerly,
         "steps_per_execution": config.steps_per_execution,

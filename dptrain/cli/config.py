@@ -62,6 +62,18 @@ def _fold(value: object) -> object:
     return _none_word(value)
 
 
+def _mesh(value: object) -> object:
+    """Check the axes of a mesh, "batch=2,model=2", each with its length."""
+    found = _none_word(value)
+    if isinstance(found, str):
+        axes = [re.fullmatch(r"\s*([a-z_]\w*)\s*=\s*([1-9]\d{0,5})\s*", one) for one in found.split(",")]
+        names = [one[1] for one in axes if one is not None]
+        if len(set(names)) < len(axes) or len(axes) > 2:
+            raise ValueError(f"{short(value)}: expected one or two axes and their lengths, such as batch=2,model=2")
+        return ",".join(f"{one[1]}={one[2]}" for one in axes if one is not None)
+    return found
+
+
 def _image_size(value: object) -> object:
     """Check "HEIGHTxWIDTH"."""
     found = _none_word(value)
@@ -372,6 +384,22 @@ class Config(Checked):
     )
     comm_dtype: Annotated[Literal["bfloat16", "float16"] | None, Before(_none_word)] = _field(
         None, "bfloat16 or float16: ranks round gradients to it before they add them up, and send half", "comm-dtype"
+    )
+    shard_optimizer: bool = _field(
+        False,
+        "each rank keeps its part of the optimizer's slots and gets the rest of the new weights from others (ZeRO-1)",
+        "shard-optimizer",
+    )
+    shard_weights: bool = _field(
+        False,
+        "each rank keeps its part of weights and slots, and gathers a layer's weights when it needs them (FSDP)",
+        "shard-weights",
+    )
+    mesh: Annotated[str | None, Before(_mesh)] = _field(
+        None,
+        "batch=2,model=2: arrange four ranks in a grid; rows are divided along batch, layers' weights along the other "
+        "axis, in pairs by columns and by rows",
+        "mesh",
     )
     share_gpu: bool = _field(False, "let several ranks use one GPU", "share-gpu")
     gpu_select: Literal["mask", "index"] = _field(

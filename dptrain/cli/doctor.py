@@ -42,6 +42,7 @@ from dptrain.batches.inputs import Samples
 from dptrain.batches.sampling import GlobalSampler, Sampler
 from dptrain.cli.building import build_model
 from dptrain.cli.config import Config, device_options
+from dptrain.cli.measuring import measured, stated
 from dptrain.cli.ranks import show_ranks
 from dptrain.comm import Communicator
 from dptrain.data.loading import LoadedData, Split
@@ -165,6 +166,12 @@ def doctor(config: Config, comm: Communicator, parsed: argparse.Namespace) -> in
         show("\nOne step of the configured model (28x28 inputs, ten classes)")
         for line in _split_of_a_step(config, comm):
             show(f"  {line}")
+    if backend is not None and backend.name == "cpu":
+        show("\nMeasured on a rank, as options of python -m dptrain explain --ranks 1-64")
+        try:
+            show(f"  {stated(measured(backend, comm))}")
+        except DptrainError as error:
+            show(f"  could not be measured: {error}")
     device = "cuda" if with_gpu else config.device
     if trouble is not None:
         instead = "; the CPU computes with --device cpu" if with_gpu else ""

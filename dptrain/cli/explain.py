@@ -6,11 +6,13 @@ import numpy as np
 
 from dptrain.cli.building import build_model
 from dptrain.cli.config import Config
+from dptrain.cli.scaling import machine_of, report, with_device
+from dptrain.cli.scaling_options import read_options
 from dptrain.cli.user_code import custom_objects
 from dptrain.comm import Communicator
 from dptrain.data.loading import LoadedData, Split
 from dptrain.errors import ConfigError, printable
-from dptrain.models import load_model
+from dptrain.models import Model, load_model
 from dptrain.models.explaining import explain as explained
 from dptrain.runtime.failure import phase
 
@@ -24,6 +26,11 @@ def explain(config: Config, comm: Communicator, parsed: argparse.Namespace) -> i
         parsed: the command line: which step, and a run, or the shape of the samples.
     """
     phase.enter("explain")
+    scaling = comm.agree("command line", lambda: read_options(parsed))
+    machine = None
+    if scaling is not None:
+        config = comm.agree("command line", lambda: with_device(config, scaling))
+        machine = machine_of(config, scaling, comm)
     asked = {"kernels": parsed.kernels, "code": parsed.code}
     if parsed.run is not None:
         own = custom_objects(parsed.custom_objects, comm)
@@ -32,11 +39,16 @@ def explain(config: Config, comm: Communicator, parsed: argparse.Namespace) -> i
 
     def text() -> str:
         if parsed.run is not None:
-            return explained(loaded, config.train.batch_size, parsed.step, **asked)
+            return shown(loaded, None)
         shape, classes = _shape(parsed.input_shape), _whole("--classes", parsed.classes, 2)
         samples = Split(np.zeros((1, *shape), np.uint8), np.zeros(1, np.int64))
         model = build_model(config, LoadedData("explain", samples, samples, classes))
-        return explained(model, config.train.batch_size, parsed.step, dtype="uint8", **asked)
+        return shown(model, "uint8")
+
+    def shown(model: Model, dtype: str | None) -> str:
+        if scaling is not None and machine is not None:
+            return report(model, config, scaling, *machine, dtype)
+        return explained(model, config.train.batch_size, parsed.step, dtype=dtype, **asked)
 
     found = comm.agree("explain", text)
     if comm.rank == 0:

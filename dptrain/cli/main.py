@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dptrain.cli import scaling_options
 from dptrain.cli.config import Config, Leaf, leaves, read_file, resolve, to_dict, to_yaml, verbosity
 from dptrain.cli.parser import Options, Parser
 from dptrain.cli.serving import add_custom_objects
@@ -47,6 +48,9 @@ Show what a step computes, without data and without a device: ops in groups, sha
   python -m dptrain explain --hidden 64
   python -m dptrain explain runs/X --step predict --kernels
   python -m dptrain explain --device cuda --code > step.cu
+  python -m dptrain explain --device cuda --ranks 1-1024 --node-gpus 8 --network 200Gb
+
+The last one shows no ops: will it scale?
 """,
     "doctor": """\
 Show what is installed, what is missing and what would be used; exit with 0 if training would run:
@@ -65,7 +69,8 @@ _TOLD = {
         "jit_compile|cuda_graph|debug"
     ),
     "explain": re.compile(
-        r"model\..*|optimizer\..*|train\.batch_size|train\.on_nonfinite|train\.skip_outliers|device|dtype|comm_dtype|precision|debug"
+        r"model\..*|optimizer\..*|train\.batch_size|train\.on_nonfinite|train\.skip_outliers|device|dtype|comm_dtype|precision|"
+        "bucket_mb|debug"
     ),
 }
 
@@ -132,6 +137,10 @@ def _run(argv: Sequence[str]) -> int:
         from dptrain.cli.model_function import loaded
 
         config = loaded(config, parsed, comm)
+    if config.mesh is not None and command == "train":
+        from dptrain.cli.mesh import arranged
+
+        comm = arranged(config.mesh, comm)
     _collect_from_here()
     return run(config, comm, parsed)
 
@@ -277,6 +286,7 @@ def _build_parser(command: str) -> Parser:
         own.add_argument("--kernels", action="store_true", help=kernels)
         text = "show the C++ that is generated of them; with --device cuda the CUDA C++, which takes no GPU"
         own.add_argument("--code", action="store_true", help=text)
+        scaling_options.add_options(parser)
     _add_fields(parser, leaves(), _TOLD.get(command))
     return parser
 

@@ -29,6 +29,7 @@ from dptrain.cli.building import (
 )
 from dptrain.cli.config import Config, deciding, to_yaml, verbosity
 from dptrain.cli.loggers import loggers
+from dptrain.cli.mesh import lay_out
 from dptrain.cli.ranks import show_ranks
 from dptrain.cli.run_directory import RunDirectory
 from dptrain.cli.run_records import read_config
@@ -128,7 +129,8 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
             files[WEIGHTS] = encode_safetensors(model)
             return run.finish(files, summary)
 
-        files = comm.agree("saving", write_results)
+        with model.readable_on(0):
+            files = comm.agree("saving", write_results)
         if best is not None and best.best_epoch is not None and not quiet and comm.rank == 0:
             where = f"epoch {best.best_epoch} of {len(history.epoch)}"
             terminal.say(f"best {best.monitor}: {formatting.number(best.best)} in {where}, kept as {BEST}")
@@ -148,6 +150,8 @@ def _build(config: Config, data: LoadedData, splits: Splits, steps: int) -> Mode
     """Return the model, in whose logs there will be what is monitored."""
     model = build_model(config, data, splits.train.rows, schedule_steps(config, steps))
     monitored(config, model)
+    if config.mesh is not None:
+        lay_out(model)
     return model
 
 

@@ -170,6 +170,11 @@ class Communicator(ABC):
         """Into how many parts batches are cut."""
         return self.size
 
+    @property
+    def peers(self) -> list[int]:
+        """The ranks that have the parts of a batch beside this one's, and it, in the parts' order."""
+        return list(range(self.size))
+
     @abstractmethod
     def allgather_bytes(self, message: bytes) -> list[bytes]:
         """Return every rank's message, in rank order."""

@@ -1,7 +1,7 @@
 """Ranks as a grid with named axes."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,14 +40,37 @@ class MeshCommunicator(Communicator):
         grid = np.arange(comm.size).reshape(tuple(lengths.values()))
         place = tuple(int(one[0]) for one in np.nonzero(grid == comm.rank))
         self.coordinates = dict(zip(lengths, place, strict=True))
-        self._groups: dict[str, Communicator] = {}
-        for number, (axis, length) in enumerate(lengths.items()):
-            ranks = np.moveaxis(grid, number, -1)[(*place[:number], *place[number + 1 :])].tolist()
-            self._groups[axis] = comm if length == comm.size else comm.group(ranks)
+        self._grid, self._groups = grid, dict[frozenset[str], Communicator]()
+        for axis in lengths:  # now: later not all ranks may ask for it
+            self.along(axis)
 
     def along(self, axis: str) -> Communicator:
         """See `Communicator`."""
-        return self._groups[axis]
+        return self.sharing([one for one in self.lengths if one != axis])
+
+    def sharing(self, axes: Collection[str]) -> Communicator:
+        """Return the ranks that have the same part as this one of what is sharded over these axes.
+
+        Collective at the first call.
+        """
+        key = frozenset(axis for axis in axes if self.lengths[axis] > 1)
+        if key not in self._groups:
+            ranks = self._ranks(key)
+            self._groups[key] = self._comm if len(ranks) == self.size else self._comm.group(ranks)
+        return self._groups[key]
+
+    def partition(self, axes: Collection[str]) -> list[list[int]]:
+        """Return all groups of ranks whose coordinates along these axes are the same."""
+        order = sorted(range(len(self.lengths)), key=lambda number: list(self.lengths)[number] not in axes)
+        count = math.prod(self.lengths[axis] for axis in axes)
+        found: list[list[int]] = self._grid.transpose(order).reshape(count, -1).tolist()
+        return found
+
+    def _ranks(self, axes: Collection[str]) -> list[int]:
+        """Return the ranks whose coordinates along these axes are this rank's."""
+        key = tuple(place if axis in axes else slice(None) for axis, place in self.coordinates.items())
+        found: list[int] = self._grid[key].reshape(-1).tolist()
+        return found
 
     @property
     def replica(self) -> int:
@@ -58,6 +81,11 @@ class MeshCommunicator(Communicator):
     def replicas(self) -> int:
         """Into how many parts batches are cut."""
         return self.lengths[BATCH]
+
+    @property
+    def peers(self) -> list[int]:
+        """See `Communicator`."""
+        return self._ranks([one for one in self.lengths if one != BATCH])
 
     @property
     def host(self) -> str:

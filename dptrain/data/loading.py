@@ -199,7 +199,7 @@ def _in_order(sources: DataSources) -> tuple[ArraySource, ArraySource, ArraySour
 
 def _read(source: ArraySource, comm: Communicator, sharding: str) -> Array:
     if sharding == "static":
-        start, stop = cut(0, source.shape[0], comm.size)[comm.rank]
+        start, stop = cut(0, source.shape[0], comm.replicas)[comm.replica]
         own = np.empty((stop - start, *source.shape[1:]), source.dtype)
         comm.agree("data", lambda: source.read_into(own, start))
         return own
@@ -223,8 +223,8 @@ def _first_rows(sources: DataSources, comm: Communicator, sharding: str) -> tupl
     if sharding == "global":
         return 0, 0
     return (
-        cut(0, sources.x_train.shape[0], comm.size)[comm.rank][0],
-        cut(0, sources.x_test.shape[0], comm.size)[comm.rank][0],
+        cut(0, sources.x_train.shape[0], comm.replicas)[comm.replica][0],
+        cut(0, sources.x_test.shape[0], comm.replicas)[comm.replica][0],
     )
 
 

@@ -141,8 +141,8 @@ class TensorLayout:
 class LayoutMap(MutableMapping[str, Any]):
     """Layouts by the paths of variables. It is read by a path and set by a key, which is a regular expression.
 
-    A path gets the layout of the key that it equals, else of the first key, in the order in which they were set, that
-    `re.search` finds in it, else None. So "dense.*kernel" is the key of "dense/kernel" and "dense_1/kernel".
+    A path gets the layout of the key that it equals, else of the one that matches all of it (`re.fullmatch`), else
+    None. So "dense.*kernel" is the key of "dense/kernel" and "dense_1/kernel".
 
     Args:
         device_mesh: of the layouts.
@@ -159,10 +159,20 @@ class LayoutMap(MutableMapping[str, Any]):
         self._layouts: dict[str, TensorLayout] = {}
 
     def __getitem__(self, key: str) -> TensorLayout | None:
-        """Return the layout of a path, or None."""
+        """Return the layout of a path, or None.
+
+        Raises:
+            ConfigError: several keys match it.
+        """
         if key in self._layouts:
             return self._layouts[key]
-        return next((layout for pattern, layout in self._layouts.items() if re.search(pattern, key)), None)
+        found = [pattern for pattern in self._layouts if re.fullmatch(pattern, key)]
+        if len(found) > 1:
+            raise ConfigError(
+                f"Path '{key}' matches multiple layout specification keys: {found}. Please make sure each "
+                "tensor/variable path only matches at most one layout specification key in the LayoutMap."
+            )
+        return self._layouts[found[0]] if found else None
 
     def __setitem__(self, key: str, layout: TensorLayout | AxisNames) -> None:
         """Give paths a layout.

@@ -1,10 +1,15 @@
 """The current distribution in the words of `dptrain.program`: its mesh, and the layouts of variables on it."""
 
 from dptrain import comm as comms
+from dptrain.comm import Communicator
+from dptrain.comm.mesh import MeshCommunicator
 from dptrain.distribution.strategies import Distribution, distribution
 from dptrain.errors import ConfigError
 from dptrain.program.mesh import BATCH, Axes
 from dptrain.program.tensor import Variable
+
+# Meshes of the ranks, by these (which live as long as the process) and by the axes' lengths.
+_arranged: dict[tuple[int, tuple[tuple[str, int], ...]], MeshCommunicator] = {}
 
 
 def current_mesh() -> dict[str, int] | None:
@@ -26,6 +31,21 @@ def current_mesh() -> dict[str, int] | None:
         )
     mesh = {_axis(own, name) or name: length for name, length in own.device_mesh.lengths.items()}
     return mesh if BATCH in mesh else {BATCH: 1, **mesh}
+
+
+def ranks() -> Communicator:
+    """Return the ranks that train together, arranged in the current distribution's mesh. Collective at its first call.
+
+    Raises:
+        ConfigError: as `current_mesh`.
+    """
+    comm, mesh = comms.current(), current_mesh()
+    if mesh is None or mesh == {BATCH: comm.size}:
+        return comm
+    key = id(comm), tuple(mesh.items())
+    if key not in _arranged:
+        _arranged[key] = MeshCommunicator(comm, mesh)
+    return _arranged[key]
 
 
 def layout_of(variable: Variable, slot_of: Variable | None = None) -> Axes | None:

@@ -1,6 +1,7 @@
 """Initial values whose variance is set by the parameter's shape."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ class VarianceScaling(RandomInitializer):
         mode: "fan_in", "fan_out" or "fan_avg".
         distribution: "truncated_normal" (or "normal"), "untruncated_normal" or "uniform".
         seed: as `RandomInitializer`.
+        input_axes: whose lengths make up the fan-in; by default all axes but the last.
+        output_axes: whose lengths make up the fan-out; by default all but the one before the last.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -33,8 +36,8 @@ class VarianceScaling(RandomInitializer):
         mode: str = "fan_in",
         distribution: str = "truncated_normal",
         seed: int | None = None,
-        input_axes: None = None,
-        output_axes: None = None,
+        input_axes: Sequence[int] | None = None,
+        output_axes: Sequence[int] | None = None,
     ) -> None:
         super().__init__(seed)
         if not scale > 0:
@@ -44,13 +47,13 @@ class VarianceScaling(RandomInitializer):
         distribution = "truncated_normal" if distribution == "normal" else distribution
         if distribution not in _DISTRIBUTIONS:
             raise ConfigError(f"Invalid `distribution` argument: {distribution}. Please use one of {_DISTRIBUTIONS}")
-        if input_axes is not None or output_axes is not None:
-            raise ConfigError("not supported: input_axes and output_axes of an initializer")
+        self.input_axes = None if input_axes is None else tuple(input_axes)
+        self.output_axes = None if output_axes is None else tuple(output_axes)
         self.scale, self.mode, self.distribution = float(scale), mode, distribution
 
     def draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
         """Return the draw."""
-        fan_in, fan_out = fans(shape)
+        fan_in, fan_out = fans(shape, self.input_axes, self.output_axes)
         n = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[self.mode]
         deviation = math.sqrt(self.scale / max(1.0, n))
         numbers = self.numbers(seed, position)
@@ -63,7 +66,7 @@ class VarianceScaling(RandomInitializer):
 
     def config(self) -> dict[str, Any]:
         """Return the arguments; of the named schemes, the seed alone and what Keras writes beside it."""
-        config: dict[str, Any] = {"seed": self.seed, "input_axes": None, "output_axes": None}
+        config: dict[str, Any] = {"seed": self.seed, "input_axes": self.input_axes, "output_axes": self.output_axes}
         if type(self) is VarianceScaling:
             config |= {"scale": self.scale, "mode": self.mode, "distribution": self.distribution}
         return config
@@ -74,7 +77,12 @@ class _Scheme(VarianceScaling):
 
     _arguments: tuple[float, str, str]
 
-    def __init__(self, seed: int | None = None, input_axes: None = None, output_axes: None = None) -> None:
+    def __init__(
+        self,
+        seed: int | None = None,
+        input_axes: Sequence[int] | None = None,
+        output_axes: Sequence[int] | None = None,
+    ) -> None:
         super().__init__(*self._arguments, seed, input_axes, output_axes)
 
 
@@ -124,8 +132,18 @@ class LecunNormal(_Scheme):
     _arguments = (1.0, "fan_in", "truncated_normal")
 
 
-def fans(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return (fan_in, fan_out) of a parameter: a kernel is (..., inputs, outputs), a vector counts for both."""
+def fans(
+    shape: tuple[int, ...], input_axes: Sequence[int] | None = None, output_axes: Sequence[int] | None = None
+) -> tuple[int, int]:
+    """Return (fan_in, fan_out) of a parameter: a kernel is (..., inputs, outputs), a vector counts for both.
+
+    Args:
+        shape: of the parameter.
+        input_axes: that count for the fan-in, where `output_axes` are given as well.
+        output_axes: that count for the fan-out.
+    """
+    if input_axes is not None and output_axes is not None:
+        return math.prod(shape[axis] for axis in input_axes), math.prod(shape[axis] for axis in output_axes)
     if len(shape) < 2:
         size = shape[0] if shape else 1
         return size, size

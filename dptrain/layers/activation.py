@@ -1,14 +1,22 @@
-"""Layers without weights that are a function of their input, most of single elements."""
+"""Layers that are a function of their input, most of single elements."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from dptrain import activations, ops
+from dptrain import activations, constraints, initializers, ops, regularizers
 from dptrain.errors import ConfigError
 from dptrain.layers.arguments import ActivationAttribute
-from dptrain.layers.base import ActivationArgument, Layer
+from dptrain.layers.base import (
+    ActivationArgument,
+    BuildShape,
+    ConstraintArgument,
+    InitializerArgument,
+    Layer,
+    RegularizerArgument,
+)
+from dptrain.layers.input_spec import InputSpec
 from dptrain.program.shapes import without_rows
 from dptrain.program.tensor import Tensor
 
@@ -124,6 +132,84 @@ class ELU(Layer):
     def call(self, inputs: Tensor) -> Tensor:
         """Return elu(x)."""
         return ops.elu(inputs, alpha=self.alpha)
+
+
+class PReLU(Layer):
+    """y = x where x > 0, else alpha * x, with an alpha for each element that training finds.
+
+    Source: K. He et al., "Delving deep into rectifiers", ICCV 2015.
+
+    Args:
+        alpha_initializer: name or initializer of alpha.
+        alpha_regularizer: name or regularizer of alpha.
+        alpha_constraint: name or constraint of alpha.
+        shared_axes: along which elements have the same alpha, 1 the first after the rows; None for none.
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: an argument is unknown, or there is no such axis.
+    """
+
+    def __init__(
+        self,
+        alpha_initializer: InitializerArgument = "Zeros",
+        alpha_regularizer: RegularizerArgument = None,
+        alpha_constraint: ConstraintArgument = None,
+        shared_axes: int | Sequence[int] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.alpha_initializer = initializers.get(alpha_initializer)
+        self.alpha_regularizer = regularizers.get(alpha_regularizer)
+        self.alpha_constraint = constraints.get(alpha_constraint)
+        given = [shared_axes] if isinstance(shared_axes, int) else shared_axes
+        self.shared_axes = None if given is None else list(given)
+
+    def build(self, input_shape: BuildShape) -> None:
+        """Make alpha, of the shape of a sample."""
+        shape, shared = list(input_shape), self.shared_axes or []
+        if any(not 1 <= axis < len(shape) for axis in shared):
+            raise ConfigError(f"shared_axes={shared} of layer {self.label!r}: expected axes of {input_shape}, from 1")
+        for axis in shared:
+            shape[axis] = 1
+        self.alpha = self.add_weight(
+            shape[1:],
+            self.alpha_initializer,
+            regularizer=self.alpha_regularizer,
+            constraint=self.alpha_constraint,
+            name="alpha",
+        )
+        axes = {axis: n for axis, n in enumerate(input_shape) if axis and axis not in shared}
+        self.input_spec = InputSpec(ndim=len(shape), axes=axes)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return relu(x) - alpha * relu(-x)."""
+        x = self._floating(inputs)
+        return ops.relu(x) - self.alpha * ops.relu(-x)
+
+
+class ActivityRegularization(Layer):
+    """y = x, and a penalty on it, divided by the rows of the batch.
+
+    Args:
+        l1: factor of the sum of |x|.
+        l2: factor of the sum of x^2.
+        options: as `Layer`.
+    """
+
+    def __init__(self, l1: float = 0.0, l2: float = 0.0, **options: Any) -> None:
+        super().__init__(activity_regularizer=regularizers.L1L2(l1, l2), **options)
+        self.l1, self.l2 = float(l1), float(l2)
+
+    def config(self) -> dict[str, Any]:
+        """Return the arguments, of which the regularizer is made."""
+        found = super().config()
+        found.pop("activity_regularizer", None)
+        return found
+
+    def call(self, inputs: Any) -> Any:
+        """Return the input."""
+        return inputs
 
 
 class Softmax(Layer):

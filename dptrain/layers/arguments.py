@@ -7,7 +7,7 @@ from dptrain import activations
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
 
-Pair = tuple[int, int]
+Lengths = tuple[int, ...]
 
 
 class ActivationAttribute:
@@ -37,41 +37,38 @@ def positive(name: str, value: Any) -> int:
     return value
 
 
-def pair(name: str, value: Any) -> Pair:
-    """Return an argument that is one positive integer for both axes, or two.
+def lengths(name: str, value: Any, count: int, least: int = 1) -> Lengths:
+    """Return an argument that is one integer for all axes, or one for each.
+
+    Args:
+        name: of the argument.
+        value: what it is.
+        count: how many axes there are.
+        least: that each of them must be.
 
     Raises:
         ConfigError: it is neither.
     """
-    found = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, Sequence) else ()
-    if len(found) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in found):
+    found = (value,) * count if isinstance(value, int) else tuple(value) if isinstance(value, Sequence) else ()
+    if len(found) != count or any(isinstance(n, bool) or not isinstance(n, int) or n < least for n in found):
         raise ConfigError(
-            f"The `{name}` argument must be a tuple of 2 integers. Received {name}={value}, including values "
-            "that are no integers or do not satisfy `value > 0`"
-        )
-    return found[0], found[1]
-
-
-def padding_mode(value: Any) -> str:
-    """Return "valid" or "same".
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    found = str(value).lower()
-    if found not in ("valid", "same"):
-        raise ConfigError(
-            f"The `padding` argument must be a list/tuple or one of {{'valid', 'same'}}. Received: {value}"
+            f"The `{name}` argument must be a tuple of {count} integers. Received {name}={value}, including values "
+            f"that are no integers or do not satisfy `value {'> 0' if least else '>= 0'}`"
         )
     return found
 
 
-def channels_last(layer: Layer, data_format: str | None) -> str:
-    """Return the data format, of which there is one.
+def padding_mode(value: Any, causal: bool = False) -> str:
+    """Return "valid" or "same", or "causal" where there is that.
 
     Raises:
-        ConfigError: it is another.
+        ConfigError: it is none of them.
     """
-    if data_format not in (None, "channels_last"):
-        layer.refuse(data_format=data_format)
-    return "channels_last"
+    found = str(value).lower()
+    allowed = ("valid", "same", *(("causal",) if causal else ()))
+    if found not in allowed:
+        raise ConfigError(
+            f"The `padding` argument must be a list/tuple or one of {{{', '.join(map(repr, allowed))}}}. "
+            f"Received: {value}"
+        )
+    return found

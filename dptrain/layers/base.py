@@ -558,4 +558,4 @@ def _described(value: Any, strict: bool) -> Any:
         return activations.serialize(value)
     if callable(value) and (strict or getattr(value, "__name__", "<lambda>") != "<lambda>"):
         return function_to_dict(value)
-    return list(value) if isinstance(value, tuple) else value
+    return [_described(one, strict) for one in value] if isinstance(value, tuple) else value

@@ -1,12 +1,11 @@
-"""Conv2D and its transpose, of images (rows, height, width, channels)."""
+"""Convolutions and their transposes over one, two or three axes of space."""
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from dptrain import ops
+from dptrain import constraints, initializers, ops, regularizers
 from dptrain.errors import ConfigError
-from dptrain.layers.arguments import channels_last, padding_mode, pair, positive
+from dptrain.layers.arguments import lengths, padding_mode, positive
 from dptrain.layers.base import (
     ActivationArgument,
     BuildShape,
@@ -15,70 +14,70 @@ from dptrain.layers.base import (
     RegularizerArgument,
 )
 from dptrain.layers.input_spec import InputSpec
-from dptrain.layers.kernel import KernelLayer
-from dptrain.program.tensor import Tensor
+from dptrain.layers.kernel import BiasLayer, KernelLayer
+from dptrain.layers.spatial import SpatialLayer
+from dptrain.program.tensor import Tensor, Variable
+
+Extents = int | Sequence[int]
 
 
-class _Convolution(KernelLayer):
-    """What both have in common; the arguments are theirs."""
+class WindowLayer(SpatialLayer, BiasLayer):
+    """A layer whose kernel goes over images: what all convolutions have in common."""
 
     _always_written = ("activity_regularizer",)
 
-    def __init__(
-        self,
-        filters: int,
-        kernel_size: int | Sequence[int],
-        strides: int | Sequence[int],
-        padding: str,
-        data_format: str | None,
-        dilation_rate: int | Sequence[int],
-        *kernel: Any,
-        **options: Any,
+    def _set_windows(
+        self, kernel_size: Any, strides: Any, padding: Any, data_format: Any, dilation_rate: Any, causal: bool = False
     ) -> None:
-        super().__init__(*kernel, **options)
-        self.filters, self.kernel_size = positive("filters", filters), pair("kernel_size", kernel_size)
-        self.strides, self.dilation_rate = pair("strides", strides), pair("dilation_rate", dilation_rate)
-        self.padding, self.data_format = padding_mode(padding), channels_last(self, data_format)
+        self.kernel_size = lengths("kernel_size", kernel_size, self.rank)
+        self.strides = lengths("strides", strides, self.rank)
+        self.dilation_rate = lengths("dilation_rate", dilation_rate, self.rank)
+        self.padding = padding_mode(padding, causal)
+        self._set_format(data_format)
+        self.input_spec = InputSpec(ndim=self.rank + 2)
+
+    def _refuse_strides_and_dilation(self) -> None:
         if max(self.strides) > 1 and max(self.dilation_rate) > 1:
             raise ConfigError(
                 "`strides > 1` not supported in conjunction with `dilation_rate > 1`. "
                 f"Received: strides={self.strides} and dilation_rate={self.dilation_rate}"
             )
-        self.input_spec = InputSpec(ndim=4)
 
-    def build(self, input_shape: BuildShape) -> None:
-        """Make kernel and bias."""
-        channels = input_shape[-1]
-        self._make_weights((*self.kernel_size, *self._ends(channels)), self.filters)
-        self.input_spec = InputSpec(ndim=4, axes={-1: channels})
-
-    def _ends(self, channels: int | None) -> tuple[int | None, int | None]:
-        """The last two lengths of the kernel."""
-        return channels, self.filters
+    def _channels(self, input_shape: BuildShape) -> int | None:
+        """Return how many channels there are, which the layer expects from now on."""
+        channels = input_shape[self._channel_axis]
+        self.input_spec = InputSpec(ndim=self.rank + 2, axes={self._channel_axis: channels})
+        return channels
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return (rows, height out, width out, filters)."""
-        found: Tensor = self.activation(self._biased(self._convolved(self._floating(inputs))))
+        """Return (rows, *space, filters), or (rows, filters, *space)."""
+        x = self._with_channels_last(self._floating(inputs))
+        found: Tensor = self.activation(self._in_format(self._biased(self._convolved(x))))
         return found
 
-    @abstractmethod
     def _convolved(self, x: Tensor) -> Tensor:
-        """Return the convolution of x alone."""
+        """Return the convolution alone, channels last."""
+        raise NotImplementedError
+
+    @property
+    def _windows(self) -> dict[str, Any]:
+        return {"strides": self.strides, "padding": self.padding, "dilation_rate": self.dilation_rate}
 
 
-class Conv2D(_Convolution):
-    """y = activation(x * kernel + bias), a convolution (cross-correlation) over height and width.
+class Convolution(WindowLayer, KernelLayer):
+    """y = activation(x * kernel + bias), a convolution (cross-correlation) over the axes of space.
 
-    The kernel is (kernel height, kernel width, channels, filters).
+    The kernel is (*kernel_size, channels / groups, filters).
 
     Args:
         filters: channels of the output, at least 1.
-        kernel_size: height and width of the kernel, one number for both, or two; as all pairs here.
+        kernel_size: of the kernel, one number for all axes of space, or one each; as all such arguments here.
         strides: between the kernel's places.
-        padding: "valid" (none), or "same": zeros around the image, so that ceil(height / stride) rows come out.
-        data_format: only "channels_last", which None stands for.
+        padding: "valid" (none), or "same": zeros around the image, so that ceil(length / stride) places come out; over
+            one axis also "causal": all these zeros before it.
+        data_format: "channels_last", which None stands for, or "channels_first".
         dilation_rate: between the kernel's elements; above 1 only with strides of 1.
-        groups: only 1.
+        groups: the channels fall into so many groups, each convolved for itself with its part of the filters.
         activation: name or function of `dptrain.activations`, or None for "linear".
         use_bias: whether there is a bias.
         kernel_initializer: name or initializer of the kernel.
@@ -97,11 +96,11 @@ class Conv2D(_Convolution):
     def __init__(
         self,
         filters: int,
-        kernel_size: int | Sequence[int],
-        strides: int | Sequence[int] = (1, 1),
+        kernel_size: Extents,
+        strides: Extents = 1,
         padding: str = "valid",
         data_format: str | None = None,
-        dilation_rate: int | Sequence[int] = (1, 1),
+        dilation_rate: Extents = 1,
         groups: int = 1,
         activation: ActivationArgument = None,
         use_bias: bool = True,
@@ -115,39 +114,77 @@ class Conv2D(_Convolution):
         **options: Any,
     ) -> None:
         super().__init__(
-            *(filters, kernel_size, strides, padding, data_format, dilation_rate),
             *(activation, use_bias, kernel_initializer, bias_initializer, kernel_regularizer, bias_regularizer),
             *(kernel_constraint, bias_constraint),
             activity_regularizer=activity_regularizer,
             **options,
         )
-        self.refuse(groups=None if groups == 1 else groups)
-        self.groups = 1
+        self.filters, self.groups = positive("filters", filters), positive("groups", groups)
+        if self.filters % self.groups:
+            raise ConfigError(
+                "The number of filters must be evenly divisible by the number of groups. "
+                f"Received: groups={groups}, filters={filters}."
+            )
+        self._set_windows(kernel_size, strides, padding, data_format, dilation_rate, causal=self.rank == 1)
+        self._refuse_strides_and_dilation()
+
+    def build(self, input_shape: BuildShape) -> None:
+        """Make kernel and bias."""
+        channels = self._channels(input_shape)
+        if channels is not None and channels % self.groups:
+            raise ConfigError(
+                "The number of input channels must be evenly divisible by the number of groups. Received "
+                f"groups={self.groups}, but the input has {channels} channels (full input shape is {input_shape})."
+            )
+        own = None if channels is None else channels // self.groups
+        self._make_weights((*self.kernel_size, own, self.filters), (self.filters,))
 
     def _convolved(self, x: Tensor) -> Tensor:
-        return ops.conv(x, self.kernel, self.strides, self.padding, dilation_rate=self.dilation_rate)
+        if self.padding != "causal":
+            return ops.conv(x, self.kernel, **self._windows)
+        before = self.dilation_rate[0] * (self.kernel_size[0] - 1)
+        padded = ops.pad(x, [(0, 0), (before, 0), (0, 0)])
+        return ops.conv(padded, self.kernel, **self._windows | {"padding": "valid"})
 
 
-class Conv2DTranspose(_Convolution):
-    """The transpose of a convolution: larger images, (height - 1) * stride + max(kernel height, stride) rows.
+class Conv1D(Convolution):
+    """`Convolution` over one axis: of sequences (rows, length, channels)."""
 
-    The kernel is (kernel height, kernel width, filters, channels).
+    rank = 1
+
+
+class Conv2D(Convolution):
+    """`Convolution` over two axes: of images (rows, height, width, channels)."""
+
+    rank = 2
+
+
+class Conv3D(Convolution):
+    """`Convolution` over three axes: of volumes (rows, depth, height, width, channels)."""
+
+    rank = 3
+
+
+class TransposedConvolution(WindowLayer, KernelLayer):
+    """The transpose of a convolution: larger images, (length - 1) * stride + max(kernel, stride) along each axis.
+
+    The kernel is (*kernel_size, filters, channels).
 
     Args:
-        filters: as `Conv2D`, and so all that is not here.
-        kernel_size: height and width of the kernel.
+        filters: as `Convolution`, and so all that is not here.
+        kernel_size: of the kernel.
         strides: how much larger the images get.
-        padding: "valid", or "same": height * stride rows come out.
-        output_padding: only None.
-        data_format: only "channels_last", which None stands for.
-        dilation_rate: only 1.
-        activation: as `Conv2D`.
-        use_bias: as `Conv2D`.
-        kernel_initializer: as `Conv2D`.
-        bias_initializer: as `Conv2D`.
-        kernel_regularizer: as `Conv2D`.
-        bias_regularizer: as `Conv2D`.
-        activity_regularizer: as `Conv2D`.
+        padding: "valid", or "same": length * stride places come out.
+        output_padding: below the strides, of an explicit size of what comes out: see `ops.conv_transpose`.
+        data_format: as `Convolution`.
+        dilation_rate: between the kernel's elements; above 1 only with strides of 1.
+        activation: as `Convolution`.
+        use_bias: as `Convolution`.
+        kernel_initializer: as `Convolution`.
+        bias_initializer: as `Convolution`.
+        kernel_regularizer: as `Convolution`.
+        bias_regularizer: as `Convolution`.
+        activity_regularizer: as `Convolution`.
         kernel_constraint: name or constraint of the kernel.
         bias_constraint: name or constraint of the bias.
         options: as `Layer`.
@@ -159,12 +196,12 @@ class Conv2DTranspose(_Convolution):
     def __init__(
         self,
         filters: int,
-        kernel_size: int | Sequence[int],
-        strides: int | Sequence[int] = (1, 1),
+        kernel_size: Extents,
+        strides: Extents = 1,
         padding: str = "valid",
-        output_padding: None = None,
+        output_padding: Extents | None = None,
         data_format: str | None = None,
-        dilation_rate: int | Sequence[int] = (1, 1),
+        dilation_rate: Extents = 1,
         activation: ActivationArgument = None,
         use_bias: bool = True,
         kernel_initializer: InitializerArgument = "glorot_uniform",
@@ -177,21 +214,264 @@ class Conv2DTranspose(_Convolution):
         **options: Any,
     ) -> None:
         super().__init__(
-            *(filters, kernel_size, strides, padding, data_format, dilation_rate),
             *(activation, use_bias, kernel_initializer, bias_initializer, kernel_regularizer, bias_regularizer),
             *(kernel_constraint, bias_constraint),
             activity_regularizer=activity_regularizer,
             **options,
         )
-        self.refuse(output_padding=output_padding)
-        if self.dilation_rate != (1, 1):
-            self.refuse(dilation_rate=dilation_rate)
+        self.filters = positive("filters", filters)
+        self._set_windows(kernel_size, strides, padding, data_format, dilation_rate)
+        self._refuse_strides_and_dilation()
+        self.output_padding = None
+        if output_padding is not None:
+            self.output_padding = lengths("output_padding", output_padding, self.rank, least=0)
+            for axis, (more, stride) in enumerate(zip(self.output_padding, self.strides, strict=True)):
+                if more >= stride:
+                    raise ConfigError(
+                        "`output_padding` must be strictly less than `strides` for all dimensions. At dimension "
+                        f"{axis}, `output_padding` is {more} but `strides` is {stride}. Received: "
+                        f"output_padding={self.output_padding}, strides={self.strides}"
+                    )
 
-    def _ends(self, channels: int | None) -> tuple[int | None, int | None]:
-        return self.filters, channels
+    def build(self, input_shape: BuildShape) -> None:
+        """Make kernel and bias."""
+        channels = self._channels(input_shape)
+        self._make_weights((*self.kernel_size, self.filters, channels), (self.filters,))
 
     def _convolved(self, x: Tensor) -> Tensor:
-        return ops.conv_transpose(x, self.kernel, self.strides, self.padding)
+        return ops.conv_transpose(x, self.kernel, output_padding=self.output_padding, **self._windows)
 
 
-Convolution2D, Convolution2DTranspose = Conv2D, Conv2DTranspose
+class Conv1DTranspose(TransposedConvolution):
+    """`TransposedConvolution` over one axis."""
+
+    rank = 1
+
+
+class Conv2DTranspose(TransposedConvolution):
+    """`TransposedConvolution` over two axes."""
+
+    rank = 2
+
+
+class Conv3DTranspose(TransposedConvolution):
+    """`TransposedConvolution` over three axes; `data_format` comes before `output_padding`."""
+
+    rank = 3
+
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: Extents,
+        strides: Extents = 1,
+        padding: str = "valid",
+        data_format: str | None = None,
+        output_padding: Extents | None = None,
+        dilation_rate: Extents = 1,
+        activation: ActivationArgument = None,
+        use_bias: bool = True,
+        kernel_initializer: InitializerArgument = "glorot_uniform",
+        bias_initializer: InitializerArgument = "zeros",
+        kernel_regularizer: RegularizerArgument = None,
+        bias_regularizer: RegularizerArgument = None,
+        activity_regularizer: RegularizerArgument = None,
+        kernel_constraint: ConstraintArgument = None,
+        bias_constraint: ConstraintArgument = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            *(filters, kernel_size, strides, padding, output_padding, data_format, dilation_rate),
+            *(activation, use_bias, kernel_initializer, bias_initializer, kernel_regularizer, bias_regularizer),
+            *(activity_regularizer, kernel_constraint, bias_constraint),
+            **options,
+        )
+
+
+class DepthwiseConvolution(WindowLayer):
+    """A convolution of each channel with kernels of its own, (*kernel_size, channels, depth_multiplier).
+
+    Args:
+        kernel_size: as `Convolution`, and so all that is not here.
+        strides: between the kernel's places.
+        padding: "valid" or "same".
+        depth_multiplier: how many channels come out for each, at least 1.
+        data_format: as `Convolution`.
+        dilation_rate: between the kernel's elements.
+        activation: as `Convolution`.
+        use_bias: as `Convolution`.
+        depthwise_initializer: name or initializer of the kernel.
+        bias_initializer: as `Convolution`.
+        depthwise_regularizer: name or regularizer of the kernel.
+        bias_regularizer: as `Convolution`.
+        activity_regularizer: as `Convolution`.
+        depthwise_constraint: name or constraint of the kernel.
+        bias_constraint: as `Convolution`.
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: an argument is out of range or unknown.
+    """
+
+    def __init__(
+        self,
+        kernel_size: Extents,
+        strides: Extents = 1,
+        padding: str = "valid",
+        depth_multiplier: int = 1,
+        data_format: str | None = None,
+        dilation_rate: Extents = 1,
+        activation: ActivationArgument = None,
+        use_bias: bool = True,
+        depthwise_initializer: InitializerArgument = "glorot_uniform",
+        bias_initializer: InitializerArgument = "zeros",
+        depthwise_regularizer: RegularizerArgument = None,
+        bias_regularizer: RegularizerArgument = None,
+        activity_regularizer: RegularizerArgument = None,
+        depthwise_constraint: ConstraintArgument = None,
+        bias_constraint: ConstraintArgument = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            *(activation, use_bias, bias_initializer, bias_regularizer, bias_constraint),
+            activity_regularizer=activity_regularizer,
+            **options,
+        )
+        self.depth_multiplier = positive("depth_multiplier", depth_multiplier)
+        self.depthwise_initializer = initializers.get(depthwise_initializer)
+        self.depthwise_regularizer = regularizers.get(depthwise_regularizer)
+        self.depthwise_constraint = constraints.get(depthwise_constraint)
+        self._set_windows(kernel_size, strides, padding, data_format, dilation_rate)
+
+    def _make_depthwise(self, channels: int | None, name: str) -> Variable:
+        return self.add_weight(
+            (*self.kernel_size, channels, self.depth_multiplier),
+            self.depthwise_initializer,
+            regularizer=self.depthwise_regularizer,
+            constraint=self.depthwise_constraint,
+            name=name,
+        )
+
+    def build(self, input_shape: BuildShape) -> None:
+        """Make kernel and bias."""
+        channels = self._channels(input_shape)
+        self.kernel = self._make_depthwise(channels, "kernel")
+        self._make_bias((None if channels is None else channels * self.depth_multiplier,))
+
+    def _convolved(self, x: Tensor) -> Tensor:
+        return ops.depthwise_conv(x, self.kernel, **self._windows)
+
+
+class DepthwiseConv1D(DepthwiseConvolution):
+    """`DepthwiseConvolution` over one axis."""
+
+    rank = 1
+
+
+class DepthwiseConv2D(DepthwiseConvolution):
+    """`DepthwiseConvolution` over two axes."""
+
+    rank = 2
+
+
+class SeparableConvolution(DepthwiseConvolution):
+    """A depthwise convolution, and one of kernels of a single place that mixes its channels.
+
+    The kernels are (*kernel_size, channels, depth_multiplier) and (1, ..., channels * depth_multiplier, filters).
+
+    Args:
+        filters: channels of the output, at least 1.
+        kernel_size: of the depthwise kernel, as `Convolution`, and so all that is not here.
+        strides: of the depthwise convolution, as what follows.
+        padding: "valid" or "same".
+        data_format: as `Convolution`.
+        dilation_rate: between the kernel's elements.
+        depth_multiplier: channels for each between the two, at least 1.
+        activation: as `Convolution`.
+        use_bias: as `Convolution`.
+        depthwise_initializer: name or initializer of the depthwise kernel.
+        pointwise_initializer: name or initializer of the other.
+        bias_initializer: as `Convolution`.
+        depthwise_regularizer: name or regularizer of the depthwise kernel.
+        pointwise_regularizer: name or regularizer of the other.
+        bias_regularizer: as `Convolution`.
+        activity_regularizer: as `Convolution`.
+        depthwise_constraint: name or constraint of the depthwise kernel.
+        pointwise_constraint: name or constraint of the other.
+        bias_constraint: as `Convolution`.
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: an argument is out of range or unknown.
+    """
+
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: Extents,
+        strides: Extents = 1,
+        padding: str = "valid",
+        data_format: str | None = None,
+        dilation_rate: Extents = 1,
+        depth_multiplier: int = 1,
+        activation: ActivationArgument = None,
+        use_bias: bool = True,
+        depthwise_initializer: InitializerArgument = "glorot_uniform",
+        pointwise_initializer: InitializerArgument = "glorot_uniform",
+        bias_initializer: InitializerArgument = "zeros",
+        depthwise_regularizer: RegularizerArgument = None,
+        pointwise_regularizer: RegularizerArgument = None,
+        bias_regularizer: RegularizerArgument = None,
+        activity_regularizer: RegularizerArgument = None,
+        depthwise_constraint: ConstraintArgument = None,
+        pointwise_constraint: ConstraintArgument = None,
+        bias_constraint: ConstraintArgument = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            *(kernel_size, strides, padding, depth_multiplier, data_format, dilation_rate, activation, use_bias),
+            *(depthwise_initializer, bias_initializer, depthwise_regularizer, bias_regularizer, activity_regularizer),
+            *(depthwise_constraint, bias_constraint),
+            **options,
+        )
+        self.filters = positive("filters", filters)
+        self.pointwise_initializer = initializers.get(pointwise_initializer)
+        self.pointwise_regularizer = regularizers.get(pointwise_regularizer)
+        self.pointwise_constraint = constraints.get(pointwise_constraint)
+
+    def build(self, input_shape: BuildShape) -> None:
+        """Make both kernels and the bias."""
+        channels = self._channels(input_shape)
+        self.depthwise_kernel = self._make_depthwise(channels, "depthwise_kernel")
+        between = None if channels is None else channels * self.depth_multiplier
+        self.pointwise_kernel = self.add_weight(
+            (*(1,) * self.rank, between, self.filters),
+            self.pointwise_initializer,
+            regularizer=self.pointwise_regularizer,
+            constraint=self.pointwise_constraint,
+            name="pointwise_kernel",
+        )
+        self._make_bias((self.filters,))
+
+    def _convolved(self, x: Tensor) -> Tensor:
+        return ops.separable_conv(x, self.depthwise_kernel, self.pointwise_kernel, **self._windows)
+
+
+class SeparableConv1D(SeparableConvolution):
+    """`SeparableConvolution` over one axis."""
+
+    rank = 1
+
+
+class SeparableConv2D(SeparableConvolution):
+    """`SeparableConvolution` over two axes."""
+
+    rank = 2
+
+
+Convolution1D, Convolution2D, Convolution3D = Conv1D, Conv2D, Conv3D
+Convolution1DTranspose, Convolution2DTranspose, Convolution3DTranspose = (
+    Conv1DTranspose,
+    Conv2DTranspose,
+    Conv3DTranspose,
+)
+SeparableConvolution1D, SeparableConvolution2D = SeparableConv1D, SeparableConv2D

@@ -71,7 +71,7 @@ class Dense(KernelLayer):
     def build(self, input_shape: BuildShape) -> None:
         """Make kernel and bias."""
         inputs = input_shape[-1]
-        self._make_weights((inputs, self.units), self.units)
+        self._make_weights((inputs, self.units), (self.units,))
         self.input_spec = InputSpec(min_ndim=2, axes={-1: inputs})
 
     def call(self, inputs: Tensor) -> Tensor:

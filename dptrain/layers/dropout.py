@@ -1,13 +1,51 @@
-"""Dropout: in training, zeroes each element with a probability and scales the others up."""
+"""Dropout: in training, zeroes elements with a probability and scales the others up."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
+from dptrain.layers.input_spec import InputSpec
+from dptrain.layers.spatial import SpatialLayer
 from dptrain.ops import random
 from dptrain.program.tensor import Tensor
 from dptrain.random import Purpose, own_seed
+
+
+def rate_of(rate: float) -> float:
+    """Return a rate.
+
+    Raises:
+        ConfigError: it is out of range.
+    """
+    if not 0 <= rate <= 1:
+        raise ConfigError(
+            f"Invalid value received for argument `rate`. Expected a float value between 0 and 1. Received: rate={rate}"
+        )
+    return float(rate)
+
+
+def noise_shape_of(given: Any) -> tuple[int | None, ...] | None:
+    """Return a shape of random numbers.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if given is None:
+        return None
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise ConfigError(
+            "Invalid value received for argument `noise_shape`. Expected a tuple or list of integers. "
+            f"Received: noise_shape={given}"
+        )
+    for n, one in enumerate(given):
+        if one is not None and (isinstance(one, bool) or not isinstance(one, int) or one <= 0):
+            raise ConfigError(
+                "Invalid value received for argument `noise_shape`. Expected all dimensions to be positive integers "
+                f"or None. Received at index {n}: {one}"
+            )
+    return tuple(given)
 
 
 class Dropout(Layer):
@@ -18,23 +56,25 @@ class Dropout(Layer):
 
     Args:
         rate: fraction of elements to drop, 0 to 1.
-        noise_shape: only None.
+        noise_shape: of the mask, which is broadcast to the input: its lengths, 1, or None for the input's; None for
+            all of these.
         seed: of the masks; None for the model's.
         options: as `Layer`.
 
     Raises:
-        ConfigError: an argument is out of range or not supported.
+        ConfigError: an argument is out of range.
     """
 
-    def __init__(self, rate: float, noise_shape: None = None, seed: int | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        rate: float,
+        noise_shape: Sequence[int | None] | None = None,
+        seed: int | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
-        if not 0 <= rate <= 1:
-            raise ConfigError(
-                "Invalid value received for argument `rate`. Expected a float value between 0 and 1. "
-                f"Received: rate={rate}"
-            )
-        self.refuse(noise_shape=noise_shape)
-        self.rate, self.seed, self.built = float(rate), own_seed(seed), True
+        self.rate, self.seed, self.built = rate_of(rate), own_seed(seed), True
+        self.noise_shape = noise_shape_of(noise_shape)
         if 0 < self.rate < 1:
             self.seed_generator = self.add_seed_generator(Purpose.DROPOUT, seed)
 
@@ -44,4 +84,77 @@ class Dropout(Layer):
             return inputs
         if self.rate == 1:
             return ops.zeros_like(inputs)
-        return random.dropout(inputs, self.rate, seed=self.seed_generator)
+        return random.dropout(inputs, self.rate, self._noise_shape(), seed=self.seed_generator)
+
+    def _noise_shape(self) -> Sequence[int | None] | None:
+        return self.noise_shape
+
+
+class _SpatialDropout(SpatialLayer, Dropout):
+    """Drops whole channels of samples."""
+
+    def __init__(self, rate: float, data_format: str | None, seed: int | None, **options: Any) -> None:
+        super().__init__(rate, seed=seed, **options)
+        self._set_format(data_format)
+        self.input_spec = InputSpec(ndim=self.rank + 2)
+
+    def config(self) -> dict[str, Any]:
+        """Return the constructor's arguments, which `trainable` is not one of."""
+        return {key: one for key, one in super().config().items() if key != "trainable"}
+
+    def _noise_shape(self) -> Sequence[int | None]:
+        return [1 if axis in self._space else None for axis in range(self.rank + 2)]
+
+
+class SpatialDropout1D(_SpatialDropout):
+    """`Dropout` of whole channels of sequences (rows, length, channels).
+
+    Source: J. Tompson et al., "Efficient object localization using convolutional networks", CVPR 2015.
+
+    Args:
+        rate: fraction of channels to drop, 0 to 1.
+        seed: of the masks; None for the model's.
+        name: as `Layer`.
+        dtype: as `Layer`.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    rank = 1
+
+    def __init__(self, rate: float, seed: int | None = None, name: str | None = None, dtype: Any = None) -> None:
+        super().__init__(rate, None, seed, name=name, dtype=dtype)
+
+
+class SpatialDropout2D(_SpatialDropout):
+    """`Dropout` of whole channels of images (rows, height, width, channels); see `SpatialDropout1D`.
+
+    Args:
+        rate: fraction of channels to drop, 0 to 1.
+        data_format: "channels_last", which None stands for, or "channels_first".
+        seed: of the masks; None for the model's.
+        name: as `Layer`.
+        dtype: as `Layer`.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    rank = 2
+
+    def __init__(
+        self,
+        rate: float,
+        data_format: str | None = None,
+        seed: int | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(rate, data_format, seed, name=name, dtype=dtype)
+
+
+class SpatialDropout3D(SpatialDropout2D):
+    """`Dropout` of whole channels of volumes (rows, depth, height, width, channels); see `SpatialDropout2D`."""
+
+    rank = 3

@@ -8,10 +8,44 @@ from dptrain.layers.base import ActivationArgument, ConstraintArgument, Initiali
 from dptrain.program.tensor import Tensor, Variable
 
 
-class KernelLayer(Layer):
-    """A layer that is linear in its input, and what follows it; the arguments are those of `Dense`."""
+class BiasLayer(Layer):
+    """A layer that adds a bias and applies an activation; the arguments are those of `Dense`."""
 
     activation = ActivationAttribute()
+
+    def __init__(
+        self,
+        activation: ActivationArgument,
+        use_bias: bool,
+        bias_initializer: InitializerArgument,
+        bias_regularizer: RegularizerArgument,
+        bias_constraint: ConstraintArgument,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.activation, self.use_bias = activation, bool(use_bias)
+        self.bias_initializer = initializers.get(bias_initializer)
+        self.bias_regularizer = regularizers.get(bias_regularizer)
+        self.bias_constraint = constraints.get(bias_constraint)
+
+    def _make_bias(self, shape: tuple[int | None, ...]) -> None:
+        self.bias: Variable | None = None
+        if self.use_bias:
+            self.bias = self.add_weight(
+                shape,
+                self.bias_initializer,
+                regularizer=self.bias_regularizer,
+                constraint=self.bias_constraint,
+                name="bias",
+            )
+
+    def _biased(self, y: Tensor) -> Tensor:
+        """Return y with the bias, if there is one."""
+        return y if self.bias is None else y + self.bias
+
+
+class KernelLayer(BiasLayer):
+    """A layer that is linear in its input, and what follows it; the arguments are those of `Dense`."""
 
     def __init__(
         self,
@@ -25,16 +59,12 @@ class KernelLayer(Layer):
         bias_constraint: ConstraintArgument,
         **options: Any,
     ) -> None:
-        super().__init__(**options)
-        self.activation, self.use_bias = activation, bool(use_bias)
+        super().__init__(activation, use_bias, bias_initializer, bias_regularizer, bias_constraint, **options)
         self.kernel_initializer = initializers.get(kernel_initializer)
-        self.bias_initializer = initializers.get(bias_initializer)
         self.kernel_regularizer = regularizers.get(kernel_regularizer)
-        self.bias_regularizer = regularizers.get(bias_regularizer)
         self.kernel_constraint = constraints.get(kernel_constraint)
-        self.bias_constraint = constraints.get(bias_constraint)
 
-    def _make_weights(self, kernel_shape: tuple[int | None, ...], outputs: int) -> None:
+    def _make_weights(self, kernel_shape: tuple[int | None, ...], bias_shape: tuple[int | None, ...]) -> None:
         """Make kernel and bias."""
         self.kernel = self.add_weight(
             kernel_shape,
@@ -43,16 +73,4 @@ class KernelLayer(Layer):
             constraint=self.kernel_constraint,
             name="kernel",
         )
-        self.bias: Variable | None = None
-        if self.use_bias:
-            self.bias = self.add_weight(
-                (outputs,),
-                self.bias_initializer,
-                regularizer=self.bias_regularizer,
-                constraint=self.bias_constraint,
-                name="bias",
-            )
-
-    def _biased(self, y: Tensor) -> Tensor:
-        """Return y with the bias, if there is one."""
-        return y if self.bias is None else y + self.bias
+        self._make_bias(bias_shape)

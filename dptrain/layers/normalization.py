@@ -1,17 +1,21 @@
 """Normalization: features brought to mean 0 and variance 1, over the global batch or within a sample."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from dptrain import constraints, initializers, ops, regularizers
 from dptrain.errors import ConfigError
 from dptrain.layers.base import BuildShape, ConstraintArgument, InitializerArgument, Layer, RegularizerArgument
 from dptrain.layers.input_spec import InputSpec
 from dptrain.ops.elementwise import in_float32
+from dptrain.program.shapes import normalized_axes
 from dptrain.program.tensor import Tensor, Variable
 
 
-class _Normalization(Layer):
+class AffineNormalization(Layer):
     """What scales and shifts normalized features by gamma and beta; the arguments are those of `BatchNormalization`."""
 
     def __init__(
@@ -36,11 +40,11 @@ class _Normalization(Layer):
         self.beta_constraint = constraints.get(beta_constraint)
         self.gamma_constraint = constraints.get(gamma_constraint)
 
-    def _make_weights(self, shape: Sequence[int | None]) -> None:
-        """Make gamma and beta, where there are to be any."""
+    def _make_weights(self, shape: Sequence[int | None], scale: bool | None = None, center: bool | None = None) -> None:
+        """Make gamma and beta, where there are to be any: by default as the arguments say."""
         self.gamma: Variable | None = None
         self.beta: Variable | None = None
-        if self.scale:
+        if self.scale if scale is None else scale:
             self.gamma = self.add_weight(
                 shape,
                 self.gamma_initializer,
@@ -49,7 +53,7 @@ class _Normalization(Layer):
                 autocast=False,
                 name="gamma",
             )
-        if self.center:
+        if self.center if center is None else center:
             self.beta = self.add_weight(
                 shape,
                 self.beta_initializer,
@@ -60,17 +64,21 @@ class _Normalization(Layer):
             )
 
 
-class BatchNormalization(_Normalization):
-    """y = gamma * (x - mean) / sqrt(variance + epsilon) + beta, for each feature, the last axis.
+class BatchNormalization(AffineNormalization):
+    """y = gamma * (x - mean) / sqrt(variance + epsilon) + beta, for each feature, each index of an axis.
 
     In training mean and (biased) variance are those of the global batch, of all ranks together, and the moving averages
     become moving * momentum + batch's * (1 - momentum), as in Keras. Evaluation and prediction normalize with the
     moving averages. With `trainable` False they are used in training, too, and stay as they are.
 
+    With `renorm` y = gamma * ((x - mean) / sqrt(variance + epsilon) * r + d) + beta in training, where r and d, through
+    which no gradient flows, stand for moving averages of their own in the place of the batch's mean and deviation.
+
     Source: S. Ioffe and C. Szegedy, "Batch normalization", ICML 2015; over all ranks, as "synchronized" in Keras.
+    S. Ioffe, "Batch renormalization", NeurIPS 2017.
 
     Args:
-        axis: only the last.
+        axis: of the features.
         momentum: of the moving averages.
         epsilon: added to the variance.
         center: whether there is a beta.
@@ -83,9 +91,9 @@ class BatchNormalization(_Normalization):
         gamma_regularizer: name or regularizer of gamma.
         beta_constraint: name or constraint of beta.
         gamma_constraint: name or constraint of gamma.
-        renorm: only False.
-        renorm_clipping: only None.
-        renorm_momentum: of no effect without `renorm`.
+        renorm: as above.
+        renorm_clipping: limits of r and d: "rmin", "rmax" and "dmax", each of which may be missing.
+        renorm_momentum: of the averages that r and d stand for.
         synchronized: of no effect: statistics are always those of the global batch.
         options: as `Layer`.
 
@@ -109,7 +117,7 @@ class BatchNormalization(_Normalization):
         beta_constraint: ConstraintArgument = None,
         gamma_constraint: ConstraintArgument = None,
         renorm: bool = False,
-        renorm_clipping: None = None,
+        renorm_clipping: Mapping[str, float] | None = None,
         renorm_momentum: float = 0.99,
         synchronized: bool = False,
         **options: Any,
@@ -126,26 +134,36 @@ class BatchNormalization(_Normalization):
             gamma_constraint,
             **options,
         )
-        self.refuse(renorm=renorm or None, renorm_clipping=renorm_clipping)
         if not 0 <= momentum <= 1 or not epsilon >= 0:
             raise ConfigError(
                 f"expected 0 <= momentum <= 1 and epsilon >= 0. Received: momentum={momentum}, epsilon={epsilon}"
             )
-        self.axis, self.renorm, self.momentum = axis, False, float(momentum)
+        self.axis, self.renorm, self.momentum = int(axis), bool(renorm), float(momentum)
+        self.renorm_clipping = _clipping(renorm_clipping or {}) if renorm else renorm_clipping
         self.moving_mean_initializer = initializers.get(moving_mean_initializer)
         self.moving_variance_initializer = initializers.get(moving_variance_initializer)
         self.renorm_momentum, self.synchronized = float(renorm_momentum), bool(synchronized)
 
     def build(self, input_shape: BuildShape) -> None:
         """Make gamma, beta, moving mean and moving variance, (features,) each."""
-        if self.axis not in (-1, len(input_shape) - 1):
-            raise ConfigError(f"not supported: axis = {self.axis} of layer {self.label!r}; expected -1, the last axis")
-        shape = (input_shape[-1],)
+        rank = len(input_shape)
+        self._axis = normalized_axes(self.axis, rank)[0]
+        shape = (input_shape[self._axis],)
+        if not self._axis or shape == (None,):
+            raise ConfigError(
+                f"axis = {self.axis} of layer {self.label!r}: expected an axis of a known length other than the rows', "
+                f"found shape {input_shape}"
+            )
         self._make_weights(shape)
         own: dict[str, Any] = {"trainable": False, "autocast": False}
         self.moving_mean = self.add_weight(shape, self.moving_mean_initializer, name="moving_mean", **own)
         self.moving_variance = self.add_weight(shape, self.moving_variance_initializer, name="moving_variance", **own)
-        self.input_spec = InputSpec(ndim=len(input_shape), axes={-1: shape[0]})
+        if self.renorm:
+            deviation = _RootOf(self.moving_variance_initializer)
+            self.moving_stddev = self.add_weight(shape, deviation, name="moving_stddev", **own)
+            self.renorm_mean = self.add_weight(shape, self.moving_mean_initializer, name="renorm_mean", **own)
+            self.renorm_stddev = self.add_weight(shape, deviation, name="renorm_stddev", **own)
+        self.input_spec = InputSpec(ndim=rank, axes={self._axis: shape[0]})
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         """Return the input normalized; in training, move the averages."""
@@ -153,26 +171,88 @@ class BatchNormalization(_Normalization):
 
     def _normalized(self, x: Tensor, training: bool | None) -> Tensor:
         mean, variance = self.moving_mean.value, self.moving_variance.value
-        centered = x - mean
+        gamma: Any = self.gamma
+        beta: Any = self.beta
+        centered = x - self._along(mean, x)
         if training and self.trainable:
-            over = tuple(range(x.ndim - 1))
+            over = tuple(axis for axis in range(x.ndim) if axis != self._axis)
             mean = ops.mean(x, over)
-            centered = x - mean
+            centered = x - self._along(mean, x)
             variance = ops.mean(ops.square(centered), over)
-            for moving, batch in ((self.moving_mean, mean), (self.moving_variance, variance)):
-                moving.assign(moving * self.momentum + ops.stop_gradient(batch) * (1.0 - self.momentum))
+            if self.renorm:
+                gamma, beta = self._renormalizing(mean, variance)
+            else:
+                for moving, batch in ((self.moving_mean, mean), (self.moving_variance, variance)):
+                    self._move(moving, batch, self.momentum)
         factor = 1.0 / ops.sqrt(variance + self.epsilon)
-        y = centered * (factor if self.gamma is None else factor * self.gamma)
-        return y if self.beta is None else y + self.beta
+        y: Tensor = centered * self._along(factor if gamma is None else factor * gamma, x)
+        return y if beta is None else y + self._along(beta, x)
+
+    def _along(self, vector: Any, x: Tensor) -> Any:
+        """Return a vector in a shape that is broadcast along the axis of the features."""
+        behind = x.ndim - 1 - self._axis
+        return ops.reshape(vector, (-1, *(1,) * behind)) if behind else vector
+
+    def _move(self, moving: Variable, batch: Tensor, momentum: float) -> None:
+        moving.assign(moving * momentum + ops.stop_gradient(batch) * (1.0 - momentum))
+
+    def _renormalizing(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        """Return factor and offset that turn the batch's mean and deviation into averages; move these."""
+        deviation = ops.sqrt(variance + self.epsilon)
+        usual = ops.maximum(self.renorm_stddev, math.sqrt(self.epsilon))
+        r, d = ops.stop_gradient(deviation / usual), ops.stop_gradient((mean - self.renorm_mean) / usual)
+        limits = self.renorm_clipping or {}
+        r = ops.maximum(r, limits["rmin"]) if "rmin" in limits else r
+        r = ops.minimum(r, limits["rmax"]) if "rmax" in limits else r
+        d = ops.clip(d, -limits["dmax"], limits["dmax"]) if "dmax" in limits else d
+        gamma, beta = (r, d) if self.gamma is None else (r * self.gamma, d * self.gamma)
+        self._move(self.renorm_mean, mean, self.renorm_momentum)
+        self._move(self.renorm_stddev, deviation, self.renorm_momentum)
+        self._move(self.moving_mean, mean, self.momentum)
+        self._move(self.moving_stddev, deviation, self.momentum)
+        self.moving_variance.assign(ops.relu(ops.square(self.moving_stddev) - self.epsilon))
+        return gamma, beta if self.beta is None else beta + self.beta
 
 
-class LayerNormalization(_Normalization):
-    """y = gamma * (x - mean) / sqrt(variance + epsilon) + beta, mean and variance of each sample over its last axes.
+def _clipping(given: Mapping[str, float]) -> dict[str, float]:
+    """Return limits of renormalization, without those that are None.
+
+    Raises:
+        ConfigError: others, or limits that leave nothing.
+    """
+    known = ["rmax", "rmin", "dmax"]
+    if set(given) - set(known):
+        raise ConfigError(f"Received invalid keys for `renorm_clipping` argument: {given}. Supported values: {known}.")
+    found = {key: float(one) for key, one in given.items() if one is not None}
+    if found.get("rmax", math.inf) < found.get("rmin", -math.inf):
+        raise ConfigError(f"rmax should be greater than rmin in the `renorm_clipping` argument. Received: {given}.")
+    if found.get("dmax", 0) < 0:
+        raise ConfigError(f"dmax should be non-negative in the `renorm_clipping` argument. Received: {given}.")
+    return found
+
+
+class _RootOf(initializers.Initializer):
+    """The root of what another initializer draws: a deviation where that is of variances."""
+
+    def __init__(self, variances: Any) -> None:
+        self.variances = variances
+
+    def draw(self, shape: tuple[int, ...], seed: int, position: int) -> Any:
+        """Return the roots."""
+        return np.sqrt(self.variances(shape, seed, position))
+
+    def config(self) -> dict[str, Any]:
+        """Return nothing: no file has it."""
+        return {}
+
+
+class LayerNormalization(AffineNormalization):
+    """y = gamma * (x - mean) / sqrt(variance + epsilon) + beta, mean and variance of each sample over axes.
 
     Source: J. Ba, J. Kiros and G. Hinton, "Layer normalization", 2016.
 
     Args:
-        axis: the last, or several, which are the last ones.
+        axis: one, or several.
         epsilon: added to the variance.
         center: whether there is a beta.
         scale: whether there is a gamma.
@@ -182,7 +262,7 @@ class LayerNormalization(_Normalization):
         gamma_regularizer: name or regularizer of gamma.
         beta_constraint: name or constraint of beta.
         gamma_constraint: name or constraint of gamma.
-        rms_scaling: only False.
+        rms_scaling: y = gamma * x / sqrt(variance + epsilon), which `RMSNormalization` does not compute.
         options: as `Layer`.
 
     Raises:
@@ -217,8 +297,7 @@ class LayerNormalization(_Normalization):
             gamma_constraint,
             **options,
         )
-        self.refuse(rms_scaling=rms_scaling or None)
-        self.rms_scaling = False
+        self.rms_scaling = bool(rms_scaling)
         if not epsilon >= 0:
             raise ConfigError(f"expected epsilon >= 0. Received: epsilon={epsilon}")
         self.axis = axis if isinstance(axis, int) else list(axis)
@@ -227,13 +306,15 @@ class LayerNormalization(_Normalization):
         """Make gamma and beta, of the lengths of the axes."""
         rank = len(input_shape)
         given = [self.axis] if isinstance(self.axis, int) else self.axis
-        self._axes = sorted(axis % rank for axis in given)
-        if self._axes != list(range(rank - len(given), rank)) or 0 in self._axes:
-            raise ConfigError(f"not supported: axis = {self.axis} of layer {self.label!r}; expected the last axes")
+        self._axes = normalized_axes(given, rank)
+        if 0 in self._axes:
+            raise ConfigError(f"axis = {self.axis} of layer {self.label!r}: expected other axes than the rows'")
         shape = [input_shape[axis] for axis in self._axes]
-        self._make_weights(shape)
+        self._make_weights(shape, self.scale or self.rms_scaling, self.center and not self.rms_scaling)
         self.input_spec = InputSpec(ndim=rank)
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return the input normalized."""
-        return ops.layer_normalization(self._floating(inputs), self.gamma, self.beta, self._axes, self.epsilon)
+        x = self._floating(inputs)
+        own = {"rms_scaling": True} if self.rms_scaling else {}
+        return ops.layer_normalization(x, self.gamma, self.beta, self._axes, self.epsilon, **own)

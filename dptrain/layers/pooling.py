@@ -1,54 +1,25 @@
-"""Pooling: the greatest element or the mean of windows of images (rows, height, width, channels), or of whole ones."""
+"""Pooling: the greatest element or the mean of windows of images, or of whole ones."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from dptrain import ops
-from dptrain.layers.arguments import channels_last, padding_mode, pair
-from dptrain.layers.base import Layer
+from dptrain.errors import ConfigError
+from dptrain.layers.arguments import lengths, padding_mode
 from dptrain.layers.input_spec import InputSpec
+from dptrain.layers.spatial import SpatialLayer
+from dptrain.program.shapes import without_rows
 from dptrain.program.tensor import Tensor
 
 
-class _Pooling(Layer):
-    """One number of each window of each channel."""
-
-    _pool: Callable[..., Tensor]
-
-    def __init__(
-        self,
-        pool_size: int | Sequence[int] = (2, 2),
-        strides: int | Sequence[int] | None = None,
-        padding: str = "valid",
-        data_format: str | None = None,
-        name: str | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(name=name, **options)
-        self.pool_size = pair("pool_size", pool_size)
-        self.strides = self.pool_size if strides is None else pair("strides", strides)
-        self.padding, self.data_format = padding_mode(padding), channels_last(self, data_format)
-        self.input_spec = InputSpec(ndim=4)
-
-    def call(self, inputs: Tensor) -> Tensor:
-        """Return (rows, height out, width out, channels)."""
-        return type(self)._pool(inputs, self.pool_size, self.strides, self.padding)
-
-
-class MaxPooling2D(_Pooling):
-    """The greatest element of each window of each channel; the arguments are those of `AveragePooling2D`."""
-
-    _pool = staticmethod(ops.max_pool)
-
-
-class AveragePooling2D(_Pooling):
-    """The mean of each window of each channel.
+class Pooling(SpatialLayer):
+    """One number of each window of each channel.
 
     Args:
-        pool_size: of the windows, one number for height and width, or two.
+        pool_size: of the windows, one number for all axes of space, or one each.
         strides: between them; by default their size.
         padding: "valid" (none), or "same": windows may reach beyond the image, and then count what of them is in it.
-        data_format: only "channels_last", which None stands for.
+        data_format: "channels_last", which None stands for, or "channels_first".
         name: as `Layer`.
         options: as `Layer`.
 
@@ -56,44 +27,151 @@ class AveragePooling2D(_Pooling):
         ConfigError: an argument is out of range or not supported.
     """
 
-    _pool = staticmethod(ops.average_pool)
+    _pool: Callable[..., Tensor]
 
-
-class _GlobalPooling(Layer):
-    """One number of each channel."""
-
-    _reduce: Callable[..., Tensor]
-
-    def __init__(self, data_format: str | None = None, keepdims: bool = False, **options: Any) -> None:
-        super().__init__(**options)
-        self.data_format, self.keepdims = channels_last(self, data_format), bool(keepdims)
-        self.input_spec = InputSpec(ndim=4)
+    def __init__(
+        self,
+        pool_size: int | Sequence[int] = 2,
+        strides: int | Sequence[int] | None = None,
+        padding: str = "valid",
+        data_format: str | None = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(name=name, **options)
+        self.pool_size = lengths("pool_size", pool_size, self.rank)
+        self.strides = self.pool_size if strides is None else lengths("strides", strides, self.rank)
+        self.padding = padding_mode(padding)
+        self._set_format(data_format)
+        self.input_spec = InputSpec(ndim=self.rank + 2)
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return (rows, channels), or (rows, 1, 1, channels)."""
-        return type(self)._reduce(inputs, (1, 2), self.keepdims)
+        """Return (rows, *space, channels), or (rows, channels, *space)."""
+        return type(self)._pool(inputs, self.pool_size, self.strides, self.padding, self.data_format)
 
 
-class GlobalMaxPooling2D(_GlobalPooling):
-    """The greatest element of each channel; the arguments are those of `GlobalAveragePooling2D`."""
+class MaxPooling1D(Pooling):
+    """The greatest element of each window of each channel of a sequence; the arguments are those of `Pooling`."""
 
-    _reduce = staticmethod(ops.max)
+    rank, _pool = 1, staticmethod(ops.max_pool)
 
 
-class GlobalAveragePooling2D(_GlobalPooling):
-    """The mean of each channel of an image.
+class MaxPooling2D(Pooling):
+    """The greatest element of each window of each channel of an image; the arguments are those of `Pooling`."""
+
+    rank, _pool = 2, staticmethod(ops.max_pool)
+
+
+class MaxPooling3D(Pooling):
+    """The greatest element of each window of each channel of a volume; the arguments are those of `Pooling`."""
+
+    rank, _pool = 3, staticmethod(ops.max_pool)
+
+
+class AveragePooling1D(Pooling):
+    """The mean of each window of each channel of a sequence; the arguments are those of `Pooling`."""
+
+    rank, _pool = 1, staticmethod(ops.average_pool)
+
+
+class AveragePooling2D(Pooling):
+    """The mean of each window of each channel of an image; the arguments are those of `Pooling`."""
+
+    rank, _pool = 2, staticmethod(ops.average_pool)
+
+
+class AveragePooling3D(Pooling):
+    """The mean of each window of each channel of a volume; the arguments are those of `Pooling`."""
+
+    rank, _pool = 3, staticmethod(ops.average_pool)
+
+
+class GlobalPooling(SpatialLayer):
+    """One number of each channel of an image.
 
     Args:
-        data_format: only "channels_last", which None stands for.
-        keepdims: whether height and width stay, 1 each.
+        data_format: "channels_last", which None stands for, or "channels_first".
+        keepdims: whether the axes of space stay, 1 each.
         options: as `Layer`.
 
     Raises:
         ConfigError: another data format.
     """
 
-    _reduce = staticmethod(ops.mean)
+    _reduce: Callable[..., Tensor]
+
+    def __init__(self, data_format: str | None = None, keepdims: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self._set_format(data_format)
+        self.keepdims = bool(keepdims)
+        self.input_spec = InputSpec(ndim=self.rank + 2)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return (rows, channels), or with axes of length 1 in the places of those of space."""
+        return type(self)._reduce(inputs, self._space, self.keepdims)
 
 
-MaxPool2D, AvgPool2D = MaxPooling2D, AveragePooling2D
-GlobalMaxPool2D, GlobalAvgPool2D = GlobalMaxPooling2D, GlobalAveragePooling2D
+class GlobalMaxPooling1D(GlobalPooling):
+    """The greatest element of each channel of a sequence; the arguments are those of `GlobalPooling`."""
+
+    rank, _reduce = 1, staticmethod(ops.max)
+
+
+class GlobalMaxPooling2D(GlobalPooling):
+    """The greatest element of each channel of an image; the arguments are those of `GlobalPooling`."""
+
+    rank, _reduce = 2, staticmethod(ops.max)
+
+
+class GlobalMaxPooling3D(GlobalPooling):
+    """The greatest element of each channel of a volume; the arguments are those of `GlobalPooling`."""
+
+    rank, _reduce = 3, staticmethod(ops.max)
+
+
+class GlobalAveragePooling1D(GlobalPooling):
+    """The mean of each channel of a sequence; the arguments are those of `GlobalPooling`."""
+
+    rank, _reduce = 1, staticmethod(ops.mean)
+
+    def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return (rows, channels), or with an axis of length 1 in the place of that of space.
+
+        Args:
+            inputs: the sequences.
+            mask: (rows, length), which elements count; None for all.
+
+        Raises:
+            ConfigError: a mask of another rank.
+        """
+        if mask is None:
+            return super().call(inputs)
+        if mask.ndim != 2:
+            raise ConfigError(
+                f"mask of layer {self.label!r}: expected (rows, length), found {without_rows(mask.shape)}"
+            )
+        counts = ops.cast(ops.expand_dims(ops.cast(mask, "bool"), self._channel_axis), inputs.dtype)
+        total = ops.sum(ops.where(counts > 0, inputs, 0), self._space, self.keepdims)
+        return total / ops.sum(counts, self._space, self.keepdims)
+
+
+class GlobalAveragePooling2D(GlobalPooling):
+    """The mean of each channel of an image; the arguments are those of `GlobalPooling`."""
+
+    rank, _reduce = 2, staticmethod(ops.mean)
+
+
+class GlobalAveragePooling3D(GlobalPooling):
+    """The mean of each channel of a volume; the arguments are those of `GlobalPooling`."""
+
+    rank, _reduce = 3, staticmethod(ops.mean)
+
+
+MaxPool1D, MaxPool2D, MaxPool3D = MaxPooling1D, MaxPooling2D, MaxPooling3D
+AvgPool1D, AvgPool2D, AvgPool3D = AveragePooling1D, AveragePooling2D, AveragePooling3D
+GlobalMaxPool1D, GlobalMaxPool2D, GlobalMaxPool3D = GlobalMaxPooling1D, GlobalMaxPooling2D, GlobalMaxPooling3D
+GlobalAvgPool1D, GlobalAvgPool2D, GlobalAvgPool3D = (
+    GlobalAveragePooling1D,
+    GlobalAveragePooling2D,
+    GlobalAveragePooling3D,
+)

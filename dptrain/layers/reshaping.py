@@ -1,4 +1,4 @@
-"""The same numbers in another shape: Flatten, Reshape, Permute, RepeatVector; zeros around images; larger pixels."""
+"""The same numbers in another shape: Flatten, Reshape, Permute, RepeatVector."""
 
 import math
 from collections.abc import Sequence
@@ -6,9 +6,11 @@ from typing import Any
 
 from dptrain import ops
 from dptrain.errors import ConfigError
-from dptrain.layers.arguments import channels_last, pair, positive
+from dptrain.layers.arguments import positive
 from dptrain.layers.base import Layer
 from dptrain.layers.input_spec import InputSpec
+from dptrain.layers.spatial import checked_format
+from dptrain.ops.spatial import channels_last
 from dptrain.program.dims import quotient
 from dptrain.program.shapes import differ
 from dptrain.program.tensor import Tensor
@@ -18,7 +20,8 @@ class Flatten(Layer):
     """Reshapes (rows, a, b, ...) to (rows, a * b * ...), (rows,) to (rows, 1).
 
     Args:
-        data_format: only "channels_last", which None stands for.
+        data_format: "channels_last", which None stands for, or "channels_first": the channels, the first axis after the
+            rows, become the last axis before that.
         options: as `Layer`.
 
     Raises:
@@ -27,12 +30,13 @@ class Flatten(Layer):
 
     def __init__(self, data_format: str | None = None, **options: Any) -> None:
         super().__init__(**options)
-        self.data_format = channels_last(self, data_format)
+        self.data_format = checked_format(data_format)
         self.input_spec = InputSpec(min_ndim=1)
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return (rows, features)."""
-        return ops.reshape(inputs, (inputs.shape[0], math.prod(inputs.shape[1:])))
+        x = channels_last(inputs) if self.data_format == "channels_first" and inputs.ndim > 1 else inputs
+        return ops.reshape(x, (x.shape[0], math.prod(x.shape[1:])))
 
 
 class Reshape(Layer):
@@ -117,70 +121,3 @@ class RepeatVector(Layer):
         """Return (rows, n, features)."""
         rows, features = inputs.shape
         return ops.broadcast_to(ops.expand_dims(inputs, 1), (rows, self.n, features))
-
-
-class ZeroPadding2D(Layer):
-    """Puts zeros around images (rows, height, width, channels).
-
-    Args:
-        padding: rows and columns: one number, one each, or ((above, below), (left, right)).
-        data_format: only "channels_last", which None stands for.
-        options: as `Layer`.
-
-    Raises:
-        ConfigError: another form of padding, or another data format.
-    """
-
-    def __init__(self, padding: Any = (1, 1), data_format: str | None = None, **options: Any) -> None:
-        super().__init__(**options)
-        self.data_format = channels_last(self, data_format)
-        both = (padding, padding) if isinstance(padding, int) else tuple(padding)
-        pairs = [(one, one) if isinstance(one, int) else tuple(one) for one in both]
-        if len(pairs) != 2 or any(len(one) != 2 or min(one) < 0 for one in pairs):
-            raise ConfigError(
-                "`padding` should be either an int, a tuple of 2 ints, or a tuple of 2 tuples of 2 ints. "
-                f"Received: padding={padding}"
-            )
-        self.padding = [list(one) for one in pairs]
-        self.input_spec = InputSpec(ndim=4)
-
-    def call(self, inputs: Tensor) -> Tensor:
-        """Return larger images."""
-        return ops.pad(inputs, [(0, 0), *self.padding, (0, 0)])
-
-
-class UpSampling2D(Layer):
-    """Repeats every pixel of images (rows, height, width, channels).
-
-    Args:
-        size: how often down and across, one number for both, or two.
-        data_format: only "channels_last", which None stands for.
-        interpolation: only "nearest".
-        options: as `Layer`.
-
-    Raises:
-        ConfigError: an argument is out of range or not supported.
-    """
-
-    def __init__(
-        self,
-        size: int | Sequence[int] = (2, 2),
-        data_format: str | None = None,
-        interpolation: str = "nearest",
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        self.data_format = channels_last(self, data_format)
-        self.size = pair("size", size)
-        if interpolation != "nearest":
-            self.refuse(interpolation=interpolation)
-        self.interpolation = interpolation
-        self.input_spec = InputSpec(ndim=4)
-
-    def call(self, inputs: Tensor) -> Tensor:
-        """Return larger images."""
-        rows, height, width, channels = inputs.shape
-        down, across = self.size
-        apart = ops.reshape(inputs, (rows, height, 1, width, 1, channels))
-        repeated = ops.broadcast_to(apart, (rows, height, down, width, across, channels))
-        return ops.reshape(repeated, (rows, height * down, width * across, channels))

@@ -98,8 +98,7 @@ class Normalization(Layer):
         """
         if self.mean is not None:
             raise ConfigError(f"adapt: mean and variance of layer {self.label!r} were given")
-        batches = [data] if hasattr(data, "__array__") else list(_batches(data))
-        arrays = [np.asarray(one) for one in batches]
+        arrays = [np.asarray(one) for one in batches_of(data)]
         if not arrays or not all(len(one) for one in arrays):
             raise ConfigError(f"adapt of layer {self.label!r}: no rows; expected an array, or an iterable of batches")
         if not self.built:
@@ -146,6 +145,10 @@ class Normalization(Layer):
         return tuple(axis for axis in range(rank) if axis not in self._kept)
 
 
-def _batches(data: Iterable[Any]) -> Iterable[Any]:
+def batches_of(data: Any) -> Iterable[Any]:
+    """Yield the batches of data that a layer adapts to: an array as it is, the first of each tuple of an iterable."""
+    if hasattr(data, "__array__"):
+        yield data
+        return
     for batch in data:
         yield batch[0] if isinstance(batch, tuple | list) else batch

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ import numpy.typing as npt
 
 from dptrain import initializers
 from dptrain.errors import ConfigError
-from dptrain.initializers import Initializer, InitializerLike
-from dptrain.program.tensor import FLOATX, Variable
+from dptrain.initializers import Initializer, InitializerLike, Ones, Orthogonal, Zeros
+from dptrain.initializers.base import RandomInitializer
+from dptrain.program.tensor import FLOATX, Drawn, Storage, Variable, is_tracing
 from dptrain.random import default_seed, next_position
 
 # How many elements weights that are made now may still have, and in all; None where they are to be drawn.
@@ -90,15 +92,27 @@ class Weight(Variable):
         if to_be_read:
             _take_room(shape)
             self.provisional = False
-        value = np.zeros(shape, dtype) if to_be_read else _drawn(initializer, tuple(shape), seed, position, dtype)
+        value: Any = np.zeros(shape, dtype)
+        if not to_be_read:
+            value = _first_value(initializer, tuple(shape), seed, position, dtype)
         own = {"regularizer": regularizer, "constraint": constraint, "aggregation": aggregation}
         super().__init__(value, name, trainable, dtype=dtype, **own)
-        self._initial = None if to_be_read else self._held
+        self._is_initial = not to_be_read
 
     @property
     def is_initial(self) -> bool:
         """Whether it still has the value that was drawn for it."""
-        return self._held is self._initial and self.storage is None
+        return self._is_initial
+
+    def assign(self, value: Any) -> None:
+        """See `Variable`."""
+        super().assign(value)
+        self._is_initial = self._is_initial and is_tracing()
+
+    def move(self, storage: Storage | None) -> None:
+        """See `Variable`."""
+        super().move(storage)
+        self._is_initial = False
 
     def initialize(self, seed: int, position: int) -> None:
         """Draw the value anew.
@@ -108,19 +122,39 @@ class Weight(Variable):
             position: among the model's weights.
         """
         self.drawn_with = seed, position
-        self.assign(_drawn(self.initializer, self.shape, seed, position, self.dtype))
-        self._initial = self._held
+        value = _first_value(self.initializer, self.shape, seed, position, self.dtype)
+        if isinstance(value, Drawn) and self.storage is None and not is_tracing():
+            self._hold_later(value.draw, self.shape, self.dtype)
+        else:
+            self.assign(value.draw() if isinstance(value, Drawn) else value)
+        self._is_initial = True
 
     def set_dtype(self, dtype: npt.DTypeLike) -> None:
         """Convert it to another type; a value that is still the initial one is drawn in that type."""
         if self.dtype == np.dtype(dtype):
             return
         if self.is_initial:
-            value = _drawn(self.initializer, self.shape, *self.drawn_with, dtype)
-            self._held = self._initial = self._own(value)
+            value = _first_value(self.initializer, self.shape, *self.drawn_with, dtype)
+            draw = value.draw if isinstance(value, Drawn) else partial(np.asarray, value)
+            self._hold_later(draw, self.shape, np.dtype(dtype))
         else:
             self.move(None)
-            self._held = self._own(self._held.numpy().astype(dtype))
+            self._draw, self._held = None, self._own(self._at_hand().numpy().astype(dtype))
+
+
+def _first_value(
+    initializer: InitializerLike, shape: tuple[int, ...], seed: int, position: int, dtype: npt.DTypeLike
+) -> Any:
+    """Return a weight's first value, or what draws it where that fits every shape, and nothing else depends on it."""
+    draw = partial(_drawn, initializer, shape, seed, position, dtype)
+    is_ours = type(initializer).__module__.startswith("dptrain.")
+    if (
+        is_ours
+        and isinstance(initializer, Zeros | Ones | RandomInitializer)
+        and not isinstance(initializer, Orthogonal)
+    ):
+        return Drawn(shape, dtype, draw)
+    return draw()
 
 
 def _drawn(

@@ -141,6 +141,8 @@ def _compiled_as(model: Model, copy: Any) -> Any:
             device_mb=given.device_mb,
             shards_per_batch=given.shards_per_batch,
             comm_dtype=given.comm_dtype,
+            shard_optimizer=given.shard_optimizer,
+            shard_weights=given.shard_weights,
             **given.device,
         )
     return copy

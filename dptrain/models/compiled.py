@@ -12,6 +12,7 @@ from dptrain.metrics.base import Mean
 from dptrain.optimizers import Optimizer
 from dptrain.program import tree
 from dptrain.program.tensor import Tensor
+from dptrain.train.sharding import Sharded
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Compiled:
         device_mb: 10^6 bytes of a GPU's memory for samples; None for what is free.
         comm_dtype: half precision in which gradients travel; None for the type that they have.
         auto_scale_loss: whether a policy may make a `LossScaleOptimizer` of the optimizer.
+        shard_optimizer: whether each replica keeps a part of the optimizer's slots.
+        shard_weights: whether each replica keeps a part of the weights and of the optimizer's slots.
         shards_per_batch: into which global batches are cut, whatever the number of ranks; None if nobody says.
     """
 
@@ -49,6 +52,13 @@ class Compiled:
     shards_per_batch: int | None = None
     auto_scale_loss: bool = True
     comm_dtype: str | None = None
+    shard_optimizer: bool = False
+    shard_weights: bool = False
+
+    @property
+    def shards(self) -> Sharded | None:
+        """What is sharded over the replicas."""
+        return "weights" if self.shard_weights else "optimizer" if self.shard_optimizer else None
 
     @property
     def policy(self) -> str:

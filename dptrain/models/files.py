@@ -4,6 +4,7 @@ import inspect
 import json
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -44,6 +45,7 @@ class Files(Layer):
         def compiled(self) -> bool: ...  # noqa: D102
         @property
         def optimizer(self) -> Optimizer: ...  # noqa: D102
+        def readable_on(self, rank: int = 0) -> AbstractContextManager[None]: ...  # noqa: D102
         def agreed(self, comm: Communicator, where: str, action: Callable[[], T]) -> T: ...  # noqa: D102
 
     def named_weights(self) -> dict[str, Array]:
@@ -207,7 +209,7 @@ class Files(Layer):
             if comm.rank == 0:
                 write(path, encode, overwrite=overwrite)
 
-        with phase.during("saving"):
+        with phase.during("saving"), self.readable_on(0):
             self.agreed(comm, "saving", action)
 
     def require_weights(self) -> None:

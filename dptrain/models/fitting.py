@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 
-from dptrain import comm as comms
 from dptrain.batches.adapters import BatchSource
 from dptrain.batches.base import ArrayBatches, Batches
 from dptrain.batches.feed import padded_rows
@@ -36,6 +35,7 @@ from dptrain.callbacks import Callback, CallbackList, History, ProgbarLogger, Te
 from dptrain.callbacks.base import flatten
 from dptrain.comm import Communicator
 from dptrain.data.loading import Split
+from dptrain.distribution.placing import ranks
 from dptrain.errors import ConfigError, PreemptedError
 from dptrain.layers import Layer
 from dptrain.metrics import Metric
@@ -539,16 +539,17 @@ class Fitting(Layer):
         Raises:
             DataError: data that does not fit the model.
         """
-        return self.predict(x, batch_size=max(len(x), comms.current().size), verbose=0)
+        return self.predict(x, batch_size=max(len(x), ranks().replicas), verbose=0)
 
     def _one_batch(self, where: str, samples: Samples, comm: Communicator) -> Batches:
-        size = max(len(samples), comm.size)
+        size = max(len(samples), comm.replicas)
 
         def action() -> Batches:
             shards = self._fixed_shards()
             if shards is not None:
-                shards = max(min(shards, len(samples)), comm.size)
-            sampler = GlobalSampler(len(samples), size, comm.rank, comm.size, shuffle=False, shards_per_batch=shards)
+                shards = max(min(shards, len(samples)), comm.replicas)
+            own = (comm.replica, comm.replicas)
+            sampler = GlobalSampler(len(samples), size, *own, shuffle=False, shards_per_batch=shards)
             return ArrayBatches(*samples.stored(), sampler)
 
         return self.agreed(comm, where, action)
@@ -616,7 +617,7 @@ class Fitting(Layer):
             return False
         assert self._programs is not None
         _, about = samples.stored()
-        rows = max(1, min(EVALUATION_ROWS, len(samples) // comm.size))
+        rows = max(1, min(EVALUATION_ROWS, len(samples) // comm.replicas))
         return self._programs.depends_on_batches(self.step("test"), about, rows)
 
     def _mixes_rows(self, comm: Communicator, samples: Samples, step: Step) -> bool:
@@ -624,7 +625,7 @@ class Fitting(Layer):
         if not len(samples):
             return False
         assert self._programs is not None
-        rows = padded_rows(max(1, min(EVALUATION_ROWS, len(samples) // comm.size)))
+        rows = padded_rows(max(1, min(EVALUATION_ROWS, len(samples) // comm.replicas)))
         _, about = samples.stored()
         about = replace(about, shapes=tuple((rows, *shape[1:]) for shape in about.shapes))
         return self._programs.depends_on_batches(step, about, rows)
@@ -645,7 +646,7 @@ class Fitting(Layer):
             targets = known.targets(x, "data frame") if y is None and known.target in x.columns else y
             return known.encode(x, "data frame"), targets
 
-        return self.agreed(comms.current(), "data", encode)
+        return self.agreed(ranks(), "data", encode)
 
     def _start(self, method: str | None, x: Any) -> Communicator:
         if method is not None and self._compiled is None:
@@ -654,7 +655,7 @@ class Fitting(Layer):
         self._guard = None
         if x is not None and all(hasattr(one, "__array__") for one in tree.leaves(x)):
             self._build_like(x)
-        return comms.current()
+        return ranks()
 
     def _describe_layers(self) -> list[Any]:
         """Return the layers as JSON can carry them; less of those that a user's own code describes."""

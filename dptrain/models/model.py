@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +15,7 @@ from dptrain import ops, optimizers
 from dptrain.backend.base import Backend
 from dptrain.batches.inputs import Expected, check_given
 from dptrain.comm import Communicator
+from dptrain.comm.mesh import BATCH, MeshCommunicator
 from dptrain.errors import AgreedError, ConfigError, DeviceError, DeviceMemoryError
 from dptrain.layers import Layer
 from dptrain.metrics import Metric
@@ -36,6 +37,7 @@ from dptrain.runtime.launcher import detect_launch
 from dptrain.train.devices import open_backend, require_cuda_aware
 from dptrain.train.guard import StepGuard
 from dptrain.train.programs import Programs, Step
+from dptrain.train.sharding import Sharding
 from dptrain.train.trainer import Trainer
 from dptrain.utils import check_seed, unpack_x_y_sample_weight
 
@@ -106,6 +108,7 @@ class Model(Fitting, Files, Structure):
         self._backend: Backend | None = None  # where it lives
         self._programs: Programs | None = None
         self._trainer_kept: Trainer | None = None
+        self._trained_with: Communicator | None = None
         self._seen = False  # whether targets have come since `compile`
         self._guard: StepGuard | None = None  # of the training at hand
         self._guards: dict[float | None, StepGuard] = {}
@@ -211,6 +214,8 @@ class Model(Fitting, Files, Structure):
         cuda_graph: bool = True,
         shards_per_batch: int | None = None,
         comm_dtype: str | None = None,
+        shard_optimizer: bool = False,
+        shard_weights: bool = False,
     ) -> None:
         """Say how to train; the weights stay, and an optimizer that is given again goes on with its state.
 
@@ -242,6 +247,11 @@ class Model(Fitting, Files, Structure):
                 `dptrain.utils.enable_determinism` or DPTRAIN_REPRODUCIBLE.
             comm_dtype: "bfloat16" or "float16": ranks round their gradients to it before they add them up, which halves
                 the bytes that they send. None sends gradients as they are.
+            shard_optimizer: each replica keeps and updates its part of the optimizer's slots, and gets the other new
+                weights from the other ranks (ZeRO-1; S. Rajbhandari et al., "ZeRO: Memory optimizations toward training
+                trillion parameter models", 2020).
+            shard_weights: each replica keeps its part of weights and slots, and gathers each layer's weights while it
+                needs them (FSDP, ZeRO-3). Reading weights gathers them, too: all ranks must.
 
         Raises:
             ConfigError: an unknown name, a size that is not above 0, or what is not supported.
@@ -291,6 +301,8 @@ class Model(Fitting, Files, Structure):
             shards_per_batch,
             auto_scale_loss,
             comm_dtype,
+            shard_optimizer,
+            shard_weights,
         )
         found.check_shards(shards_per_batch)
         self._set_compiled(found)
@@ -370,7 +382,7 @@ class Model(Fitting, Files, Structure):
             return {}
         names = ("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics", "run_eagerly", "auto_scale_loss")
         steps = "auto" if given.steps_per_execution is None else given.steps_per_execution
-        sent = ("comm", "bucket_mb", "device_mb", "shards_per_batch", "comm_dtype")
+        sent = ("comm", "bucket_mb", "device_mb", "shards_per_batch", "comm_dtype", "shard_optimizer", "shard_weights")
         own = {name: getattr(given, name) for name in (*names, *sent)}
         return own | {"steps_per_execution": steps, **given.device}
 
@@ -606,19 +618,27 @@ class Model(Fitting, Files, Structure):
             AgreedError: the same on any rank, under mpirun, or the ranks do not go together.
         """
         backend = self.on_device(comm)
-        self.agreed(comm, "device", lambda: backend.adopt(self.weights))
+        if self._sharding(comm) is None:
+            self.agreed(comm, "device", lambda: backend.adopt(self.weights))
         return backend.description
 
     def trainer(self, comm: Communicator) -> Trainer:
         """Return what trains the model on its device. Collective at the first call."""
+        sharded = self._programs is not None and self._programs.sharding is not None
+        if self._trained_with is not comm and (sharded or isinstance(comm, MeshCommunicator)):  # another mesh
+            self._leave_device()
         if self._trainer_kept is None:
+            self._trained_with = comm
             backend, given = self.on_device(comm), self._compiled
             comm.require_same("the ranks have compiled the model differently", self._describe_computing())
             backend.direct = given is not None and given.comm == "cuda-aware"
             if backend.direct:
                 comm.agree("communicator", lambda: require_cuda_aware(backend, comm))
-            sent = () if given is None else (given.bucket_mb, given.comm_dtype)
-            self._programs = Programs(backend, comm, *sent)
+            sent: dict[str, Any] = {}
+            if given is not None:
+                sent = {"bucket_mb": given.bucket_mb, "comm_dtype": given.comm_dtype}
+            sharding = self._sharding(comm)
+            self._programs = Programs(backend, comm if sharding is None else sharding.comm, **sent, sharding=sharding)
             steps = None if given is None else given.steps_per_execution
             data_mb = None if given is None else given.device_mb
             self._trainer_kept = Trainer(
@@ -629,6 +649,27 @@ class Model(Fitting, Files, Structure):
             )
         return self._trainer_kept
 
+    def _sharding(self, comm: Communicator) -> Sharding | None:
+        """Return which variables the ranks divide among each other; None where each has all of them. Collective."""
+        shards = None if self._compiled is None else self._compiled.shards
+        if comm.size == 1 or (shards is None and not isinstance(comm, MeshCommunicator)):
+            return None
+        mesh = comm if isinstance(comm, MeshCommunicator) else MeshCommunicator(comm, {BATCH: comm.size})
+        return Sharding(mesh, self, shards)
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The one that `compile` was given, and those of the model's own steps."""
+        own: list[Any] = self._attributes(Optimizer)
+        return list({id(one): one for one in [*own, *([self._compiled.optimizer] if self._compiled else [])]}.values())
+
+    @contextmanager
+    def readable_on(self, rank: int = 0) -> Iterator[None]:
+        """Let a rank read all variables by itself while this context lasts, the sharded ones too. Collective."""
+        sharding = None if self._programs is None else self._programs.sharding
+        with nullcontext() if sharding is None else sharding.fetched(self.variables_on_device, rank):
+            yield
+
     def _describe_computing(self) -> dict[str, Any]:
         """Return what all ranks must have compiled alike, by name."""
         own = [one for one in self.flat_layers()[1:] if one.dtype_policy != self.dtype_policy]
@@ -638,6 +679,7 @@ class Model(Fitting, Files, Structure):
             given, optimizer = self._compiled, self._compiled.optimizer
             facts["optimizer and loss_scale_factor"] = [type(optimizer).__name__, optimizer.loss_scale_factor]
             facts["comm, bucket_mb and comm_dtype"] = [given.comm, given.bucket_mb, given.comm_dtype]
+            facts["shard_optimizer and shard_weights"] = [given.shard_optimizer, given.shard_weights]
         return facts
 
     def release(self) -> None:
@@ -645,23 +687,27 @@ class Model(Fitting, Files, Structure):
         if self._programs is not None:
             self._programs.forget()
         if self._backend is not None:
-            self._backend.release(self.variables_on_device())
+            self._backend.release(self._on_device())
         self._backend = self._programs = self._trainer_kept = None
 
     def _leave_device(self) -> None:
         """Bring everything back to the host."""
         if self._backend is not None:
-            mine = self.variables_on_device()
-            for one in mine:
+            held = self._on_device()
+            for one in self.variables_on_device():
                 one.move(None)
-            self._backend.release(mine)
+            self._backend.release(held)
         self.release()
+
+    def _on_device(self) -> list[Variable]:
+        """Return what this rank's device holds."""
+        found = self.variables_on_device()
+        return found if self._programs is None else self._programs.local(found)
 
     def variables_on_device(self) -> list[Variable]:
         """Return all that a step may read or write: weights, random numbers, optimizers, metrics."""
         found = list(self.variables)
-        own: list[Any] = self._attributes(Optimizer)
-        for one in [*own, *([self._compiled.optimizer] if self._compiled else [])]:
+        for one in self.optimizers:
             found += one.variables
         for metric in self.metrics:
             found += metric.variables

@@ -7,7 +7,7 @@ beside each other.
 
 from typing import TYPE_CHECKING
 
-from dptrain.ops import nn, numpy, parts  # noqa: F401  # with which tensors have []
+from dptrain.ops import image, nn, numpy, parts  # noqa: F401  # with which tensors have []
 from dptrain.ops.activation import erf, mish
 from dptrain.ops.arrangement import slice_update
 from dptrain.ops.arrays import convert_to_numpy, convert_to_tensor, rsqrt, shape, unstack
@@ -36,6 +36,7 @@ __all__ = [
     "dtype",
     "erf",
     "fori_loop",
+    "image",
     "in_top_k",
     "is_tensor",
     "logsumexp",

@@ -1,6 +1,8 @@
 """Further functions of Keras' `keras.ops`, made of the others; all have gradients."""
 
+import builtins
 import math
+import string
 from collections.abc import Sequence
 from typing import Any
 
@@ -429,17 +431,18 @@ def einsum(subscripts: str, *operands: Any) -> Tensor:
     """Return the sum of products that the letters say, of one or two tensors.
 
     Args:
-        subscripts: such as "bij,bjk->bik"; without an arrow the letters that occur once, in order.
+        subscripts: such as "bij,bjk->bik" or "...ij,jk->...ik"; without an arrow the letters that occur once, in order.
         operands: one or two.
 
     Raises:
-        ConfigError: an ellipsis, a letter twice in one operand, or other operands than letters.
+        ConfigError: a letter twice in one operand, or other operands than letters.
     """
-    given, arrow, result = subscripts.replace(" ", "").partition("->")
-    names, tensors = given.split(","), list(as_tensors(operands))
+    tensors = list(as_tensors(operands))
+    given, arrow, result = _spelled_out(subscripts.replace(" ", ""), tensors).partition("->")
+    names = given.split(",")
     if not arrow:
-        result = "".join(sorted(letter for letter in set(given) - {","} if given.count(letter) == 1))
-    bad = "." in subscripts or len(tensors) not in (1, 2) or len(names) != len(tensors)
+        result = _once(given)
+    bad = "." in given + result or len(tensors) not in (1, 2) or len(names) != len(tensors)
     if bad or [len(name) for name in names] != [x.ndim for x in tensors] or _twice(*names, result):
         shapes = ", ".join(str(tuple(map(int, x.shape))) for x in tensors)
         raise ConfigError(f"not supported: einsum({subscripts!r}) of shapes {shapes}")
@@ -452,6 +455,27 @@ def einsum(subscripts: str, *operands: Any) -> Tensor:
     if len(tensors) == 1:
         return transpose(tensors[0], [names[0].index(letter) for letter in result])
     return _product(names, tensors, result)
+
+
+def _spelled_out(subscripts: str, tensors: Sequence[Tensor]) -> str:
+    """Return subscripts with letters for an ellipsis: the last of them stand for the last axes that it covers."""
+    if "..." not in subscripts:
+        return subscripts
+    given, arrow, result = subscripts.partition("->")
+    free = [letter for letter in string.ascii_letters if letter not in subscripts]
+    counts = [x.ndim - len(name) + 3 for name, x in zip(given.split(","), tensors, strict=False) if "..." in name]
+    most = builtins.max(counts, default=0)
+    letters = "".join(free[:most])
+    names = [
+        name.replace("...", letters[most - builtins.max(x.ndim - len(name) + 3, 0) :])
+        for name, x in zip(given.split(","), tensors, strict=False)
+    ]
+    return f"{','.join(names)}{arrow or '->'}{result.replace('...', letters) if arrow else letters + _once(given)}"
+
+
+def _once(given: str) -> str:
+    """Return the letters that occur once, in order."""
+    return "".join(sorted(letter for letter in set(given) - set(",.") if given.count(letter) == 1))
 
 
 def _product(names: list[str], tensors: list[Tensor], result: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""Convolutions and pooling over two axes of space: (B, H, W, C), as Keras' channels_last.
+"""Convolutions and pooling over two axes of space, (B, H, W, C): the ops that all of `spatial` are made of.
 
 Letters: B rows of the batch, H and W height and width, I channels in, O channels out, R and S height and width of the
 kernel.
@@ -8,22 +8,17 @@ other's gradients. Each is a sum of R S products of matrices, one for every elem
 copy of patches.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from dptrain.errors import ConfigError
 from dptrain.ops.common import common_dtype, first_dtype
-from dptrain.ops.elementwise import multiply
-from dptrain.ops.manipulation import transpose
-from dptrain.ops.padding import pad
-from dptrain.program.dims import greatest, is_number
 from dptrain.program.lowering import Convolution, Windows
 from dptrain.program.onnx_graph import OnnxGraph, Value, refusal
 from dptrain.program.op import op
-from dptrain.program.shapes import differ, size
-from dptrain.program.tensor import Array, Tensor, as_tensors
+from dptrain.program.shapes import size
+from dptrain.program.tensor import Array, Tensor
 
 Pair = tuple[int, int]
 
@@ -183,156 +178,6 @@ def _conv2d_kernel(dkernel: Tensor, g: Tensor, x: Tensor, dy: Tensor) -> tuple[T
     return dx, conv2d(x, g, **own, size=(int(dy.shape[1]), int(dy.shape[2])))
 
 
-# As Keras calls them
-
-
-def _with_channels_last(data_format: str | None, inputs: Any, compute: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return what a function of images (B, H, W, C) makes of images in a format, in that format.
-
-    Raises:
-        ConfigError: there is no such format.
-    """
-    (x,) = as_tensors([inputs])
-    if data_format in (None, "channels_last"):
-        return compute(x)
-    if data_format != "channels_first":
-        raise ConfigError(f"data_format={data_format!r}: expected None, 'channels_last' or 'channels_first'")
-    if x.ndim != 4:
-        raise ConfigError(f"data_format='channels_first': expected images (B, C, H, W), found {x.shape}")
-    return transpose(compute(transpose(x, (0, 2, 3, 1))), (0, 3, 1, 2))
-
-
-def conv(
-    inputs: Any,
-    kernel: Any,
-    strides: int | Pair = 1,
-    padding: str = "valid",
-    data_format: str | None = None,
-    dilation_rate: int | Pair = 1,
-) -> Tensor:
-    """Return the convolution (cross-correlation) of images with a kernel.
-
-    Args:
-        inputs: (B, H, W, I).
-        kernel: (R, S, I, O).
-        strides: one for both axes, or two.
-        padding: "valid" (none), or "same": zeros around the image, so that ceil(H / stride) rows come out.
-        data_format: of inputs and result, "channels_last" by default, or "channels_first": (B, I, H, W).
-        dilation_rate: one for both axes, or two.
-
-    Raises:
-        ConfigError: the shapes do not go together, or the kernel is larger than the image.
-    """
-    if data_format is not None:
-        return _with_channels_last(
-            data_format, inputs, lambda x: conv(x, kernel, strides, padding, dilation_rate=dilation_rate)
-        )
-    x, k = as_tensors([inputs, kernel])
-    if x.ndim != 4 or k.ndim != 4 or differ(x.shape[3], k.shape[2]):
-        raise ConfigError(
-            f"conv: expected images (B, H, W, I) and a kernel (R, S, I, O), found {x.shape} and {k.shape}"
-        )
-    stride, dilation = _pair("strides", strides), _pair("dilation_rate", dilation_rate)
-    size, before = _placed(x.shape[1:3], k.shape[:2], stride, dilation, padding)
-    return conv2d(x, k, strides=stride, dilation=dilation, before=before, size=size)
-
-
-def conv_transpose(
-    inputs: Any,
-    kernel: Any,
-    strides: int | Pair = 1,
-    padding: str = "valid",
-    output_padding: None = None,
-    data_format: str | None = None,
-    dilation_rate: int | Pair = 1,
-) -> Tensor:
-    """Return the transposed convolution: what `conv` with these strides would have been made of.
-
-    Args:
-        inputs: (B, H, W, I).
-        kernel: (R, S, O, I).
-        strides: one for both axes, or two.
-        padding: "valid": (H - 1) stride + max(R, stride) rows come out; "same": H stride.
-        output_padding: None.
-        data_format: as `conv`.
-        dilation_rate: 1.
-
-    Raises:
-        ConfigError: the shapes do not go together, an output padding or a dilation.
-    """
-    if output_padding is not None or dilation_rate not in (1, (1, 1), [1, 1]):
-        raise ConfigError("not supported: conv_transpose with `output_padding` or `dilation_rate`")
-    if data_format is not None:
-        return _with_channels_last(data_format, inputs, lambda x: conv_transpose(x, kernel, strides, padding))
-    x, k = as_tensors([inputs, kernel])
-    if x.ndim != 4 or k.ndim != 4 or differ(x.shape[3], k.shape[3]):
-        raise ConfigError(
-            f"conv_transpose: expected images (B, H, W, I) and a kernel (R, S, O, I), found {x.shape} and {k.shape}"
-        )
-    stride = _pair("strides", strides)
-    if padding == "same":
-        size = (x.shape[1] * stride[0], x.shape[2] * stride[1])
-    else:
-        size = (
-            (x.shape[1] - 1) * stride[0] + max(k.shape[0], stride[0]),
-            (x.shape[2] - 1) * stride[1] + max(k.shape[1], stride[1]),
-        )
-    _, before = _placed(size, k.shape[:2], stride, (1, 1), padding)
-    return conv2d_input(x, k, strides=stride, dilation=(1, 1), before=before, size=size)
-
-
-def max_pool(
-    inputs: Any,
-    pool_size: int | Pair,
-    strides: int | Pair | None = None,
-    padding: str = "valid",
-    data_format: str | None = None,
-) -> Tensor:
-    """Return the greatest element of each window of each channel.
-
-    Args:
-        inputs: (B, H, W, C).
-        pool_size: of the windows, one for both axes, or two.
-        strides: between them; by default their size.
-        padding: as `conv`; what lies outside the image is never the greatest.
-        data_format: as `conv`.
-
-    Raises:
-        ConfigError: the window is larger than the image.
-    """
-    if data_format is not None:
-        return _with_channels_last(data_format, inputs, lambda x: max_pool(x, pool_size, strides, padding))
-    x, window, stride, size, before = _windows("max_pool", inputs, pool_size, strides, padding)
-    return max_pool2d(x, window=window, strides=stride, before=before, size=size)
-
-
-def average_pool(
-    inputs: Any,
-    pool_size: int | Pair,
-    strides: int | Pair | None = None,
-    padding: str = "valid",
-    data_format: str | None = None,
-) -> Tensor:
-    """Return the mean of each window of each channel, of what of it lies in the image; as `max_pool`."""
-    if data_format is not None:
-        return _with_channels_last(data_format, inputs, lambda x: average_pool(x, pool_size, strides, padding))
-    x, window, stride, size, before = _windows("average_pool", inputs, pool_size, strides, padding)
-    image = (int(x.shape[1]), int(x.shape[2]))
-    reach = [(size[n] - 1) * stride[n] + window[n] for n in range(2)]
-    behind = [max(0, reach[n] - before[n] - image[n]) for n in range(2)]
-    padded = pad(x, [(0, 0), *zip(before, behind, strict=True), (0, 0)]) if any((*before, *behind)) else x
-    total: Any = None
-    for r in range(window[0]):
-        for s in range(window[1]):
-            part = padded[:, r : r + (size[0] - 1) * stride[0] + 1 : stride[0]]
-            part = part[:, :, s : s + (size[1] - 1) * stride[1] + 1 : stride[1]]
-            total = part if total is None else total + part
-    counts = np.zeros((*size, 1))
-    for _, (h, w), _ in Window(window, stride, (1, 1), before).places(image, size):
-        counts[h, w] += 1
-    return multiply(total, (1 / counts).astype(x.dtype))
-
-
 @op(
     shape=lambda x, *, window, strides, before, size: (x[0], *size, x[3]),
     letters="bHWc->bHWc",
@@ -409,42 +254,3 @@ def _chosen(x: Array, y: Array, window: Window) -> Iterator[tuple[Array, tuple[s
         chosen = free[:, h, w] & (x[:, image[0], image[1]] == y[:, h, w])
         free[:, h, w] &= ~chosen
         yield chosen, (h, w), image
-
-
-def _pair(name: str, value: int | Sequence[int]) -> Pair:
-    pair = (value, value) if isinstance(value, int) else tuple(value)
-    if len(pair) != 2 or any(n < 1 for n in pair):
-        raise ConfigError(f"{name} = {value}: expected one or two numbers, 1 or more")
-    return pair[0], pair[1]
-
-
-def _windows(
-    name: str, inputs: Any, pool_size: int | Pair, strides: int | Pair | None, padding: str
-) -> tuple[Tensor, Pair, Pair, Pair, Pair]:
-    """Return the images of a pooling, its window and strides, and what `_placed` says of them."""
-    (x,) = as_tensors([inputs])
-    if x.ndim != 4:
-        raise ConfigError(f"{name}: expected images (B, H, W, C), found {x.shape}")
-    window = _pair("pool_size", pool_size)
-    stride = window if strides is None else _pair("strides", strides)
-    return x, window, stride, *_placed(x.shape[1:3], window, stride, (1, 1), padding)
-
-
-def _placed(
-    image: Sequence[int], window: Sequence[int], strides: Pair, dilation: Pair, padding: str
-) -> tuple[Pair, Pair]:
-    """Return height and width of what comes out, and the rows and columns of zeros before the image."""
-    if padding not in ("valid", "same"):
-        raise ConfigError(f"padding = {padding!r}: expected 'valid' or 'same'")
-    sizes, before = [], []
-    for length, extent, stride, step in zip(image, map(int, window), strides, dilation, strict=True):
-        reach = (extent - 1) * step + 1
-        if padding == "same":
-            sizes.append((length + stride - 1) // stride)
-            before.append(greatest(0, (sizes[-1] - 1) * stride + reach - length) // 2)
-        else:
-            if is_number(length) and reach > length:
-                raise ConfigError(f"a window of {reach} does not fit into a length of {length} without padding")
-            sizes.append((length - reach) // stride + 1)
-            before.append(0)
-    return (sizes[0], sizes[1]), (before[0], before[1])

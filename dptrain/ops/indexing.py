@@ -1,5 +1,6 @@
 """Rows of a table by their numbers, and the other way round."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
@@ -8,6 +9,7 @@ import numpy.typing as npt
 
 from dptrain.errors import ConfigError
 from dptrain.ops.elementwise import where as chosen
+from dptrain.ops.linear_algebra import batch_matmul
 from dptrain.ops.manipulation import reshape, transpose_to
 from dptrain.ops.reduction import sum as sum_over
 from dptrain.program.dims import counts_rows
@@ -80,6 +82,43 @@ def _add_rows_onnx(graph: OnnxGraph, made: Tensor, values: Value, places: Value)
     zeros = graph.expand(graph.constant(0, made.dtype), made.shape)
     numbers = graph.node("Unsqueeze", graph.cast(places, np.int64), graph.constant([-1], np.int64))
     return graph.node("ScatterND", zeros, numbers, values, reduction="add")
+
+
+@op(
+    shape=lambda table, places: (*places, *table[2:]),
+    letters=lambda shapes, out, attributes: _take_each_letters(len(shapes[1]), len(out)),
+    dtype=lambda table, places: table,
+    linear="each",
+    linear_in=(0,),
+    lowering=Gather(batch=1),
+    expensive=True,
+)
+def take_each(table: Array, places: Array, *, out: Array) -> None:
+    """table[b, places[b]] for each b of the first axis, a table and places of its own."""
+    for one, (own, found) in enumerate(zip(places, out, strict=True)):
+        found[...] = table[one][own]
+
+
+def _take_each_letters(places: int, rank: int) -> str:
+    """`aXc,ab->abc`."""
+    made = names(rank)
+    return f"{made[0]}X{made[places:]},{made[:places]}->{made}"
+
+
+@take_each.gradient
+def _take_each(y: Tensor, dy: Tensor, table: Tensor, places: Tensor) -> tuple[Tensor, None]:
+    """A product with one-hot places: as many multiplications as places times rows of a table, in one order of sums."""
+    rows, length = places.shape[0], table.shape[1]
+    flat = reshape(places, (rows, math.prod(places.shape[1:])))
+    chosen = transpose_to(one_hot_last(flat, classes=int(length), dtype=dy.dtype.name), axes=(0, 2, 1))
+    values = reshape(dy, (rows, flat.shape[1], math.prod(table.shape[2:])))
+    return reshape(batch_matmul(chosen, values), table.shape), None
+
+
+@take_each.onnx_lowering
+def _take_each_onnx(graph: OnnxGraph, made: Tensor, table: Value, places: Value) -> Value:
+    numbers = graph.node("Unsqueeze", graph.cast(places, np.int64), graph.constant([-1], np.int64))
+    return graph.node("GatherND", table, numbers, batch_dims=1)
 
 
 def in_range(given: Any, length: int) -> Tensor:

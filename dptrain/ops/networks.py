@@ -52,20 +52,21 @@ def layer_normalization(
         beta: as gamma; 0 by default.
         axis: one or several.
         epsilon: added to the variance; 1e-7 by default.
-        kwargs: none; Keras' `rms_scaling` is not supported.
+        kwargs: `rms_scaling`: x over the deviation alone, without the mean and beta.
 
     Raises:
         ConfigError: an unknown argument.
 
     Source: J. Ba et al., "Layer normalization", 2016.
     """
+    rms_scaling = kwargs.pop("rms_scaling", False)
     if kwargs:
-        raise ConfigError(f"not supported: {next(iter(kwargs))} of layer_normalization; see rms_normalization")
+        raise ConfigError(f"layer_normalization: unknown argument {next(iter(kwargs))!r}")
     found = floating(x)
     axes = normalized_axes(axis, found.ndim)
     centered = found - mean(found, axes, keepdims=True)
     variance = mean(square(centered), axes, keepdims=True)
-    result = centered / sqrt(variance + (_EPSILON if epsilon is None else epsilon))
+    result = (found if rms_scaling else centered) / sqrt(variance + (_EPSILON if epsilon is None else epsilon))
     are_last = axes == tuple(range(found.ndim - len(axes), found.ndim))
 
     def along(vector: Any) -> Tensor:
@@ -74,7 +75,7 @@ def layer_normalization(
         return own if is_broadcast else _along(own, found, axes)
 
     result = result if gamma is None else result * along(gamma)
-    return result if beta is None else result + along(beta)
+    return result if beta is None or rms_scaling else result + along(beta)
 
 
 def _along(vector: Any, x: Tensor, axes: Sequence[int]) -> Tensor:

@@ -22,12 +22,6 @@ from dptrain.ops.activation import (
     tanh_shrink,
     threshold,
 )
-from dptrain.ops.convolution import (
-    average_pool,
-    conv,
-    conv_transpose,
-    max_pool,
-)
 from dptrain.ops.cross_entropy import (
     binary_crossentropy,
     categorical_crossentropy,
@@ -62,6 +56,14 @@ from dptrain.ops.norms import (
 from dptrain.ops.reduction import (
     log_softmax,
 )
+from dptrain.ops.spatial import (
+    average_pool,
+    conv,
+    conv_transpose,
+    depthwise_conv,
+    max_pool,
+    separable_conv,
+)
 from dptrain.registry.names import not_there
 
 __all__ = [
@@ -72,6 +74,7 @@ __all__ = [
     "celu",
     "conv",
     "conv_transpose",
+    "depthwise_conv",
     "dot_product_attention",
     "elu",
     "gelu",
@@ -94,6 +97,7 @@ __all__ = [
     "relu6",
     "rms_normalization",
     "selu",
+    "separable_conv",
     "sigmoid",
     "silu",
     "soft_shrink",

@@ -20,7 +20,7 @@ from dptrain.program.dims import Dim
 from dptrain.program.lowering import RandomBits
 from dptrain.program.op import in_one_call, op
 from dptrain.program.schema import Word
-from dptrain.program.shapes import Shape, row_axis
+from dptrain.program.shapes import Shape, differ, row_axis, without_rows
 from dptrain.program.tensor import FLOATX, Array, Tensor, Variable, as_tensors
 from dptrain.random import Purpose, default_seed, next_position, own_seed, seeds_set, stream
 
@@ -202,18 +202,36 @@ def normal(
     return _moved(made, stddev, mean)
 
 
-def dropout(inputs: Any, rate: float, noise_shape: None = None, seed: Seed = None) -> Tensor:
+def dropout(inputs: Any, rate: float, noise_shape: Sequence[int | None] | None = None, seed: Seed = None) -> Tensor:
     """Return inputs with elements set to 0 with this probability and the others divided by 1 - rate.
 
+    Args:
+        inputs: a tensor or an array.
+        rate: 0 to below 1.
+        noise_shape: of the draw, which is broadcast to the inputs; None, in it or for it, for theirs.
+        seed: as `Seed`.
+
     Raises:
-        ConfigError: the rate is not 0 to below 1, or a `noise_shape`.
+        ConfigError: the rate is out of range, or the shape cannot be broadcast.
     """
     (tensor,) = as_tensors([inputs])
     if not 0 <= rate < 1:
         raise ConfigError(f"rate = {rate}: expected 0 to below 1")
-    if noise_shape is not None:
-        raise ConfigError(f"not supported: noise_shape = {noise_shape!r} of dropout")
     if rate == 0:
         return tensor
-    kept = greater_equal(_drawn(tensor.shape, seed), np.uint32(rate * 2**32))
+    kept = kept_at_random(tensor, rate, noise_shape, seed)
     return where(kept, tensor * (1 / (1 - rate)), 0)
+
+
+def kept_at_random(x: Tensor, rate: float, noise_shape: Sequence[int | None] | None, seed: Seed) -> Tensor:
+    """Return what is false with this probability, of a shape that is broadcast to that of x; as `dropout`."""
+    shape = x.shape
+    if noise_shape is not None:
+        if len(noise_shape) != len(shape) or any(
+            given not in (None, 1) and differ(given, n) for given, n in zip(noise_shape, shape, strict=True)
+        ):
+            raise ConfigError(
+                f"noise_shape = {tuple(noise_shape)}: expected the lengths of {without_rows(shape)}, 1 or None"
+            )
+        shape = tuple(1 if given == 1 else n for given, n in zip(noise_shape, shape, strict=True))
+    return greater_equal(_drawn(shape, seed), np.uint32(rate * 2**32))

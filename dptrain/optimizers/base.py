@@ -15,6 +15,7 @@ import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -27,7 +28,7 @@ from dptrain.ops import sum as summed
 from dptrain.optimizers import schedules
 from dptrain.optimizers.schedules import LearningRateSchedule
 from dptrain.optimizers.schedules.base import float64
-from dptrain.program.tensor import FLOATX, DType, Operand, Tensor, Variable, constant, is_tracing, note_applied
+from dptrain.program.tensor import FLOATX, Drawn, DType, Operand, Tensor, Variable, constant, is_tracing, note_applied
 from dptrain.registry.names import not_supported, snake_case
 
 # The classes of descriptions, by names in lower case: `OPTIMIZERS`, and what has another optimizer within.
@@ -196,8 +197,9 @@ class Optimizer(ABC):
             aggregation: not used: every rank has the same.
             name: of the variable.
         """
-        values = initializers.get(initializer)(tuple(shape), 0, 0)
-        self._added.append(self._variable(values.astype(dtype or FLOATX), name or "variable"))
+        own = partial(initializers.get(initializer), tuple(shape), 0, 0)
+        value: Any = Drawn(tuple(shape), dtype or FLOATX, own) if initializer == "zeros" else own()
+        self._added.append(self._variable(value, name or "variable", dtype or FLOATX))
         return self._added[-1]
 
     def add_variable_from_reference(
@@ -223,6 +225,11 @@ class Optimizer(ABC):
                     own[slot] = self.add_variable_from_reference(one, slot, initializer)
         found = tuple([self._slots[one][slot] for one in variables] for slot in names)
         return found[0] if isinstance(name, str) else found
+
+    @property
+    def slots(self) -> list[tuple[Variable, Variable]]:
+        """All slots, each with the variable that it belongs to."""
+        return [(slot, variable) for variable, own in self._slots.items() for slot in own.values()]
 
     def slots_of(self, variable: Variable) -> Mapping[str, Variable]:
         """Return the slots of a variable by name."""
@@ -306,8 +313,8 @@ class Optimizer(ABC):
     def _learning_rate(self) -> Tensor:
         return float64(self._rate if self._schedule is None else self._schedule(float64(self._iterations)))
 
-    def _variable(self, value: npt.NDArray[Any] | np.generic, name: str) -> Variable:
-        made = Variable(value, name, trainable=False)
+    def _variable(self, value: Any, name: str, dtype: npt.DTypeLike | None = None) -> Variable:
+        made = Variable(value, name, trainable=False, dtype=dtype)
         made.path = f"{self.name}/{name}"
         return made
 

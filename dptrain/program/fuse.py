@@ -68,6 +68,7 @@ class _Fusing:
         self._sent: set[Tensor] = set()
         self._kernels: list[Kernel] = []
         self._ready: dict[Tensor, int] = {}  # from which kernel of this stage on a root can be read from memory
+        self._copies: dict[tuple[Tensor, DType], Tensor] = {}
         self._loops: dict[Key, list[int]] = {}  # of this stage, by their spaces and by those of their rows
         self.fused = Fused(program, [], {}, {}, {}, {}, set())
         for number, stage in enumerate(self._stages):
@@ -75,7 +76,10 @@ class _Fusing:
                 self._append(Loop(()))  # for single numbers that depend on nothing else
             for tensor in stage.tensors:
                 self._add(tensor)
-            messages = [[(self._travelling(one, number), one) for one in message] for message in stage.messages]
+            # Sums are written over their parts: what else is sent is known before them.
+            kinds = sorted(stage.messages, key=lambda message: message[0].op is ALL_REDUCE)
+            parts = {one: self._travelling(one, number) for message in kinds for one in message}
+            messages = [[(parts[one], one) for one in message] for message in stage.messages]
             if number == len(self._stages) - 1:
                 self._finish(program)
             self.fused.stages.append(FusedStage(self._kernels, messages))
@@ -119,13 +123,18 @@ class _Fusing:
             wanted = a if a == b and is_half(a) else tensor.dtype
             for number, (one, view) in enumerate(zip(tensor.inputs, inputs, strict=True)):
                 if one.dtype != wanted or matrix(view, one.shape) is None:
-                    inputs[number] = whole(self._copy(one, wanted))
+                    inputs[number] = self._stored(one, wanted)
             self._append(Product(tensor, (inputs[0], inputs[1])))
         elif _has_code(tensor, inputs):
             if self._join and op is not COPY and space_of(tensor.shape) and _is_uniform(tensor, inputs):
                 tensor = self._single(tensor, inputs)
             self._add_member(tensor, inputs)
         else:
+            if isinstance(op.lowering, lowering.WHOLE):
+                inputs = [
+                    view if view.is_whole(one.shape) else self._stored(one, one.dtype)
+                    for view, one in zip(inputs, tensor.inputs, strict=True)
+                ]
             self._append(Call(tensor, tuple(inputs)))
 
     def _as_view(self, tensor: Tensor) -> View:
@@ -148,6 +157,12 @@ class _Fusing:
         self._add(made)
         return made
 
+    def _stored(self, tensor: Tensor, dtype: DType) -> View:
+        """Return the view of a copy that kernels only read, one for all of them."""
+        if (tensor, dtype) not in self._copies:
+            self._copies[tensor, dtype] = self._copy(tensor, dtype)
+        return whole(self._copies[tensor, dtype])
+
     def _single(self, tensor: Tensor, inputs: Sequence[View]) -> Tensor:
         """Return the one element of a tensor whose elements are all the same, and let the tensor be a view of it."""
         stand_ins = [Tensor(None, (), {}, (), one.dtype) for one in tensor.inputs]
@@ -163,7 +178,9 @@ class _Fusing:
             return self._part(result, stage)
         given = result.inputs[0]
         view = self._view(given)
-        return view.root if view.is_whole(given.shape) else self._copy(given)
+        root = view.root if view.is_whole(given.shape) else self._copy(given)
+        self._sent.add(self.fused.memory_of(root))
+        return root
 
     def _part(self, reduced: Tensor, stage: int) -> Tensor:
         """Return a root with what an all-reduce sums, see `FusedStage`."""
@@ -171,9 +188,14 @@ class _Fusing:
         view = self._view(part)
         root = view.root
         own = root.op is not None and root.op not in SENT and view.is_whole(part.shape)
-        if not own or root in self.fused.aliases or root in self._sent or self._last[root] > stage:
+        if (
+            not own
+            or root in self.fused.aliases
+            or self.fused.memory_of(root) in self._sent
+            or self._last[root] > stage
+        ):
             root = self._copy(part)
-        self._sent.add(root)
+        self._sent.add(self.fused.memory_of(root))
         return root
 
     def _finish(self, program: Program) -> None:

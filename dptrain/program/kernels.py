@@ -179,7 +179,8 @@ class Fused:
     def kept(self) -> set[Tensor]:
         """Return what becomes of the state, and of what other ranks get."""
         found = set(map(self.memory_of, self.updates.values()))
-        return found | {part for stage in self.stages for message in stage.messages for part, _ in message}
+        sent = (part for stage in self.stages for message in stage.messages for part, _ in message)
+        return found | set(map(self.memory_of, sent))
 
     def handed_out(self) -> set[Tensor]:
         """Return what a step leaves behind: what is `kept`, and what comes out."""
@@ -252,7 +253,7 @@ def as_member(tensor: Tensor, inputs: Sequence[View], space: Shape, *, inner: bo
         ]
         return Member(tensor, kind, (inputs[0].along(own),), tuple(kept), inner)
     if isinstance(op.lowering, Gather):
-        of_table = [None, *own[len(shapes[1]) :]]
+        of_table = [*own[: op.lowering.batch], None, *own[len(shapes[1]) :]]
         return Member(
             tensor, "gather", (inputs[0].along(of_table), inputs[1].along(own[: len(shapes[1])])), tuple(own), inner
         )

@@ -92,7 +92,7 @@ def localized(placed: PlacedProgram, place: Place, parts: Mapping[Variable, Vari
         placements={known[one]: placement for one, placement in placed.placements.items() if one in known},
         layouts={},
     )
-    return regathered(made)
+    return scheduled(regathered(made))
 
 
 def _localized(tensor: Tensor, placement: Placement, place: Place, inputs: list[Tensor]) -> Tensor:
@@ -163,8 +163,31 @@ def regathered(program: PlacedProgram) -> PlacedProgram:
     for one in program.tensors:
         is_view = one.op is not None and one.op.is_view
         new[one] = one.with_inputs([new[read] if is_view else at(read, level[one]) for read in one.inputs])
-    if not copies:
-        return program
+    return _replaced(program, new) if copies else program
+
+
+def scheduled(program: PlacedProgram) -> PlacedProgram:
+    """Return a program in which what travels knows when, and in which order.
+
+    Here ranks still have the same program but for lengths. Later some may find ops equal that are not on others, whose
+    parts have other lengths: what they send must not depend on it.
+    """
+    _, sent = levels(program)
+    ends = dict[Tensor, int]()  # how many ops lie behind a tensor
+    for one in program.tensors:
+        ends[one] = 1 + max((ends[read] for read in one.inputs), default=0)
+    order = {one: number for number, one in enumerate(sorted(sent, key=lambda one: (sent[one], ends[one])))}
+    new: dict[Tensor, Tensor] = {}
+    for one in program.tensors:
+        new[one] = one.with_inputs([new[read] for read in one.inputs])
+        if one in sent:
+            about = {**one.attributes, "stage": sent[one], "number": order[one]}
+            new[one] = Tensor(one.op, new[one].inputs, about, one.shape, one.dtype, name=one.name)
+    return _replaced(program, new)
+
+
+def _replaced(program: PlacedProgram, new: Mapping[Tensor, Tensor]) -> PlacedProgram:
+    """Return a program in which other tensors stand for all."""
     return replace(
         program,
         outputs={name: new[one] for name, one in program.outputs.items()},

@@ -72,7 +72,13 @@ class Product:
 
 @dataclass(frozen=True)
 class Gather:
-    """Rows of the first operand at the places of the second."""
+    """Rows of the first operand at the places of the second.
+
+    Attributes:
+        batch: how many first axes both have in common: at each place of them are a table and places of its own.
+    """
+
+    batch: int = 0
 
 
 @dataclass(frozen=True)
@@ -157,6 +163,9 @@ class UserKernel:
     kernel: Any
     output: int
 
+
+# What reads its operands in an order of its own, so that they must lie in memory whole.
+WHOLE = Scatter, Windows
 
 Lowering = (
     Element

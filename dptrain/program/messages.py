@@ -24,6 +24,8 @@ _GATHERED = 1 << 20
 SENT = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER)
 # Beside the largest gather of a program a message of gathers may have so much of it more.
 _BESIDE = 1.25
+# From so many bytes on a message costs less than the copies that let one travel with others.
+_LARGE = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,19 +71,22 @@ def stages(program: Program) -> list[Stage]:
             travels.setdefault(sent[tensor], []).append(tensor)
         else:
             alone.setdefault(level[tensor], []).append(tensor)
+
+    def order(one: Tensor) -> int:
+        number: int = one.attributes.get("number", depth[one])
+        return number
+
     last = max(level.values(), default=0)
     most = program.bucket_bytes if isinstance(program, PlacedProgram) else None
-    return [
-        Stage(alone.get(n, []), _together(sorted(travels.get(n, []), key=lambda one: depth[one]), most))
-        for n in range(last + 1)
-    ]
+    return [Stage(alone.get(n, []), _together(sorted(travels.get(n, []), key=order), most)) for n in range(last + 1)]
 
 
 def levels(program: Program) -> tuple[dict[Tensor, int], dict[Tensor, int]]:
     """Return the stage in which each tensor is there, and of what travels also the one at whose end it is sent.
 
     Sums are sent as soon as they can be. A gather is sent just before the first reader needs it, so that gathered
-    weights do not all lie in memory at once: with what else is gathered then, up to about the largest gather.
+    weights do not all lie in memory at once: with what else is gathered then, up to about the largest gather. Programs
+    of a mesh's ranks say the stage themselves, see `local.scheduled`.
     """
     tensors = program.tensors
     level: dict[Tensor, int] = {}
@@ -114,7 +119,9 @@ def levels(program: Program) -> tuple[dict[Tensor, int], dict[Tensor, int]]:
         for gather in dict.fromkeys(waiting):
             send(gather, level_of(others))
         own = level_of(tensor.inputs)
-        if tensor.op is ALL_GATHER:
+        if tensor.op in SENT and "stage" in tensor.attributes:
+            sent[tensor], level[tensor] = tensor.attributes["stage"], tensor.attributes["stage"] + 1
+        elif tensor.op is ALL_GATHER:
             ready[tensor], behind[tensor] = own, tensor
         elif tensor.op in SENT:
             sent[tensor], level[tensor] = own, own + 1
@@ -142,11 +149,14 @@ def _together(sent: Iterable[Tensor], most: int | None) -> list[list[Tensor]]:
         about = one.attributes
         key = one.op, about.get("mesh", BATCH), about.get("over"), one.dtype.name
         buckets = found.setdefault(key, [[]])
+        if one.op is not ALL_REDUCE and _bytes(one) >= _LARGE and _is_contiguous([one]):
+            buckets.insert(0, [one])  # as it lies, without a copy
+            continue
         held = sum(map(_bytes, buckets[-1]))
         if most is not None and buckets[-1] and held + _bytes(one) > most:
             buckets.append([])
         buckets[-1].append(one)
-    return [bucket for buckets in found.values() for bucket in buckets]
+    return [bucket for buckets in found.values() for bucket in buckets if bucket]
 
 
 def count(program: PlacedProgram) -> int:
@@ -183,6 +193,22 @@ def exchange(message: Sequence[Tensor], parts: Sequence[Array], out: Sequence[Ar
         ends = np.cumsum([one.size for one in out])
         for one, own in zip(out, np.split(mine, ends[:-1]), strict=True):
             np.copyto(one, own.reshape(one.shape))
+
+
+def whole_of(part: Array, axis: int, counts: Sequence[int], comm: Communicator) -> Array:
+    """Return an array of which each rank has a part along an axis. Collective.
+
+    Args:
+        part: this rank's.
+        axis: as above.
+        counts: lengths of the ranks' parts along it.
+        comm: these ranks.
+    """
+    first = np.ascontiguousarray(np.moveaxis(part, axis, 0))
+    beside = size(first.shape[1:])
+    whole = np.empty((sum(counts), *first.shape[1:]), part.dtype)
+    comm.all_gather(first.reshape(-1), whole.reshape(-1), [n * beside for n in counts])
+    return np.ascontiguousarray(np.moveaxis(whole, 0, axis))
 
 
 def _counts(tensor: Tensor, whole: Array) -> list[int]:

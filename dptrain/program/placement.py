@@ -15,7 +15,7 @@ tensor's axes) or *partial* (a rank has a summand; the value is the sum over the
 - Finally each variable's new value moves to the variable's own placement.
 
 Data parallelism is the mesh with the one axis `BATCH`. Slots sharded over it are ZeRO-1, weights too FSDP, kernels
-`(None, "model")` and `("model", None)` Megatron's pair. Backends execute only the first so far.
+`(None, "model")` and `("model", None)` Megatron's pair.
 
 A division by a partial number (a sum of sample weights) waits as long: the quotient goes on as its numerator, and the
 divisor is summed together with whatever needs the quotient. So sums of gradients and of weights can travel in one
@@ -90,7 +90,7 @@ def place(
         bucket_bytes: of sums that travel as one message at most; None for any number.
         comm_dtype: half precision in which gradients in weights travel; None for the type that they have.
         layouts: for each axis of a variable the axis of the mesh over which it is sharded, or None; other variables
-            are replicated. Executors refuse programs with sharded variables so far.
+            are replicated. Executors take such a program as `local.localized` returns it.
 
     Raises:
         ConfigError: an op needs the rows of all ranks at once, or a layout does not fit its variable.

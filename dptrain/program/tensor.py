@@ -7,6 +7,7 @@ know by which ops they are made, which is all that a program is.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import Token
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import ml_dtypes
@@ -298,13 +299,28 @@ class Storage(Protocol):
         """Replace a variable's value, by one of its shape and dtype."""
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """A variable's first value, which is made when it is first read: of a large one a rank may need a part alone.
+
+    Attributes:
+        shape: of the value.
+        dtype: of the value.
+        draw: makes it, the same at every call.
+    """
+
+    shape: Shape
+    dtype: npt.DTypeLike
+    draw: Callable[[], Array]
+
+
 class Variable(Operand):
     """A tensor that stays from step to step: a weight, a slot of an optimizer, a metric's total, a seed.
 
     Inside a trace `assign` is written down; the program then has the new value among its updates.
 
     Args:
-        value: the first.
+        value: the first, or a `Drawn`.
         name: for messages and files.
         trainable: whether it has a gradient.
         dtype: of the value, which is cast to it.
@@ -342,7 +358,22 @@ class Variable(Operand):
         self._grad: Tensor | None = None
         self.watched = NOT_TRACKED
         self.autocast = False
-        self._held = self._own(constant(value, dtype).numpy())
+        self._draw: Callable[[], Array] | None = None
+        if isinstance(value, Drawn):
+            self._hold_later(value.draw, value.shape, np.dtype(dtype or value.dtype))
+        else:
+            self._held = self._own(constant(value, dtype).numpy())
+
+    def _hold_later(self, draw: Callable[[], Array] | None, shape: Shape, dtype: DType) -> None:
+        """Hold shape and type alone, which takes no memory, and the value once it is asked for; None: never."""
+        self._draw, self._held = draw, of_value(np.broadcast_to(np.zeros((), dtype), shape))
+
+    def _at_hand(self) -> Tensor:
+        """Return the value that this object holds."""
+        if self._draw is not None:
+            draw, self._draw = self._draw, None
+            self._held = self._own(draw().astype(self.dtype, copy=False))
+        return self._held
 
     def _own(self, value: Array) -> Tensor:
         """Return a value as this variable's: a copy that does not know how it was made, or steps would pile up."""
@@ -357,7 +388,7 @@ class Variable(Operand):
         if trace is not None:
             found = trace.value_of(self)
         else:
-            found = self._held if self.storage is None else self._own(self.storage.read(self))
+            found = self._at_hand() if self.storage is None else self._own(self.storage.read(self))
             found.tracking = TRAINABLE if self.trainable else self.watched
         read_in = READ_IN.get() if self.autocast else None
         return found if read_in is None else METHODS["cast"](found, read_in)
@@ -432,7 +463,7 @@ class Variable(Operand):
         elif self.storage is not None:
             self.storage.write(self, found.numpy())
         else:
-            self._held = self._own(found.numpy())
+            self._draw, self._held = None, self._own(found.numpy())
 
     def assign_add(self, value: Any) -> None:
         """Add to it."""
@@ -446,6 +477,8 @@ class Variable(Operand):
         """Let the value live on a device, which has it already, or (None) come back from there."""
         if storage is None and self.storage is not None:
             self._held = self._own(self.storage.read(self))
+        elif storage is not None:  # which says shape and type, and takes no memory
+            self._hold_later(None, self.shape, self.dtype)
         self.storage = storage
 
     def __repr__(self) -> str:

@@ -102,7 +102,10 @@ def layer_config(layer: Layer) -> dict[str, Any]:
             return described("keras.layers", "InputLayer", about | {"name": layer.name})
         found = to_dict("keras.layers", layer, LAYERS.values())
         if "layers" not in found["config"]:
-            found["config"] = {"name": layer.name, "trainable": True, "dtype": policy(layer)} | found["config"]
+            own = found["config"]
+            found["config"] = {"name": layer.name, "trainable": True, "dtype": policy(layer)} | own
+            if type(layer) in LAYERS.values() and "trainable" not in own:  # no argument of its constructor
+                found["config"].pop("trainable")
     if layer._nodes and layer._nodes[0].arguments:
         shape = map_leaves(lambda path, one: plain(build_shape(one)), layer._nodes[0].arguments[0])
         found["build_config"] = {"input_shape": shape}

@@ -86,7 +86,7 @@ class HealthCheck:
         self._meant: set[int] = set()
         self._take_in(model.variables_on_device())
         # Weights that are not finite before the training are meant to be so.
-        weights = {id(one) for one in model.weights}
+        weights = {id(one) for one in programs.local(model.weights)}
         found = zip(self._variables, self._snapshot.digests()[:, 1], strict=True)
         self._meant = {id(one) for one, wrong in found if wrong and id(one) in weights}
         self._epoch = self._done = 0
@@ -96,12 +96,19 @@ class HealthCheck:
 
     def _take_in(self, variables: Sequence[Variable]) -> None:
         """Look at these variables from now on."""
-        metrics = self._model.metrics
+        self._count = len(variables)
+        metrics, variables = self._model.metrics, self._programs.local(variables)
         totals = {id(one) for metric in metrics for one in metric.variables}
         losses = {id(one) for metric in metrics if _is_loss(metric.name) for one in metric.variables}
-        weights = {id(one) for one in self._model.weights}
+        weights = {id(one) for one in self._programs.local(self._model.weights)}
         self._variables, self._snapshot = list(variables), self._programs.backend.snapshot(variables)
         self._common = np.array([id(one) not in totals and one.aggregation == "none" for one in variables], bool)
+        numbers = np.flatnonzero(self._common)
+        self._groups: list[tuple[list[list[int]], Any]] = [([list(range(self._comm.size))], numbers)]
+        sharding = self._programs.sharding
+        if sharding is not None:  # who has the same of what
+            found = sharding.groups([self._variables[number] for number in numbers])
+            self._groups = [(ranks, numbers[own]) for ranks, own in found]
         self._judged = np.array([id(one) in weights | losses for one in variables], bool)
         self._kept = False
         self._agreed: npt.NDArray[np.uint64] | None = None  # digests of the last look, the same on all ranks
@@ -129,7 +136,7 @@ class HealthCheck:
         due = time.perf_counter() - self._looked > _SECONDS if self._comm.size == 1 else self.left == self._every
         anew = self._batches.kept_bytes >= _KEPT_BYTES
         if not self._settled:  # the first steps may have made variables
-            self._settled, anew = True, anew or len(self._model.variables_on_device()) != len(self._variables)
+            self._settled, anew = True, anew or len(self._model.variables_on_device()) != self._count
         if due or anew:
             self.look()
             self._looks += due
@@ -147,7 +154,7 @@ class HealthCheck:
             return
         self._unseen = 0
         variables = self._model.variables_on_device()
-        if len(variables) != len(self._variables):  # the first step has made some
+        if len(variables) != self._count:  # the first step has made some
             self._take_in(variables)
         found = self._snapshot.digests()
         wrong = self._judges and bool(self._wrong(found).any())
@@ -157,12 +164,17 @@ class HealthCheck:
             return
         # NaNs need not have the same bits everywhere: a state that is not finite, and may be so, is not compared.
         clean = not (self._not_finite(found) & self._common).any()
-        digest = number_of(found[self._common, 0].tobytes(), struct.pack("<dq", self._rate(), self._done))
-        facts = gathered(self._comm, digest, wrong, clean)
-        differ = (facts[:, 0] != facts[0, 0]).any()
-        if facts[:, 1].all() or (facts[:, 1].any() and not (differ and self._compares)):
+        about = struct.pack("<dq", self._rate(), self._done)
+        digests = [number_of(found[numbers, 0].tobytes(), about) for _, numbers in self._groups]
+        facts = gathered(self._comm, wrong, clean, *digests)
+        differ = any(
+            (facts[ranks, column] != facts[ranks[0], column]).any()
+            for column, (groups, _) in enumerate(self._groups, 2)
+            for ranks in groups
+        )
+        if facts[:, 0].all() or (facts[:, 0].any() and not (differ and self._compares)):
             self._explain(found)
-        elif differ and self._compares and (facts[:, 2].all() or facts[:, 1].any()):
+        elif differ and self._compares and (facts[:, 1].all() or facts[:, 0].any()):
             self._compare(found)
         elif self._compares and not differ:
             self._agreed, self._changed = found[:, 0], set()
@@ -170,7 +182,8 @@ class HealthCheck:
     def _keep(self) -> None:
         """Copy the state, to come back to, and keep the samples from now on."""
         self._steps, self._looked = [], time.perf_counter()
-        self._kept = self._batches.keep() and self._snapshot.take()
+        sharded = self._programs.sharding is not None  # to save memory, which a copy would take again
+        self._kept = not sharded and self._batches.keep() and self._snapshot.take()
 
     def _wrong(self, found: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
         """Return which variables are not finite and should be."""
@@ -199,7 +212,7 @@ class HealthCheck:
     def _compare(self, found: npt.NDArray[np.uint64]) -> None:
         """Name who differs, and in what. Collective."""
         own = {
-            one.path: f"{int(digest):016x}"
+            self._name(one): f"{int(digest):016x}"
             for one, digest, common in zip(self._variables, found[:, 0], self._common, strict=True)
             if common
         }
@@ -219,7 +232,7 @@ class HealthCheck:
 
     def _away(self, names: Collection[str]) -> dict[str, float]:
         """Return how far variables are from what the same steps make of them when they are made again. Collective."""
-        chosen = [one for one in self._variables if one.path in names]
+        chosen = [one for one in self._variables if self._name(one) in names]
         values = [one.numpy().astype(np.float64) for one in chosen]
         self._snapshot.restore()
         for shards in self._steps:
@@ -229,14 +242,21 @@ class HealthCheck:
         distances = [
             np.nan_to_num(np.abs(a - b), nan=np.inf).max(initial=0) for a, b in zip(values, again, strict=True)
         ]
-        return {one.path: float(distance) for one, distance in zip(chosen, distances, strict=True)}
+        return {self._name(one): float(distance) for one, distance in zip(chosen, distances, strict=True)}
+
+    def _name(self, variable: Variable) -> str:
+        sharding = self._programs.sharding
+        return variable.path if sharding is None else sharding.name(variable)
 
     # A state that is not finite
 
     def _explain(self, found: npt.NDArray[np.uint64]) -> None:
         """End the training, naming what is wrong and where it comes from. Collective."""
-        names = [one for one, wrong in zip(self._variables, self._wrong(found), strict=True) if wrong]
-        counts = [int(np.count_nonzero(~np.isfinite(one.numpy()))) for one in names]
+        wrong = [one for one, wrong in zip(self._variables, self._wrong(found), strict=True) if wrong]
+        counts = [[one.path, int(np.count_nonzero(~np.isfinite(one.numpy())))] for one in wrong]
+        # Of sharded variables only some ranks may have such values.
+        found_first = next((one[0] for one in self._comm.allgather(counts) if one), ["", 0])
+        path, count = str(found_first[0]), found_first[1]
         logs = {key: value for key, value in self._programs.logs("train").items() if not math.isfinite(value)}
         bad = self._first_bad()
         own = self._cause(bad) if bad is not None else None
@@ -247,10 +267,10 @@ class HealthCheck:
             text += "" if self._comm.size == 1 else f" (rank {rank}, {process})"
             text += f"; {_ADVICE}" if worst else ""
             message = f"training diverged in {self._where(bad.step if bad else self._done)}: {text}"
-        elif names and not _is_loss(names[0].path.partition("/")[0]):
-            values = "1 value that is not finite" if counts[0] == 1 else f"{counts[0]} values that are not finite"
+        elif path and not _is_loss(path.partition("/")[0]):
+            values = "1 value that is not finite" if count == 1 else f"{count} values that are not finite"
             after = self._where(bad.step if bad else self._done)
-            message = f"training diverged: parameter {names[0].path!r} has {values} after {after}; {_ADVICE}"
+            message = f"training diverged: parameter {path!r} has {values} after {after}; {_ADVICE}"
         else:
             values = ", ".join(f"{key} = {value}" for key, value in logs.items()) or "the loss is not finite"
             message = f"training diverged: {values} after {self._where(self._done)}; {_ADVICE}"
@@ -298,6 +318,8 @@ class HealthCheck:
 
     def _first_op(self, test: Any, shard: Shard, arrays: Mapping[str, Array], numbers: Array) -> str | None:
         """Return which op of this rank's part of a step is the first to make a NaN, or an infinity."""
+        if self._programs.sharding is not None:  # a step alone lacks what the others have
+            return None
         found: list[Tensor] = []
 
         def check(made: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 import bisect
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +16,7 @@ from dptrain.batches.feed import BatchRows
 from dptrain.batches.sampling import Shard
 from dptrain.batches.structure import Batch
 from dptrain.comm.base import Communicator
+from dptrain.comm.mesh import BATCH
 from dptrain.comm.node_sum import TreeSum
 from dptrain.errors import ConfigError, DeviceError, DeviceMemoryError
 from dptrain.metrics import Metric
@@ -25,11 +26,13 @@ from dptrain.program import messages, shapes
 from dptrain.program.additive import sums_over_samples
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
+from dptrain.program.local import localized
 from dptrain.program.mesh import OWN_PART, PlacedProgram
 from dptrain.program.placement import place
 from dptrain.program.program import ROWS, Program, trace
 from dptrain.program.tensor import BFLOAT16, Tensor, Variable, watching
 from dptrain.runtime.failure import phase
+from dptrain.train.sharding import Sharding
 
 Array = npt.NDArray[Any]
 
@@ -123,12 +126,18 @@ class Programs:
         comm: the ranks.
         bucket_mb: 10^6 bytes of sums that travel as one message at most; None for any number.
         comm_dtype: half precision in which gradients travel; None for the type that they have. One rank sends none.
+        sharding: which variables are sharded; None where every rank has all of them.
     """
 
     def __init__(
-        self, backend: Backend, comm: Communicator, bucket_mb: float | None = None, comm_dtype: str | None = None
+        self,
+        backend: Backend,
+        comm: Communicator,
+        bucket_mb: float | None = None,
+        comm_dtype: str | None = None,
+        sharding: Sharding | None = None,
     ) -> None:
-        self.backend, self.comm = backend, comm
+        self.backend, self.comm, self.sharding = backend, comm, sharding
         self._comm_dtype = comm_dtype if comm.size > 1 else None
         self._bucket_bytes = None if bucket_mb is None else max(int(bucket_mb * 1e6), 1)
         self._placed: OrderedDict[Any, PlacedProgram] = OrderedDict()
@@ -152,15 +161,27 @@ class Programs:
             else:
                 program, names = self._trace(step, batch, batch_rows)
                 sent: dict[str, Any] = {"bucket_bytes": self._bucket_bytes, "comm_dtype": self._comm_dtype}
-                placed = place(program, step.totals, **sent)
+                placed = self._of_rank(program, step.totals, sent)
                 traced = _Traced(names, _depends_on_batches(program, placed, step.totals))
                 if not program.for_one_size:
                     self._of_any_size[any_size] = placed, traced
+                self._known |= dict.fromkeys(program.state)
             self._placed[key], self._traced[placed] = placed, traced
-            self._known |= dict.fromkeys(placed.state)
             self._drop_old()
         self._placed.move_to_end(key)
         return self._placed[key]
+
+    def _of_rank(self, program: Program, totals: Collection[Variable], sent: Mapping[str, Any]) -> PlacedProgram:
+        """Return a program as this rank executes it."""
+        layouts = {} if self.sharding is None else self.sharding.layouts(program.state)
+        placed = place(program, totals, layouts=layouts, **sent)
+        if self.sharding is None or not layouts:
+            return placed
+        return localized(placed, self.sharding.place, self.sharding.parts(layouts))
+
+    def local(self, variables: Iterable[Variable]) -> list[Variable]:
+        """Return what this rank has of variables in its memory: parts of those that are sharded."""
+        return list(variables) if self.sharding is None else self.sharding.local(variables)
 
     @staticmethod
     def _trace(step: Step, batch: Batch, batch_rows: int) -> tuple[Program, list[str]]:
@@ -267,7 +288,7 @@ class Programs:
         """
         if trains and model.trainable_weights:
             model.optimizer.build(model.trainable_weights)
-        found = model.variables_on_device() if trains else model.weights
+        found = self.local(model.variables_on_device() if trains else model.weights)
         try:
             self.backend.adopt(found)
         except DeviceMemoryError as error:
@@ -376,7 +397,8 @@ class Programs:
                 executable = self._executable(before, batch, rows, shard, None)
                 executable.run([next(starts)])
                 tree.add([executable.outputs[name] for name in names])
-            sums = messages.tree_reduced(tree, shards[0].of or 1, comm)
+            replicas = None if comm is None else comm.along(BATCH)
+            sums = messages.tree_reduced(tree, shards[0].of or 1, replicas)
             self._last[step.name] = placed, halves.finish(dict(zip(names, sums, strict=True)))
 
     def _run_eagerly(

@@ -18,14 +18,39 @@ from dptrain.program.tensor import Variable
 _FARTHER = 10.0
 
 
-def number_of(*parts: bytes) -> int:
+def number_of(*parts: bytes | memoryview) -> int:
     """Return 64 bits that tell pieces of bytes apart."""
-    return int.from_bytes(hashlib.blake2b(b"".join(parts), digest_size=8).digest(), "little")
+    digest = hashlib.blake2b(digest_size=8)
+    for one in parts:
+        digest.update(one)
+    return int.from_bytes(digest.digest(), "little")
 
 
 def gathered(comm: Communicator, *numbers: int) -> npt.NDArray[np.uint64]:
     """Return (ranks, numbers): every rank's. One message. Collective."""
     return messages.gathered(np.array(numbers, np.uint64), comm)
+
+
+def kind_of(variables: Sequence[Variable]) -> int:
+    """Return a number that tells models apart: by paths, shapes and types of their variables."""
+    kinds = [[one.path, tuple(map(int, one.shape)), one.dtype.name] for one in variables]
+    return number_of(repr(kinds).encode())
+
+
+def require_same_kind(comm: Communicator, variables: Sequence[Variable], kinds: npt.NDArray[np.uint64]) -> None:
+    """Refuse models that differ. Collective where they do.
+
+    Args:
+        comm: the ranks.
+        variables: of this rank's.
+        kinds: `kind_of` every rank's.
+
+    Raises:
+        AgreedError: the ranks have different variables.
+    """
+    if (kinds != kinds[0]).any():
+        facts: dict[str, Any] = {one.path: [list(one.shape), one.dtype.name] for one in variables}
+        comm.require_same("the ranks have different models", facts | {"variables": len(variables)})
 
 
 class Shared:
@@ -40,8 +65,7 @@ class Shared:
     def __init__(self, backend: Backend, comm: Communicator, variables: Sequence[Variable]) -> None:
         self.variables, self._comm = list(variables), comm
         self._snapshot: Snapshot = backend.snapshot(self.variables)
-        kinds = [[one.path, tuple(map(int, one.shape)), one.dtype.name] for one in variables]
-        self._kind = number_of(repr(kinds).encode())
+        self._kind = kind_of(self.variables)
 
     def give(self) -> None:
         """Let all ranks have rank 0's values: where any differs, they travel in a message for each type. Collective.
@@ -50,9 +74,7 @@ class Shared:
             AgreedError: the ranks have different variables.
         """
         found = gathered(self._comm, self._kind, number_of(self._snapshot.digests()[:, 0].tobytes()))
-        if (found[:, 0] != found[0, 0]).any():
-            facts: dict[str, Any] = {one.path: [list(one.shape), one.dtype.name] for one in self.variables}
-            self._comm.require_same("the ranks have different models", facts | {"variables": len(self.variables)})
+        require_same_kind(self._comm, self.variables, found[:, 0])
         if (found == found[0]).all():
             return
         values = [one.numpy() for one in self.variables]
@@ -71,15 +93,16 @@ def deviating(facts: Sequence[Mapping[str, str]], away: Sequence[Mapping[str, fl
     reaches the others, but in its share of their sums only.
 
     Args:
-        facts: every rank's digests, by name.
+        facts: every rank's digests, by name; ranks that have a part of a sharded variable have it under a name of
+            their own.
         away: how far each of them is from what it should be; empty if nobody knows.
     """
     wrong: dict[int, list[str]] = {}
-    for name in facts[0]:
-        values = [one.get(name) for one in facts]
-        right, count = Counter(values).most_common(1)[0]
+    for name in _names(facts):
+        values = {rank: one[name] for rank, one in enumerate(facts) if name in one}
+        right, count = Counter(values.values()).most_common(1)[0]
         if 2 * count > len(values):
-            found = [rank for rank, value in enumerate(values) if value != right]
+            found = [rank for rank, value in values.items() if value != right]
         else:
             least = min((one.get(name, 0.0) for one in away), default=0.0)
             found = [rank for rank, one in enumerate(away) if one.get(name, 0.0) > _FARTHER * least]
@@ -123,7 +146,11 @@ def refuse_difference(
 
 def differing(facts: Sequence[Mapping[str, str]]) -> list[str]:
     """Return the names of what is not the same on all ranks."""
-    return [name for name in facts[0] if len({one.get(name) for one in facts}) > 1]
+    return [name for name in _names(facts) if len({one[name] for one in facts if name in one}) > 1]
+
+
+def _names(facts: Sequence[Mapping[str, str]]) -> list[str]:
+    return list(dict.fromkeys(name for one in facts for name in one))
 
 
 def _listed(names: Sequence[str], most: int = 4) -> str:

@@ -13,6 +13,7 @@ from dptrain.batches.base import Batches
 from dptrain.batches.feed import BatchRows, KeptFeeds, padded_rows
 from dptrain.batches.sampling import Shard
 from dptrain.callbacks import CallbackList, Logs, StepLogs
+from dptrain.comm.mesh import BATCH
 from dptrain.program.messages import all_reduced
 from dptrain.program.shapes import size
 from dptrain.program.tensor import Variable
@@ -81,7 +82,7 @@ class Trainer:
         self._finished: Timing | None = Timing(0.0, 0, 0)
         self._first: tuple[int, int] = (0, 0)
         self._health: HealthCheck | None = None
-        self._shared: Shared | None = None
+        self._shared: list[Shared] = []
         self._kept_feeds = KeptFeeds(self.backend)
 
     @property
@@ -256,14 +257,15 @@ class Trainer:
         """Return all ranks' outputs in the order of the samples. Collective."""
         if self.comm.size == 1:
             return {name: np.concatenate([mine[name] for _, mine in found]) for name in found[0][1]}
-        last = max(self.comm.allgather(max([0, *(shard.stop for shard, mine in found if shard.rows)])))
+        replicas = self.comm.along(BATCH)
+        last = max(replicas.allgather(max([0, *(shard.stop for shard, mine in found if shard.rows)])))
         kinds: list[list[Any]] = [[name, list(one.shape[1:]), one.dtype.str] for name, one in found[0][1].items()]
         outputs: dict[str, npt.NDArray[Any]] = {}
         for name, shape, dtype in kinds:
             outputs[name] = np.zeros((last, *shape), np.uint8 if dtype == "|b1" else dtype)
             for shard, mine in found:
                 outputs[name][shard.start : shard.stop] = mine[name]
-            self.comm.allreduce_sum(outputs[name])  # every row is zero on all ranks but one
+            replicas.allreduce_sum(outputs[name])  # every row is zero on all of them but one
             outputs[name] = outputs[name].astype(dtype, copy=False)
         return outputs
 
@@ -289,12 +291,12 @@ class Trainer:
     @property
     def nbytes(self) -> int:
         """The device's memory that the model takes: its state, a copy of it, and what its steps need beside samples."""
-        state: list[Variable] = self.model.variables_on_device()
+        state = self.programs.local(self.model.variables_on_device())
         return 2 * sum(size(one.shape) * one.dtype.itemsize for one in state) + self.programs.nbytes
 
     def wait(self) -> None:
         """Wait until the device has done all that was queued."""
-        for one in self.model.variables_on_device()[:1]:
+        for one in self.programs.local(self.model.variables_on_device()[:1]):
             one.numpy()
 
     def share(self, found: Callable[[], Sequence[Variable]]) -> None:
@@ -308,10 +310,16 @@ class Trainer:
         """
         if self.comm.size == 1:
             return
-        variables = found()
-        if self._shared is None or list(map(id, self._shared.variables)) != list(map(id, variables)):
-            self._shared = Shared(self.backend, self.comm, variables)
-        self._shared.give()
+        variables, sharding = found(), self.programs.sharding
+        groups = {self.comm: list(variables)}
+        if sharding is not None:
+            sharding.take(variables)
+            groups = sharding.by_group(variables)
+        known = [id(one) for own in groups.values() for one in own]
+        if known != [id(one) for shared in self._shared for one in shared.variables]:
+            self._shared = [Shared(self.backend, group, own) for group, own in groups.items()]
+        for shared in self._shared:
+            shared.give()
 
     def _health_check(self, batches: Batches, on_nonfinite: OnNonfinite, every: int) -> HealthCheck | None:
         """Return what looks at the state, if there is anything to look for."""
@@ -481,7 +489,7 @@ class Trainer:
         # As Keras, an evaluation without samples has no logs: a loss of 0 would look like a perfect one.
         logs = self.programs.logs("test") if seen else {}
         if self.comm.size > 1 and batches.alone:
-            self._samples = sum(self.comm.allgather(self._samples))
+            self._samples = sum(self.comm.along(BATCH).allgather(self._samples))
         self._finished = self.timing
         hooks.on_test_end(logs)
         self._finished = timing if timing is not None and timing.steps else self._finished
@@ -491,8 +499,8 @@ class Trainer:
         """Sum the totals, of which each rank has a summand, over the ranks. Collective."""
         if self.comm.size == 1:
             return
-        totals = self.programs.summed(step)
-        for one, value in zip(totals, all_reduced([one.numpy() for one in totals], self.comm), strict=True):
+        totals, replicas = self.programs.summed(step), self.comm.along(BATCH)
+        for one, value in zip(totals, all_reduced([one.numpy() for one in totals], replicas), strict=True):
             one.assign(value)
 
     def _logs_so_far(self, step: Step) -> Logs:

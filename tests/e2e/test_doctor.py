@@ -103,6 +103,7 @@ def test_all_ranks_take_part(options):
 
 def test_the_split_is_of_the_configured_model():
     done = dptrain(2, "doctor", "--device", "cpu", "--hidden", "7", "--batch-size", "12", "--dropout", "0.5")
+    assert re.search(r"^  --gflops \S+ --memory-bandwidth \S+GB --link \S+GB,\S+us$", done.out, re.MULTILINE)
     assert "--device cpu -> CPU" in done.out
     assert re.search(
         r"global batch 12 on 2 ranks: [\d,]+ us, split into compute \d+ %, copy \d %, MPI \d+ %;", done.out

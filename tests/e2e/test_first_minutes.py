@@ -81,6 +81,24 @@ def test_a_teacher_shows_what_a_step_computes():
     assert "dp_product_float" in done.out or "extern" in done.out, "the generated C++"
 
 
+def test_a_lab_asks_whether_more_gpus_would_pay(tmp_path):
+    """Before anybody has one: no GPU, no PyCUDA."""
+    options = ["--device", "cuda", "--node-gpus", "8", "--network", "200Gb", "--batch-size", "1024"]
+    done = dptrain(0, "explain", "--ranks", "1-1024", *options, fresh=True, PYTHONPATH=str(WITHOUT_GPU))
+    assert (done.code, done.err) == (0, "")
+    assert max(map(len, done.out.splitlines())) <= 100
+    assert len(re.findall(r"^ +(?:1|2|4|8|16|32|64|128|256|512|1024)  +\d.*%", done.out, re.M)) == 6 * 11
+    words = " ".join(done.out.split())
+    assert re.search(r"Take (one rank|up to \d+ ranks): ", words)
+    assert "for one training gain nothing: " in words
+    assert "Independent runs use them better: a sweep of 1024 runs (seeds, settings), each on 1 rank" in words
+    for wrong, told in {"0": "expected a range of integers >= 1", "8-1": "expected the smaller number first"}.items():
+        refused = dptrain(0, "explain", "--ranks", wrong)
+        assert (refused.code, refused.out) == (2, "")
+        (line,) = refused.err.splitlines()
+        assert told in line
+
+
 def test_a_researcher_asks_what_a_step_would_cost_on_a_gpu(tmp_path):
     """On a machine that has no GPU, no PyCUDA and no nvcc that works."""
     (tmp_path / "nvcc").write_text("#!/bin/sh\nexit 1\n")

@@ -1,5 +1,6 @@
 """Generated sources compile with NVIDIA's nvcc for every supported architecture, without spilling registers."""
 
+import functools
 import shutil
 import subprocess
 
@@ -58,6 +59,12 @@ def products(length, precision, layouts=("nn", "nt", "tn", "tt")):
     return apart(Composition(program, precision="float32" if precision in HALVES else precision))
 
 
+@functools.cache
+def step_of(compute="float32"):
+    """Return a training step on MNIST's shapes, which takes longer to make than to compose."""
+    return mlp(np.random.default_rng(0), 784, 128, 10, 128, 60_000, compute=compute)[0]
+
+
 def sources(architecture):
     """Yield names and sources: training steps and the product of each precision that needs the most registers.
 
@@ -72,14 +79,13 @@ def sources(architecture):
         yield "every_op", apart(Composition(program_of_all("float32")[0]))
         yield "narrow_types", Composition(CORPUS["extremes of narrow types"].trace()).source()
         yield "sums", Composition(shapes_program(np.random.default_rng(0), 700)[0]).source()
-    step, _ = mlp(np.random.default_rng(0), 784, 128, 10, 128, 60_000)
     of_images, _ = cnn(np.random.default_rng(0), (28, 28, 1), (32, 64), 10, 128, 200, strides=2)
     for precision in ("float32", "tf32"):
-        yield f"step_{precision}", Composition(step, precision=precision).source()
+        yield f"step_{precision}", Composition(step_of(), precision=precision).source()
         yield f"convolutions_{precision}", apart(Composition(of_images, precision=precision))
     for dtype in HALVES:
-        step, _ = mlp(np.random.default_rng(0), 784, 128, 10, 128, 60_000, compute=dtype)
-        yield f"step_{dtype}", Composition(step, of_halves="float32" if architecture == "sm_75" else "half").source()
+        of_halves = "float32" if architecture == "sm_75" else "half"
+        yield f"step_{dtype}", Composition(step_of(dtype), of_halves=of_halves).source()
     for precision in layouts:
         for length in lengths if precision != "float16" else lengths[-1:]:  # which differs in one instruction
             of_tile = layouts[precision] if length == 2048 else ("nn", "tn")  # smaller tiles need fewer registers

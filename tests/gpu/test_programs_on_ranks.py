@@ -6,7 +6,7 @@ from tests.conftest import ROOT
 from tests.emulated import emulated_ranks, inside_emulator
 
 pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
-SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "program_on_ranks.py")
+SCRIPT, MESH = (str(ROOT / "tests" / "e2e" / "scripts" / f"{name}_on_ranks.py") for name in ("program", "mesh"))
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,17 @@ def test_ranks_compute_what_one_computes(streams, dtype, bucket_bytes, comm_dtyp
         )
         assert (done.code, done.err) == (0, "")
         assert [float(one) for one in done.out.split()] == pytest.approx(expected, rel=close, abs=close)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "shards", "forms"),
+    [
+        (3, "5+0+6", ["ZeRO-1", "FSDP", "tensor parallel"]),  # parts of weights are uneven, too
+        (4, "4+7", ["2 x 2"]),
+    ],
+)
+def test_ranks_of_a_mesh_train_as_one_device(ranks, shards, forms):
+    """And no copy to or from the host meets a kernel that still needs what lies there."""
+    options = {"EMULATOR_DEVICES": str(ranks), "EMULATOR_STREAMS": "random", "EMULATOR_SANITIZE": "race"}
+    done = emulated_ranks(ranks, MESH, shards, *forms, **options)
+    assert (done.code, done.err) == (0, "")

@@ -70,11 +70,15 @@ def test_a_signal_saves_and_the_next_start_goes_on(small_npz, tmp_path, whole, r
     assert results(tmp_path / "out") == whole(ranks)
 
 
-def test_a_signal_to_one_rank_is_all_ranks_and_another_number_of_them_goes_on(small_npz, tmp_path, whole):
+@pytest.mark.parametrize(
+    ("sharded", "ranks", "on"), [([], 0, []), (["--shard-weights"], 2, ["--mesh", "model=2", "--shard-optimizer"])]
+)
+def test_a_signal_to_one_rank_is_all_ranks_and_others_go_on(small_npz, tmp_path, whole, sharded, ranks, on):
+    """Another number of ranks, or another mesh, on which other ranks have other parts of weights and slots."""
     start = ("-m", "dptrain", "--data", str(small_npz), *SLOWLY, "--out", "out")
-    code, err = signalled(command(2, *start), signal.SIGTERM, True, tmp_path)
+    code, err = signalled(command(2, *start, *sharded), signal.SIGTERM, True, tmp_path)
     assert code == 75, err
-    done = python(0, *start, timeout=100, cwd=tmp_path)
+    done = python(ranks, *start, *on, timeout=100, cwd=tmp_path)
     assert (done.code, done.err) == (0, "")
     for found, expected in zip(results(tmp_path / "out")[1], whole(0)[1], strict=True):
         assert found == pytest.approx(expected, rel=1e-3)

@@ -101,7 +101,7 @@ def compiled(threads: int = 1, join: bool = True) -> Make:
 def hardly_optimized(execute: Callable[[], Mapping[str, Array]]) -> Mapping[str, Array]:
     """Return what `execute` does, compiled in a fifth of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiling, "OPTIONS", ("-O1", *compiling.OPTIONS[1:]))
+        patch.setattr(compiling, "OPTIONS", ("-Og", *compiling.OPTIONS[1:]))
         return execute()
 
 

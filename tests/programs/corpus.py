@@ -166,4 +166,14 @@ CORPUS = {
         shards=(11, 5),
         seed=8002531,
     ),
+    "a convolution's gradient of one number for all": Case(
+        lengths={"n": 1, "d": 3, "e": 5, "f": 2, "g": 2, "h": 1},
+        leaves={"x2": "input n e d d float32 whole", "w3": "variable f g d h float32 normal"},
+        lines=(
+            "t10 = ops.conv(x2, w3, padding='valid', dilation_rate=(2, 1))",
+            "t14 = t10 * 0.5",
+            "d16_x2 = gradients(ops.sum(t14), [x2])[0]",
+        ),
+        outputs=("d16_x2",),
+    ),
 }

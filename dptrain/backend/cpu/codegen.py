@@ -30,7 +30,7 @@ from dptrain.program.cpp import (
 )
 from dptrain.program.dims import Dim
 from dptrain.program.kernels import Call, Fused, Kernel, Loop, Member, Product
-from dptrain.program.lowering import Element, Reduction, lowering_of
+from dptrain.program.lowering import Element, Gather, Reduction, lowering_of
 from dptrain.program.places import NOTHING, NOWHERE, ONE, Axis, Place, after, along, extent, times
 from dptrain.program.program import ROWS
 from dptrain.program.shapes import is_one
@@ -519,11 +519,14 @@ class _LoopText(Statements):
 
     def _gathered(self, member: Member) -> str:
         table, places = member.reads
-        length, step = f"c.n[{self._writer.table(table.root)}]", extent(table.root.shape[1:])
+        batch, shape = _batch_of(member), table.root.shape
+        known = length_text(extent(shape[batch : batch + 1]))
+        length, step = known if batch else f"c.n[{self._writer.table(table.root)}]", extent(shape[batch + 1 :])
         asked, array = self._value(places), self._array(table.root)
         row = self.let("Index", f"dp_row({asked.text}, {length}, c.outside)", self._at_least(asked), "i")
         axis = self._outer[-1] if self._outer else None
-        if member.inner and axis is not None and asked.depth == _ROW and places.strides(self._rank)[axis] == ONE:
+        by_row = member.inner and asked.depth == _ROW and not batch
+        if by_row and axis is not None and places.strides(self._rank)[axis] == ONE:
             following = self.at(places.place.at(self._places) + after(ONE)).text
             coming = f"dp_row({self._array(places.root)}[{following}], {length}, c.outside)"
             prefetched = f"dp_prefetch({array} + {coming} * {length_text(step)}, {length_text(step)});"
@@ -615,6 +618,12 @@ class _LoopText(Statements):
 def _bytes(root: Tensor, array: str, *, written: bool = False) -> str:
     """Return an array whose truth values are read and written as numbers: GCC vectorizes no choice by others."""
     return array if root.dtype != np.bool_ else f"(({'' if written else 'const '}unsigned char *){array})"
+
+
+def _batch_of(member: Member) -> int:
+    """Return how many axes a gather's table and places have in common."""
+    gather = lowering_of(member.tensor)
+    return gather.batch if isinstance(gather, Gather) else 0
 
 
 def _is_by_last(member: Member) -> bool:

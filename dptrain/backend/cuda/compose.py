@@ -1,17 +1,18 @@
 """The kernels of a program: what becomes of its tensors on a GPU, and in which order; nothing here needs one."""
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from dptrain.backend.cuda.generate import Function, Generator, Kernel, Local, kernels, names_of, run_fields, source
 from dptrain.backend.cuda.groups import Group, Grouping
+from dptrain.program.gathers import gathered_in_order
 from dptrain.program.memory import Access, Plan, in_place, nbytes, plan
 from dptrain.program.mesh import ALL_REDUCE
 from dptrain.program.messages import stages
 from dptrain.program.operand import OPERATORS
-from dptrain.program.passes import with_precision, without_ranks
+from dptrain.program.passes import rewritten, with_precision, without_ranks
 from dptrain.program.places import NOWHERE
 from dptrain.program.program import Program
 from dptrain.program.tensor import Tensor
@@ -22,6 +23,26 @@ _OWN_LAUNCH = ("product", "call")
 _WIDE = 2**30
 # Where tensors begin: what the widest loads of kernels need, and a cache line.
 ALIGNMENT = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """What travels together at the end of a stage.
+
+    Attributes:
+        results: what comes from the other ranks, see `messages.Stage`.
+        parts: what this rank gives for each of them, see `Grouping.parts`.
+        after: how many kernels of the stage have run when all parts are complete.
+    """
+
+    results: list[Tensor]
+    parts: list[Tensor]
+    after: int
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether it is one of all-reduces, which lie in a buffer of its own."""
+        return self.results[0].op is ALL_REDUCE
 
 
 class Composition:
@@ -40,12 +61,12 @@ class Composition:
         program: with results that are all computed, and none of them twice.
         sizes: of the batch.
         stages: kernels, in order, between two sync points with the other ranks.
-        messages: what is then summed, see `messages.Stage`.
-        stored: tensors that kernels leave in memory.
+        messages: what then travels.
+        stored: tensors that kernels and messages leave in memory.
         targets: those that become the value of a variable.
         counts_steps: kernels read the number of the step.
         wide_index: there are more elements than an int can count.
-        in_place: updates that are written over the old values by the kernels that compute them.
+        in_place: updates that are written over the old values by what makes them, kernels or messages.
         plan: where intermediate results lie, and scratch memory by the names of function and argument.
 
     Raises:
@@ -64,22 +85,24 @@ class Composition:
         library: bool = False,
     ) -> None:
         # Not without repeats: numbers that are equal in one run differ in another that is to share its kernels.
-        program = with_precision(without_ranks(program) if alone else program, precision, of_halves)
+        program = rewritten(without_ranks(program) if alone else program, gathered_in_order)
+        program = with_precision(program, precision, of_halves)
         program = self.program = _with_own_results(program)
         self.sizes = _local(program, rows, first_row)
         tensors = [*program.inputs.values(), *program.state.values(), *program.tensors]
         self.wide_index = max((self.sizes.count(one.shape) for one in tensors), default=0) >= _WIDE
         grouping = Grouping(program, library)
-        self.messages = [stage.messages for stage in stages(program)]
-        sent = {one for messages in self.messages for message in messages for one in message}
+        messages = [stage.messages for stage in stages(program)]
+        sent = {*grouping.parts, *grouping.parts.values()}
         self.stored = {one for one in {*program.results, *grouping.used, *sent} if one in grouping.anchors}
         self.targets = {one: variable for variable, one in program.updates.items()}
         labels = {one: name for name, one in program.outputs.items()}
         labels |= {one: f"new {variable.path}" for variable, one in program.updates.items()}
         names = names_of(tensors, labels)
+        names |= {part: f"part_of_{names[one]}" for one, part in grouping.parts.items() if part not in names}
         generator = Generator(grouping, self.sizes, self.stored, names, library)
         functions = {group: generator.function(group) for group in grouping.groups}
-        self.in_place = self._replaced(functions)
+        self.in_place = self._replaced(functions, messages, grouping.parts)
         for copied, variable in [(new, variable) for new, variable in self.targets.items() if new not in self.in_place]:
             moved = Tensor(OPERATORS["identity"], (copied,), {}, copied.shape, copied.dtype)
             names[moved] = f"moved_{names[copied]}"
@@ -87,7 +110,9 @@ class Composition:
             del self.targets[copied]
             self.targets[moved] = variable
             group = Group("map", (("row", copied.shape),), grouping.stage_count - 1, 0, {moved: "main"})
-            group.after = {grouping.group_of[copied]} | _readers(functions, program.state[variable])
+            group.after = _readers(functions, program.state[variable])
+            if copied in grouping.group_of:
+                group.after.add(grouping.group_of[copied])
             grouping.groups.append(group)
             functions[group] = generator.function(group)
         for new, variable in self.targets.items():
@@ -95,10 +120,14 @@ class Composition:
             for function in functions.values():
                 if pair <= function.pointers.keys():
                     function.overlapping |= pair
-        _order(grouping.groups, sent)
+        _order(grouping.groups, grouping.early, set(grouping.parts.values()))
         self.counts_steps = any("step" in one.needs for one in functions.values())
         self.stages = _stages(grouping, functions, self.counts_steps)
-        self.plan = self._plan(sent)
+        self.messages = [
+            [_message(one, [grouping.parts[result] for result in one], kernels) for one in found]
+            for found, kernels in zip(messages, self.stages, strict=True)
+        ]
+        self.plan = self._plan()
 
     def source(self) -> str:
         """Return the C++ of all kernels."""
@@ -113,36 +142,55 @@ class Composition:
     def _kernels(self) -> list[Kernel]:
         return [kernel for stage in self.stages for kernel in stage]
 
-    def _replaced(self, functions: Mapping[Group, Function]) -> Set[Tensor]:
+    def _replaced(
+        self,
+        functions: Mapping[Group, Function],
+        messages: Sequence[Sequence[Sequence[Tensor]]],
+        parts: Mapping[Tensor, Tensor],
+    ) -> Set[Tensor]:
         """Return the updates that are written over the old values, and let their groups wait for who reads these."""
-        kernels = {
-            group: Access(one.reads.keys(), one.writes, group.stage, replaces=partial(_replaces, group, one))
-            for group, one in functions.items()
-        }
+        kernels: dict[Group, Access] = {}
+        made: list[Access] = []
+        for stage, found in enumerate(messages):
+            own = {group: one for group, one in functions.items() if group.stage == stage}
+            for group, one in own.items():
+                replaces = partial(_replaces, group, one)
+                kernels[group] = Access(one.reads.keys(), one.writes, len(made), replaces=replaces)
+            made += [kernels[group] for group in own]
+            for message in found:
+                if message[0].op is not ALL_REDUCE:
+                    made.append(Access({parts[one] for one in message}, message, len(made)))
         for group, kernel in kernels.items():
             kernel.after = {kernels[one] for one in group.after}
         pairs = [(new, self.program.state[variable]) for new, variable in self.targets.items()]
-        found = in_place(pairs, list(kernels.values()))
+        replaced = in_place(pairs, made)
         groups = {kernel: group for group, kernel in kernels.items()}
         for group, kernel in kernels.items():
             group.after = {groups[one] for one in kernel.after}
-        return found.keys()
+        return replaced.keys()
 
-    def _plan(self, sent: Set[Tensor]) -> Plan:
-        """Return where intermediate results and scratch lie; results and messages have memory of their own."""
-        elsewhere = {*self.targets, *self.program.outputs.values(), *sent}
+    def _plan(self) -> Plan:
+        """Return where intermediate results and scratch lie; results and all-reduces have memory of their own."""
+        sums = (one for messages in self.messages for message in messages if message.is_sum for one in message.results)
+        elsewhere = {*self.targets, *self.program.outputs.values(), *sums}
         sizes: dict[Any, int] = {one: nbytes(one, self.sizes.rows) for one in self.stored - elsewhere}
-        found = []
-        for kernel in self._kernels:
-            named = {tensor: None for one in kernel.functions for tensor in one.pointers}
-            scratch = {
-                (function.name, one.name): one.value
-                for function in kernel.functions
-                for one in function.arguments
-                if "*" in one.kind and one.value and one.name != "arrived"
-            }
-            found.append(Access(named.keys(), [*named, *scratch]))
-            sizes |= scratch
+        found: list[Access] = []
+        for stage, messages in zip(self.stages, self.messages, strict=True):
+            moved = [(one.after, Access(set(one.parts), one.results)) for one in messages if not one.is_sum]
+            found += [one for after, one in moved if after == 0]
+            for number, kernel in enumerate(stage, 1):
+                named = {tensor: None for one in kernel.functions for tensor in one.pointers}
+                scratch = {
+                    (function.name, one.name): one.value
+                    for function in kernel.functions
+                    for one in function.arguments
+                    if "*" in one.kind and one.value and one.name != "arrived"
+                }
+                found.append(Access(named.keys(), [*named, *scratch]))
+                sizes |= scratch
+                # From here on it is on its way, on streams of its own, beside the stage's other kernels.
+                found += [one for after, one in moved if after == number]
+            found += [one for _, one in moved]
         return plan(found, sizes, ALIGNMENT)
 
 
@@ -168,17 +216,24 @@ def _with_own_results(program: Program) -> Program:
     return replace(program, outputs=named, updates=updates)
 
 
+def _message(results: list[Tensor], parts: list[Tensor], stage: Sequence[Kernel]) -> Message:
+    """Return what travels at the end of a stage with these kernels."""
+    written = {one: n for n, kernel in enumerate(stage, 1) for own in kernel.functions for one in own.writes}
+    return Message(results, parts, max(written.get(one, 0) for one in parts))
+
+
 def _local(program: Program, rows: int | None, first_row: int) -> Local:
     """Return the batch of a rank."""
     return Local(program.rows if rows is None else rows, first_row, program.rows)
 
 
-def _order(groups: Sequence[Group], sent: Set[Tensor]) -> None:
+def _order(groups: Sequence[Group], early: Set[Group], sent: Set[Tensor]) -> None:
     """Give groups the lowest levels that let them wait for what they need, or later ones that suit them better.
 
     Args:
         groups: of a program.
-        sent: what other ranks wait for.
+        early: those that have launches of their own before all others of their stage.
+        sent: what other ranks wait for: parts of what travels.
     """
     level: dict[Group, int] = {}
 
@@ -188,7 +243,7 @@ def _order(groups: Sequence[Group], sent: Set[Tensor]) -> None:
         return level[group]
 
     for group in groups:
-        group.level = of(group)
+        group.level = 0 if group in early else of(group)
     awaited = {one for group in groups for one in group.after if one.stage == group.stage}
     awaited |= {group for group in groups if sent & group.roles.keys()}
     kinds: dict[tuple[int, int], set[str]] = {}

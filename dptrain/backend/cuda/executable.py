@@ -11,26 +11,26 @@ import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dptrain.backend.cuda.compile import compiled_text
-from dptrain.backend.cuda.compose import ALIGNMENT
+from dptrain.backend.cuda.compose import ALIGNMENT, Message
 from dptrain.backend.cuda.device import cuda
 from dptrain.backend.cuda.generate import Function, Kernel, OwnCall, arguments_of, blocks_of
 from dptrain.backend.cuda.graphs import steps_in_graph
-from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory
+from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory, Pinned
 from dptrain.backend.cuda.own import own_launch
 from dptrain.backend.cuda.packs import RunTable, Starts
+from dptrain.backend.cuda.transfers import PinnedMove
 from dptrain.backend.custom import OwnKernel
-from dptrain.backend.transfers import Exchange
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DeviceError
 from dptrain.program.lowering import UserKernel, lowering_of
 from dptrain.program.memory import in_a_row, nbytes
-from dptrain.program.messages import all_reduce
+from dptrain.program.messages import all_reduce, exchange
 from dptrain.program.program import ROWS, Program
 from dptrain.program.shapes import local
 from dptrain.program.tensor import Array, Tensor, is_half
@@ -52,6 +52,19 @@ class _Launches:
 
     launches: list[Launch]
     ready: list[int]
+
+
+@dataclass(frozen=True)
+class _Travel:
+    """How a message travels.
+
+    Attributes:
+        begin: lets it leave when the launches that are queued so far have run.
+        finish: exchanges it, and lets what is queued from then on see what came. Collective.
+    """
+
+    begin: Callable[[], None]
+    finish: Callable[[], None]
 
 
 class CudaExecutable:
@@ -121,9 +134,7 @@ class CudaExecutable:
         known = self._placed(list(dict.fromkeys(constants)), "constants")
         for one, buffer in known.items():
             backend.write(buffer, np.asarray(one.value))
-        self._messages: list[tuple[str, Exchange]] = []
-        for message in (one for messages in self._made.messages for one in messages):
-            self._exchange(message)
+        sums = {one: self._sum(one) for messages in self._made.messages for one in messages if one.is_sum}
         waits = [(function.name, one) for function in functions for one in function.arguments if one.name == "arrived"]
         starts = in_a_row(one.value for _, one in waits)
         self._counters = backend.zeros((max(starts[-1], 1),), np.uint8, "counters")
@@ -138,6 +149,8 @@ class CudaExecutable:
                 self._pointers[key] = self._arena.pointer + start
             else:
                 self._scratch[key] = self._arena.pointer + start
+        travels = sums | self._moves()
+        self._messages = [travels[one] for messages in self._made.messages for one in messages]
         self.nbytes = starts[-1] + sum(one.nbytes for one in self._memories)
         self._starts = backend.empty((_STEPS,), np.int64, "steps")
         self._number = backend.zeros((1,), np.int64, "steps")
@@ -155,16 +168,61 @@ class CudaExecutable:
         self._pointers |= {one: buffer.pointer for one, buffer in found.items()}
         return found
 
-    def _exchange(self, message: list[Tensor]) -> None:
-        """Give the tensors of a message places in one buffer that travels."""
-        backend = self.backend
-        starts = in_a_row(self._sizes.count(one.shape) for one in message)
-        over = message[0].attributes["over"]
-        buffer = backend.empty((starts[-1],), message[0].dtype, "messages")
-        for one, start in zip(message, starts, strict=False):
+    def _sum(self, message: Message) -> _Travel:
+        """Give the tensors of a message of all-reduces places in one buffer that travels."""
+        backend, comm, first = self.backend, self._comm, message.results[0]
+        assert comm is not None
+        starts = in_a_row(self._sizes.count(one.shape) for one in message.results)
+        over = first.attributes["over"]
+        buffer = backend.empty((starts[-1],), first.dtype, "messages")
+        for one, start in zip(message.results, starts, strict=False):
             self._pointers[one] = buffer.pointer + start * one.dtype.itemsize
-        exchange = backend.exchange(buffer, direct=backend.direct and over == "sum" and not is_half(buffer.dtype))
-        self._messages.append((over, exchange))
+        way = backend.exchange(buffer, direct=backend.direct and over == "sum" and not is_half(buffer.dtype))
+        group = comm.along(first.attributes["mesh"])
+
+        def finish() -> None:
+            all_reduce(way.values(), over, group)
+            way.end()
+
+        return _Travel(way.begin, finish)
+
+    def _moves(self) -> dict[Message, _Travel]:
+        """Return how messages of gathers and of reduce-scatters travel.
+
+        Stages come one after the other, so the first of each shares pinned memory, the second of each, and so on.
+        """
+        stages = [[one for one in messages if not one.is_sum] for messages in self._made.messages]
+        found: dict[Message, _Travel] = {}
+        for messages in zip_longest(*stages):
+            alike = [one for one in messages if one is not None]
+            out, back = (
+                Pinned(
+                    self.backend.heap,
+                    (max(sum(nbytes(tensor, self._rows) for tensor in tensors) for tensors in way),),
+                    np.dtype(np.uint8),
+                )
+                for way in ([one.parts for one in alike], [one.results for one in alike])
+            )
+            found |= {one: self._move(one, out, back) for one in alike}
+        return found
+
+    def _move(self, message: Message, out: Pinned, back: Pinned) -> _Travel:
+        comm = self._comm
+        assert comm is not None
+
+        def buffer(one: Tensor, like: Tensor) -> DeviceArray:
+            return DeviceArray(self._arena, self._pointers[one], self._shape(like), one.dtype)
+
+        parts = [buffer(part, one.inputs[0]) for part, one in zip(message.parts, message.results, strict=True)]
+        results = [buffer(one, one) for one in message.results]
+        replaces = any(one in self._made.targets for one in message.results)
+        way = PinnedMove(self.backend.heap, (out, back), parts, results, replaces=replaces)
+
+        def finish() -> None:
+            exchange(message.results, *way.values(), comm)
+            way.end()
+
+        return _Travel(way.begin, finish)
 
     def _shape(self, tensor: Tensor) -> tuple[int, ...]:
         return local(tensor.shape, self._rows)
@@ -202,12 +260,12 @@ class CudaExecutable:
             module = gpu.module(cubin)
             for stage, messages in zip(self._made.stages, self._made.messages, strict=True):
                 own: list[Launch] = []
-                written: dict[Tensor, int] = {}  # by how many launches a tensor is complete
+                counts = [0]  # of launches, after so many kernels
                 for kernel in stage:
                     if not kernel.threads:
                         own += [partial(_call_alone, call) for call in self._calls(kernel)]
                         is_generated = False
-                        written |= {one: len(own) for function in kernel.functions for one in function.writes}
+                        counts.append(len(own))
                         continue
                     named = self._arguments(kernel)
                     given = arguments_of(kernel)
@@ -220,9 +278,8 @@ class CudaExecutable:
                         call = prepared.prepared_async_call
                         own.append(partial(_launch, call, blocks, kernel.threads, backend.stream, values))
                         alike.append((kernel.name, blocks, values))
-                    written |= {one: len(own) for function in kernel.functions for one in function.writes}
-                ready = [(next(numbers), max(written.get(one, 0) for one in message)) for message in messages]
-                self._stages.append(_cut(own, ready))
+                    counts.append(len(own))
+                self._stages.append(_cut(own, [(next(numbers), counts[one.after]) for one in messages]))
         except cuda.Error as error:
             raise DeviceError(
                 f"{gpu.name}: the kernels of a program do not load ({error}); remove {cubin.path.parent}"
@@ -351,13 +408,10 @@ class CudaExecutable:
             for part, some in enumerate(stage):
                 self._queue((number, part, runs, 1), some.launches)
                 for message in some.ready:
-                    self._messages[message][1].begin()  # on its way while what follows is computed
+                    self._messages[message].begin()  # on its way while what follows is computed
             # In one order on all ranks: one without rows launches less, and so completes them otherwise.
             for message in sorted(one for some in stage for one in some.ready):
-                over, exchange = self._messages[message]
-                assert self._comm is not None
-                all_reduce(exchange.values(), over, self._comm)
-                exchange.end()
+                self._messages[message].finish()
 
     def _queue(self, place: tuple[int, int, int, int], launches: Sequence[Launch]) -> None:
         """Queue what is between two points at which messages leave: one graph, recorded when it is first queued.

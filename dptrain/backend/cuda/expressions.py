@@ -258,9 +258,11 @@ def _concatenate_along(w: Writer, t: Tensor, index: Index) -> Ex:
 
 def _take_rows(w: Writer, t: Tensor, index: Index) -> Ex:
     table, places = t.inputs
-    asked = w.value(places, index[: places.ndim])
-    row = w.bound(f"row_at({asked.text}, {extents(table.shape[:1])})", extent(table.shape[:1]), asked)
-    return w.value(table, [row, *index[places.ndim :]])
+    gather = lowering_of(t)
+    batch = gather.batch if isinstance(gather, Gather) else 0
+    asked, lengths = w.value(places, index[: places.ndim]), table.shape[batch : batch + 1]
+    row = w.bound(f"row_at({asked.text}, {extents(lengths)})", extent(lengths), asked)
+    return w.value(table, [*index[:batch], row, *index[places.ndim :]])
 
 
 def _random_bits(w: Writer, t: Tensor, index: Index) -> Ex:

@@ -17,27 +17,25 @@ from dptrain.program.cpp import Ex
 from dptrain.program.dims import Dim
 from dptrain.program.kernels import reduced_axes
 from dptrain.program.lowering import (
+    WHOLE,
     Convolution,
     Element,
     Product,
     Reduction,
-    Scatter,
     UserKernel,
     ViewMap,
-    Windows,
     axes_of,
     is_same,
     lowering_of,
 )
 from dptrain.program.mesh import ALL_REDUCE
-from dptrain.program.messages import stages
+from dptrain.program.messages import SENT, stages
+from dptrain.program.operand import OPERATORS
 from dptrain.program.places import NOWHERE, ONE, Axis, Extent, Place, along, extent, merged, split
 from dptrain.program.program import Program
 from dptrain.program.shapes import Shape, is_one, size
 from dptrain.program.tensor import Tensor, Variable, is_half
 
-# Ops that read whole inputs in an order of their own, and are worth storing.
-_WHOLE = (Scatter, Windows)
 # How a group goes over its elements: "map" one by one; "rows" a warp or a block a row; "columns" sums over rows, with a
 # lane for each column; "totals" the same, with a block for one column; "product" by tiles of a matrix product, whose
 # results it gets; "call" by a kernel of a user's own.
@@ -134,6 +132,35 @@ def _in_order(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def _part(travels: Tensor) -> Tensor:
+    """Return the tensor in memory that a rank gives for one that travels, with its elements in their order.
+
+    An all-reduce is written over what it sums, so it stands for both. Others are given what they take where it lies, in
+    the state too. It is copied, in the stage that sends it, if it lies in another order, or comes anew with every step;
+    and if it is computed of the state alone: rounded weights of all layers need not be there at once.
+    """
+    if travels.op is ALL_REDUCE:
+        return travels
+    taken = travels.inputs[0]
+    beneath = _in_order(taken)
+    if beneath.variable is not None or not (beneath.op is None or beneath.op.is_view or _is_of_state(beneath)):
+        return beneath
+    return Tensor(OPERATORS["identity"], (taken,), {}, taken.shape, taken.dtype)
+
+
+def _is_of_state(tensor: Tensor) -> bool:
+    """Whether single elements of variables and constants are all that a tensor is computed of."""
+    seen, rest = set[Tensor](), [tensor]
+    while rest:
+        one = rest.pop()
+        known = one.variable is not None or one.value is not None
+        if not (known if one.op is None else one.op.is_view or isinstance(one.op.lowering, Element)):
+            return False
+        seen.add(one)
+        rest += [read for read in one.inputs if read not in seen]
+    return True
+
+
 def is_product(tensor: Tensor) -> bool:
     """Whether the tiled kernels compute it.
 
@@ -165,12 +192,14 @@ class Grouping:
     """The groups of a program.
 
     Args:
-        program: what is computed; all-reduces meet other ranks.
+        program: what is computed; the ops `SENT` meet other ranks.
         library: products of matrices are a library's, and nothing can be computed with them.
 
     Attributes:
         groups: in an order in which they can run.
-        anchors: tensors that groups compute.
+        anchors: tensors that groups compute, and those that come from other ranks.
+        parts: of each tensor that travels, what this rank gives for it; see `_part`.
+        early: groups that run before the others of their stage, so that what they make can travel meanwhile.
         used: those that other groups than their own read.
         group_of: the group of each anchor.
         updates: what becomes of variables.
@@ -187,6 +216,8 @@ class Grouping:
         self._old = {new: program.state[variable] for variable, new in program.updates.items()}
         self._readers: dict[Tensor, set[Group]] = {}
         tensors = [one for one in program.tensors if one.op is not None]
+        self.parts = {one: _part(one) for one in tensors if one.op in SENT}
+        self.early: set[Group] = set()
         self.anchors: dict[Tensor, None] = {}
         self._find_anchors(program, tensors)
         order = stages(program)
@@ -194,8 +225,11 @@ class Grouping:
         self._floor = 0
         for stage, found in enumerate(order):
             for one in found.order:
-                if one in self.anchors:
+                part = self.parts.get(one, one)
+                if part is one and one in self.anchors:
                     self._add(one, stage)
+                elif part is not one and part in self.anchors and part not in self.group_of and part not in self.parts:
+                    self._add_copy(part, stage)
             self._floor = max((one.level for one in self.groups), default=0)
 
     # Anchors
@@ -206,13 +240,15 @@ class Grouping:
             if one.op is None:
                 continue
             lowering = one.op.lowering
-            if isinstance(lowering, Reduction) or one.op is ALL_REDUCE:
+            if isinstance(lowering, Reduction):
                 wanted[one] = None
+            elif (part := self.parts.get(one)) is not None:
+                wanted |= dict.fromkeys([one, *([part] if part.op is not None else [])])
             elif isinstance(lowering, Product | Convolution):
                 wanted |= dict.fromkeys([one, *(base for base, _ in factors_of(one) if base.op is not None)])
             elif is_rounding(one) and is_product(one.inputs[0]) and not self._library:
                 wanted[one] = None  # half of what it rounds, which is then stored for nobody
-            elif isinstance(lowering, _WHOLE) or is_call(one):
+            elif isinstance(lowering, WHOLE) or is_call(one):
                 wanted |= dict.fromkeys([one, *(read for read in one.inputs if read.op is not None)])
         self.anchors = wanted
         for one in tensors:
@@ -254,6 +290,15 @@ class Grouping:
         self.groups.append(own)
         joined = self._joins(tensor, own)
         assert joined, f"{tensor} has no group"
+
+    def _add_copy(self, part: Tensor, stage: int) -> None:
+        """Put a copy that travels into a group: before all others of its stage, if it waits for none of them."""
+        own = Group("map", (("row", part.shape),), stage, self._floor)  # a level at which nothing else joins
+        if _is_of_state(part) and self._joins(part, own):
+            self.groups.append(own)
+            self.early.add(own)
+        else:
+            self._add(part, stage)
 
     def _own_group(self, tensor: Tensor, stage: int) -> Group:
         if is_product(tensor):

@@ -44,6 +44,8 @@ class GpuModel:
         bandwidth: of global memory, bytes/s.
         peaks: floating-point operations/s by unit, dense: data sheets print those of tensor cores "with sparsity",
             which are twice as high.
+        memory: bytes of global memory.
+        link: bytes/s that it sends over NVLink, at most, in one direction.
     """
 
     name: str
@@ -51,14 +53,17 @@ class GpuModel:
     shared: int
     bandwidth: float
     peaks: Mapping[Unit, float]
+    memory: float
+    link: float
 
 
 # A100: NVIDIA A100 data sheet (June 2021), SXM, 80 GB. H100: NVIDIA H100 data sheet (2023), SXM. H200: NVIDIA H200 data
-# sheet (2024), SXM. Multiprocessors: NVIDIA's white papers on the Ampere and Hopper architectures.
+# sheet (2024), SXM. They add up both directions of NVLink. Multiprocessors: NVIDIA's white papers on the Ampere and
+# Hopper architectures.
 GPUS = (
-    GpuModel("A100", 108, 164 * 1024, 2.039e12, {"FP32": 19.5e12, "TF32": 156e12, "half": 312e12}),
-    GpuModel("H100", 132, 228 * 1024, 3.35e12, {"FP32": 67e12, "TF32": 494.5e12, "half": 989.5e12}),
-    GpuModel("H200", 132, 228 * 1024, 4.8e12, {"FP32": 67e12, "TF32": 494.5e12, "half": 989.5e12}),
+    GpuModel("A100", 108, 164 * 1024, 2.039e12, {"FP32": 19.5e12, "TF32": 156e12, "half": 312e12}, 80e9, 300e9),
+    GpuModel("H100", 132, 228 * 1024, 3.35e12, {"FP32": 67e12, "TF32": 494.5e12, "half": 989.5e12}, 80e9, 450e9),
+    GpuModel("H200", 132, 228 * 1024, 4.8e12, {"FP32": 67e12, "TF32": 494.5e12, "half": 989.5e12}, 141e9, 450e9),
 )
 
 

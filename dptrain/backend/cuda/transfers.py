@@ -2,10 +2,12 @@
 # ruff: noqa: D102 - each method is documented once, in backend/transfers.py
 
 import contextlib
+from collections.abc import Sequence
 
 from dptrain.backend.cuda.device import cuda
 from dptrain.backend.cuda.memory import DeviceArray, Heap, Pinned
 from dptrain.backend.transfers import Exchange, HostArray, Staging
+from dptrain.program.memory import in_a_row
 
 
 class PinnedExchange(Exchange):
@@ -37,6 +39,69 @@ class PinnedExchange(Exchange):
             cuda.memcpy_htod_async(self._buffer.pointer, self._out.host, self._streams.inward)
         self._back.record(self._streams.inward)
         self._streams.ops.wait_for_event(self._back)
+
+
+class PinnedMove:
+    """Takes some buffers to the host, and others from there, through pinned memory.
+
+    Args:
+        heap: of the device.
+        memory: bytes for the way out, and for the way back; messages of other stages may have the same.
+        parts: what goes out.
+        results: what comes in.
+        replaces: whether ops that are queued between `begin` and `end` may read what lies where results will.
+    """
+
+    def __init__(
+        self,
+        heap: Heap,
+        memory: tuple[Pinned, Pinned],
+        parts: Sequence[DeviceArray],
+        results: Sequence[DeviceArray],
+        *,
+        replaces: bool,
+    ) -> None:
+        self._streams, self._replaces = heap.streams, replaces
+        self._out, self._back = memory
+        self._parts, self._results = _beside(self._out, parts), _beside(self._back, results)
+
+    def begin(self) -> None:
+        """Ops queued so far complete the parts: bring them out, while ops that are queued later run."""
+        # This waits for what came before, as the ops' stream has: the pinned memory of both ways is free again.
+        outward = self._streams.outward
+        self._out.queued.record(self._streams.ops)
+        outward.wait_for_event(self._out.queued)
+        for part, host in self._parts:
+            if part.size:
+                cuda.memcpy_dtoh_async(host, part.pointer, outward)
+        self._out.copied.record(outward)
+
+    def values(self) -> tuple[list[HostArray], list[HostArray]]:
+        """Wait until the parts are out; return them, and what results are to be written to."""
+        self._out.copied.synchronize()
+        return [_typed(*one) for one in self._parts], [_typed(*one) for one in self._results]
+
+    def end(self) -> None:
+        """What has been written is the results' content for ops that are queued from now on."""
+        inward = self._streams.inward
+        if self._replaces:
+            self._back.queued.record(self._streams.ops)
+            inward.wait_for_event(self._back.queued)
+        for result, host in self._results:
+            if result.size:
+                cuda.memcpy_htod_async(result.pointer, host, inward)
+        self._back.copied.record(inward)
+        self._streams.ops.wait_for_event(self._back.copied)
+
+
+def _beside(memory: Pinned, buffers: Sequence[DeviceArray]) -> list[tuple[DeviceArray, HostArray]]:
+    """Return buffers with their places in pinned memory, one behind the other."""
+    starts = in_a_row(one.nbytes for one in buffers)
+    return [(one, memory.host[start : start + one.nbytes]) for one, start in zip(buffers, starts, strict=False)]
+
+
+def _typed(buffer: DeviceArray, host: HostArray) -> HostArray:
+    return host.view(buffer.dtype).reshape(buffer.shape)
 
 
 class DirectExchange(Exchange):

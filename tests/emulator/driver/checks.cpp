@@ -537,9 +537,9 @@ struct UbsanMismatch {
     unsigned char log_alignment, check_kind;
 };
 
-void __ubsan_handle_type_mismatch_v1(UbsanMismatch *data, uintptr_t pointer) {
+[[noreturn]] void __ubsan_handle_type_mismatch_v1_abort(UbsanMismatch *data, uintptr_t pointer) {
     auto *fiber = static_cast<emu::Fiber *>(emu_self);
-    if (!fiber) return;
+    if (!fiber) abort();
     emu::fail_launch(CUDA_ERROR_MISALIGNED_ADDRESS,
                      emu::text("misaligned address: %s at 0x%llx, which is not a multiple of %u, in kernel %s, %s, "
                                "at %s:%u",

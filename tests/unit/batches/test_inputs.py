@@ -15,7 +15,7 @@ def cut_into(rank: int, world: int, rows: int = ROWS, own: int | None = None, **
     """Return (start, stop) of each step of a rank; `own`: rows over all ranks, where each has its own."""
     x, y = np.zeros((rows, 2)), np.zeros(rows)
     samples = Samples(x, split=None if own is None else Split(x, y, total=own))
-    batches = evaluation_batches(samples, SimpleNamespace(rank=rank, size=world), **options)
+    batches = evaluation_batches(samples, SimpleNamespace(replica=rank, replicas=world), **options)
     plan = [batches._sampler.shards(step) for step in range(min(batches.steps, batches._sampler.steps))]
     assert all(len(shards) == 1 for shards in plan)
     return [(shards[0].start, shards[0].stop) for shards in plan]

@@ -93,7 +93,8 @@ def test_a_map_takes_layouts_and_axes(mesh):
     assert layouts["bias"].axes == layouts["gamma"].axes == ("model",)
     assert list(layouts) == ["kernel", "bias", "gamma", "beta"]
     assert len(layouts) == 4
-    assert "dense/kernel" in layouts
+    assert "kernel" in layouts
+    assert "dense/kernel" not in layouts
     assert "dense/alpha" not in layouts
     assert layouts.pop("kernel") is layout
     with pytest.raises(KeyError):
@@ -136,15 +137,19 @@ PATTERNS = st.one_of(PATHS, st.from_regex(r"\A([ab]|\.\*|_|[ab]\+|\[ab\]|1\?|/|\
 
 
 @given(st.lists(PATTERNS, max_size=6, unique=True), PATHS, st.data())
-def test_a_path_gets_the_layout_of_its_own_key_or_of_the_first_that_is_found_in_it(keys, path, data):
+def test_a_path_gets_the_layout_of_its_own_key_or_of_the_one_that_matches_it(keys, path, data):
     layouts = LayoutMap(DeviceMesh((1,), ["model"]))
     own = {}
     for key in keys:
         layouts[key] = own[key] = TensorLayout(data.draw(st.sampled_from([(), (None,), ("model",)])))
-    found = [layout for key, layout in own.items() if re.search(key, path)]
-    expected = own[path] if path in own else found[0] if found else None
-    assert layouts[path] is layouts.get(path) is expected
-    assert (path in layouts) == (expected is not None)
+    found = [layout for key, layout in own.items() if re.fullmatch(key, path)]
+    if path not in own and len(found) > 1:
+        with pytest.raises(ConfigError, match=r"^Path '.*' matches multiple layout specification keys: \["):
+            _ = layouts[path]
+    else:
+        expected = own[path] if path in own else found[0] if found else None
+        assert layouts[path] is layouts.get(path) is expected
+        assert (path in layouts) == (expected is not None)
     for key in keys:
         assert layouts[key] is own[key]
     if keys:

@@ -39,9 +39,9 @@ def test_the_axis_of_rows_has_the_name_that_programs_know(eight, shape, names, c
 
 def test_layouts_of_weights_and_slots(eight):
     layouts = LayoutMap(DeviceMesh((2, 4), ["rows", "model"]))
-    layouts["kernel"] = (None, "model")
-    layouts["bias"] = ("rows",)
-    layouts["filters"] = ("model",)
+    layouts[".*kernel"] = (None, "model")
+    layouts[".*bias"] = ("rows",)
+    layouts[".*filters"] = ("model",)
     kernel, bias, other = (
         Variable(np.ones(shape), f"dense/{name}")
         for name, shape in (("kernel", (3, 4)), ("bias", (4,)), ("scale", (4,)))
@@ -76,13 +76,13 @@ def test_paths_of_a_model_and_its_optimizer(eight):
 
 def test_placement_takes_layouts_as_they_are(eight):
     layouts = LayoutMap(DeviceMesh((2, 4), ["rows", "model"]))
-    layouts["kernel"] = (None, "model")
+    layouts[".*kernel"] = (None, "model")
     kernel, scale = Variable(np.ones((3, 4)), "dense/kernel"), Variable(np.ones(3), "dense/scale")
     program = trace(lambda x: {"y": (x * scale) @ kernel}, {"x": ((Dim.rows(8), 3), "float64")})
     with ModelParallel(layout_map=layouts).scope():
         placed = place(program, layouts={one: layout_of(one) for one in program.state})
         assert placed.layouts == {kernel: Placement((None, "model"))}
-        layouts["scale"] = (None, "model")
+        layouts[".*scale"] = (None, "model")
         with pytest.raises(ConfigError, match=r"^layout \(None, 'model'\) of 'dense/scale', of shape \(3,\): expected"):
             place(program, layouts={scale: layout_of(scale)})
 

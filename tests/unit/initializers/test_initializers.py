@@ -105,7 +105,6 @@ def test_configurations_come_back(name):
         (lambda: initializers.VarianceScaling(distribution="even"), "Invalid `distribution` argument: even"),
         (lambda: initializers.GlorotUniform(seed=-1), "seed=-1"),
         (lambda: initializers.GlorotUniform(seed=1.5), "should be an integer"),
-        (lambda: initializers.HeNormal(input_axes=(0,)), "not supported: input_axes"),
         (lambda: initializers.RandomUniform(1.0, 0.0), "minval <= maxval"),
         (lambda: initializers.RandomNormal(stddev=-1.0), "stddev >= 0"),
         (lambda: initializers.Orthogonal()((3,), 0, 0), "at least two-dimensional"),

@@ -20,10 +20,13 @@ class Case:
         shapes: one, or a list of the inputs of a layer that takes a list.
         output: of a sample.
         integers: the inputs are integers below this.
+        moves: a call in training depends on what those before have left, and its gradient leaves that out.
     """
 
-    def __init__(self, make: Callable[[], Layer], shapes: Any, output: tuple[int, ...], integers: int = 0) -> None:
-        self.make, self.shapes, self.output, self.integers = make, shapes, output, integers
+    def __init__(
+        self, make: Callable[[], Layer], shapes: Any, output: tuple[int, ...], integers: int = 0, moves: bool = False
+    ) -> None:
+        self.make, self.shapes, self.output, self.integers, self.moves = make, shapes, output, integers, moves
 
     def inputs(self, rows: int = ROWS) -> list[np.ndarray]:
         """Return the inputs, always as a list."""
@@ -47,18 +50,54 @@ def shifted(x: Any, by: float = 1.0, training: bool = False) -> Any:
 PAIR = [(3, 2), (3, 2)]
 CASES: dict[str, list[Case]] = {
     "Activation": [Case(lambda: L.Activation("swish"), (3,), (3,)), Case(lambda: L.Activation("softmax"), (3,), (3,))],
+    "ActivityRegularization": [Case(lambda: L.ActivityRegularization(0.1, 0.2), (3,), (3,))],
     "Add": [Case(L.Add, PAIR, (3, 2)), Case(L.Add, [(3, 2), (1, 2), (3, 1)], (3, 2))],
+    "AlphaDropout": [Case(lambda: L.AlphaDropout(0.25, (None, 1, None), seed=3), (3, 4), (3, 4))],
     "Average": [Case(L.Average, [(3,), (3,), (3,)], (3,))],
+    "AveragePooling1D": [
+        Case(L.AveragePooling1D, (5, 2), (2, 2)),
+        Case(lambda: L.AveragePooling1D(3, 2, data_format="channels_first"), (2, 7), (2, 3)),
+    ],
     "AveragePooling2D": [
         Case(L.AveragePooling2D, (4, 5, 2), (2, 2, 2)),
         Case(lambda: L.AveragePooling2D((3, 2), strides=(2, 1), padding="same"), (4, 5, 2), (2, 5, 2)),
+        Case(lambda: L.AveragePooling2D(2, 1, data_format="channels_first"), (2, 3, 3), (2, 2, 2)),
     ],
+    "AveragePooling3D": [Case(lambda: L.AveragePooling3D((2, 1, 2), 1), (3, 2, 3, 2), (2, 2, 2, 2))],
     "BatchNormalization": [
         Case(lambda: L.BatchNormalization(momentum=0.5, gamma_regularizer="l1", beta_initializer="ones"), (4,), (4,)),
         Case(lambda: L.BatchNormalization(center=False, scale=False), (3, 2, 4), (3, 2, 4)),
         Case(lambda: L.BatchNormalization(trainable=False, name="frozen"), (4,), (4,)),
+        Case(lambda: L.BatchNormalization(1, 0.5), (4, 2, 3), (4, 2, 3)),
+        Case(lambda: L.BatchNormalization(renorm=True, renorm_momentum=0.5), (4,), (4,), moves=True),
+        Case(
+            lambda: L.BatchNormalization(
+                1, renorm=True, renorm_clipping={"rmin": 0.9, "rmax": 1.1, "dmax": 0.1}, scale=False
+            ),
+            *((3, 2), (3, 2)),
+            moves=True,
+        ),
+    ],
+    "CategoryEncoding": [
+        Case(lambda: L.CategoryEncoding(5), (3,), (5,), integers=5),
+        Case(lambda: L.CategoryEncoding(4, "count"), (3,), (4,), integers=4),
+        Case(lambda: L.CategoryEncoding(4, "one_hot"), (3,), (3, 4), integers=4),
+    ],
+    "CenterCrop": [
+        Case(lambda: L.CenterCrop(2, 3), (4, 4, 2), (2, 3, 2)),
+        Case(lambda: L.CenterCrop(3, 2, "channels_first"), (2, 2, 5), (2, 3, 2)),
     ],
     "Concatenate": [Case(L.Concatenate, [(3, 2), (3, 4)], (3, 6)), Case(lambda: L.Concatenate(1), PAIR, (6, 2))],
+    "Conv1D": [
+        Case(lambda: L.Conv1D(3, 2, 2, activation="tanh", bias_initializer="ones"), (5, 2), (2, 3)),
+        Case(lambda: L.Conv1D(4, 3, padding="causal", dilation_rate=2, groups=2), (5, 4), (5, 4)),
+        Case(lambda: L.Conv1D(4, 3, padding="same", data_format="channels_first", groups=2), (2, 5), (4, 5)),
+    ],
+    "Conv1DTranspose": [
+        Case(lambda: L.Conv1DTranspose(2, 3, 2, output_padding=1), (3, 2), (8, 2)),
+        Case(lambda: L.Conv1DTranspose(2, 3, dilation_rate=2, padding="same"), (4, 2), (4, 2)),
+        Case(lambda: L.Conv1DTranspose(3, 3, 2, "same", data_format="channels_first"), (2, 4), (3, 8)),
+    ],
     "Conv2D": [
         Case(lambda: L.Conv2D(3, 2), (4, 5, 2), (3, 4, 3)),
         Case(
@@ -67,10 +106,32 @@ CASES: dict[str, list[Case]] = {
             (2, 5, 2),
         ),
         Case(lambda: L.Conv2D(2, 2, dilation_rate=2, use_bias=False, kernel_regularizer="l2"), (4, 5, 1), (2, 3, 2)),
+        Case(lambda: L.Conv2D(4, 2, 2, "same", "channels_first", groups=2, activation="softmax"), (4, 3, 4), (4, 2, 2)),
+        Case(lambda: L.Conv2D(4, (1, 2), groups=2, bias_initializer="ones"), (2, 3, 2), (2, 2, 4)),
     ],
     "Conv2DTranspose": [
         Case(lambda: L.Conv2DTranspose(2, 3, 2), (3, 2, 2), (7, 5, 2)),
         Case(lambda: L.Conv2DTranspose(3, 3, 2, "same", activation="sigmoid"), (3, 2, 2), (6, 4, 3)),
+        Case(lambda: L.Conv2DTranspose(2, 3, 3, "same", output_padding=(0, 2)), (2, 2, 2), (4, 6, 2)),
+        Case(lambda: L.Conv2DTranspose(2, 2, dilation_rate=2, data_format="channels_first"), (2, 2, 3), (2, 4, 5)),
+    ],
+    "Conv3D": [
+        Case(lambda: L.Conv3D(2, (2, 1, 2), padding="same", activation="softmax"), (2, 2, 3, 2), (2, 2, 3, 2)),
+        Case(lambda: L.Conv3D(2, 2, (2, 1, 1), data_format="channels_first"), (2, 3, 2, 3), (2, 1, 1, 2)),
+    ],
+    "Conv3DTranspose": [
+        Case(lambda: L.Conv3DTranspose(2, (2, 1, 3), (2, 1, 2), "same"), (2, 1, 2, 2), (4, 1, 4, 2)),
+        Case(lambda: L.Conv3DTranspose(1, 2, data_format="channels_first"), (2, 2, 1, 2), (1, 3, 2, 3)),
+        Case(lambda: L.Conv3DTranspose(1, 2, 2, output_padding=(1, 0, 1)), (2, 1, 1, 2), (5, 2, 3, 1)),
+    ],
+    "Cropping1D": [Case(lambda: L.Cropping1D((1, 2)), (5, 2), (2, 2)), Case(lambda: L.Cropping1D(0), (2, 2), (2, 2))],
+    "Cropping2D": [
+        Case(lambda: L.Cropping2D(((1, 0), (0, 2))), (3, 4, 2), (2, 2, 2)),
+        Case(lambda: L.Cropping2D(1, data_format="channels_first"), (2, 4, 3), (2, 2, 1)),
+    ],
+    "Cropping3D": [
+        Case(L.Cropping3D, (3, 3, 4, 1), (1, 1, 2, 1)),
+        Case(lambda: L.Cropping3D((0, 1, (1, 0)), data_format="channels_first"), (1, 1, 3, 2), (1, 1, 1, 1)),
     ],
     "Dense": [
         Case(
@@ -80,16 +141,64 @@ CASES: dict[str, list[Case]] = {
         ),
         Case(lambda: L.Dense(2, "gelu", bias_initializer="ones", activity_regularizer="l2"), (3, 4), (3, 2)),
     ],
+    "DepthwiseConv1D": [
+        Case(lambda: L.DepthwiseConv1D(3, 2, "same", depth_multiplier=2, depthwise_regularizer="l2"), (5, 2), (3, 4)),
+        Case(lambda: L.DepthwiseConv1D(2, dilation_rate=2, data_format="channels_first"), (2, 5), (2, 3)),
+    ],
+    "DepthwiseConv2D": [
+        Case(
+            lambda: L.DepthwiseConv2D((2, 3), padding="same", activation="relu", use_bias=False), (3, 4, 2), (3, 4, 2)
+        ),
+        Case(lambda: L.DepthwiseConv2D(2, 2, depth_multiplier=2, data_format="channels_first"), (2, 4, 4), (4, 2, 2)),
+    ],
+    "Discretization": [
+        Case(lambda: L.Discretization([-1.0, 0.1, 0.5], output_mode="one_hot"), (3,), (3, 4)),
+        Case(lambda: L.Discretization([0.0, 1.5], output_mode="count"), (4,), (3,)),
+    ],
     "Dot": [
         Case(lambda: L.Dot(1), [(4,), (4,)], (1,)),
         Case(lambda: L.Dot((2, 1), normalize=True), [(3, 4), (4, 2)], (3, 2)),
     ],
-    "Dropout": [Case(lambda: L.Dropout(0.25, seed=3), (3, 4), (3, 4)), Case(lambda: L.Dropout(1.0), (3,), (3,))],
+    "Dropout": [
+        *(Case(lambda: L.Dropout(0.25, seed=3), (3, 4), (3, 4)), Case(lambda: L.Dropout(1.0), (3,), (3,))),
+        Case(lambda: L.Dropout(0.5, (None, 1, 4), 3), (3, 4), (3, 4)),
+        Case(lambda: L.Dropout(0.5, [1, None, 1], 3), (3, 4), (3, 4)),
+    ],
     "ELU": [Case(lambda: L.ELU(0.5), (3,), (3,))],
+    "EinsumDense": [
+        Case(
+            lambda: L.EinsumDense("abc,cde->abde", (None, 3, 2), "tanh", "e", bias_initializer="ones"),
+            (2, 4),
+            (2, 3, 2),
+        ),
+        Case(lambda: L.EinsumDense("...x,xy->...y", 3, bias_axes="y", kernel_regularizer="l2"), (2, 4), (2, 3)),
+        Case(lambda: L.EinsumDense("ab...,bc->ac...", 3, bias_axes="c"), (2, 4), (3, 4)),
+        Case(lambda: L.EinsumDense("ab,bc->ac", 3), (4,), (3,)),
+    ],
     "Embedding": [Case(lambda: L.Embedding(7, 3, embeddings_regularizer="l2"), (4,), (4, 3), integers=7)],
-    "Flatten": [Case(L.Flatten, (2, 3, 2), (12,)), Case(L.Flatten, (4,), (4,))],
-    "GlobalAveragePooling2D": [Case(L.GlobalAveragePooling2D, (3, 4, 2), (2,))],
+    "Flatten": [
+        *(Case(L.Flatten, (2, 3, 2), (12,)), Case(L.Flatten, (4,), (4,))),
+        Case(lambda: L.Flatten("channels_first"), (2, 3, 2), (12,)),
+    ],
+    "GaussianDropout": [Case(lambda: L.GaussianDropout(0.25, seed=3), (3, 4), (3, 4))],
+    "GaussianNoise": [Case(lambda: L.GaussianNoise(0.5, seed=3), (3, 4), (3, 4))],
+    "GlobalAveragePooling1D": [
+        Case(L.GlobalAveragePooling1D, (3, 2), (2,)),
+        Case(lambda: L.GlobalAveragePooling1D("channels_first", True), (2, 3), (2, 1)),
+    ],
+    "GlobalAveragePooling2D": [
+        Case(L.GlobalAveragePooling2D, (3, 4, 2), (2,)),
+        Case(lambda: L.GlobalAveragePooling2D("channels_first", True), (2, 3, 4), (2, 1, 1)),
+    ],
+    "GlobalAveragePooling3D": [Case(lambda: L.GlobalAveragePooling3D("channels_first"), (2, 3, 1, 2), (2,))],
+    "GlobalMaxPooling1D": [Case(L.GlobalMaxPooling1D, (3, 2), (2,))],
     "GlobalMaxPooling2D": [Case(lambda: L.GlobalMaxPooling2D(keepdims=True), (3, 4, 2), (1, 1, 2))],
+    "GlobalMaxPooling3D": [Case(lambda: L.GlobalMaxPooling3D("channels_first", True), (2, 3, 1, 2), (2, 1, 1, 1))],
+    "GroupNormalization": [
+        Case(lambda: L.GroupNormalization(2, beta_initializer="ones", gamma_regularizer="l2"), (3, 4), (3, 4)),
+        Case(lambda: L.GroupNormalization(-1, 1, center=False, gamma_initializer="he_normal"), (3, 2, 2), (3, 2, 2)),
+        Case(lambda: L.GroupNormalization(3, -2, 0.1, scale=False), (2, 6, 2), (2, 6, 2)),
+    ],
     "Identity": [Case(L.Identity, (3,), (3,))],
     "InputLayer": [Case(lambda: L.InputLayer((3, 4), batch_size=32, name="in"), (3, 4), (3, 4))],
     "Lambda": [
@@ -99,11 +208,23 @@ CASES: dict[str, list[Case]] = {
     "LayerNormalization": [
         Case(lambda: L.LayerNormalization(beta_initializer="ones"), (3, 4), (3, 4)),
         Case(lambda: L.LayerNormalization([1, 2], scale=False), (3, 4), (3, 4)),
+        Case(lambda: L.LayerNormalization(1), (3, 4), (3, 4)),
+        Case(lambda: L.LayerNormalization([1, 3], beta_initializer="ones"), (3, 2, 4), (3, 2, 4)),
+        Case(lambda: L.LayerNormalization(rms_scaling=True), (3, 4), (3, 4)),
     ],
     "LeakyReLU": [Case(lambda: L.LeakyReLU(0.1), (3,), (3,))],
+    "MaxPooling1D": [
+        Case(L.MaxPooling1D, (5, 2), (2, 2)),
+        Case(lambda: L.MaxPooling1D(3, 1, "same", "channels_first"), (2, 5), (2, 5)),
+    ],
     "MaxPooling2D": [
         Case(L.MaxPooling2D, (4, 5, 2), (2, 2, 2)),
         Case(lambda: L.MaxPooling2D(3, 1, "same"), (4, 5, 2), (4, 5, 2)),
+        Case(lambda: L.MaxPooling2D(2, data_format="channels_first"), (1, 4, 5), (1, 2, 2)),
+    ],
+    "MaxPooling3D": [
+        Case(lambda: L.MaxPooling3D((2, 1, 2), padding="same"), (3, 2, 3, 2), (2, 2, 2, 2)),
+        Case(lambda: L.MaxPooling3D(2, 1, data_format="channels_first"), (1, 3, 2, 2), (1, 2, 1, 1)),
     ],
     "Maximum": [Case(L.Maximum, PAIR, (3, 2))],
     "Minimum": [Case(L.Minimum, PAIR, (3, 2))],
@@ -113,7 +234,43 @@ CASES: dict[str, list[Case]] = {
         Case(lambda: L.Normalization(1, invert=True), (3, 2), (3, 2)),
         Case(lambda: L.Normalization(mean=[1.0, 2.0], variance=4.0 * np.ones(2)), (3, 2), (3, 2)),
     ],
+    "PReLU": [
+        Case(lambda: L.PReLU("he_normal", "l2"), (3, 2), (3, 2)),
+        Case(lambda: L.PReLU("ones", shared_axes=[1, 2]), (2, 3, 2), (2, 3, 2)),
+    ],
     "Permute": [Case(lambda: L.Permute((2, 1)), (3, 4), (4, 3))],
+    "RMSNormalization": [
+        Case(L.RMSNormalization, (3, 4), (3, 4)),
+        Case(lambda: L.RMSNormalization([1, 2], 0.1), (3, 4), (3, 4)),
+    ],
+    "RandomBrightness": [Case(lambda: L.RandomBrightness(0.1, (-5, 5), seed=3), (3, 3, 2), (3, 3, 2))],
+    "RandomContrast": [
+        Case(lambda: L.RandomContrast((0.2, 0.5), (-5, 5), seed=3), (3, 3, 2), (3, 3, 2)),
+        Case(lambda: L.RandomContrast(0.5, (-5, 5), 3, data_format="channels_first"), (1, 3, 4), (1, 3, 4)),
+    ],
+    "RandomCrop": [
+        Case(lambda: L.RandomCrop(2, 3, seed=3), (4, 5, 2), (2, 3, 2)),
+        Case(lambda: L.RandomCrop(2, 3, 3, "channels_first"), (1, 4, 2), (1, 2, 3)),
+    ],
+    "RandomFlip": [
+        Case(lambda: L.RandomFlip(seed=3), (2, 3, 2), (2, 3, 2)),
+        Case(lambda: L.RandomFlip("vertical", 3, "channels_first"), (1, 2, 3), (1, 2, 3)),
+    ],
+    "RandomRotation": [
+        Case(lambda: L.RandomRotation(0.2, seed=3), (3, 4, 2), (3, 4, 2)),
+        Case(lambda: L.RandomRotation((-0.1, 0.3), "constant", "nearest", 3, 0.5), (3, 3, 1), (3, 3, 1)),
+    ],
+    "RandomTranslation": [
+        Case(lambda: L.RandomTranslation(0.3, (-0.1, 0.2), seed=3), (3, 4, 2), (3, 4, 2)),
+        Case(
+            lambda: L.RandomTranslation(0.5, 0.4, "wrap", seed=3, data_format="channels_first"),
+            *((1, 3, 4), (1, 3, 4)),
+        ),
+    ],
+    "RandomZoom": [
+        Case(lambda: L.RandomZoom(0.3, seed=3), (3, 4, 2), (3, 4, 2)),
+        Case(lambda: L.RandomZoom((-0.3, 0.1), 0.2, "nearest", seed=3), (3, 3, 1), (3, 3, 1)),
+    ],
     "ReLU": [
         Case(lambda: L.ReLU(negative_slope=0.1), (3,), (3,)),
         Case(lambda: L.ReLU(0.9, 0.2, 0.3), (3, 5), (3, 5)),
@@ -121,12 +278,62 @@ CASES: dict[str, list[Case]] = {
     "RepeatVector": [Case(lambda: L.RepeatVector(3), (4,), (3, 4))],
     "Rescaling": [Case(lambda: L.Rescaling(0.5, 1), (3,), (3,))],
     "Reshape": [Case(lambda: L.Reshape([-1, 2]), (3, 4), (6, 2))],
+    "Resizing": [
+        Case(lambda: L.Resizing(5, 2), (3, 4, 2), (5, 2, 2)),
+        Case(
+            lambda: L.Resizing(
+                2, 3, "bicubic", crop_to_aspect_ratio=True, antialias=True, data_format="channels_first"
+            ),
+            *((1, 5, 4), (1, 2, 3)),
+        ),
+    ],
+    "SeparableConv1D": [
+        Case(lambda: L.SeparableConv1D(3, 2, depth_multiplier=2, pointwise_regularizer="l2"), (4, 2), (3, 3)),
+        Case(lambda: L.SeparableConv1D(2, 3, padding="same", data_format="channels_first"), (2, 4), (2, 4)),
+    ],
+    "SeparableConv2D": [
+        Case(lambda: L.SeparableConv2D(3, 2, (2, 1), activation="tanh", bias_initializer="ones"), (4, 3, 2), (2, 2, 3)),
+    ],
     "Softmax": [
         *(Case(L.Softmax, (3,), (3,)), Case(lambda: L.Softmax(axis=1), (3, 4), (3, 4))),
         Case(lambda: L.Softmax([1, 2]), (3, 4), (3, 4)),
     ],
+    "SpatialDropout1D": [Case(lambda: L.SpatialDropout1D(0.4, 3), (3, 4), (3, 4))],
+    "SpatialDropout2D": [
+        Case(lambda: L.SpatialDropout2D(0.4, seed=3), (2, 2, 4), (2, 2, 4)),
+        Case(lambda: L.SpatialDropout2D(0.4, "channels_first", 3), (4, 2, 2), (4, 2, 2)),
+    ],
+    "SpatialDropout3D": [Case(lambda: L.SpatialDropout3D(0.4, seed=3), (2, 1, 2, 4), (2, 1, 2, 4))],
+    "SpectralNormalization": [
+        Case(lambda: L.SpectralNormalization(L.Dense(3, "tanh", name="inner")), (4,), (3,), moves=True),
+        Case(lambda: L.SpectralNormalization(L.Conv2D(3, 2, name="inner"), 2), (3, 3, 2), (2, 2, 3), moves=True),
+    ],
     "Subtract": [Case(L.Subtract, PAIR, (3, 2))],
-    "UpSampling2D": [Case(lambda: L.UpSampling2D((2, 3)), (2, 3, 2), (4, 9, 2))],
-    "ZeroPadding2D": [Case(lambda: L.ZeroPadding2D(((1, 0), (2, 1))), (2, 3, 2), (3, 6, 2))],
+    "UnitNormalization": [
+        Case(L.UnitNormalization, (3, 4), (3, 4)),
+        Case(lambda: L.UnitNormalization([1, 2]), (3, 4), (3, 4)),
+    ],
+    "UpSampling1D": [Case(lambda: L.UpSampling1D(3), (2, 2), (6, 2))],
+    "UpSampling2D": [
+        Case(lambda: L.UpSampling2D((2, 3)), (2, 3, 2), (4, 9, 2)),
+        Case(lambda: L.UpSampling2D(2, "channels_first"), (1, 2, 3), (1, 4, 6)),
+        Case(lambda: L.UpSampling2D((2, 3), interpolation="bilinear"), (2, 3, 2), (4, 9, 2)),
+    ],
+    "UpSampling3D": [
+        Case(lambda: L.UpSampling3D((2, 1, 3)), (2, 2, 1, 2), (4, 2, 3, 2)),
+        Case(lambda: L.UpSampling3D(2, "channels_first"), (1, 1, 2, 1), (1, 2, 4, 2)),
+    ],
+    "ZeroPadding1D": [
+        Case(L.ZeroPadding1D, (2, 2), (4, 2)),
+        Case(lambda: L.ZeroPadding1D((0, 2), "channels_first"), (2, 2), (2, 4)),
+    ],
+    "ZeroPadding2D": [
+        Case(lambda: L.ZeroPadding2D(((1, 0), (2, 1))), (2, 3, 2), (3, 6, 2)),
+        Case(lambda: L.ZeroPadding2D((1, 0), "channels_first"), (1, 2, 3), (1, 4, 3)),
+    ],
+    "ZeroPadding3D": [
+        Case(L.ZeroPadding3D, (1, 2, 1, 1), (3, 4, 3, 1)),
+        Case(lambda: L.ZeroPadding3D((0, 1, (2, 0)), "channels_first"), (1, 2, 1, 1), (1, 2, 3, 3)),
+    ],
 }
 ALL_CASES = [(name, number) for name, cases in CASES.items() for number in range(len(cases))]

@@ -88,6 +88,8 @@ def test_outputs_have_shape_and_type(name, number):
 @pytest.mark.parametrize("training", [True, False])
 def test_gradients_by_central_differences(name, number, training):
     case, layer = made(name, number)
+    if training and case.moves:
+        pytest.skip("the gradient is that of what stands still")
     arrays = case.inputs()
     pull = np.random.default_rng(3).normal(size=(ROWS, *case.output))
 

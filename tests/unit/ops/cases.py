@@ -131,6 +131,10 @@ CASES: dict[str, list[Case]] = {
     ],
     "random_bits": [Case(places(9), shape=(B, 11), seed=3, purpose=100, number=2, rows=(None,))],
     "take_rows": [Case(normal(4, 3), places(4, B, 2), rows=(None, 0))],
+    "take_each": [
+        Case(normal(B, 4, 3), places(4, B, 2), rows=(0, 0)),
+        Case(normal(B, 3), places(3, B, 2, 2), rows=(0, 0)),
+    ],
     "add_rows": [Case(normal(B, 2, 3), places(4, B, 2), length=4, rows=(0, 0))],
     "one_hot_last": [Case(places(4, B), classes=3, dtype="float64")],
 }

@@ -3,6 +3,7 @@
 import numpy as np
 
 from dptrain.program.local import attributes_of_part
+from dptrain.program.shapes import row_axis
 from dptrain.program.tensor import Tensor
 
 
@@ -16,5 +17,6 @@ def computed(made, arrays, out, first_row=0, rows=None):
         return found
     array = np.empty(out, made.dtype)
     with np.errstate(all="ignore"):
-        made.op.compute(*arrays, **attributes | ({"first_row": first_row} if made.op.by_row else {}), out=array)
+        rows_of = {"first_row": first_row if row_axis(made.shape) == 0 else 0} if made.op.by_row else {}
+        made.op.compute(*arrays, **attributes | rows_of, out=array)
     return array

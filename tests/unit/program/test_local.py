@@ -5,14 +5,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dptrain import ops
 from dptrain.backend.cpu.backend import CpuBackend
 from dptrain.backend.cpu.compiled import lowered, planned
 from dptrain.comm.parts import cut
+from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
 from dptrain.program.local import Place, localized
 from dptrain.program.mesh import ALL_GATHER, BATCH, REDUCE_SCATTER
 from dptrain.program.messages import stages
 from dptrain.program.placement import place
+from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
 from tests.thread_ranks import on_mesh
 from tests.unit.program.test_mesh import BOTH, DATA, FIRST, ROWS, TENSOR, Perceptron
@@ -116,16 +119,15 @@ def test_ranks_of_one_along_an_axis_send_nothing():
 class Deep(Perceptron):
     """A step of many layers that are alike, by gradient descent."""
 
-    def __init__(self, layers):
+    def __init__(self, layers, dtype="float64"):
         rng = np.random.default_rng(0)
-        self.weights = {f"w{n}": Variable(rng.normal(size=(64, 64)) / 8, f"w{n}") for n in range(layers)}
+        self.dtype = dtype
+        self.weights = {
+            f"w{n}": Variable((rng.normal(size=(64, 64)) / 8).astype(dtype), f"w{n}") for n in range(layers)
+        }
         self.program = self.traced()
 
     def traced(self):
-        from dptrain import ops
-        from dptrain.program.dims import Dim
-        from dptrain.program.program import trace
-
         def step(x):
             for one in self.weights.values():
                 x = ops.relu(x @ one)
@@ -135,7 +137,7 @@ class Deep(Perceptron):
                 one.assign(one - 0.1 * one.grad)
             return {"loss": loss}
 
-        return trace(step, {"x": ((Dim.rows(4), 64), "float64")})
+        return trace(step, {"x": ((Dim.rows(4), 64), self.dtype)})
 
     def layouts(self, weights, slots):
         return {self.weights[name]: axes for name, axes in weights.items()}
@@ -152,3 +154,31 @@ def test_only_two_gathered_layers_are_there_at_a_time():
     # Activations of a row aside; gradients are scattered as soon as they are there.
     assert sizes[12] - sizes[4] < one_layer / 4
     assert sizes[12] < 4 * one_layer
+
+
+def test_what_is_summed_in_place_may_be_gathered_at_once():
+    """A partial sum that some need whole along one axis of the mesh, and others summed over another one."""
+    data = np.arange(24.0).reshape(4, 6)
+
+    def action(comm):
+        at = Place(comm.lengths, comm.coordinates)
+        weight, slot = (Variable(np.arange(6.0), name) for name in ("weight", "slot"))
+
+        def step(x):
+            total = ops.sum(x * weight, 0)
+            slot.assign(slot + total)
+            return {"norm": ops.sum(ops.square(total))}
+
+        program = trace(step, {"x": ((Dim.rows(4), 6), "float64")})
+        outputs, updates = evaluate(program, {"x": data})
+        layouts = {weight: ("model",), slot: (BATCH,)}
+        parts = {one: Variable(one.numpy()[at.key(one.shape, axes)], one.path) for one, axes in layouts.items()}
+        start, stop = cut(0, 4, comm.replicas)[comm.replica]
+        place_of_rank = {"rows": stop - start, "first_row": start, "comm": comm}
+        local = localized(place(program, layouts=layouts), at, parts)
+        executable = CpuBackend(np.float64).executable(local, {"x": data[start:stop]}, **place_of_rank)
+        executable.run()
+        np.testing.assert_allclose(executable.outputs["norm"], outputs["norm"])
+        np.testing.assert_allclose(parts[slot].numpy(), updates[slot][at.key((6,), (BATCH,))])
+
+    on_mesh(action, batch=2, model=2)

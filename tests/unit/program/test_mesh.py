@@ -32,22 +32,27 @@ SENT = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER)
 class Perceptron:
     """A training step of two layers, by Adam if nothing else is said."""
 
-    def __init__(self, weighted=False, optimizer=None):
+    def __init__(self, weighted=False, optimizer=None, dtype="float64"):
         rng = np.random.default_rng(1)
+        self.dtype = dtype
         self.weights = {
-            name: Variable(rng.normal(size=shape), name)
+            name: Variable(rng.normal(size=shape).astype(dtype), name)
             for name, shape in {"w1": (6, 8), "b1": (8,), "w2": (8, 5), "b2": (5,)}.items()
         }
         self.optimizer, self.weighted = optimizer or Adam(0.01), weighted
         self.optimizer.build(self.weights.values())
         self.program = trace(
-            self.step, {name: ((Dim.rows(ROWS), *one.shape[1:]), one.dtype) for name, one in DATA.items()}
+            self.step, {name: ((Dim.rows(ROWS), *one.shape[1:]), one.dtype) for name, one in self.data.items()}
         )
+
+    @property
+    def data(self):
+        return {name: one.astype(self.dtype) if one.dtype.kind == "f" else one for name, one in DATA.items()}
 
     def step(self, x, y, weights):
         w1, b1, w2, b2 = self.weights.values()
         logits = ops.relu(x @ w1 + b1) @ w2 + b2
-        losses = -ops.sum(ops.one_hot(y, 5, dtype="float64") * ops.log_softmax(logits), -1)
+        losses = -ops.sum(ops.one_hot(y, 5, dtype=self.dtype) * ops.log_softmax(logits), -1)
         loss = ops.sum(losses * weights) / ops.sum(weights) if self.weighted else ops.mean(losses)
         loss.backward()
         self.optimizer.apply([one.grad for one in self.weights.values()], list(self.weights.values()))

@@ -1,0 +1,58 @@
+"""Peak memory of a rank that trains with Adam, in bytes a parameter: data parallel, ZeRO-1 and FSDP.
+
+    mpirun -n 4 python benchmarks/sharded_memory.py [--units 1536] [--layers 8]
+
+What the process takes before, Python and a small model that has been trained, is taken away; memory that ranks share
+counts for each of them. Linux alone says it (/proc).
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import dptrain as dp
+from dptrain.comm import current
+
+FORMS = {"data parallel": {}, "ZeRO-1": {"shard_optimizer": True}, "FSDP": {"shard_weights": True}}
+
+
+def model(units: int, count: int, form: str) -> dp.Sequential:
+    made = dp.Sequential([dp.Input((units,)), *(dp.layers.Dense(units, use_bias=False) for _ in range(count))])
+    made.compile("adam", "mse", **FORMS[form])
+    return made
+
+
+def peak() -> int:
+    """Return the most bytes that this process has had in memory."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def train(made: dp.Sequential, units: int) -> None:
+    rows = np.zeros((64, units), np.float32)
+    made.fit(rows, rows, batch_size=8, epochs=2, verbose=0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--units", type=int, default=1536)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--form", choices=FORMS, default="data parallel", help="one a process: a peak stays")
+    given = parser.parse_args()
+    train(model(8, 1, given.form), 8)
+    before = peak()
+    made = model(given.units, given.layers, given.form)
+    train(made, given.units)
+    most = max(current().allgather(peak() - before))
+    if current().rank == 0:
+        found = {"form": given.form, "ranks": current().size, "parameters": made.count_params()}
+        print(json.dumps(found | {"bytes_a_parameter": round(most / made.count_params(), 2)}))
+
+
+if __name__ == "__main__":
+    main()

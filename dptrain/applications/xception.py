@@ -1,0 +1,13 @@
+"""Xception: its images and its outputs' words, under Keras' names."""
+
+from typing import TYPE_CHECKING
+
+from dptrain.applications.imagenet_utils import decode_predictions, preprocessing
+from dptrain.registry.names import not_there
+
+__all__ = ["decode_predictions", "preprocess_input"]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("applications.xception", __all__)
+
+preprocess_input = preprocessing("tf")

@@ -1,0 +1,97 @@
+"""What this machine's processors and messages reach: from these numbers `explain --ranks` predicts steps on a CPU."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dptrain import ops
+from dptrain.backend import Backend
+from dptrain.comm import Communicator
+from dptrain.program.machines import Link
+from dptrain.program.placement import place
+from dptrain.program.program import Program, trace
+from dptrain.program.tensor import Tensor, Variable
+
+# Timed calls, and those before them that are not.
+_REPEATS, _WARM_UP = 30, 3
+# Rows and columns of the factors of the product that is timed; elements of the two arrays that are added.
+_LENGTH, _ELEMENTS = 512, 1 << 21
+# Bytes of the messages that are timed: the first takes latency, the second bandwidth as well.
+_SHORT, _LONG = 8, 1 << 20
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a rank reaches while the others of its node do the same.
+
+    Attributes:
+        flops: floating-point operations/s of a product of float32 matrices.
+        bandwidth: of memory, bytes/s of an update of a variable.
+        link: of an all-reduce between all ranks; None for one rank.
+    """
+
+    flops: float
+    bandwidth: float
+    link: Link | None
+
+
+def measured(backend: Backend, comm: Communicator) -> Rates:
+    """Return what the slowest rank reaches. Collective.
+
+    Args:
+        backend: a CPU.
+        comm: the ranks.
+    """
+    rng = np.random.default_rng(0)
+    factors = {name: rng.standard_normal((_LENGTH, _LENGTH)).astype(np.float32) for name in ("x", "y")}
+    shapes = {name: (one.shape, one.dtype) for name, one in factors.items()}
+    product = _seconds(backend, comm, trace(lambda x, y: {"z": ops.matmul(x, y)}, shapes), factors)
+    values = [Variable(np.ones(_ELEMENTS, np.float32), name) for name in ("value", "gradient")]
+    update = _seconds(backend, comm, trace(lambda: _descend(*values), {}))
+    backend.release(values)
+    link = None
+    if comm.size > 1:
+        rounds = (comm.size - 1).bit_length()
+        short, long = (_all_reduce(comm, nbytes) for nbytes in (_SHORT, _LONG))
+        moved = 2 * (comm.size - 1) / comm.size * _LONG
+        link = Link(moved / max(long - short, 1e-9), short / rounds)
+    return Rates(2 * _LENGTH**3 / product, 3 * 4 * _ELEMENTS / update, link)
+
+
+def stated(rates: Rates) -> str:
+    """Return rates as options of `explain --ranks`."""
+    link = rates.link and f" --link {rates.link.bandwidth / 1e9:.3g}GB,{1e6 * rates.link.latency:.3g}us"
+    return f"--gflops {rates.flops / 1e9:.3g} --memory-bandwidth {rates.bandwidth / 1e9:.3g}GB{link or ''}"
+
+
+def _descend(value: Variable, gradient: Variable) -> dict[str, Tensor]:
+    value.assign(value - 1e-3 * gradient.value)
+    return {}
+
+
+def _seconds(
+    backend: Backend, comm: Communicator, program: Program, arrays: dict[str, np.ndarray] | None = None
+) -> float:
+    executable = backend.executable(place(program), arrays or {})
+    return _best(comm, executable.run)
+
+
+def _all_reduce(comm: Communicator, nbytes: int) -> float:
+    buffer = np.zeros(nbytes // 4, np.float32)
+    return _best(comm, lambda: comm.allreduce_sum(buffer))
+
+
+def _best(comm: Communicator, action: Callable[[], None]) -> float:
+    """Return the least seconds that something takes on the slowest rank; all begin together. Collective.
+
+    The least, as a neighbour's work on the machine only adds to it.
+    """
+    times = []
+    for _ in range(_WARM_UP + _REPEATS):
+        comm.barrier()
+        begun = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - begun)
+    return float(max(comm.allgather(min(times[_WARM_UP:]))))

@@ -1,0 +1,324 @@
+"""`python -m dptrain explain --ranks 1-1024`: how a training step scales, in tables and words, before anybody pays.
+
+`docs/scaling.md` has the formulas; `program/scaling.py` computes.
+"""
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from dptrain.backend.cpu.backend import CpuBackend
+from dptrain.cli.config import Config
+from dptrain.cli.measuring import Rates, measured
+from dptrain.cli.scaling_options import ScalingOptions, Stated
+from dptrain.comm import Communicator
+from dptrain.errors import ConfigError
+from dptrain.models import Model
+from dptrain.models.explaining import program_of
+from dptrain.program.demands import Prediction
+from dptrain.program.explain import COLUMNS
+from dptrain.program.machines import Link, Machine
+from dptrain.program.modes import modes, whole
+from dptrain.program.passes import with_precision
+from dptrain.program.scaling import Scaling
+from dptrain.program.shapes import size
+from dptrain.runtime.cores import limit_threads
+from dptrain.runtime.launcher import usable_cores
+
+# Modes that are predicted, but not executed.
+_FORETOLD = ("hierarchical all-reduce", "pipeline")
+# The part of a GPU's arithmetic peaks, and of NVLink's, that large products and messages reach.
+_REACHED_BY_PRODUCTS, _REACHED_BY_LINKS = 0.7, 0.8
+# Seconds that a small product takes at least: it fills a part of a GPU.
+_LEAST = 4e-6
+# Seconds of a step on a CPU beside its ops.
+_STEP = 1e-5
+# What is taken where nobody says or measures it.
+_NVLINK_LATENCY, _CPU_LINK = 2e-6, Link(5e9, 5e-6)
+_NETWORKS = {"cuda": Link(25e9, 5e-6), "cpu": Link(1.25e9, 30e-6)}
+# More ranks are worth it down to this efficiency, and gain nothing if twice as many are not so much faster.
+_WORTH, _GAIN = 0.5, 1.05
+# Modes that differ by less are equal: the first of them is the simplest.
+_ALIKE = 1.05
+# The part of a step in which a GPU is idle from which packs are recommended.
+_IDLE = 0.5
+_ABOUT = {
+    "data parallel": "every rank holds everything; gradients are all-reduced in one ring",
+    "hierarchical all-reduce": "the same; gradients are summed within each node first, then between nodes",
+    "ZeRO-1": "slots are sharded; each rank updates its part of the weights and gathers the rest",
+    "FSDP": "weights, gradients and slots are sharded; weights are gathered where a layer needs them",
+    "tensor parallel": "pairs of kernels are sharded over a node's ranks (mesh: batch x model)",
+    "pipeline": "layers are cut into stages over a node's ranks (mesh: batch x stages), 1F1B",
+}
+_HEADS = ("ranks", "mesh", "step", "compute", "eff.", "sent", "weights", "gradients", "slots", "activations", "memory ")
+_LEGEND = (
+    "* the mode to take on so many ranks; ! more memory than a rank has. step: time of one update; compute: what a "
+    "rank computes of it, the rest is waiting; eff.: efficiency, samples/s a rank against one rank alone; sent: "
+    "buffers of a step's messages; weights to activations: memory of a rank; memory: all of it."
+)
+
+
+def with_device(config: Config, options: ScalingOptions) -> Config:
+    """Return the configuration with the device of the prediction: GPUs if none is chosen but options are about GPUs.
+
+    Raises:
+        ConfigError: a GPU is named, and a CPU chosen.
+    """
+    if config.device == "cpu" and options.gpu is not None:
+        raise ConfigError(f"--gpu {options.gpu}: is for --device cuda")
+    about_gpus = options.gpu is not None or options.node is not None
+    return replace(config, device="cuda") if config.device == "auto" and about_gpus else config
+
+
+def machine_of(config: Config, options: ScalingOptions, comm: Communicator) -> tuple[Machine, str]:
+    """Return the machine that is asked about, and where its numbers come from. Collective.
+
+    On a CPU what is not stated is measured here.
+
+    Args:
+        config: whose device is that of the machine, see `with_device`.
+        options: of the command.
+        comm: the ranks.
+    """
+    if config.device == "cuda":
+        return _of_gpus(options, config.precision)
+    stated = options.flops is not None and options.bandwidth is not None
+    threads = 1 if stated else limit_threads(comm.local_size)
+    if stated:
+        rates = Rates(options.flops or 0.0, options.bandwidth or 0.0, None)
+    else:
+        rates = measured(CpuBackend(threads=threads, jit_compile=config.jit_compile), comm)
+    rates = replace(rates, flops=options.flops or rates.flops, bandwidth=options.bandwidth or rates.bandwidth)
+    cores = usable_cores()
+    machine = cpu_machine(
+        rates,
+        options.node or cores,
+        cores / threads,
+        link=_link(options.link, rates.link or _CPU_LINK),
+        network=_link(options.network, _NETWORKS["cpu"]),
+    )
+    return machine, f"{_plural(threads, 'thread')} of a CPU, {'stated' if stated else 'measured here'}"
+
+
+def cpu_machine(
+    rates: Rates, node: int, cores: float, link: Link = _CPU_LINK, network: Link = _NETWORKS["cpu"]
+) -> Machine:
+    """Return a machine of CPUs.
+
+    Args:
+        rates: of a rank, `link` aside.
+        node: ranks of a node.
+        cores: of a node, as many ranks as compute at full speed at once.
+        link: between ranks of a node.
+        network: of a node.
+    """
+    return Machine({"float32": rates.flops}, rates.bandwidth, 0.0, 0.0, _STEP, node, link, network, None, cores, False)
+
+
+def _of_gpus(options: ScalingOptions, precision: str) -> tuple[Machine, str]:
+    from dptrain.backend.cuda.roofline import GPUS, GRAPH_SECONDS, NODE_SECONDS
+
+    gpu = next(one for one in GPUS if one.name == (options.gpu or "H100"))
+    names = {"FP32": "float32", "TF32": "tf32", "half": "half"}
+    rates = {names[unit]: options.flops or _REACHED_BY_PRODUCTS * peak for unit, peak in gpu.peaks.items()}
+    machine = Machine(
+        rates,
+        options.bandwidth or gpu.bandwidth,
+        NODE_SECONDS,
+        _LEAST,
+        GRAPH_SECONDS,
+        options.node or 8,
+        _link(options.link, Link(_REACHED_BY_LINKS * gpu.link, _NVLINK_LATENCY)),
+        _link(options.network, _NETWORKS["cuda"]),
+        gpu.memory,
+    )
+    return machine, f"{gpu.name}, SXM, by its data sheet"
+
+
+def _link(stated: Stated | None, default: Link) -> Link:
+    if stated is None:
+        return default
+    return Link(stated.bandwidth, default.latency if stated.latency is None else stated.latency)
+
+
+def of_model(
+    model: Model, batch_size: int, *, dtype: str | None = None, bucket_mb: float | None = None
+) -> list[Scaling]:
+    """Return a model's training step in all modes.
+
+    Args:
+        model: compiled.
+        batch_size: samples of a global batch.
+        dtype: of the samples, as `model.explain` takes it.
+        bucket_mb: 10^6 bytes of gradients that travel as one message at most.
+
+    Raises:
+        ConfigError: gradients are to travel in half precision, which is not predicted.
+    """
+    if (narrow := model.compile_arguments.get("comm_dtype")) is not None:
+        raise ConfigError(f"comm_dtype {narrow!r}: --ranks predicts gradients in the type that they have: leave it out")
+    program = whole(program_of(model, batch_size, dtype=dtype))
+    if model.device_options.get("device") == "cuda":
+        program = with_precision(program, model.device_options.get("precision", "float32"), "half")
+    slots = {one: list(model.optimizer.slots_of(one).values()) for one in model.trainable_weights}
+    nbytes = None if bucket_mb is None else int(1e6 * bucket_mb)
+    return [Scaling(program, mode, slots, nbytes) for mode in modes(program, slots)]
+
+
+def report(
+    model: Model, config: Config, options: ScalingOptions, machine: Machine, about: str, dtype: str | None
+) -> str:
+    """Return tables for all modes, and what to take, as text.
+
+    Args:
+        model: compiled.
+        config: of the run.
+        options: of the command.
+        machine: nodes with ranks.
+        about: where its numbers come from.
+        dtype: of the samples.
+    """
+    batch = config.train.batch_size
+    ways = of_model(model, batch, dtype=dtype, bucket_mb=config.bucket_mb)
+
+    def rows(ranks: int) -> int:
+        return batch * ranks if options.weak else batch
+
+    alone = ways[0].predict(1, rows(1), machine)
+    found = [[one.predict(ranks, rows(ranks), machine) for one in ways] for ranks in options.ranks]
+    best = [_best(of_ranks, machine) for of_ranks in found]
+    parameters = sum(size(one.shape) for one in model.trainable_weights)
+    kind = f"weak scaling, {batch} rows a rank" if options.weak else f"strong scaling, global batch {batch}"
+    lines = [
+        *_filled(f"will it scale: train step of {model.name!r}, {parameters:,} trained parameters, {kind}"),
+        *_filled("predicted from operations, bytes and messages of the placed program, not measured (docs/scaling.md)"),
+        *_filled(f"machine: {about}; {_shown(machine)}"),
+    ]
+    for of_mode in zip(*found, strict=True):
+        name = of_mode[0].mode
+        lines += ["", f"{name}: {_ABOUT[name]}", *_table(of_mode, alone, best, machine)]
+    lines += ["", *_filled(_LEGEND), ""]
+    for one in _advice([one for one in best if one is not None], alone, ways[0], machine):
+        lines += _filled(one)
+    return "\n".join(lines)
+
+
+def _best(of_ranks: Sequence[Prediction], machine: Machine) -> Prediction | None:
+    """Return the fastest of the modes that fit into memory, the first of those that are alike; None if none fits."""
+    fitting = [one for one in of_ranks if _fits(one, machine)]
+    least = min((one.seconds for one in fitting), default=0.0)
+    return next((one for one in fitting if one.seconds <= _ALIKE * least), None)
+
+
+def _fits(one: Prediction, machine: Machine) -> bool:
+    return machine.memory is None or one.memory.total <= machine.memory
+
+
+def _advice(best: Sequence[Prediction], alone: Prediction, plain: Scaling, machine: Machine) -> Iterator[str]:
+    """Yield in words what to take.
+
+    Args:
+        best: of each number of ranks that can hold the step.
+        alone: of one rank.
+        plain: the data parallel step.
+        machine: nodes with ranks.
+    """
+    if not best:
+        yield f"No mode fits into {_bytes(machine.memory or 0)} a rank: take a smaller model or batch, or more ranks."
+        return
+    if not _fits(alone, machine):
+        held, most = _bytes(alone.memory.total), _bytes(machine.memory or 0)
+        yield f"One rank would need {held} of {most}: it takes {best[0].ranks} at least, with {best[0].mode}."
+    worth = [one for one in best if one.efficiency(alone) >= _WORTH]
+    taken = worth[-1] if worth else best[0]
+    if worth:
+        times, part = _digits(taken.speed / alone.speed), taken.efficiency(alone)
+        gain = f"{times} times the speed of one rank, {part:.0%} efficiency"
+        upto = "one rank" if taken.ranks == 1 else f"up to {taken.ranks} ranks"
+        yield f"Take {upto}: {taken.mode}, {_time(taken.seconds)} a step ({gain})."
+    else:
+        yield f"No number of ranks in this range reaches {_WORTH:.0%} of one rank's samples/s a rank."
+    modes_of: dict[str, list[int]] = {}
+    for one in best:
+        modes_of.setdefault(one.mode, []).append(one.ranks)
+    fastest = "; ".join(f"{mode} on {', '.join(map(str, ranks))}" for mode, ranks in modes_of.items())
+    yield f"Fastest mode, the simplest where they differ by less than {_ALIKE - 1:.0%}: {fastest}."
+    for fewer, more in pairwise(best):
+        if more.speed < _GAIN * fewer.speed:
+            steps = f"{_time(fewer.seconds)} a step on {fewer.ranks}, {_time(more.seconds)} on {more.ranks}"
+            yield f"More than {_plural(fewer.ranks, 'rank')} for one training gain nothing: {steps}."
+            break
+    group, widest = (alone if _fits(alone, machine) else best[0]), best[-1]
+    runs = widest.ranks // group.ranks
+    speed = runs * group.speed * machine.busy(group.ranks) / machine.busy(widest.ranks)
+    if runs > 1 and speed > _GAIN * widest.speed:
+        yield (
+            f"Independent runs use them better: a sweep of {runs} runs (seeds, settings), each on "
+            f"{_plural(group.ranks, 'rank')}, trains {_digits(speed / widest.speed)} times the samples/s of one run on "
+            f"{widest.ranks}."
+        )
+    if (idle := plain.idle(alone.rows, machine)) > _IDLE:
+        yield f"This step leaves a GPU idle for {idle:.0%} of the time: several runs on each, in packs, use it better."
+    if foretold := dict.fromkeys(one.mode for one in best if one.mode in _FORETOLD):
+        same = plain.predict(taken.ranks, taken.rows, machine)
+        yield (
+            f"dptrain does not execute {' and '.join(f'a {mode}' for mode in foretold)} yet: data parallelism takes "
+            f"{_time(same.seconds)} a step on {_plural(same.ranks, 'rank')}."
+        )
+
+
+def _table(
+    of_mode: Sequence[Prediction], alone: Prediction, best: Sequence[Prediction | None], machine: Machine
+) -> list[str]:
+    rows: list[tuple[str, ...]] = [_HEADS]
+    for one, first in zip(of_mode, best, strict=True):
+        mark = "*" if one is first else "" if _fits(one, machine) else "!"
+        held = (one.memory.weights, one.memory.gradients, one.memory.slots, one.memory.activations)
+        numbers = (_time(one.seconds), _time(one.compute), f"{one.efficiency(alone):.1%}", _bytes(one.sent))
+        rows.append(
+            (str(one.ranks), one.mesh, *numbers, *map(_bytes, held), f"{_bytes(one.memory.total)}{mark or ' '}")
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.rjust(n) for cell, n in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _shown(machine: Machine) -> str:
+    """Return a machine's numbers as options say them."""
+    rates = ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in machine.rates.items())
+    held = "" if machine.memory is None else f", {_bytes(machine.memory)} a rank"
+    links = [
+        f"{name} {_bytes(one.bandwidth)}/s, {1e6 * one.latency:.3g} us"
+        for name, one in (("link", machine.link), ("network of a node", machine.network))
+    ]
+    return (
+        f"products reach {rates} Gflop/s, memory {_bytes(machine.bandwidth)}/s{held}; "
+        f"{_plural(machine.node, 'rank')} a node; {'; '.join(links)}"
+    )
+
+
+def _time(seconds: float) -> str:
+    for unit, factor in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= factor:
+            return f"{_digits(seconds / factor)} {unit}"
+    return f"{_digits(seconds / 1e-6)} us"
+
+
+def _bytes(nbytes: float) -> str:
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if nbytes >= factor:
+            return f"{_digits(nbytes / factor)}{unit}"
+    return f"{nbytes:.0f}B"
+
+
+def _digits(number: float) -> str:
+    """Return three digits of a number, or more before the point."""
+    return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def _filled(text: str) -> list[str]:
+    return textwrap.wrap(text, COLUMNS, subsequent_indent="  ", break_long_words=False)
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"

@@ -1,0 +1,219 @@
+"""Numbers as categories, and categories as vectors."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain import ops
+from dptrain.errors import ConfigError
+from dptrain.layers.base import Layer
+from dptrain.layers.standardization import batches_of
+from dptrain.program.shapes import is_one
+from dptrain.program.tensor import Tensor
+
+Array = npt.NDArray[Any]
+_MODES = ("int", "one_hot", "multi_hot", "count")
+
+
+def encoded(places: Tensor, output_mode: str, depth: int, dtype: Any, weights: Tensor | None = None) -> Tensor:
+    """Return categories as vectors.
+
+    Args:
+        places: integers (rows, ...); for "multi_hot" and "count" the first axis after the rows has several of a sample.
+        output_mode: "int" for themselves, "one_hot", "multi_hot" for 1 where a category occurs, or "count".
+        depth: how many categories there are.
+        dtype: of what comes out.
+        weights: of "count", what each place counts.
+    """
+    if output_mode == "int":
+        return ops.cast(places, dtype)
+    found = ops.reshape(places, (1,)) if not places.ndim else places
+    if output_mode == "one_hot":
+        column = found.ndim > 1 and is_one(found.shape[-1])
+        return ops.one_hot(ops.squeeze(found, -1) if column else found, depth, dtype=dtype)
+    if output_mode == "multi_hot":
+        return ops.multi_hot(found, depth, dtype=dtype)
+    each = ops.one_hot(found, depth, dtype=dtype if weights is None else weights.dtype)
+    each = each if weights is None else each * ops.expand_dims(weights, -1)
+    return ops.sum(each, 1 if found.ndim > 1 else 0)
+
+
+class CategoryEncoding(Layer):
+    """Categories, integers from 0, as vectors of their number.
+
+    Args:
+        num_tokens: how many categories there are.
+        output_mode: "multi_hot" (1 where a category occurs in a sample), "one_hot" or "count".
+        sparse: only False.
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: an argument is out of range, unknown or not supported.
+    """
+
+    _unwritten = ("sparse",)
+
+    def __init__(
+        self, num_tokens: int | None = None, output_mode: str = "multi_hot", sparse: bool = False, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        output_mode = "multi_hot" if output_mode == "binary" else output_mode
+        if output_mode not in _MODES[1:]:
+            raise ConfigError(f"Unknown arg for output_mode: {output_mode}")
+        if num_tokens is None:
+            raise ConfigError(
+                "num_tokens must be set to use this layer. If the number of tokens is not known beforehand, use the "
+                "IntegerLookup layer instead."
+            )
+        if num_tokens < 1:
+            raise ConfigError(f"`num_tokens` must be >= 1. Received: num_tokens={num_tokens}.")
+        self.refuse(sparse=sparse or None)
+        self.num_tokens, self.output_mode, self.sparse = int(num_tokens), output_mode, False
+
+    def call(self, inputs: Tensor, count_weights: Tensor | None = None) -> Tensor:
+        """Return the vectors.
+
+        Args:
+            inputs: integers, (rows,) or (rows, categories).
+            count_weights: of "count", what each of them counts; None for 1.
+
+        Raises:
+            ConfigError: weights of another mode.
+        """
+        if count_weights is not None:
+            if self.output_mode != "count":
+                raise ConfigError(
+                    "`count_weights` is not used when `output_mode` is not `'count'`. Received "
+                    f"`count_weights={count_weights}`."
+                )
+            count_weights = ops.cast(count_weights, self.compute_dtype)
+        places = inputs if inputs.dtype.kind in "iu" else ops.cast(inputs, "int32")
+        return encoded(places, self.output_mode, self.num_tokens, self.compute_dtype, count_weights)
+
+
+class Discretization(Layer):
+    """The number of the bin that each number falls into, from 0: as many as boundaries that are not above it.
+
+    Boundaries are given, or `adapt` finds those of bins that hold equally many.
+
+    Args:
+        bin_boundaries: rising numbers.
+        num_bins: how many bins `adapt` makes.
+        epsilon: to what part of the data the boundaries are right that `adapt` finds in several batches.
+        output_mode: "int" (int32), or as of `CategoryEncoding` "one_hot", "multi_hot" or "count".
+        sparse: only False.
+        dtype: as `Layer`.
+        name: as `Layer`.
+
+    Raises:
+        ConfigError: neither boundaries nor a number, or both, or an argument that is unknown or not supported.
+    """
+
+    def __init__(
+        self,
+        bin_boundaries: Sequence[float] | None = None,
+        num_bins: int | None = None,
+        epsilon: float = 0.01,
+        output_mode: str = "int",
+        sparse: bool = False,
+        dtype: Any = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name=name, dtype=dtype)
+        self.refuse(sparse=sparse or None)
+        if output_mode not in _MODES:
+            raise ConfigError(
+                f"Unknown value for `output_mode` argument of {type(self).__name__}. Allowed values are: {_MODES}. "
+                f"Received: output_mode={output_mode}"
+            )
+        if num_bins is not None and num_bins < 0:
+            raise ConfigError(f"`num_bins` must be greater than or equal to 0. Received: `num_bins={num_bins}`")
+        if num_bins is None and bin_boundaries is None:
+            raise ConfigError("You need to set either `num_bins` or `bin_boundaries`.")
+        if num_bins is not None and bin_boundaries is not None:
+            raise ConfigError(
+                f"Both `num_bins` and `bin_boundaries` should not be set. Received: `num_bins={num_bins}` and "
+                f"`bin_boundaries={bin_boundaries}`"
+            )
+        self.bin_boundaries = None if bin_boundaries is None else [float(one) for one in bin_boundaries]
+        self.num_bins, self.epsilon, self.output_mode, self.sparse = num_bins, float(epsilon), output_mode, False
+
+    @classmethod
+    def from_config(cls, config: Any) -> "Discretization":
+        """Return the layer that `config` described, with the boundaries that `adapt` had found."""
+        given = dict(config)
+        found = given.pop("bin_boundaries", None) if given.get("num_bins") is not None else None
+        given.pop("trainable", None)
+        made = super().from_config(given)
+        if found is not None:
+            made.bin_boundaries = [float(one) for one in found]
+        return made
+
+    def config(self) -> dict[str, Any]:
+        """Return the constructor's arguments, which `trainable` is not one of."""
+        return {key: one for key, one in super().config().items() if key != "trainable"}
+
+    def adapt(self, data: Any, steps: int | None = None) -> None:
+        """Take the boundaries from data: quantiles of all its numbers.
+
+        Args:
+            data: an array, or an iterable of such batches.
+            steps: how many batches; None for all.
+
+        Raises:
+            ConfigError: boundaries were given, or there are no numbers.
+        """
+        if self.num_bins is None:
+            raise ConfigError(
+                "Cannot adapt a Discretization layer that has been initialized with `bin_boundaries`, use `num_bins` "
+                "instead."
+            )
+        summary = np.zeros((2, 0), np.float32)
+        for number, batch in enumerate(batches_of(data)):
+            if number == steps:
+                break
+            own = _summary(np.asarray(batch, np.float32), self.epsilon)
+            both = np.concatenate([own, summary], 1)
+            summary = _compressed(both[:, np.argsort(both[0])], self.epsilon)
+        if not summary.size:
+            raise ConfigError(
+                f"adapt of layer {self.label!r}: no numbers; expected an array, or an iterable of batches"
+            )
+        self.bin_boundaries = _compressed(summary, 1 / self.num_bins)[0, :-1].tolist()
+        self._changes += 1  # of what programs were traced with
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return the numbers of the bins, or vectors.
+
+        Raises:
+            ConfigError: there are no boundaries yet.
+        """
+        if self.bin_boundaries is None:
+            raise ConfigError(
+                "You need to either pass the `bin_boundaries` argument at construction time or call `adapt(dataset)` "
+                "before you can start using the `Discretization` layer."
+            )
+        places = ops.digitize(inputs, np.asarray(self.bin_boundaries, np.float64))
+        dtype = "int32" if self.output_mode == "int" else self.compute_dtype
+        return encoded(places, self.output_mode, len(self.bin_boundaries) + 1, dtype)
+
+
+def _summary(values: Array, epsilon: float) -> Array:
+    """Return some of the numbers in order, and how many each stands for."""
+    ordered = np.sort(values.reshape(-1))
+    step = max(ordered.size * epsilon, 1)
+    found = ordered[int(step - 1) :: int(step)]
+    return np.stack([found, np.full_like(found, step)])
+
+
+def _compressed(summary: Array, epsilon: float) -> Array:
+    """Return a summary of fewer numbers, each of which stands for a part `epsilon` of all."""
+    if summary.shape[1] * epsilon < 1:
+        return summary
+    parts = epsilon + np.arange(0.0, 1.0, epsilon)
+    counts = summary[1].cumsum()
+    found = np.interp(parts, counts / counts[-1], summary[0])
+    counts = np.interp(parts, counts / counts[-1], counts)
+    return np.stack([found, counts - np.concatenate([[0], counts[:-1]])]).astype(np.float32)

@@ -1,0 +1,177 @@
+"""EinsumDense: a product with a kernel over the axes that an equation names."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from dptrain import ops
+from dptrain.errors import ConfigError
+from dptrain.initializers.variance_scaling import VarianceScaling
+from dptrain.layers.base import (
+    ActivationArgument,
+    BuildShape,
+    ConstraintArgument,
+    InitializerArgument,
+    RegularizerArgument,
+)
+from dptrain.layers.input_spec import InputSpec
+from dptrain.layers.kernel import KernelLayer
+from dptrain.program.tensor import Tensor
+
+_WORD = "([a-zA-Z]+)"
+_FORMS = (
+    f"{_WORD},{_WORD}->{_WORD}",
+    rf"\.\.\.{_WORD},{_WORD}->\.\.\.{_WORD}",
+    rf"{_WORD}\.\.\.,{_WORD}->{_WORD}\.\.\.",
+)
+
+
+class _Shapes(NamedTuple):
+    """What an equation says of the weights.
+
+    Attributes:
+        kernel: its shape.
+        bias: its shape, None where there is none.
+        inputs: the kernel's axes that are summed over.
+        outputs: the kernel's axes that the result has.
+    """
+
+    kernel: tuple[int | None, ...]
+    bias: tuple[int | None, ...] | None
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+class EinsumDense(KernelLayer):
+    """y = activation(einsum(equation, x, kernel) + bias).
+
+    Args:
+        equation: such as "ab,bc->ac", "...x,xy->...y" or "ab...,bc->ac...".
+        output_shape: of a sample, without the axes that an ellipsis stands for; None for lengths that the input has.
+        activation: name or function of `dptrain.activations`, or None for "linear".
+        bias_axes: letters of the result along which there is a bias; None for no bias.
+        kernel_initializer: name or initializer of the kernel.
+        bias_initializer: name or initializer of the bias.
+        kernel_regularizer: name or regularizer of the kernel.
+        bias_regularizer: name or regularizer of the bias.
+        kernel_constraint: name or constraint of the kernel.
+        bias_constraint: name or constraint of the bias.
+        lora_rank: only None, as the arguments that follow.
+        lora_alpha: only None.
+        gptq_unpacked_column_size: only None.
+        quantization_config: only None.
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: no such equation, or shapes that do not fit it.
+    """
+
+    _unwritten = ("output_shape", "lora_rank", "lora_alpha", "gptq_unpacked_column_size")
+    _always_written = ("activity_regularizer",)
+
+    def __init__(
+        self,
+        equation: str,
+        output_shape: int | Sequence[int | None],
+        activation: ActivationArgument = None,
+        bias_axes: str | None = None,
+        kernel_initializer: InitializerArgument = "glorot_uniform",
+        bias_initializer: InitializerArgument = "zeros",
+        kernel_regularizer: RegularizerArgument = None,
+        bias_regularizer: RegularizerArgument = None,
+        kernel_constraint: ConstraintArgument = None,
+        bias_constraint: ConstraintArgument = None,
+        lora_rank: None = None,
+        lora_alpha: None = None,
+        gptq_unpacked_column_size: None = None,
+        quantization_config: None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            *(activation, bias_axes is not None, kernel_initializer, bias_initializer, kernel_regularizer),
+            *(bias_regularizer, kernel_constraint, bias_constraint),
+            **options,
+        )
+        self.refuse(lora_rank=lora_rank, lora_alpha=lora_alpha, quantization_config=quantization_config)
+        self.refuse(gptq_unpacked_column_size=gptq_unpacked_column_size)
+        self.equation, self.bias_axes = equation, bias_axes
+        self.partial_output_shape = (output_shape,) if isinstance(output_shape, int) else tuple(output_shape)
+
+    def own_config(self) -> dict[str, Any]:
+        """Return the arguments, the output's shape among them."""
+        return super().own_config() | {"output_shape": list(self.partial_output_shape)}
+
+    def build(self, input_shape: BuildShape) -> None:
+        """Make kernel and bias."""
+        found = _shapes(self.equation, self.bias_axes, input_shape, self.partial_output_shape)
+        own = self.kernel_initializer
+        if isinstance(own, VarianceScaling) and None in (own.input_axes, own.output_axes):
+            axes = {"input_axes": found.inputs, "output_axes": found.outputs}
+            self.kernel_initializer = type(own)(**own.config() | axes)
+        self._make_weights(found.kernel, found.bias or ())
+        self.kernel_initializer = own
+        self.input_spec = InputSpec(ndim=len(input_shape))
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return activation(einsum(equation, x, kernel) + bias)."""
+        found: Tensor = self.activation(self._biased(ops.einsum(self.equation, self._floating(inputs), self.kernel)))
+        return found
+
+
+def _shapes(
+    equation: str, bias_axes: str | None, input_shape: BuildShape, output_shape: Sequence[int | None]
+) -> _Shapes:
+    """Return the shapes of the weights.
+
+    Raises:
+        ConfigError: no such equation, or shapes that do not fit it.
+    """
+    matches = [re.fullmatch(form, equation.replace(" ", "")) for form in _FORMS]
+    match = next((one for one in matches if one), None)
+    if match is None:
+        raise ConfigError(
+            f"Invalid einsum equation '{equation}'. Equations must be in the form [X],[Y]->[Z], ...[X],[Y]->...[Z], or "
+            "[X]...,[Y]->[Z]...."
+        )
+    given, kernel, result = match.groups()
+    left, elided = bool(matches[1]), len(input_shape) - len(given)
+    if elided < 0 or (elided and match is matches[0]):
+        raise ConfigError(f"equation '{equation}' for an input of shape {input_shape}")
+    # The rows are the first axis: a letter of its own, or the first of those that an ellipsis stands for.
+    of_input = dict(zip(given, input_shape[elided if left else 0 :], strict=False))
+    lengths = (input_shape[0], *output_shape) if not (left and elided) else tuple(output_shape)
+    if len(lengths) != len(result):
+        raise ConfigError(f"equation '{equation}': output_shape={tuple(output_shape)}, expected a length a letter")
+    of_output = dict(zip(result, lengths, strict=True))
+    for letter, length in of_input.items():
+        if of_output.get(letter) not in (None, length):
+            raise ConfigError(
+                f"Input shape and output shape do not match at shared dimension '{letter}'. Input shape is {length}, "
+                f"and output shape is {of_output[letter]}."
+            )
+    for letter in result:
+        if letter not in given + kernel:
+            raise ConfigError(
+                f"Dimension '{letter}' was specified in the output '{result}' but has no corresponding dim in the "
+                f"input spec '{given}' or weight spec '{kernel}'"
+            )
+    unknown = [letter for letter in kernel if letter not in of_input and letter not in of_output]
+    if unknown:
+        raise ConfigError(
+            f"Weight dimension '{unknown[0]}' did not have a match in either the input spec '{given}' or the output "
+            f"spec '{result}'. For this layer, the weight must be fully specified."
+        )
+    both = of_output | {letter: n for letter, n in of_input.items() if of_output.get(letter) is None}
+    bias = None
+    if bias_axes is not None:
+        wrong = [letter for letter in bias_axes if letter not in result]
+        if wrong:
+            raise ConfigError(
+                f"Bias dimension '{wrong[0]}' was requested, but is not part of the output spec '{result}'"
+            )
+        first = min((result.index(letter) for letter in bias_axes), default=len(result))
+        bias = tuple(both[letter] if letter in bias_axes else 1 for letter in result[first:])
+        bias = bias if left else (*bias, *(1,) * elided)
+    inputs = tuple(axis for axis, letter in enumerate(kernel) if letter not in of_output)
+    outputs = tuple(axis for axis, letter in enumerate(kernel) if letter in of_output)
+    return _Shapes(tuple(both[letter] for letter in kernel), bias, inputs, outputs)

@@ -1,0 +1,137 @@
+"""Layers of pictures before a network: their size, and the part of them that counts."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from dptrain import ops
+from dptrain.errors import ConfigError
+from dptrain.layers.arguments import positive
+from dptrain.layers.base import Layer
+from dptrain.layers.spatial import checked_format
+from dptrain.ops.image import RESIZE_INTERPOLATIONS
+from dptrain.program.shapes import without_rows
+from dptrain.program.tensor import Tensor
+
+
+class ImageLayer(Layer):
+    """A layer of images (rows, height, width, channels) or (height, width, channels), or with "channels_first" last.
+
+    It takes a dictionary with "images" as well, whose "labels" stay as they are.
+    """
+
+    def __init__(self, *, data_format: str | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.data_format = checked_format(data_format)
+
+    def call(self, inputs: Any, training: bool = True) -> Any:
+        """Return what the layer makes of the images."""
+        if not isinstance(inputs, Mapping):
+            return self._transformed(self._checked(inputs), training)
+        if unknown := set(inputs) - {"images", "labels"}:
+            raise ConfigError(f"not supported: {', '.join(sorted(unknown))} of layer {self.label!r}; images and labels")
+        return {**inputs, "images": self._transformed(self._checked(inputs["images"]), training)}
+
+    def _checked(self, images: Tensor) -> Tensor:
+        if images.ndim not in (3, 4):
+            raise ConfigError(
+                "Expected image tensor to have rank 3 (single image) or 4 (batch of images). Received: "
+                f"data.shape={without_rows(images.shape)}"
+            )
+        return images
+
+    @abstractmethod
+    def _transformed(self, images: Tensor, training: bool) -> Tensor:
+        """Return what the layer makes of images."""
+
+    def _space_of(self, images: Any) -> tuple[int, int]:
+        """Return the axes of height and width."""
+        last = images.ndim - 1
+        return (last - 1, last) if self.data_format == "channels_first" else (last - 2, last - 1)
+
+    def _height_and_width(self, images: Any) -> tuple[Any, Any]:
+        vertical, horizontal = self._space_of(images)
+        return images.shape[vertical], images.shape[horizontal]
+
+
+class Resizing(ImageLayer):
+    """Images of another size, as `ops.image.resize` makes them; whole numbers are rounded, and stay whole.
+
+    Args:
+        height: of what comes out.
+        width: of what comes out.
+        interpolation: as of `ops.image.resize`, and so what follows.
+        crop_to_aspect_ratio: cut off what is too high or wide rather than distort.
+        pad_to_aspect_ratio: add what is missing rather than distort.
+        fill_mode: only "constant".
+        fill_value: what is added.
+        antialias: where images become smaller, each pixel sees all that it stands for.
+        data_format: "channels_last", which None stands for, or "channels_first".
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: an argument is out of range or unknown.
+    """
+
+    def __init__(
+        self,
+        height: int,
+        width: int,
+        interpolation: str = "bilinear",
+        crop_to_aspect_ratio: bool = False,
+        pad_to_aspect_ratio: bool = False,
+        fill_mode: str = "constant",
+        fill_value: float = 0.0,
+        antialias: bool = False,
+        data_format: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(data_format=data_format, **options)
+        self.height, self.width = positive("height", height), positive("width", width)
+        if interpolation not in RESIZE_INTERPOLATIONS:
+            raise ConfigError(
+                f"Invalid value for argument `interpolation`. Expected of one {RESIZE_INTERPOLATIONS}. Received: "
+                f"interpolation={interpolation}"
+            )
+        self.interpolation, self.antialias = interpolation, bool(antialias)
+        self.crop_to_aspect_ratio, self.pad_to_aspect_ratio = bool(crop_to_aspect_ratio), bool(pad_to_aspect_ratio)
+        self.fill_mode, self.fill_value = fill_mode, float(fill_value)
+
+    def _transformed(self, images: Tensor, training: bool) -> Tensor:
+        found = ops.image.resize(
+            *(images, (self.height, self.width), self.interpolation, self.antialias, self.crop_to_aspect_ratio),
+            *(self.pad_to_aspect_ratio, self.fill_mode, self.fill_value, self.data_format),
+        )
+        if found.dtype == images.dtype or images.dtype.kind == "b":
+            return found
+        return ops.saturate_cast(ops.round(found), images.dtype)
+
+
+class CenterCrop(ImageLayer):
+    """The middle of images; what is too small is resized to that size before, without what sticks out.
+
+    Args:
+        height: of what comes out.
+        width: of what comes out.
+        data_format: "channels_last", which None stands for, or "channels_first".
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: an argument is out of range or unknown.
+    """
+
+    def __init__(self, height: int, width: int, data_format: str | None = None, **options: Any) -> None:
+        super().__init__(data_format=data_format, **options)
+        self.height, self.width = positive("height", height), positive("width", width)
+
+    def _transformed(self, images: Tensor, training: bool) -> Tensor:
+        x = self._floating(images)
+        height, width = self._height_and_width(x)
+        if height < self.height or width < self.width:
+            size = self.height, self.width
+            return ops.image.resize(x, size, crop_to_aspect_ratio=True, data_format=self.data_format)
+        key = [slice(None)] * x.ndim
+        for axis, length, target in zip(self._space_of(x), (height, width), (self.height, self.width), strict=True):
+            start = (length - target) // 2
+            key[axis] = slice(start, start + target)
+        return x[tuple(key)]

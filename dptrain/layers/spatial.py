@@ -1,0 +1,55 @@
+"""What layers of images have in common: axes of space between the rows and the channels, or behind both."""
+
+from typing import Any, ClassVar
+
+from dptrain.errors import ConfigError
+from dptrain.layers.base import Layer
+from dptrain.ops.spatial import FORMATS, channels_first, channels_last
+from dptrain.program.tensor import Tensor
+
+
+class SpatialLayer(Layer):
+    """A layer of (rows, *space, channels), or with "channels_first" of (rows, channels, *space).
+
+    Attributes:
+        rank: how many axes of space there are.
+        data_format: "channels_last" or "channels_first".
+    """
+
+    rank: ClassVar[int]
+    data_format: str
+
+    def _set_format(self, data_format: Any) -> None:
+        self.data_format = checked_format(data_format)
+
+    @property
+    def _channel_axis(self) -> int:
+        return 1 if self.data_format == "channels_first" else -1
+
+    @property
+    def _space(self) -> tuple[int, ...]:
+        """The axes of space."""
+        first = 2 if self.data_format == "channels_first" else 1
+        return tuple(range(first, first + self.rank))
+
+    def _with_channels_last(self, x: Tensor) -> Tensor:
+        return channels_last(x) if self.data_format == "channels_first" else x
+
+    def _in_format(self, x: Tensor) -> Tensor:
+        """Return what has its channels last in the layer's format."""
+        return channels_first(x) if self.data_format == "channels_first" else x
+
+
+def checked_format(data_format: Any) -> str:
+    """Return the data format, "channels_last" for None.
+
+    Raises:
+        ConfigError: there is no such format.
+    """
+    found = FORMATS[0] if data_format is None else str(data_format).lower()
+    if found not in FORMATS:
+        raise ConfigError(
+            "The `data_format` argument must be one of {'channels_first', 'channels_last'}. "
+            f"Received: data_format={data_format}"
+        )
+    return found

@@ -1,0 +1,55 @@
+"""Layers around another layer."""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from dptrain.errors import ConfigError
+from dptrain.layers.base import BuildShape, Layer
+
+
+class Wrapper(Layer):
+    """A layer that has another one.
+
+    Args:
+        layer: the other.
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: it is none.
+    """
+
+    _unwritten = ("layer",)  # as an argument of JSON's types
+
+    def __init__(self, layer: Layer, **options: Any) -> None:
+        if not isinstance(layer, Layer):
+            raise ConfigError(
+                f"Layer {layer} supplied to Wrapper isn't a supported layer type. Please ensure wrapped layer is a "
+                "valid Keras layer."
+            )
+        super().__init__(**options)
+        self.layer = layer
+
+    def build(self, input_shape: BuildShape) -> None:
+        """Make the weights of the other layer."""
+        if not self.layer.built:
+            self.layer.build(input_shape)
+
+    def own_config(self) -> dict[str, Any]:
+        """Return the arguments, the other layer as files have it."""
+        import dptrain  # whose table of layers has this class
+
+        return super().own_config() | {"layer": dptrain.layers.serialize(self.layer)}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Return the layer that `config` described, with the other one.
+
+        Raises:
+            ConfigError: as `Layer.from_config`.
+        """
+        import dptrain
+
+        given = config.get("layer")
+        return super().from_config(
+            {**config, "layer": dptrain.layers.deserialize(given) if isinstance(given, Mapping) else given}
+        )

@@ -1,0 +1,429 @@
+"""Keras' convolutions and pooling over one, two or three axes of space, made of the ops over two in `convolution`.
+
+Letters: B rows of the batch, I channels in, O channels out; "space" stands for the axes between rows and channels, of
+which the last two are height and width. One axis is a width beside a height of 1. Of three, the depth of a kernel goes
+into its channels: a convolution over height and width reads as many slices beside each other as the kernel is deep.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from dptrain.errors import ConfigError
+from dptrain.ops.convolution import Window, conv2d, conv2d_input, max_pool2d
+from dptrain.ops.elementwise import multiply
+from dptrain.ops.manipulation import concatenate, expand_dims, reshape, transpose
+from dptrain.ops.padding import pad
+from dptrain.program.dims import greatest, is_number
+from dptrain.program.shapes import Shape, differ
+from dptrain.program.tensor import Tensor, as_tensors
+
+Lengths = tuple[int, ...]
+FORMATS = ("channels_last", "channels_first")
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """Return (B, C, *space) as (B, *space, C)."""
+    return transpose(x, (0, *range(2, x.ndim), 1))
+
+
+def channels_first(x: Tensor) -> Tensor:
+    """Return (B, *space, C) as (B, C, *space)."""
+    return transpose(x, (0, x.ndim - 1, *range(1, x.ndim - 1)))
+
+
+def conv(
+    inputs: Any,
+    kernel: Any,
+    strides: int | Sequence[int] = 1,
+    padding: str = "valid",
+    data_format: str | None = None,
+    dilation_rate: int | Sequence[int] = 1,
+) -> Tensor:
+    """Return the convolution (cross-correlation) of images with a kernel.
+
+    Where images have g times as many channels as the kernel, both fall into g groups: the first O / g channels of the
+    result see the first I / g of the images, and so on.
+
+    Args:
+        inputs: (B, *space, I), one to three axes of space.
+        kernel: (*extents, I / g, O).
+        strides: one for all axes of space, or one each.
+        padding: "valid" (none), or "same": zeros around the image, so that ceil(length / stride) places come out.
+        data_format: of inputs and result, "channels_last" by default, or "channels_first": (B, I, *space).
+        dilation_rate: one for all axes of space, or one each.
+
+    Raises:
+        ConfigError: the shapes do not go together, or the kernel is larger than the image.
+    """
+    x, k, in_format = _images("conv", inputs, kernel, data_format)
+    groups = _groups(x, k)
+    stride, dilation = (_each(x, *one) for one in (("strides", strides), ("dilation_rate", dilation_rate)))
+    size, before = _placed(x.shape[1:-1], k.shape[:-2], stride, dilation, padding)
+    if groups > 1 and k.shape[-2] == 1:
+        apart = reshape(k, (*k.shape[:-2], groups, int(k.shape[-1]) // groups))
+        return in_format(_depthwise(x, apart, stride, dilation, before, size))
+    parts = []
+    for part, own in zip(_parts(x, groups), _parts(k, groups), strict=True):
+        parts.append(_convolved(part, own, stride, dilation, before, size))
+    return in_format(parts[0] if groups == 1 else concatenate(parts, -1))
+
+
+def depthwise_conv(
+    inputs: Any,
+    kernel: Any,
+    strides: int | Sequence[int] = 1,
+    padding: str = "valid",
+    data_format: str | None = None,
+    dilation_rate: int | Sequence[int] = 1,
+) -> Tensor:
+    """Return each channel's convolutions with M kernels of its own.
+
+    Args:
+        inputs: as `conv`.
+        kernel: (*extents, I, M).
+        strides: as `conv`, and so what follows.
+        padding: as `conv`.
+        data_format: as `conv`.
+        dilation_rate: as `conv`.
+
+    Returns:
+        (B, *space, I * M): the M of the first channel come first.
+
+    Raises:
+        ConfigError: as `conv`.
+    """
+    x, k, in_format = _images("depthwise_conv", inputs, kernel, data_format)
+    if differ(x.shape[-1], k.shape[-2]):
+        raise _different_channels(x, k)
+    stride, dilation = (_each(x, *one) for one in (("strides", strides), ("dilation_rate", dilation_rate)))
+    size, before = _placed(x.shape[1:-1], k.shape[:-2], stride, dilation, padding)
+    return in_format(_depthwise(x, k, stride, dilation, before, size))
+
+
+def separable_conv(
+    inputs: Any,
+    depthwise_kernel: Any,
+    pointwise_kernel: Any,
+    strides: int | Sequence[int] = 1,
+    padding: str = "valid",
+    data_format: str | None = None,
+    dilation_rate: int | Sequence[int] = 1,
+) -> Tensor:
+    """Return `depthwise_conv` with one kernel and then `conv` with another, which sees one place at a time.
+
+    Args:
+        inputs: as `conv`.
+        depthwise_kernel: (*extents, I, M).
+        pointwise_kernel: (1, ..., I * M, O).
+        strides: as `conv`, of the first.
+        padding: as `conv`.
+        data_format: as `conv`.
+        dilation_rate: as `conv`, of the first.
+
+    Raises:
+        ConfigError: as `conv`.
+    """
+    found = depthwise_conv(inputs, depthwise_kernel, strides, padding, data_format, dilation_rate)
+    return conv(found, pointwise_kernel, data_format=data_format)
+
+
+def conv_transpose(
+    inputs: Any,
+    kernel: Any,
+    strides: int | Sequence[int] = 1,
+    padding: str = "valid",
+    output_padding: int | Sequence[int] | None = None,
+    data_format: str | None = None,
+    dilation_rate: int | Sequence[int] = 1,
+) -> Tensor:
+    """Return the transposed convolution: what `conv` with these strides would have been made of.
+
+    Of a length n, a stride s and a kernel that reaches over r = (extent - 1) * dilation + 1, (n - 1) s + r places come
+    out, with "valid" those and max(s - r, 0) zeros; with "same" n s of them, from the middle.
+
+    Args:
+        inputs: (B, *space, I), one to three axes of space.
+        kernel: (*extents, O, I).
+        strides: one for all axes of space, or one each.
+        padding: as above.
+        output_padding: for all axes of space, or each: "valid" adds that many places behind instead of the zeros, and
+            with "same" (n - 1) s + r mod 2 and that many come out.
+        data_format: as `conv`.
+        dilation_rate: one for all axes of space, or one each.
+
+    Raises:
+        ConfigError: the shapes do not go together.
+    """
+    x, k, in_format = _images("conv_transpose", inputs, kernel, data_format)
+    if differ(x.shape[-1], k.shape[-1]):
+        raise ConfigError(
+            "The number of input channels must match the kernel's input channels. Received: input channels="
+            f"{x.shape[-1]}, kernel input channels={k.shape[-1]}, data_format={data_format or FORMATS[0]!r}."
+        )
+    stride, dilation = (_each(x, *one) for one in (("strides", strides), ("dilation_rate", dilation_rate)))
+    more = [None] * len(stride) if output_padding is None else _each(x, "output_padding", output_padding, least=0)
+    size, before = [], []
+    for length, extent, s, step, extra in zip(x.shape[1:-1], k.shape[:-2], stride, dilation, more, strict=True):
+        reach = (int(extent) - 1) * step + 1
+        size.append(_transposed_length(length, reach, s, padding, extra))
+        # As many zeros before a convolution of what comes out as Keras cuts off here.
+        total = s + reach - 2 if extra is None else reach + reach % 2 - 2 + extra
+        before.append(0 if padding == "valid" else reach - 1 - min((total + 1) // 2, reach - 1))
+    return in_format(_convolved_back(x, k, stride, dilation, tuple(before), tuple(size)))
+
+
+def _transposed_length(length: Any, reach: int, stride: int, padding: str, extra: int | None) -> Any:
+    if padding not in ("valid", "same"):
+        raise ConfigError(f"padding = {padding!r}: expected 'valid' or 'same'")
+    if padding == "same":
+        return length * stride if extra is None else (length - 1) * stride + reach % 2 + extra
+    return (length - 1) * stride + (max(reach, stride) if extra is None else reach + extra)
+
+
+def max_pool(
+    inputs: Any,
+    pool_size: int | Sequence[int],
+    strides: int | Sequence[int] | None = None,
+    padding: str = "valid",
+    data_format: str | None = None,
+) -> Tensor:
+    """Return the greatest element of each window of each channel.
+
+    Args:
+        inputs: (B, *space, C), one to three axes of space.
+        pool_size: of the windows, one for all axes of space, or one each.
+        strides: between them; by default their size.
+        padding: as `conv`; what lies outside the image is never the greatest.
+        data_format: as `conv`.
+
+    Raises:
+        ConfigError: the window is larger than the image.
+    """
+    x, window, stride, size, before, in_format = _windows("max_pool", inputs, pool_size, strides, padding, data_format)
+    if len(size) < 3:
+        return in_format(_over_two_axes(max_pool2d, x, window, stride, before, size))
+    # Of each slice, then of the slices: the first of equals is the same.
+    rows, depth, height, width, channels = x.shape
+    flat = reshape(x, (rows * depth, height, width, channels))
+    found = max_pool2d(flat, window=window[1:], strides=stride[1:], before=before[1:], size=size[1:])
+    places = size[1] * size[2]
+    own = {"window": (window[0], 1), "strides": (stride[0], 1), "before": (before[0], 0), "size": (size[0], places)}
+    made = max_pool2d(reshape(found, (rows, depth, places, channels)), **own)
+    return in_format(reshape(made, (rows, *size, channels)))
+
+
+def average_pool(
+    inputs: Any,
+    pool_size: int | Sequence[int],
+    strides: int | Sequence[int] | None = None,
+    padding: str = "valid",
+    data_format: str | None = None,
+) -> Tensor:
+    """Return the mean of each window of each channel, of what of it lies in the image; as `max_pool`."""
+    x, window, stride, size, before, in_format = _windows(
+        "average_pool", inputs, pool_size, strides, padding, data_format
+    )
+    image, size = tuple(map(int, x.shape[1:-1])), tuple(map(int, size))
+    total: Any = None
+    for _, part in _taps(x, window, stride, (1,) * len(size), before, size):
+        total = part if total is None else total + part
+    counts = np.ones((1,))
+    for axis, n in enumerate(size):
+        first = np.arange(n) * stride[axis] - before[axis]
+        inside = np.minimum(first + window[axis], image[axis]) - np.maximum(first, 0)
+        counts = counts[..., None, :] * inside[:, None]
+    return in_format(multiply(total, (1 / counts).astype(x.dtype)))
+
+
+# Arguments
+
+
+def _images(
+    name: str, inputs: Any, kernel: Any, data_format: str | None
+) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
+    """Return images with their channels last, the kernel, and what brings a result into their format."""
+    x, k = as_tensors([inputs, kernel])
+    if not 3 <= x.ndim <= 5 or k.ndim != x.ndim:
+        raise ConfigError(
+            f"{name}: expected images of one to three axes between rows and channels, and a kernel of as many axes, "
+            f"found {x.shape} and {k.shape}"
+        )
+    x, in_format = _in_format(x, data_format)
+    return x, k, in_format
+
+
+def _in_format(x: Tensor, data_format: str | None) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    if data_format not in (None, *FORMATS):
+        raise ConfigError(f"data_format={data_format!r}: expected None, 'channels_last' or 'channels_first'")
+    if data_format == "channels_first":
+        return channels_last(x), channels_first
+    return x, lambda found: found
+
+
+def _groups(x: Tensor, kernel: Tensor) -> int:
+    """Return how many groups the channels fall into."""
+    channels, own = x.shape[-1], kernel.shape[-2]
+    if not differ(channels, own):
+        return 1
+    groups = int(channels) // int(own)
+    if channels % own or kernel.shape[-1] % groups:
+        raise _different_channels(x, kernel)
+    return groups
+
+
+def _different_channels(x: Tensor, kernel: Tensor) -> ConfigError:
+    return ConfigError(
+        f"images {x.shape} have {x.shape[-1]} channels, a kernel {kernel.shape} takes {kernel.shape[-2]}"
+    )
+
+
+def _each(x: Tensor, name: str, value: int | Sequence[int], least: int = 1) -> Lengths:
+    """Return one number for each axis of space."""
+    rank = x.ndim - 2
+    found = (value,) * rank if isinstance(value, int) else tuple(value)
+    if len(found) != rank or any(n < least for n in found):
+        raise ConfigError(f"{name} = {value}: expected one number or {rank}, {least} or more")
+    return found
+
+
+def _windows(
+    name: str,
+    inputs: Any,
+    pool_size: int | Sequence[int],
+    strides: int | Sequence[int] | None,
+    padding: str,
+    data_format: str | None,
+) -> tuple[Tensor, Lengths, Lengths, Shape, Lengths, Callable[[Tensor], Tensor]]:
+    """Return the images of a pooling, its window and strides, what `_placed` says of them, and the way back."""
+    (x,) = as_tensors([inputs])
+    if not 3 <= x.ndim <= 5:
+        raise ConfigError(f"{name}: expected images of one to three axes between rows and channels, found {x.shape}")
+    x, in_format = _in_format(x, data_format)
+    window = _each(x, "pool_size", pool_size)
+    stride = window if strides is None else _each(x, "strides", strides)
+    size, before = _placed(x.shape[1:-1], window, stride, (1,) * len(window), padding)
+    return x, window, stride, size, before, in_format
+
+
+def _placed(
+    image: Sequence[int], window: Sequence[int], strides: Lengths, dilation: Lengths, padding: str
+) -> tuple[Shape, Lengths]:
+    """Return the lengths of what comes out, and how many zeros stand before the image along each axis."""
+    if padding not in ("valid", "same"):
+        raise ConfigError(f"padding = {padding!r}: expected 'valid' or 'same'")
+    sizes, before = [], []
+    for length, extent, stride, step in zip(image, map(int, window), strides, dilation, strict=True):
+        reach = (extent - 1) * step + 1
+        if padding == "same":
+            sizes.append((length + stride - 1) // stride)
+            before.append(greatest(0, (sizes[-1] - 1) * stride + reach - length) // 2)
+        else:
+            if is_number(length) and reach > length:
+                raise ConfigError(f"a window of {reach} does not fit into a length of {length} without padding")
+            sizes.append((length - reach) // stride + 1)
+            before.append(0)
+    return tuple(sizes), tuple(before)
+
+
+# What they are made of
+
+
+def _parts(x: Tensor, groups: int) -> list[Tensor]:
+    """Return equal parts of the last axis."""
+    if groups == 1:
+        return [x]
+    length = int(x.shape[-1]) // groups
+    return [x[..., n * length : (n + 1) * length] for n in range(groups)]
+
+
+def _over_two_axes(function: Any, x: Tensor, window: Lengths, strides: Lengths, before: Lengths, size: Shape) -> Tensor:
+    """Return a pooling over one axis or two."""
+    if len(size) == 2:
+        found: Tensor = function(x, window=window, strides=strides, before=before, size=size)
+        return found
+    own = {"window": (1, *window), "strides": (1, *strides), "before": (0, *before), "size": (1, *size)}
+    return reshape(function(expand_dims(x, 1), **own), (x.shape[0], *size, x.shape[-1]))
+
+
+def _convolved(x: Tensor, kernel: Tensor, strides: Lengths, dilation: Lengths, before: Lengths, size: Shape) -> Tensor:
+    """Return `conv` of one group."""
+    if len(size) == 2:
+        return conv2d(x, kernel, strides=strides, dilation=dilation, before=before, size=size)
+    rows, channels, filters = x.shape[0], x.shape[-1], kernel.shape[-1]
+    if len(size) == 1:
+        own = {"strides": (1, *strides), "dilation": (1, *dilation), "before": (0, *before), "size": (1, *size)}
+        return reshape(conv2d(expand_dims(x, 1), expand_dims(kernel, 0), **own), (rows, *size, filters))
+    deep = kernel.shape[0]
+    slices = [part for _, part in _taps(x, (deep,), strides[:1], dilation[:1], before[:1], size[:1])]
+    flat = reshape(concatenate(slices, -1), (rows * size[0], *x.shape[2:4], deep * channels))
+    beside = reshape(transpose(kernel, (1, 2, 0, 3, 4)), (*kernel.shape[1:3], deep * channels, filters))
+    own = {"strides": strides[1:], "dilation": dilation[1:], "before": before[1:], "size": size[1:]}
+    return reshape(conv2d(flat, beside, **own), (rows, *size, filters))
+
+
+def _convolved_back(
+    x: Tensor, kernel: Tensor, strides: Lengths, dilation: Lengths, before: Lengths, size: Shape
+) -> Tensor:
+    """Return the transpose of `_convolved`, of these lengths."""
+    if len(size) == 2:
+        return conv2d_input(x, kernel, strides=strides, dilation=dilation, before=before, size=size)
+    rows, filters = x.shape[0], kernel.shape[-2]
+    if len(size) == 1:
+        own = {"strides": (1, *strides), "dilation": (1, *dilation), "before": (0, *before), "size": (1, *size)}
+        return reshape(conv2d_input(expand_dims(x, 1), expand_dims(kernel, 0), **own), (rows, *size, filters))
+    deep, depth = int(kernel.shape[0]), x.shape[1]
+    beside = reshape(transpose(kernel, (1, 2, 0, 3, 4)), (*kernel.shape[1:3], deep * filters, kernel.shape[-1]))
+    own = {"strides": strides[1:], "dilation": dilation[1:], "before": before[1:], "size": size[1:]}
+    found = conv2d_input(reshape(x, (rows * depth, *x.shape[2:])), beside, **own)
+    slices = reshape(found, (rows, depth, *size[1:], deep, filters))
+    window = Window((deep, 1), (strides[0], 1), (dilation[0], 1), (before[0], 0))
+    total: Any = None
+    for (at, _), (ours, _), (theirs, _) in window.places((int(size[0]), 1), (int(depth), 1)):
+        if ours.start < ours.stop:
+            part = _with_zeros_between(slices[:, ours, :, :, at], strides[0])
+            around = (theirs.start, size[0] - theirs.start - part.shape[1])
+            part = pad(part, [(0, 0), around, (0, 0), (0, 0), (0, 0)])
+            total = part if total is None else total + part
+    made: Tensor = total
+    return made
+
+
+def _with_zeros_between(x: Tensor, step: int) -> Tensor:
+    """Return what is `step` apart along the first axis of space."""
+    if step == 1:
+        return x
+    rows, length, *rest = x.shape
+    wide = pad(expand_dims(x, 2), [(0, 0), (0, 0), (0, step - 1), *[(0, 0)] * len(rest)])
+    return reshape(wide, (rows, length * step, *rest))[:, : (length - 1) * step + 1]
+
+
+def _depthwise(x: Tensor, kernel: Tensor, strides: Lengths, dilation: Lengths, before: Lengths, size: Shape) -> Tensor:
+    """Return the sum over the elements of the kernel of what each of them sees, times itself."""
+    channels, multiplier = kernel.shape[-2:]
+    total: Any = None
+    for at, part in _taps(x, kernel.shape[:-2], strides, dilation, before, size):
+        one = part * kernel[at][:, 0] if multiplier == 1 else expand_dims(part, -1) * kernel[at]
+        total = one if total is None else total + one
+    return total if multiplier == 1 else reshape(total, (*total.shape[:-2], channels * multiplier))
+
+
+def _taps(
+    x: Tensor, window: Sequence[int], strides: Lengths, dilation: Lengths, before: Lengths, size: Shape
+) -> Iterator[tuple[Lengths, Tensor]]:
+    """Yield each element of a window over the first axes of space, and what it sees; zeros lie around the image."""
+    widths = []
+    for n, extent in enumerate(window):
+        reach = (size[n] - 1) * strides[n] + (int(extent) - 1) * dilation[n] + 1
+        widths.append((before[n], greatest(0, reach - before[n] - x.shape[1 + n])))
+    around = [(0, 0), *widths, *[(0, 0)] * (x.ndim - 1 - len(widths))]
+    padded = pad(x, around) if any(map(any, widths)) else x
+    for at in product(*(range(int(extent)) for extent in window)):
+        part = padded
+        for n, place in enumerate(at):
+            first = place * dilation[n]
+            whole = (slice(None),) * (1 + n)
+            part = part[(*whole, slice(first, first + (size[n] - 1) * strides[n] + 1, strides[n]))]
+        yield at, part

@@ -1,0 +1,132 @@
+"""Nodes with ranks as numbers: how long an op takes on one of them, and a collective between them.
+
+Sources: S. Williams, A. Waterman, D. Patterson, "Roofline: an insightful visual performance model for multicore
+architectures", CACM 52(4), 2009; R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication
+operations in MPICH", IJHPCA 19(1), 2005; P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters
+of workstations", JPDC 69(2), 2009. NCCL calls n 2 (P - 1) / P over the time of an all-reduce its bus bandwidth
+(nccl-tests, doc/PERFORMANCE.md), which is the link's bandwidth here.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a message takes: `latency` seconds, and 1 / `bandwidth` for each of its bytes."""
+
+    bandwidth: float
+    latency: float
+
+    def shared(self, by: int) -> "Link":
+        """Return what each of so many has of it that send at once."""
+        return Link(self.bandwidth / by, self.latency)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an op asks of a rank.
+
+    Attributes:
+        operations: in floating point.
+        nbytes: that it reads and writes.
+        launched: whether it is a kernel of its own.
+        precision: of a product.
+    """
+
+    operations: float
+    nbytes: float
+    launched: bool = False
+    precision: str = "float32"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Nodes with ranks.
+
+    Attributes:
+        rates: floating-point operations/s of a rank's products by precision: "float32", "tf32", "half".
+        bandwidth: of a rank's memory, bytes/s.
+        launch: seconds that a product takes beside its work.
+        least: seconds of a product's work at least, however small: it fills a part of a device.
+        step: seconds that a step takes beside its ops.
+        node: ranks of a node.
+        link: between two ranks of a node.
+        network: of a node; its ranks share it.
+        memory: bytes of a rank; None for any number.
+        cores: of a node, as many ranks as compute at full speed at once; None where each has a device.
+        overlaps: whether messages travel while a rank computes.
+    """
+
+    rates: Mapping[str, float]
+    bandwidth: float
+    launch: float
+    least: float
+    step: float
+    node: int
+    link: Link
+    network: Link
+    memory: float | None = None
+    cores: float | None = None
+    overlaps: bool = True
+
+    def busy(self, ranks: int) -> float:
+        """Return how many times longer a rank computes, as it shares cores with the others of its node."""
+        return 1.0 if self.cores is None else max(1.0, min(ranks, self.node) / self.cores)
+
+    def seconds(self, work: Work) -> float:
+        """Return the time of an op on a rank that has its device alone."""
+        arithmetic = work.operations / self.rates.get(work.precision, self.rates["float32"])
+        busy = max(arithmetic, work.nbytes / self.bandwidth)
+        return max(busy, self.least) + self.launch if work.launched else busy
+
+    def collective(self, name: str, nbytes: float, ranks: int, stride: int = 1, hierarchical: bool = False) -> float:
+        """Return the seconds of a collective.
+
+        P ranks, n bytes, latency a, seconds a byte b. Within a node an all-gather or a reduce-scatter takes
+        log2(P) a + (P - 1) / P n b (recursive doubling or halving), and an all-reduce the shorter of both one after the
+        other and log2(P) (a + n b) (recursive doubling). Between nodes rings take (P - 1) a + (P - 1) / P n b with
+        the slowest link, twice that for an all-reduce; if that is shorter, they double too, over the network that all
+        ranks of a node share.
+
+        Args:
+            name: "all_reduce", "all_gather" or "reduce_scatter".
+            nbytes: of the whole buffer.
+            ranks: that take part.
+            stride: distance of two of them, as they are numbered; those between do the same at the same time.
+            hierarchical: all-reduce within each node first, then between nodes, a part by each rank.
+        """
+        if ranks == 1:
+            return 0.0
+        here = max(min(ranks, self.node // stride), 1)  # of them on a node
+        times = 2 if name == "all_reduce" else 1
+        if here >= ranks:
+            return _doubling(times, nbytes, ranks, self.link)
+        beside, nodes = min(stride, self.node), -(-ranks // here)
+        if hierarchical:
+            inside = _doubling(times, nbytes, here, self.link)
+            return inside + _doubling(times, nbytes / here, nodes, self.network.shared(here * beside))
+        edge = self.network.shared(beside)
+        slowest = min(edge.bandwidth, self.link.bandwidth)
+        ring = times * ((ranks - 1) * edge.latency + (ranks - 1) / ranks * nbytes / slowest)
+        between = edge.shared(here)
+        latency = _rounds(here) * self.link.latency + _rounds(nodes) * between.latency
+        if name == "all_reduce":
+            moved = _rounds(here) * nbytes / self.link.bandwidth + _rounds(nodes) * nbytes / between.bandwidth
+        else:
+            moved = (ranks - 1) / ranks * nbytes / between.bandwidth
+        return min(ring, latency + moved)
+
+
+def _doubling(times: int, nbytes: float, ranks: int, link: Link) -> float:
+    """Return the seconds of a collective in which the distance of partners doubles; an all-reduce takes 2 `times`."""
+    if ranks == 1:
+        return 0.0
+    rounds = _rounds(ranks)
+    scattered = times * (rounds * link.latency + (ranks - 1) / ranks * nbytes / link.bandwidth)
+    return min(scattered, rounds * (link.latency + nbytes / link.bandwidth)) if times == 2 else scattered
+
+
+def _rounds(ranks: int) -> int:
+    return math.ceil(math.log2(ranks))

@@ -1,0 +1,187 @@
+"""Which variables of a model are sharded over a mesh of ranks, and this rank's parts of them."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Literal, Protocol
+
+import numpy as np
+
+from dptrain.comm.base import Communicator
+from dptrain.comm.mesh import BATCH, MeshCommunicator
+from dptrain.distribution.placing import layout_of
+from dptrain.optimizers.base import Optimizer
+from dptrain.program.local import Place
+from dptrain.program.mesh import Axes
+from dptrain.program.messages import whole_of
+from dptrain.program.tensor import Array, Variable
+from dptrain.train.replicas import gathered, kind_of, number_of, require_same_kind
+
+# What is sharded over the axis `BATCH`: optimizers' slots (ZeRO-1), or weights as well (FSDP).
+Sharded = Literal["optimizer", "weights"]
+# How many elements of a rank's along an axis make parts nearly equal.
+_PARTS = 8
+
+
+class Owner(Protocol):
+    """A model, as its sharding sees it."""
+
+    @property
+    def weights(self) -> list[Variable]:
+        """All of them."""
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """What updates them."""
+
+
+class Sharding:
+    """The layouts of a model's variables, and the variables that have this rank's parts; a `Storage` of the whole ones.
+
+    Reading a sharded variable gathers it: all ranks must read it.
+
+    Args:
+        comm: the ranks.
+        owner: the model.
+        shards: what is sharded over the axis `BATCH`, beside what the current distribution says; None for nothing.
+
+    Attributes:
+        comm: as above.
+        place: this rank's in the mesh.
+    """
+
+    def __init__(self, comm: MeshCommunicator, owner: Owner, shards: Sharded | None) -> None:
+        self.comm, self._owner, self._shards = comm, owner, shards
+        self.place = Place(comm.lengths, comm.coordinates)
+        self._parts: dict[Variable, Variable] = {}
+        self._axes: dict[Variable, Axes] = {}
+        self._sharded_over: dict[Variable, frozenset[str]] = {}  # by part
+        self._fetched: dict[Variable, Array] = {}
+
+    # Layouts
+
+    def layouts(self, variables: Iterable[Variable]) -> dict[Variable, Axes]:
+        """Return over which axes of the mesh variables are sharded, those that are."""
+        kinds: dict[Variable, Variable | None] = dict.fromkeys(self._owner.weights)
+        for optimizer in self._owner.optimizers:
+            kinds |= dict(optimizer.slots)
+        found = {}
+        for one in variables:
+            if one in self._axes:
+                found[one] = self._axes[one]
+            elif one in kinds and any(axes := self._layout(one, kinds[one])):
+                found[one] = axes
+        return found
+
+    def _layout(self, variable: Variable, slot_of: Variable | None) -> Axes:
+        axes = list(layout_of(variable, slot_of) or (None,) * variable.ndim)
+        if self._shards == "weights" or (self._shards == "optimizer" and slot_of is not None):
+            ranks = self.place.lengths[BATCH]
+            free = [axis for axis, mesh in enumerate(axes) if mesh is None and variable.shape[axis] >= ranks > 1]
+            if free and BATCH not in axes:
+                # Along the first axis each part is one piece of memory; along the longest their lengths differ least.
+                longest = max(free, key=lambda axis: (variable.shape[axis], -axis))
+                axes[0 if 0 in free and variable.shape[0] >= _PARTS * ranks else longest] = BATCH
+        return tuple(axes)
+
+    # Parts
+
+    def parts(self, layouts: Mapping[Variable, Axes]) -> dict[Variable, Variable]:
+        """Return the variables that have this rank's parts, made of the whole ones' values at their first use."""
+        for one, axes in layouts.items():
+            if one not in self._parts:
+                self._cut(one, axes, one.numpy())
+        return {one: self._parts[one] for one in layouts}
+
+    def _cut(self, variable: Variable, axes: Axes, value: Array) -> None:
+        """Keep this rank's part of a variable's value."""
+        part = Variable(value[self.place.key(variable.shape, axes)], variable.name, variable.trainable)
+        part.path, part.aggregation = variable.path, variable.aggregation
+        self._parts[variable], self._axes[variable] = part, axes
+        self._sharded_over[part] = frozenset(mesh for mesh in axes if mesh is not None)
+        variable.move(self)
+
+    def local(self, variables: Iterable[Variable]) -> list[Variable]:
+        """Return what this rank has in memory of variables: the parts of those that are sharded."""
+        found = list(variables)
+        parts = self.parts(self.layouts(found))
+        return [parts.get(one, one) for one in found]
+
+    def take(self, variables: Iterable[Variable]) -> None:
+        """Shard those variables that are to be, and are not yet: by rank 0's values. Collective.
+
+        Raises:
+            AgreedError: the ranks have different variables.
+        """
+        layouts = self.layouts(variables)
+        new = [one for one in layouts if one not in self._parts]
+        require_same_kind(self.comm, new, gathered(self.comm, kind_of(new))[:, 0])
+        for one in new:  # one by one: together they may not fit into memory
+            value = one.numpy()
+            found = gathered(self.comm, number_of(value.reshape(-1).view(np.uint8).data))
+            if (found != found[0]).any():
+                self.comm.broadcast(value)
+            self._cut(one, layouts[one], value)
+
+    def by_group(self, variables: Iterable[Variable]) -> dict[Communicator, list[Variable]]:
+        """Return what this rank has of variables, by the ranks that have the same. Collective."""
+        found: dict[Communicator, list[Variable]] = {}
+        for one in self.local(variables):
+            found.setdefault(self.comm.sharing(self._over(one)), []).append(one)
+        return found
+
+    def name(self, variable: Variable) -> str:
+        """Return what tells a variable of this rank's apart from others: its path, and of a part whose it is."""
+        over = self._over(variable)
+        if not over:
+            return variable.path
+        place = ", ".join(f"{axis} {self.place.coordinates[axis]}" for axis in self.place.lengths if axis in over)
+        return f"{variable.path} of {place}"
+
+    def groups(self, variables: Iterable[Variable]) -> list[tuple[list[list[int]], list[int]]]:
+        """Return groups of ranks that have the same of some variables, for all ranks, and the numbers of these.
+
+        The first are the variables that all ranks have, if only none.
+        """
+        found: dict[frozenset[str], list[int]] = {frozenset(): []}
+        for number, one in enumerate(variables):
+            found.setdefault(self._over(one), []).append(number)
+        return [(self.comm.partition(axes), found[axes]) for axes in sorted(found, key=sorted)]
+
+    def _over(self, variable: Variable) -> frozenset[str]:
+        """Return over which axes of the mesh a variable that this rank has is sharded."""
+        return self._sharded_over.get(variable, frozenset())
+
+    # As a storage
+
+    def read(self, variable: Variable) -> Array:
+        """Return a variable's whole value. Collective, but for what was fetched."""
+        if variable in self._fetched:
+            return self._fetched[variable].copy()
+        value = self._parts[variable].numpy()
+        for axis, mesh in enumerate(self._axes[variable]):
+            if mesh is not None:
+                counts = self.place.counts(mesh, variable.shape[axis])
+                value = whole_of(value, axis, counts, self.comm.along(mesh))
+        return value
+
+    def write(self, variable: Variable, value: Array) -> None:
+        """Replace this rank's part of a variable's value."""
+        self._parts[variable].assign(value[self.place.key(variable.shape, self._axes[variable])])
+
+    @contextmanager
+    def fetched(self, variables: Callable[[], Sequence[Variable]], rank: int = 0) -> Iterator[None]:
+        """Let a rank read whole variables by itself while this context lasts. Collective.
+
+        Args:
+            variables: returns them.
+            rank: that reads.
+        """
+        for one in variables():
+            if one.storage is self:
+                value = self.read(one)
+                if self.comm.rank == rank:
+                    self._fetched[one] = value
+        try:
+            yield
+        finally:
+            self._fetched.clear()

@@ -1,0 +1,58 @@
+"""Trains by programs that are placed on a mesh, each rank with the CUDA backend and its own parts of weights, and
+compares with one device. Arguments: the rows of each part of the batch, joined by "+"; forms of `test_local.FORMS`."""
+
+import math
+import sys
+
+from dptrain import comm, ops
+from dptrain.backend.cuda.backend import CudaBackend
+from dptrain.comm.mesh import MeshCommunicator
+from dptrain.program.execute import evaluate
+from dptrain.program.local import Place
+from tests.tolerances import assert_near
+from tests.unit.program.test_local import FORMS, of_rank
+from tests.unit.program.test_mesh import Perceptron
+
+STEPS = 3
+
+
+class Step(Perceptron):
+    """One that reads and gathers old weights, also every other column, when the new ones are known."""
+
+    def step(self, x, y, weights):
+        old, found = [one.value for one in self.weights.values()], super().step(x, y, weights)
+        late = found["loss"]
+        for _ in range(3):
+            late = ops.sum(old[0] * ops.tanh(late))
+        late = ops.mean(ops.square((x @ old[0][:, 1::2]) * ops.tanh(late) + old[1][::2]))
+        return {**found, "late": late}
+
+
+shards = [int(one) for one in sys.argv[1].split("+")]
+world, backend = comm.current(), CudaBackend()
+alone = Step()
+state = {one: one.numpy() for one in alone.program.state}
+for _ in range(STEPS):
+    outputs, updates = evaluate(alone.program, alone.data, state)
+    state |= updates
+
+for form in sys.argv[2:]:
+    weights, slots, lengths = FORMS[form]
+    if math.prod(lengths.values()) != world.size:  # along its one axis as many as there are
+        lengths = {axis: n if n == 1 else world.size for axis, n in lengths.items()}
+    ranks = MeshCommunicator(world, lengths)
+    step = Step(dtype="float32")
+    layouts = step.layouts(weights, slots)
+    at = Place(ranks.lengths, ranks.coordinates)
+    program, parts = of_rank(step, layouts, at)
+    own_shards = shards if ranks.replicas > 1 else [sum(shards)]
+    first, rows = sum(own_shards[: ranks.replica]), own_shards[ranks.replica]
+    own = {name: one[first : first + rows] for name, one in step.data.items()}
+    executable = backend.executable(program, own, rows=rows, first_row=first, comm=ranks)
+    executable.run([0] * STEPS)
+    for name in ("loss", "late"):
+        assert_near(executable.outputs[name], outputs[name], "float32")
+    assert_near(executable.outputs["logits"], outputs["logits"][first : first + rows], "float32", 10)
+    for mine, other in zip(step.program.state, alone.program.state, strict=True):
+        key = at.key(mine.shape, layouts[mine]) if mine in parts else ()
+        assert_near(parts.get(mine, mine).numpy(), state[other][key], "float32", 10)

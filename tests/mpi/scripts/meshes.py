@@ -1,0 +1,104 @@
+"""Trains models on meshes of ranks, each in every form; rank 0 saves what came out. Arguments: out.npz STEPS [FORM...].
+
+Without a form each model is trained on one rank. A form is "--shard-weights", "--shard-optimizer", a mesh or both.
+"""
+
+import sys
+
+import numpy as np
+
+import dptrain as dp
+from dptrain import layers, ops
+from dptrain.cli.mesh import arranged, lay_out
+from dptrain.comm import current
+from dptrain.distribution import set_distribution
+from tests.unit.models.test_gan import build, images
+
+RNG = np.random.default_rng(0)
+ROWS = RNG.normal(size=(100, 12))
+IMAGES = RNG.normal(size=(100, 6, 6, 2))
+WORDS = RNG.integers(0, 11, (100, 5))
+CLASSES = RNG.integers(0, 3, 100)
+WEIGHTS = RNG.random(100)
+
+
+def perceptron():
+    stack = [layers.Dense(16, "relu"), layers.BatchNormalization(), layers.Dropout(0.2), layers.Dense(10, "tanh")]
+    return dp.Sequential([dp.Input((12,)), *stack, layers.Dense(3, "softmax")]), (ROWS, CLASSES), "adam"
+
+
+def convnet():
+    stack = [layers.Conv2D(4, 3, activation="relu"), layers.MaxPooling2D(), layers.Conv2D(8, 2), layers.Flatten()]
+    return dp.Sequential([dp.Input((6, 6, 2)), *stack, layers.Dense(3, "softmax")]), (IMAGES, CLASSES), "rmsprop"
+
+
+def embedding():
+    stack = [layers.Embedding(11, 8), layers.Flatten(), layers.Dense(6, "gelu", kernel_regularizer="l2")]
+    model = dp.Sequential([dp.Input((5,), dtype="int64"), *stack, layers.Dense(3, "softmax")])
+    return model, (WORDS, CLASSES, WEIGHTS), dp.optimizers.AdamW(0.01, global_clipnorm=0.5, use_ema=True)
+
+
+class Own(dp.Model):
+    """A step of its own, with a penalty of all pairs of outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = layers.Dense(9, "relu"), layers.Dense(3)
+
+    def call(self, x):
+        return self.last(self.first(x))
+
+    def train_step(self, data):
+        x, y = data
+        logits = self(x, training=True)
+        losses = ops.sum(ops.one_hot(y, 3, dtype="float64") * ops.log_softmax(logits), -1)
+        loss = -ops.mean(losses) + 0.01 * ops.mean(ops.square(ops.mean(logits, 0)))
+        self.zero_grad()
+        loss.backward()
+        self.optimizer.apply([v.grad for v in self.trainable_weights], self.trainable_weights)
+        return {"loss": loss}
+
+
+def own():
+    return Own(), (ROWS, CLASSES), dp.optimizers.SGD(0.05, momentum=0.9)
+
+
+MODELS = {"perceptron": perceptron, "convnet": convnet, "embedding": embedding, "own step": own}
+
+
+def trained(name, flags, steps):
+    """Return weights, losses and predictions of a model after so many steps."""
+    dp.utils.set_random_seed(5)
+    sharded = {one[2:].replace("-", "_"): True for one in flags if one.startswith("--")}
+    mesh = next((one for one in flags if "=" in one), None)
+    if mesh is not None:
+        arranged(mesh, current())
+    compiled = {"dtype": "float64", "jit_compile": name == "perceptron", **sharded}
+    if name == "GAN":
+        model, data = build(**compiled), (images(),)
+    else:
+        model, data, optimizer = MODELS[name]()
+        model.compile(optimizer, "sparse_categorical_crossentropy", **compiled)
+    x, y, *weights = (*data, None) if len(data) == 1 else data
+    if mesh is not None:
+        if name == "own step":
+            model.build((None, 12))
+        lay_out(model)
+    fit = {"batch_size": 8 if name == "GAN" else 30, "epochs": -(-steps // 4), "verbose": 0}  # of four steps or less
+    history = model.fit(x, y, sample_weight=weights[0] if weights else None, **fit).history
+    found = {f"{name}/{number}": one for number, one in enumerate(model.get_weights())}
+    found |= {f"{name}/{key}": np.array(losses) for key, losses in history.items()}
+    if name != "GAN":
+        found[f"{name}/prediction"] = model.predict(x[:7], verbose=0)
+    set_distribution(None)
+    return found
+
+
+if __name__ == "__main__":
+    out, steps, *forms = sys.argv[1:]
+    found = {}
+    for form in forms or [""]:
+        for name in (*MODELS, "GAN"):
+            found |= {f"{form}|{key}": one for key, one in trained(name, form.split(), int(steps)).items()}
+    if current().rank == 0:
+        np.savez(out, **found)

@@ -1,0 +1,123 @@
+"""Where a GPU's messages begin, what they read and write, and the memory that they share with kernels."""
+
+import numpy as np
+import pytest
+
+from dptrain import ops
+from dptrain.backend.cuda.compose import Composition
+from dptrain.program.dims import Dim
+from dptrain.program.local import Place
+from dptrain.program.mesh import ALL_GATHER, ALL_REDUCE, BATCH, REDUCE_SCATTER
+from dptrain.program.placement import place
+from dptrain.program.program import trace
+from tests.unit.program.test_local import Deep, of_rank, program_of
+from tests.unit.program.test_mesh import FIRST, Perceptron
+
+
+def composed(program, rows=4):
+    return Composition(program, rows, 0, alone=False)
+
+
+def messages_of(made, op):
+    return [one for messages in made.messages for one in messages if one.results[0].op is op]
+
+
+def test_data_parallel_programs_are_what_they_were_before_their_rank_was_known():
+    placed = place(Perceptron(dtype="float32").program)
+    found = [
+        composed(one) for one in (placed, of_rank(Perceptron(dtype="float32"), {}, Place({BATCH: 2}, {BATCH: 0}))[0])
+    ]
+    assert len({one.source() for one in found}) == 1
+    assert len({(one.plan.size, tuple(map(len, one.stages))) for one in found}) == 1
+    sent = messages_of(found[0], ALL_REDUCE)
+    assert found[0].messages[0] == sent
+    assert all(one.parts == one.results for one in sent)  # the sum is written over the summands
+
+
+def test_new_weights_of_zero_1_are_gathered_into_the_variables():
+    step = Perceptron(dtype="float32")
+    made = composed(program_of({}, FIRST, {BATCH: 2}, step))
+    (gathers,) = messages_of(made, ALL_GATHER)
+    assert [made.targets[one].path for one in gathers.results] == ["w2", "b2", "w1", "b1"]
+    assert made.in_place >= set(gathers.results)
+    (scatter,) = messages_of(made, REDUCE_SCATTER)
+    assert not made.targets.keys() & {*scatter.parts, *scatter.results}
+    # Results lie in the arena like what kernels make; those of all-reduces do not.
+    assert {*scatter.parts, *scatter.results, *gathers.parts} <= made.plan.offsets.keys()
+    assert not {one for sums in messages_of(made, ALL_REDUCE) for one in sums.results} & made.plan.offsets.keys()
+
+
+def test_weights_are_given_where_they_lie_as_soon_as_a_stage_begins():
+    made = composed(program_of(FIRST, FIRST, {BATCH: 2}, Perceptron(dtype="float32")))
+    found = [(one.after, [part.variable.path for part in one.parts]) for one in messages_of(made, ALL_GATHER)]
+    # The last one for the backward pass, which reads it transposed.
+    assert found == [(0, ["w1", "b1"]), (0, ["w2", "b2"]), (0, ["w2"])]
+    assert [one.results[-1].shape for one in messages_of(made, ALL_GATHER)] == [(8,), (5,), (8, 5)]
+
+
+class Strided(Deep):
+    """A step that gathers every other column of its weights."""
+
+    def traced(self):
+        (w,) = self.weights.values()
+
+        def step(x):
+            return {"y": ops.relu(ops.relu(x @ w[:, 1::2]) @ ops.transpose(w)[::2])}
+
+        return trace(step, {"x": ((Dim.rows(4), 64), self.dtype)})
+
+
+def test_what_lies_apart_is_copied_in_the_stage_that_sends_it():
+    made = composed(program_of({"w0": (BATCH, None)}, {}, {BATCH: 2}, Strided(1, "float32")))
+    assert [[one.shape for one in found.results] for found in messages_of(made, ALL_GATHER)] == [[(64, 32)], [(32, 64)]]
+    for stage, messages in zip(made.stages, made.messages, strict=True):
+        for message in messages:
+            (part,) = message.parts
+            assert part.shape == (32, 32)
+            assert any(part in one.writes for one in stage[message.after - 1].functions)
+
+
+class Mixed(Deep):
+    """A step of layers that compute in bfloat16 with weights of float32."""
+
+    def traced(self):
+        def step(x):
+            for one in self.weights.values():
+                x = ops.relu(ops.cast(ops.cast(x, "bfloat16") @ ops.cast(one, "bfloat16"), "float32"))
+            loss = ops.mean(x * x)
+            loss.backward()
+            for one in self.weights.values():
+                one.assign(one - 0.1 * one.grad)
+            return {"loss": loss}
+
+        return trace(step, {"x": ((Dim.rows(4), 64), self.dtype)})
+
+
+def test_rounded_weights_travel_and_are_multiplied_in_half_precision():
+    """Rounded layer by layer, by a launch of its own, so that they are on their way while the layer before is used."""
+    sizes = {}
+    for layers in (4, 12):
+        weights = dict.fromkeys((f"w{n}" for n in range(layers)), (BATCH, None))
+        made = composed(program_of(weights, {}, {BATCH: 4}, Mixed(layers, "float32")), 1)
+        sizes[layers] = made.plan.size
+    assert sizes[12] - sizes[4] < 12 * 64 * 4 * 4  # no part of a layer for each of them, but its activations
+    gathers = messages_of(made, ALL_GATHER)
+    assert len(gathers) == 12 + 11  # the first layer's input needs no gradient
+    assert {str(result.dtype) for one in gathers for result in one.results} == {"bfloat16"}
+    for stage, messages in zip(made.stages, made.messages, strict=True):
+        for message in set(gathers) & set(messages):
+            assert message.after == 1
+            assert [one.writes for one in stage[0].functions] == [set(message.parts)]
+    assert {name for name in ("product<", "product_half<") if name in made.source()} == {"product_half<"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_only_two_gathered_layers_are_there_at_a_time(dtype):
+    """One that is used, and one that is on its way."""
+    sizes = {}
+    for layers in (4, 12):
+        weights = dict.fromkeys((f"w{n}" for n in range(layers)), (BATCH, None))
+        sizes[layers] = composed(program_of(weights, {}, {BATCH: 4}, Deep(layers, dtype)), 1).plan.size
+    one_layer = 64 * 64 * np.dtype(dtype).itemsize
+    assert sizes[12] - sizes[4] < one_layer / 4
+    assert 2 * one_layer < sizes[12] < 4 * one_layer

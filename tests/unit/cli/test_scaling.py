@@ -1,0 +1,217 @@
+"""`python -m dptrain explain --ranks`: its options, tables and words."""
+
+import re
+
+import numpy as np
+import pytest
+
+import dptrain as dp
+from dptrain.backend.cuda.compile import Resources
+from dptrain.backend.cuda.compose import Composition
+from dptrain.backend.cuda.costs import loads
+from dptrain.backend.cuda.roofline import GPUS, predict_step
+from dptrain.cli import scaling
+from dptrain.cli.main import main
+from dptrain.cli.measuring import Rates, stated
+from dptrain.cli.scaling import cpu_machine, of_model
+from dptrain.cli.scaling_options import ScalingOptions
+from dptrain.models.explaining import program_of
+from dptrain.program.explain import COLUMNS
+from dptrain.program.machines import Link
+
+CPU = ["--device", "cpu", "--gflops", "100", "--memory-bandwidth", "40GB", "--link", "5GB,5us"]
+GPU = ["--device", "cuda", "--node-gpus", "8", "--network", "200Gb"]
+MODES = ("data parallel", "hierarchical all-reduce", "ZeRO-1", "FSDP", "tensor parallel", "pipeline")
+
+
+@pytest.fixture
+def ask(capfd):
+    """Return what prints the command's report, as lines."""
+
+    def report(*arguments):
+        assert main(["explain", *arguments]) == 0
+        return capfd.readouterr().out.splitlines()
+
+    return report
+
+
+def text(lines):
+    """Return lines as words, wherever they were broken."""
+    return " ".join(" ".join(lines).split())
+
+
+def table(lines, mode):
+    """Return a mode's rows, by ranks."""
+    start = next(number for number, line in enumerate(lines) if line.startswith(f"{mode}: "))
+    heads, *rows = (re.split(r"  +", line.strip()) for line in lines[start + 1 : lines.index("", start)])
+    return {int(row[0]): dict(zip(heads, row, strict=True)) for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--ranks 0", "--ranks 0: expected a range of integers >= 1, such as 1-1024"),
+        ("--ranks 8-1", "--ranks 8-1: expected the smaller number first, 1-8"),
+        ("--ranks 1-x", "--ranks 1-x: expected a range"),
+        ("--ranks 1-2-4", "--ranks 1-2-4: expected a range"),
+        (f"--ranks 1-{'9' * 5000}", "expected a range of integers >= 1"),
+        ("--ranks 1-65537", "--ranks 1-65537: expected 65536 ranks at most"),
+        (
+            "--ranks 2 --comm-dtype bfloat16",
+            "comm_dtype 'bfloat16': --ranks predicts gradients in the type that they have",
+        ),
+        ("--ranks 5-7", "--ranks 5-7: expected a range with a power of two in it, such as 4-7"),
+        (
+            "--ranks 2 --network fast",
+            "--network fast: expected bits or bytes a second, such as 200Gb, 25GB or 25GB,5us",
+        ),
+        ("--ranks 2 --network 0Gb", "--network 0Gb: expected bits"),
+        ("--ranks 2 --link 5GB,fast", "--link 5GB,fast: expected bits"),
+        ("--ranks 2 --node-gpus 0", "--node-gpus 0: expected an integer >= 1"),
+        ("--ranks 2 --gflops nan", "--gflops nan: expected a number > 0"),
+        ("--ranks 2 --memory-bandwidth much", "--memory-bandwidth much: expected bits"),
+        ("--ranks 2 --gpu V100", "--gpu V100: expected A100, H100 or H200"),
+        ("--ranks 2 --gpu H100 --device cpu", "--gpu H100: is for --device cuda"),
+        ("--ranks 2 --scaling up", "--scaling up: expected strong or weak"),
+        ("--ranks 2 --kernels", "--ranks predicts training steps: leave out --kernels, --code and --step"),
+        ("--ranks 2 --step test", "--ranks predicts training steps"),
+        ("--network 200Gb", "--network 200Gb: is for --ranks; add it, such as --ranks 1-64"),
+    ],
+)
+def test_what_is_not_understood_is_said_in_one_line(capfd, arguments, message):
+    assert main(["explain", *arguments.split()]) == 2
+    told = capfd.readouterr().err.strip()
+    assert message in told
+    assert "\n" not in told
+
+
+def test_tables_of_gpus(ask):
+    lines = ask("--ranks", "1-1024", *GPU, "--hidden", "512,512", "--batch-size", "8192")
+    assert max(map(len, lines)) <= COLUMNS
+    found = {mode: table(lines, mode) for mode in MODES}
+    assert all(list(rows) == [2**n for n in range(11)] for rows in found.values())
+    first = found["data parallel"][1]
+    assert first["eff."] == "100.0%"
+    parameters = 784 * 512 + 512 * 512 + 512 * 10 + 2 * 512 + 10
+    assert first["weights"] == first["gradients"] == f"{4 * parameters / 1e6:.3g}MB"
+    assert first["slots"] == f"{8 * parameters / 1e6:.3g}MB"
+    for rows in found.values():
+        assert {**rows[1], "mesh": "", "sent": "0B", "memory": ""} == {**first, "mesh": "", "memory": ""}
+    assert found["data parallel"][8]["sent"] == f"{4 * parameters / 1e6:.3g}MB"
+    assert (found["tensor parallel"][64]["mesh"], found["pipeline"][64]["mesh"]) == ("8 x 8", "32 x 2")
+    marks = [sum(rows[ranks]["memory"].endswith("*") for rows in found.values()) for ranks in found["FSDP"]]
+    assert marks == [1] * 11, "one mode to take on each number of ranks"
+
+
+def test_words(ask):
+    small = text(ask("--ranks", "1-1024", *GPU, "--hidden", "128", "--batch-size", "128"))
+    assert "Take one rank: data parallel, " in small
+    assert re.search(r"More than \d+ ranks? for one training gain nothing: ", small)
+    assert re.search(
+        r"Independent runs use them better: a sweep of 1024 runs .* each on 1 rank, trains \d+ times", small
+    )
+    assert re.search(r"leaves a GPU idle for \d\d% of the time: several runs on each, in packs", small)
+    large = text(ask("--ranks", "1-8", *GPU, "--hidden", "2048,2048", "--batch-size", "262144"))
+    assert re.search(r"Take up to 8 ranks: .* \(7\.\d+ times the speed of one rank, 9\d% efficiency\)", large)
+    assert "idle" not in large
+    assert "gain nothing" not in large
+
+
+def test_what_does_not_fit_into_a_gpu(ask, monkeypatch):
+    hidden = ["--hidden", "1024,1024", "--batch-size", "1024", "--ranks", "1-64"]
+    monkeypatch.setattr(scaling, "_fits", lambda one, machine: one.memory.total < 20e6)
+    lines = ask(*GPU, *hidden)
+    assert "One rank would need " in text(lines)
+    assert table(lines, "data parallel")[64]["memory"].endswith("!")
+    assert table(lines, "FSDP")[64]["memory"].endswith("MB")
+    monkeypatch.setattr(scaling, "_fits", lambda one, machine: False)
+    assert "No mode fits into 80GB a rank: take a smaller model or batch, or more ranks." in ask(*GPU, *hidden)
+
+
+def test_weak_scaling_keeps_the_rows_of_a_rank(ask):
+    strong, weak = (
+        table(ask("--ranks", "1-64", *GPU, "--hidden", "512", "--batch-size", "1024", "--scaling", kind), "FSDP")
+        for kind in ("strong", "weak")
+    )
+    assert strong[1] == weak[1]
+    assert weak[64]["activations"] == weak[2]["activations"] != strong[64]["activations"]
+    assert float(weak[64]["eff."][:-1]) > float(strong[64]["eff."][:-1])
+
+
+def test_precision_and_stated_numbers(ask):
+    def alone(*more):
+        return ask("--ranks", "1", *GPU, "--hidden", "1024", "--batch-size", "32768", *more)
+
+    def milliseconds(lines):
+        time, unit = table(lines, "data parallel")[1]["step"].split()
+        return float(time) * {"us": 1e-3, "ms": 1.0}[unit]
+
+    plain, fast = alone(), alone("--precision", "tf32")
+    assert milliseconds(fast) < milliseconds(plain) / 2
+    assert milliseconds(alone("--gflops", "4690")) > 5 * milliseconds(plain)
+    assert "products reach float32 13,650, tf32 109,200, half 218,400 Gflop/s" in text(alone("--gpu", "a100"))
+    assert "network of a node 1GB/s, 7 us" in text(alone("--network", "8Gb,7us"))
+
+
+def test_a_cpu_is_measured_where_nothing_is_stated(ask, monkeypatch):
+    def found(backend, comm):
+        assert backend.name == "cpu"
+        return Rates(123e9, 45e9, None)
+
+    monkeypatch.setattr(scaling, "measured", found)
+    options = ["--device", "cpu", "--ranks", "1-4", "--hidden", "8"]
+    told = text(ask(*options))
+    assert "products reach float32 123 Gflop/s, memory 45GB/s;" in told
+    assert "measured here" in told
+    assert "float32 99 Gflop/s, memory 45GB/s;" in text(ask(*options, "--gflops", "99"))
+    monkeypatch.delattr(scaling, "measured")
+    assert "CPU, stated; products reach float32 100 Gflop/s, memory 40GB/s;" in text(ask(*options, *CPU))
+
+
+def test_measured_rates_are_options():
+    assert stated(Rates(1.5e11, 4e10, Link(5e9, 4e-6))) == "--gflops 150 --memory-bandwidth 40GB --link 5GB,4us"
+
+
+def test_options_about_gpus_choose_gpus(ask):
+    said = ["--ranks", "1-2", "--hidden", "8", "--node-gpus", "8", "--network", "200Gb"]
+    assert "machine: H100, SXM, " in text(ask(*said))
+    assert "machine: A100, SXM, " in text(ask("--ranks", "1", "--hidden", "8", "--gpu", "A100"))
+    assert "CPU, stated; " in text(ask(*said, *CPU))
+
+
+def test_modes_of_a_convolutional_network():
+    """Whatever layers there are, every mode can be placed."""
+    model = dp.Sequential(
+        [
+            dp.layers.Input((8, 8, 1)),
+            dp.layers.Conv2D(4, 3, activation="relu"),
+            dp.layers.BatchNormalization(),
+            dp.layers.MaxPooling2D(),
+            dp.layers.Flatten(),
+            dp.layers.Dropout(0.2),
+            dp.layers.Dense(6),
+            dp.layers.Dense(3, "softmax"),
+        ]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], device="cpu")
+    machine = cpu_machine(Rates(1e11, 4e10, None), 4, 4)
+    found = [one.predict(8, 32, machine) for one in of_model(model, 32)]
+    assert [one.mode for one in found] == list(MODES)
+    assert all(np.isfinite(one.seconds) and one.sent > 0 for one in found)
+    assert found[3].memory.weights < found[0].memory.weights
+
+
+@pytest.mark.parametrize(("hidden", "batch"), [([128], 1024), ([1024, 1024], 1024), ([1024, 1024], 8192)])
+def test_a_step_on_one_gpu_takes_what_its_kernels_take(hidden, batch):
+    """As `explain --kernels` predicts them, at the GPU's peaks; registers as nvcc gives them to products."""
+    model = dp.Sequential(
+        [dp.layers.Input((784,)), *(dp.layers.Dense(one, "relu") for one in hidden), dp.layers.Dense(10, "softmax")]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy", device="cuda")
+    made = Composition(program_of(model, batch))
+    given = {one.name: Resources(168, 0, one.shared or 0) for one in loads(made)}
+    kernels = predict_step(loads(made, given), GPUS[1])
+    options = ScalingOptions([1], False, None, "H100", None, None, GPUS[1].peaks["FP32"], None)
+    machine, _ = scaling._of_gpus(options, "float32")
+    (found, *_) = of_model(model, batch)
+    assert found.predict(1, batch, machine).seconds == pytest.approx(kernels, rel=0.4)
