@@ -5,7 +5,7 @@ import numpy as np
 
 from dptrain import comm as comms
 from dptrain.backend.cpu.node_sums import NodeSums
-from dptrain.comm import Communicator, mpi, node
+from dptrain.comm import Communicator, mpi
 from dptrain.comm.mesh import MeshCommunicator
 from dptrain.comm.node_sum import tree_sum
 from dptrain.errors import ConfigError
