@@ -165,9 +165,11 @@ class MpiCommunicator(Communicator):
     def _laid_out(self, like: Sequence[tuple[int, np.dtype[Any]]]) -> node.NodeMessages | None:
         line = node.APART * 8
         starts = list(accumulate((-(-size * dtype.itemsize // line) * line for size, dtype in like), initial=0))
-        if self._arena.shape[1] < starts[-1]:
-            shape = (self.size + 2, max(starts[-1], 2 * self._arena.shape[1], self.size * line))
-            with self._record.collective(Collective.SHARED_ARRAY, group=self._group):
+        needed = max(starts[-1], self.size * line)
+        # In groups side by side some may have enough: all are to count alike.
+        with self._record.collective(Collective.SHARED_ARRAY, group=self._group):
+            if self._arena.shape[1] < needed:
+                shape = (self.size + 2, max(needed, 2 * self._arena.shape[1]))
                 memory = self._shared_memory(math.prod(shape) + line)
                 if memory is None:
                     return None
@@ -250,7 +252,7 @@ class MpiCommunicator(Communicator):
     def reduce_scatter(self, parts: Array, out: Array, counts: Sequence[int], over: str = "sum") -> None:
         """Add in shared memory where all are on one node, else what `all_to_all` brings."""
         _require(parts, sum(counts), out, counts[self.rank])
-        together = self._in_memory(node.LEAST)  # however little it is: the exchange and the tree take longer
+        together = self._in_memory(max(parts.nbytes, node.LEAST))  # an exchange and a sum of its own take longer
         if together is None:
             super().reduce_scatter(parts, out, counts, over)
             return
@@ -336,7 +338,8 @@ class MpiCommunicator(Communicator):
                     shared = np.ndarray(shape, np.uint8, buffer=memory)
                     # With a barrier of its own, which is not taken for that of a rank in another call.
                     self._together = node.NodeCollectives(shared, self.rank, self._node.Dup().Barrier)
-        return None if nbytes < node.LEAST else self._together
+        # In the same order however little it is, as sums that compiled code makes; of two ranks there is but one.
+        return None if nbytes < node.LEAST and self.size == 2 else self._together
 
     def _fits_in_shared_memory(self, nbytes: int) -> bool:
         try:

@@ -12,7 +12,7 @@ from dptrain.comm.node_sum import Array, is_half, tree_sum
 
 # Bytes of a rank that the others read at a time, so that the pieces of some ranks stay in the caches between them.
 PIECE = 1 << 20
-# Below this MPI is faster: the ranks meet less often there (measured with MPICH 5.0: some 5 us against 2).
+# Below this MPI is faster for two ranks: they meet less often there (measured with MPICH 5.0: some 5 us against 2).
 LEAST = 1 << 14
 
 
