@@ -18,7 +18,7 @@ from dptrain.errors import ConfigError
 from dptrain.program.dims import Dim
 from dptrain.program.lowering import Element, axes_of
 from dptrain.program.mesh import ALL_GATHER, ALL_REDUCE, OWN_PART, REDUCE_SCATTER, Axes, PlacedProgram, Placement
-from dptrain.program.messages import levels
+from dptrain.program.messages import is_read_through, levels
 from dptrain.program.operand import METHODS
 from dptrain.program.passes import rewritten
 from dptrain.program.shapes import Shape, size
@@ -184,7 +184,7 @@ def regathered(program: PlacedProgram) -> PlacedProgram:
     def is_late(tensor: Tensor, wanted: int) -> bool:
         if tensor.op is ALL_GATHER:
             return tensor in of_weights and wanted > sent[tensor] + 1
-        return tensor.op is not None and tensor.op.is_view and is_late(tensor.inputs[0], wanted)
+        return is_read_through(tensor) and is_late(tensor.inputs[0], wanted)
 
     def at(tensor: Tensor, wanted: int) -> Tensor:
         """Return what a reader of this level reads."""
@@ -197,8 +197,8 @@ def regathered(program: PlacedProgram) -> PlacedProgram:
         return copies[key]
 
     for one in program.tensors:
-        is_view = one.op is not None and one.op.is_view
-        new[one] = one.with_inputs([new[read] if is_view else at(read, level[one]) for read in one.inputs])
+        waits = is_read_through(one)
+        new[one] = one.with_inputs([new[read] if waits else at(read, level[one]) for read in one.inputs])
     return _replaced(program, new) if copies else program
 
 

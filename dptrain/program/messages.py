@@ -10,6 +10,7 @@ from dptrain.comm.base import Communicator, pack, unpack
 from dptrain.comm.mesh import BATCH
 from dptrain.comm.node_sum import TreeSum
 from dptrain.errors import ConfigError
+from dptrain.program.lowering import Element
 from dptrain.program.mesh import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, PlacedProgram
 from dptrain.program.passes import rewritten
 from dptrain.program.program import Program
@@ -92,7 +93,7 @@ def levels(program: Program) -> tuple[dict[Tensor, int], dict[Tensor, int]]:
     level: dict[Tensor, int] = {}
     sent: dict[Tensor, int] = {}
     ready: dict[Tensor, int] = {}  # of gathers that nobody has read so far
-    behind: dict[Tensor, Tensor] = {}  # the gather that a tensor is, or is a view of
+    behind: dict[Tensor, Tensor] = {}  # the gather that a tensor is, or that is read through it
     most = _BESIDE * max((_bytes(one) for one in tensors if one.op is ALL_GATHER), default=0)
     gathered: dict[int, float] = {}  # bytes of those that are sent at a stage's end
 
@@ -112,7 +113,7 @@ def levels(program: Program) -> tuple[dict[Tensor, int], dict[Tensor, int]]:
 
     for tensor in tensors:
         waiting = [gather for one in tensor.inputs if (gather := behind.get(one)) in ready and gather is not None]
-        if waiting and tensor.op is not None and tensor.op.is_view:
+        if waiting and is_read_through(tensor):
             behind[tensor] = waiting[0]
             continue
         others = [one for one in tensor.inputs if behind.get(one) not in ready]
@@ -127,13 +128,19 @@ def levels(program: Program) -> tuple[dict[Tensor, int], dict[Tensor, int]]:
             sent[tensor], level[tensor] = own, own + 1
         else:
             level[tensor] = own
-            if tensor.op is not None and tensor.op.is_view and tensor.inputs[0] in behind:
+            if is_read_through(tensor) and tensor.inputs[0] in behind:
                 behind[tensor] = behind[tensor.inputs[0]]
     for gather in list(ready):
         send(gather, 0)
     for tensor, gather in behind.items():
         level[tensor] = level[gather]
     return level, sent
+
+
+def is_read_through(tensor: Tensor) -> bool:
+    """Whether a tensor is what it is made of in another order or type: who reads it is who needs that."""
+    op = tensor.op
+    return op is not None and (op.is_view or (isinstance(op.lowering, Element) and op.lowering.converts))
 
 
 def _bytes(tensor: Tensor) -> int:
