@@ -166,7 +166,7 @@ class MpiCommunicator(Communicator):
         line = node.APART * 8
         starts = list(accumulate((-(-size * dtype.itemsize // line) * line for size, dtype in like), initial=0))
         needed = max(starts[-1], self.size * line)
-        # In groups side by side some may have enough: all are to count alike.
+        # Where there is enough already as well: groups side by side count alike, and who is elsewhere is found here.
         with self._record.collective(Collective.SHARED_ARRAY, group=self._group):
             if self._arena.shape[1] < needed:
                 shape = (self.size + 2, max(needed, 2 * self._arena.shape[1]))
@@ -177,7 +177,7 @@ class MpiCommunicator(Communicator):
                 self._arena = np.ndarray(shape, np.uint8, buffer=memory, offset=begin)
                 if self.local_rank == 0:
                     self._arena[-1] = 0
-                self._node.Barrier()
+            self._node.Barrier()
         *places, counters = self._arena
         made = []
         for (size, dtype), start in zip(like, starts, strict=False):
