@@ -31,7 +31,7 @@ class _Message(ctypes.Structure):
         ("beside", ctypes.c_void_p * 2),
         ("call", ctypes.c_int64 * 5),
         ("turns", ctypes.c_int64),
-        ("add", ctypes.c_void_p),
+        ("summed", ctypes.c_void_p),
         ("attend", _Attend),
     )
 
@@ -102,7 +102,7 @@ class NodeSums:
             beside=(ctypes.c_void_p * 2)(*beside),
             call=(ctypes.c_int64 * 5)(*one.call),
             turns=_TURNS if about.spins else 0,
-            add=shared(f"dp_add_{one.found.dtype.name}"),
+            summed=shared(f"dp_add_{one.found.dtype.name}"),
             attend=self._attend,
         )
 
