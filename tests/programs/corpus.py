@@ -166,4 +166,11 @@ CORPUS = {
         shards=(11, 5),
         seed=8002531,
     ),
+    "a sum over ranks as whole numbers and flags": Case(
+        lengths={"n": 4, "a": 3},
+        leaves={"x0": "input n a float64 normal"},
+        lines=("t0 = ops.mean(x0, 0)", "t1 = ops.cast(t0 * 4, 'int32')", "t2 = ops.cast(t0 * 0.25, 'bool')"),
+        outputs=("t1", "t2"),
+        shards=(1, 3),
+    ),
 }
