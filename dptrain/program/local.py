@@ -19,6 +19,7 @@ from dptrain.program.dims import Dim
 from dptrain.program.mesh import ALL_GATHER, ALL_REDUCE, OWN_PART, REDUCE_SCATTER, Axes, PlacedProgram, Placement
 from dptrain.program.messages import levels
 from dptrain.program.operand import METHODS
+from dptrain.program.placement import laid_out
 from dptrain.program.shapes import Shape, size
 from dptrain.program.tensor import Tensor, Variable, placeholder
 
@@ -34,6 +35,19 @@ class Place:
 
     lengths: Mapping[str, int]
     coordinates: Mapping[str, int]
+
+    def check(self, variable: Variable, axes: Axes) -> None:
+        """Refuse a layout that does not fit its variable, or leaves ranks without a part of it.
+
+        Raises:
+            ConfigError: as above.
+        """
+        for axis, (n, mesh) in enumerate(zip(variable.shape, laid_out(variable, axes).axes, strict=True)):
+            if mesh is not None and n < self.lengths[mesh]:
+                raise ConfigError(
+                    f"layout {axes} of {variable.path!r}, of shape {variable.shape}: axis {axis} of length {n} cannot "
+                    f"be sharded over the {self.lengths[mesh]} ranks along {mesh!r}; choose a longer one, or none"
+                )
 
     def bounds(self, mesh: str, length: int) -> tuple[int, int]:
         """Return from where to where the rank has its part of so many elements along an axis of the mesh."""
@@ -72,8 +86,10 @@ def localized(placed: PlacedProgram, place: Place, parts: Mapping[Variable, Vari
         parts: of sharded variables, the variable that has this rank's part.
 
     Raises:
-        ConfigError: a length is sharded that is not known.
+        ConfigError: a length is sharded that is not known, or leaves ranks without a part of a variable.
     """
+    for variable, placement in placed.layouts.items():
+        place.check(variable, placement.axes)
     known: dict[Tensor, Tensor] = {}
     state: dict[Variable, Tensor] = {}
     for variable, one in placed.state.items():

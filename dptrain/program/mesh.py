@@ -89,7 +89,7 @@ def _node(name: str, lowering: ViewMap | None = None) -> Op:
 
 
 # The ops that placement adds. Attributes: "mesh" is the axis of the mesh, "axis" that of the tensor, "over" the join.
-# Shapes are those of the whole tensor. Executors know the first two so far, over `BATCH` and by rows.
+# Shapes are those of the whole tensor, until `local.localized` makes them those of a rank.
 ALL_REDUCE = _node("all_reduce")
 OWN_PART = _node("own_part", ViewMap(_own_maps))
 ALL_GATHER = _node("all_gather")

@@ -15,7 +15,7 @@ tensor's axes) or *partial* (a rank has a summand; the value is the sum over the
 - Finally each variable's new value moves to the variable's own placement.
 
 Data parallelism is the mesh with the one axis `BATCH`. Slots sharded over it are ZeRO-1, weights too FSDP, kernels
-`(None, "model")` and `("model", None)` Megatron's pair. Backends execute only the first so far.
+`(None, "model")` and `("model", None)` Megatron's pair.
 
 A division by a partial number (a sum of sample weights) waits as long: the quotient goes on as its numerator, and the
 divisor is summed together with whatever needs the quotient. So sums of gradients and of weights can travel in one
@@ -90,12 +90,12 @@ def place(
         bucket_bytes: of sums that travel as one message at most; None for any number.
         comm_dtype: half precision in which gradients in weights travel; None for the type that they have.
         layouts: for each axis of a variable the axis of the mesh over which it is sharded, or None; other variables
-            are replicated. Executors refuse programs with sharded variables so far.
+            are replicated. Executors take such a program when it is that of one rank, see `local.localized`.
 
     Raises:
         ConfigError: an op needs the rows of all ranks at once, or a layout does not fit its variable.
     """
-    laid = {variable: _laid_out(variable, axes) for variable, axes in (layouts or {}).items()}
+    laid = {variable: laid_out(variable, axes) for variable, axes in (layouts or {}).items()}
     laid = {variable: one for variable, one in laid.items() if not one.is_replicated}
     chosen = set(summed)
     rounded = _alone_for_weights(program) if comm_dtype is not None else set()
@@ -134,7 +134,12 @@ def _alone_for_weights(program: Program) -> set[Tensor]:
     return found
 
 
-def _laid_out(variable: Variable, axes: Axes) -> Placement:
+def laid_out(variable: Variable, axes: Axes) -> Placement:
+    """Return the placement that a layout is.
+
+    Raises:
+        ConfigError: it does not fit its variable.
+    """
     named = [one for one in axes if one is not None]
     if len(axes) != len(variable.shape) or len(set(named)) < len(named):
         raise ConfigError(
