@@ -1,13 +1,15 @@
 """Random programs by every backend: do C++ and CUDA compute what NumPy does in float64?
 
     python benchmarks/fuzz_programs.py --minutes 60 --seed 1000
+    python benchmarks/fuzz_programs.py --minutes 60 --device mesh
     tests/emulator/run python benchmarks/fuzz_programs.py --minutes 60 --device cuda
     python benchmarks/fuzz_programs.py --only 1234    # one program, with its text
 
 Programs are drawn from `--seed` on, one number each (`tests/programs`), and executed alone, on simulated ranks and, on
-CUDA, in packs. What is wrong is made small and printed as text that `tests/programs/corpus.py` takes. The last lines
-say how many programs there were, what of all that must be drawn was not, and which lines of the generators none of them
-reached (`--coverage`, which needs coverage.py and takes longer). The exit code is 1 if anything was wrong.
+CUDA, in packs; for "mesh" on the CPU, by ranks that are threads, with variables sharded over a mesh. What is wrong is
+made small and printed as text that `tests/programs/corpus.py` takes. The last lines say how many programs there were,
+what of all that must be drawn was not, and which lines of the generators none of them reached (`--coverage`, which
+needs coverage.py and takes longer). The exit code is 1 if anything was wrong.
 """
 
 import argparse
@@ -24,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Whose lines `--coverage` counts.
 GENERATORS = {
     "cpu": ("backend/cpu/codegen.py", *(f"program/{name}.py" for name in ("fuse", "merge", "kernels", "cpp", "views"))),
+    "mesh": ("backend/cpu/compiled.py", *(f"program/{name}.py" for name in ("fuse", "local", "messages", "placement"))),
     "cuda": tuple(f"backend/cuda/{name}.py" for name in ("compose", "expressions", "generate", "groups", "products")),
 }
 
@@ -31,7 +34,10 @@ GENERATORS = {
 def checker(device: str, stack: ExitStack) -> Callable[[Any], str]:
     """Return what says what is wrong with a case on a device."""
     from tests.programs.check import wrong_on_cpu, wrong_on_cuda
+    from tests.programs.meshes import wrong_on_mesh
 
+    if device == "mesh":
+        return lambda case: wrong_on_mesh(case, compiles=case.seed % 16 == 0)  # each rank's program may be another one
     if device == "cpu":
         return lambda case: wrong_on_cpu(case, thorough=case.seed % 4 == 0)  # optimizing takes most of the time
     from dptrain.backend.cuda.backend import CudaBackend
@@ -58,7 +64,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=1)
     parser.add_argument("--seed", type=int, default=0, help="of the first program")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--device", choices=("cpu", "cuda", "mesh"), default="cpu")
     parser.add_argument("--only", type=int, help="this program alone")
     parser.add_argument("--coverage", action="store_true", help="of the generators' branches")
     given = parser.parse_args()

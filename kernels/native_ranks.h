@@ -19,7 +19,7 @@ struct dp_Message {
     int64_t *beside[2];  // the same of its neighbours, or null
     int64_t call[5];     // what it is in here
     int64_t turns;       // of looking out before others may have the core
-    void (*add)(const dp_Message *m, int64_t low, int64_t high);
+    void (*summed)(const dp_Message *m, int64_t low, int64_t high);
     int64_t (*attend)();  // not 0: give up
 };
 
@@ -104,7 +104,7 @@ int64_t dp_sum(const dp_Message *m) {
     if (!failed) {
         const int64_t step = (m->count / m->ranks + 63) / 64 * 64, low = m->rank * step;  // whole cache lines
         const int64_t high = m->rank == m->ranks - 1 || low + step > m->count ? m->count : low + step;
-        if (low < high) m->add(m, low, high);
+        if (low < high) m->summed(m, low, high);
         failed = dp_meet(m);
     }
     __atomic_store_n(m->own, *m->own + 1, __ATOMIC_RELEASE);

@@ -23,6 +23,11 @@ class _Meeting:
         self.groups: dict[Any, _Meeting] = {}
         self.mail: list[list[tuple[int, bytes]]] = [[] for _ in range(size)]
 
+    def abort(self) -> None:
+        """Let nobody wait any longer."""
+        for one in (self, *self.groups.values()):
+            one.barrier.abort()
+
 
 class ThreadCommunicator(Communicator):
     """A rank that is a thread."""
@@ -33,7 +38,7 @@ class ThreadCommunicator(Communicator):
         self.rank = self.local_rank = rank
         self.size = self.local_size = len(meeting.board)
         self.node = 0
-        self._meeting = meeting
+        self.meeting = meeting
 
     @property
     def host(self) -> str:
@@ -41,10 +46,10 @@ class ThreadCommunicator(Communicator):
 
     def told(self, what: Any) -> list[Any]:
         """Return what every rank says."""
-        self._meeting.board[self.rank] = what
-        self._meeting.barrier.wait(_PATIENCE)
-        found = list(self._meeting.board)
-        self._meeting.barrier.wait(_PATIENCE)
+        self.meeting.board[self.rank] = what
+        self.meeting.barrier.wait(_PATIENCE)
+        found = list(self.meeting.board)
+        self.meeting.barrier.wait(_PATIENCE)
         return found
 
     def allgather_bytes(self, message: bytes) -> list[bytes]:
@@ -70,15 +75,15 @@ class ThreadCommunicator(Communicator):
 
     def group(self, ranks: Sequence[int]) -> Communicator:
         if self.rank == ranks[0]:
-            self._meeting.groups[tuple(ranks)] = _Meeting(len(ranks))
+            self.meeting.groups[tuple(ranks)] = _Meeting(len(ranks))
         self.told(None)
-        return ThreadCommunicator(list(ranks).index(self.rank), self._meeting.groups[tuple(ranks)])
+        return ThreadCommunicator(list(ranks).index(self.rank), self.meeting.groups[tuple(ranks)])
 
     def send(self, rank: int, fact: Any, content: bytes = b"") -> None:
-        self._meeting.mail[rank].append((self.rank, pack(fact, content)))
+        self.meeting.mail[rank].append((self.rank, pack(fact, content)))
 
     def received(self) -> list[Mail]:
-        mail, self._meeting.mail[self.rank] = self._meeting.mail[self.rank], []
+        mail, self.meeting.mail[self.rank] = self.meeting.mail[self.rank], []
         return [unpack(source, message) for source, message in mail]
 
     def why_not_cuda_aware(self) -> str:
@@ -118,7 +123,15 @@ def on_ranks(size: int, action: Callable[[Communicator], object]) -> list[Any]:
 
 def on_mesh(action: Callable[[MeshCommunicator], object], **lengths: int) -> list[Any]:
     """Run `action` on every rank of a mesh; return results, or raise the first rank's error."""
-    found = on_ranks(int(np.prod(list(lengths.values()))), lambda comm: action(MeshCommunicator(comm, lengths)))
+
+    def run(comm: Any) -> object:
+        try:
+            return action(MeshCommunicator(comm, lengths))
+        except Exception:
+            comm.meeting.abort()
+            raise
+
+    found = on_ranks(int(np.prod(list(lengths.values()))), run)
     errors = [one for one in found if isinstance(one, Exception)]
     # A broken barrier is what the others see of an error.
     errors.sort(key=lambda one: isinstance(one, threading.BrokenBarrierError))

@@ -58,7 +58,7 @@ def layout_of(variable: Variable, slot_of: Variable | None = None) -> Axes | Non
 
     Returns:
         A name or None for each axis. A layout of fewer axes leaves the last ones whole; one of more is returned as it
-        is, and `program.placement.place` refuses it.
+        is, and refused where it is used, see `program.local.Place.check`.
     """
     own = distribution()
     if own is None:

@@ -504,7 +504,10 @@ def cast_to(x: Array, *, out: Array, dtype: TypeName) -> None:
 
 @op(shape=broadcast_shape, letters=elementwise, dtype=_cast_dtype, lowering=Element("{0}"))
 def round_to(x: Array, *, out: Array, dtype: TypeName) -> None:
-    """x in half precision. Not linear: ranks add up what they have before they round it, as one rank would."""
+    """x in half precision, as whole numbers or as truth values.
+
+    Not linear: ranks add up what they have before they round it, as one rank would.
+    """
     np.copyto(out, x, casting="unsafe")
 
 
@@ -531,7 +534,8 @@ def cast(x: Any, dtype: npt.DTypeLike) -> Tensor:
     wanted = np.dtype(dtype)
     if tensor.dtype == wanted:
         return tensor
-    return (round_to if is_half(wanted) else cast_to)(tensor, dtype=wanted.name)
+    rounds = is_half(wanted) or wanted.kind == "b" or (wanted.kind in "iu" and tensor.dtype.kind in "fV")
+    return (round_to if rounds else cast_to)(tensor, dtype=wanted.name)
 
 
 METHODS["cast"] = cast

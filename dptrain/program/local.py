@@ -21,6 +21,7 @@ from dptrain.program.mesh import ALL_GATHER, ALL_REDUCE, OWN_PART, REDUCE_SCATTE
 from dptrain.program.messages import is_read_through, levels
 from dptrain.program.operand import METHODS
 from dptrain.program.passes import rewritten
+from dptrain.program.placement import laid_out
 from dptrain.program.shapes import Shape, size
 from dptrain.program.tensor import Tensor, Variable, placeholder
 
@@ -36,6 +37,19 @@ class Place:
 
     lengths: Mapping[str, int]
     coordinates: Mapping[str, int]
+
+    def check(self, variable: Variable, axes: Axes) -> None:
+        """Refuse a layout that does not fit its variable, or leaves ranks without a part of it.
+
+        Raises:
+            ConfigError: as above.
+        """
+        for axis, (n, mesh) in enumerate(zip(variable.shape, laid_out(variable, axes).axes, strict=True)):
+            if mesh is not None and n < self.lengths[mesh]:
+                raise ConfigError(
+                    f"layout {axes} of {variable.path!r}, of shape {variable.shape}: axis {axis} of length {n} cannot "
+                    f"be sharded over the {self.lengths[mesh]} ranks along {mesh!r}; choose a longer one, or none"
+                )
 
     def bounds(self, mesh: str, length: int) -> tuple[int, int]:
         """Return from where to where the rank has its part of so many elements along an axis of the mesh."""
@@ -74,8 +88,10 @@ def localized(placed: PlacedProgram, place: Place, parts: Mapping[Variable, Vari
         parts: of sharded variables, the variable that has this rank's part.
 
     Raises:
-        ConfigError: a length is sharded that is not known.
+        ConfigError: a length is sharded that is not known, or leaves ranks without a part of a variable.
     """
+    for variable, placement in placed.layouts.items():
+        place.check(variable, placement.axes)
     known: dict[Tensor, Tensor] = {}
     state: dict[Variable, Tensor] = {}
     for variable, one in placed.state.items():

@@ -95,7 +95,7 @@ def place(
     Raises:
         ConfigError: an op needs the rows of all ranks at once, or a layout does not fit its variable.
     """
-    laid = {variable: _laid_out(variable, axes) for variable, axes in (layouts or {}).items()}
+    laid = {variable: laid_out(variable, axes) for variable, axes in (layouts or {}).items()}
     laid = {variable: one for variable, one in laid.items() if not one.is_replicated}
     chosen = set(summed)
     rounded = _alone_for_weights(program) if comm_dtype is not None else set()
@@ -134,7 +134,12 @@ def _alone_for_weights(program: Program) -> set[Tensor]:
     return found
 
 
-def _laid_out(variable: Variable, axes: Axes) -> Placement:
+def laid_out(variable: Variable, axes: Axes) -> Placement:
+    """Return the placement that a layout is.
+
+    Raises:
+        ConfigError: it does not fit its variable.
+    """
     named = [one for one in axes if one is not None]
     if len(axes) != len(variable.shape) or len(set(named)) < len(named):
         raise ConfigError(

@@ -60,7 +60,11 @@ class Sharding:
     # Layouts
 
     def layouts(self, variables: Iterable[Variable]) -> dict[Variable, Axes]:
-        """Return over which axes of the mesh variables are sharded, those that are."""
+        """Return over which axes of the mesh variables are sharded, those that are.
+
+        Raises:
+            ConfigError: a layout does not fit its variable, or leaves ranks without a part of it.
+        """
         kinds: dict[Variable, Variable | None] = dict.fromkeys(self._owner.weights)
         for optimizer in self._owner.optimizers:
             kinds |= dict(optimizer.slots)
@@ -69,6 +73,7 @@ class Sharding:
             if one in self._axes:
                 found[one] = self._axes[one]
             elif one in kinds and any(axes := self._layout(one, kinds[one])):
+                self.place.check(one, axes)
                 found[one] = axes
         return found
 

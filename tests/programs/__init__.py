@@ -4,6 +4,8 @@
 - `draw.py`: `program(seed)` draws one; which lengths, ops and situations it must draw.
 - `exact.py`: what a program computes in float64, and how much of that rounding may change.
 - `check.py`: executes a case by C++ or CUDA, alone, on ranks and in packs, and says what is wrong.
+- `meshes.py`: executes a case on a mesh of ranks, with its variables sharded.
+- `interpreted.py`: executes kernels in their planned memory by NumPy, without a compiler.
 - `shrink.py`: makes a wrong case small.
 - `corpus.py`: cases that were wrong once.
 

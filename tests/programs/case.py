@@ -12,6 +12,7 @@ from dptrain import ops
 from dptrain.ops.indexing import take_rows
 from dptrain.program.dims import Dim
 from dptrain.program.gradient import gradients
+from dptrain.program.mesh import Axes
 from dptrain.program.program import ROWS, Program, trace
 from dptrain.program.shapes import Shape
 from dptrain.program.tensor import Tensor, Variable
@@ -35,6 +36,10 @@ class Case:
         updates: new values of variables, as expressions.
         steps: how often it is executed in one call.
         shards: rows of each rank; none for one rank.
+        mesh: lengths of a mesh's axes by name, "batch" among them; none for ranks without.
+        layouts: of variables on it, by name: for each axis the axis of the mesh over which it is sharded, or None.
+        summed: variables of which each rank is to keep a summand, see `placement.place`.
+        bucket_bytes: of a message's sums at most; None for any number.
         pack: it is executed alone, in a pack, and alone again.
         seed: of the numbers.
     """
@@ -46,6 +51,10 @@ class Case:
     updates: Mapping[str, str] = field(default_factory=dict)
     steps: int = 1
     shards: tuple[int, ...] = ()
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    layouts: Mapping[str, Axes] = field(default_factory=dict)
+    summed: tuple[str, ...] = ()
+    bucket_bytes: int | None = None
     pack: bool = False
     seed: int = 0
 

@@ -13,6 +13,7 @@ import ast
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ import dptrain
 import dptrain.ops.random
 from dptrain.errors import ConfigError
 from dptrain.program.dims import Dim
+from dptrain.program.mesh import Axes
 from dptrain.program.placement import place
 from dptrain.program.program import Program
 from dptrain.program.tensor import Tensor, Variable, placeholder, tracing
@@ -35,6 +37,12 @@ GENERATORS = (
 )
 # The lengths in `kernels/`: a warp, blocks of rows (`dp_block`), tiles of products.
 IN_HEADERS = (16, 32, 64, 1024)
+# Of ranks among which programs are executed; the last axis counts fastest.
+MESHES = (
+    *({"batch": 2}, {"batch": 3}, {"batch": 2, "model": 1}, {"batch": 3, "model": 1}, {"batch": 2, "model": 2}),
+    *({"batch": 1, "model": 3}, {"batch": 1, "model": 4}, {"batch": 2, "model": 3}, {"model": 2, "batch": 2}),
+    {"batch": 2, "model": 2, "pipe": 2},
+)
 MOST = 40_000  # elements of a tensor; of a long sum or a large map as many as it takes
 _TOO_LARGE = 1e4
 
@@ -86,12 +94,13 @@ class Drawing:
 
     Args:
         seed: of all choices.
-        device: "cuda" keeps tensors smaller, since the emulator is slow.
+        device: "cuda" keeps tensors smaller, since the emulator is slow; "mesh" does, too, shards variables over a
+            mesh of ranks, and trains them.
     """
 
     def __init__(self, seed: int, device: str) -> None:
         self.rng = np.random.default_rng(seed)
-        self.seed, self.small = seed, device == "cuda"
+        self.seed, self.small = seed, device != "cpu"
         self.most = MOST // 4 if self.small else MOST
         self.lengths: dict[str, int] = {}
         self.leaves: dict[str, str] = {}
@@ -100,6 +109,11 @@ class Drawing:
         self.updates: dict[str, str] = {}
         self.steps, self.pack = 1, False
         self.shards: tuple[int, ...] = ()
+        self.mesh: dict[str, int] = {}
+        self.layouts: dict[str, Axes] = {}
+        self.summed: tuple[str, ...] = ()
+        self.bucket_bytes: int | None = None
+        self.wide = False  # float32 is float64
         self._values: dict[int, np.ndarray] = {}
         self._inputs: dict[str, Tensor] = {}
         self._state: dict[Variable, Tensor] = {}
@@ -143,6 +157,7 @@ class Drawing:
 
     def leaf(self, kind: str, dims, dtype: str, fill: str, name: str = "") -> str:
         """Add an input or a variable; dims are "n", "2n" or numbers."""
+        dtype = "float64" if self.wide and dtype == "float32" else dtype
         name = name or f"{'x' if kind == 'input' else 'w'}{len(self.leaves)}"
         words = [one if isinstance(one, str) else self.dim(one) for one in dims]
         self.leaves[name] = " ".join([kind, *words, dtype, fill])
@@ -239,6 +254,10 @@ class Drawing:
             dict(self.updates),
             self.steps,
             self.shards,
+            dict(self.mesh),
+            dict(self.layouts),
+            self.summed,
+            self.bucket_bytes,
             self.pack,
             self.seed,
         )
@@ -415,6 +434,8 @@ def casts(d: Drawing) -> None:
     if x.tensor.dtype.kind == "f":
         kind = d.choose(["int32", "int64", "int8", "uint8", "bool", "float64", "float32"])
         sane = f"ops.where(ops.absolute({x.name}) < 100, {x.name} * 1.75, 2.5)"
+        if d.mesh and "special" not in " ".join(d.leaves.values()) and kind not in ("int8", "uint8") and d.chance(0.4):
+            sane = f"{x.name} * 1.75"
         sane = f"ops.absolute({sane})" if kind == "uint8" else sane if kind != "int8" else f"ops.clip({sane}, -90, 90)"
         made = d.line(f"ops.cast({sane if kind[:5] != 'float' and kind != 'bool' else x.name}, '{kind}')")
     else:
@@ -686,7 +707,7 @@ def several_tables(d: Drawing) -> None:
 
 def many_steps(d: Drawing) -> None:
     """More steps in one call than the device keeps starts of."""
-    d.steps = d.choose([1023, 1024, 1025, 1030])
+    d.steps = d.choose([2, 5] if d.mesh else [1023, 1024, 1025, 1030])  # threads are slow
     table = d.leaf("input", [7, 2], "float32", "normal")
     rows = d.leaf("input", ["n"], "int64", "below 7", "rows")
     total = d.leaf("variable", [2], "float64", "normal")
@@ -725,12 +746,12 @@ SITUATIONS = {
 def program(seed: int, device: str = "cpu") -> Case:
     """Return the program of a seed; one that cannot be traced or placed ends at the line where that fails."""
     try:
-        return _program(Drawing(seed, device), seed)
+        return _program(Drawing(seed, device), seed, device == "mesh")
     except CrashedError as crash:
         return crash.case
 
 
-def _program(d: Drawing, seed: int) -> Case:
+def _program(d: Drawing, seed: int, on_mesh: bool) -> Case:
     names = [*SITUATIONS, *[product_of_views.__name__] * 3]  # which has more to draw than others
     situation = names[seed // 2 % len(names)] if seed % 2 == 0 else ""
     d.lengths["n"] = d.choose([0, 1, 2, 3, 5, 7, 8, 16, 33, 65, 130])
@@ -739,11 +760,15 @@ def _program(d: Drawing, seed: int) -> Case:
     if situation == "many_steps":
         d.lengths["n"] = d.choose([0, 1, 2, 3])
     d.steps = d.choose([1, 1, 2, 3, 0 if situation == "" else 1])
-    if d.chance(0.5):
-        ranks = d.choose([2, 3])
+    if on_mesh:
+        d.mesh = dict(d.choose(MESHES))
+        d.wide = d.chance(0.6)
+        d.bucket_bytes = d.choose([None, None, 8, 50, 100, 200, 400, 1000, 3000])
+    if d.mesh or d.chance(0.5):
+        ranks = d.mesh["batch"] if d.mesh else d.choose([2, 3])
         cuts = np.sort(d.rng.integers(0, d.lengths["n"] + 1, ranks - 1)).tolist()
         d.shards = tuple(int(n) for n in np.diff([0, *cuts, d.lengths["n"]]))
-    d.pack = d.small and d.chance(0.4)
+    d.pack = d.small and not d.mesh and d.chance(0.4)
     with ExitStack() as stack:
         stack.enter_context(tracing())
         d.begin()
@@ -758,7 +783,11 @@ def _program(d: Drawing, seed: int) -> Case:
                 "float32" if d.chance(0.85) else "float64",
                 d.choose(["normal"] * 5 + ["whole", "special"]),
             )
-        if d.chance(0.6):
+        if d.mesh:
+            d.leaf("variable", [d.length(60)], "float32", "normal")
+            if d.chance(0.6):
+                _tried(lambda: dense(d), "")
+        elif d.chance(0.6):
             d.leaf("variable", [d.length(60)] if d.chance(0.5) else [], "float32", "normal")
         kinds, shares = list(GROWTH), np.array(list(GROWTH.values()), float)
         wanted = 3 if situation == "many_steps" else int(d.rng.integers(4, 9 if situation else 16)) * (1 + d.small)
@@ -770,10 +799,89 @@ def _program(d: Drawing, seed: int) -> Case:
                 wanted -= 1
             except RefusedError:
                 continue
+        if d.mesh:
+            slots = trained(d)
+            lay_out(d, slots if slots and d.chance(0.3) else list(d.leaves))
+            totals(d)
         for name in d.leaves:
             if d.leaves[name].startswith("variable") and name not in d.updates and d.chance(0.5):
                 _update(d, name)
     return d.case()
+
+
+def dense(d: Drawing) -> str:
+    """Two layers, and perhaps a residual connection."""
+    widths = [d.length(24) for _ in range(3)]
+    x = first = d.leaf("input", ["n", widths[0]], "float32", "normal")
+    for width, following in pairwise(widths):
+        w = d.leaf("variable", [width, following], "float32", "normal")
+        b = d.leaf("variable", [following], "float32", "normal")
+        x = d.line(f"ops.{d.choose(['tanh', 'relu', 'softmax'])}({x} @ {w} + {b})")
+    return d.line(f"{x} + {first}") if widths[0] == widths[2] else x
+
+
+def trained(d: Drawing) -> list[str]:
+    """Gradients of a loss, and new values of variables made of them and of slots; return the slots."""
+    known = [one for one in d.known.values() if one.tensor.dtype.kind == "f" and one.name not in d.leaves]
+    if not known:
+        return []
+    of_rows = [one for one in known if any(isinstance(n, Dim) for n in one.tensor.shape)] or known
+    terms = [f"ops.mean(ops.sin({d.choose(some).name}))" for some in (known, of_rows, of_rows)]
+    if d.chance(0.5):  # a mean weighted by what ranks have summands of, numbers: NaN is divided by as late as can be
+        losses, weights = (d.choose(of_rows).name for _ in range(2))
+        weights = f"ops.sum(ops.exp(-ops.square(ops.nan_to_num({weights}))))"
+        terms = [f"ops.divide_no_nan(ops.sum(ops.sin({losses})), {weights})"]
+    slots = []
+    for name in [name for name, text in d.leaves.items() if text.startswith("variable")]:
+        one = d.known[name].tensor
+        if one.dtype.kind != "f" or d.chance(0.2):
+            continue
+        try:
+            g = d.line(f"gradients({' + '.join(terms)}, [{name}])[0]", (f"d{len(d.lines)}_{name}",))
+            made = d.known[g].tensor
+            if made.dtype != one.dtype or any(isinstance(n, Dim) for n in made.shape):
+                continue
+            if d.chance(0.3):
+                norm = d.line(f"ops.sqrt(ops.sum(ops.square({g})) + 1)")
+                g = d.line(f"{g} / ops.cast({norm}, '{one.dtype.name}')")
+            slot = d.leaf("variable", list(map(int, one.shape)), one.dtype.name, "normal")
+            new = d.line(f"{slot} * 0.5 + {g}")
+        except RefusedError:
+            continue
+        slots.append(slot)
+        d.updates[slot] = new
+        d.updates[name] = d.choose(
+            [f"{name} - 0.25 * {new}", f"{name} - 0.25 * {new} / (1 + ops.square({new}))", f"{name} * 0.5 + {g}"]
+        )
+    return slots
+
+
+def lay_out(d: Drawing, names: list[str]) -> None:
+    """Shard variables among these leaves over any axes of the mesh."""
+    for name, text in ((name, d.leaves[name]) for name in names):
+        shape = d.known[name].tensor.shape
+        if not text.startswith("variable") or not shape:
+            continue
+        axes: list[str | None] = [None] * len(shape)
+        for mesh in d.rng.permutation(list(d.mesh)):
+            free = [axis for axis, n in enumerate(shape) if axes[axis] is None and n >= d.mesh[mesh]]
+            if free and d.chance(0.7):
+                axes[d.choose(free)] = str(mesh)
+        if any(axes):
+            d.layouts[name] = tuple(axes)
+
+
+def totals(d: Drawing) -> None:
+    """Sums over the rows of all steps, as those of metrics, of which ranks may keep summands."""
+    of_rows = [one for one in d.known.values() if one.tensor.ndim and isinstance(one.tensor.shape[0], Dim)]
+    of_rows = [one for one in of_rows if one.tensor.dtype.kind == "f" and one.name not in d.leaves]
+    for _ in range(d.choose([0, 0, 1, 2]) if of_rows else 0):
+        one = d.choose(of_rows)
+        shape = one.tensor.shape[1:]
+        if not any(isinstance(n, Dim) for n in shape):
+            total = d.leaf("variable", list(map(int, shape)), one.tensor.dtype.name, "normal")
+            d.updates[total] = f"{total} + ops.sum({one.name}, 0)"
+            d.summed += (total,)
 
 
 def _update(d: Drawing, name: str) -> None:

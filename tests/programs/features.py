@@ -83,7 +83,7 @@ def _of_tensor(one: Tensor) -> Iterator[str]:
         yield from ["more than 64 rows with more than 32 columns"] if rows > 64 and width > 32 else []
         for read in one.inputs:
             yield from _orders("before", _chain(read))
-    if name == "cast_to":
+    if name in ("cast_to", "round_to"):
         kinds = one.inputs[0].dtype.kind, one.dtype.kind
         yield from ["flag from a number"] if kinds[0] != "b" and kinds[1] == "b" else []
         yield from ["whole number from a fraction"] if kinds[0] == "f" and kinds[1] in "iu" else []

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from dptrain.comm.mesh import BATCH
 from tests.programs.case import Case
 
 # What is wrong with a case, or an empty string.
@@ -61,7 +62,9 @@ def _smaller(case: Case) -> Iterator[Case]:
         yield replace(case, steps=case.steps // 2)
     if case.pack:
         yield replace(case, pack=False)
-    if case.shards:
+    if case.mesh:
+        yield from _on_smaller_meshes(case)
+    elif case.shards:
         yield replace(case, shards=())
         if len(case.shards) > 2:
             yield replace(case, shards=(case.shards[0] + case.shards[1], *case.shards[2:]))
@@ -77,13 +80,34 @@ def _smaller(case: Case) -> Iterator[Case]:
             if less < length and less >= (name != "n"):
                 if name == "n" and shards:
                     first = min(shards[0], less)
-                    shards = (first, *([0] * (len(case.shards) - 2)), less - first)
+                    shards = (first, *([0] * (len(case.shards) - 2)), less - first) if len(shards) > 1 else (less,)
                 yield replace(case, lengths={**case.lengths, name: less}, shards=shards)
     for name, text in case.leaves.items():
         if "special" in text:
             yield replace(case, leaves={**case.leaves, name: text.replace("special", "normal")})
         elif "normal" in text:
             yield replace(case, leaves={**case.leaves, name: text.replace("normal", "whole")})
+
+
+def _on_smaller_meshes(case: Case) -> Iterator[Case]:
+    """Yield cases on meshes of fewer ranks, or with less that is sharded."""
+    if case.bucket_bytes is not None:
+        yield replace(case, bucket_bytes=None)
+    for mesh, length in case.mesh.items():
+        if mesh != BATCH:
+            rest = {one: other for one, other in case.mesh.items() if one != mesh}
+            layouts = {
+                name: tuple([None if one == mesh else one for one in axes]) for name, axes in case.layouts.items()
+            }
+            yield replace(case, mesh=rest, layouts=layouts)
+        if length > 1:
+            shards = (case.shards[0] + case.shards[1], *case.shards[2:]) if mesh == BATCH else case.shards
+            yield replace(case, mesh={**case.mesh, mesh: length - 1}, shards=shards)
+    for name in case.summed:
+        yield replace(case, summed=tuple(one for one in case.summed if one != name))
+    for name, axes in case.layouts.items():
+        for axis in (axis for axis, mesh in enumerate(axes) if mesh is not None):
+            yield replace(case, layouts={**case.layouts, name: (*axes[:axis], None, *axes[axis + 1 :])})
 
 
 def _renamed(case: Case, number: int, made: str, name: str) -> Case:
@@ -117,7 +141,9 @@ def _used(case: Case) -> Case:
     leaves = {name: text for name, text in case.leaves.items() if name in wanted}
     words = {word for text in leaves.values() for word in text.split()} | {"n"}
     lengths = {name: length for name, length in case.lengths.items() if name in words}
-    return replace(case, lines=tuple(lines), leaves=leaves, lengths=lengths)
+    layouts = {name: axes for name, axes in case.layouts.items() if name in leaves and any(axes)}
+    summed = tuple(name for name in case.summed if name in leaves)
+    return replace(case, lines=tuple(lines), leaves=leaves, lengths=lengths, layouts=layouts, summed=summed)
 
 
 def _names(text: str) -> set[str]:

@@ -220,8 +220,9 @@ class CompiledExecutable:
         if first.op is ALL_REDUCE:
             flat, about = self._messages[first], first.attributes
             return lambda last: all_reduce(flat, about["over"], comm.along(about["mesh"]))
-        given, found = ([self._array(one) for one in roots] for roots in zip(*part, strict=True))
         message = [result for _, result in part]
+        given = [self._array(root).reshape(local(one.inputs[0].shape, self._rows)) for root, one in part]
+        found = [self._array(one) for one in message]
         return lambda last: exchange(message, given, found, comm)
 
     def _call(self, call: Call) -> Callable[[bool], None]:

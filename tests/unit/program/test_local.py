@@ -1,6 +1,7 @@
 """What a rank of a mesh executes: programs of its own parts, whose weights are gathered while they are needed."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from dptrain import ops
 from dptrain.backend.cpu.backend import CpuBackend
 from dptrain.backend.cpu.compiled import lowered, planned
 from dptrain.comm.parts import cut
+from dptrain.errors import ConfigError
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
 from dptrain.program.local import Place, localized
@@ -90,6 +92,37 @@ def test_any_layout_on_any_mesh(data, weighted):
         return {one: chosen[number] for number, one in enumerate(step.program.state)}
 
     on_mesh(lambda comm: assert_trains(comm, layouts, weighted, compiled=False), **lengths)
+
+
+def test_ranks_pack_the_same_messages():
+    """Though their parts are not equal: what fits into a bucket is counted in whole tensors."""
+    step = Perceptron()
+    layouts = step.layouts({}, FIRST)
+    programs = [of_rank(step, layouts, Place({"batch": 2}, {"batch": number}))[0] for number in range(2)]
+    found = set()
+    for most in range(8, 800, 24):
+        first, second = (
+            [
+                [one.attributes["number"] for one in message]
+                for stage in stages(replace(one, bucket_bytes=most))
+                for message in stage.messages
+            ]
+            for one in programs
+        )
+        assert first == second
+        found.add(len(first))
+    assert len(found) > 2
+
+
+def test_a_layout_that_leaves_ranks_without_a_part_is_refused():
+    """On both sides of the shortest length that can be sharded."""
+    program_of({"b2": (BATCH,)}, {}, {"batch": 5})
+    with pytest.raises(ConfigError) as error:
+        program_of({"b2": (BATCH,)}, {}, {"batch": 6})
+    assert str(error.value) == (
+        "layout ('batch',) of 'b2', of shape (5,): axis 0 of length 5 cannot be sharded over the 6 ranks along "
+        "'batch'; choose a longer one, or none"
+    )
 
 
 def program_of(weights, slots, lengths, step=None):

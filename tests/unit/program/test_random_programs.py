@@ -14,6 +14,7 @@ from tests.programs.check import by_numpy, expected, run_alone, wrong_on_cpu
 from tests.programs.corpus import CORPUS
 from tests.programs.draw import THRESHOLDS, program
 from tests.programs.features import WANTED, features
+from tests.programs.meshes import wrong_on_mesh
 from tests.programs.same import same_for_rows
 from tests.programs.shrink import shrunk
 
@@ -44,7 +45,16 @@ def test_a_program_is_for_any_number_of_rows_unless_it_says_otherwise(part):
 @needs_compiler
 @pytest.mark.parametrize("name", CORPUS)
 def test_corpus(name):
-    assert not wrong_on_cpu(CORPUS[name], thorough=False)
+    case = CORPUS[name]
+    assert not (wrong_on_mesh(case, compiles=True) if case.mesh else wrong_on_cpu(case, thorough=False))
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_random_programs_on_meshes(part):
+    """Op by op, and in the kernels and the memory of compiled code."""
+    for seed in range(part * EACH // 4, (part + 1) * EACH // 4):
+        case = program(seed, "mesh")
+        assert not (said := wrong_on_mesh(case, compiles=False)), f"{said}\n{case}"
 
 
 def test_all_that_must_be_is_drawn():

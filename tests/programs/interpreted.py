@@ -1,0 +1,68 @@
+"""A fused program by NumPy, in the memory that is planned for compiled code: what C++ does, without a compiler."""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dptrain.backend.cpu.compiled import CompiledExecutable
+from dptrain.program.kernels import Kernel, Loop
+from dptrain.program.mesh import OWN_PART
+from dptrain.program.program import ROWS
+from dptrain.program.shapes import local
+from dptrain.program.tensor import Array, Tensor
+
+
+class InterpretedExecutable(CompiledExecutable):
+    """As `CompiledExecutable`, kernel by kernel, each of which reads all before it writes anything."""
+
+    def _compiled(self) -> tuple[ctypes.CDLL, list[int]]:
+        self._made: dict[Tensor, Array] = {}  # by the kernel at hand
+        return ctypes.CDLL(None), []
+
+    def _step(self, part: Any) -> Any:
+        return super()._step(part) if isinstance(part, list) else None
+
+    @np.errstate(all="ignore")
+    def run(self, starts: Sequence[int] = (0,)) -> None:
+        """See `CompiledExecutable`."""
+        for number, start in enumerate(starts, 1):
+            if ROWS in self.fused.program.inputs:
+                self._window[...] = self._order[start : start + len(self._window)]
+            messages = iter(one for one in self._steps if one is not None)
+            for stage in self.fused.stages:
+                for kernel in stage.kernels:
+                    if number == len(starts) or any(one in self.fused.every_step for one in kernel.tensors):
+                        self._execute(kernel)
+                for _ in stage.messages:
+                    next(messages)(number == len(starts))
+            for variable, new in self.fused.updates.items():
+                np.copyto(self._array(self.fused.program.state[variable]), self._array(new))
+        if starts:
+            self.outputs = {name: view.copy() for name, view in self._results.items()}
+
+    def _execute(self, kernel: Kernel) -> None:
+        members = kernel.members if isinstance(kernel, Loop) else [kernel]
+        for one in members:
+            tensor = one.tensor
+            reads = [self.fused.views[read] for read in tensor.inputs] if isinstance(kernel, Loop) else kernel.reads
+            inputs = [self._strided(view, read) for view, read in zip(reads, tensor.inputs, strict=True)]
+            assert tensor.op is not None
+            assert tensor.op is not OWN_PART
+            out = np.full(local(tensor.shape, self._rows), _garbage(tensor), tensor.dtype)
+            attributes = tensor.op.local_attributes(tensor, self._rows, self._first_row)
+            tensor.op.compute(*inputs, **attributes, out=out)
+            self._made[tensor] = out
+        made, self._made = self._made, {}
+        for tensor, array in made.items():
+            if tensor in self.code.stored:
+                np.copyto(self._array(tensor), array)
+
+    def _array(self, root: Tensor) -> Array:
+        made = self._made.get(root)
+        return super()._array(root) if made is None else made
+
+
+def _garbage(tensor: Tensor) -> Any:
+    return np.nan if tensor.dtype.kind in "fV" else 1

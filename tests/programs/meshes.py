@@ -1,0 +1,125 @@
+"""Cases on meshes of ranks, which are threads: variables are sharded, and each rank executes a program of its own."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from dptrain.comm.mesh import BATCH, MeshCommunicator
+from dptrain.program.dims import Dim
+from dptrain.program.execute import HostMemory
+from dptrain.program.local import Place, localized
+from dptrain.program.placement import place
+from dptrain.program.program import Program
+from dptrain.program.tensor import Array, Variable
+from tests.programs.case import Case
+from tests.programs.check import Make, by_numpy, compiled, expected, hardly_optimized, joined, results, unlike
+from tests.programs.interpreted import InterpretedExecutable
+from tests.thread_ranks import on_mesh
+
+
+@dataclass(frozen=True)
+class _OfRank:
+    """What a rank ends with.
+
+    Attributes:
+        place: the rank's.
+        values: what came out, and its state, by name.
+        summands: names of those that ranks along `BATCH` have summands of.
+    """
+
+    place: Place
+    values: dict[str, Array]
+    summands: frozenset[str]
+
+
+def run_on_mesh(case: Case, make: Make, traced_for: int | None = None) -> dict[str, Array]:
+    """Return what the ranks of a mesh compute together: rows, parts of variables and summands joined.
+
+    Args:
+        case: with a mesh.
+        make: an executable.
+        traced_for: another number of rows, for which the program is traced and placed first.
+
+    Raises:
+        AssertionError: ranks that should have the same have not.
+    """
+    values = case.values()
+    other = case if traced_for is None else replace(case, lengths={**case.lengths, "n": traced_for})
+
+    def work(comm: MeshCommunicator) -> _OfRank:
+        at, replica, program = Place(comm.lengths, comm.coordinates), comm.replica, other.trace()
+        layouts = {one: case.layouts[one.name] for one in program.state if one.name in case.layouts}
+        parts = {one: Variable(one.numpy()[at.key(one.shape, axes)], one.name) for one, axes in layouts.items()}
+        summed = [one for one in program.state if one.name in case.summed]
+        placed = place(program, summed, layouts=layouts, bucket_bytes=case.bucket_bytes)
+        own = (localized(placed, at, parts) if layouts else placed).for_rows(case.rows)
+        for one in own.summed if replica else ():
+            one.assign(np.zeros(one.shape, one.dtype))
+        rows, first = case.shards[replica], sum(case.shards[:replica])
+        executable = make(own, case.of_rank(values, replica), rows=rows, first_row=first, comm=comm)
+        executable.run(case.starts(rows))
+        summands = frozenset(f"state {one.name}" for one in own.summed)
+        return _OfRank(at, results(case, own, executable), summands)
+
+    found, traced = on_mesh(work, **case.mesh), case.trace()
+    shapes = {name: one.shape for name, one in traced.outputs.items()}
+    shapes |= {f"state {one.name}": one.shape for one in traced.state}
+    layouts = {f"state {name}": axes for name, axes in case.layouts.items()}
+    whole: dict[str, Array] = {}
+    known: dict[Any, Array] = {}
+    for one in found:
+        for name, array in one.values.items():
+            axes = layouts.get(name, (None,) * array.ndim)
+            of_rows = any(isinstance(n, Dim) for n in shapes[name])
+            over = {BATCH} if of_rows or name in one.summands else {mesh for mesh in axes if mesh is not None}
+            same = known.setdefault((name, *(one.place.coordinates[mesh] for mesh in sorted(over))), array)
+            assert np.array_equal(array, same, equal_nan=array.dtype.kind in "fV"), f"ranks have another {name}"
+            if not of_rows:
+                key = (*one.place.key(shapes[name], axes), ...)
+                into = whole.setdefault(name, np.zeros(shapes[name], array.dtype))[key]
+                if name not in one.summands:
+                    into[...] = array
+                elif same is array:
+                    into += array
+    replicas = [next(one for one in found if one.place.coordinates[BATCH] == n) for n in range(case.mesh[BATCH])]
+    return joined(case, [one.values for one in replicas], 0) | whole
+
+
+def interpreted(program: Program, values: Mapping[str, Array], **place: Any) -> InterpretedExecutable:
+    """Return a program fused, its memory planned, and executed by NumPy."""
+    return InterpretedExecutable(program, HostMemory(), values, **place)
+
+
+def wrong_on_mesh(case: Case, *, compiles: bool) -> str:
+    """Return what is wrong with a case on its mesh; an empty string if nothing is.
+
+    Args:
+        case: with a mesh.
+        compiles: execute it by C++ as well, fused and not.
+    """
+    try:
+        right = expected(case)
+        program = case.trace()
+    except Exception as error:
+        return f"trace: {type(error).__name__}: {error}"
+    ways: dict[str, Callable[[], Mapping[str, Array]]] = {"NumPy on a mesh": lambda: run_on_mesh(case, by_numpy)}
+    if not program.for_one_size:
+        ways["NumPy on a mesh, for other rows"] = lambda: run_on_mesh(case, by_numpy, case.rows + 3)
+    ways["fused on a mesh"] = lambda: run_on_mesh(case, interpreted)
+    if compiles:
+        ways["C++ on a mesh"] = lambda: run_on_mesh(case, compiled())
+        ways["C++ on a mesh without fusion"] = lambda: run_on_mesh(case, compiled(join=False))
+    found: dict[str, Mapping[str, Array]] = {}
+    for way, execute in ways.items():
+        try:
+            found[way] = hardly_optimized(execute)
+            said = right.wrong(found[way])
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+        if not said and way.endswith("without fusion"):
+            said = unlike(found["C++ on a mesh"], found[way], right)
+        if said:
+            return f"{way}: {said}"
+    return ""
