@@ -345,11 +345,11 @@ def make_optimizer(config: Config, epoch_steps: int | None = None) -> optimizers
     known = {name for base in kind.__mro__[:-1] for name in inspect.signature(base).parameters}
     for field in dataclasses.fields(OptimizerConfig):
         value = options[field.name]
-        if field.name in ("name", "schedule") or value is None:
+        if field.name in ("name", "schedule") or value == field.default:  # which an optimizer has its own of
             continue
         if field.name in known:
             arguments[field.name] = value
-        elif value != field.default:
+        else:
             raise ConfigError(f"optimizer.{field.name} = {value}: {config.optimizer.name} has no {field.name}")
     if config.optimizer.schedule is not None:
         rate = arguments.get("learning_rate", inspect.signature(kind).parameters["learning_rate"].default)

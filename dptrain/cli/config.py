@@ -227,9 +227,21 @@ class ModelConfig(Checked):
 class OptimizerConfig(Checked):
     """The update rule."""
 
-    name: Literal["adadelta", "adagrad", "adam", "adamw", "adamax", "lion", "nadam", "rmsprop", "sgd"] = _field(
-        "adam", "update rule", "optimizer"
-    )
+    name: Literal[
+        "adadelta",
+        "adafactor",
+        "adagrad",
+        "adam",
+        "adamw",
+        "adamax",
+        "ftrl",
+        "lamb",
+        "lion",
+        "muon",
+        "nadam",
+        "rmsprop",
+        "sgd",
+    ] = _field("adam", "update rule", "optimizer")
     learning_rate: OptionalPositive = _field(
         None, "step size; the optimizer's own default if not set (sgd: 0.01, else 0.001)", "learning-rate"
     )
@@ -249,7 +261,9 @@ class OptimizerConfig(Checked):
     centered: bool = _field(False, "rmsprop: divide by the standard deviation instead of the root mean square")
     momentum: Rate = _field(0.0, "sgd, rmsprop: momentum", "momentum")
     nesterov: bool = _field(False, "sgd: Nesterov momentum", "nesterov")
-    epsilon: OptionalPositive = _field(None, "all but sgd and lion: added to the divisor; 1e-7 if not set")
+    epsilon: OptionalPositive = _field(
+        None, "all but sgd, lion, adafactor and ftrl: added to the divisor; 1e-7 if not set"
+    )
     weight_decay: OptionalNonnegative = _field(
         None,
         "shrink parameters by this fraction, times the learning rate, in each update; adamw: 0.004 if not set",

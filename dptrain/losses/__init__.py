@@ -6,9 +6,13 @@ from typing import TYPE_CHECKING, Any
 from dptrain.losses.base import Loss, LossFunctionWrapper
 from dptrain.losses.classes import (
     BinaryCrossentropy,
+    BinaryFocalCrossentropy,
     CategoricalCrossentropy,
+    CategoricalFocalCrossentropy,
+    CategoricalGeneralizedCrossEntropy,
     CategoricalHinge,
     CosineSimilarity,
+    Dice,
     Hinge,
     Huber,
     KLDivergence,
@@ -20,6 +24,7 @@ from dptrain.losses.classes import (
     Poisson,
     SparseCategoricalCrossentropy,
     SquaredHinge,
+    Tversky,
 )
 from dptrain.losses.functions import (
     binary_crossentropy,
@@ -38,12 +43,24 @@ from dptrain.losses.functions import (
     sparse_categorical_crossentropy,
     squared_hinge,
 )
+from dptrain.losses.overlap import (
+    binary_focal_crossentropy,
+    categorical_focal_crossentropy,
+    categorical_generalized_cross_entropy,
+    dice,
+    tversky,
+)
 from dptrain.registry.names import by_name, not_there
 from dptrain.registry.serialization import Registry
 
 # Each loss's function and class; both are found by their names.
 _CLASSES: dict[Callable[..., Any], type[Loss]] = {
     binary_crossentropy: BinaryCrossentropy,
+    binary_focal_crossentropy: BinaryFocalCrossentropy,
+    categorical_focal_crossentropy: CategoricalFocalCrossentropy,
+    categorical_generalized_cross_entropy: CategoricalGeneralizedCrossEntropy,
+    dice: Dice,
+    tversky: Tversky,
     categorical_crossentropy: CategoricalCrossentropy,
     categorical_hinge: CategoricalHinge,
     cosine_similarity: CosineSimilarity,

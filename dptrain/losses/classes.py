@@ -1,10 +1,10 @@
 """Keras' losses: each is a function of `functions` with a reduction."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dptrain.errors import ConfigError
-from dptrain.losses import functions
+from dptrain.losses import functions, overlap
 from dptrain.losses.base import Loss, LossFunctionWrapper, last_axis, smoothing
 
 
@@ -235,3 +235,145 @@ class SparseCategoricalCrossentropy(_BuiltIn):
         function, given = functions.sparse_categorical_crossentropy, {"from_logits": from_logits}
         super().__init__(function, reduction, name, dtype, **given, ignore_class=ignore_class)
         self.from_logits, self.ignored = from_logits, ignore_class
+
+
+class BinaryFocalCrossentropy(_BuiltIn):
+    """Mean of (1 - p_t)^gamma times the binary cross-entropy, p_t the probability of the right answer.
+
+    Source: T. Lin et al., "Focal loss for dense object detection", ICCV 2017.
+
+    Args:
+        apply_class_balancing: weigh targets of 1 by alpha and those of 0 by 1 - alpha.
+        alpha: as above.
+        gamma: 0 or above.
+        from_logits: the model's outputs are logits, else probabilities.
+        label_smoothing: the part of a target that becomes 1/2.
+        axis: that the mean is over.
+        reduction: as `Loss`.
+        name: as `Loss`.
+        dtype: as `Loss`.
+    """
+
+    def __init__(
+        self,
+        apply_class_balancing: bool = False,
+        alpha: float = 0.25,
+        gamma: float = 2.0,
+        from_logits: bool = False,
+        label_smoothing: float = 0.0,
+        axis: int = -1,
+        reduction: str | None = "sum_over_batch_size",
+        name: str | None = "binary_focal_crossentropy",
+        dtype: str | None = None,
+    ) -> None:
+        given = {"apply_class_balancing": apply_class_balancing, "alpha": alpha, "gamma": gamma, "axis": axis}
+        given |= {"from_logits": from_logits, "label_smoothing": label_smoothing}
+        super().__init__(overlap.binary_focal_crossentropy, reduction, name, dtype, **given)
+
+
+class CategoricalFocalCrossentropy(_BuiltIn):
+    """-sum over classes of alpha (1 - p)^gamma target log p; targets are one-hot or probabilities.
+
+    Source: as of `BinaryFocalCrossentropy`.
+
+    Args:
+        alpha: factor of all classes, or a list of one each.
+        gamma: 0 or above.
+        from_logits: the model's outputs are logits, else probabilities.
+        label_smoothing: the part of a target that is spread over all classes.
+        axis: of classes.
+        reduction: as `Loss`.
+        name: as `Loss`.
+        dtype: as `Loss`.
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.25,
+        gamma: float = 2.0,
+        from_logits: bool = False,
+        label_smoothing: float = 0.0,
+        axis: int = -1,
+        reduction: str | None = "sum_over_batch_size",
+        name: str | None = "categorical_focal_crossentropy",
+        dtype: str | None = None,
+    ) -> None:
+        given = {"alpha": alpha, "gamma": gamma, "from_logits": from_logits, "label_smoothing": label_smoothing}
+        super().__init__(overlap.categorical_focal_crossentropy, reduction, name, dtype, **given, axis=axis)
+
+
+class Dice(_BuiltIn):
+    """1 - 2 |both| / (|y_true| + |y_pred|), the sizes of regions.
+
+    Source: F. Milletari et al., "V-Net", 3DV 2016.
+
+    Args:
+        reduction: as `Loss`.
+        name: as `Loss`.
+        axis: that sizes are sums over; all by default, and then the batch has one number.
+        dtype: as `Loss`.
+    """
+
+    def __init__(
+        self,
+        reduction: str | None = "sum_over_batch_size",
+        name: str | None = "dice",
+        axis: int | Sequence[int] | None = None,
+        dtype: str | None = None,
+    ) -> None:
+        super().__init__(overlap.dice, reduction, name, dtype, axis=axis)
+
+
+class Tversky(_BuiltIn):
+    """1 - |both| / (|both| + alpha |y_true alone| + beta |y_pred alone|), the sizes of regions.
+
+    Source: S. Salehi et al., "Tversky loss function for image segmentation", MLMI 2017.
+
+    Args:
+        alpha: of what is missed.
+        beta: of what is found and is not there.
+        reduction: as `Loss`.
+        name: as `Loss`.
+        axis: as of `Dice`.
+        dtype: as `Loss`.
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.5,
+        beta: float = 0.5,
+        reduction: str | None = "sum_over_batch_size",
+        name: str | None = "tversky",
+        axis: int | Sequence[int] | None = None,
+        dtype: str | None = None,
+    ) -> None:
+        super().__init__(overlap.tversky, reduction, name, dtype, alpha=alpha, beta=beta, axis=axis)
+
+
+class CategoricalGeneralizedCrossEntropy(_BuiltIn):
+    """(1 - p^q) / q, p the probability that the model gives to the label; labels are integers.
+
+    Source: Z. Zhang and M. Sabuncu, "Generalized cross entropy loss for training with noisy labels", NeurIPS 2018.
+
+    Args:
+        q: between 0 and 1.
+        reduction: as `Loss`.
+        name: as `Loss`.
+        dtype: as `Loss`.
+
+    Raises:
+        ConfigError: q is out of range.
+    """
+
+    takes_labels = True
+
+    def __init__(
+        self,
+        q: float = 0.5,
+        reduction: str | None = "sum_over_batch_size",
+        name: str | None = "categorical_generalized_cross_entropy",
+        dtype: str | None = None,
+    ) -> None:
+        if not 0 < q < 1:
+            raise ConfigError("q must be in the interval (0, 1)")
+        super().__init__(overlap.categorical_generalized_cross_entropy, reduction, name, dtype, q=q)

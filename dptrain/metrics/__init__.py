@@ -25,6 +25,7 @@ from dptrain.losses.functions import (
     sparse_categorical_crossentropy,
     squared_hinge,
 )
+from dptrain.losses.overlap import binary_focal_crossentropy, categorical_focal_crossentropy
 from dptrain.metrics import means
 from dptrain.metrics.base import Mean, MeanMetricWrapper, Metric, Sum
 from dptrain.metrics.confusion import (
@@ -66,6 +67,8 @@ from dptrain.metrics.means import (
     SquaredHinge,
     TopKCategoricalAccuracy,
 )
+from dptrain.metrics.overlap import BinaryIoU, IoU, MeanIoU, OneHotIoU, OneHotMeanIoU
+from dptrain.metrics.scores import F1Score, FBetaScore, R2Score
 from dptrain.registry.names import by_name, not_there
 from dptrain.registry.serialization import Registry
 
@@ -100,6 +103,7 @@ CLASSES: tuple[type[Metric], ...] = (
     TopKCategoricalAccuracy,
     TrueNegatives,
     TruePositives,
+    *(BinaryIoU, IoU, MeanIoU, OneHotIoU, OneHotMeanIoU, F1Score, FBetaScore, R2Score),
 )
 _SHORT: dict[str, type[Metric]] = {
     "bce": BinaryCrossentropy,
@@ -118,8 +122,10 @@ __all__ = [
     "as_metric",
     "binary_accuracy",
     "binary_crossentropy",
+    "binary_focal_crossentropy",
     "categorical_accuracy",
     "categorical_crossentropy",
+    "categorical_focal_crossentropy",
     "categorical_hinge",
     "deserialize",
     "get",

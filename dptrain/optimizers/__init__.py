@@ -6,13 +6,17 @@ from typing import TYPE_CHECKING, Any
 from dptrain.errors import ConfigError
 from dptrain.optimizers import schedules
 from dptrain.optimizers.adadelta import Adadelta
+from dptrain.optimizers.adafactor import Adafactor
 from dptrain.optimizers.adagrad import Adagrad
 from dptrain.optimizers.adam import Adam
 from dptrain.optimizers.adamax import Adamax
 from dptrain.optimizers.adamw import AdamW
 from dptrain.optimizers.base import CLASSES, Optimizer
+from dptrain.optimizers.ftrl import Ftrl
+from dptrain.optimizers.lamb import Lamb
 from dptrain.optimizers.lion import Lion
 from dptrain.optimizers.loss_scale_optimizer import LossScaleOptimizer
+from dptrain.optimizers.muon import Muon
 from dptrain.optimizers.nadam import Nadam
 from dptrain.optimizers.rmsprop import RMSprop
 from dptrain.optimizers.sgd import SGD
@@ -22,7 +26,8 @@ from dptrain.registry.serialization import Registry
 
 # Names as Keras accepts them; the command line, serialisation and the test matrix read this table.
 OPTIMIZERS: dict[str, type[Any]] = {
-    kind.__name__.lower(): kind for kind in (Adadelta, Adagrad, Adam, AdamW, Adamax, Lion, Nadam, RMSprop, SGD)
+    kind.__name__.lower(): kind
+    for kind in (*(Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Ftrl, Lamb, Lion, Muon, Nadam, RMSprop, SGD),)
 }
 CLASSES |= OPTIMIZERS | {"lossscaleoptimizer": LossScaleOptimizer}
 
@@ -31,12 +36,16 @@ __all__ = [
     "OPTIMIZERS",
     "SGD",
     "Adadelta",
+    "Adafactor",
     "Adagrad",
     "Adam",
     "AdamW",
     "Adamax",
+    "Ftrl",
+    "Lamb",
     "Lion",
     "LossScaleOptimizer",
+    "Muon",
     "Nadam",
     "Optimizer",
     "RMSprop",

@@ -463,8 +463,9 @@ class Optimizer(ABC):
         """Clip the gradients, let the variables decay, and follow the rule: `update_step` for each variable."""
         grads = self._clipped(grads)
         for one in variables:
-            if self.decays(one):
-                one.assign(one * self.number(self._kept, learning_rate, one.dtype))
+            kept = self._kept_of(one)
+            if kept is not None:
+                one.assign(one * self.number(kept, learning_rate, one.dtype))
         for grad, one in zip(grads, variables, strict=True):
             self.update_step(grad, one, learning_rate)
 
@@ -505,8 +506,15 @@ class Optimizer(ABC):
 
     def decays(self, variable: Variable) -> bool:
         """Whether the weight decay applies to a variable."""
+        return self.weight_decay is not None and not self._is_excluded(variable)
+
+    def _is_excluded(self, variable: Variable) -> bool:
         named = self._excluded_names is not None and self._excluded_names.search(variable.name) is not None
-        return self.weight_decay is not None and variable not in self._excluded and not named
+        return variable in self._excluded or named
+
+    def _kept_of(self, variable: Variable) -> Callable[[Tensor], Tensor] | None:
+        """Return what gives the part of a variable that its decay leaves, of the learning rate; None without decay."""
+        return self._kept if self.decays(variable) else None
 
     def _kept(self, rate: Tensor) -> Tensor:
         return 1 - (self.weight_decay or 0) * rate

@@ -29,6 +29,18 @@ OWN = {
     "Adadelta": [{}, {"rho": 0.8, "epsilon": 1e-3}],
     "Adamax": [{}, {"beta_1": 0.5, "beta_2": 0.9}],
     "Nadam": [{}, {"beta_1": 0.5, "beta_2": 0.9}],
+    "Adafactor": [{}, {"beta_2_decay": -0.5, "clip_threshold": 0.5, "relative_step": False}],
+    "Ftrl": [
+        {},
+        {"learning_rate_power": -0.75, "l1_regularization_strength": 0.01, "beta": 0.1},
+        {"l2_regularization_strength": 0.1, "l2_shrinkage_regularization_strength": 0.05},
+    ],
+    "Lamb": [{}, {"beta_1": 0.5, "beta_2": 0.9}],
+    "Muon": [
+        {},
+        {"nesterov": False, "ns_steps": 3, "rms_rate": None},
+        {"exclude_layers": ["kern"], "adam_lr_ratio": 0.5},
+    ],
     "Lion": [{}, {"beta_1": 0.5, "beta_2": 0.9}],
 }
 ALL = [(name, number) for name in OWN for number in range(len(OWN[name]))]
@@ -63,6 +75,9 @@ COMMON = {
 @pytest.mark.parametrize("common", COMMON)
 @pytest.mark.parametrize(("name", "number"), ALL)
 def test_two_hundred_steps(keras, name, number, common):
+    if (name, common) == ("Ftrl", "schedule"):
+        pytest.skip("it divides by the learning rate, which begins with 0")
+    close = 1e-5 if (name, number) == ("Muon", 0) else 1e-9  # Keras has the root of the greater side in float32
     rng = np.random.default_rng(1)
     start = {path: 0.5 * rng.standard_normal(shape) for path, shape in SHAPES.items()}
     steps = [[size * rng.standard_normal(one.shape) for one in start.values()] for size in rng.uniform(0, 0.1, STEPS)]
@@ -89,7 +104,7 @@ def test_two_hundred_steps(keras, name, number, common):
     assert configs[0] == configs[1]
     assert len(results[0]) == len(results[1])
     for mine, theirs in zip(*results, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-11 * np.abs(theirs).max())
+        np.testing.assert_allclose(mine, theirs, rtol=close, atol=close / 100 * np.abs(theirs).max())
     moved = max(np.abs(a - b).max() for a, b in zip(results[0], start.values(), strict=False))
     assert moved > 1e-4, "the comparison would say little"
     for optimizer in pair:
@@ -110,7 +125,8 @@ def test_the_names_of_variables(keras, name, number):
 def test_keras_reads_what_is_serialized(keras):
     from keras import optimizers as theirs
 
-    for name, own in itertools.chain(*([(name, own) for own in OWN[name]] for name in OWN)):
+    known = [name for name in OWN if name != "Lamb"]  # which Keras writes and does not read
+    for name, own in itertools.chain(*([(name, own) for own in OWN[name]] for name in known)):
         mine = getattr(optimizers, name)(schedule(schedules), clipnorm=0.5, **own)
         optimizer = theirs.deserialize(optimizers.serialize(mine))
         assert isinstance(optimizer, getattr(theirs, name))

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from dptrain import layers
-from dptrain.cli.building import build_model, embedding_length, standardize
+from dptrain.cli.building import build_model, embedding_length, make_optimizer, standardize
 from dptrain.cli.config import resolve
 from dptrain.data.loading import LoadedData, Split
 from dptrain.data.preprocessing import Column, Preprocessing
 from dptrain.errors import ConfigError
+from dptrain.optimizers import OPTIMIZERS
 
 ROWS = 12
 RNG = np.random.default_rng(3)
@@ -44,6 +45,11 @@ def test_the_task_says_head_loss_and_metrics(given, loss, metrics, head):
     assert (model.loss, dense.get_config()["activation"], dense.units) == (loss, head, given.outputs)
     logs = model.evaluate(given.train.x, given.train.y, return_dict=True, verbose=0)
     assert list(logs) == [*sorted(metrics), "loss"] or set(logs) == {"loss", *metrics}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_has_its_own_defaults(name):
+    assert make_optimizer(config(**{"optimizer.name": name})).get_config() == OPTIMIZERS[name]().get_config()
 
 
 def test_numbers_are_predicted_in_their_own_units():

@@ -519,7 +519,39 @@ OWN = {
     "adamax": {"beta_1": 0.5, "beta_2": 0.75, "epsilon": 1e-3},
     "nadam": {"beta_1": 0.5, "beta_2": 0.75, "epsilon": 1e-3},
     "lion": {"beta_1": 0.5, "beta_2": 0.75},
+    "adafactor": {"beta_2_decay": -0.5, "epsilon_2": 1e-2, "clip_threshold": 2.0, "relative_step": False},
+    "ftrl": {"learning_rate_power": -0.25, "initial_accumulator_value": 0.5, "beta": 0.5},
+    "lamb": {"beta_1": 0.5, "beta_2": 0.75, "epsilon": 1e-3},
+    "muon": {"ns_steps": 3, "nesterov": False, "exclude_layers": ["head"], "rms_rate": None, "momentum": 0.5},
 }
+
+
+def test_muon_steps_are_nearly_orthogonal_and_vectors_follow_adam():
+    rng = np.random.default_rng(3)
+    kernel, bias, table = (
+        Variable(rng.normal(size=shape), path) for shape, path in (((6, 4), "k"), ((4,), "b"), ((5, 4), "embeddings"))
+    )
+    before = [one.numpy() for one in (kernel, bias, table)]
+    grads = [rng.normal(size=one.shape) for one in before]
+    muon = OPTIMIZERS["muon"](0.1, weight_decay=None, adam_weight_decay=None, ns_steps=10)
+    adam = OPTIMIZERS["adam"](0.1)
+    twins = [Variable(one, "twin") for one in before[1:]]
+    muon.apply(grads, [kernel, bias, table])
+    adam.apply(grads[1:], twins)
+    for one, twin in zip((bias, table), twins, strict=True):
+        np.testing.assert_allclose(one.numpy(), twin.numpy(), rtol=1e-12)
+    step = (before[0] - kernel.numpy()) / (0.1 * 0.2 * np.sqrt(6))
+    values = np.linalg.svd(step, compute_uv=False)
+    assert 0.6 < values.min() < values.max() < 1.3
+
+
+def test_ftrl_sets_weights_to_zero():
+    weight = Variable(np.array([0.5, 0.5]), "w")
+    ftrl = OPTIMIZERS["ftrl"](0.5, l1_regularization_strength=1.0)
+    for _ in range(50):
+        ftrl.apply([np.array([0.01, -1.0])], [weight])
+    assert weight.numpy()[0] == 0
+    assert weight.numpy()[1] > 0.5
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -1,0 +1,112 @@
+"""Losses as functions for classes of unequal frequency, for regions of images, and for labels that may be wrong."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from dptrain import ops
+from dptrain.losses.functions import pair
+from dptrain.ops.cross_entropy import EPSILON, as_labels
+from dptrain.program.tensor import Tensor, as_tensors
+
+Axes = int | Sequence[int] | None
+
+
+def binary_focal_crossentropy(
+    y_true: Any,
+    y_pred: Any,
+    apply_class_balancing: bool = False,
+    alpha: float = 0.25,
+    gamma: float = 2.0,
+    from_logits: bool = False,
+    label_smoothing: float = 0.0,
+    axis: int = -1,
+) -> Tensor:
+    """Return the mean of (1 - p_t)^gamma times the binary cross-entropy, p_t the probability of the right answer.
+
+    Source: T. Lin et al., "Focal loss for dense object detection", ICCV 2017.
+
+    Args:
+        y_true: 0 and 1, or numbers between.
+        y_pred: probabilities, or logits.
+        apply_class_balancing: weigh targets of 1 by alpha and those of 0 by 1 - alpha.
+        alpha: as above.
+        gamma: 0 or above.
+        from_logits: whether y_pred are logits.
+        label_smoothing: the part of a target that becomes 1/2.
+        axis: that the mean is over.
+    """
+    target, output = pair(y_true, y_pred)
+    if label_smoothing:
+        target = target * (1 - label_smoothing) + 0.5 * label_smoothing
+    output = ops.sigmoid(output) if from_logits else output
+    entropy = ops.binary_crossentropy(target, output)
+    right = target * output + (1 - target) * (1 - output)
+    focal = ops.power(1 - right, gamma) * entropy
+    if apply_class_balancing:
+        focal = (target * alpha + (1 - target) * (1 - alpha)) * focal
+    return ops.mean(focal, axis)
+
+
+def categorical_focal_crossentropy(
+    y_true: Any,
+    y_pred: Any,
+    alpha: float = 0.25,
+    gamma: float = 2.0,
+    from_logits: bool = False,
+    label_smoothing: float = 0.0,
+    axis: int = -1,
+) -> Tensor:
+    """Return -sum over classes of alpha (1 - p)^gamma target log p; as `binary_focal_crossentropy`.
+
+    Args:
+        y_true: one-hot or probabilities.
+        y_pred: probabilities, or logits.
+        alpha: factor of all classes, or one each.
+        gamma: 0 or above.
+        from_logits: whether y_pred are logits.
+        label_smoothing: the part of a target that is spread over all classes.
+        axis: of classes.
+    """
+    target, output = pair(y_true, y_pred)
+    if label_smoothing:
+        target = target * (1 - label_smoothing) + label_smoothing / int(target.shape[-1])
+    output = ops.softmax(output, axis) if from_logits else output
+    p = ops.clip(output / ops.sum(output, axis, keepdims=True), EPSILON, 1 - EPSILON)
+    return ops.sum(ops.power(1 - p, gamma) * alpha * -target * ops.log(p), axis)
+
+
+def dice(y_true: Any, y_pred: Any, axis: Axes = None) -> Tensor:
+    """Return 1 - 2 |both| / (|y_true| + |y_pred|), sizes of regions that are sums over axes, by default all.
+
+    Source: F. Milletari et al., "V-Net", 3DV 2016.
+    """
+    target, output = pair(y_true, y_pred)
+    both = ops.sum(target * output, axis)
+    return 1 - 2 * both / (ops.sum(target, axis) + ops.sum(output, axis) + EPSILON)
+
+
+def tversky(y_true: Any, y_pred: Any, alpha: float = 0.5, beta: float = 0.5, axis: Axes = None) -> Tensor:
+    """Return 1 - |both| / (|both| + alpha |y_true alone| + beta |y_pred alone|), as `dice`.
+
+    Source: S. Salehi et al., "Tversky loss function for image segmentation", MLMI 2017; which of the two alpha weighs,
+    as Keras has it.
+    """
+    target, output = pair(y_true, y_pred)
+    both = ops.sum(target * output, axis)
+    missed, found = ops.sum((1 - output) * target, axis), ops.sum(output * (1 - target), axis)
+    return 1 - both / (both + missed * alpha + found * beta + EPSILON)
+
+
+def categorical_generalized_cross_entropy(y_true: Any, y_pred: Any, q: float) -> Tensor:
+    """Return (1 - p^q) / q, p the probability of the label: less moved by wrong labels than the cross-entropy.
+
+    Source: Z. Zhang and M. Sabuncu, "Generalized cross entropy loss for training with noisy labels", NeurIPS 2018.
+
+    Args:
+        y_true: integer labels, (rows, ...) or (rows, ..., 1).
+        y_pred: probabilities, (rows, ..., classes).
+        q: between 0 (cross-entropy) and 1 (absolute error).
+    """
+    labels, output = as_tensors([y_true, y_pred])
+    chosen = ops.one_hot(as_labels(labels, output), int(output.shape[-1]), dtype=output.dtype)
+    return (1 - ops.power(ops.sum(output * chosen, -1), q)) / q

@@ -1,0 +1,93 @@
+"""Adafactor."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from dptrain.ops import expand_dims, maximum, mean, minimum, power, sqrt, square
+from dptrain.optimizers.base import Optimizer, as_dtype, check_range
+from dptrain.optimizers.schedules import LearningRateSchedule
+from dptrain.optimizers.schedules.base import float64
+from dptrain.program.tensor import Tensor, Variable
+
+
+class Adafactor(Optimizer):
+    """Adam's second moment as a product of a row and a column, and steps relative to the size of what they change.
+
+        r = b r + (1 - b) mean over columns of (g^2 + epsilon_1), c likewise over rows, v = r c / mean of r
+        u = g / sqrt(v);  p -= max(epsilon_2, rms(p)) rho u / max(1, rms(u) / clip_threshold)
+
+    In update t = 1, 2, ... b = 1 - t^beta_2_decay and rho = min(learning_rate, 1 / sqrt(t)). Vectors have v alone.
+
+    Source: N. Shazeer and M. Stern, "Adafactor", ICML 2018.
+
+    Args:
+        learning_rate: 0 or above, or a schedule.
+        beta_2_decay: below 0.
+        epsilon_1: added to the squares of gradients.
+        epsilon_2: the least size that steps are relative to.
+        clip_threshold: above which updates are scaled down.
+        relative_step: kept for Keras' configurations; steps are limited to 1 / sqrt(t) either way.
+        options: by keyword, of `Optimizer`: weight_decay, clipnorm, name and so on.
+
+    Raises:
+        ConfigError: an argument is out of range, or not supported.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | LearningRateSchedule = 0.001,
+        beta_2_decay: float = -0.8,
+        epsilon_1: float = 1e-30,
+        epsilon_2: float = 1e-3,
+        clip_threshold: float = 1.0,
+        relative_step: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(learning_rate, **options)
+        self.beta_2_decay = check_range("beta_2_decay", beta_2_decay)
+        self.epsilon_1 = check_range("epsilon_1", epsilon_1, least=0.0)
+        self.epsilon_2 = check_range("epsilon_2", epsilon_2, least=0.0)
+        self.clip_threshold = check_range("clip_threshold", clip_threshold, above=0.0)
+        self.relative_step = bool(relative_step)
+
+    def build(self, variables: Iterable[Variable]) -> None:
+        """Make rows and columns of means, and second moments; of vectors, as in Keras, two numbers that stay 0."""
+        variables = list(variables)
+        super().build(variables)
+        for one in variables:
+            slots = self._slots[one]
+            if "velocity" in slots:
+                continue
+            is_vector = len(one.shape) < 2
+            shapes = ((), ()) if is_vector else (one.shape[:-1], (*one.shape[:-2], one.shape[-1]))
+            for name, shape in zip("rc", shapes, strict=True):
+                slots[name] = self.add_variable(shape, dtype=one.dtype, name=one.name)
+            self.add_optimizer_variables([one], "velocity")
+
+    def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
+        """As above."""
+        slots, dtype = self.slots_of(variable), variable.dtype
+        decay = self.number(self._decay, learning_rate, dtype)
+        step = self.number(self._rho, learning_rate, dtype) * maximum(_size(variable.value), self.epsilon_2)
+        squares = square(gradient) + self.epsilon_1
+        v = slots["velocity"]
+        if len(variable.shape) < 2:
+            v.assign(v * decay + squares * (1 - decay))
+        else:
+            r, c = slots["r"], slots["c"]
+            r.assign(r * decay + mean(squares, -1) * (1 - decay))
+            c.assign(c * decay + mean(squares, -2) * (1 - decay))
+            v.assign(expand_dims(r / mean(r, -1, keepdims=True), -1) * expand_dims(c, -2))
+        update = gradient / sqrt(v)
+        variable.assign_sub(update * (step / maximum(_size(update) / self.clip_threshold, 1.0)))
+
+    def _decay(self, learning_rate: Tensor) -> Tensor:
+        return 1 - power(float64(self.iterations + 1), self.beta_2_decay)
+
+    def _rho(self, learning_rate: Tensor) -> Tensor:
+        return minimum(learning_rate, 1 / sqrt(float64(self.iterations + 1)))
+
+
+def _size(x: Tensor) -> Tensor:
+    """Return the root of the mean square."""
+    return as_dtype(sqrt(mean(square(x))), x.dtype)

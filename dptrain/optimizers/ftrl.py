@@ -1,0 +1,83 @@
+"""FTRL."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from dptrain.initializers import Constant
+from dptrain.ops import clip, power, square
+from dptrain.optimizers.base import Optimizer, check_range
+from dptrain.optimizers.schedules import LearningRateSchedule
+from dptrain.optimizers.schedules.base import float64
+from dptrain.program.tensor import Tensor, Variable
+
+
+class Ftrl(Optimizer):
+    """Follow the regularized leader: weights that an L1 penalty sets to 0 exactly.
+
+        g' = g + 2 l2_shrinkage p;  n' = n + g^2;  z += g' - (n'^-k - n^-k) / learning_rate p
+        p = (clip(z, -l1, l1) - z) / (n'^-k / learning_rate + 2 (l2 + beta / (2 learning_rate)))
+
+    with k the `learning_rate_power`.
+
+    Source: H. McMahan et al., "Ad click prediction: a view from the trenches", KDD 2013.
+
+    Args:
+        learning_rate: 0 or above, or a schedule.
+        learning_rate_power: 0 or below; 0 for a learning rate that does not fall.
+        initial_accumulator_value: of n, 0 or above.
+        l1_regularization_strength: 0 or above.
+        l2_regularization_strength: 0 or above.
+        l2_shrinkage_regularization_strength: 0 or above; a penalty on the size of steps.
+        beta: of the paper.
+        options: by keyword, of `Optimizer`: weight_decay, clipnorm, name and so on.
+
+    Raises:
+        ConfigError: an argument is out of range, or not supported.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | LearningRateSchedule = 0.001,
+        learning_rate_power: float = -0.5,
+        initial_accumulator_value: float = 0.1,
+        l1_regularization_strength: float = 0.0,
+        l2_regularization_strength: float = 0.0,
+        l2_shrinkage_regularization_strength: float = 0.0,
+        beta: float = 0.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(learning_rate, **options)
+        self.learning_rate_power = -check_range("-learning_rate_power", -learning_rate_power, least=0.0)
+        self.initial_accumulator_value = check_range("initial_accumulator_value", initial_accumulator_value, least=0.0)
+        self.l1_regularization_strength = check_range(
+            "l1_regularization_strength", l1_regularization_strength, least=0.0
+        )
+        self.l2_regularization_strength = check_range(
+            "l2_regularization_strength", l2_regularization_strength, least=0.0
+        )
+        self.l2_shrinkage_regularization_strength = check_range(
+            "l2_shrinkage_regularization_strength", l2_shrinkage_regularization_strength, least=0.0
+        )
+        self.beta = check_range("beta", beta)
+
+    def build(self, variables: Iterable[Variable]) -> None:
+        """Make n and z."""
+        variables = list(variables)
+        super().build(variables)
+        for one in variables:
+            self.add_optimizer_variables([one], "accumulator", Constant(self.initial_accumulator_value))
+            self.add_optimizer_variables([one], "linear")
+
+    def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
+        """As above."""
+        slots = self.slots_of(variable)
+        n, z = slots["accumulator"], slots["linear"]
+        rate = self.number(float64, learning_rate, variable.dtype)
+        total = n + square(gradient)
+        old, new = power(n.value, -self.learning_rate_power), power(total, -self.learning_rate_power)
+        shrunk = gradient + variable * (2 * self.l2_shrinkage_regularization_strength)
+        z.assign_add(shrunk - (new - old) / rate * variable)
+        below = new / rate + 2 * (self.l2_regularization_strength + self.beta / (rate * 2))
+        l1 = self.l1_regularization_strength
+        variable.assign((clip(z, -l1, l1) - z) / below)
+        n.assign(total)

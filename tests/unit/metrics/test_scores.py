@@ -1,0 +1,74 @@
+"""F-beta, R^2 and intersection over union, by hand; against Keras in tests/against_keras."""
+
+import numpy as np
+import pytest
+
+import dptrain as dp
+from dptrain import metrics
+from dptrain.errors import ConfigError
+
+TRUE = np.array([[1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1]], np.float32)
+FOUND = np.array([[0.9, 0.1, 0], [0.2, 0.7, 0.1], [0.6, 0.3, 0.1], [0.1, 0.2, 0.7]], np.float32)
+
+
+def test_scores_by_hand():
+    each = metrics.F1Score()
+    each.update_state(TRUE[:2], FOUND[:2])
+    np.testing.assert_allclose(each(TRUE[2:], FOUND[2:]), [2 / 3, 2 / 3, 1], rtol=1e-5)
+    assert float(metrics.F1Score(average="micro")(TRUE, FOUND)) == pytest.approx(0.75, rel=1e-5)
+    beta = metrics.FBetaScore(average="macro", beta=2.0, threshold=0.25)  # 1 is found in rows 1 and 2, 0 in 0 and 2
+    assert float(beta(TRUE, FOUND)) == pytest.approx((5 / 6 + 1 + 1) / 3, rel=1e-5)
+    each.reset_state()
+    np.testing.assert_array_equal(each.result(), [0, 0, 0])
+
+
+def test_explained_variance_by_hand():
+    true, found = np.array([[1.0], [2], [3], [6]]), np.array([[1.0], [2], [4], [6]])
+    assert float(metrics.R2Score()(true, found)) == pytest.approx(1 - 1 / 14)
+    assert float(metrics.R2Score(num_regressors=1)(true, found)) == pytest.approx(1 - 1 / 14 * 3 / 2)
+    assert float(metrics.R2Score(num_regressors=3)(true, found)) == pytest.approx(1 - 1 / 14)  # too few samples
+    assert float(metrics.R2Score()(true[:, 0], found)) == pytest.approx(1 - 1 / 14)
+
+
+def test_overlap_by_hand():
+    true, found = np.array([0, 0, 1, 1, 2, 9]), np.array([0, 1, 1, 1, 0, 0])
+    assert float(metrics.MeanIoU(3)(true, found)) == pytest.approx((1 / 3 + 2 / 3 + 0) / 3, rel=1e-5)
+    assert float(metrics.IoU(3, [1])(true, found)) == pytest.approx(2 / 3, rel=1e-5)
+    assert float(metrics.IoU(4, [1, 3])(true, found)) == pytest.approx(2 / 3, rel=1e-5)  # nothing is of class 3
+    weights = np.array([1, 1, 1, 0, 1, 1.0])
+    assert float(metrics.IoU(3, [1])(true, found, weights)) == pytest.approx(1 / 2, rel=1e-5)
+    assert float(metrics.IoU(3, [0], ignore_class=2)(true, found)) == pytest.approx(1 / 2, rel=1e-5)
+    assert float(metrics.BinaryIoU([1], 0.3)(np.array([[1, 0], [1, 1]]), np.array([[0.3, 0.4], [0.2, 0.9]]))) == (
+        pytest.approx(2 / 4, rel=1e-5)
+    )
+    assert float(metrics.OneHotMeanIoU(3)(TRUE, FOUND)) == pytest.approx((1 / 2 + 1 / 2 + 1) / 3, rel=1e-5)
+
+
+def test_they_are_logged():
+    model = dp.Sequential([dp.Input((3,)), dp.layers.Dense(3, "softmax")])
+    measured = [metrics.F1Score(average="macro"), metrics.R2Score(), metrics.OneHotMeanIoU(3)]
+    model.compile("sgd", dp.losses.Dice(axis=-1), metrics=measured)
+    history = model.fit(FOUND, TRUE, epochs=2, batch_size=3, verbose=0).history
+    assert list(history) == ["loss", "f1_score", "r2_score", "one_hot_mean_io_u"]
+    evaluated = model.evaluate(FOUND, TRUE, verbose=0, return_dict=True)
+    predicted = model.predict(FOUND, verbose=0)
+    again = metrics.R2Score()(TRUE, predicted)
+    assert evaluated["r2_score"] == pytest.approx(float(again), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: metrics.FBetaScore(average="mean"), "Invalid `average` argument value"),
+        (lambda: metrics.FBetaScore(beta=1), "Invalid `beta` argument value"),
+        (lambda: metrics.F1Score(threshold=0.0), "Invalid `threshold` argument value"),
+        (lambda: metrics.F1Score()(TRUE[:, 0], FOUND[:, 0]), "FBetaScore|F1Score expects 2D inputs"),
+        (lambda: metrics.F1Score().result(), "no result before the first batch"),
+        (lambda: metrics.R2Score("mean"), "Invalid value for argument `class_aggregation`"),
+        (lambda: metrics.R2Score(num_regressors=-1), "Invalid value for argument `num_regressors`"),
+        (lambda: metrics.IoU(3, [3]), r"Target class id 3 is out of range, which is \[0, 3\)"),
+    ],
+)
+def test_refusals(build, message):
+    with pytest.raises(ConfigError, match=message):
+        build()
