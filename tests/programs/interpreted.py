@@ -27,6 +27,7 @@ class InterpretedExecutable(CompiledExecutable):
     @np.errstate(all="ignore")
     def run(self, starts: Sequence[int] = (0,)) -> None:
         """See `CompiledExecutable`."""
+        self._meet()
         for number, start in enumerate(starts, 1):
             if ROWS in self.fused.program.inputs:
                 self._window[...] = self._order[start : start + len(self._window)]

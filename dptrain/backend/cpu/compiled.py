@@ -109,6 +109,7 @@ class CompiledExecutable:
         self._context = Context(*table, *own, self._outside.ctypes.data, max(threads, 1), *addresses)
         self._is_one_call = all(isinstance(one, NativeFunction) for one in self.code.parts)
         self._sums: list[NodeSums] = []
+        self._summed: dict[Tensor, tuple[NodeSums, int]] = {}
         self._has_met = not self.fused.reduced
         self.bind(arrays)
 
@@ -165,10 +166,7 @@ class CompiledExecutable:
         Raises:
             DataError: a step asks for rows that a table does not have.
         """
-        if not self._has_met:
-            self._lay_out_sums()
-            self._has_met = True
-            self._connect()
+        self._meet()
         positions = np.ascontiguousarray(starts, np.int64)
         if (
             ROWS in self.fused.program.inputs
@@ -196,6 +194,13 @@ class CompiledExecutable:
             raise DataError("a row is asked for that is not there: a number outside the table")
         if positions.size:
             self.outputs = {name: view.copy() for name, view in self._results.items()}
+
+    def _meet(self) -> None:
+        """Find memory for messages together with the other ranks. Collective at the first call."""
+        if not self._has_met:
+            self._lay_out_sums()
+            self._has_met = True
+            self._connect()
 
     def close(self) -> None:
         """Nothing is held."""
@@ -275,7 +280,6 @@ class CompiledExecutable:
         """Give what ranks sum its memory: that which they share where they do, else as much for part and sum."""
         assert self._comm is not None
         self._messages: dict[Tensor, Array] = {}
-        self._summed: dict[Tensor, tuple[NodeSums, int]] = {}
         all_sums = [one for one in self.code.parts if isinstance(one, list) and one[0][1].op is ALL_REDUCE]
         for axis in dict.fromkeys(one[0][1].attributes["mesh"] for one in all_sums):
             here = [one for one in all_sums if one[0][1].attributes["mesh"] == axis and is_native(one[0][1])]
