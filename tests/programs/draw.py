@@ -456,6 +456,14 @@ def taken(d: Drawing) -> None:
     d.line(f"take_rows({table}, {places})")
 
 
+def taken_of_each(d: Drawing) -> None:
+    """Rows of a table that each row of the batch has for itself."""
+    length, width = max(2, d.length(20)), d.length(20)
+    table = d.leaf("input", ["n", length, width], "float32", "normal")
+    places = d.leaf("input", ["n", d.choose([1, 2, 5])], "int64", f"below {length}")
+    d.line(f"take_each({table}, {places})")
+
+
 def one_hot(d: Drawing) -> None:
     """Labels as vectors."""
     width = max(2, d.length(40))
@@ -529,6 +537,7 @@ GROWTH = {
     product: 3,
     casts: 2,
     taken: 1,
+    taken_of_each: 1,
     one_hot: 1,
     images: 1,
     drawn: 1,
