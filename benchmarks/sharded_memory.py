@@ -23,7 +23,7 @@ FORMS = {"data parallel": {}, "ZeRO-1": {"shard_optimizer": True}, "FSDP": {"sha
 
 def model(units: int, count: int, form: str) -> dp.Sequential:
     made = dp.Sequential([dp.Input((units,)), *(dp.layers.Dense(units, use_bias=False) for _ in range(count))])
-    made.compile("adam", "mse", **FORMS[form])
+    made.compile("adam", "mse", jit_compile=True, **FORMS[form])
     return made
 
 

@@ -74,6 +74,8 @@ _TOLD = {
     ),
 }
 
+# Choices that an option's line in the help has room for.
+_MOST_CHOICES = 8
 _DESCRIPTION = """\
 Train a neural network on one process, or on several ranks with mpirun:
 
@@ -315,7 +317,7 @@ def _add_fields(parser: Parser, fields: Iterable[Leaf], told: "re.Pattern[str] |
             dest=leaf.path,
             default=argparse.SUPPRESS,
             metavar=_metavar(leaf),
-            help=(leaf.help + default).replace("%", "%%")
+            help=(leaf.help + _listed(leaf) + default).replace("%", "%%")
             if told is None or told.fullmatch(leaf.path)
             else argparse.SUPPRESS,
             **({"action": "append"} if leaf.is_mapping else {}),
@@ -327,7 +329,13 @@ def _metavar(leaf: Leaf) -> str:
     """Return what stands for an option's value in the help."""
     if leaf.is_mapping:
         return "NAME=VALUE"
-    return "on|off" if leaf.is_flag else "|".join(leaf.choices) or leaf.path.rpartition(".")[2].upper()
+    choices = "" if _listed(leaf) else "|".join(leaf.choices)
+    return "on|off" if leaf.is_flag else choices or leaf.path.rpartition(".")[2].upper()
+
+
+def _listed(leaf: Leaf) -> str:
+    """Return an option's choices for its text, where they are too many for its line."""
+    return f": {', '.join(leaf.choices)}" if len(leaf.choices) > _MOST_CHOICES else ""
 
 
 def _shown(value: Any) -> str:

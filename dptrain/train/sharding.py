@@ -119,6 +119,8 @@ class Sharding:
         """
         layouts = self.layouts(variables)
         new = [one for one in layouts if one not in self._parts]
+        if not new:
+            return
         require_same_kind(self.comm, new, gathered(self.comm, kind_of(new))[:, 0])
         for one in new:  # one by one: together they may not fit into memory
             value = one.numpy()

@@ -48,7 +48,7 @@ def test_steps_in_float64_agree_to_1e_12(trained, ranks):
 def test_a_model_trains_of_which_no_rank_holds_half(tmp_path):
     """Weights, gradients and Adam's slots take 16 bytes a parameter on one device; of FSDP each of four ranks has 4."""
     script = str(ROOT / "benchmarks/sharded_memory.py")
-    case = {"FSDP": [script, "--form", "FSDP", "--units", "1024", "--layers", "6"]}
+    case = {"FSDP": [script, "--form", "FSDP", "--units", "1024", "--layers", "12"]}
     done = in_turn(4, case, tmp_path / "FSDP", limit=120)["FSDP"]
     assert (done.code, done.err) == (0, "")
     assert json.loads(done.out)["bytes_a_parameter"] < 8

@@ -55,7 +55,8 @@ def test_layouts_of_weights_and_slots(eight):
         assert layout_of(slot) == (None, None)
         assert layout_of(slot, slot_of=kernel) == (None, "model")
         assert layout_of(row, slot_of=kernel) == (None,)
-        assert layout_of(row) == (None, "model")  # too many axes, which placement refuses
+        long = Variable(np.ones(3), "hidden/kernel")
+        assert layout_of(long) == (None, "model")  # too many axes, which placement refuses
     with DataParallel().scope():
         assert layout_of(kernel) == (None, None)
 

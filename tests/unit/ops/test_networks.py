@@ -19,8 +19,10 @@ def test_layers_are_normalised_over_axes():
     row = X.mean(1, keepdims=True), X.var(1, keepdims=True)
     found = ops.layer_normalization(X, gamma=G[:3], axis=1, epsilon=0.1)
     np.testing.assert_allclose(found, (X - row[0]) / np.sqrt(row[1] + 0.1) * G[:3, None], rtol=1e-12)
-    with pytest.raises(ConfigError, match="not supported: rms_scaling"):
-        ops.layer_normalization(X, rms_scaling=True)
+    scaled = ops.layer_normalization(X, gamma=G, beta=G, rms_scaling=True)
+    np.testing.assert_allclose(scaled, X / np.sqrt(X.var(-1, keepdims=True) + 1e-7) * G, rtol=1e-12)
+    with pytest.raises(ConfigError, match="layer_normalization: unknown argument 'scaling'"):
+        ops.layer_normalization(X, scaling=True)
 
 
 def test_a_layer_has_the_bits_of_the_op():
