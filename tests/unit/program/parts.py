@@ -17,6 +17,6 @@ def computed(made, arrays, out, first_row=0, rows=None):
         return found
     array = np.empty(out, made.dtype)
     with np.errstate(all="ignore"):
-        rows_of = {"first_row": 0 if row_axis(made.shape) else first_row} if made.op.by_row else {}
+        rows_of = {"first_row": first_row if rows is None or row_axis(made.shape) == 0 else 0} if made.op.by_row else {}
         made.op.compute(*arrays, **attributes | rows_of, out=array)
     return array
