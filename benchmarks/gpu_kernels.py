@@ -80,13 +80,14 @@ class Gpu:
         self.cuda, self._spin = cuda, spinner()
 
     def backend(self, precision: str, gemm: str = "dptrain") -> Any:
-        """Return the backend of these words.
+        """Return the backend of these words; bfloat16 is a type of tensors, not of its products.
 
         Raises:
             DptrainError: what it needs is not here.
         """
         from dptrain.backend.cuda.backend import CudaBackend
 
+        precision = "float32" if precision == "bfloat16" else precision
         if (precision, gemm) not in self._backends:
             self._backends[precision, gemm] = CudaBackend(precision=precision, gemm=gemm)
         return self._backends[precision, gemm]
@@ -198,9 +199,9 @@ def tables(report: Report, gpu: Gpu, steps: Sequence[Step]) -> None:
 def cases(quick: bool) -> Iterator[tuple[str, str, tuple[int, ...]]]:
     """Yield ops and sizes: M, N, K of products; batch, side, inputs, outputs of convolutions of 3 x 3."""
     if quick:
-        yield from (("product", "tf32", (16, 8, 12)), ("convolution", "float32", (2, 6, 3, 4)))
+        yield from (("product", "tf32", (16, 8, 12)), ("convolution", "bfloat16", (2, 6, 3, 4)))
         return
-    for precision in ("float32", "tf32"):
+    for precision in ("float32", "tf32", "bfloat16"):
         yield from (("product", precision, one) for one in ((1024, 128, 784), (784, 128, 1024), (1024, 4096, 4096)))
         yield from (("convolution", precision, one) for one in ((256, 32, 3, 32), (256, 16, 64, 128)))
 
@@ -212,6 +213,7 @@ def ours(gpu: Gpu, gemm: str, kind: str, precision: str, sizes: tuple[int, ...])
     from dptrain import ops
     from dptrain.program.gradient import gradients
     from dptrain.program.program import trace
+    from dptrain.program.tensor import BFLOAT16, Variable
 
     def product(a: Any, b: Any) -> dict[str, Any]:
         return {"c": a @ b}
@@ -222,11 +224,11 @@ def ours(gpu: Gpu, gemm: str, kind: str, precision: str, sizes: tuple[int, ...])
         return {"y": y, "dx": dx, "dkernel": dkernel}
 
     shapes, rng = shapes_of(kind, sizes), np.random.default_rng(0)
-    program = trace(
-        product if kind == "product" else convolution, {name: (one, "float32") for name, one in shapes.items()}
-    )
-    arrays = {name: rng.standard_normal(one).astype(np.float32) for name, one in shapes.items()}
-    executable = gpu.backend(precision, gemm).executable(program, arrays)
+    dtype = BFLOAT16 if precision == "bfloat16" else np.dtype(np.float32)
+    given = {name: Variable(rng.standard_normal(one).astype(dtype), name) for name, one in shapes.items()}
+    of = product if kind == "product" else convolution
+    program = trace(lambda: of(**{name: one.value for name, one in given.items()}), {})
+    executable = gpu.backend(precision, gemm).executable(program, {})
     run: Callable[[], object] = executable.run
     return run
 
@@ -238,7 +240,8 @@ def theirs(kind: str, precision: str, sizes: tuple[int, ...]) -> Callable[[], ob
     if not torch.cuda.is_available():
         raise RuntimeError("this PyTorch sees no GPU")
     torch.backends.cudnn.benchmark = True
-    given = {name: torch.randn(one, device="cuda") for name, one in shapes_of(kind, sizes).items()}
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    given = {name: torch.randn(one, device="cuda", dtype=dtype) for name, one in shapes_of(kind, sizes).items()}
     if kind == "convolution":  # (B, H, W, C) is PyTorch's (B, C, H, W) with channels last
         x, dy = (given[name].permute(0, 3, 1, 2) for name in ("x", "dy"))
         kernel = given["kernel"].permute(3, 2, 0, 1).contiguous(memory_format=torch.channels_last)

@@ -36,26 +36,36 @@ template <int ROWS, int COLUMNS, int THREADS> struct HalfPart {
         return (row * CHUNKS + (chunk ^ row / (8 / ORDERS) % ORDERS)) * 16;
     }
 
-    // Begin to copy from `source`, whose rows are `pitch` apart; outside (rows, columns) there are zeros.
+    // Begin to copy from `source`, whose elements are where `matrix` says; outside (rows, columns) there are zeros.
+    template <class Matrix>
     static __device__ inline void copy(char *part, const unsigned short *source, long long pitch, int row0, int rows,
-                                       int column0, int columns, bool wide) {
+                                       int column0, int columns, bool wide, const Matrix &matrix) {
 #pragma unroll
         for (int turn = 0; turn < TURNS; ++turn) {
             const int i = threadIdx.x + turn * THREADS, row = row0 + i / CHUNKS, column = column0 + i % CHUNKS * 8;
             const int count = row < rows ? max(0, min(8, columns - column)) : 0;
-            const unsigned short *from = count > 0 ? source + row * pitch + column : source;
+            const auto of_row = matrix.row(row, pitch);
             char *to = part + place(i / CHUNKS, i % CHUNKS);
             if (wide) {
+                const auto of_column = matrix.column(column);
+                const int there = count > 0 && matrix.has(of_row, of_column) ? count : 0;
+                const unsigned short *from = there > 0 ? source + matrix.at(of_row, of_column) : source;
                 asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                              :
-                             : "r"(shared_address(to)), "l"(from), "r"(count * 2)
+                             : "r"(shared_address(to)), "l"(from), "r"(there * 2)
                              : "memory");
             } else {
-                unsigned int pairs[4];
+                unsigned int pairs[4] = {0, 0, 0, 0};
 #pragma unroll
-                for (int p = 0; p < 4; ++p) {
-                    const unsigned int first = 2 * p < count ? from[2 * p] : 0, second = 2 * p + 1 < count ? from[2 * p + 1] : 0;
-                    pairs[p] = first | second << 16;
+                for (int j = 0; j < 8; ++j) {
+                    if (j >= count) continue;
+                    if constexpr (Matrix::SIDE_BY_SIDE) {
+                        pairs[j / 2] |= (unsigned int)source[matrix.at(of_row, column) + j] << j % 2 * 16;
+                    } else {
+                        const auto of_column = matrix.column(column + j);
+                        if (matrix.has(of_row, of_column))
+                            pairs[j / 2] |= (unsigned int)source[matrix.at(of_row, of_column)] << j % 2 * 16;
+                    }
                 }
                 *reinterpret_cast<uint4 *>(to) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
             }
@@ -114,8 +124,10 @@ template <int BM, int BN, int BK, int WM, int WN, bool A_TRANSPOSED, bool B_TRAN
     static_assert(WM % 16 == 0 && WN % 16 == 0 && BK % 16 == 0, "a warp loads fragments of 16 x 16");
 };
 
-template <class Number, int BM, int BN, int BK, int WM, int WN, bool A_TRANSPOSED, bool B_TRANSPOSED, class Epilogue>
-__device__ __forceinline__ void product_half(void *shared, ProductOf<Number> of, int block, Epilogue epilogue) {
+template <class Number, int BM, int BN, int BK, int WM, int WN, bool A_TRANSPOSED, bool B_TRANSPOSED, class Epilogue,
+          class A = Dense, class B = Dense>
+__device__ __forceinline__ void product_half(void *shared, ProductOf<Number> of, int block, Epilogue epilogue,
+                                             A of_a = A(), B of_b = B()) {
     using S = HalfShape<BM, BN, BK, WM, WN, A_TRANSPOSED, B_TRANSPOSED>;
     using PartA = typename S::PartA;
     using PartB = typename S::PartB;
@@ -132,10 +144,10 @@ __device__ __forceinline__ void product_half(void *shared, ProductOf<Number> of,
     auto begin_copy = [&](int stage, int k) {
         if (k < of.k_end) {
             char *part_a = stages + stage * S::STAGE, *part_b = part_a + PartA::BYTES;
-            if (A_TRANSPOSED) PartA::copy(part_a, a, M, k, of.k_end, of.m0, M, of.wide_a);
-            else PartA::copy(part_a, a, K, of.m0, M, k, of.k_end, of.wide_a);
-            if (B_TRANSPOSED) PartB::copy(part_b, b, K, of.n0, N, k, of.k_end, of.wide_b);
-            else PartB::copy(part_b, b, N, k, of.k_end, of.n0, N, of.wide_b);
+            if (A_TRANSPOSED) PartA::copy(part_a, a, M, k, of.k_end, of.m0, M, of.wide_a, of_a);
+            else PartA::copy(part_a, a, K, of.m0, M, k, of.k_end, of.wide_a, of_a);
+            if (B_TRANSPOSED) PartB::copy(part_b, b, K, of.n0, N, k, of.k_end, of.wide_b, of_b);
+            else PartB::copy(part_b, b, N, k, of.k_end, of.n0, N, of.wide_b, of_b);
         }
         asm volatile("cp.async.commit_group;" : : : "memory");
     };

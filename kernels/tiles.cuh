@@ -8,7 +8,7 @@
 //
 // Matrices that are gathered (convolution.cuh) have the same functions, and their own idea of a row and a column. Elements
 // that a matrix does not have are 0. Columns lie side by side in a matrix that is SIDE_BY_SIDE; where another is read by
-// vectors, four do from a multiple of four on.
+// vectors of 16 bytes, as many do as these hold, from a multiple of that number on.
 struct Dense {
     static constexpr bool SIDE_BY_SIDE = true;
     __device__ __forceinline__ long long row(int row, long long pitch) const { return row * pitch; }

@@ -68,17 +68,16 @@ def with_precision(program: Program, precision: str, of_halves: str = "float32")
         program: any.
         precision: one of `PRECISIONS`.
         of_halves: that of products whose factors are conversions from half precision. "half": the products are then of
-            what was converted, if that is of one type. Other products, and convolutions, are in TF32, which holds it
-            exactly.
+            what was converted, if that is of one type. Other products are in TF32, which holds it exactly.
     """
 
     def chosen(one: Tensor) -> Tensor:
-        if not isinstance(lowering := lowering_of(one), Product | Convolution) or one.dtype != np.float32:
+        if not isinstance(lowering_of(one), Product | Convolution) or one.dtype != np.float32:
             return one
         own, factors = precision, list(one.inputs)
         if (halves := _half_factors(one)) is not None:
             own = of_halves
-            if own == "half" and isinstance(lowering, Product) and halves[0].dtype == halves[1].dtype:
+            if own == "half" and halves[0].dtype == halves[1].dtype:
                 factors = halves
             elif own == "half":
                 own = "tf32"

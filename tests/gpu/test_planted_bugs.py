@@ -77,6 +77,20 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
         "every_layout_and_edge",
         {},
     ),
+    "half precision: zeros around an image": (
+        "kernels/product_half.cuh",
+        "count > 0 && matrix.has(of_row, of_column) ? count : 0",
+        "count",
+        "halves_on_tensor_cores",
+        {},
+    ),
+    "half precision: chunks go on in the next pixel": (
+        CUDA + "convolutions.py",
+        "vector = 16 // made.inputs[0].dtype.itemsize",
+        "vector = 4",
+        "halves_on_tensor_cores",
+        {},
+    ),
     "half precision: two fragments are exchanged": (
         "kernels/product_half.cuh",
         "BY_ROWS ? lane % 16 : lane / 16 * 8 + lane % 8",

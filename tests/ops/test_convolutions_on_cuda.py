@@ -40,8 +40,11 @@ TILED = {
 }
 
 
-def program_of(shapes, rows):
-    """Return a program of convolutions and their gradients, of inputs of their own, and the shapes of these."""
+def program_of(shapes, rows, dtype="float32"):
+    """Return a program of convolutions and their gradients, of inputs of their own, and the shapes of these.
+
+    The inputs are rounded to `dtype`.
+    """
     specs = {}
     for name, (image, kernel, _, _, _, size) in shapes.items():
         specs[f"{name} x"] = ((Dim.rows(rows), *image, kernel[2]), "float32")
@@ -49,7 +52,8 @@ def program_of(shapes, rows):
         specs[f"{name} dy"] = ((Dim.rows(rows), *size, kernel[3]), "float32")
 
     def step(*given):
-        inputs, found = dict(zip(specs, given, strict=True)), {}
+        values = [ops.cast(ops.cast(one, dtype), "float32") for one in given]
+        inputs, found = dict(zip(specs, values, strict=True)), {}
         for name, (image, kernel, strides, dilation, before, size) in shapes.items():
             own = {"strides": strides, "dilation": dilation, "before": before}
             x, filters, dy = (inputs[f"{name} {one}"] for one in ("x", "kernel", "dy"))
@@ -155,15 +159,57 @@ def test_ranks_and_packs(cuda_backend, another, shards):
     assert not wrong_on_cuda(case, cuda_backend, another)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_halves_are_exact_on_tensor_cores(cuda_backend, dtype):
-    """Whole numbers that float32 adds up exactly, up to the greatest that the type holds all of."""
-    rng, greatest = np.random.default_rng(0), {"bfloat16": 256, "float16": 2048}[dtype]
-    x = rng.integers(-greatest, greatest + 1, (3, 5, 6, 2)).astype(np.float32)
-    kernel = rng.integers(-2, 3, (2, 3, 2, 4)).astype(np.float32)
+HALVES = ["bfloat16", "float16"]
+# Of as many channels as 16 bytes of halves hold, or twice as many, beside `SHAPES`, of which most have fewer.
+WIDE = {
+    "wide, same": ((6, 5), (3, 3, 8, 16), (1, 1), (1, 1), (1, 1), (6, 5)),
+    "wide, strides with gaps": ((9, 11), (3, 4, 16, 8), (2, 3), (2, 2), (1, 3), (4, 4)),
+    "wide images": ((7, 6), (2, 3, 8, 9), (2, 1), (1, 1), (0, 1), (3, 6)),
+    "wide places": ((7, 6), (2, 3, 9, 8), (1, 2), (1, 1), (1, 0), (8, 2)),
+}
+
+
+def check_halves(backend, shapes, dtype, rows):
+    """Compare what rounded numbers give with NumPy; return the kernels' text.
+
+    Whole numbers, so that float32 has all sums exactly.
+    """
+    specs = program_of(shapes, rows)[1]
+    rng = np.random.default_rng(rows)
+    local = {name: tuple(rows if isinstance(n, Dim) else n for n in shape) for name, (shape, _) in specs.items()}
+    values = {name: rng.integers(-4, 5, shape).astype(np.float32) for name, shape in local.items()}
+    program = program_of(shapes, 13, dtype)[0]
+    expected, _ = evaluate(program, values, rows=rows)
+    executable = backend.executable(program, values, rows=rows)
+    executable.run()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(executable.outputs[name], value, err_msg=f"{name} of {rows} rows")
+    return executable.source
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_halves_on_tensor_cores(cuda_backend, dtype):
+    shapes = SHAPES | WIDE
+    (text,) = {check_halves(cuda_backend, shapes, dtype, rows) for rows in (13, 1, 0)}
+    assert text.count("product_half<dp_") == 3 * len(shapes)
+    assert not any(f"{other}<" in text for other in ("product", "product_tf32"))
+
+
+@pytest.mark.parametrize(("rows", "tiles"), [(32, {32, 64, 128}), (31, {32, 64})])
+def test_halves_of_every_tile(cuda_backend, rows, tiles):
+    text = check_halves(cuda_backend, TILED, "bfloat16", rows)
+    assert {int(one) for one in re.findall(r"product_half<\w+, (\d+)", text)} == tiles
+
+
+def test_factors_of_two_types_are_exact_on_tensor_cores(cuda_backend):
+    """Whole numbers up to the greatest of which each type holds all."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(-2048, 2049, (3, 5, 6, 2)).astype(np.float32)
+    kernel = rng.integers(-256, 257, (2, 3, 2, 4)).astype(np.float32)
 
     def step(x, kernel):
-        return {"y": ops.conv(*(ops.cast(ops.cast(one, dtype), "float32") for one in (x, kernel)), strides=2)}
+        factors = zip((x, kernel), ("float16", "bfloat16"), strict=True)
+        return {"y": ops.conv(*(ops.cast(ops.cast(one, dtype), "float32") for one, dtype in factors), strides=2)}
 
     program = trace(step, {"x": ((Dim.rows(3), 5, 6, 2), "float32"), "kernel": (kernel.shape, "float32")})
     executable = cuda_backend.executable(program, {"x": x, "kernel": kernel})
@@ -172,8 +218,11 @@ def test_halves_are_exact_on_tensor_cores(cuda_backend, dtype):
     np.testing.assert_array_equal(executable.outputs["y"], evaluate(program, {"x": x, "kernel": kernel})[0]["y"])
 
 
-def cnn(rng, image=(8, 7, 3), channels=(4, 8), classes=3, rows=6, stored=40, strides=1):
-    """Return the program of a training step of two convolutions and a layer, on stored images, and its data."""
+def cnn(rng, image=(8, 7, 3), channels=(4, 8), classes=3, rows=6, stored=40, strides=1, compute="float32"):
+    """Return the program of a training step of two convolutions and a layer, on stored images, and its data.
+
+    Layers compute in the type `compute`, weights are float32.
+    """
     shapes = {"first": (3, 3, image[-1], channels[0]), "first bias": (channels[0],)}
     shapes |= {"second": (3, 3, *channels), "second bias": (channels[1],)}
     shapes |= {"last": (channels[1], classes), "last bias": (classes,)}
@@ -182,10 +231,11 @@ def cnn(rng, image=(8, 7, 3), channels=(4, 8), classes=3, rows=6, stored=40, str
 
     def step(pixels, labels, rows):
         x, y = ops.cast(ops.take(pixels, rows, 0), "float32") * (1 / 255), ops.take(labels, rows)
-        first, first_bias, second, second_bias, last, last_bias = weights
+        x, first, first_bias, second, second_bias, last, last_bias = (ops.cast(one, compute) for one in (x, *weights))
         x = ops.max_pool(ops.relu(ops.conv(x, first, padding="same") + first_bias), 2)
         x = ops.mean(ops.relu(ops.conv(x, second, strides, padding="same") + second_bias), (1, 2))
-        loss = ops.mean(-ops.sum(ops.one_hot(y, classes) * ops.log_softmax(x @ last + last_bias), axis=-1))
+        scores = ops.cast(x @ last + last_bias, "float32")
+        loss = ops.mean(-ops.sum(ops.one_hot(y, classes) * ops.log_softmax(scores), axis=-1))
         loss.backward()
         for one, speed in zip(weights, speeds, strict=True):
             speed.assign(0.9 * speed - 0.1 * one.grad)

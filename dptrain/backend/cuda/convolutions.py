@@ -18,7 +18,7 @@ class Implicit:
         sizes: M, N and K, of the largest where there are several products.
         count: of products, see `lowering.Convolution`.
         transposed: a is (K, M) where it is gathered, b is (N, K).
-        wide: whether four elements lie side by side wherever four columns do, of a and b, in C++.
+        wide: whether as many elements as 16 bytes hold lie side by side wherever columns do, of a and b, in C++.
         lines: statements that define what the following name, for the product `phase` where there are several.
         terms: K of a product, in C++.
         matrices: where the elements of a and b are, in C++.
@@ -48,7 +48,8 @@ def implicit(made: Tensor, count: Callable[[Shape], int]) -> Implicit:
     numbers = lowering.numbers(made)
     window = f"Window{{{', '.join(map(str, numbers))}}}"
     inputs, outputs = (extents((n,)) for n in kernel[2:])
-    wide_inputs, wide_outputs = f"{inputs} % 4 == 0", f"{outputs} % 4 == 0"
+    vector = 16 // made.inputs[0].dtype.itemsize
+    wide_inputs, wide_outputs = f"{inputs} % {vector} == 0", f"{outputs} % {vector} == 0"
     if lowering.makes == "images":
         H, W, _, _, R, S, *steps = numbers
         strides, dilations = steps[:2], steps[2:4]

@@ -164,12 +164,12 @@ def _is_of_state(tensor: Tensor) -> bool:
 def is_product(tensor: Tensor) -> bool:
     """Whether the tiled kernels compute it.
 
-    Convolutions of float32, and matrices of float32 or of one half type whose factors have a batch each, or one.
+    Convolutions, and matrices whose factors have a batch each, or one: both factors in float32 or in one half type.
     """
     if not isinstance(lowering := lowering_of(tensor), Product | Convolution) or tensor.dtype != np.float32:
         return False
     a, b = (one.dtype for one in tensor.inputs)
-    if a != b or not (a == np.float32 or (is_half(a) and isinstance(lowering, Product))):
+    if a != b or not (a == np.float32 or is_half(a)):
         return False
     if isinstance(lowering, Convolution):
         return True

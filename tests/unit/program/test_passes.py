@@ -49,6 +49,9 @@ def test_precision_is_that_of_products_and_convolutions():
     found["halves"] = found["halves"].inputs[0]
     chosen = {"product": "float32", "convolution": "float32", "halves": "tf32", "wide": None, "pooled": None}
     assert {name: one.attributes.get("precision") for name, one in found.items()} == chosen
+    of_halves = with_precision(program, "float32", "half").outputs["halves"].inputs[0]
+    assert of_halves.attributes["precision"] == "half"
+    assert (of_halves.dtype.name, {one.dtype.name for one in of_halves.inputs}) == ("float32", {"bfloat16"})
 
 
 def names(program):

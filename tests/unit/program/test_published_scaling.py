@@ -138,7 +138,8 @@ def test_resnet_50_on_256_gpus():
 def test_vgg_16_on_a_slow_network(gpus, published):
     """Horovod's README: VGG-16 on servers of four Pascal GPUs, 25 Gb/s between them; ResNet-101 reaches 90 %.
 
-    One P100 of a DGX-1 takes 154 pictures/s at batch 64 (tensorflow.org/performance/benchmarks, May 2017). Within a server: PCIe.
+    One P100 of a DGX-1 takes 154 pictures/s at batch 64 (tensorflow.org/performance/benchmarks, May 2017). Within a
+    server: PCIe.
     """
     network = Vgg16((224, 224, 3), 64)
     assert network.parameters == pytest.approx(138.3e6, rel=0.01)
