@@ -35,7 +35,7 @@ from dptrain.comm.mesh import BATCH
 from dptrain.errors import ConfigError
 from dptrain.program.dims import Dim
 from dptrain.program.letters import Named
-from dptrain.program.lowering import Element
+from dptrain.program.lowering import Element, Insert, Join, Scatter
 from dptrain.program.mesh import ALL_GATHER, ALL_REDUCE, OWN_PART, REDUCE_SCATTER, Axes, PlacedProgram, Placement
 from dptrain.program.op import Op
 from dptrain.program.operand import METHODS, OPERATORS
@@ -66,10 +66,12 @@ class _Divisor:
     Attributes:
         number: a partial one.
         op: that divides by its sum.
+        of_data: whether what it divides follows from samples; the gradient of a mean begins with what does not.
     """
 
     number: _Part
     op: Op
+    of_data: bool
 
 
 def place(
@@ -168,10 +170,14 @@ class _Placing:
         self.placements: dict[Tensor, Placement] = {}
         self._nodes: dict[Any, Tensor] = {}
         self._scattered: dict[Tensor, _Part] = {}
+        self._of_data: set[Tensor] = set()
         self._kept: list[Tensor] = []  # so that no two tensors of this work can have the same id
 
     def add(self, tensor: Tensor) -> None:
         """Place a tensor, whose inputs have been placed."""
+        is_data = tensor.op is None and tensor.value is None and tensor.variable is None
+        if is_data or not self._of_data.isdisjoint(tensor.inputs):
+            self._of_data.add(tensor)
         if tensor.op is None:
             self.parts[tensor] = self._note(tensor, self._given(tensor))
         else:
@@ -209,7 +215,8 @@ class _Placing:
         if converts and not self._summed and parts[0].tensor.dtype.itemsize < tensor.dtype.itemsize:
             parts = [self._whole(parts[0])]  # the narrower type makes the smaller message
         if op.quotient and self._can_wait(tensor, *parts):
-            return self._note(parts[0].tensor, parts[0].placement, _Divisor(self._number(parts[1]), op))
+            divisor = _Divisor(self._number(parts[1]), op, tensor.inputs[0] in self._of_data)
+            return self._note(parts[0].tensor, parts[0].placement, divisor)
         parts = [self._whole(one) if one.placement.join == "max" else one for one in parts]
         divisor = self._common_divisor(op, parts)
         if divisor is not None:
@@ -326,6 +333,7 @@ class _Placing:
             and size(denominator.tensor.shape) == 1
             and numerator.divisor is None
             and numerator.tensor.shape == tensor.shape
+            and numerator.tensor.dtype == tensor.dtype
         )
 
     def _number(self, part: _Part) -> _Part:
@@ -340,6 +348,8 @@ class _Placing:
         divisors = [one.divisor for one in parts]
         known = [number for number, one in enumerate(divisors) if one is not None]
         linear_in = range(len(parts)) if op.linear_in is None else op.linear_in
+        if any(one is not None and one.of_data for one in divisors) and _puts_zeros(op, len(known) < len(linear_in)):
+            return None  # by a sum that is 0 they would be 0 / 0, not 0
         if op.linear == "each" and len(known) == 1 and known[0] in linear_in:
             return divisors[known[0]]
         if (
@@ -462,6 +472,12 @@ def _summand(tensor: Tensor) -> Placement:
 def _is_summand(part: _Part) -> bool:
     """Whether each rank has a summand of the whole tensor."""
     return bool(part.placement.partial) and part.placement.join == "sum" and not any(part.placement.axes)
+
+
+def _puts_zeros(op: Op, beside: bool) -> bool:
+    """Whether an op makes zeros of nothing, or lets those `beside` its other operands come out as they are."""
+    chooses = isinstance(op.lowering, Element) and bool(op.lowering.conditions)
+    return isinstance(op.lowering, Insert | Scatter) or (beside and (chooses or isinstance(op.lowering, Join)))
 
 
 def _not_zero(parts: Sequence[_Part], numbers: Iterable[int]) -> list[int]:
