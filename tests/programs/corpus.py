@@ -304,4 +304,22 @@ CORPUS = {
         outputs=("t13",),
         shards=(0, 0),
     ),
+    "zeros beside a quotient of a part of a variable": Case(
+        lengths={"n": 0, "g": 1, "h": 1},
+        leaves={"w7": "variable g h float64 whole", "w8": "variable h float64 whole"},
+        lines=("t19 = ops.where(w8 > 2, w8 / ops.sum(ops.relu(w8 - 2)), 0)",),
+        outputs=("t19",),
+        updates={"w8": "w8 * 0.5 + ops.tanh(ops.sum(w7, (0,)))"},
+        shards=(0,),
+        mesh={"batch": 1, "model": 1},
+        layouts={"w8": ("model",)},
+        seed=9200264,
+    ),
+    "zeros beside a number by a sum of 0": Case(
+        lengths={"n": 4},
+        leaves={"x0": "input n float64 normal", "w1": "variable float64 normal"},
+        lines=("t0 = ops.sum(x0 * 0)", "t1 = ops.where(t0 > 0, w1 / t0, 0.0)"),
+        outputs=("t1",),
+        shards=(1, 3),
+    ),
 }
