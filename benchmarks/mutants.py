@@ -394,13 +394,16 @@ class Journal:
     def find(self, mutant: Mutant) -> Verdict | None:
         """Return what became of a mutant before; None of a new one, such as the same number of another commit."""
         found = self._known.get((self._seed, mutant.number, mutant.difference()))
-        return found and Verdict(mutant, found["killer"], found["is_senseless"], found["seconds"], "")
+        if found is None:
+            return None
+        return Verdict(mutant, found["killer"], found["is_senseless"], found["seconds"], found["printed"])
 
     def add(self, verdict: Verdict) -> None:
         """Note a verdict."""
         if self._path is None or self.find(verdict.mutant) is not None:
             return
         about = {"killer": verdict.killer, "is_senseless": verdict.is_senseless, "seconds": round(verdict.seconds)}
+        about["printed"] = "\n".join(verdict.printed.splitlines()[-5:]) if verdict.killer else ""
         mutant = {"number": verdict.mutant.number, "difference": verdict.mutant.difference()}
         with self._path.open("a") as file:
             file.write(json.dumps({"seed": self._seed, **mutant, **about}) + "\n")
