@@ -1,7 +1,8 @@
-"""Mutation testing of what generates code, and of the kernels: do the tests notice a planted bug?
+"""Mutation testing of what generates code, shards programs over ranks, and of the kernels: are planted bugs noticed?
 
     pip install -e '.[test]' 'pytest>=9' cosmic-ray    # which nothing but this script uses
     python benchmarks/mutants.py --count 500 --jobs 2 --output benchmarks/results/mutants_HARDWARE_DATE.md
+    python benchmarks/mutants.py --count 500 --journal FILE    # goes on where a run with this journal was stopped
     python benchmarks/mutants.py --only 17      # mutant 17 of this seed alone, with all that its killers print
     python benchmarks/mutants.py --list         # draws, and judges none
 
@@ -12,8 +13,9 @@ and what only `explain` prints are left alone: nothing is computed by them.
 
 Killers are commands, tried in order until one fails or hangs: an import, which sorts out what makes no sense (another
 is drawn instead, as where the compiler refuses a kernel), the unit tests of programs, then programs in C++, then
-programs on the emulated CUDA driver. Without a mutant all must pass, unless `--unchecked` says that they have. What
-they compile is kept in DPTRAIN_TEST_CACHE, where that is set, for the next time.
+programs on the emulated CUDA driver; for what joins ranks, its own tests and those under MPI. Without a mutant all must
+pass, unless `--unchecked` says that they have. What they compile is kept in DPTRAIN_TEST_CACHE, where that is set, for
+the next time.
 
 Mutants are tried in a copy of the repository as git lists it, uncommitted changes included. Survivors are listed with
 their difference, to be judged by hand: some change nothing that is computed (the size of a block, an order, a name).
@@ -24,6 +26,7 @@ import ast
 import contextlib
 import difflib
 import functools
+import json
 import os
 import random
 import re
@@ -43,7 +46,7 @@ from queue import Queue
 from common import Report, command_line, machine_line, versions
 
 ROOT = Path(__file__).resolve().parent.parent
-# What decides which code is generated, and with which numbers in it.
+# What decides which code is generated, with which numbers in it, and what ranks send.
 PYTHON = (
     "dptrain/backend/cpu/calls.py",
     "dptrain/backend/cpu/codegen.py",
@@ -56,9 +59,11 @@ PYTHON = (
     "dptrain/program/additive.py",
     "dptrain/program/fuse.py",
     "dptrain/program/kernels.py",
+    "dptrain/program/local.py",
     "dptrain/program/lowering.py",
     "dptrain/program/memory.py",
     "dptrain/program/merge.py",
+    "dptrain/program/mesh.py",
     "dptrain/program/messages.py",
     "dptrain/program/operand.py",
     "dptrain/program/passes.py",
@@ -67,6 +72,8 @@ PYTHON = (
     "dptrain/program/places.py",
     "dptrain/program/statements.py",
     "dptrain/program/views.py",
+    *(f"dptrain/comm/{name}.py" for name in ("mesh", "node", "node_sum", "parts")),
+    "dptrain/train/sharding.py",
 )
 KERNELS = ("*.cuh", "*.h")
 # Those of them that generated CUDA C++ includes.
@@ -146,6 +153,8 @@ RANDOM_PROGRAMS = "tests/unit/program/test_random_programs.py"
 CPU_HEADERS = ("kernels/native", "kernels/scalar.h")
 ON_CPU = ("dptrain/program", "dptrain/backend/cpu", *CPU_HEADERS)
 ON_CUDA = ("dptrain/program", "dptrain/backend/cuda", *(f"kernels/{name}" for name in CUDA_HEADERS))
+OF_RANKS = ("dptrain/comm", "dptrain/train")
+SHARDING = ("tests/unit/comm", "tests/unit/train/test_sharding.py", "tests/unit/program/test_local.py")
 CHECKED = (
     "tests/ops/test_programs_on_cuda.py",
     "-k",
@@ -154,6 +163,9 @@ CHECKED = (
 KILLERS = (
     Killer("import", ("-c", IMPORTS), ("dptrain",), is_sieve=True),
     Killer("unit tests", _pytest("tests/unit/program", "--ignore", RANDOM_PROGRAMS), ("dptrain/program",)),
+    Killer("parts of ranks", _pytest(*SHARDING), OF_RANKS),
+    Killer("random programs on meshes", _pytest(RANDOM_PROGRAMS, "-k", "on_meshes"), OF_RANKS),
+    Killer("programs under MPI", _pytest("tests/mpi/test_meshes.py", "tests/mpi/test_collectives.py"), OF_RANKS),
     Killer("digests", _pytest("tests/unit/backend/cpu/test_digest.py"), ("kernels/digest.h",)),
     Killer("products in C++", _pytest("tests/unit/backend/cpu/test_products.py"), CPU_HEADERS),
     Killer("random programs in C++", _pytest(RANDOM_PROGRAMS, "-k", "test_random_programs or test_corpus"), ON_CPU),
@@ -366,7 +378,38 @@ def check_killers(copy: Copy) -> None:
         print(f"without a mutant, {killer.name}: {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
 
 
-def judged(seed: int, count: int, jobs: int, minutes: float, check: bool) -> Iterator[Verdict]:
+class Journal:
+    """Verdicts in a file, a line each, so that a run that was stopped can go on.
+
+    Args:
+        path: of the file; None for a journal that forgets.
+        seed: of the draws.
+    """
+
+    def __init__(self, path: Path | None, seed: int) -> None:
+        self._path, self._seed = path, seed
+        lines = path.read_text().splitlines() if path is not None and path.exists() else []
+        self._known = {(one["seed"], one["number"], one["difference"]): one for one in map(json.loads, lines)}
+
+    def find(self, mutant: Mutant) -> Verdict | None:
+        """Return what became of a mutant before; None of a new one, such as the same number of another commit."""
+        found = self._known.get((self._seed, mutant.number, mutant.difference()))
+        if found is None:
+            return None
+        return Verdict(mutant, found["killer"], found["is_senseless"], found["seconds"], found["printed"])
+
+    def add(self, verdict: Verdict) -> None:
+        """Note a verdict."""
+        if self._path is None or self.find(verdict.mutant) is not None:
+            return
+        about = {"killer": verdict.killer, "is_senseless": verdict.is_senseless, "seconds": round(verdict.seconds)}
+        about["printed"] = "\n".join(verdict.printed.splitlines()[-5:]) if verdict.killer else ""
+        mutant = {"number": verdict.mutant.number, "difference": verdict.mutant.difference()}
+        with self._path.open("a") as file:
+            file.write(json.dumps({"seed": self._seed, **mutant, **about}) + "\n")
+
+
+def judged(seed: int, count: int, jobs: int, minutes: float, check: bool, journal: Journal) -> Iterator[Verdict]:
     """Yield verdicts of `count` mutants that make sense, and of those before them that make none.
 
     Args:
@@ -375,6 +418,7 @@ def judged(seed: int, count: int, jobs: int, minutes: float, check: bool) -> Ite
         jobs: mutants at a time.
         minutes: after which no more are begun.
         check: run the killers without a mutant before.
+        journal: of what was judged before.
     """
     end = time.monotonic() + 60 * minutes
     with tempfile.TemporaryDirectory(prefix="dptrain-mutants-") as name, ThreadPoolExecutor(jobs) as pool:
@@ -388,6 +432,8 @@ def judged(seed: int, count: int, jobs: int, minutes: float, check: bool) -> Ite
             copies.put(first)
 
         def one(mutant: Mutant) -> Verdict:
+            if (known := journal.find(mutant)) is not None:
+                return known
             copy = copies.get()
             try:
                 return copy.judge(mutant)
@@ -404,6 +450,7 @@ def judged(seed: int, count: int, jobs: int, minutes: float, check: bool) -> Ite
                     seen.add((mutant.file, mutant.text))
                     some.append(mutant)
             for verdict in pool.map(one, some):
+                journal.add(verdict)
                 sensible += not verdict.is_senseless
                 yield verdict
 
@@ -414,7 +461,8 @@ def judged(seed: int, count: int, jobs: int, minutes: float, check: bool) -> Ite
 def report(chosen: argparse.Namespace) -> int:
     """Judge mutants, print and write what became of them; return 1 where fewer than 90 % are killed."""
     verdicts = []
-    for one in judged(chosen.seed, chosen.count, chosen.jobs, chosen.minutes, not chosen.unchecked):
+    journal = Journal(chosen.journal, chosen.seed)
+    for one in judged(chosen.seed, chosen.count, chosen.jobs, chosen.minutes, not chosen.unchecked, journal):
         verdicts.append(one)
         what = "makes no sense" if one.is_senseless else f"killed by {one.killer}" if one.killer else "SURVIVED"
         print(f"{one.mutant.number}: {one.mutant.file}: {what} ({one.seconds:.0f} s)", file=sys.stderr, flush=True)
@@ -459,6 +507,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (default: 2)")
     parser.add_argument("--minutes", type=float, default=600, help="after which no more are begun (default: 600)")
     parser.add_argument("--unchecked", action="store_true", help="do not run the killers without a mutant before")
+    parser.add_argument(
+        "--journal", type=Path, help="file with verdicts: those of this run are added, and not made again"
+    )
     parser.add_argument("--only", type=int, metavar="NUMBER", help="one mutant alone")
     parser.add_argument("--list", action="store_true", help="print mutants, and judge none")
     parser.add_argument("--output", type=Path, help="Markdown file to write")

@@ -222,16 +222,15 @@ def fitting(loop: Loop, tensor: Tensor, inputs: Sequence[View]) -> Member | None
         return None  # the order of the sum would be another one than in a loop of its own
     for number, view in enumerate(made.reads):
         read = loop.member(view.root)
-        if read is not None and (not usable(read, view) or (made.kind == "gather" and number == 0)):
+        if read is not None and not usable(read, made, number):
             return None
     return made
 
 
-def usable(member: Member, view: View) -> bool:
-    """Whether what a view reads of a member is its value at the same index."""
-    if member.kind == "sum":
-        return False
-    return view == member.view
+def usable(read: Member, reader: Member, number: int) -> bool:
+    """Whether what a member reads, as its operand of this number, is another's value at the same index."""
+    is_table = reader.kind == "gather" and number == 0
+    return read.kind != "sum" and not is_table and reader.reads[number] == read.view
 
 
 def as_member(tensor: Tensor, inputs: Sequence[View], space: Shape, *, inner: bool) -> Member:

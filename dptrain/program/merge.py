@@ -111,9 +111,9 @@ def _move(
             return
         trial.members.append(found)
     for one in target.members:
-        for view in one.reads:
+        for number, view in enumerate(one.reads):
             read = trial.member(view.root)
-            if read is not None and not usable(read, view):
+            if read is not None and not usable(read, one, number):
                 return
     for old, new in zip(moving, trial.members, strict=True):
         loop.members.remove(old)

@@ -35,7 +35,7 @@ from dptrain.comm.mesh import BATCH
 from dptrain.errors import ConfigError
 from dptrain.program.dims import Dim
 from dptrain.program.letters import Named
-from dptrain.program.lowering import Element
+from dptrain.program.lowering import Element, Insert, Join, Scatter
 from dptrain.program.mesh import ALL_GATHER, ALL_REDUCE, OWN_PART, REDUCE_SCATTER, Axes, PlacedProgram, Placement
 from dptrain.program.op import Op
 from dptrain.program.operand import METHODS, OPERATORS
@@ -66,10 +66,12 @@ class _Divisor:
     Attributes:
         number: a partial one.
         op: that divides by its sum.
+        of_number: whether it divides one number that no sample goes into, as the gradient of a mean begins with.
     """
 
     number: _Part
     op: Op
+    of_number: bool
 
 
 def place(
@@ -168,10 +170,14 @@ class _Placing:
         self.placements: dict[Tensor, Placement] = {}
         self._nodes: dict[Any, Tensor] = {}
         self._scattered: dict[Tensor, _Part] = {}
+        self._numbers: set[Tensor] = set()  # the same at every place, of constants and variables
         self._kept: list[Tensor] = []  # so that no two tensors of this work can have the same id
 
     def add(self, tensor: Tensor) -> None:
         """Place a tensor, whose inputs have been placed."""
+        is_leaf = tensor.op is None and (tensor.value is not None or tensor.variable is not None)
+        if (is_leaf and tensor.shape == ()) or (tensor.inputs and self._numbers.issuperset(tensor.inputs)):
+            self._numbers.add(tensor)
         if tensor.op is None:
             self.parts[tensor] = self._note(tensor, self._given(tensor))
         else:
@@ -209,7 +215,8 @@ class _Placing:
         if converts and not self._summed and parts[0].tensor.dtype.itemsize < tensor.dtype.itemsize:
             parts = [self._whole(parts[0])]  # the narrower type makes the smaller message
         if op.quotient and self._can_wait(tensor, *parts):
-            return self._note(parts[0].tensor, parts[0].placement, _Divisor(self._number(parts[1]), op))
+            waiting = _Divisor(self._number(parts[1]), op, tensor.inputs[0] in self._numbers)
+            return self._note(parts[0].tensor, parts[0].placement, waiting)
         parts = [self._whole(one) if one.placement.join == "max" else one for one in parts]
         divisor = self._common_divisor(op, parts)
         if divisor is not None:
@@ -326,6 +333,7 @@ class _Placing:
             and size(denominator.tensor.shape) == 1
             and numerator.divisor is None
             and numerator.tensor.shape == tensor.shape
+            and numerator.tensor.dtype == tensor.dtype
         )
 
     def _number(self, part: _Part) -> _Part:
@@ -340,6 +348,8 @@ class _Placing:
         divisors = [one.divisor for one in parts]
         known = [number for number, one in enumerate(divisors) if one is not None]
         linear_in = range(len(parts)) if op.linear_in is None else op.linear_in
+        if _puts_zeros(op, len(known) < len(linear_in)) and not all(self._may_divide_zeros(one) for one in divisors):
+            return None  # by a sum that is 0 they would be 0 / 0, not 0
         if op.linear == "each" and len(known) == 1 and known[0] in linear_in:
             return divisors[known[0]]
         if (
@@ -350,6 +360,13 @@ class _Placing:
         ):
             return divisors[known[0]]
         return None
+
+    def _may_divide_zeros(self, divisor: _Divisor | None) -> bool:
+        """Whether zeros may wait for a divisor: in a gradient, whose loss is not finite either if the divisor is 0."""
+        if divisor is None:
+            return True
+        is_known = any(self._is_reduced(divisor.number, mesh) for mesh in divisor.number.placement.partial)
+        return divisor.of_number and not is_known
 
     def _divided(self, part: _Part) -> _Part:
         """Return a part without a divisor that waits."""
@@ -462,6 +479,12 @@ def _summand(tensor: Tensor) -> Placement:
 def _is_summand(part: _Part) -> bool:
     """Whether each rank has a summand of the whole tensor."""
     return bool(part.placement.partial) and part.placement.join == "sum" and not any(part.placement.axes)
+
+
+def _puts_zeros(op: Op, beside: bool) -> bool:
+    """Whether an op makes zeros of nothing, or lets those `beside` its other operands come out as they are."""
+    chooses = isinstance(op.lowering, Element) and bool(op.lowering.conditions)
+    return isinstance(op.lowering, Insert | Scatter) or (beside and (chooses or isinstance(op.lowering, Join)))
 
 
 def _not_zero(parts: Sequence[_Part], numbers: Iterable[int]) -> list[int]:

@@ -72,3 +72,19 @@ def test_a_verdict(mutants, monkeypatch, tmp_path, code, printed, verdict):
 def test_the_same_number_is_the_same_mutant(mutants):
     assert mutants.draw(0, 3) == mutants.draw(0, 3)
     assert len({mutants.draw(0, number).text for number in range(20)}) == 2
+
+
+def test_a_run_goes_on_where_it_was_stopped(mutants, monkeypatch, tmp_path):
+    monkeypatch.setattr(mutants, "KILLERS", (mutants.Killer("one", ("-c", "raise SystemExit(1)")),))
+    path = tmp_path / "journal"
+
+    def run(count):
+        return list(mutants.judged(0, count, 1, 1, False, mutants.Journal(path, 0)))
+
+    (first,) = run(1)
+    assert len(path.read_text().splitlines()) == 1
+    monkeypatch.setattr(mutants, "KILLERS", ())
+    again, second = run(2)
+    assert (again.mutant, again.killer, second.killer) == (first.mutant, "one", "")
+    assert len(path.read_text().splitlines()) == 2
+    assert mutants.Journal(path, 1).find(first.mutant) is None, "another seed draws another mutant"

@@ -24,7 +24,7 @@ Make = Callable[..., Any]
 
 def expected(case: Case, run: int = 0) -> Expected:
     """Return what a case computes."""
-    return Expected(case.trace(run), case.values(run), case.starts(), ROWS, case.seed)
+    return Expected(case.trace(run), case.values(run), case.starts(), ROWS, case.seed, bool(case.shards))
 
 
 def results(case: Case, program: Program, executable: Any) -> dict[str, Array]:

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from dptrain.backend.cpu.compiled import CompiledExecutable
-from dptrain.program.kernels import Kernel, Loop
+from dptrain.program.kernels import Kernel, Loop, Product
 from dptrain.program.mesh import OWN_PART
 from dptrain.program.program import ROWS
 from dptrain.program.shapes import local
-from dptrain.program.tensor import Array, Tensor
+from dptrain.program.tensor import Array, Tensor, is_half
 
 
 class InterpretedExecutable(CompiledExecutable):
@@ -49,6 +49,8 @@ class InterpretedExecutable(CompiledExecutable):
             tensor = one.tensor
             reads = [self.fused.views[read] for read in tensor.inputs] if isinstance(kernel, Loop) else kernel.reads
             inputs = [self._strided(view, read) for view, read in zip(reads, tensor.inputs, strict=True)]
+            if isinstance(kernel, Product):  # halves give the bits of their copies, where NumPy would round each sum
+                inputs = [one.astype(np.float32) if is_half(one.dtype) else one for one in inputs]
             assert tensor.op is not None
             assert tensor.op is not OWN_PART
             out = np.full(local(tensor.shape, self._rows), _garbage(tensor), tensor.dtype)

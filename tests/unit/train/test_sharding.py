@@ -38,3 +38,77 @@ def test_a_layout_that_does_not_fit_its_variable_is_refused(monkeypatch, axes, s
     chosen.pop(0)
     with pytest.raises(ConfigError, match=said):
         on_mesh(layouts, batch=1, model=3)
+
+
+def test_the_axis_that_the_batch_shards(monkeypatch):
+    """The first if it is long beside the ranks, else the longest; none that is taken, or shorter than the ranks."""
+    expected = {
+        (16, 50): ("batch", None),
+        (15, 50): (None, "batch"),
+        (4, 4): ("batch", None),
+        (3, 1, 2): ("batch", None, None),
+        (2, 9): (None, "batch"),
+        (2,): ("batch",),
+        (1, 1): (None, None),
+        (50, 3): (None, "batch"),
+        (50, 1): ("model", None),
+    }
+    slots = {Variable(np.ones(shape), "s"): Variable(np.ones(shape), "w") for shape in expected}
+    owner = SimpleNamespace(weights=list(slots.values()), optimizers=[SimpleNamespace(slots=slots)])
+    both, stranger = [*slots.values(), *slots], Variable(np.ones(9), "x")
+    given = {variable: ("model", None) for variable in both if variable.shape[0] == 50}
+    monkeypatch.setattr(sharding, "layout_of", lambda variable, slot_of: given.get(variable))
+
+    def layouts(comm):
+        return [Sharding(comm, owner, kind).layouts([*both, stranger]) for kind in (None, "optimizer", "weights")]
+
+    for none, of_slots, of_weights in on_mesh(layouts, batch=2, model=2):
+        assert none == given
+        wanted = {slot: axes for slot, axes in zip(slots, expected.values(), strict=True) if any(axes)}
+        wanted = {slot: axes if slot not in given else ("model", axes[1]) for slot, axes in wanted.items()}
+        assert of_slots == {one: axes for one, axes in given.items() if one not in slots} | wanted
+        assert of_weights == wanted | {slots[slot]: axes for slot, axes in wanted.items()}
+    for found in on_mesh(layouts, batch=1, model=4):
+        assert found == [given] * 3, "one rank has no parts"
+
+
+def test_parts_are_those_of_the_whole_value(monkeypatch):
+    """Taken from rank 0, read by all ranks or fetched for one, written by all."""
+    chosen = {"a": ("batch", "model"), "b": (None, "model"), "c": (None,)}
+    monkeypatch.setattr(sharding, "layout_of", lambda variable, slot_of: chosen[variable.name])
+    shapes = {"a": (5, 7), "b": (2, 3), "c": (4,)}
+    whole = {name: np.random.default_rng(1).normal(size=shape) for name, shape in shapes.items()}
+
+    def work(comm):
+        own = [Variable(whole[name] + comm.rank, name) for name in shapes]
+        made = Sharding(comm, SimpleNamespace(weights=own, optimizers=[]), None)
+        made.take(own)
+        parts = made.local(own)
+        taken = [one.numpy() for one in parts]
+        read = [one.numpy() for one in own[:2]]
+        for one in own[:2]:
+            one.assign(2 * one.numpy())
+        with made.fetched(lambda: own, rank=1):
+            fetched = [one.numpy() for one in own[:2]] if comm.rank == 1 else []
+        groups = [(group.size, [one.name for one in some]) for group, some in made.by_group(own).items()]
+        return comm.coordinates, taken, read, fetched, groups, [made.name(one) for one in parts], made.groups(parts)
+
+    found = on_mesh(work, batch=2, model=3)
+    for rank, (at, taken, read, fetched, groups, names, numbers) in enumerate(found):
+        rows = slice(*((0, 2), (2, 5))[at["batch"]])
+        columns = slice(*((0, 2), (2, 4), (4, 7))[at["model"]])
+        for one, wanted in zip(taken, (whole["a"][rows, columns], whole["b"][:, [at["model"]]]), strict=False):
+            np.testing.assert_array_equal(one, wanted)
+        np.testing.assert_array_equal(taken[2], whole["c"] + rank)
+        for one, other in zip(
+            [*read, *fetched], [whole["a"], whole["b"], 2 * whole["a"], 2 * whole["b"]], strict=False
+        ):
+            np.testing.assert_array_equal(one, other)
+        assert len(fetched) == 2 * (rank == 1)
+        assert groups == [(1, ["a"]), (2, ["b"]), (6, ["c"])]
+        assert names == [f"a of batch {at['batch']}, model {at['model']}", f"b of model {at['model']}", "c"]
+        assert numbers == [
+            ([[0, 1, 2, 3, 4, 5]], [2]),
+            ([[0], [1], [2], [3], [4], [5]], [0]),
+            ([[0, 3], [1, 4], [2, 5]], [1]),
+        ]
