@@ -50,6 +50,9 @@ WORKS: dict[str, tuple[tuple[int, int, int], int]] = {
 }
 ONES = ("dptrain", "PyTorch", "PyTorch, channels_last")
 SAMPLES = 1024
+# Trains for so many seconds after a first epoch, with so many samples, whole epochs; returns samples a second, and the mean
+# loss of the last epoch.
+Trainee = Callable[..., tuple[float, float]]
 # (channels, stride of its first convolution) of blocks.
 RESIDUAL = ((16, 1), (16, 1), (32, 2), (32, 1), (64, 2), (64, 1))
 SEPARABLE = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1))
@@ -147,8 +150,8 @@ def samples(shape: tuple[int, ...]) -> tuple[Any, Any]:
     return (rng.random((SAMPLES, *shape), np.float32) + y[:, None, None, None] / 10).astype(np.float32), y
 
 
-def dptrain_epoch(name: str, threads: int) -> tuple[Callable[[], float], Callable[[], float]]:
-    """Return what trains for one step, and for an epoch; both return the mean loss."""
+def dptrain_trainee(name: str, threads: int) -> Trainee:
+    """Return what trains in dptrain, within one call of `fit`."""
     import dptrain as dp
 
     shape, batch = WORKS[name]
@@ -157,14 +160,23 @@ def dptrain_epoch(name: str, threads: int) -> tuple[Callable[[], float], Callabl
     loss = dp.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(dp.optimizers.Adam(LEARNING_RATE, BETA_1, BETA_2, EPSILON), loss, device="cpu")
 
-    def train(count: int) -> float:
-        return float(model.fit(x[:count], y[:count], batch_size=batch, epochs=1, verbose=0).history["loss"][0])
+    def train(seconds: float, count: int = SAMPLES) -> tuple[float, float]:
+        times: list[float] = []
 
-    return lambda: train(batch), lambda: train(SAMPLES)
+        def done(epoch: int, logs: Any = None) -> None:
+            times.append(time.perf_counter())
+            model.stop_training = times[-1] - times[0] >= seconds
+
+        told = dp.callbacks.LambdaCallback(on_epoch_end=done)
+        own = {"batch_size": batch, "epochs": 10**6, "verbose": 0, "callbacks": [told]}
+        losses = model.fit(x[:count], y[:count], **own).history["loss"]
+        return (len(times) - 1) * count / max(times[-1] - times[0], 1e-9), losses[-1]
+
+    return train
 
 
-def torch_epoch(name: str, threads: int, last: bool) -> tuple[Callable[[], float], Callable[[], float]]:
-    """As `dptrain_epoch`."""
+def torch_trainee(name: str, threads: int, last: bool) -> Trainee:
+    """As `dptrain_trainee`."""
     import torch
 
     torch.set_num_threads(threads)
@@ -177,25 +189,30 @@ def torch_epoch(name: str, threads: int, last: bool) -> tuple[Callable[[], float
     optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE, (BETA_1, BETA_2), EPSILON, fused=True)
     loss_of = torch.nn.CrossEntropyLoss()
 
-    def train(count: int) -> float:
-        total = torch.zeros(())
-        rows = torch.randperm(count)
+    def epoch(count: int) -> float:
+        total, rows = torch.zeros(()), torch.randperm(count)
         for first in range(0, count, batch):
             chosen = rows[first : first + batch]
             optimizer.zero_grad()
             loss = loss_of(model(x[chosen].contiguous(memory_format=order)), y[chosen])
             loss.backward()
             optimizer.step()
-            total += loss.detach()
-        return float(total) * batch / count
+            total += loss.detach() * len(chosen) / count
+        return float(total)
 
-    return lambda: train(batch), lambda: train(SAMPLES)
+    def train(seconds: float, count: int = SAMPLES) -> tuple[float, float]:
+        loss, begun, done = epoch(count), time.perf_counter(), 0
+        while time.perf_counter() - begun < seconds:
+            loss, done = epoch(count), done + count
+        return done / max(time.perf_counter() - begun, 1e-9), loss
+
+    return train
 
 
 def work() -> None:
     """Answer as one framework."""
     questions, answers = answering()
-    epoch: Any = None
+    trainees: list[Trainee] = []
     for kind, *arguments in questions:
         if kind == "import":
             __import__("dptrain" if arguments[0] == "dptrain" else "torch")
@@ -203,19 +220,14 @@ def work() -> None:
         elif kind == "prepare":
             one, name, threads = arguments
             before, begun = begin_peak(), time.perf_counter()
-            step, epoch = (
-                dptrain_epoch(name, threads) if one == "dptrain" else torch_epoch(name, threads, "last" in one)
-            )
-            step()
+            own = dptrain_trainee(name, threads) if one == "dptrain" else torch_trainee(name, threads, "last" in one)
+            own(0, WORKS[name][1])
             first = time.perf_counter() - begun
-            losses = [epoch() for _ in range(4)]
-            answer(answers, {"first": first, "memory": peak_bytes() - before, "losses": losses})
+            own(0)
+            trainees.append(own)
+            answer(answers, {"first": first, "memory": peak_bytes() - before})
         else:
-            count, begun = 0, time.perf_counter()
-            while (seconds := time.perf_counter() - begun) < arguments[0]:
-                epoch()
-                count += SAMPLES
-            answer(answers, count / seconds)
+            answer(answers, trainees[-1](*arguments))
 
 
 def measure(name: str, options: argparse.Namespace, cache: str) -> list[str]:
@@ -227,9 +239,12 @@ def measure(name: str, options: argparse.Namespace, cache: str) -> list[str]:
         worker.ask(["import", one])
     about = {one: worker.ask(["prepare", one, name, options.threads]) for one, worker in workers.items()}
     speeds: dict[str, list[float]] = {one: [] for one in ONES}
+    losses: dict[str, float] = {}
     for number in range(options.rounds):
         for one in list(workers)[:: 1 if number % 2 else -1]:
-            speeds[one].append(workers[one].ask(["run", options.seconds]))
+            speed, loss = workers[one].ask(["run", options.seconds])
+            speeds[one].append(speed)
+            losses[one] = loss
     for worker in workers.values():
         worker.close()
     ours, *theirs = (speeds[one] for one in ONES)
@@ -238,7 +253,7 @@ def measure(name: str, options: argparse.Namespace, cache: str) -> list[str]:
     cells = [name, *(f"{statistics.median(speeds[one]):,.0f}" for one in ONES), spread(ratios, ".2f")]
     cells.append(f"{about['dptrain']['first']:.1f}")
     cells += [" / ".join(f"{about[one]['memory'] / 1e6:.0f}" for one in ONES)]
-    cells.append(" / ".join(f"{about[one]['losses'][-1]:.2f}" for one in ONES))
+    cells.append(" / ".join(f"{losses[one]:.2f}" for one in ONES))
     return cells
 
 
@@ -263,7 +278,7 @@ def main() -> int:
     report.add(
         f"- {options.rounds} rounds of at least {options.seconds} s each; samples/s as medians; ratios of dptrain to "
         "the better PyTorch of a round: median (min to max)",
-        "- Memory in MB of dptrain / PyTorch / PyTorch with channels_last, and so the losses of the fifth epoch",
+        "- Memory in MB of dptrain / PyTorch / PyTorch with channels_last, and so the losses at the end",
         "",
         f"| network | {' | '.join(ONES)} | ratio | first start, s | memory | loss |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
