@@ -18,8 +18,8 @@
 
 typedef int64_t Index;  // into arrays
 
-// Those of native_threads.h and native_product.h, which are compiled once for all programs; products are null in a program
-// that has none of their type.
+// Those of native_threads.h, native_product.h and native_convolution.h, which are compiled once for all programs; products
+// and convolutions are null in a program that has none of their type.
 typedef void dp_Part(void *data, int64_t part);
 typedef void dp_Parallel(int64_t threads, int64_t parts, dp_Part *f, void *data);
 typedef void dp_Range(void *context, int64_t low, int64_t high);
@@ -27,6 +27,9 @@ template <class F, class T>
 using dp_Multiply = bool(dp_Parallel *parallel, int64_t threads, bool at, bool bt, int64_t m, int64_t n, int64_t k,
                          const F *a, int64_t lda, const F *b, int64_t ldb, T *out, bool add, dp_Range *epilogue,
                          void *context, int64_t step, int64_t operations);
+template <class T>
+using dp_Convolution = void(dp_Parallel *parallel, int64_t threads, dp_Makes makes, const dp_Window *w, int64_t B, int64_t I,
+                            int64_t O, const T *one, const T *other, T *out);
 
 struct Context {
     char **p;           // where roots lie
@@ -40,6 +43,8 @@ struct Context {
     dp_Multiply<double, double> *multiply_double;
     dp_Multiply<dp_bfloat16, float> *multiply_bfloat16;
     dp_Multiply<dp_float16, float> *multiply_float16;
+    dp_Convolution<float> *convolution_float;
+    dp_Convolution<double> *convolution_double;
     const struct dp_Message *const *messages;               // of native_ranks.h
     int64_t (*sum)(const struct dp_Message *message);       // over the ranks; not 0 where that fails
     char *sums;         // of blocks of rows, in the loop that is executed

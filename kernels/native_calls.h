@@ -43,20 +43,6 @@ static void dp_add_rows(Context &c, T *out, int64_t length, int64_t width, const
     }
 }
 
-struct dp_Window {
-    int64_t H, W, P, Q, R, S, sh, sw, dh, dw, bh, bw;
-    // Along one axis, the outputs [low, high) whose window element `at` lies in the image of this length.
-    static void range(int64_t first, int64_t stride, int64_t length, int64_t outputs, int64_t &low, int64_t &high) {
-        low = first < 0 ? (-first + stride - 1) / stride : 0;
-        high = length - 1 - first < 0 ? 0 : (length - 1 - first) / stride + 1;
-        if (high > outputs) high = outputs;
-        if (low > high) low = high;
-    }
-};
-
-// Elements that the patches of a few images may take: what fits into a core's cache.
-static const int64_t dp_PATCHES = 1 << 17;
-
 template <class T> static T *dp_scratch(int64_t size) {
     static thread_local dp_Memory memory;
     return (T *)memory.of(size * sizeof(T));
@@ -73,69 +59,38 @@ template <class F> static void dp_each(const dp_Window &w, F f) {
                 }
 }
 
-// patches (P Q, R S I) of one image.
-template <class T> static void dp_patches(const dp_Window &w, int64_t I, const T *x, T *patches) {
-    dp_each(w, [&](int64_t p, int64_t q, int64_t r, int64_t s, bool inside, int64_t at) {
-        T *to = patches + (((p * w.Q + q) * w.R + r) * w.S + s) * I;
-        if (inside)
-            memcpy(to, x + at * I, I * sizeof(T));
-        else
-            for (int64_t i = 0; i < I; ++i) to[i] = 0;
-    });
+static inline auto dp_convolution(const Context &c, const float *) { return c.convolution_float; }
+static inline auto dp_convolution(const Context &c, const double *) { return c.convolution_double; }
+
+// Whether a convolution is a product of the images as they lie.
+static inline bool dp_is_product(const dp_Window &w) {
+    return w.R * w.S * w.sh * w.sw == 1 && w.bh == 0 && w.bw == 0 && w.P == w.H && w.Q == w.W;
 }
 
-static inline int64_t dp_together(int64_t B, int64_t elements) {
-    const int64_t n = dp_PATCHES / (elements ? elements : 1);
-    return n < 1 ? 1 : n < B ? n : B;
+static inline bool dp_is_empty(const dp_Window &w, int64_t B, int64_t I, int64_t O) {
+    return B * I * O * w.H * w.W * w.P * w.Q * w.R * w.S == 0;
 }
 
 template <class T>
 static void dp_conv2d(Context &c, const dp_Window &w, int64_t B, int64_t I, int64_t O, const T *x, const T *kernel, T *y) {
-    const int64_t places = w.P * w.Q, depth = w.R * w.S * I, n = dp_together(B, places * depth);
-    for (int64_t b = 0; b < B; b += n) {
-        const int64_t m = B - b < n ? B - b : n;
-        T *patches = dp_scratch<T>(n * places * depth);
-        for (int64_t one = 0; one < m; ++one)
-            dp_patches(w, I, x + (b + one) * w.H * w.W * I, patches + one * places * depth);
-        dp_product(c, false, false, m * places, O, depth, patches, depth, kernel, O, y + b * places * O);
-    }
+    if (dp_is_empty(w, B, I, O)) return dp_fill(y, B * w.P * w.Q * O, (T)0);
+    if (dp_is_product(w)) return (void)dp_product(c, false, false, B * w.P * w.Q, O, I, x, I, kernel, O, y);
+    dp_convolution(c, x)(c.parallel, c.threads, DP_PLACES, &w, B, I, O, x, kernel, y);
 }
 
 template <class T>
 static void dp_conv2d_input(Context &c, const dp_Window &w, int64_t B, int64_t I, int64_t O, const T *dy, const T *kernel,
                             T *dx) {
-    const int64_t places = w.P * w.Q, depth = w.R * w.S * I, n = dp_together(B, places * depth);
-    dp_fill(dx, B * w.H * w.W * I, (T)0);
-    for (int64_t b = 0; b < B; b += n) {
-        const int64_t m = B - b < n ? B - b : n;
-        T *patches = dp_scratch<T>(n * places * depth);
-        dp_product(c, false, true, m * places, depth, O, dy + b * places * O, O, kernel, O, patches);
-        for (int64_t one = 0; one < m; ++one) {
-            T *image = dx + (b + one) * w.H * w.W * I;
-            const T *own = patches + one * places * depth;
-            dp_each(w, [&](int64_t p, int64_t q, int64_t r, int64_t s, bool inside, int64_t at) {
-                if (!inside) return;
-                const T *of = own + (((p * w.Q + q) * w.R + r) * w.S + s) * I;
-                T *to = image + at * I;
-                DP_LOOP
-                for (int64_t i = 0; i < I; ++i) to[i] += of[i];
-            });
-        }
-    }
+    if (dp_is_empty(w, B, I, O)) return dp_fill(dx, B * w.H * w.W * I, (T)0);
+    if (dp_is_product(w)) return (void)dp_product(c, false, true, B * w.P * w.Q, I, O, dy, O, kernel, O, dx);
+    dp_convolution(c, dy)(c.parallel, c.threads, DP_IMAGES, &w, B, I, O, dy, kernel, dx);
 }
 
 template <class T>
 static void dp_conv2d_kernel(Context &c, const dp_Window &w, int64_t B, int64_t I, int64_t O, const T *x, const T *dy,
                              T *dkernel) {
-    const int64_t places = w.P * w.Q, depth = w.R * w.S * I, n = dp_together(B, places * depth);
-    if (B == 0) dp_fill(dkernel, depth * O, (T)0);
-    for (int64_t b = 0; b < B; b += n) {
-        const int64_t m = B - b < n ? B - b : n;
-        T *patches = dp_scratch<T>(n * places * depth);
-        for (int64_t one = 0; one < m; ++one)
-            dp_patches(w, I, x + (b + one) * w.H * w.W * I, patches + one * places * depth);
-        dp_product(c, true, false, depth, O, m * places, patches, depth, dy + b * places * O, O, dkernel, b > 0);
-    }
+    if (dp_is_empty(w, B, I, O)) return dp_fill(dkernel, w.R * w.S * I * O, (T)0);
+    dp_convolution(c, x)(c.parallel, c.threads, DP_KERNEL, &w, B, I, O, x, dy, dkernel);
 }
 
 template <class T>

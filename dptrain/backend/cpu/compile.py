@@ -24,10 +24,11 @@ from dptrain.runtime.cache import cache_dir, compiled
 from dptrain.runtime.text import one_line
 
 # The headers of generated programs, and those of products.
-HEADERS = ("scalar.h", "half.h", "native.h", "native_calls.h")
+HEADERS = ("scalar.h", "half.h", "native_window.h", "native.h", "native_calls.h")
 PRODUCT = ("scalar.h", "half.h", "native_product.h")
 SHARED = ("scalar.h", "half.h", "native_threads.h", "native_ranks.h")
 TILES = (*PRODUCT, "native_tiles.h")
+CONVOLUTION = (*PRODUCT, "native_window.h", "native_convolution.h")
 # No option lets the compiler join or reorder floating-point operations, so bits do not depend on it or on what it tunes
 # for. Without -ffp-contract=off it may round a multiply-add once, which NumPy rounds twice, and GCC decides anew for
 # each loop and each CPU that it tunes for: a row would differ from the same row among many, fused loops from single
@@ -123,12 +124,23 @@ def products(dtype: str) -> Future[int]:
 
     That takes longer than compiling a program, which can be done meanwhile. The result raises as `library`.
     """
-    scalar, made = TYPES[dtype], ThreadPoolExecutor(1)
+    scalar = TYPES[dtype]
     in_tiles = dtype == "bfloat16" and has_tiles()
     source = f"DP_EXPORT({scalar}, dp_Tiles)\n" if in_tiles else f"DP_PRODUCT({scalar})\n"
-    headers = TILES if in_tiles else PRODUCT
+    return _beginning(source, TILES if in_tiles else PRODUCT, f"dp_product_{scalar}")
+
+
+@functools.cache
+def convolutions(dtype: str) -> Future[int]:
+    """Begin to compile the convolutions of a type; as `products`."""
+    scalar = TYPES[dtype]
+    return _beginning(f"DP_CONVOLUTION({scalar})\n", CONVOLUTION, f"dp_convolution_{scalar}")
+
+
+def _beginning(source: str, headers: tuple[str, ...], function: str) -> Future[int]:
+    made = ThreadPoolExecutor(1)
     try:
-        return made.submit(lambda: _address(library(source, headers)[f"dp_product_{scalar}"]))
+        return made.submit(lambda: _address(library(source, headers)[function]))
     finally:
         made.shutdown(wait=False)
 

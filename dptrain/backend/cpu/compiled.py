@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from dptrain.backend.cpu.codegen import Code, NativeFunction, generate
-from dptrain.backend.cpu.compile import library, products, shared
+from dptrain.backend.cpu.compile import convolutions, library, products, shared
 from dptrain.backend.cpu.denormals import flush_to_zero
 from dptrain.backend.cpu.node_sums import NodeSums, is_native
 from dptrain.comm.base import Communicator
@@ -15,7 +15,7 @@ from dptrain.errors import ConfigError, DataError
 from dptrain.program.execute import HostMemory
 from dptrain.program.fuse import fuse
 from dptrain.program.kernels import Call, Fused, Kernel, Loop, Member, Product
-from dptrain.program.lowering import Windows, lowering_of
+from dptrain.program.lowering import Convolution, lowering_of
 from dptrain.program.memory import Access, Plan, aligned, in_a_row, in_place, nbytes, plan
 from dptrain.program.mesh import ALL_REDUCE, constant_of
 from dptrain.program.messages import all_reduce, exchange
@@ -27,8 +27,9 @@ from dptrain.program.tensor import Array, Tensor
 from dptrain.program.views import View
 from dptrain.runtime.python_lock import released
 
-# Types of factors, in the order of the products in `Context`.
+# Types of factors, in the order of the products and of the convolutions in `Context`.
 _PRODUCTS = ("float32", "float64", "bfloat16", "float16")
+_CONVOLUTIONS = _PRODUCTS[:2]
 
 
 class Context(ctypes.Structure):
@@ -48,6 +49,8 @@ class Context(ctypes.Structure):
         ("multiply_double", ctypes.c_void_p),
         ("multiply_bfloat16", ctypes.c_void_p),
         ("multiply_float16", ctypes.c_void_p),
+        ("convolution_float", ctypes.c_void_p),
+        ("convolution_double", ctypes.c_void_p),
         ("messages", ctypes.c_void_p),
         ("sum", ctypes.c_void_p),
         ("sums", ctypes.c_void_p),
@@ -118,9 +121,10 @@ class CompiledExecutable:
         kernels = self.fused.kernels
         factors = [one.reads[0].root for one in kernels if isinstance(one, Product)]
         calls = [one.tensor for one in kernels if isinstance(one, Call)]
-        factors += [one for one in calls if isinstance(lowering_of(one), Windows)]
-        types = {one.dtype.name for one in factors}
+        convolved = [one for one in calls if isinstance(lowering_of(one), Convolution)]
+        types, of_windows = ({one.dtype.name for one in found} for found in (factors + convolved, convolved))
         made = [products(name) if name in types else None for name in _PRODUCTS]
+        made += [convolutions(name) if name in of_windows else None for name in _CONVOLUTIONS]
         own, parallel = library(self.code.source), shared("dp_parallel")
         return own, [parallel, *(0 if one is None else one.result() for one in made)]
 

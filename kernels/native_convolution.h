@@ -1,0 +1,381 @@
+// Convolutions and their gradients for generated code on a CPU, as products of matrices of which one is never written.
+//
+// Letters as in dptrain/ops/convolution.py: B images, H and W of the image, P and Q of what comes out, I channels in, O out,
+// R and S of the kernel. With strides sh and sw, dilation dh and dw, and bh and bw zeros before the image:
+//
+//   y (B P Q, O) = patches of x (B P Q, R S I) times the kernel (R S I, O)
+//   dkernel (R S I, O) = patches of x, transposed, times dy (B P Q, O)
+//   dx (B H W, I) = patches of dy (B H W, R S O) times the kernel, transposed for each element of R S
+//
+// With strides, dx is a product for each phase: the pixels (h, w) whose h and w have one remainder by the strides meet the
+// same elements of the kernel, so that no term is 0 by the strides.
+//
+// A patch is read where it lies: one table says how far each of its elements is from its first, and the first ones of pixels
+// side by side lie one stride apart. So a register tile is that of native_product.h, which looks up a place for each line.
+// Images that need zeros around them are copied into a frame of zeros, some rows at a time, which the second cache holds. A
+// tile's rows are pixels of one row of the result, or, where that is short, of several images.
+//
+// Threads share images, or rows of them; what they compute for dkernel is added up in the end, in an order, and in parts,
+// that the shapes alone decide. Every element of y and dx is a chain of fused multiply-adds per block of lines, so that its
+// bits depend on its patch and on the kernel's column alone, as in native_product.h. Zeros around the image are multiplied:
+// an infinite weight makes NaN of them.
+//
+// Source: M. Dukhan, "The Indirect Convolution Algorithm", arXiv:1907.02129, 2019, whose pointers are here sums of two tables.
+#ifndef DPTRAIN_NATIVE_CONVOLUTION_H
+#define DPTRAIN_NATIVE_CONVOLUTION_H
+
+namespace {
+// Elements of an image, or of several, in their frame: what the second cache holds beside the kernel's lines.
+const int64_t dp_FRAME = 1 << 16;
+// Rows of a result that are shorter are computed for several images at once.
+const int64_t dp_SHORT = 6;
+// Parts of a kernel's gradient, and their elements, at most.
+const int64_t dp_SUMS = 16, dp_SUMMED = 1 << 18;
+// Multiplications that take longer than handing a part over.
+const int64_t dp_HANDED = 1 << 19;
+
+// An element of the kernel: how far from a pixel's place it reads, in rows and columns, and its matrix of channels.
+template <class T> struct dp_Tap {
+    int64_t row, column;
+    const T *matrix;
+};
+
+// Images (B, H, W, C) that are read at places p * sh, q * sw plus taps; P x Q places.
+template <class T> struct dp_Patches {
+    int64_t B, H, W, C, P, Q, sh, sw;
+    const T *images;
+    std::vector<dp_Tap<T>> taps;
+
+    // Of the taps, and of frames: lines and columns, 0 where images lie as they are read.
+    int64_t top = 0, bottom = 0, left = 0, right = 0, columns = 0;
+    bool framed = false;
+
+    void measure() {
+        top = bottom = taps[0].row, left = right = taps[0].column;
+        for (const dp_Tap<T> &tap : taps) {
+            top = std::min(top, tap.row), bottom = std::max(bottom, tap.row);
+            left = std::min(left, tap.column), right = std::max(right, tap.column);
+        }
+        framed = top < 0 || left < 0 || (P - 1) * sh + bottom >= H || (Q - 1) * sw + right >= W;
+        columns = framed ? (Q - 1) * sw + right - left + 1 : W;
+    }
+
+    int64_t depth() const { return (int64_t)taps.size() * C; }
+    // Lines of a frame of so many rows of the result, and elements from one image to the next.
+    int64_t lines(int64_t rows) const { return (rows - 1) * sh + bottom - top + 1; }
+    int64_t pitch(int64_t rows) const { return (framed ? lines(rows) * columns : H * W) * C; }
+    // Rows of the result that fit into a frame, at least one; images of so many rows.
+    int64_t fitting() const { return std::max((int64_t)1, std::min(P, (dp_FRAME / (columns * C) - bottom + top - 1) / sh + 1)); }
+    int64_t together(int64_t rows) const { return std::max((int64_t)1, dp_FRAME / std::max(pitch(rows), (int64_t)1)); }
+
+    // Where images b to b1 stand that places from row p to p1 meet: the first place's own pixel, tap (0, 0).
+    const T *stand(int64_t b, int64_t b1, int64_t p, int64_t p1) const {
+        if (!framed) return images + (b * H + p * sh) * W * C;
+        T *const frame = dp_scratch<T, 4>((b1 - b) * pitch(p1 - p)), *to = frame;
+        // Columns of the image within the frame.
+        const int64_t low = std::min(std::max(-left, (int64_t)0), columns), high = std::max(low, std::min(W - left, columns));
+        for (; b < b1; ++b)
+            for (int64_t h = p * sh + top; h <= (p1 - 1) * sh + bottom; ++h, to += columns * C) {
+                if (h < 0 || h >= H) {
+                    std::fill(to, to + columns * C, (T)0);
+                    continue;
+                }
+                const T *const of = images + (b * H + h) * W * C;
+                std::fill(to, to + low * C, (T)0);
+                std::copy(of + (low + left) * C, of + (high + left) * C, to + low * C);
+                std::fill(to + high * C, to + columns * C, (T)0);
+            }
+        return frame - (top * columns + left) * C;
+    }
+
+    // How far a patch's elements are from its place's own pixel.
+    std::vector<int64_t> places() const {
+        std::vector<int64_t> found;
+        found.reserve(depth());
+        for (const dp_Tap<T> &tap : taps)
+            for (int64_t c = 0; c < C; ++c) found.push_back((tap.row * columns + tap.column) * C + c);
+        return found;
+    }
+};
+
+// A register tile: row r, line l of a stands at a + place[l] + r * step.
+template <class T> struct dp_Lines {
+    typedef typename dp_Chains<T>::Vector Vector;
+    static const int W = dp_Chains<T>::W, NR = dp_Chains<T>::NR;
+    typedef void Tile(int64_t, const int64_t *, const T *, int64_t, const T *, int64_t, T *, int64_t, bool);
+
+    template <int rows, int vectors>
+    static void tile(int64_t k, const int64_t *place, const T *a, int64_t step, const T *b, int64_t ldb, T *out, int64_t n,
+                     bool add) {
+        Vector sum[rows][vectors];
+        DP_UNROLL
+        for (int r = 0; r < rows; ++r)
+            DP_UNROLL
+            for (int v = 0; v < vectors; ++v) sum[r][v] = Vector{};
+        for (int64_t l = 0; l < k; ++l) {
+            const T *const from = a + place[l];
+            Vector line[vectors];
+            DP_UNROLL
+            for (int v = 0; v < vectors; ++v) line[v] = *(const Vector *)(b + l * ldb + v * W);
+            DP_UNROLL
+            for (int r = 0; r < rows; ++r)
+                DP_UNROLL
+                for (int v = 0; v < vectors; ++v) sum[r][v] = dp_fma(from[r * step], line[v], sum[r][v]);
+        }
+        DP_UNROLL
+        for (int r = 0; r < rows; ++r)
+            DP_UNROLL
+            for (int v = 0; v < vectors; ++v) {
+                Vector *to = (Vector *)(out + r * n + v * W);
+                *to = add ? *to + sum[r][v] : sum[r][v];
+            }
+    }
+
+    template <int vectors, int... less> static Tile *of(int64_t rows, std::integer_sequence<int, less...>) {
+        static Tile *const tiles[] = {tile<less + 1, vectors>...};
+        return tiles[rows - 1];
+    }
+
+    // So many rows and columns of out, whose lines are n elements apart; `wide` columns of b are filled up.
+    static void compute(int64_t rows, int64_t columns, int64_t wide, int64_t k, const int64_t *place, const T *a, int64_t step,
+                        const T *b, int64_t ldb, T *out, int64_t n, bool add) {
+        const auto all = std::make_integer_sequence<int, dp_MR>();
+        Tile *const tile = wide == NR ? of<2>(rows, all) : of<1>(rows, all);
+        if (columns == wide) return tile(k, place, a, step, b, ldb, out, n, add);
+        alignas(64) T edge[dp_MR * NR];
+        tile(k, place, a, step, b, ldb, edge, wide, false);
+        for (int64_t r = 0; r < rows; ++r)
+            for (int64_t q = 0; q < columns; ++q) out[r * n + q] = add ? out[r * n + q] + edge[r * wide + q] : edge[r * wide + q];
+    }
+};
+
+// out, at pixels of its own, = patches times their taps' matrices (C, N), or (N, C) where `bt`.
+template <class T> struct dp_Convolved {
+    static const int W = dp_Chains<T>::W, NR = dp_Chains<T>::NR;
+
+    dp_Patches<T> patches;
+    bool bt;
+    int64_t N;
+    T *out;
+    // Elements of out between images, rows and columns of places.
+    int64_t image, row, column;
+
+    std::vector<int64_t> place;
+    const T *packed = nullptr;
+    // What is computed at once: so many images, and rows of each; and in how many parts threads share that.
+    bool across;
+    int64_t together, rows, units, parts;
+
+    static void pack(void *data, int64_t number) {
+        const dp_Convolved &own = *(const dp_Convolved *)data;
+        const dp_Patches<T> &p = own.patches;
+        const int64_t j = number * NR, nr = std::min((int64_t)NR, own.N - j), wide = nr > W ? NR : W;
+        T *to = (T *)own.packed + j * p.depth();
+        for (const dp_Tap<T> &tap : p.taps) {
+            const dp_Chains<T> lines{false, own.bt, false, 0, own.N, p.C, nullptr, 0, tap.matrix, own.bt ? p.C : own.N};
+            lines.pack(to, 0, p.C, j, nr, wide);
+            to += p.C * wide;
+        }
+    }
+
+    static void part(void *data, int64_t number) {
+        const dp_Convolved &own = *(const dp_Convolved *)data;
+        const int64_t from = own.units * number / own.parts, to = own.units * (number + 1) / own.parts;
+        for (int64_t unit = from; unit < to; ++unit) own.compute(unit);
+    }
+
+    void compute(int64_t unit) const {
+        const dp_Patches<T> &from = patches;
+        const int64_t of_image = (from.P + rows - 1) / rows, b = unit / of_image * together, b1 = std::min(b + together, from.B);
+        const int64_t p0 = unit % of_image * rows, p1 = std::min(p0 + rows, from.P), pitch = from.pitch(p1 - p0);
+        const T *const a = from.stand(b, b1, p0, p1);
+        const int64_t k = from.depth(), blocks = (k + dp_DEPTH - 1) / dp_DEPTH, depth = (k + blocks - 1) / blocks;
+        const int64_t length = across ? b1 - b : from.Q, step = across ? pitch : from.sw * from.C, line = across ? image : column;
+        for (int64_t l = 0; l < k; l += depth)
+            for (int64_t j = 0; j < N; j += NR) {
+                const int64_t nr = std::min((int64_t)NR, N - j), wide = nr > W ? NR : W;
+                const T *const panel = packed + j * k + l * wide;
+                for (int64_t p = p0; p < p1; ++p)
+                    for (int64_t q = 0; q < (across ? from.Q : 1); ++q)
+                        for (int64_t i = 0, count; i < length; i += count) {
+                            count = dp_Chains<T>::next(length - i);
+                            const T *const of = a + ((p - p0) * from.sh * from.columns + q * from.sw) * from.C + i * step;
+                            T *const to = out + b * image + p * row + q * column + i * line + j;
+                            dp_Lines<T>::compute(count, nr, wide, std::min(depth, k - l), place.data() + l, of, step, panel,
+                                                 wide, to, line, l > 0);
+                        }
+            }
+    }
+
+    void run(dp_Parallel *parallel, int64_t threads) {
+        patches.measure();
+        place = patches.places();
+        const int64_t k = patches.depth();
+        across = patches.Q < dp_SHORT && patches.Q < patches.B;
+        rows = across ? patches.P : patches.fitting();
+        const int64_t work = patches.B * patches.P * patches.Q * k * N;
+        const int64_t wanted = threads < 2 ? 1 : std::max(std::min(4 * threads, work / dp_HANDED), (int64_t)1);
+        if (!across && patches.B < wanted) rows = std::max((int64_t)1, std::min(rows, patches.P * patches.B / wanted));
+        together = across ? std::max((int64_t)1, std::min(patches.together(rows), patches.B / wanted)) : 1;
+        units = (patches.B + together - 1) / together * ((patches.P + rows - 1) / rows);
+        parts = std::min(wanted, units);
+        const int64_t panels = (N + NR - 1) / NR;
+        packed = dp_scratch<T, 2>(k * ((N + W - 1) / W * W));
+        parallel(k * N > dp_COPIED ? threads : 1, panels, pack, this);
+        parallel(threads, parts, part, this);
+    }
+};
+
+// out (taps C, N) = patches, transposed, times dy (B P Q, N).
+template <class T> struct dp_KernelGradient {
+    static const int W = dp_Chains<T>::W, NR = dp_Chains<T>::NR;
+
+    dp_Patches<T> patches;
+    int64_t N;
+    const T *dy;
+    T *out;
+
+    // Rows of a tile: the first, their number, and where they stand.
+    struct Rows {
+        int64_t first, count, place;
+    };
+    std::vector<Rows> tiles;
+    int64_t rows, together, chunks, slices;
+    T *sums;
+
+    static void part(void *data, int64_t number) {
+        const dp_KernelGradient &own = *(const dp_KernelGradient *)data;
+        const dp_Patches<T> &from = own.patches;
+        const int64_t chunk = number / own.slices, slice = number % own.slices, tiles = (int64_t)own.tiles.size();
+        const int64_t begin = from.B * chunk / own.chunks, end = from.B * (chunk + 1) / own.chunks;
+        const Rows *const first = own.tiles.data() + tiles * slice / own.slices;
+        const Rows *const last = own.tiles.data() + tiles * (slice + 1) / own.slices;
+        T *const to = own.chunks > 1 ? own.sums + chunk * from.depth() * own.N : own.out;
+        bool add = false;
+        for (int64_t b = begin; b < end; b += own.together)
+            for (int64_t p = 0; p < from.P; p += own.rows, add = true)
+                own.compute(b, std::min(b + own.together, end), p, std::min(p + own.rows, from.P), first, last, to, add);
+    }
+
+    // Take up rows p to p1 of images b to b1.
+    void compute(int64_t b, int64_t b1, int64_t p0, int64_t p1, const Rows *first, const Rows *last, T *to, bool add) const {
+        const int64_t pitch = patches.pitch(p1 - p0), lines = (b1 - b) * (p1 - p0) * patches.Q;
+        const T *const a = patches.stand(b, b1, p0, p1);
+        int64_t *const place = dp_scratch<int64_t, 5>(lines), *one = place;
+        for (int64_t n = 0; n < b1 - b; ++n)
+            for (int64_t p = 0; p < p1 - p0; ++p)
+                for (int64_t q = 0; q < patches.Q; ++q)
+                    *one++ = n * pitch + (p * patches.sh * patches.columns + q * patches.sw) * patches.C;
+        const T *const of = dy + (b * patches.P + p0) * patches.Q * N;
+        const int64_t blocks = (lines + dp_DEPTH - 1) / dp_DEPTH, depth = (lines + blocks - 1) / blocks;
+        for (int64_t l = 0; l < lines; l += depth) {
+            const int64_t kc = std::min(depth, lines - l);
+            for (int64_t j = 0; j < N; j += NR) {
+                const int64_t nr = std::min((int64_t)NR, N - j), wide = nr > W ? NR : W;
+                const T *panel = of + l * N + j;
+                int64_t ldb = N;
+                if (nr != wide) {
+                    T *const edge = dp_scratch<T, 1>(dp_DEPTH * NR);
+                    dp_Chains<T>{false, false, false, 0, N, 0, nullptr, 0, of, N}.pack(edge, l, kc, j, nr, wide);
+                    panel = edge, ldb = wide;
+                }
+                for (const Rows *tile = first; tile < last; ++tile)
+                    dp_Lines<T>::compute(tile->count, nr, wide, kc, place + l, a + tile->place, 1, panel, ldb,
+                                         to + tile->first * N + j, N, add || l > 0);
+            }
+        }
+    }
+
+    static void total(void *data, int64_t number) {
+        const dp_KernelGradient &own = *(const dp_KernelGradient *)data;
+        const int64_t k = own.patches.depth(), from = k * number / own.slices * own.N, to = k * (number + 1) / own.slices * own.N;
+        const int64_t all = k * own.N;
+        std::copy(own.sums + from, own.sums + to, own.out + from);
+        for (int64_t chunk = 1; chunk < own.chunks; ++chunk)
+            for (int64_t i = from; i < to; ++i) own.out[i] += own.sums[chunk * all + i];
+    }
+
+    void run(dp_Parallel *parallel, int64_t threads) {
+        patches.measure();
+        const std::vector<int64_t> place = patches.places();
+        const int64_t k = patches.depth(), size = k * N, work = patches.B * patches.P * patches.Q * size;
+        for (int64_t i = 0, end, count; i < k; i = end) {  // tiles of elements side by side
+            for (end = i + 1; end < k && place[end] == place[end - 1] + 1;) ++end;
+            for (int64_t from = i; from < end; from += count) {
+                count = dp_Chains<T>::next(end - from);
+                tiles.push_back({from, count, place[from]});
+            }
+        }
+        chunks = std::max((int64_t)1, std::min({dp_SUMS, patches.B, dp_SUMMED / size, work / dp_HANDED}));
+        const int64_t wanted = threads < 2 ? 1 : std::max(std::min(4 * threads, work / dp_HANDED), (int64_t)1);
+        slices = std::max((int64_t)1, std::min((wanted + chunks - 1) / chunks, (int64_t)tiles.size()));
+        rows = patches.fitting();
+        together = rows < patches.P ? 1 : patches.together(rows);
+        if (chunks > 1) sums = dp_scratch<T, 2>(chunks * size);
+        parallel(threads, chunks * slices, part, this);
+        if (chunks == 1) return;
+        slices = std::min(k, size * chunks > dp_COPIED ? 4 * threads : 1);
+        parallel(threads, slices, total, this);
+    }
+};
+
+template <class T> dp_Patches<T> dp_patches_of(const dp_Window &w, int64_t B, int64_t I, int64_t O, const T *x, const T *kernel) {
+    dp_Patches<T> found{B, w.H, w.W, I, w.P, w.Q, w.sh, w.sw, x};
+    for (int64_t r = 0; r < w.R; ++r)
+        for (int64_t s = 0; s < w.S; ++s)
+            found.taps.push_back({r * w.dh - w.bh, s * w.dw - w.bw, kernel ? kernel + (r * w.S + s) * I * O : nullptr});
+    return found;
+}
+
+template <class T>
+void dp_convolve(dp_Parallel *parallel, int64_t threads, const dp_Window &w, int64_t B, int64_t I, int64_t O, const T *x,
+                 const T *kernel, T *y) {
+    const dp_Patches<T> from = dp_patches_of(w, B, I, O, x, kernel);
+    dp_Convolved<T>{from, false, O, y, w.P * w.Q * O, w.Q * O, O}.run(parallel, threads);
+}
+
+template <class T>
+void dp_convolve_input(dp_Parallel *parallel, int64_t threads, const dp_Window &w, int64_t B, int64_t I, int64_t O, const T *dy,
+                       const T *kernel, T *dx) {
+    for (int64_t h = 0; h < std::min(w.sh, w.H); ++h)
+        for (int64_t v = 0; v < std::min(w.sw, w.W); ++v) {
+            const int64_t P = (w.H - h + w.sh - 1) / w.sh, Q = (w.W - v + w.sw - 1) / w.sw;
+            dp_Patches<T> from{B, w.P, w.Q, O, P, Q, 1, 1, dy};
+            for (int64_t r = 0; r < w.R; ++r)
+                for (int64_t s = 0; s < w.S; ++s) {
+                    const int64_t row = h + w.bh - r * w.dh, column = v + w.bw - s * w.dw;
+                    if (row % w.sh == 0 && column % w.sw == 0)
+                        from.taps.push_back({row / w.sh, column / w.sw, kernel + (r * w.S + s) * I * O});
+                }
+            T *const to = dx + (h * w.W + v) * I;
+            const int64_t image = w.H * w.W * I, row = w.sh * w.W * I, column = w.sw * I;
+            if (!from.taps.empty()) {
+                dp_Convolved<T>{from, true, I, to, image, row, column}.run(parallel, threads);
+                continue;
+            }
+            for (int64_t b = 0; b < B; ++b)
+                for (int64_t p = 0; p < P; ++p)
+                    for (int64_t q = 0; q < Q; ++q) {
+                        T *const pixel = to + b * image + p * row + q * column;
+                        std::fill(pixel, pixel + I, (T)0);
+                    }
+        }
+}
+
+template <class T>
+void dp_convolve_kernel(dp_Parallel *parallel, int64_t threads, const dp_Window &w, int64_t B, int64_t I, int64_t O, const T *x,
+                        const T *dy, T *dkernel) {
+    dp_KernelGradient<T>{dp_patches_of<T>(w, B, I, O, x, nullptr), O, dy, dkernel}.run(parallel, threads);
+}
+}  // namespace
+
+// Export the convolutions of numbers T as dp_convolution_T.
+#define DP_CONVOLUTION(T)                                                                                                   \
+    extern "C" void dp_convolution_##T(dp_Parallel *parallel, int64_t threads, dp_Makes makes, const dp_Window *w,     \
+                                       int64_t B, int64_t I, int64_t O, const T *one, const T *other, T *out) {        \
+        if (makes == DP_PLACES) dp_convolve(parallel, threads, *w, B, I, O, one, other, out);                          \
+        if (makes == DP_IMAGES) dp_convolve_input(parallel, threads, *w, B, I, O, one, other, out);                    \
+        if (makes == DP_KERNEL) dp_convolve_kernel(parallel, threads, *w, B, I, O, one, other, out);                   \
+    }
+
+#endif

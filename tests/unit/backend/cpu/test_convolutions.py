@@ -1,0 +1,135 @@
+"""Convolutions on a CPU: right, and of the same bits on any number of threads and beside any other images."""
+
+import ctypes
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dptrain.backend.cpu.compile import compiler, convolutions, shared
+from dptrain.ops.convolution import conv2d, conv2d_input, conv2d_kernel
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+MAKES = {"places": (conv2d, 0), "images": (conv2d_input, 1), "kernel": (conv2d_kernel, 2)}  # dp_Makes
+TOLERANCE = {"float32": 1e-6, "float64": 1e-15}  # of an element, by the square root of its terms
+
+
+class Case:
+    """Images (B, H, W, I), what a window makes of them, (B, P, Q, O), and a kernel (R, S, I, O)."""
+
+    def __init__(self, rows, image, kernel, channels, strides=(1, 1), dilation=(1, 1), before=(0, 0), behind=(0, 0)):
+        self.window = {"strides": strides, "dilation": dilation, "before": before}
+        places = [
+            (n + a + b - (k - 1) * d - 1) // s + 1
+            for n, k, s, d, a, b in zip(image, kernel, strides, dilation, before, behind, strict=True)
+        ]
+        self.fits = min(places) > 0
+        self.shapes = (
+            (rows, *image, channels[0]),
+            (rows, *(max(n, 1) for n in places), channels[1]),
+            (*kernel, *channels),
+        )
+
+    def arrays(self, makes, dtype="float64"):
+        """Return the operands of what is made, and their sizes."""
+        rng = np.random.default_rng(0)
+        given = [rng.normal(size=shape).astype(dtype) for shape in self.shapes]
+        images, places, kernel = given
+        return {"places": (images, kernel), "images": (places, kernel), "kernel": (images, places)}[makes]
+
+    def expected(self, makes, one, other):
+        images, places, kernel = self.shapes
+        shape = {"places": places, "images": images, "kernel": kernel}[makes]
+        out = np.empty(shape, np.float64)
+        size = shape[:2] if makes == "kernel" else shape[1:3]
+        MAKES[makes][0].compute(np.float64(one), np.float64(other), **self.window, size=size, out=out)
+        return out
+
+    def found(self, makes, one, other, threads=1):
+        """Return what the function makes that programs call."""
+        images, places, kernel = self.shapes
+        shape = {"places": places, "images": images, "kernel": kernel}[makes]
+        rows = one.shape[0]
+        out = np.full(shape if makes == "kernel" else (rows, *shape[1:]), np.nan, one.dtype)
+        window = (*images[1:3], *places[1:3], *kernel[:2], *sum(map(tuple, self.window.values()), ()))
+        pointer, number = ctypes.c_void_p, ctypes.c_int64
+        kinds = [pointer, number, ctypes.c_int, pointer, *[number] * 3, *[pointer] * 3]
+        call = ctypes.CFUNCTYPE(None, *kinds)(convolutions(one.dtype.name).result())
+        fields = (ctypes.c_int64 * 12)(*window)
+        arrays = (x.ctypes.data for x in (one, other, out))
+        call(shared("dp_parallel"), threads, MAKES[makes][1], fields, rows, *kernel[2:], *arrays)
+        return out
+
+
+def check(case, makes, dtype="float64"):
+    one, other = case.arrays(makes, dtype)
+    found, expected = case.found(makes, one, other), case.expected(makes, one, other)
+    terms = {"places": case.shapes[2][:3], "images": case.shapes[2], "kernel": case.shapes[1][:3]}[makes]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE[dtype] * 20 * np.sqrt(np.prod(terms)))
+    np.testing.assert_array_equal(case.found(makes, one, other, threads=3), found)
+    if makes != "kernel":
+        row = len(one) // 2
+        np.testing.assert_array_equal(case.found(makes, one[row : row + 1].copy(), other)[0], found[row])
+
+
+LENGTHS = st.tuples(st.integers(1, 20), st.integers(1, 33))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.data(),
+    st.integers(1, 20),
+    LENGTHS,
+    st.tuples(st.integers(1, 4), st.integers(1, 5)),
+    st.tuples(st.integers(1, 20), st.sampled_from([1, 3, 8, 16, 17, 32, 33, 48, 70])),
+    st.sampled_from(sorted(MAKES)),
+    st.sampled_from(sorted(TOLERANCE)),
+)
+def test_against_numpy(data, rows, image, kernel, channels, makes, dtype):
+    pair = st.tuples(st.integers(1, 3), st.integers(1, 3))
+    strides, dilation = data.draw(pair), data.draw(pair)
+    reach = [(n - 1) * d + 1 for n, d in zip(kernel, dilation, strict=True)]
+    before, behind = (tuple(data.draw(st.integers(0, max(n, 2))) for n in reach) for _ in range(2))
+    case = Case(rows, image, kernel, channels, strides, dilation, before, behind)
+    if case.fits:
+        check(case, makes, dtype)
+
+
+# Several blocks of lines; frames of some rows, and images together; many parts of a sum, one, and its elements in slices;
+# rows that are too short for a tile; phases that no element of the kernel meets.
+CASES = {
+    "many channels": Case(3, (9, 8), (3, 3), (64, 40), before=(1, 1), behind=(1, 1)),
+    "a wide image": Case(2, (40, 60), (3, 3), (40, 24), before=(1, 1), behind=(1, 1)),
+    "a wide image as it lies": Case(2, (40, 60), (3, 3), (40, 24), (2, 1)),
+    "short rows": Case(40, (4, 4), (3, 3), (24, 64), before=(1, 1), behind=(1, 1)),
+    "single places": Case(33, (3, 3), (3, 3), (16, 10)),
+    "one channel": Case(20, (28, 28), (5, 5), (1, 6), before=(2, 2), behind=(2, 2)),
+    "large kernels": Case(4, (6, 6), (3, 3), (200, 160), before=(1, 1), behind=(1, 1)),
+    "strides over all": Case(30, (13, 16), (1, 1), (20, 30), (3, 2)),
+    "far zeros": Case(5, (4, 5), (2, 2), (3, 4), before=(6, 7), behind=(5, 9)),
+    "strides into zeros": Case(9, (8, 7), (3, 2), (12, 20), (2, 3), (1, 2), (1, 3), (4, 2)),
+    "wide gaps": Case(9, (21, 20), (3, 3), (6, 18), (2, 3), (4, 3), (4, 3), (4, 3)),
+}
+
+
+@pytest.mark.parametrize("makes", MAKES)
+@pytest.mark.parametrize("name", CASES)
+def test_shapes(name, makes):
+    assert CASES[name].fits
+    check(CASES[name], makes)
+    check(CASES[name], makes, "float32")
+
+
+def test_nothing_behind_an_image_is_read():
+    """Numbers that are none lie around the operands in memory."""
+    case = Case(3, (6, 7), (3, 3), (5, 7), before=(1, 1), behind=(1, 1))
+    for makes in MAKES:
+        given = case.arrays(makes)
+        expected = case.found(makes, *given)
+        around = [np.full(one.size + 200, np.nan) for one in given]
+        inside = []
+        for one, memory in zip(given, around, strict=True):
+            memory[100:-100] = one.reshape(-1)
+            inside.append(memory[100:-100].reshape(one.shape))
+        np.testing.assert_array_equal(case.found(makes, *inside), expected)
