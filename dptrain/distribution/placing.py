@@ -2,7 +2,7 @@
 
 from dptrain import comm as comms
 from dptrain.comm import Communicator
-from dptrain.comm.mesh import MeshCommunicator
+from dptrain.comm.mesh import STAGE, MeshCommunicator
 from dptrain.distribution.strategies import Distribution, distribution
 from dptrain.errors import ConfigError
 from dptrain.program.mesh import BATCH, Axes
@@ -33,14 +33,27 @@ def current_mesh() -> dict[str, int] | None:
     return mesh if BATCH in mesh else {BATCH: 1, **mesh}
 
 
-def ranks() -> Communicator:
+def ranks(stages: int = 1) -> Communicator:
     """Return the ranks that train together, arranged in the current distribution's mesh. Collective at its first call.
 
+    Args:
+        stages: of pipelines, which are then the mesh's other axis beside that of the batch.
+
     Raises:
-        ConfigError: as `current_mesh`.
+        ConfigError: as `current_mesh`; or the mesh has other axes, or another number of ranks, than stages need.
     """
     comm, mesh = comms.current(), current_mesh()
-    if mesh is None or mesh == {BATCH: comm.size}:
+    divided = mesh is not None and mesh != {BATCH: comm.size}
+    if stages > 1:
+        if divided:
+            raise ConfigError(f"stages = {stages}: not supported on a mesh of {mesh}; leave out one of them")
+        if comm.size % stages:
+            raise ConfigError(
+                f"stages = {stages}: expected a number of ranks that is a multiple of it, and there "
+                f"{'is 1' if comm.size == 1 else f'are {comm.size}'} (mpirun -n {max(comm.size // stages, 1) * stages})"
+            )
+        mesh = {BATCH: comm.size // stages, STAGE: stages}
+    elif mesh is None or not divided:
         return comm
     key = id(comm), tuple(mesh.items())
     if key not in _arranged:
