@@ -1,5 +1,7 @@
 """Programs cut into the pieces of a pipeline's stages compute what they compute as a whole."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -94,7 +96,7 @@ def test_sums_over_microbatches_are_those_over_the_batch(stages, microbatches):
     known = owners | halves.owners
     each, once = (pieces_of(one, halves.stages, known, stages) for one in (halves.each, halves.once))
     ends = np.linspace(0, ROWS, microbatches + 1).astype(int)
-    cuts = list(zip(ends, ends[1:], strict=False))
+    cuts = list(itertools.pairwise(ends))
     state = [{one: one.numpy() for one in program.state} for _ in range(stages)]
     for own in state:
         own |= {one: np.full(one.shape, np.nan) for one in halves.each.updates}  # what an interrupted step leaves
@@ -142,7 +144,7 @@ def test_a_stage_has_no_more_microbatches_under_way_than_stages_are_behind_it():
     program = program_of(perceptron(), ROWS)
     forward = [Piece(stage, stage, program) for stage in range(stages)]
     backward = [Piece(stage, 2 * (stages - 1) - stage, program) for stage in range(stages - 1)]
-    for stage, (one, next_one) in enumerate(zip(forward, forward[1:], strict=False)):
+    for stage, (one, next_one) in enumerate(itertools.pairwise(forward)):
         one.gives, next_one.gets = {f"forward {stage}": [stage + 1]}, {f"forward {stage}": stage}
     for stage, one in enumerate(backward):
         after = backward[stage + 1] if stage + 1 < len(backward) else forward[-1]
