@@ -42,23 +42,32 @@ def ranks(stages: int = 1) -> Communicator:
     Raises:
         ConfigError: as `current_mesh`; or the mesh has other axes, or another number of ranks, than stages need.
     """
-    comm, mesh = comms.current(), current_mesh()
-    divided = mesh is not None and mesh != {BATCH: comm.size}
-    if stages > 1:
-        if divided:
-            raise ConfigError(f"stages = {stages}: not supported on a mesh of {mesh}; leave out one of them")
-        if comm.size % stages:
-            raise ConfigError(
-                f"stages = {stages}: expected a number of ranks that is a multiple of it, and there "
-                f"{'is 1' if comm.size == 1 else f'are {comm.size}'} (mpirun -n {max(comm.size // stages, 1) * stages})"
-            )
-        mesh = {BATCH: comm.size // stages, STAGE: stages}
-    elif mesh is None or not divided:
+    comm, mesh = comms.current(), current_mesh() if stages == 1 else pipelines(stages)
+    if mesh is None or mesh == {BATCH: comm.size}:
         return comm
     key = id(comm), tuple(mesh.items())
     if key not in _arranged:
         _arranged[key] = MeshCommunicator(comm, mesh)
     return _arranged[key]
+
+
+def pipelines(stages: int) -> dict[str, int]:
+    """Return the mesh of the ranks as pipelines of so many stages.
+
+    Raises:
+        ConfigError: their number is no multiple of it, or the current distribution's mesh has other axes.
+    """
+    size, mesh = comms.current().size, current_mesh()
+    if mesh is not None and mesh != {BATCH: size}:
+        grid = ",".join(f"{axis}={length}" for axis, length in mesh.items())
+        raise ConfigError(f"stages = {stages}: not supported on the mesh {grid}; leave out one of them")
+    if size % stages:
+        fits = max(size // stages, 1) * stages
+        raise ConfigError(
+            f"stages = {stages}: expected a multiple of it as the number of ranks, and found {size}; "
+            f"start {fits} (mpirun -n {fits}), or choose another number of stages"
+        )
+    return {BATCH: size // stages, STAGE: stages}
 
 
 def layout_of(variable: Variable, slot_of: Variable | None = None) -> Axes | None:

@@ -79,6 +79,8 @@ class Compiled:
             if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
                 raise ConfigError(f"{name} = {number!r}: expected an integer >= 1")
         if self.stages == 1:
+            if self.microbatches is not None:
+                raise ConfigError(f"microbatches = {self.microbatches}: expected stages as well, which they go through")
             return
         others = {
             "shard_optimizer": self.shard_optimizer,

@@ -24,6 +24,7 @@ from dptrain.ops.indexing import take_rows
 from dptrain.optimizers.base import Optimizer
 from dptrain.program import messages, shapes
 from dptrain.program.additive import sums_over_samples
+from dptrain.program.course import Course, course_of, microbatches_of
 from dptrain.program.cutting import cut_into_stages
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
@@ -33,7 +34,7 @@ from dptrain.program.placement import place
 from dptrain.program.program import ROWS, Program, trace
 from dptrain.program.tensor import BFLOAT16, Tensor, Variable, watching
 from dptrain.runtime.failure import phase
-from dptrain.train.pipeline import MICROBATCHES, Course, PipelineExecutable, course_of
+from dptrain.train.pipeline import PipelineExecutable
 from dptrain.train.sharding import Sharding
 
 Array = npt.NDArray[Any]
@@ -202,13 +203,8 @@ class Programs:
         sharding.assign(cut_into_stages(program, *about, self._microbatches_of(batch_rows)))
 
     def _microbatches_of(self, batch_rows: int) -> int:
-        """Return into how many microbatches a batch is cut: of those that nobody asks for, alike ones if possible."""
         assert self.sharding is not None
-        rows = max(batch_rows // self.comm.replicas, 1)
-        if self._microbatches is not None:
-            return min(self._microbatches, rows)
-        most = min(MICROBATCHES * self.sharding.stages, rows)
-        return next((one for one in range(most, most // 2, -1) if rows % one == 0), most)
+        return microbatches_of(batch_rows // self.comm.replicas, self.sharding.stages, self._microbatches)
 
     def _in_pipeline(
         self, program: PlacedProgram, arrays: Mapping[str, Any], comm: Communicator | None, rows: int, first_row: int

@@ -9,9 +9,9 @@ import dptrain as dp
 from dptrain import layers
 from dptrain.errors import ConfigError
 from dptrain.models.explaining import program_of
-from dptrain.program.cutting import assigned, balanced, cut_into_stages, layers_of
+from dptrain.program.cutting import assigned, cut_into_stages
 from dptrain.program.execute import evaluate
-from dptrain.program.pieces import FIRST, Piece, in_microbatches, pieces_of
+from dptrain.program.pieces import FIRST, in_microbatches, pieces_of
 from dptrain.program.schedule import one_forward_one_backward
 
 ROWS = 7
@@ -118,39 +118,3 @@ def test_a_layer_that_needs_the_whole_batch_is_named():
     program = program_of(made, ROWS)
     with pytest.raises(ConfigError, match="layer 'norm' needs all samples of a batch at once, which microbatches are"):
         in_microbatches(program, {}, alone=True)
-
-
-def test_layers_are_cut_by_their_memory():
-    made = model(layers.Dense(60), layers.Dense(6), layers.Dense(6))
-    program, slots = program_of(made, ROWS), {}
-    for slot, weight in made.optimizer.slots:
-        slots.setdefault(weight, []).append(slot)
-    assert [layer[0].path.split("/")[0] for layer in layers_of(program, made.weights)] == [
-        one.name for one in made.layers
-    ]
-    found = cut_into_stages(program, made.weights, slots, 2, 4, 4)
-    assert [found[one.kernel] for one in made.layers] == [0, 1, 1, 1]
-    with pytest.raises(ConfigError, match="stages = 5: the model has 4 layers with weights; expected a layer for each"):
-        cut_into_stages(program, made.weights, slots, 5, 4, 4)
-    weighs = [5, 1, 1, 1, 5]
-    assert balanced(5, 3, lambda first, end, stage: sum(weighs[first:end])) in ([0, 1, 1, 1, 2], [0, 0, 1, 1, 2])
-    # Of the first stages more microbatches are under way.
-    assert balanced(4, 2, lambda first, end, stage: (end - first) * (2 - stage)) == [0, 1, 1, 1]
-
-
-def test_a_stage_has_no_more_microbatches_under_way_than_stages_are_behind_it():
-    """Two pieces a stage, one on the last: the order of 1F1B."""
-    stages, microbatches = 3, 6
-    program = program_of(perceptron(), ROWS)
-    forward = [Piece(stage, stage, program) for stage in range(stages)]
-    backward = [Piece(stage, 2 * (stages - 1) - stage, program) for stage in range(stages - 1)]
-    for stage, (one, next_one) in enumerate(itertools.pairwise(forward)):
-        one.gives, next_one.gets = {f"forward {stage}": [stage + 1]}, {f"forward {stage}": stage}
-    for stage, one in enumerate(backward):
-        after = backward[stage + 1] if stage + 1 < len(backward) else forward[-1]
-        after.gives, one.gets = {f"backward {stage}": [stage]}, {f"backward {stage}": stage + 1}
-    times = dict.fromkeys(forward[:-1], 1) | {forward[-1]: 3} | dict.fromkeys(backward, 2)
-    turns = one_forward_one_backward([*forward, *backward], microbatches, stages, times)
-    order = ["".join("F" if one.piece in forward else "B" for one in turns if one.piece.stage == n) for n in range(3)]
-    assert order == ["FFFBFBFBFBBB", "FFBFBFBFBFBB", "FFFFFF"]
-    assert turns[-1].tick + 2 == (microbatches + stages - 1) * 3
