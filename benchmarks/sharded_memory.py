@@ -1,4 +1,4 @@
-"""Peak memory of a rank that trains with Adam, in bytes a parameter: data parallel, ZeRO-1 and FSDP.
+"""Peak memory of a rank that trains with Adam, in bytes a parameter: data parallel, ZeRO-1, FSDP and a pipeline.
 
     mpirun -n 4 python benchmarks/sharded_memory.py [--units 1536] [--layers 8]
 
@@ -18,7 +18,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import dptrain as dp
 from dptrain.comm import current
 
-FORMS = {"data parallel": {}, "ZeRO-1": {"shard_optimizer": True}, "FSDP": {"shard_weights": True}}
+FORMS = {
+    "data parallel": {},
+    "ZeRO-1": {"shard_optimizer": True},
+    "FSDP": {"shard_weights": True},
+    "pipeline": {"stages": current().size},
+}
 
 
 def model(units: int, count: int, form: str) -> dp.Sequential:
@@ -44,7 +49,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--form", choices=FORMS, default="data parallel", help="one a process: a peak stays")
     given = parser.parse_args()
-    train(model(8, 1, given.form), 8)
+    train(model(8, current().size, given.form), 8)
     before = peak()
     made = model(given.units, given.layers, given.form)
     train(made, given.units)

@@ -1,12 +1,14 @@
 """Ranks that are threads of one process, and meet at a barrier: collectives without MPI."""
 
+import collections
+import queue
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from dptrain.comm.base import Communicator, Mail, pack, unpack
+from dptrain.comm.base import Communicator, HandOvers, Mail, pack, unpack
 from dptrain.comm.mesh import MeshCommunicator
 from dptrain.comm.node_sum import tree_sum
 
@@ -22,6 +24,7 @@ class _Meeting:
         self.barrier = threading.Barrier(size)
         self.groups: dict[Any, _Meeting] = {}
         self.mail: list[list[tuple[int, bytes]]] = [[] for _ in range(size)]
+        self.handed: dict[tuple[int, int, int], queue.SimpleQueue[Any]] = collections.defaultdict(queue.SimpleQueue)
 
     def abort(self) -> None:
         """Let nobody wait any longer."""
@@ -73,6 +76,9 @@ class ThreadCommunicator(Communicator):
         assert [one.size for one in mine] == list(out_counts)
         np.copyto(out, np.concatenate(mine))
 
+    def hand_overs(self, ticks: int) -> HandOvers:
+        return _HandOvers(self.rank, self.meeting)
+
     def group(self, ranks: Sequence[int]) -> Communicator:
         if self.rank == ranks[0]:
             self.meeting.groups[tuple(ranks)] = _Meeting(len(ranks))
@@ -100,6 +106,22 @@ class ThreadCommunicator(Communicator):
 
     def shared_array(self, shape: tuple[int, ...], dtype: Any) -> tuple[Any, bool]:
         return np.empty(shape, dtype), True
+
+
+class _HandOvers(HandOvers):
+    """Arrays that threads hand to others."""
+
+    def __init__(self, rank: int, meeting: _Meeting) -> None:
+        self._rank, self._handed = rank, meeting.handed
+
+    def give(self, rank: int, array: Any, tag: int) -> None:
+        self._handed[self._rank, rank, tag].put(array.copy())
+
+    def take(self, rank: int, out: Any, tag: int, tick: int) -> None:
+        np.copyto(out, self._handed[rank, self._rank, tag].get(timeout=_PATIENCE))
+
+    def finish(self) -> None:
+        pass
 
 
 def on_ranks(size: int, action: Callable[[Communicator], object]) -> list[Any]:

@@ -120,6 +120,8 @@ def build_model(
         "comm_dtype": config.comm_dtype,
         "shard_optimizer": config.shard_optimizer,
         "shard_weights": config.shard_weights,
+        "stages": config.stages,
+        "microbatches": config.microbatches,
         "device_mb": config.data.device_mb,
         "run_eagerly": config.run_eagerly,
         "steps_per_execution": config.steps_per_execution,

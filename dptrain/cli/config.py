@@ -415,6 +415,14 @@ class Config(Checked):
         "axis, in pairs by columns and by rows",
         "mesh",
     )
+    stages: PositiveInt = _field(
+        1,
+        "cut the layers into so many stages of about the same memory, each on a rank of its own; others are replicas",
+        "stages",
+    )
+    microbatches: Annotated[PositiveInt | None, Before(_none_word)] = _field(
+        None, "cut batches into so many microbatches for the stages; none: about four for each stage", "microbatches"
+    )
     share_gpu: bool = _field(False, "let several ranks use one GPU", "share-gpu")
     gpu_select: Literal["mask", "index"] = _field(
         "mask", "mask: each rank sees only its own GPU; index: leave CUDA_VISIBLE_DEVICES as it is", "gpu-select"

@@ -143,6 +143,10 @@ def _run(argv: Sequence[str]) -> int:
         from dptrain.cli.mesh import arranged
 
         comm = arranged(config.mesh, comm)
+    if config.stages > 1 and command == "train":
+        from dptrain.cli.mesh import in_stages
+
+        comm = in_stages(config.stages, comm)
     _collect_from_here()
     return run(config, comm, parsed)
 

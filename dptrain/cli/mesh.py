@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dptrain.comm import Communicator
 from dptrain.comm.mesh import BATCH, check_lengths
 from dptrain.distribution import DeviceMesh, LayoutMap, ModelParallel, distribution, set_distribution
-from dptrain.distribution.placing import ranks
+from dptrain.distribution.placing import pipelines, ranks
 from dptrain.layers.base import Layer
 from dptrain.layers.convolution import Conv2D
 from dptrain.layers.dense import Dense
@@ -33,6 +33,16 @@ def arranged(mesh: str, comm: Communicator) -> Communicator:
     grid = DeviceMesh(tuple(lengths.values()), list(lengths))
     set_distribution(ModelParallel(layout_map=LayoutMap(grid), batch_dim_name=BATCH))
     return ranks()
+
+
+def in_stages(stages: int, comm: Communicator) -> Communicator:
+    """Return the ranks as pipelines of so many stages. Collective.
+
+    Raises:
+        AgreedError: their number is no multiple of it, or they are on another mesh, with exit code 2.
+    """
+    comm.agree("configuration", lambda: pipelines(stages))
+    return ranks(stages)
 
 
 def lay_out(model: Model) -> None:

@@ -27,7 +27,7 @@ from dptrain.runtime.cores import limit_threads
 from dptrain.runtime.launcher import usable_cores
 
 # Modes that are predicted, but not executed.
-_FORETOLD = ("hierarchical all-reduce", "pipeline")
+_FORETOLD = ("hierarchical all-reduce",)
 # The part of a GPU's arithmetic peaks, and of NVLink's, that large products and messages reach.
 _REACHED_BY_PRODUCTS, _REACHED_BY_LINKS = 0.7, 0.8
 # Seconds that a small product takes at least: it fills a part of a GPU.

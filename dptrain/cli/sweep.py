@@ -82,7 +82,9 @@ _FIXED = {
         ("device", "comm", "bucket_mb", "comm_dtype", "share_gpu", "gpu_select", "data.device_mb", "jit_compile"),
         "it is the same for all runs of a sweep",
     ),
-    **dict.fromkeys(("shard_optimizer", "shard_weights", "mesh"), "a run of a sweep has one device"),
+    **dict.fromkeys(
+        ("shard_optimizer", "shard_weights", "mesh", "stages", "microbatches"), "a run of a sweep has one device"
+    ),
     **dict.fromkeys(("cuda_graph", "steps_per_execution", "stall_warning", "stall_timeout"), "it changes no result"),
     **dict.fromkeys(
         ("checkpoint.every", "checkpoint.keep", "checkpoint.resume", "checkpoint.anyway"),
@@ -103,7 +105,7 @@ _ARGUMENTS = "model.arguments"
 # Fields that do not decide results: a sweep may go on with others.
 _INDIFFERENT = (
     *("out", "verbose", "progress", "debug", "share_gpu", "gpu_select", "comm", "bucket_mb", "comm_dtype", "seed"),
-    *("shard_optimizer", "shard_weights", "mesh"),
+    *("shard_optimizer", "shard_weights", "mesh", "stages", "microbatches"),
     *("data.device_mb", "cuda_graph", "steps_per_execution", "checkpoint", "logging", "stall_warning", "stall_timeout"),
 )
 # What --random takes and a grid does not.

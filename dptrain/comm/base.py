@@ -42,6 +42,39 @@ class Mail(NamedTuple):
     content: bytes
 
 
+class HandOvers(ABC):
+    """Arrays that some ranks of a group hand to others, in an order that all of them know.
+
+    That order is a clock: its ticks say when a rank waits for what, so that the last one that has not come can be told
+    from those that wait for it. Not collective, but that every rank of the group makes and finishes one.
+    """
+
+    @abstractmethod
+    def give(self, rank: int, array: Array, tag: int) -> None:
+        """Send a contiguous array to a rank, and go on; it must stay as it is until `finish` has returned.
+
+        Args:
+            rank: who takes it.
+            array: as above.
+            tag: what tells it from other arrays for this rank that are under way, below 32768.
+        """
+
+    @abstractmethod
+    def take(self, rank: int, out: Array, tag: int, tick: int) -> None:
+        """Receive what a rank gives.
+
+        Args:
+            rank: who gives it.
+            out: contiguous, of its size and type.
+            tag: that it was given with.
+            tick: by when it is due: after that at which it is given.
+        """
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Return once all that this rank has given has been taken."""
+
+
 class Communicator(ABC):
     """A fixed group of ranks.
 
@@ -144,6 +177,14 @@ class Communicator(ABC):
             self.all_to_all(np.concatenate(given), lengths, own.reshape(-1), [mine] * self.size)
             with np.errstate(all="ignore"):  # infinities and NaNs are results
                 reduced(list(own), out[begin : begin + mine], over)
+
+    @abstractmethod
+    def hand_overs(self, ticks: int) -> HandOvers:
+        """Return what hands arrays from rank to rank of this group.
+
+        Args:
+            ticks: of the clock; each rank of the job begins with as many, at the same time.
+        """
 
     @abstractmethod
     def group(self, ranks: Sequence[int]) -> "Communicator":

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.comm.base import Array, Communicator, Mail
+from dptrain.comm.base import Array, Communicator, HandOvers, Mail
 from dptrain.comm.node import NodeMessages
 from dptrain.errors import ConfigError
 
 # The axis along which rows of the batch are sharded.
 BATCH = "batch"
+# The axis along which layers are cut into stages.
+STAGE = "stage"
 
 
 class MeshCommunicator(Communicator):
@@ -125,6 +127,9 @@ class MeshCommunicator(Communicator):
 
     def reduce_scatter(self, parts: Array, out: Array, counts: Sequence[int], over: str = "sum") -> None:
         self._comm.reduce_scatter(parts, out, counts, over)
+
+    def hand_overs(self, ticks: int) -> HandOvers:
+        return self._comm.hand_overs(ticks)
 
     def group(self, ranks: Sequence[int]) -> Communicator:
         return self._comm.group(ranks)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from dptrain.comm import node
-from dptrain.comm.base import Array, Communicator, Mail, pack, unpack
+from dptrain.comm.base import Array, Communicator, HandOvers, Mail, pack, unpack
 from dptrain.comm.cuda_aware import why_not
 from dptrain.comm.node import rounds
 from dptrain.comm.node_sum import is_half, tree_sum
@@ -23,10 +23,12 @@ from dptrain.runtime import watchdog
 from dptrain.runtime.exit_codes import replace_abort
 from dptrain.runtime.failure import abort_with_success
 from dptrain.runtime.launcher import LaunchInfo
-from dptrain.runtime.records import Collective, numbers_of
+from dptrain.runtime.records import Collective, Record, numbers_of
 
 # MPI counts are C ints; a larger buffer goes as several messages of at most this many elements.
 _MAX_COUNT = 1 << 28
+# By how much a tick of hand-overs moves a record's position: more than the collectives within one.
+_TICK = 1 << 12
 
 
 def join(launch: LaunchInfo | None) -> "MpiCommunicator":
@@ -259,6 +261,10 @@ class MpiCommunicator(Communicator):
         with self._meeting(Collective.REDUCE_SCATTER, parts, counts):
             together.reduce_scatter(parts, out, counts, over)
 
+    def hand_overs(self, ticks: int) -> HandOvers:
+        """Send and receive by MPI."""
+        return _HandOvers(self._world, self._record, self._group, ticks)
+
     @property
     def _step(self) -> int:
         """How many elements of each rank's part travel in one message."""
@@ -350,6 +356,45 @@ class MpiCommunicator(Communicator):
         fits = np.array([free > nbytes + (8 << 20)], np.int32)
         self._node.Allreduce(MPI.IN_PLACE, fits, op=MPI.MIN)
         return bool(fits[0])
+
+
+class _HandOvers(HandOvers):
+    """Arrays that ranks hand to others, `MPI_Isend` and `MPI_Recv`.
+
+    While ranks wait here they are not in the same number of collectives: a record's position follows the clock. Between
+    two of its ticks there is room for the collectives that a rank may be in meanwhile.
+    """
+
+    def __init__(self, world: MPI.Intracomm, record: Record, group: int, ticks: int) -> None:
+        self._world, self._record, self._group = world, record, group
+        self._begin, self._ticks = record.position, ticks
+        self._sent: list[tuple[MPI.Request, Array]] = []
+
+    def give(self, rank: int, array: Array, tag: int) -> None:
+        self._sent = [one for one in self._sent if not one[0].Test()]
+        flat = _bits(array.reshape(-1))
+        for start in range(0, max(flat.size, 1), _MAX_COUNT):
+            piece = flat[start : start + _MAX_COUNT]
+            self._sent.append((self._world.Isend(piece, dest=rank, tag=tag), piece))
+
+    def take(self, rank: int, out: Array, tag: int, tick: int) -> None:
+        flat = _bits(out.reshape(-1))
+        with self._at(tick):
+            for start in range(0, max(flat.size, 1), _MAX_COUNT):
+                self._world.Recv(flat[start : start + _MAX_COUNT], source=rank, tag=tag)
+
+    def finish(self) -> None:
+        with self._at(self._ticks):
+            MPI.Request.Waitall([request for request, _ in self._sent])
+        self._sent = []
+        self._record.move_to(self._begin + (self._ticks + 1) * _TICK)
+
+    @contextmanager
+    def _at(self, tick: int) -> Iterator[None]:
+        """Say that this rank waits there."""
+        self._record.move_to(self._begin + tick * _TICK)
+        with self._record.collective(Collective.HAND_OVER, group=self._group):
+            yield
 
 
 def _bits(array: Array) -> Array:

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.comm.base import Array, Communicator, Mail, pack, unpack
+from dptrain.comm.base import Array, Communicator, HandOvers, Mail, pack, unpack
+from dptrain.errors import ConfigError
 
 
 class SoloCommunicator(Communicator):
@@ -35,6 +36,10 @@ class SoloCommunicator(Communicator):
     def all_to_all(self, parts: Array, counts: Sequence[int], out: Array, out_counts: Sequence[int]) -> None:
         """What the one rank has for itself."""
         np.copyto(out, parts)
+
+    def hand_overs(self, ticks: int) -> HandOvers:
+        """There is nobody to hand anything to."""
+        raise ConfigError("hand-overs: expected several ranks, and there is one")
 
     def group(self, ranks: Sequence[int]) -> Communicator:
         """The one rank."""

@@ -2,7 +2,7 @@
 
 from dptrain import comm as comms
 from dptrain.comm import Communicator
-from dptrain.comm.mesh import MeshCommunicator
+from dptrain.comm.mesh import STAGE, MeshCommunicator
 from dptrain.distribution.strategies import Distribution, distribution
 from dptrain.errors import ConfigError
 from dptrain.program.mesh import BATCH, Axes
@@ -33,19 +33,41 @@ def current_mesh() -> dict[str, int] | None:
     return mesh if BATCH in mesh else {BATCH: 1, **mesh}
 
 
-def ranks() -> Communicator:
+def ranks(stages: int = 1) -> Communicator:
     """Return the ranks that train together, arranged in the current distribution's mesh. Collective at its first call.
 
+    Args:
+        stages: of pipelines, which are then the mesh's other axis beside that of the batch.
+
     Raises:
-        ConfigError: as `current_mesh`.
+        ConfigError: as `current_mesh`; or the mesh has other axes, or another number of ranks, than stages need.
     """
-    comm, mesh = comms.current(), current_mesh()
+    comm, mesh = comms.current(), current_mesh() if stages == 1 else pipelines(stages)
     if mesh is None or mesh == {BATCH: comm.size}:
         return comm
     key = id(comm), tuple(mesh.items())
     if key not in _arranged:
         _arranged[key] = MeshCommunicator(comm, mesh)
     return _arranged[key]
+
+
+def pipelines(stages: int) -> dict[str, int]:
+    """Return the mesh of the ranks as pipelines of so many stages.
+
+    Raises:
+        ConfigError: their number is no multiple of it, or the current distribution's mesh has other axes.
+    """
+    size, mesh = comms.current().size, current_mesh()
+    if mesh is not None and mesh != {BATCH: size}:
+        grid = ",".join(f"{axis}={length}" for axis, length in mesh.items())
+        raise ConfigError(f"stages = {stages}: not supported on the mesh {grid}; leave out one of them")
+    if size % stages:
+        fits = max(size // stages, 1) * stages
+        raise ConfigError(
+            f"stages = {stages}: expected a multiple of it as the number of ranks, and found {size}; "
+            f"start {fits} (mpirun -n {fits}), or choose another number of stages"
+        )
+    return {BATCH: size // stages, STAGE: stages}
 
 
 def layout_of(variable: Variable, slot_of: Variable | None = None) -> Axes | None:

@@ -143,6 +143,8 @@ def _compiled_as(model: Model, copy: Any) -> Any:
             comm_dtype=given.comm_dtype,
             shard_optimizer=given.shard_optimizer,
             shard_weights=given.shard_weights,
+            stages=given.stages,
+            microbatches=given.microbatches,
             **given.device,
         )
     return copy

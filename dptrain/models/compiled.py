@@ -35,6 +35,8 @@ class Compiled:
         auto_scale_loss: whether a policy may make a `LossScaleOptimizer` of the optimizer.
         shard_optimizer: whether each replica keeps a part of the optimizer's slots.
         shard_weights: whether each replica keeps a part of the weights and of the optimizer's slots.
+        stages: into which the layers are cut, each on a rank of its own.
+        microbatches: into which a batch is cut for them; None for some for each stage.
         shards_per_batch: into which global batches are cut, whatever the number of ranks; None if nobody says.
     """
 
@@ -54,6 +56,8 @@ class Compiled:
     comm_dtype: str | None = None
     shard_optimizer: bool = False
     shard_weights: bool = False
+    stages: int = 1
+    microbatches: int | None = None
 
     @property
     def shards(self) -> Sharded | None:
@@ -64,6 +68,29 @@ class Compiled:
     def policy(self) -> str:
         """The name of the model's policy."""
         return str(self.device.get("dtype", "float32"))
+
+    def check_stages(self) -> None:
+        """Refuse what stages do not go together with.
+
+        Raises:
+            ConfigError: as above, or a number below 1.
+        """
+        for name, number in (("stages", self.stages), ("microbatches", self.microbatches)):
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+                raise ConfigError(f"{name} = {number!r}: expected an integer >= 1")
+        if self.stages == 1:
+            if self.microbatches is not None:
+                raise ConfigError(f"microbatches = {self.microbatches}: expected stages as well, which they go through")
+            return
+        others = {
+            "shard_optimizer": self.shard_optimizer,
+            "shard_weights": self.shard_weights,
+            "comm_dtype": self.comm_dtype is not None,
+            "run_eagerly": self.run_eagerly,
+            "shards_per_batch": self.shards_per_batch is not None,
+        }
+        if both := [name for name, is_given in others.items() if is_given]:
+            raise ConfigError(f"stages = {self.stages}: not supported with {both[0]}; leave out one of them")
 
     def check_shards(self, shards: int | None) -> None:
         """Refuse to round what ranks send where the bits are to be the same on any number of them.

@@ -539,7 +539,7 @@ class Fitting(Layer):
         Raises:
             DataError: data that does not fit the model.
         """
-        return self.predict(x, batch_size=max(len(x), ranks().replicas), verbose=0)
+        return self.predict(x, batch_size=max(len(x), self._ranks().replicas), verbose=0)
 
     def _one_batch(self, where: str, samples: Samples, comm: Communicator) -> Batches:
         size = max(len(samples), comm.replicas)
@@ -646,7 +646,7 @@ class Fitting(Layer):
             targets = known.targets(x, "data frame") if y is None and known.target in x.columns else y
             return known.encode(x, "data frame"), targets
 
-        return self.agreed(ranks(), "data", encode)
+        return self.agreed(self._ranks(), "data", encode)
 
     def _start(self, method: str | None, x: Any) -> Communicator:
         if method is not None and self._compiled is None:
@@ -655,7 +655,11 @@ class Fitting(Layer):
         self._guard = None
         if x is not None and all(hasattr(one, "__array__") for one in tree.leaves(x)):
             self._build_like(x)
-        return ranks()
+        return self._ranks()
+
+    def _ranks(self) -> Communicator:
+        """Return the ranks as a mesh: that of the current distribution, or of the stages that `compile` was given."""
+        return ranks(1 if self._compiled is None else self._compiled.stages)
 
     def _describe_layers(self) -> list[Any]:
         """Return the layers as JSON can carry them; less of those that a user's own code describes."""

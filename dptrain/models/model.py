@@ -216,6 +216,8 @@ class Model(Fitting, Files, Structure):
         comm_dtype: str | None = None,
         shard_optimizer: bool = False,
         shard_weights: bool = False,
+        stages: int = 1,
+        microbatches: int | None = None,
     ) -> None:
         """Say how to train; the weights stay, and an optimizer that is given again goes on with its state.
 
@@ -252,6 +254,10 @@ class Model(Fitting, Files, Structure):
                 trillion parameter models", 2020).
             shard_weights: each replica keeps its part of weights and slots, and gathers each layer's weights while it
                 needs them (FSDP, ZeRO-3). Reading weights gathers them, too: all ranks must.
+            stages: the layers are cut into so many stages of about the same memory, each on a rank of its own; batches
+                go through them in microbatches (a pipeline with 1F1B; D. Narayanan et al., arXiv:2104.04473). More
+                ranks are replicas of these. Reading weights fetches them from their ranks: all ranks must.
+            microbatches: into which each replica's part of a batch is cut; by default about four for each stage.
 
         Raises:
             ConfigError: an unknown name, a size that is not above 0, or what is not supported.
@@ -303,8 +309,11 @@ class Model(Fitting, Files, Structure):
             comm_dtype,
             shard_optimizer,
             shard_weights,
+            stages,
+            microbatches,
         )
         found.check_shards(shards_per_batch)
+        found.check_stages()
         self._set_compiled(found)
 
     def _set_compiled(self, compiled: Compiled) -> None:
@@ -382,8 +391,9 @@ class Model(Fitting, Files, Structure):
             return {}
         names = ("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics", "run_eagerly", "auto_scale_loss")
         steps = "auto" if given.steps_per_execution is None else given.steps_per_execution
-        sent = ("comm", "bucket_mb", "device_mb", "shards_per_batch", "comm_dtype", "shard_optimizer", "shard_weights")
-        own = {name: getattr(given, name) for name in (*names, *sent)}
+        sent = ("comm", "bucket_mb", "device_mb", "shards_per_batch", "comm_dtype")
+        divided = ("shard_optimizer", "shard_weights", "stages", "microbatches")
+        own = {name: getattr(given, name) for name in (*names, *sent, *divided)}
         return own | {"steps_per_execution": steps, **given.device}
 
     def describe_compiled(self) -> list[Any]:
@@ -636,9 +646,11 @@ class Model(Fitting, Files, Structure):
                 comm.agree("communicator", lambda: require_cuda_aware(backend, comm))
             sent: dict[str, Any] = {}
             if given is not None:
-                sent = {"bucket_mb": given.bucket_mb, "comm_dtype": given.comm_dtype}
+                names = ("bucket_mb", "comm_dtype", "microbatches")
+                sent = {name: getattr(given, name) for name in names}
             sharding = self._sharding(comm)
-            self._programs = Programs(backend, comm if sharding is None else sharding.comm, **sent, sharding=sharding)
+            ranks = comm if sharding is None else sharding.comm
+            self._programs = Programs(backend, ranks, **sent, sharding=sharding)
             steps = None if given is None else given.steps_per_execution
             data_mb = None if given is None else given.device_mb
             self._trainer_kept = Trainer(
@@ -680,6 +692,7 @@ class Model(Fitting, Files, Structure):
             facts["optimizer and loss_scale_factor"] = [type(optimizer).__name__, optimizer.loss_scale_factor]
             facts["comm, bucket_mb and comm_dtype"] = [given.comm, given.bucket_mb, given.comm_dtype]
             facts["shard_optimizer and shard_weights"] = [given.shard_optimizer, given.shard_weights]
+            facts["stages and microbatches"] = [given.stages, given.microbatches]
         return facts
 
     def release(self) -> None:

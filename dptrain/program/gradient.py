@@ -58,8 +58,8 @@ def gradients(target: Tensor, sources: Sequence[Tensor], gradient: Any = None) -
             if part is not None and one in depends:
                 before = found.get(one)
                 found[one] = part if before is None else before + part
-    weights = [one for one in sources if one.variable is not None and one.variable.trainable]
-    note_of_weights(found[one] for one in weights if one in found)
+    weights = {one: one.variable for one in sources if one.variable is not None and one.variable.trainable}
+    note_of_weights({found[one]: variable for one, variable in weights.items() if one in found})
     return [found.get(one) for one in sources]
 
 

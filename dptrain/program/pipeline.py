@@ -7,9 +7,10 @@ language model training on GPU clusters using Megatron-LM", SC 2021, arXiv:2104.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
+from dptrain.program.cutting import balanced
 from dptrain.program.demands import Demands, Prediction, source_of
 from dptrain.program.explain import grouped
 from dptrain.program.machines import Machine
@@ -19,7 +20,7 @@ from dptrain.program.shapes import row_axis, size
 from dptrain.program.tensor import Tensor
 
 # Microbatches for each stage: enough for a bubble of a fifth.
-_MICROBATCHES = 4
+MICROBATCHES = 4
 
 
 def predict_pipeline(demands: Demands, ranks: int, rows: int, machine: Machine) -> Prediction:
@@ -37,7 +38,7 @@ def predict_pipeline(demands: Demands, ranks: int, rows: int, machine: Machine) 
     stages = next(one for one in range(max(min(most, len(demands.layers)), 1), 0, -1) if most % one == 0)
     replicas, stage, alone = ranks // stages, cut(demands, stages), {BATCH: 1, MODEL: 1}
     own_rows = -(-rows // replicas)
-    microbatches = min(_MICROBATCHES * stages, own_rows) if stages > 1 else 1
+    microbatches = min(MICROBATCHES * stages, own_rows) if stages > 1 else 1
     micro_rows = -(-own_rows // microbatches)
     groups = grouped(demands.placed)
     at_end = {one for name in ("update", "messages") for one in groups.get(name, [])}
@@ -79,7 +80,8 @@ def cut(demands: Demands, stages: int) -> dict[Tensor, int]:
         for layer in demands.layers
     ]
     found: dict[Tensor, int] = {}
-    for layer, at in zip(demands.layers, balanced(weighs, stages), strict=True):
+    parts = balanced(len(weighs), stages, lambda first, end, _: sum(weighs[first:end]))
+    for layer, at in zip(demands.layers, parts, strict=True):
         found |= {state[one]: at for weight in layer for one in (weight, *slots[weight]) if one in state}
     forward = set(grouped(demands.placed)["forward"])
     for one in demands.tensors:  # what comes after the weights of a stage is in that or a later one
@@ -99,27 +101,6 @@ def cut(demands: Demands, stages: int) -> dict[Tensor, int]:
         if one not in found:
             found[one] = min((found[reader] for reader in readers.get(one, [])), default=0)
     return found
-
-
-def balanced(weighs: Sequence[float], parts: int) -> list[int]:
-    """Return the number of the part to which each belongs: runs, of which the heaviest weighs as little as possible.
-
-    Args:
-        weighs: as many as there are parts, at least.
-        parts: none of them is empty.
-    """
-
-    def filled(most: float) -> list[int]:
-        found, held = list[int](), 0.0
-        for number, one in enumerate(weighs):
-            part = found[-1] if found else 0
-            full = held + one > most or len(weighs) - number < parts - part
-            held = one if full and found else held + one
-            found.append(part + 1 if full and found else part)
-        return found
-
-    sums = sorted(sum(weighs[a:b]) for a in range(len(weighs)) for b in range(a + 1, len(weighs) + 1))
-    return next((made for most in sums if (made := filled(most))[-1] < parts), [0] * len(weighs))
 
 
 def _nbytes(tensor: Tensor) -> float:

@@ -117,7 +117,8 @@ def place(
         for variable, one in program.updates.items()
     }
     placed = (program.inputs, program.state, outputs, updates, program.derived, program.rows, program.for_one_size)
-    about: dict[str, Any] = {"bucket_bytes": bucket_bytes, "layouts": laid}
+    gradients = {placing.parts[one].tensor: to for one, to in program.of_weights.items() if one in placing.parts}
+    about: dict[str, Any] = {"bucket_bytes": bucket_bytes, "layouts": laid, "of_weights": gradients}
     return PlacedProgram(*placed, placements=placing.placements, summed=frozenset(chosen), **about)
 
 

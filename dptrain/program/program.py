@@ -28,7 +28,7 @@ class Program:
             of that state, to be executed when somebody looks.
         rows: of the global batch; 0 where nothing counts them.
         for_one_size: whether something in it depends on that number but lengths that say so.
-        of_weights: gradients in trainable variables, of a program as it was traced.
+        of_weights: gradients in trainable variables, and in which.
         lowered: what backends have made of it for any number of rows; `for_rows` shares it.
     """
 
@@ -39,7 +39,7 @@ class Program:
     derived: "Program | None" = None
     rows: int = 0
     for_one_size: bool = False
-    of_weights: frozenset[Tensor] = frozenset()
+    of_weights: Mapping[Tensor, Variable] = field(default_factory=dict)
     lowered: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -81,8 +81,8 @@ def trace(function: Callable[..., Mapping[str, Any]], inputs: Mapping[str, tuple
     own = {name: one for name, one in outputs.items() if name not in derived.outputs}
     sizes = [n.size for shape, _ in inputs.values() for n in shape if isinstance(n, Dim) and n.size is not None]
     rows = sizes[0].number if sizes else 0
-    asked, of_weights = any(one.asked for one in sizes), frozenset(seen.of_weights)
-    return Program(data, seen.read, own, updates, derived, rows, asked, of_weights)
+    asked = any(one.asked for one in sizes)
+    return Program(data, seen.read, own, updates, derived, rows, asked, seen.of_weights)
 
 
 def _derived(outputs: Mapping[str, Tensor], seen: Trace) -> Program:

@@ -4,7 +4,7 @@ Inside a trace (`tracing`) what depends on a placeholder is only written down: t
 know by which ops they are made, which is all that a program is.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import Token
 from dataclasses import dataclass
@@ -493,12 +493,12 @@ class Trace:
         written: new values of those that were assigned.
         gradients: `Variable.grad` of those that have one.
         applied: gradients that optimizers were given.
-        of_weights: gradients in trainable variables.
+        of_weights: gradients in trainable variables, and in which.
     """
 
     def __init__(self) -> None:
         self.applied: list[Tensor] = []
-        self.of_weights: set[Tensor] = set()
+        self.of_weights: dict[Tensor, Variable] = {}
         self.read: dict[Variable, Tensor] = {}
         self.written: dict[Variable, Tensor] = {}
         self.gradients: dict[Variable, Tensor] = {}
@@ -575,11 +575,11 @@ def note_applied(gradients: Sequence[Tensor]) -> None:
         trace.applied += gradients
 
 
-def note_of_weights(gradients: Iterable[Tensor]) -> None:
+def note_of_weights(gradients: Mapping[Tensor, Variable]) -> None:
     """Note gradients in trainable variables; outside of a trace nothing."""
     trace = TRACE.get()
     if trace is not None:
-        trace.of_weights |= set(gradients)
+        trace.of_weights |= gradients
 
 
 def applied_gradients() -> list[Tensor]:

@@ -70,7 +70,8 @@ class Collective(IntEnum):
     ALL_TO_ALL = 6
     REDUCE_SCATTER = 7
     SPLIT = 8
-    END = 9
+    HAND_OVER = 9
+    END = 10
 
 
 _WORDS = (
@@ -83,6 +84,7 @@ _WORDS = (
     "an all-to-all",
     "a reduce-scatter",
     "a split into groups",
+    "a hand-over between stages",
     "the end of the job",
 )
 
@@ -125,6 +127,10 @@ class Record:
     def position(self) -> int:
         """2n - 1 in the n-th collective, 2n after it."""
         return self._numbers[_POSITION]
+
+    def move_to(self, position: int) -> None:
+        """Go on to a later position, where ranks do not make the same calls: it must be one that the others know."""
+        self._numbers[_POSITION] = position
 
     @property
     def rounds(self) -> int:

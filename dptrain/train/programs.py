@@ -24,6 +24,8 @@ from dptrain.ops.indexing import take_rows
 from dptrain.optimizers.base import Optimizer
 from dptrain.program import messages, shapes
 from dptrain.program.additive import sums_over_samples
+from dptrain.program.course import Course, course_of, microbatches_of
+from dptrain.program.cutting import cut_into_stages
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
 from dptrain.program.local import localized
@@ -32,6 +34,7 @@ from dptrain.program.placement import place
 from dptrain.program.program import ROWS, Program, trace
 from dptrain.program.tensor import BFLOAT16, Tensor, Variable, watching
 from dptrain.runtime.failure import phase
+from dptrain.train.pipeline import PipelineExecutable
 from dptrain.train.sharding import Sharding
 
 Array = npt.NDArray[Any]
@@ -127,6 +130,7 @@ class Programs:
         bucket_mb: 10^6 bytes of sums that travel as one message at most; None for any number.
         comm_dtype: half precision in which gradients travel; None for the type that they have. One rank sends none.
         sharding: which variables are sharded; None where every rank has all of them.
+        microbatches: into which stages of a pipeline cut a batch; None for some for each stage.
     """
 
     def __init__(
@@ -136,8 +140,10 @@ class Programs:
         bucket_mb: float | None = None,
         comm_dtype: str | None = None,
         sharding: Sharding | None = None,
+        microbatches: int | None = None,
     ) -> None:
         self.backend, self.comm, self.sharding = backend, comm, sharding
+        self._microbatches, self._sums = microbatches, dict[Variable, None]()
         self._comm_dtype = comm_dtype if comm.size > 1 else None
         self._bucket_bytes = None if bucket_mb is None else max(int(bucket_mb * 1e6), 1)
         self._placed: OrderedDict[Any, PlacedProgram] = OrderedDict()
@@ -160,9 +166,11 @@ class Programs:
                 placed = of_another.for_rows(batch_rows)
             else:
                 program, names = self._trace(step, batch, batch_rows)
+                self._assign_stages(program, batch_rows)
                 sent: dict[str, Any] = {"bucket_bytes": self._bucket_bytes, "comm_dtype": self._comm_dtype}
                 placed = self._of_rank(program, step.totals, sent)
-                traced = _Traced(names, _depends_on_batches(program, placed, step.totals))
+                depends = self._has_stages or _depends_on_batches(program, placed, step.totals)
+                traced = _Traced(names, depends)
                 if not program.for_one_size:
                     self._of_any_size[any_size] = placed, traced
                 self._known |= dict.fromkeys(program.state)
@@ -178,6 +186,43 @@ class Programs:
         if self.sharding is None or not layouts:
             return placed
         return localized(placed, self.sharding.place, self.sharding.parts(layouts))
+
+    # Pipelines
+
+    @property
+    def _has_stages(self) -> bool:
+        return self.sharding is not None and self.sharding.stages > 1
+
+    def _assign_stages(self, program: Program, batch_rows: int) -> None:
+        """Let the first program say which layers each stage has."""
+        sharding = self.sharding
+        if sharding is None or sharding.stages == 1 or sharding.has_stages:
+            return
+        rows = -(-batch_rows // self.comm.replicas)
+        about = (sharding.weights, sharding.slots(), sharding.stages, rows)
+        sharding.assign(cut_into_stages(program, *about, self._microbatches_of(batch_rows)))
+
+    def _microbatches_of(self, batch_rows: int) -> int:
+        assert self.sharding is not None
+        return microbatches_of(batch_rows // self.comm.replicas, self.sharding.stages, self._microbatches)
+
+    def _in_pipeline(
+        self, program: PlacedProgram, arrays: Mapping[str, Any], comm: Communicator | None, rows: int, first_row: int
+    ) -> Executable:
+        sharding = self.sharding
+        assert sharding is not None
+        alone, trains = comm is None or comm.replicas == 1, bool(program.of_weights)
+        microbatches = self._microbatches_of(program.rows) if trains else 1
+        key = "pipeline", microbatches, alone
+        owners = sharding.owners(program.state)
+        if key not in program.lowered:
+            program.lowered[key] = course_of(program, owners, sharding.stages, microbatches, alone=alone)
+        course: Course = program.lowered[key]
+        if course.why_whole and self._microbatches is not None:
+            raise ConfigError(f"microbatches = {self._microbatches}: {course.why_whole}; leave it out, or choose 1")
+        self._sums |= dict.fromkeys(course.sums)
+        place: dict[str, Any] = {"rows": rows, "first_row": first_row, "alone": alone, "parts": sharding.parts(owners)}
+        return PipelineExecutable(course, program, self.backend, arrays, comm=sharding.comm, **place)
 
     def local(self, variables: Iterable[Variable]) -> list[Variable]:
         """Return what this rank has of variables in its memory: parts of those that are sharded."""
@@ -227,6 +272,9 @@ class Programs:
             alone: the ranks do not meet.
         """
         comm = None if alone or self.comm.size == 1 else self.comm
+        if self._has_stages and (step.eager or steps[0][0].of is not None):
+            what = "run_eagerly" if step.eager else "a fixed number of shards (--reproducible, shards_per_batch)"
+            raise ConfigError(f"not supported: {what} with stages; leave out one of them")
         if step.eager:
             if steps[0][0].of is not None:
                 raise ConfigError("not supported: run_eagerly with a fixed number of shards")
@@ -325,6 +373,8 @@ class Programs:
         while self._halves:
             self._halves.popitem()[1].close()
         self._drop_prepared()
+        self.backend.release(self._sums)
+        self._sums.clear()
 
     def _drop_old(self) -> None:
         """Forget the programs that were not used for the longest time, and all that is known of them."""
@@ -359,7 +409,7 @@ class Programs:
                     made = self._beside_others(program, arrays, place) if self._prepared else None
                     if made is None:
                         self._drop_prepared()  # those of other batches, which are made again when they are needed
-                        made = self.backend.executable(program, arrays, **place)
+                        made = self._made(program, arrays, place)
             except (DeviceMemoryError, MemoryError) as error:
                 raise DeviceError(f"{error}; {_what_fits(program, shard.rows, error, self.backend)}") from error
             self._prepared[key] = made, rows  # kept, so that no other arrays can have their ids
@@ -373,8 +423,13 @@ class Programs:
     ) -> Executable | None:
         """Prepare a program, or return None where the device has no memory left for it; then it holds none."""
         with suppress(DeviceMemoryError):
-            return self.backend.executable(program, arrays, **place)
+            return self._made(program, arrays, place)
         return None
+
+    def _made(self, program: Program, arrays: Mapping[str, Any], place: Mapping[str, Any]) -> Executable:
+        if self._has_stages and isinstance(program, PlacedProgram):
+            return self._in_pipeline(program, arrays, **place)
+        return self.backend.executable(program, arrays, **place)
 
     def _run_shards(
         self, step: Step, batch: Batch, rows: BatchRows, steps: Sequence[Sequence[Shard]], comm: Communicator | None

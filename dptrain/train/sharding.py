@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from dptrain.comm.base import Communicator
-from dptrain.comm.mesh import BATCH, MeshCommunicator
+from dptrain.comm.mesh import BATCH, STAGE, MeshCommunicator
 from dptrain.distribution.placing import layout_of
 from dptrain.optimizers.base import Optimizer
 from dptrain.program.local import Place
@@ -18,6 +18,8 @@ from dptrain.train.replicas import gathered, kind_of, number_of, require_same_ki
 
 # What is sharded over the axis `BATCH`: optimizers' slots (ZeRO-1), or weights as well (FSDP).
 Sharded = Literal["optimizer", "weights"]
+# Where a variable is that not every rank has: over which axes it is sharded, or on which stage it is.
+Home = Axes | int
 # How many elements of a rank's along an axis make parts nearly equal.
 _PARTS = 8
 
@@ -53,7 +55,8 @@ class Sharding:
         self.comm, self._owner, self._shards = comm, owner, shards
         self.place = Place(comm.lengths, comm.coordinates)
         self._parts: dict[Variable, Variable] = {}
-        self._axes: dict[Variable, Axes] = {}
+        self._homes: dict[Variable, Home] = {}
+        self._stages: dict[Variable, int] = {}  # of weights
         self._sharded_over: dict[Variable, frozenset[str]] = {}  # by part
         self._fetched: dict[Variable, Array] = {}
 
@@ -70,8 +73,8 @@ class Sharding:
             kinds |= dict(optimizer.slots)
         found = {}
         for one in variables:
-            if one in self._axes:
-                found[one] = self._axes[one]
+            if isinstance(known := self._homes.get(one), tuple):
+                found[one] = known
             elif one in kinds and any(axes := self._layout(one, kinds[one])):
                 self.place.check(one, axes)
                 found[one] = axes
@@ -88,27 +91,78 @@ class Sharding:
                 axes[0 if 0 in free and variable.shape[0] >= _PARTS * ranks else longest] = BATCH
         return tuple(axes)
 
+    # Stages
+
+    @property
+    def stages(self) -> int:
+        """Into how many stages the model's layers are cut."""
+        return self.place.lengths.get(STAGE, 1)
+
+    @property
+    def has_stages(self) -> bool:
+        """Whether weights know their stages."""
+        return bool(self._stages)
+
+    def assign(self, stages: Mapping[Variable, int]) -> None:
+        """Let weights, and their slots, be on these stages alone."""
+        self._stages = dict(stages)
+
+    def owners(self, variables: Iterable[Variable]) -> dict[Variable, int]:
+        """Return the stages of variables, of those that one stage alone has."""
+        slots = {slot: weight for optimizer in self._owner.optimizers for slot, weight in optimizer.slots}
+        found = {one: self._stages.get(slots.get(one, one)) for one in variables}
+        return {one: stage for one, stage in found.items() if stage is not None}
+
+    def slots(self) -> dict[Variable, list[Variable]]:
+        """Return the slots of trained weights."""
+        found: dict[Variable, list[Variable]] = {}
+        for optimizer in self._owner.optimizers:
+            for slot, weight in optimizer.slots:
+                found.setdefault(weight, []).append(slot)
+        return found
+
+    @property
+    def weights(self) -> list[Variable]:
+        """Of the model."""
+        return self._owner.weights
+
     # Parts
 
-    def parts(self, layouts: Mapping[Variable, Axes]) -> dict[Variable, Variable]:
-        """Return the variables that have this rank's parts, made of the whole ones' values at their first use."""
-        for one, axes in layouts.items():
-            if one not in self._parts:
-                self._cut(one, axes, one.numpy())
-        return {one: self._parts[one] for one in layouts}
+    def _divided(self, variables: Iterable[Variable]) -> dict[Variable, Home]:
+        """Return where variables are, of those that not every rank has."""
+        found = list(variables)
+        return {**self.layouts(found), **self.owners(found)}
 
-    def _cut(self, variable: Variable, axes: Axes, value: Array) -> None:
+    def parts(self, homes: Mapping[Variable, Home]) -> dict[Variable, Variable]:
+        """Return the variables that have this rank's parts, made of the whole ones' values at their first use.
+
+        Of a variable of another stage the part is empty.
+        """
+        for one, home in homes.items():
+            if one not in self._parts:
+                self._cut(one, home, None if self._is_elsewhere(home) else one.numpy())
+        return {one: self._parts[one] for one in homes}
+
+    def _is_elsewhere(self, home: Home) -> bool:
+        return not isinstance(home, tuple) and home != self.place.coordinates[STAGE]
+
+    def _cut(self, variable: Variable, home: Home, value: Array | None) -> None:
         """Keep this rank's part of a variable's value."""
-        part = Variable(value[self.place.key(variable.shape, axes)], variable.name, variable.trainable)
+        if value is None or self._is_elsewhere(home):
+            own = np.empty(0, variable.dtype)
+        else:
+            own = value[self.place.key(variable.shape, home)] if isinstance(home, tuple) else value
+        part = Variable(own, variable.name, variable.trainable)
         part.path, part.aggregation = variable.path, variable.aggregation
-        self._parts[variable], self._axes[variable] = part, axes
-        self._sharded_over[part] = frozenset(mesh for mesh in axes if mesh is not None)
+        self._parts[variable], self._homes[variable] = part, home
+        over = home if isinstance(home, tuple) else (STAGE,)
+        self._sharded_over[part] = frozenset(mesh for mesh in over if mesh is not None)
         variable.move(self)
 
     def local(self, variables: Iterable[Variable]) -> list[Variable]:
         """Return what this rank has in memory of variables: the parts of those that are sharded."""
         found = list(variables)
-        parts = self.parts(self.layouts(found))
+        parts = self.parts(self._divided(found))
         return [parts.get(one, one) for one in found]
 
     def take(self, variables: Iterable[Variable]) -> None:
@@ -117,8 +171,8 @@ class Sharding:
         Raises:
             AgreedError: the ranks have different variables.
         """
-        layouts = self.layouts(variables)
-        new = [one for one in layouts if one not in self._parts]
+        homes = self._divided(variables)
+        new = [one for one in homes if one not in self._parts]
         if not new:
             return
         require_same_kind(self.comm, new, gathered(self.comm, kind_of(new))[:, 0])
@@ -127,7 +181,7 @@ class Sharding:
             found = gathered(self.comm, number_of(value.reshape(-1).view(np.uint8).data))
             if (found != found[0]).any():
                 self.comm.broadcast(value)
-            self._cut(one, layouts[one], value)
+            self._cut(one, homes[one], value)
 
     def by_group(self, variables: Iterable[Variable]) -> dict[Communicator, list[Variable]]:
         """Return what this rank has of variables, by the ranks that have the same. Collective."""
@@ -150,6 +204,8 @@ class Sharding:
         The first are the variables that all ranks have, if only none.
         """
         found: dict[frozenset[str], list[int]] = {frozenset(): []}
+        if self.stages > 1:
+            found[frozenset([STAGE])] = []
         for number, one in enumerate(variables):
             found.setdefault(self._over(one), []).append(number)
         return [(self.comm.partition(axes), found[axes]) for axes in sorted(found, key=sorted)]
@@ -164,8 +220,13 @@ class Sharding:
         """Return a variable's whole value. Collective, but for what was fetched."""
         if variable in self._fetched:
             return self._fetched[variable].copy()
-        value = self._parts[variable].numpy()
-        for axis, mesh in enumerate(self._axes[variable]):
+        value, home = self._parts[variable].numpy(), self._homes[variable]
+        if not isinstance(home, tuple):
+            whole = np.empty(variable.shape, variable.dtype)
+            sizes = [whole.size if stage == home else 0 for stage in range(self.stages)]
+            self.comm.along(STAGE).all_gather(value.reshape(-1), whole.reshape(-1), sizes)
+            return whole
+        for axis, mesh in enumerate(home):
             if mesh is not None:
                 counts = self.place.counts(mesh, variable.shape[axis])
                 value = whole_of(value, axis, counts, self.comm.along(mesh))
@@ -173,7 +234,11 @@ class Sharding:
 
     def write(self, variable: Variable, value: Array) -> None:
         """Replace this rank's part of a variable's value."""
-        self._parts[variable].assign(value[self.place.key(variable.shape, self._axes[variable])])
+        home = self._homes[variable]
+        if isinstance(home, tuple):
+            self._parts[variable].assign(value[self.place.key(variable.shape, home)])
+        elif not self._is_elsewhere(home):
+            self._parts[variable].assign(value)
 
     @contextmanager
     def fetched(self, variables: Callable[[], Sequence[Variable]], rank: int = 0) -> Iterator[None]:

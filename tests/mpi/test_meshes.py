@@ -10,9 +10,9 @@ from tests.launching import in_turn
 
 SCRIPT = str(ROOT / "tests/mpi/scripts/meshes.py")
 FORMS = {
-    2: ["model=2"],
+    2: ["model=2", "--stages=2"],
     3: ["--shard-optimizer", "--shard-weights"],
-    4: ["batch=2,model=2 --shard-weights", "model=4"],
+    4: ["batch=2,model=2 --shard-weights", "model=4", "--stages=2"],
 }
 STEPS = 12  # 200 agree as well, but take minutes where four ranks share two cores
 

@@ -1,6 +1,7 @@
 """Trains models on meshes of ranks, each in every form; rank 0 saves what came out. Arguments: out.npz STEPS [FORM...].
 
-Without a form each model is trained on one rank. A form is "--shard-weights", "--shard-optimizer", a mesh or both.
+Without a form each model is trained on one rank. A form is "--shard-weights", "--shard-optimizer", a mesh or both, or
+"--stages=2".
 """
 
 import sys
@@ -69,8 +70,9 @@ MODELS = {"perceptron": perceptron, "convnet": convnet, "embedding": embedding, 
 def trained(name, flags, steps):
     """Return weights, losses and predictions of a model after so many steps."""
     dp.utils.set_random_seed(5)
-    sharded = {one[2:].replace("-", "_"): True for one in flags if one.startswith("--")}
-    mesh = next((one for one in flags if "=" in one), None)
+    given = [one[2:].replace("-", "_").partition("=") for one in flags if one.startswith("--")]
+    sharded = {name: int(number) if number else True for name, _, number in given}
+    mesh = next((one for one in flags if not one.startswith("--")), None)
     if mesh is not None:
         arranged(mesh, current())
     compiled = {"dtype": "float64", "jit_compile": name == "perceptron", **sharded}

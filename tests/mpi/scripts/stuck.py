@@ -25,6 +25,7 @@ from dptrain.comm import Communicator, current  # noqa: E402
 from dptrain.comm.mesh import MeshCommunicator  # noqa: E402
 from dptrain.runtime import watchdog  # noqa: E402
 from dptrain.runtime.failure import phase  # noqa: E402
+from dptrain.train.pipeline import PipelineExecutable  # noqa: E402
 
 x = np.random.default_rng(0).integers(0, 256, (64, 4), np.uint8)
 y = (x[:, 0] // 128).astype(np.int64)
@@ -134,6 +135,21 @@ if when == "sweep":
     made = {"x": x, "y": y, "epochs": 2, "verbose": 0, "callbacks": lambda: [SweepHook()]}
     dp.sweep(build, {"units": [2, 3]}, seeds=[1, 2], **made)
     print("swept", flush=True)
+    sys.exit()
+if when == "stage":  # in the middle of a step
+    execute = PipelineExecutable._execute
+
+    def execute_or_not(self, turn, *rest):
+        if mine and phase.step == 3 and turn.microbatch == 2:
+            until_seen()
+            DEEDS[deed]()
+        execute(self, turn, *rest)
+
+    PipelineExecutable._execute = execute_or_not
+    stack = [dp.layers.Dense(4, "relu") for _ in range(current().size)]
+    net = dp.Sequential([dp.Input((4,)), *stack, dp.layers.Dense(2, "softmax")])
+    net.compile("sgd", "sparse_categorical_crossentropy", stages=current().size, steps_per_execution=1)
+    net.fit(x, y, batch_size=8, verbose=0)
     sys.exit()
 if when in MEETINGS:  # of groups of two ranks
     mesh = MeshCommunicator(current(), {"batch": current().size // 2, "model": 2})

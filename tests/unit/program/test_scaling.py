@@ -12,7 +12,7 @@ from dptrain.program.lowering import Product, lowering_of
 from dptrain.program.machines import Link, Machine
 from dptrain.program.mesh import BATCH
 from dptrain.program.modes import MODEL, modes, whole
-from dptrain.program.pipeline import balanced, cut
+from dptrain.program.pipeline import cut
 from dptrain.program.placement import place
 from dptrain.program.scaling import Scaling
 from tests.unit.program.test_mesh import Perceptron
@@ -149,14 +149,3 @@ def test_stages_follow_the_layers():
         assert {stage[each] for each in new} == {number}, "an update is where its weight is"
     products = [stage[one] for one in demands.order if isinstance(lowering_of(one), Product)]
     assert sorted(products) == [0, 0, 2, 2, 2]
-
-
-@given(weighs=st.lists(st.integers(1, 100), min_size=1, max_size=8), data=st.data())
-def test_balanced_parts(weighs, data):
-    parts = data.draw(st.integers(1, len(weighs)))
-    found = balanced(weighs, parts)
-    assert found == sorted(found)
-    assert set(found) == set(range(parts))
-    heaviest = max(sum(w for w, part in zip(weighs, found, strict=True) if part == n) for n in range(parts))
-    assert heaviest <= sum(weighs) / parts + max(weighs)
-    assert balanced([5, 1, 1, 1, 5], 3) in ([0, 1, 1, 1, 2],)

@@ -1,0 +1,26 @@
+"""In which order stages go on with microbatches."""
+
+from itertools import pairwise
+
+from dptrain.models.explaining import program_of
+from dptrain.program.pieces import Piece
+from dptrain.program.schedule import one_forward_one_backward
+from tests.unit.program.test_pieces import ROWS, perceptron
+
+
+def test_a_stage_has_no_more_microbatches_under_way_than_stages_are_behind_it():
+    """Two pieces a stage, one on the last: the order of 1F1B."""
+    stages, microbatches = 3, 6
+    program = program_of(perceptron(), ROWS)
+    forward = [Piece(stage, stage, program) for stage in range(stages)]
+    backward = [Piece(stage, 2 * (stages - 1) - stage, program) for stage in range(stages - 1)]
+    for stage, (one, next_one) in enumerate(pairwise(forward)):
+        one.gives, next_one.gets = {f"forward {stage}": [stage + 1]}, {f"forward {stage}": stage}
+    for stage, one in enumerate(backward):
+        after = backward[stage + 1] if stage + 1 < len(backward) else forward[-1]
+        after.gives, one.gets = {f"backward {stage}": [stage]}, {f"backward {stage}": stage + 1}
+    times = dict.fromkeys(forward[:-1], 1) | {forward[-1]: 3} | dict.fromkeys(backward, 2)
+    turns = one_forward_one_backward([*forward, *backward], microbatches, stages, times)
+    order = ["".join("F" if one.piece in forward else "B" for one in turns if one.piece.stage == n) for n in range(3)]
+    assert order == ["FFFBFBFBFBBB", "FFBFBFBFBFBB", "FFFFFF"]
+    assert turns[-1].tick + 2 == (microbatches + stages - 1) * 3
