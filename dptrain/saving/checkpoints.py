@@ -214,7 +214,9 @@ class CheckpointDirectory:
         self.wait()
         with writing(self.path / name, advice=self._advice), self._open() as folder:
             if folder.kind(temporary) != FOLDER:
-                raise OutputError(f"{self.path}: rank 0 has made {temporary} there, which this rank does not see; {_SHARED}")
+                raise OutputError(
+                    f"{self.path}: rank 0 has made {temporary} there, which this rank does not see; {_SHARED}"
+                )
         self._writing.start(write)
 
     def written(self) -> Described:

@@ -1,15 +1,18 @@
 """Trains a model that keeps checkpoints, on one mesh after another. Arguments: FOLDER OUT.npz EPOCHS FORM...
 
 A form is "", "--shard-weights", "--shard-optimizer", a mesh or both. On each the training goes on from the checkpoint
-that the one before has left, for EPOCHS more, and begins with its bits: else the script fails. Rank 0 saves the weights.
+that the one before has left, for EPOCHS more, and begins with its bits: else the script fails. Rank 0 saves what comes
+out.
 
-PLANTED="R CALL N" lets rank R kill itself at its Nth call of os.CALL for a checkpoint; PLANTED="R step N" after N steps.
+PLANTED="R CALL N" lets rank R kill itself at its Nth call of os.CALL in `runtime.files`; PLANTED="R step N" after N
+steps.
 """
 
 import os
 import signal
 import sys
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
@@ -21,6 +24,7 @@ from dptrain.comm import current
 from dptrain.distribution import set_distribution
 from dptrain.runtime import files
 from dptrain.saving.state import variables
+from dptrain.train.sharding import Sharding
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(90, 12)), RNG.integers(0, 3, 90)
@@ -41,6 +45,18 @@ class Watch(Callback):
         self.dies -= 1
         if self.dies == 0:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Keeper(BackupAndRestore):
+    """Neither saves nor restores with a sharded variable made whole."""
+
+    def resume(self, hooks):
+        with mock.patch.object(Sharding, "read", side_effect=AssertionError("gathered")):
+            return super().resume(hooks)
+
+    def save(self, hooks, position):
+        with mock.patch.object(Sharding, "read", side_effect=AssertionError("gathered")):
+            super().save(hooks, position)
 
 
 def whole(model):
@@ -97,7 +113,7 @@ if __name__ == "__main__":
     dies, saved, model = planted(), None, None
     for number, form in enumerate(forms, 1):
         model = build(form)
-        keeper = BackupAndRestore(Path(folder), save_freq=2, double_checkpoint=True, delete_checkpoint=False)
+        keeper = Keeper(Path(folder), save_freq=2, double_checkpoint=True, delete_checkpoint=False)
         total = number * int(epochs)
         model.fit(X, Y, batch_size=30, epochs=total, verbose=0, callbacks=[keeper, Watch(saved, dies)])
         saved = whole(model)

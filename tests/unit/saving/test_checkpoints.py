@@ -418,7 +418,9 @@ def test_a_manifest_lists_plain_names(tmp_path, canary, name):
     assert alive(canary)
 
 
-@pytest.mark.parametrize("changes", [{"step": -1}, {"step": "1"}, {"files": []}, {"files": {"a": 1}}, {"schema": "1"}, {"mesh": [2]}])
+@pytest.mark.parametrize(
+    "changes", [{"step": -1}, {"step": "1"}, {"files": []}, {"files": {"a": 1}}, {"schema": "1"}, {"mesh": [2]}]
+)
 def test_a_sealed_manifest_of_another_shape_is_damaged(tmp_path, changes):
     path = save(opened(tmp_path), 1)
     seal(path, **changes)
