@@ -343,10 +343,11 @@ def resealed(path: Path) -> None:
         return
     document = json.loads(manifest.read_text())
     content = path.read_bytes()
-    document["files"][path.name] = [len(content), hashlib.sha256(content).hexdigest()]
+    checked = 8 + int.from_bytes(content[:8], "little") if path.suffix == ".safetensors" else len(content)
+    document["files"][path.name] = [len(content), checked, hashlib.sha256(content[:checked]).hexdigest()]
     text = {name: value for name, value in document.items() if name != "sha256"}
     text["sha256"] = hashlib.sha256(json.dumps(text).encode()).hexdigest()
-    manifest.write_text(json.dumps(text, indent=1))
+    manifest.write_text(json.dumps(text))
 
 
 def values_in_yaml(arena: Arena, path: Path, rng: random.Random) -> None:

@@ -8,18 +8,20 @@ import json
 import platform
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
 
 from dptrain.callbacks.base import Callback, CallbackList, Logs, is_of_the_package
-from dptrain.callbacks.ranks import on_rank_0, ranks_of
-from dptrain.errors import ConfigError, DataError, OutputError
+from dptrain.callbacks.ranks import on_all, on_rank_0, ranks_of
+from dptrain.comm import Communicator
+from dptrain.comm.mesh import BATCH, MeshCommunicator
+from dptrain.errors import AgreedError, ConfigError, DataError, ExitCode, OutputError
 from dptrain.program.shapes import size
 from dptrain.program.tensor import Variable
 from dptrain.registry.serialization import plain
@@ -29,9 +31,11 @@ from dptrain.runtime.files import output_error
 from dptrain.runtime.locks import LOCK, locked
 from dptrain.runtime.text import short
 from dptrain.saving import safetensors_file
-from dptrain.saving.checkpoints import Checkpoint, CheckpointDirectory, locate
+from dptrain.saving.checkpoints import Checkpoint, CheckpointDirectory, Content, located, newest
+from dptrain.saving.manifest import Described, PartOf, StoredArray
+from dptrain.saving.parts import Part, read_part
 from dptrain.saving.reading import joined, portable_dtype, reading
-from dptrain.saving.state import Arrays, apart, restore, together, variables
+from dptrain.saving.state import Arrays, apart, together, variables
 from dptrain.saving.weights import architecture_of
 from dptrain.version import __version__
 
@@ -67,6 +71,21 @@ class Position:
     logs: Logs = field(default_factory=dict)
     stops: bool = False
     skipped_at_begin: int | None = None
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A checkpoint that several ranks are writing.
+
+    Attributes:
+        temporary: name of the folder in which they do.
+        name: what it becomes.
+        position: that it holds.
+    """
+
+    temporary: str
+    name: str
+    position: Position
 
 
 class Checkpointing(Callback):
@@ -123,8 +142,9 @@ class Checkpointing(Callback):
         self._saved_at = 0.0
         self._restored: list[tuple[str, Any]] = []
         self._rate = 0.0
-        self._weights: dict[str, Variable] = {}  # by path; and what else a training changes
-        self._rest: dict[str, Variable] = {}
+        self._parts: dict[str, Part] = {}  # of what a training changes, by unique paths
+        self._names: dict[str, str] = {}  # of weights in the model, by these paths
+        self._pending: _Pending | None = None
 
     # Called by the training loop
 
@@ -147,28 +167,37 @@ class Checkpointing(Callback):
         if self.model.compiled:  # its slots are in the checkpoint
             self.model.optimizer.build(self.model.trainable_weights)
         self._saved_at, self._restored = time.monotonic(), []
-        self._weights, self._rest = {}, {}
+        self._parts, self._pending = {}, None
         self._identity = plain(self._facts(hooks))
-        found = on_rank_0(self, "checkpoint", self._open)
-        comm = ranks_of(self)
-        if comm.size > 1:
-            listed = None
-            if found is not None:
-                listed = [found[0], [[name, list(one.shape), one.dtype.str] for name, one in found[1].items()]]
-            listed = comm.broadcast_fact(listed)
-            if listed is None:
+        on_all(self, "checkpoint", self._open)
+        candidates, rejected = on_rank_0(self, "checkpoint", self._candidates), list[str]()
+        while True:
+            chosen = on_rank_0(self, "checkpoint", partial(self._next, candidates, rejected))
+            facts = ranks_of(self).broadcast_fact(None if chosen is None else [chosen[0].as_json(), chosen[1]])
+            if facts is None:
                 return None
-            state, kinds = listed
-            arrays = {name: np.empty(shape, dtype) for name, shape, dtype in kinds} if found is None else found[1]
-            for one in arrays.values():
-                comm.broadcast(one)
-        elif found is None:
-            return None
-        else:
-            state, arrays = found
-        restore(self.model, arrays)
+            found, state = Checkpoint.from_json(facts[0]), facts[1]
+            parts = self._parts_of(variables(self.model))
+            try:
+                arrays = on_all(self, "checkpoint", partial(self._read, found, parts))
+                break
+            except (AgreedError, DataError) as error:  # nothing has changed so far
+                if error.exit_code != ExitCode.DATA:
+                    raise
+                rejected.append(str(error))
+        for path, part in parts.items():
+            value = arrays.get(path)
+            if value is None:
+                value = np.empty(part.variable.shape, portable_dtype(part.variable.dtype))
+            part.ranks.broadcast(value)
+            part.variable.assign(value)
+        held = {name: one for name, one in found.manifest.arrays.items() if _is_of_callbacks(name, parts)}
+        for name, one in held.items():
+            arrays.setdefault(name, np.empty(one.shape, one.dtype))
+            ranks_of(self).broadcast(arrays[name])
         self._restored = [(name, together(one, arrays)) for name, one in state["callbacks"]]
         self._rate = state["rate"]
+        on_rank_0(self, "checkpoint", lambda: self._tell(found, state, rejected))
         return Position(**state["position"])
 
     def load(self, hooks: CallbackList, position: Position, *, begun: bool) -> None:
@@ -207,8 +236,51 @@ class Checkpointing(Callback):
         Raises:
             OutputError: the checkpoint before could not be written.
         """
-        on_rank_0(self, "checkpoint", lambda: self._save(hooks, position), reads_model=True)
+        self.wait()  # for the one before
+        comm = ranks_of(self)
+        if position.step == 0 or not self._parts:  # a look through the whole model; an epoch's end may bring more
+            found = variables(self.model)
+            paths = {id(one): path for path, one in found.items()}
+            self._parts = self._parts_of(found)
+            self._names = {paths[id(one)]: name for name, one in self.model.weights_by_path().items()}
+        if all(part.ranks.size == comm.size for part in self._parts.values()):
+            on_rank_0(self, "checkpoint", lambda: self._save(hooks, position))
+        else:
+            temporary, name = comm.broadcast_fact(on_rank_0(self, "checkpoint", lambda: self._begin(position)))
+            self._pending = _Pending(temporary, name, position)
+            on_all(self, "checkpoint", lambda: self._save(hooks, position))
         self._saved_at = time.monotonic()
+
+    @property
+    def is_written(self) -> bool:
+        """Whether this rank's part of a checkpoint is, and waits for `join`."""
+        return self._pending is not None and self._directory is not None and self._directory.is_idle
+
+    def join(self) -> None:
+        """Let a checkpoint be there that several ranks write, once all have written their parts. Collective.
+
+        Raises:
+            OutputError: one of them could not.
+        """
+        if self._pending is None:
+            return
+        pending, self._pending, directory = self._pending, None, self._directory
+        assert directory is not None
+        comm = ranks_of(self)
+        try:
+            own = on_all(self, "checkpoint", directory.written)
+        except AgreedError:
+            if comm.rank == 0:
+                directory.discard(pending.temporary)
+            raise
+        found = comm.allgather(own.as_json())
+
+        def join() -> None:
+            parts = [Described.from_json(one) for one in found]
+            value, made = self._value(pending.position), pending.position.made
+            directory.join(pending.temporary, pending.name, parts, made, value=value, mesh=_mesh(comm))
+
+        on_rank_0(self, "checkpoint", join)
 
     def wait(self) -> str:
         """Return where the last checkpoint is, once it is on the disk. Collective.
@@ -216,12 +288,13 @@ class Checkpointing(Callback):
         Raises:
             OutputError: it could not be written.
         """
+        self.join()
 
         def wait() -> None:
             if self._directory is not None:
                 self._directory.wait()
 
-        on_rank_0(self, "checkpoint", wait)
+        on_all(self, "checkpoint", wait)
         name = None if self._directory is None else self._directory.last_good
         return str(self.path if name is None else self.path / name)
 
@@ -244,44 +317,92 @@ class Checkpointing(Callback):
             self._directory = None
         self._held.close()
 
+    def _open(self) -> None:
+        """Open the directory, on rank 0 so that nobody else can."""
+        about: dict[str, Any] = {"keep": self.keep, "advice": self._advice, "follow": not self._owns}
+        leads = ranks_of(self).rank == 0
+        if leads:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                if not self._owns:
+                    self._held.enter_context(locked(self.path, "training", self._advice))
+            except OutputError:
+                raise
+            except (OSError, NotImplementedError) as error:
+                failure = error if isinstance(error, OSError) else OSError(str(error))
+                raise output_error(self.path, failure, advice=self._advice) from error
+        self._directory = CheckpointDirectory(self.path, leads=leads, **about)
+        if leads:
+            self._architecture = architecture_of(self.model)
+            # One that stays, and the next.
+            nbytes = (size(one.shape) * one.dtype.itemsize for one in variables(self.model).values())
+            self._directory.probe(2 * sum(nbytes))
+
+    def _parts_of(self, found: Mapping[str, Variable]) -> dict[str, Part]:
+        """Return what this rank has of variables. Collective."""
+        return {path: self.model.part(one, ranks_of(self)) for path, one in found.items()}
+
+    def _read(self, found: Checkpoint, parts: Mapping[str, Part]) -> Arrays:
+        """Return what this rank reads of a checkpoint: for itself, and for those that have the same."""
+        listed = found.manifest.arrays
+        own = {path: (part.start, part.variable.shape) for path, part in parts.items() if part.ranks.rank == 0}
+        if ranks_of(self).rank == 0:
+            held = {name: one.shape for name, one in listed.items() if _is_of_callbacks(name, parts)}
+            own |= {name: ((0,) * len(shape), shape) for name, shape in held.items()}
+        if not own:
+            return {}
+        with reading(str(found.path)), found.open() as folder:
+            return {path: read_part(folder, listed[path], start, shape) for path, (start, shape) in own.items()}
+
     # On rank 0
 
-    def _open(self) -> tuple[dict[str, Any], Arrays] | None:
-        model = self.model
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            if not self._owns:
-                self._held.enter_context(locked(self.path, "training", self._advice))
-        except OutputError:
-            raise
-        except (OSError, NotImplementedError) as error:
-            failure = error if isinstance(error, OSError) else OSError(str(error))
-            raise output_error(self.path, failure, advice=self._advice) from error
-        self._architecture = architecture_of(model)
-        self._directory = CheckpointDirectory(self.path, keep=self.keep, advice=self._advice, follow=not self._owns)
-        # One that stays, and the next.
-        self._directory.probe(2 * sum(size(one.shape) * one.dtype.itemsize for one in variables(model).values()))
-        if not self.resumes:
-            return None
-        found, rejected = self._directory.newest() if self.source is None else locate(self.source)
+    def _candidates(self) -> tuple[Iterator[Path], bool]:
+        """Return the checkpoints to go on from, the best of them first, and whether they may be links."""
+        assert self._directory is not None
+        found, follow = (self._directory.candidates(), False) if self.source is None else located(self.source)
+        return iter(found if self.resumes else ()), follow
+
+    def _next(
+        self, candidates: tuple[Iterator[Path], bool] | None, rejected: list[str]
+    ) -> tuple[Checkpoint, dict[str, Any]] | None:
+        """Return the next checkpoint that may be good, and its state; None where there is none at all.
+
+        Args:
+            candidates: as `_candidates` returned them.
+            rejected: why others are not good.
+
+        Raises:
+            DataError: none is good.
+            ConfigError: it is another training's.
+        """
+        assert candidates is not None
+        found = newest(candidates[0], rejected, follow=candidates[1])
         if found is None:
             return None
-        if rejected:
-            warn(f"{'; '.join(rejected)}; going on from {found.path.name}")
-        state, arrays = _unpacked(found, model)
+        with reading(str(found.path)):
+            state = _checked(json.loads(found.files[_STATE]))
+            together(state["callbacks"], {name: np.empty(0) for name in found.manifest.arrays})  # every array is there
         differing = dict(_differences("", state["identity"], self._identity))
         refused = [line for name, line in differing.items() if not self._may_differ(name)]
         # Slots follow from the optimizer and the weights, which say it in fewer words.
         if refused := [line for line in refused if not line.startswith("state.")] or refused:
             raise ConfigError(f"{found.path} is the checkpoint of another training: {joined(refused)}; {_SAME}")
-        _require_arrays(str(found.path), arrays, model)
+        _require_arrays(str(found.path), found.manifest.arrays, self.model)
         if any(name.endswith("learning_rate") for name in differing):  # which was asked for, and so holds
-            state["rate"] = state["position"]["rate_at_begin"] = float(model.optimizer.learning_rate)
+            state["rate"] = state["position"]["rate_at_begin"] = float(self.model.optimizer.learning_rate)
+        return found, state
+
+    def _tell(self, found: Checkpoint, state: Mapping[str, Any], rejected: Sequence[str]) -> None:
+        """Say where the training goes on."""
+        assert self._directory is not None
+        if self.source is None:
+            self._directory.note(found)
+        if rejected:
+            warn(f"{'; '.join(rejected)}; going on from {found.path.name}")
         if terminal.verbosity(self.params.get("verbose", 0)):
             done, epochs = state["position"], self.params["epochs"]
             epoch = min(done["epoch"] + 1, epochs)
             terminal.say(f"Going on from step {done['made']:,}, in epoch {epoch}/{epochs} ({found.path})")
-        return state, arrays
 
     def _may_differ(self, name: str) -> bool:
         """Whether a field was named as one that may differ: by its path, a group of its, or its last word."""
@@ -302,14 +423,40 @@ class Checkpointing(Callback):
             "state": {path: [list(one.shape), str(one.dtype)] for path, one in variables(model).items()},
         }
 
-    def _save(self, hooks: CallbackList, position: Position) -> None:
+    def _value(self, position: Position) -> float | None:
+        """Return what says which checkpoint is the best."""
+        value = position.logs.get("val_loss", position.logs.get("loss")) if self.keeps_best else None
+        return None if value is None else float(value)
+
+    def _begin(self, position: Position) -> tuple[str, str]:
         assert self._directory is not None
-        model = self.model
+        return self._directory.begin(position.made)
+
+    def _save(self, hooks: CallbackList, position: Position) -> None:
+        """Copy what this rank is to write, and begin to."""
+        assert self._directory is not None
+        comm, files = ranks_of(self), dict[str, Content]()
+        of_all = {path: part for path, part in self._parts.items() if part.ranks.size == comm.size}
+        own = {path: part for path, part in self._parts.items() if path not in of_all and part.ranks.rank == 0}
         # Copies, all of them: the training goes on while they are written.
-        if position.step == 0 or not self._weights:  # a look through the whole model; an epoch's end may bring more
-            self._weights, self._rest = model.weights_by_path(), _rest(model)
-        weights = {path: one.numpy() for path, one in self._weights.items()}
-        arrays: Arrays = {path: one.numpy() for path, one in self._rest.items()}
+        if own:
+            arrays = {path: part.variable.numpy() for path, part in own.items()}
+            parts = {path: PartOf(path, part.start, part.whole) for path, part in own.items()}
+            name = f"shard-{comm.rank}-of-{comm.size}.safetensors"
+            files[name] = Content(lambda: safetensors_file.pieces(arrays), parts)
+        if comm.rank == 0:
+            files |= self._of_all(hooks, position, of_all)
+        if self._pending is None:
+            self._directory.save(position.made, files, value=self._value(position), mesh=_mesh(comm))
+        else:
+            self._directory.write(self._pending.temporary, self._pending.name, files)
+
+    def _of_all(self, hooks: CallbackList, position: Position, parts: Mapping[str, Part]) -> dict[str, Content]:
+        """Return the files of what every rank has: weights, what else a training changes, and where it stands."""
+        model, architecture = self.model, self._architecture
+        names = {path: name for path, name in self._names.items() if path in parts}
+        weights = {name: parts[path].variable.numpy() for path, name in names.items()}
+        arrays: Arrays = {path: part.variable.numpy() for path, part in parts.items() if path not in names}
         held = [
             [key[0], apart(callback.state_dict(), f"{_OF_CALLBACKS}/{number}", arrays)]
             for number, (key, callback) in enumerate(_numbered(hooks))
@@ -323,17 +470,13 @@ class Checkpointing(Callback):
             "versions": {"dptrain": __version__, "numpy": np.__version__, "python": platform.python_version()},
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
-        architecture = self._architecture
-        value = position.logs.get("val_loss", position.logs.get("loss")) if self.keeps_best else None
-        self._directory.save(
-            position.made,
-            {
-                _MODEL: lambda: safetensors_file.pieces_of_model(weights, architecture),
-                _REST: lambda: safetensors_file.pieces(arrays),
-                _STATE: lambda: [json.dumps(state).encode()],
-            },
-            value=None if value is None else float(value),
-        )
+        whole = {path: PartOf(path, (0,) * one.ndim, one.shape) for path, one in arrays.items()}
+        whole |= {name: PartOf(path, (0,) * weights[name].ndim, weights[name].shape) for path, name in names.items()}
+        return {
+            _MODEL: Content(lambda: safetensors_file.pieces_of_model(weights, architecture), whole),
+            _REST: Content(lambda: safetensors_file.pieces(arrays), whole),
+            _STATE: Content(lambda: [json.dumps(state).encode()]),
+        }
 
     def _delete(self) -> None:
         assert self._directory is not None
@@ -348,26 +491,14 @@ class Checkpointing(Callback):
             raise output_error(self.path, error, advice="delete it by hand") from error
 
 
-def _rest(model: Any) -> dict[str, Variable]:
-    """Return all that a training changes beside the weights, by unique paths."""
-    weights = {id(one) for one in model.weights_by_path().values()}
-    return {path: one for path, one in variables(model).items() if id(one) not in weights}
+def _is_of_callbacks(name: str, parts: Mapping[str, Part]) -> bool:
+    """Whether an array of a checkpoint is one that callbacks hold."""
+    return name not in parts and name.startswith(f"{_OF_CALLBACKS}/")
 
 
-def _unpacked(found: Checkpoint, model: Any) -> tuple[dict[str, Any], Arrays]:
-    """Return a checkpoint's state, and its arrays by the paths of the model's variables and names of their own.
-
-    Raises:
-        DataError: they are not what a checkpoint holds.
-    """
-    with reading(str(found.path)):
-        state = _checked(json.loads(found.files[_STATE]))
-        weights = safetensors.numpy.load(found.files[_MODEL])
-        arrays: Arrays = safetensors.numpy.load(found.files[_REST])
-        together(state["callbacks"], arrays)  # every array is there
-    paths = {id(one): path for path, one in variables(model).items()}
-    named = {path: paths[id(one)] for path, one in model.weights_by_path().items()}
-    return state, arrays | {named.get(path, path): one for path, one in weights.items()}
+def _mesh(comm: Communicator) -> dict[str, int]:
+    """Return the length of each axis of the ranks' mesh."""
+    return comm.lengths if isinstance(comm, MeshCommunicator) else {BATCH: comm.size}
 
 
 def _checked(state: Any) -> dict[str, Any]:
@@ -392,8 +523,8 @@ def _checked(state: Any) -> dict[str, Any]:
     return dict(state)
 
 
-def _require_arrays(where: str, arrays: Arrays, model: Any) -> None:
-    """Check that the arrays of a checkpoint are those of the model's variables.
+def _require_arrays(where: str, arrays: Mapping[str, StoredArray], model: Any) -> None:
+    """Check that the arrays of a checkpoint are those of the model's variables, and that callbacks' fit into memory.
 
     Raises:
         DataError: one is missing, or has another shape or dtype.
@@ -401,7 +532,7 @@ def _require_arrays(where: str, arrays: Arrays, model: Any) -> None:
     for path, one in variables(model).items():
         found = arrays.get(path)
         wanted = portable_dtype(one.dtype)
-        if found is None or found.shape != one.shape or found.dtype != wanted:
+        if found is None or found.shape != one.shape or found.dtype != wanted.name:
             there = "not there" if found is None else f"{found.dtype} {found.shape}"
             raise DataError(f"{where}: damaged: {path} is {there}, expected {wanted} {one.shape}")
 

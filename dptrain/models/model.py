@@ -34,6 +34,7 @@ from dptrain.random import default_seed
 from dptrain.runtime.defaults import DEFAULT_BUCKET_MB
 from dptrain.runtime.failure import end_job, phase
 from dptrain.runtime.launcher import detect_launch
+from dptrain.saving.parts import Part
 from dptrain.train.devices import open_backend, require_cuda_aware
 from dptrain.train.guard import StepGuard
 from dptrain.train.programs import Programs, Step
@@ -674,6 +675,14 @@ class Model(Fitting, Files, Structure):
         """The one that `compile` was given, and those of the model's own steps."""
         own: list[Any] = self._attributes(Optimizer)
         return list({id(one): one for one in [*own, *([self._compiled.optimizer] if self._compiled else [])]}.values())
+
+    def part(self, variable: Variable, comm: Communicator) -> Part:
+        """Return what this rank has of a variable, and which of the ranks have the same. Collective."""
+        sharding = None if self._programs is None else self._programs.sharding
+        if sharding is not None:
+            return sharding.part(variable)
+        whole = tuple(map(int, variable.shape))
+        return Part(variable, (0,) * len(whole), whole, comm)
 
     @contextmanager
     def readable_on(self, rank: int = 0) -> Iterator[None]:

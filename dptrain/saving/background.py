@@ -19,6 +19,11 @@ class Background:
         self._failure: BaseException | None = None
 
     @property
+    def is_idle(self) -> bool:
+        """Whether no job is under way."""
+        return self._idle.is_set()
+
+    @property
     def has_failed(self) -> bool:
         """Whether the next `start` or `wait` will raise."""
         return self._failure is not None

@@ -2,31 +2,30 @@
 
 NNNNNN-step-S/     the NNNNNNth save into this place, after S steps of the training
     ...            files of the caller's: arrays as safetensors, the rest as JSON
-    manifest.json  size and SHA-256 of each of them, and of itself
+    manifest.json  what lies where, and the SHA-256 of all of it, see `dptrain.saving.manifest`
 
-A checkpoint is written under a temporary name, every file flushed, then renamed, then the renaming flushed: whatever
+A checkpoint is written under a temporary name, by one rank or by several, every file flushed and read back; only when
+all of them are safe rank 0 writes the manifest, flushes it, renames the directory, and flushes the renaming: whatever
 happens, a directory of such a name is either whole or recognized as damaged. None is ever overwritten, and older ones
-go only after a newer one was read back and found to be good: the files that their manifests list, and nothing else.
+go only after a newer one was found to be good: the files that their manifests list, and nothing else.
 """
 
 import hashlib
-import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from dptrain.errors import DataError
+from dptrain.errors import DataError, OutputError
 from dptrain.runtime.failure import warn
 from dptrain.runtime.files import (
     FILE,
     FOLDER,
     Directory,
     Piece,
-    is_plain_name,
     open_directory,
     output_error,
     temporary_name,
@@ -34,60 +33,90 @@ from dptrain.runtime.files import (
     writing,
 )
 from dptrain.saving.background import Background
+from dptrain.saving.manifest import MANIFEST, Described, Manifest, PartOf, described, joined
 from dptrain.saving.reading import reading
 
-# What makes the content of a file.
-Content = Callable[[], Sequence[Piece]]
-
-_SCHEMA = 1
-_MANIFEST = "manifest.json"
 _NAME = re.compile(r"([0-9]{6,})-step-([0-9]+)")
+_SHARED = "checkpoints of sharded variables need a file system that all ranks share"
 # Room that the file system itself needs beside the bytes of a checkpoint.
 _MARGIN = 1 << 16
-# Bytes of a manifest: of thousands of files.
-_MAX_MANIFEST = 1 << 20
+# Bytes of a manifest: of a terabyte of arrays.
+_MAX_MANIFEST = 1 << 27
+
+
+@dataclass(frozen=True)
+class Content:
+    """What becomes a file of a checkpoint.
+
+    Attributes:
+        pieces: makes it, called in the thread that writes; of a file of arrays the header and the values of each.
+        parts: of a file of arrays, by name in it of which array each is a part.
+    """
+
+    pieces: Callable[[], Sequence[Piece]]
+    parts: Mapping[str, PartOf] | None = None
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was read, and is what was written.
+    """A checkpoint whose files are all there, of which all was checked but arrays: these are when they are read.
 
     Attributes:
         path: its directory.
-        step: steps of the training until then.
-        files: contents by name.
+        follow: whether that may be a link.
+        manifest: what it holds.
+        files: contents of those that are no arrays, by name.
     """
 
     path: Path
-    step: int
+    follow: bool
+    manifest: Manifest
     files: Mapping[str, bytes]
+
+    def open(self) -> Directory:
+        """Open the directory."""
+        return open_directory(self.path, follow=self.follow)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON can carry it to other ranks, without contents of files."""
+        return {"path": str(self.path), "follow": self.follow, "manifest": self.manifest.as_json()}
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Self:
+        """Return what `as_json` returned."""
+        return cls(Path(found["path"]), found["follow"], Manifest.from_json(found["manifest"]), {})
 
 
 class CheckpointDirectory:
-    """A directory of checkpoints. Only rank 0 has one, and whoever makes it sees to it that nobody else does.
+    """A directory of checkpoints. Rank 0 leads, and whoever makes it sees to it that nobody else does.
 
-    Writing goes on in a thread; what it meets is raised by the next `save` or `wait`.
+    Writing goes on in a thread; what it meets is raised by the next call.
 
     Args:
         path: the directory; made with the first checkpoint.
         keep: how many of the last ones stay. The best one does in any case.
         advice: what to do where it cannot be written, the end of messages.
         follow: whether the directory may be a link: not one in a folder of ours.
+        leads: whether this is rank 0's. Others write files of theirs, no more.
 
     Raises:
         OutputError: it cannot be looked into, or leftovers of killed saves cannot be removed.
         DataError: it is a link that must not be followed, or no directory.
     """
 
-    def __init__(self, path: Path, *, keep: int = 3, advice: str, follow: bool = True) -> None:
+    def __init__(self, path: Path, *, keep: int = 3, advice: str, follow: bool = True, leads: bool = True) -> None:
         self.path, self._keep, self._advice, self._follow = path, keep, advice, follow
         self._writing = Background()
         # Of those that are there, in order: what they were saved with.
         self._values: dict[str, float | None] = {}
         self._last_good: str | None = None
         self._number = 0
+        self._written: Described | None = None
+        self._needed = 0  # bytes, of what is being written
         # Names of files that checkpoints of this training have.
-        self._files = {_MANIFEST}
+        self._files = {MANIFEST}
+        if not leads:
+            return
         with writing(path, advice=advice):
             if not os.path.lexists(path):
                 return
@@ -100,8 +129,13 @@ class CheckpointDirectory:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the next `save` or `wait` will raise."""
+        """Whether the next call will raise."""
         return self._writing.has_failed
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being written."""
+        return self._writing.is_idle
 
     @property
     def last_good(self) -> str | None:
@@ -117,25 +151,120 @@ class CheckpointDirectory:
         with writing(self.path, nbytes + _MARGIN, advice=self._advice), self._open(make=True) as folder:
             folder.probe(nbytes + _MARGIN)
 
-    def save(self, step: int, files: Mapping[str, Content], *, value: float | None = None) -> Path:
-        """Begin to write a checkpoint, once the one before is written; return what it will be called.
+    def save(
+        self,
+        step: int,
+        files: Mapping[str, Content],
+        *,
+        value: float | None = None,
+        mesh: Mapping[str, int] | None = None,
+    ) -> Path:
+        """Begin to write a checkpoint of which this rank has all; return what it will be called.
 
         Args:
             step: steps of the training until now.
-            files: by name what makes the content, piece by piece, called in the thread that writes.
+            files: by name.
             value: says which is the best, the lowest; None for one that is not compared.
+            mesh: on which it is saved.
 
         Raises:
             OutputError: the one before could not be written.
         """
         self.wait()
-        self._number += 1
-        name = f"{self._number:06d}-step-{step}"
-        self._writing.start(lambda: self._write(name, step, files, value))
+        name, temporary = self._next(step)
+
+        def write() -> None:
+            with self._telling(name):
+                self._join(name, temporary, [self._write(temporary, files, make=True)], step, value, mesh or {})
+
+        self._writing.start(write)
         return self.path / name
 
+    def begin(self, step: int) -> tuple[str, str]:
+        """Make the temporary folder of a checkpoint that several ranks write; return its name, and what it becomes.
+
+        Args:
+            step: steps of the training until now.
+
+        Raises:
+            OutputError: the one before could not be written, or this one cannot.
+        """
+        self.wait()
+        name, temporary = self._next(step)
+        with writing(self.path / name, advice=self._advice), self._open(make=True) as folder:
+            folder.folder(temporary, make=True).close()
+        return temporary, name
+
+    def write(self, temporary: str, name: str, files: Mapping[str, Content]) -> None:
+        """Begin to write this rank's files of a checkpoint.
+
+        Args:
+            temporary: the folder's name, as rank 0's `begin` returned it.
+            name: likewise what it becomes.
+            files: by name.
+
+        Raises:
+            OutputError: the one before could not be written.
+        """
+
+        def write() -> None:
+            with self._telling(name):
+                self._written = self._write(temporary, files)
+
+        self.wait()
+        with writing(self.path / name, advice=self._advice), self._open() as folder:
+            if folder.kind(temporary) != FOLDER:
+                raise OutputError(
+                    f"{self.path}: rank 0 has made {temporary} there, which this rank does not see; {_SHARED}"
+                )
+        self._writing.start(write)
+
+    def written(self) -> Described:
+        """Return what the manifest is to say of this rank's files, once they are safe.
+
+        Raises:
+            OutputError: they could not be written.
+        """
+        self.wait()
+        found, self._written = self._written, None
+        assert found is not None
+        return found
+
+    def join(
+        self,
+        temporary: str,
+        name: str,
+        found: Sequence[Described],
+        step: int,
+        *,
+        value: float | None,
+        mesh: Mapping[str, int],
+    ) -> None:
+        """Begin to turn what all ranks have written into a checkpoint. On rank 0.
+
+        Args:
+            temporary: as `begin` returned it.
+            name: likewise.
+            found: what every rank's `written` returned.
+            step: steps of the training until then.
+            value: as of `save`.
+            mesh: likewise.
+        """
+
+        def write() -> None:
+            with self._telling(name):
+                self._join(name, temporary, found, step, value, mesh)
+
+        self.wait()
+        self._writing.start(write)
+
+    def discard(self, temporary: str) -> None:
+        """Remove what ranks have written of a checkpoint that will not be one; else the next start removes it."""
+        with suppress(OSError, DataError), self._open() as folder:
+            _remove_temporary(folder, temporary)
+
     def wait(self) -> None:
-        """Return when all that was saved is on the disk and was read back.
+        """Return when all that was begun is on the disk and was read back.
 
         Raises:
             OutputError: it could not be written.
@@ -146,17 +275,14 @@ class CheckpointDirectory:
         """Let the thread end, whatever it meets."""
         self._writing.close()
 
-    def newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """Return the newest checkpoint that is good, None where there is none at all, and why newer ones are not.
+    def candidates(self) -> list[Path]:
+        """Return the checkpoints that are there, the newest first."""
+        return _candidates(self.path, follow=self._follow)
 
-        Raises:
-            DataError: there are some, but none is good: names them all.
-        """
-        found, rejected = _newest(self.path, follow=self._follow)
-        if found is not None:
-            self._last_good = found.path.name
-            self._files |= found.files.keys()
-        return found, rejected
+    def note(self, checkpoint: Checkpoint) -> None:
+        """Take in that a checkpoint is good."""
+        self._last_good = checkpoint.path.name
+        self._files |= checkpoint.manifest.files.keys()
 
     def delete(self) -> None:
         """Remove all checkpoints, and the directory where nothing else is in it.
@@ -181,21 +307,65 @@ class CheckpointDirectory:
     def _open(self, *, make: bool = False) -> Directory:
         return open_directory(self.path, make=make, follow=self._follow)
 
-    def _write(self, name: str, step: int, files: Mapping[str, Content], value: float | None) -> None:
-        contents: dict[str, Sequence[Piece]] = {}
+    def _next(self, step: int) -> tuple[str, str]:
+        self._number += 1
+        name = f"{self._number:06d}-step-{step}"
+        return name, temporary_name(name)
+
+    @contextmanager
+    def _telling(self, name: str) -> Iterator[None]:
+        """Turn the system's errors into `OutputError`, which say what is left."""
         try:
-            contents = {file: encode() for file, encode in files.items()}
-            contents[_MANIFEST] = [_manifest(step, value, contents)]
-            self._files |= contents.keys()
-            with self._open(make=True) as folder:
-                _put(folder, name, contents)
-                self._values[name], self._last_good = value, name
-                for old in self._superseded():
-                    self._drop(folder, old)
+            yield
         except OSError as error:
-            needed = sum(map(_size, contents.values()))
             last = f"the last good checkpoint is {self._last_good}" if self._last_good else "there is no checkpoint yet"
-            raise output_error(self.path / name, error, needed, advice=f"{last}; {self._advice}") from error
+            raise output_error(self.path / name, error, self._needed, advice=f"{last}; {self._advice}") from error
+
+    def _write(self, temporary: str, files: Mapping[str, Content], *, make: bool = False) -> Described:
+        """Write files, flush them, and read them back; return what the manifest is to say of them."""
+        contents = {name: one.pieces() for name, one in files.items()}
+        self._needed = sum(map(_size, contents.values()))
+        found = [described(name, pieces, files[name].parts) for name, pieces in contents.items()]
+        try:
+            with self._open(make=make) as folder, folder.folder(temporary, make=make) as made:
+                for name, pieces in contents.items():
+                    made.create(name, pieces)
+                made.sync()
+                for name, pieces in contents.items():
+                    _require(made, name, pieces)
+        except OSError:
+            self.discard(temporary)
+            raise
+        return joined(found)
+
+    def _join(
+        self,
+        name: str,
+        temporary: str,
+        found: Sequence[Described],
+        step: int,
+        value: float | None,
+        mesh: Mapping[str, int],
+    ) -> None:
+        """Write the manifest, and let the checkpoint be there; then remove those that it supersedes."""
+        held = joined(found)
+        content = Manifest(step, value, mesh, held.files, held.arrays).encoded()
+        self._needed = len(content)
+        self._files |= held.files.keys()
+        with self._open() as folder:
+            try:
+                with folder.folder(temporary) as made:
+                    made.create(MANIFEST, [content])
+                    _require(made, MANIFEST, [content])
+                    made.sync()
+                    folder.rename(temporary, name)
+                    folder.sync()
+            except OSError:
+                self.discard(temporary)
+                raise
+            self._values[name], self._last_good = value, name
+            for old in self._superseded():
+                self._drop(folder, old)
 
     def _superseded(self) -> list[str]:
         """Return what need not stay: neither one of the last nor the best, the earliest of equals."""
@@ -220,103 +390,92 @@ class CheckpointDirectory:
         return other
 
 
-def _put(folder: Directory, name: str, contents: Mapping[str, Sequence[Piece]]) -> None:
-    """Let a checkpoint of that name be there, as a whole.
+def _require(folder: Directory, name: str, content: Sequence[Piece]) -> None:
+    """Check that a file is what was written: that counts, not what was meant.
 
     Raises:
-        DataError: what is there is not what was written: that counts, not what was meant.
+        DataError: it is not.
     """
-    temporary = temporary_name(name)
-    try:
-        with folder.folder(temporary, make=True) as made:
-            for file, content in contents.items():
-                made.create(file, content)
-            made.sync()
-            folder.rename(temporary, name)
-            folder.sync()
-            for file, content in contents.items():
-                if not made.holds(file, content):
-                    where = folder.path / name
-                    raise DataError(f"{where}: {file} is not what was written there; is the disk failing?")
-    except OSError:
-        with suppress(OSError, DataError):
-            _remove_temporary(folder, temporary)
-        raise
+    if not folder.holds(name, content):
+        raise DataError(f"{folder.path}: {name} is not what was written there; is the disk failing?")
 
 
-def locate(path: Path) -> tuple[Checkpoint, list[str]]:
-    """Return the checkpoint that a path means, and why newer ones beside it are not good.
+def located(path: Path) -> tuple[list[Path], bool]:
+    """Return the checkpoints that a path means, the newest first, and whether they may be links.
 
     Args:
-        path: of a checkpoint, of a directory of them, or of one that holds these as "checkpoints"; of several the
-            newest good one is meant.
+        path: of a checkpoint, of a directory of them, or of one that holds these as "checkpoints".
 
     Raises:
-        DataError: there is none, or none is good.
+        DataError: there is none.
     """
     for place, follow in ((path, True), (path / "checkpoints", False)):
-        found, rejected = _newest(place, follow=follow)
-        if found is not None:
-            return found, rejected
-    if os.path.lexists(path / _MANIFEST):
-        return read(path), []
+        if found := _candidates(place, follow=follow):
+            return found, False
+    if os.path.lexists(path / MANIFEST):
+        return [path], True
     raise DataError(f"{path}: no checkpoint is there")
 
 
-def read(path: Path) -> Checkpoint:
-    """Read a checkpoint, all of it.
+def newest(candidates: Iterable[Path], rejected: list[str], *, follow: bool = False) -> Checkpoint | None:
+    """Return the first good one of checkpoints, None where there is none at all.
+
+    Args:
+        candidates: the newest first.
+        rejected: takes why others are not good; may hold lines already.
+        follow: whether they may be links.
 
     Raises:
-        DataError: it is missing, damaged, or of a newer version.
+        DataError: none is good: names them all.
     """
-    with reading(str(path)), open_directory(path) as folder:
-        return _read(folder)
+    for path in candidates:
+        try:
+            return read(path, follow=follow)
+        except DataError as error:
+            rejected.append(str(error))
+    if rejected:
+        raise DataError(f"no checkpoint is good: {'; '.join(rejected)}; delete them to start afresh")
+    return None
 
 
-def _read(folder: Directory) -> Checkpoint:
-    where = str(folder.path)
-    content = folder.read(_MANIFEST, _MAX_MANIFEST)
-    manifest = _unsealed(content)
-    if manifest is None:
-        raise DataError(f"{where}: damaged: {_MANIFEST} is not as it was written")
-    if manifest["schema"] > _SCHEMA:
-        raise DataError(f"{where}: schema {manifest['schema']}, this build reads <= {_SCHEMA}")
-    listed, step = manifest["files"], manifest["step"]
-    total = sum(size for size, _ in listed.values())
-    if not all(map(_is_content, listed)) or type(step) is not int or step < 0:
-        raise DataError(f"{where}: damaged: {_MANIFEST} is none of a checkpoint")
-    if total > _memory():
-        raise DataError(f"{where}: {total} bytes, more than the memory of this machine")
-    files = {}
-    for name, (size, digest) in listed.items():
-        with folder.open(name) as file:
-            there = os.fstat(file.fileno()).st_size
-            if there != size:
-                raise DataError(f"{where}: damaged: {name} has {there} bytes, {size} were written")
-            files[name] = file.read(size)
-        if hashlib.sha256(files[name]).hexdigest() != digest:
-            raise DataError(f"{where}: damaged: the SHA-256 of {name} is not that of what was written")
-    return Checkpoint(folder.path, step, files)
+def read(path: Path, *, follow: bool = True) -> Checkpoint:
+    """Read a checkpoint, all but its arrays.
+
+    Args:
+        path: its directory.
+        follow: whether that may be a link.
+
+    Raises:
+        DataError: it is missing, damaged, or of another version.
+    """
+    with reading(str(path)), open_directory(path, follow=follow) as folder:
+        manifest = Manifest.parsed(folder.read(MANIFEST, _MAX_MANIFEST))
+        total = sum(one.checked for one in manifest.files.values())
+        if total > _memory():
+            raise DataError(f"{total} bytes, more than the memory of this machine")
+        files = {}
+        for name, one in manifest.files.items():
+            with folder.open(name) as file:
+                there = os.fstat(file.fileno()).st_size
+                if there != one.size:
+                    raise DataError(f"damaged: {name} has {there} bytes, {one.size} were written")
+                content = file.read(one.checked)
+            if hashlib.sha256(content).hexdigest() != one.sha256:
+                raise DataError(f"damaged: the SHA-256 of {name} is not that of what was written")
+            if one.checked == one.size:
+                files[name] = content
+        return Checkpoint(path, follow, manifest, files)
 
 
-def _newest(path: Path, *, follow: bool) -> tuple[Checkpoint | None, list[str]]:
-    """As `CheckpointDirectory.newest`."""
-    rejected: list[str] = []
+def _candidates(path: Path, *, follow: bool) -> list[Path]:
+    """Return the checkpoints in a directory, the newest first; none where there is no directory."""
     with reading(str(path)):
         try:
             folder = open_directory(path, follow=follow)
         except (FileNotFoundError, NotADirectoryError):
-            return None, []
-    with folder:
-        for name in reversed(_names(folder)):
-            try:
-                with reading(str(path / name)), folder.folder(name) as checkpoint:
-                    return _read(checkpoint), rejected
-            except DataError as error:
-                rejected.append(str(error))
-    if rejected:
-        raise DataError(f"no checkpoint is good: {'; '.join(rejected)}; delete them to start afresh")
-    return None, []
+            return []
+        with folder:
+            return [path / name for name in reversed(_names(folder))]
 
 
 def newest_name(path: Path) -> str | None:
@@ -342,52 +501,17 @@ def _size(content: Sequence[Piece]) -> int:
     return sum(map(len, content))
 
 
-def _digest(content: Sequence[Piece]) -> str:
-    digest = hashlib.sha256()
-    for one in content:
-        digest.update(one)
-    return digest.hexdigest()
-
-
-def _manifest(step: int, value: float | None, contents: Mapping[str, Sequence[Piece]]) -> bytes:
-    files = {name: [_size(content), _digest(content)] for name, content in contents.items()}
-    return _sealed({"schema": _SCHEMA, "step": step, "value": value, "files": files})
-
-
-def _sealed(manifest: Mapping[str, Any]) -> bytes:
-    """Return a manifest with its own hash, which a manifest that was read must be equal to byte for byte."""
-    text = {name: value for name, value in manifest.items() if name != "sha256"}
-    text["sha256"] = hashlib.sha256(json.dumps(text).encode()).hexdigest()
-    return json.dumps(text, indent=1).encode()
-
-
-def _unsealed(content: bytes) -> dict[str, Any] | None:
-    """Return the manifest that `_sealed` has made; None for anything else."""
-    try:
-        manifest = json.loads(content)
-        return manifest if isinstance(manifest, dict) and _sealed(manifest) == content else None
-    except (ValueError, RecursionError):
-        return None
-
-
-def _is_content(name: object) -> bool:
-    """Whether a file of a checkpoint can be called so."""
-    return is_plain_name(name) and name != _MANIFEST
-
-
 def _listed(checkpoint: Directory) -> set[str]:
     """Return the names of files that a checkpoint's manifest lists; none where it is not as it was written."""
     with suppress(DataError), reading(str(checkpoint.path)):
-        manifest = _unsealed(checkpoint.read(_MANIFEST, _MAX_MANIFEST))
-        return set() if manifest is None else set(manifest["files"])
+        return set(Manifest.parsed(checkpoint.read(MANIFEST, _MAX_MANIFEST)).files)
     return set()
 
 
 def _value(folder: Directory, name: str) -> float | None:
     """Return what a checkpoint was saved with; None where its manifest cannot be read."""
     with suppress(DataError), reading(str(folder.path / name)), folder.folder(name) as checkpoint:
-        found = json.loads(checkpoint.read(_MANIFEST, _MAX_MANIFEST))["value"]
-        return None if found is None else float(found)
+        return Manifest.parsed(checkpoint.read(MANIFEST, _MAX_MANIFEST)).value
     return None
 
 

@@ -14,6 +14,7 @@ from dptrain.program.local import Place
 from dptrain.program.mesh import Axes
 from dptrain.program.messages import whole_of
 from dptrain.program.tensor import Array, Variable
+from dptrain.saving.parts import Part
 from dptrain.train.replicas import gathered, kind_of, number_of, require_same_kind
 
 # What is sharded over the axis `BATCH`: optimizers' slots (ZeRO-1), or weights as well (FSDP).
@@ -182,6 +183,13 @@ class Sharding:
             if (found != found[0]).any():
                 self.comm.broadcast(value)
             self._cut(one, homes[one], value)
+
+    def part(self, variable: Variable) -> Part:
+        """Return this rank's part of a variable, and who has the same. Collective at the first call."""
+        (own,) = self.local([variable])
+        whole = tuple(map(int, variable.shape))
+        start = tuple(one.start or 0 for one in self.place.key(whole, self._axes.get(variable, (None,) * len(whole))))
+        return Part(own, start, whole, self.comm.sharing(self._over(own)))
 
     def by_group(self, variables: Iterable[Variable]) -> dict[Communicator, list[Variable]]:
         """Return what this rank has of variables, by the ranks that have the same. Collective."""

@@ -1,6 +1,6 @@
 """Where ranks synchronize between steps to save a checkpoint, or to leave after a signal: all after the same step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Self
@@ -30,13 +30,20 @@ class SyncPoints:
         comm: the ranks.
         hooks: all callbacks.
         look: called before a state is saved, on all ranks; raises where it should not be.
+        local: returns what this rank has of variables in its memory.
 
     Attributes:
         skipped_at_begin: steps that had been left out when the epoch at hand began; None where none are.
     """
 
-    def __init__(self, comm: Communicator, hooks: CallbackList, look: Callable[[], None]) -> None:
-        self._comm, self._hooks, self._look = comm, hooks, look
+    def __init__(
+        self,
+        comm: Communicator,
+        hooks: CallbackList,
+        look: Callable[[], None],
+        local: Callable[[Iterable[Variable]], list[Variable]],
+    ) -> None:
+        self._comm, self._hooks, self._look, self._local = comm, hooks, look, local
         self._keepers = [one for one in hooks.callbacks if isinstance(one, Checkpointing)]
         self._held = ExitStack()
         self._source: Checkpointing | None = None
@@ -134,7 +141,8 @@ class SyncPoints:
             self._last = self._queued + (0 if steps is None else max(self._comm.allgather(steps)))
             model = self._hooks.model
             still = {id(one) for one in (*model.trainable_weights, *model.optimizer.variables)}
-            state = [(one, one.numpy()) for one in model.variables_on_device() if id(one) not in still]
+            changing = [one for one in model.variables_on_device() if id(one) not in still]
+            state = [(one, one.numpy()) for one in self._local(changing)]
             self._before = replace(self._within(epoch, done), stops=stops), state
 
     def after_evaluated(self, steps: int, *, ahead: int) -> None:
@@ -218,18 +226,27 @@ class SyncPoints:
             raise _preempted(number, f"after {made}, saved as {where[0]}")
 
     def _agree(self, ahead: int) -> tuple[int | None, list[bool]]:
-        """Return the signal that has come to any rank, and which callbacks rank 0's clock lets save. Collective."""
+        """Return the signal that has come to any rank, and which callbacks rank 0's clock lets save. Collective.
+
+        Checkpoints whose parts all ranks have written meanwhile are then joined.
+        """
         mine = signals.caught()
         came = [int(number == mine) for number in signals.SIGNALS]
         leads = self._comm.rank == 0
         wants = [int(leads and one.is_due) for one in self._keepers]
-        facts = np.array([*came, *wants, ahead if leads else 0], np.int64)
+        written = [int(one.is_written) for one in self._keepers]
+        facts = np.array([*came, *wants, *written, ahead if leads else 0], np.int64)
         if self._comm.size > 1:
             self._comm.allreduce_sum(facts)
         *flags, ahead = facts.tolist()
         self._next = self._queued + ahead
         number = next((one for one, count in zip(signals.SIGNALS, flags, strict=False) if count), None)
-        return number, [bool(one) for one in flags[len(signals.SIGNALS) :]]
+        counts = iter(flags[len(signals.SIGNALS) :])
+        wanted = [bool(next(counts)) for _ in self._keepers]
+        for one, count in zip(self._keepers, counts, strict=True):
+            if count == self._comm.size:
+                one.join()
+        return number, wanted
 
 
 def _preempted(number: int, where: str) -> PreemptedError:

@@ -135,7 +135,8 @@ class Trainer:
             self.comm.require_same("the ranks look at their states differently", facts)
         self.share(self.model.variables_on_device)
         data = {"train": train} | ({} if validation is None else {"test": validation})
-        with self._opened(data), self._checking(), SyncPoints(self.comm, hooks, self._look) as sync_points:
+        meeting = SyncPoints(self.comm, hooks, self._look, self.programs.local)
+        with self._opened(data), self._checking(), meeting as sync_points:
             hooks.set_trainer(self)
             hooks.model.stop_training = False
             logs: Logs = {}

@@ -1,5 +1,6 @@
 """Checkpoints whose seal is right, and whose state.json is not: they end in one line, and change nothing elsewhere."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -11,8 +12,7 @@ import safetensors.numpy
 from dptrain.callbacks import BackupAndRestore, EarlyStopping, ModelCheckpoint, ReduceLROnPlateau
 from dptrain.errors import DataError
 from dptrain.optimizers import Adam
-from dptrain.saving import checkpoints
-from dptrain.saving.checkpoints import read
+from dptrain.saving.manifest import Manifest, PartOf, described
 from tests.unit.callbacks import build, toy
 
 
@@ -46,18 +46,28 @@ def rewrite(trained, tmp_path):
     shutil.copytree(trained, path)
 
     def change(name, content):
-        found = dict(read(path).files) | {name: content}
-        for file, text in found.items():
-            (path / file).write_bytes(text)
-        sealed = checkpoints._manifest(read_step(path), None, {file: [text] for file, text in found.items()})
-        (path / "manifest.json").write_bytes(sealed)
+        (path / name).write_bytes(content)
+        reseal(path, name, content)
         return path.parent
 
     return change
 
 
-def read_step(path: Path) -> int:
-    return json.loads((path / "manifest.json").read_bytes())["step"]
+def reseal(path: Path, name: str, content: bytes) -> None:
+    """Let the manifest say of a file what it holds."""
+    header = 8 + int.from_bytes(content[:8], "little")
+    pieces, before = [content], Manifest.parsed((path / "manifest.json").read_bytes())
+    parts, files = None, dict(before.files)
+    arrays = {key: one for key, one in before.arrays.items() if one.parts[0].file != name}
+    if name.endswith(".safetensors"):
+        found = safetensors.numpy.load(content)
+        parts = {key: PartOf(key, (0,) * one.ndim, one.shape) for key, one in found.items()}
+        listed = json.loads(content[8:header])
+        ends = [(header + one["data_offsets"][0], header + one["data_offsets"][1]) for one in listed.values()]
+        pieces = [content[:header], *(content[start:end] for start, end in ends)]
+    held = described(name, pieces, parts)
+    whole = dataclasses.replace(before, files=files | held.files, arrays=arrays | held.arrays)
+    (path / "manifest.json").write_bytes(whole.encoded())
 
 
 def with_state(trained: Path, change) -> bytes:

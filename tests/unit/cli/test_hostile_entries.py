@@ -13,7 +13,7 @@ from dptrain.cli import run_directory
 from dptrain.cli.run_directory import RunDirectory
 from dptrain.cli.run_records import read_config, read_epochs, read_runs
 from dptrain.errors import DataError, DptrainError
-from dptrain.saving.checkpoints import CheckpointDirectory, locate, newest_name
+from dptrain.saving.checkpoints import CheckpointDirectory, Content, located, newest, newest_name
 from dptrain.saving.run_folder import model_file
 from dptrain.sweeps.directory import SweepDirectory
 from dptrain.sweeps.records import Ending, Run, Status, Trial
@@ -32,10 +32,10 @@ def work_as_checkpoints(path: Path) -> None:
     directory = CheckpointDirectory(path / "checkpoints", keep=1, advice="x", follow=False)
     try:
         with contextlib.suppress(DataError):
-            directory.newest()
+            newest(directory.candidates(), [])
         directory.probe(10)
         for step in (1, 2):
-            directory.save(step, {"state.json": lambda: [b"{}"]})
+            directory.save(step, {"state.json": Content(lambda: [b"{}"])})
         directory.wait()
         directory.delete()
     finally:
@@ -54,8 +54,13 @@ def work_as_a_sweep(path: Path) -> None:
         list(sweep.epochs())
 
 
+def read_newest(path: Path) -> None:
+    candidates, follow = located(path)
+    newest(candidates, [], follow=follow)
+
+
 READERS = (
-    *(lambda path: read_runs(path.parent), read_config, read_epochs, model_file, locate),
+    *(lambda path: read_runs(path.parent), read_config, read_epochs, model_file, read_newest),
     lambda path: newest_name(path / "checkpoints"),
 )
 WORKERS = {"run": work_as_a_run, "checkpoints": work_as_checkpoints, "sweep": work_as_a_sweep}

@@ -15,8 +15,9 @@ import pytest
 
 from dptrain.errors import DataError, OutputError
 from dptrain.runtime.files import Directory
-from dptrain.saving import checkpoints
-from dptrain.saving.checkpoints import CheckpointDirectory, locate, read
+from dptrain.saving import checkpoints, manifest
+from dptrain.saving.checkpoints import CheckpointDirectory, Content, located, read
+from dptrain.saving.manifest import sealed
 
 ADVICE = "choose another --out"
 
@@ -31,7 +32,7 @@ def halves(text: bytes) -> list[bytes | memoryview]:
 
 def save(directory: CheckpointDirectory, step: int, value: float | None = None) -> Path:
     """Save and wait until it is there."""
-    made = {name: functools.partial(halves, text) for name, text in content(step).items()}
+    made = {name: Content(functools.partial(halves, text)) for name, text in content(step).items()}
     path = directory.save(step, made, value=value)
     directory.wait()
     return path
@@ -43,9 +44,9 @@ def opened(path: Path, **options) -> CheckpointDirectory:
 
 def newest(path: Path) -> int | None:
     """Return the step of the newest good checkpoint, which is what was written, or None."""
-    found, _ = opened(path).newest()
-    assert found is None or dict(found.files) == content(found.step)
-    return None if found is None else found.step
+    found = checkpoints.newest(opened(path).candidates(), [])
+    assert found is None or dict(found.files) == content(found.manifest.step)
+    return None if found is None else found.manifest.step
 
 
 def names(path: Path) -> list[str]:
@@ -68,21 +69,22 @@ def test_the_last_ones_and_the_best_stay(tmp_path):
 
 
 def test_nothing_is_no_checkpoint(tmp_path):
-    assert opened(tmp_path / "none").newest() == (None, [])
+    assert newest(tmp_path / "none") is None
     with pytest.raises(DataError, match="none: no checkpoint is there"):
-        locate(tmp_path / "none")
+        located(tmp_path / "none")
 
 
 def test_a_path_means_a_checkpoint_or_the_newest_of_a_directory_or_a_run(tmp_path):
     directory = opened(tmp_path / "run" / "checkpoints")
     first = save(directory, 1)
     second = save(directory, 2)
-    assert locate(first)[0].step == 1
-    for place in (second, directory.path, tmp_path / "run"):
-        assert locate(place)[0].step == 2
+    assert located(first) == ([first], True)
+    assert located(second) == ([second], True)
+    for place in (directory.path, tmp_path / "run"):
+        assert located(place) == ([second, first], False)
     (second / "a").write_bytes(b"")
-    found, rejected = locate(tmp_path / "run")
-    assert found.step == 1
+    rejected = []
+    assert checkpoints.newest([second, first], rejected).manifest.step == 1
     assert rejected == [f"{second}: damaged: a has 0 bytes, {len(content(2)['a'])} were written"]
 
 
@@ -110,14 +112,14 @@ def test_none_is_good(tmp_path):
     for step in (1, 2):
         (save(directory, step) / "a").unlink()
     with pytest.raises(DataError, match=r"no checkpoint is good: .*000002-step-2: not found; .*000001-step-1: not"):
-        opened(tmp_path).newest()
+        newest(tmp_path)
 
 
 def test_a_newer_schema_is_refused(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "_SCHEMA", 2)
+        patch.setattr(manifest, "_SCHEMA", 3)
         path = save(opened(tmp_path), 1)
-    with pytest.raises(DataError, match=r"schema 2, this build reads <= 1$"):
+    with pytest.raises(DataError, match=r"schema 3, this build reads 2$"):
         read(path)
 
 
@@ -139,7 +141,7 @@ def test_writing_does_not_hold_up_the_training(tmp_path):
         assert go.wait(30)
         return [b"slow"]
 
-    path = directory.save(1, {"a": slow})
+    path = directory.save(1, {"a": Content(slow)})
     assert not path.exists()
     go.set()
     directory.wait()
@@ -347,7 +349,7 @@ def test_a_disk_that_does_not_keep_what_it_was_given_is_found_out(tmp_path, monk
     real = Directory.create
     lies = lambda self, name, text: real(self, name, [*text[:-1], b"?"] if name == "a" else text)  # noqa: E731
     monkeypatch.setattr(Directory, "create", lies)
-    with pytest.raises(DataError, match="000002-step-2: a is not what was written there; is the disk failing"):
+    with pytest.raises(DataError, match="a is not what was written there; is the disk failing"):
         save(directory, 2)
     assert newest(tmp_path) == 1, "the one before stays"
 
@@ -370,8 +372,8 @@ def alive(canary: Path) -> bool:
 
 def seal(path: Path, **changes) -> None:
     """Change a checkpoint's manifest, and seal it again."""
-    manifest = json.loads((path / "manifest.json").read_bytes()) | changes
-    (path / "manifest.json").write_bytes(checkpoints._sealed(manifest))
+    found = json.loads((path / "manifest.json").read_bytes()) | changes
+    (path / "manifest.json").write_bytes(sealed(found))
 
 
 @pytest.mark.parametrize("name", [".x.tmp", ".000009-step-9.1.tmp", ".probe.1.tmp", "000009-step-9"])
@@ -383,7 +385,7 @@ def test_a_link_is_neither_swept_nor_dropped_nor_read(tmp_path, canary, name):
     save(directory, 2)
     save(directory, 3)
     assert (path / name).is_symlink()
-    assert directory.newest()[0].step == 3
+    assert newest(path) == 3
     directory.delete()
     assert (path / name).is_symlink()
     assert alive(canary)
@@ -395,7 +397,7 @@ def test_a_checkpoint_that_is_a_link_is_no_reason_to_begin_anew(tmp_path, canary
     path.mkdir()
     (path / real.name).symlink_to(real)
     with pytest.raises(DataError, match=r"no checkpoint is good: .*000001-step-1: it is a link, expected a folder"):
-        opened(path).newest()
+        newest(path)
 
 
 def test_a_directory_in_a_folder_of_ours_is_no_link(tmp_path, canary):
@@ -409,14 +411,16 @@ def test_a_directory_in_a_folder_of_ours_is_no_link(tmp_path, canary):
 @pytest.mark.parametrize("name", ["../canary/a", "/etc/hostname", "..", "", "manifest.json", "sub/a"])
 def test_a_manifest_lists_plain_names(tmp_path, canary, name):
     path = save(opened(tmp_path / "checkpoints"), 1)
-    seal(path, files={name: [5, hashlib.sha256(b"alive").hexdigest()]})
+    seal(path, files={name: [5, 5, hashlib.sha256(b"alive").hexdigest()]})
     with pytest.raises(DataError, match=r"step-1: damaged: manifest.json is none of a checkpoint"):
         read(path)
     save(opened(path.parent, keep=1), 2)
     assert alive(canary)
 
 
-@pytest.mark.parametrize("changes", [{"step": -1}, {"step": "1"}, {"files": []}, {"files": {"a": 1}}, {"schema": "1"}])
+@pytest.mark.parametrize(
+    "changes", [{"step": -1}, {"step": "1"}, {"files": []}, {"files": {"a": 1}}, {"schema": "1"}, {"mesh": [2]}]
+)
 def test_a_sealed_manifest_of_another_shape_is_damaged(tmp_path, changes):
     path = save(opened(tmp_path), 1)
     seal(path, **changes)
@@ -426,7 +430,7 @@ def test_a_sealed_manifest_of_another_shape_is_damaged(tmp_path, changes):
 
 def test_no_file_is_read_that_is_larger_than_the_memory(tmp_path):
     path = save(opened(tmp_path), 1)
-    seal(path, files={"a": [1 << 50, ""]})
+    seal(path, files={"a": [1 << 50, 1 << 50, "0" * 64]})
     with pytest.raises(DataError, match=f"{1 << 50} bytes, more than the memory of this machine"):
         read(path)
 
@@ -468,4 +472,4 @@ def test_what_cannot_be_deleted_is_told(tmp_path):
     with pytest.warns(UserWarning, match=r"000001-step-1: left alone, notes.txt is no file of a checkpoint"):
         directory.delete()
     assert (path / "notes.txt").exists()
-    assert read(path).step == 1
+    assert read(path).manifest.step == 1

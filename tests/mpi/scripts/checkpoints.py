@@ -1,0 +1,122 @@
+"""Trains a model that keeps checkpoints, on one mesh after another. Arguments: FOLDER OUT.npz EPOCHS FORM...
+
+A form is "", "--shard-weights", "--shard-optimizer", a mesh or both. On each the training goes on from the checkpoint
+that the one before has left, for EPOCHS more, and begins with its bits: else the script fails. Rank 0 saves what comes
+out.
+
+PLANTED="R CALL N" lets rank R kill itself at its Nth call of os.CALL in `runtime.files`; PLANTED="R step N" after N
+steps.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+
+import dptrain as dp
+from dptrain import layers
+from dptrain.callbacks import BackupAndRestore, Callback
+from dptrain.cli.mesh import arranged, lay_out
+from dptrain.comm import current
+from dptrain.distribution import set_distribution
+from dptrain.runtime import files
+from dptrain.saving.state import variables
+from dptrain.train.sharding import Sharding
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(90, 12)), RNG.integers(0, 3, 90)
+
+
+class Watch(Callback):
+    """Compares the state at the beginning with the one that was saved, and dies after so many steps."""
+
+    def __init__(self, saved, dies):
+        super().__init__()
+        self.saved, self.dies = saved, dies
+
+    def on_train_begin(self, logs=None):
+        if self.saved is not None:
+            same_bits(whole(self.model), self.saved)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.dies -= 1
+        if self.dies == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Keeper(BackupAndRestore):
+    """Neither saves nor restores with a sharded variable made whole."""
+
+    def resume(self, hooks):
+        with mock.patch.object(Sharding, "read", side_effect=AssertionError("gathered")):
+            return super().resume(hooks)
+
+    def save(self, hooks, position):
+        with mock.patch.object(Sharding, "read", side_effect=AssertionError("gathered")):
+            super().save(hooks, position)
+
+
+def whole(model):
+    """Return all that a training changes. Collective."""
+    return {path: one.numpy() for path, one in variables(model).items()}
+
+
+def same_bits(found, expected):
+    assert found.keys() == expected.keys()
+    for path, one in found.items():
+        assert one.dtype == expected[path].dtype, path
+        assert one.tobytes() == expected[path].tobytes(), path
+
+
+def build(form):
+    dp.utils.set_random_seed(5)
+    flags = form.split()
+    sharded = {one[2:].replace("-", "_"): True for one in flags if one.startswith("--")}
+    mesh = next((one for one in flags if "=" in one), None)
+    if mesh is not None:
+        arranged(mesh, current())
+    stack = [layers.Dense(17, "relu"), layers.BatchNormalization(), layers.Dropout(0.2), layers.Dense(10, "tanh")]
+    model = dp.Sequential([dp.Input((12,)), *stack, layers.Dense(3, "softmax")])
+    model.compile("adam", "sparse_categorical_crossentropy", dtype="float64", jit_compile=False, **sharded)
+    if mesh is not None:
+        lay_out(model)
+    return model
+
+
+def planted():
+    """Let this rank kill itself where PLANTED says so; return after how many steps it does."""
+    rank, call, number = os.environ.get("PLANTED", "-1 step 0").split()
+    if int(rank) != current().rank:
+        return -1
+    if call == "step":
+        return int(number)
+    left, real = [int(number)], getattr(os, call)
+
+    def counted(*given, **options):
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*given, **options)
+
+    module = type(os)("os")
+    module.__dict__.update(vars(os))
+    setattr(module, call, counted)
+    files.os = module
+    return -1
+
+
+if __name__ == "__main__":
+    folder, out, epochs, *forms = sys.argv[1:]
+    dies, saved, model = planted(), None, None
+    for number, form in enumerate(forms, 1):
+        model = build(form)
+        keeper = Keeper(Path(folder), save_freq=2, double_checkpoint=True, delete_checkpoint=False)
+        total = number * int(epochs)
+        model.fit(X, Y, batch_size=30, epochs=total, verbose=0, callbacks=[keeper, Watch(saved, dies)])
+        saved = whole(model)
+        set_distribution(None)
+    if current().rank == 0:
+        np.savez(out, **saved)

@@ -1,0 +1,122 @@
+"""Checkpoints move between meshes to the bit, survive kills, and are refused in one line where they are damaged."""
+
+import json
+import random
+import shutil
+
+import numpy as np
+import pytest
+
+from dptrain.saving import checkpoints
+from dptrain.saving.manifest import sealed
+from tests.conftest import ROOT
+from tests.launching import mpirun, python
+
+SCRIPT = str(ROOT / "tests/mpi/scripts/checkpoints.py")
+FORMS = (
+    "--shard-weights",
+    "",
+    "batch=2,model=2",
+    "--shard-optimizer",
+    "batch=1,model=4",
+    "batch=2,model=2 --shard-weights",
+)
+
+
+@pytest.fixture(scope="module")
+def moved(tmp_path_factory):
+    """The folder of a training on four ranks that went on from form to form, each with the last one's bits."""
+    folder = tmp_path_factory.mktemp("moved")
+    done = mpirun(4, SCRIPT, str(folder / "checkpoints"), str(folder / "out.npz"), "2", *FORMS, timeout=120)
+    assert (done.code, done.err) == (0, "")
+    return folder
+
+
+def train_on(folder, ranks, epochs, form, **options):
+    given = [str(folder / "checkpoints"), str(folder / "out.npz"), str(epochs), form]
+    return python(ranks, SCRIPT, *given, timeout=120, **options)
+
+
+@pytest.fixture
+def copied(moved, tmp_path):
+    """A copy of it, and the names of its checkpoints, the newest first."""
+    shutil.copytree(moved, tmp_path / "copy")
+    names = sorted((one.name for one in (tmp_path / "copy/checkpoints").glob("0*")), reverse=True)
+    assert len(names) == 2
+    return tmp_path / "copy", names
+
+
+def test_a_training_moves_between_meshes(moved, copied, tmp_path):
+    """On other numbers of ranks, too, and it ends with what one rank ends with that was never stopped."""
+    folder, (newest, _) = copied
+    found = checkpoints.read(folder / "checkpoints" / newest)
+    assert found.manifest.mesh == {"batch": 2, "model": 2}
+    assert {name for name in found.manifest.files if name.startswith("shard")} == {
+        f"shard-{rank}-of-4.safetensors" for rank in range(4)
+    }
+    kernel = found.manifest.arrays["dense/kernel"]
+    assert (kernel.shape, len(kernel.parts)) == ((12, 17), 4)
+    done = train_on(folder, 3, 14, "--shard-weights")
+    assert (done.code, done.err) == (0, "")
+    (tmp_path / "alone").mkdir()
+    done = train_on(tmp_path / "alone", 0, 14, "")
+    assert (done.code, done.err) == (0, "")
+    with np.load(folder / "out.npz") as together, np.load(tmp_path / "alone/out.npz") as alone:
+        for path, one in alone.items():
+            np.testing.assert_allclose(together[path], one, rtol=1e-12, atol=1e-12 * np.abs(one).max(), err_msg=path)
+
+
+def flip(path, place):
+    content = bytearray(path.read_bytes())
+    content[place] ^= 4
+    path.write_bytes(content)
+
+
+def test_a_damaged_shard_is_named_and_the_checkpoint_before_taken(copied):
+    folder, (newest, before) = copied
+    flip(folder / "checkpoints" / newest / "shard-2-of-4.safetensors", -3)
+    done = train_on(folder, 3, 14, "--shard-weights", PYTHONWARNINGS="default")
+    assert done.code == 0, done.err
+    assert f"{newest}: damaged: shard-2-of-4.safetensors is not what was written, from byte " in done.err
+    assert f"; going on from {before}" in done.err
+
+
+def outside(path):
+    """Let the manifest name a file outside of the folder."""
+    place = path.with_name("manifest.json")
+    document = json.loads(place.read_bytes())
+    document["files"]["../../out.npz"] = document["files"].pop(path.name)
+    place.write_bytes(sealed(document))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda path: path.unlink(), "not found"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-9]), "damaged: shard-2-of-4.safetensors has "),
+        (lambda path: flip(path, -1), "damaged: shard-2-of-4.safetensors is not what was written"),
+        (outside, "'../../out.npz' is no name of a file in it"),
+    ],
+)
+def test_without_a_good_checkpoint_all_ranks_end_in_one_line(copied, damage, said):
+    folder, (newest, before) = copied
+    shutil.rmtree(folder / "checkpoints" / before)
+    damage(folder / "checkpoints" / newest / "shard-2-of-4.safetensors")
+    content = (folder / "out.npz").read_bytes()
+    done = train_on(folder, 2, 14, "--shard-weights")
+    assert done.code == 65, done.err
+    (line,) = done.messages
+    assert line.startswith("dptrain: ")
+    assert f"no checkpoint is good: {folder}/checkpoints/{newest}: " in line
+    assert said in line
+    assert (folder / "out.npz").read_bytes() == content
+
+
+@pytest.mark.slow
+def test_killed_trainings_go_on_on_other_meshes(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from mesh_kills import disturbed, undisturbed
+
+    kills, difference = disturbed(random.Random(5), undisturbed(), 3)
+    assert any(one.hit for one in kills)
+    assert difference <= 1e-12
