@@ -566,7 +566,7 @@ def _measure(config: Config, comm: Communicator, model: Model) -> tuple[float, f
     copy = mpi = 0.0
     for message in (one for stage in stages(placed) for one in stage.messages):
         buffer = backend.upload(np.zeros(sum(size(one.shape) for one in message), message[0].dtype))
-        exchange = backend.exchange(buffer, direct=backend.direct)
+        exchange = backend.exchange(buffer, direct=backend.transport == "cuda-aware")
 
         def there_and_back(exchange: Exchange = exchange) -> None:
             exchange.begin()

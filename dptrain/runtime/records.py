@@ -71,6 +71,7 @@ class Collective(IntEnum):
     REDUCE_SCATTER = 7
     SPLIT = 8
     END = 9
+    DEVICES = 10
 
 
 _WORDS = (
@@ -84,6 +85,7 @@ _WORDS = (
     "a reduce-scatter",
     "a split into groups",
     "the end of the job",
+    "messages between GPUs",
 )
 
 
@@ -177,6 +179,10 @@ class Record:
 
     def __exit__(self, *_: object) -> None:
         self._numbers[_POSITION] += 1
+
+    def step_back(self) -> None:
+        """Say that the rank is in the collective that it was in last, again: it waits for what it has begun there."""
+        self._numbers[_POSITION] -= 1
 
     @property
     def kind(self) -> int:
