@@ -59,7 +59,8 @@ class Backend(ABC):
         description: the device in words, for the start-up table.
         numerics: what the bits of results depend on; must be the same on all ranks.
         gpu: identity of the GPU in use, which no two ranks should share; None on the CPU.
-        direct: MPI is given the device's own memory; see `dptrain.train.devices.require_cuda_aware`.
+        transport: how messages between ranks travel: "host" for through the host's memory, "cuda-aware" for MPI that is
+            given the device's own, "nccl" for from GPU to GPU; see `dptrain.train.devices.require_transport`.
         shares_samples: samples that another backend of this process holds on the same device are not copied again;
             for who trains several models on arrays that nobody changes.
         joins_packs: what is executed may wait, until the backend is asked for something else, for what other backends
@@ -71,7 +72,7 @@ class Backend(ABC):
     description: str
     numerics: str
     gpu: str | None = None
-    direct: bool = False
+    transport: str = "host"
     shares_samples: bool = False
     joins_packs: bool = False
 

@@ -388,8 +388,11 @@ class Config(Checked):
     device: Literal["auto", "cpu", "cuda"] = _field(
         "auto", "where to compute; auto: a GPU if every rank can use one, else the CPU", "device"
     )
-    comm: Literal["host", "cuda-aware"] = _field(
-        "host", "hand gradients to MPI in host memory, or in GPU memory if MPI is CUDA-aware", "comm"
+    comm: Literal["host", "cuda-aware", "nccl"] = _field(
+        "host",
+        "how ranks send: host: MPI, through host memory; cuda-aware: MPI, from GPU memory; nccl: GPU to GPU, with the "
+        "extra 'nccl'",
+        "comm",
     )
     bucket_mb: Megabytes = _field(
         DEFAULT_BUCKET_MB,

@@ -44,7 +44,7 @@ from dptrain.cli.building import build_model
 from dptrain.cli.config import Config, device_options
 from dptrain.cli.measuring import measured, stated
 from dptrain.cli.ranks import show_ranks
-from dptrain.comm import Communicator
+from dptrain.comm import Communicator, nccl
 from dptrain.data.loading import LoadedData, Split
 from dptrain.errors import AgreedError, DptrainError, ExitCode
 from dptrain.models import Model
@@ -270,9 +270,14 @@ def _ranks(context: Context) -> list[Row]:
     return [Row("launcher", f"{launch.launcher}: {_plural(comm.size, 'rank')}, {comm.local_size} on this node")]
 
 
-def _cuda_aware(context: Context) -> list[Row]:
+def _transport(context: Context) -> list[Row]:
     if context.config.comm == "host":
         return [Row("CUDA-aware", "not asked: gradients travel through host memory (--comm host)", "note")]
+    if context.config.comm == "nccl":
+        reason = nccl.why_not()
+        return (
+            [Row("NCCL", reason, "bad", "use --comm host")] if reason else [Row("NCCL", "nccl4py and its library load")]
+        )
     if reason := context.comm.why_not_cuda_aware():
         return [Row("CUDA-aware", reason, "bad", "use --comm host, or an MPI that is built with CUDA")]
     return [Row("CUDA-aware", "yes: a copy of device memory through MPI arrives")]
@@ -428,7 +433,7 @@ def _cache(context: Context) -> list[Row]:
 # By title of the section, in the order of the report. A check is not collective.
 CHECKS: dict[str, list[Callable[[Context], list[Row]]]] = {
     "Python": [_python, _dptrain, _numpy, _compiler, _cores, _cache],
-    "MPI": [_mpi4py, _mpirun, _ranks, _cuda_aware, _shared_memory, _locked_memory],
+    "MPI": [_mpi4py, _mpirun, _ranks, _transport, _shared_memory, _locked_memory],
     "GPU": [_driver, _gpus, _pycuda, _nvcc, _kernels],
 }
 
@@ -564,9 +569,11 @@ def _measure(config: Config, comm: Communicator, model: Model) -> tuple[float, f
     total = timed(GlobalSampler(batch, batch, comm.rank, comm.size, shuffle=False), False)
     placed = trainer.programs.placed(step, samples.stored()[1], batch)
     copy = mpi = 0.0
+    if backend.transport == "nccl":  # it has no part that the host could time
+        return alone, total, 0.0, 0.0
     for message in (one for stage in stages(placed) for one in stage.messages):
         buffer = backend.upload(np.zeros(sum(size(one.shape) for one in message), message[0].dtype))
-        exchange = backend.exchange(buffer, direct=backend.direct)
+        exchange = backend.exchange(buffer, direct=backend.transport == "cuda-aware")
 
         def there_and_back(exchange: Exchange = exchange) -> None:
             exchange.begin()

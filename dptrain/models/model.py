@@ -35,7 +35,7 @@ from dptrain.runtime.defaults import DEFAULT_BUCKET_MB
 from dptrain.runtime.failure import end_job, phase
 from dptrain.runtime.launcher import detect_launch
 from dptrain.saving.parts import Part
-from dptrain.train.devices import open_backend, require_cuda_aware
+from dptrain.train.devices import TRANSPORTS, choose_transport, open_backend
 from dptrain.train.guard import StepGuard
 from dptrain.train.programs import Programs, Step
 from dptrain.train.sharding import Sharding
@@ -238,7 +238,8 @@ class Model(Fitting, Files, Structure):
             dtype: a policy of `dptrain.mixed_precision`, such as "mixed_bfloat16" (on a CPU), or its name; by default
                 that of `dtype_policy()`.
             share_gpu: several ranks may use one GPU.
-            comm: "host", or "cuda-aware" to hand the GPU's memory to an MPI that knows GPUs.
+            comm: how messages between ranks travel: "host"; "cuda-aware" to hand the GPU's memory to an MPI that knows
+                GPUs; "nccl" from GPU to GPU.
             bucket_mb: 10^6 bytes of gradients that travel as one message.
             device_mb: 10^6 bytes of a GPU's memory for samples, larger sets are streamed; None for what is free.
             gpu_select: "mask" shows a rank its own GPU only, "index" leaves CUDA_VISIBLE_DEVICES alone.
@@ -263,8 +264,8 @@ class Model(Fitting, Files, Structure):
         Raises:
             ConfigError: an unknown name, a size that is not above 0, or what is not supported.
         """
-        if comm not in ("host", "cuda-aware"):
-            raise ConfigError(f"comm = {comm!r}: expected 'host' or 'cuda-aware'")
+        if comm not in TRANSPORTS:
+            raise ConfigError(f"comm = {comm!r}: expected one of {', '.join(map(repr, TRANSPORTS))}")
         if comm_dtype not in (None, "bfloat16", "float16"):
             raise ConfigError(f"comm_dtype = {comm_dtype!r}: expected None, 'bfloat16' or 'float16'")
         if not all(isinstance(one, Real) for one in tree.leaves(loss_weights)):
@@ -642,9 +643,7 @@ class Model(Fitting, Files, Structure):
             self._trained_with = comm
             backend, given = self.on_device(comm), self._compiled
             comm.require_same("the ranks have compiled the model differently", self._describe_computing())
-            backend.direct = given is not None and given.comm == "cuda-aware"
-            if backend.direct:
-                comm.agree("communicator", lambda: require_cuda_aware(backend, comm))
+            choose_transport(backend, comm, "host" if given is None else given.comm)
             sent: dict[str, Any] = {}
             if given is not None:
                 names = ("bucket_mb", "comm_dtype", "microbatches")

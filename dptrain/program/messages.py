@@ -1,5 +1,6 @@
 """When ranks meet, and what travels together: all that can be sent before any other message has to be waited for."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -156,7 +157,7 @@ def _together(sent: Iterable[Tensor], most: int | None) -> list[list[Tensor]]:
         about = one.attributes
         key = one.op, about.get("mesh", BATCH), about.get("over"), one.dtype.name
         buckets = found.setdefault(key, [[]])
-        if one.op is not ALL_REDUCE and _bytes(one) >= _LARGE and _is_contiguous([one]):
+        if one.op is not ALL_REDUCE and _bytes(one) >= _LARGE and is_contiguous([one]):
             buckets.insert(0, [one])  # as it lies, without a copy
             continue
         held = sum(map(_bytes, buckets[-1]))
@@ -182,17 +183,17 @@ def exchange(message: Sequence[Tensor], parts: Sequence[Array], out: Sequence[Ar
     """
     first, group = message[0], comm.along(message[0].attributes["mesh"])
     gathers = first.op is ALL_GATHER
-    counts = [_counts(one, whole) for one, whole in zip(message, out if gathers else parts, strict=True)]
+    counts = [counts_of(one, whole.shape) for one, whole in zip(message, out if gathers else parts, strict=True)]
     totals = [sum(own) for own in zip(*counts, strict=True)]
     if gathers:
         flat = _flat(parts)
-        whole = out[0].reshape(-1) if _is_contiguous(message) else np.empty(sum(totals), flat.dtype)
+        whole = out[0].reshape(-1) if is_contiguous(message) else np.empty(sum(totals), flat.dtype)
         group.all_gather(flat, whole, totals)
-        if not _is_contiguous(message):
+        if not is_contiguous(message):
             _cut_up(whole, message, out, counts)
         return
-    whole = parts[0].reshape(-1) if _is_contiguous(message) else np.empty(sum(totals), first.dtype)
-    if not _is_contiguous(message):
+    whole = parts[0].reshape(-1) if is_contiguous(message) else np.empty(sum(totals), first.dtype)
+    if not is_contiguous(message):
         _lined_up(whole, message, parts, counts)
     mine = out[0].reshape(-1) if len(out) == 1 else np.empty(totals[group.rank], first.dtype)
     group.reduce_scatter(whole, mine, totals, first.attributes["over"])
@@ -218,13 +219,14 @@ def whole_of(part: Array, axis: int, counts: Sequence[int], comm: Communicator) 
     return np.ascontiguousarray(np.moveaxis(whole, 0, axis))
 
 
-def _counts(tensor: Tensor, whole: Array) -> list[int]:
-    """Return the elements of each rank's part of what travels."""
-    beside = whole.size // whole.shape[tensor.attributes["axis"]]
+def counts_of(tensor: Tensor, whole: Sequence[int]) -> list[int]:
+    """Return the elements of each rank's part of what travels, of which the whole has this shape."""
+    axis = tensor.attributes["axis"]
+    beside = math.prod([*whole[:axis], *whole[axis + 1 :]])
     return [n * beside for n in tensor.attributes["counts"]]
 
 
-def _is_contiguous(message: Sequence[Tensor]) -> bool:
+def is_contiguous(message: Sequence[Tensor]) -> bool:
     """Whether what travels is one tensor, of which each rank's part lies behind that of the rank before it."""
     return len(message) == 1 and all(map(is_one, message[0].shape[: message[0].attributes["axis"]]))
 
@@ -233,18 +235,32 @@ def _flat(parts: Sequence[Array]) -> Array:
     return parts[0].reshape(-1) if len(parts) == 1 else np.concatenate([one.reshape(-1) for one in parts])
 
 
+def layout(message: Sequence[Tensor], counts: Sequence[Sequence[int]]) -> Iterator[tuple[int, int, int, int]]:
+    """Yield each rank's part of each tensor, in the order in which they travel.
+
+    Args:
+        message: the tensors.
+        counts: of each of them, the elements of each rank's part.
+
+    Yields:
+        The tensor's number; at which element the part begins in the message; where along the tensor's axis it begins,
+        and its length there.
+    """
+    start = 0
+    for rank in range(len(counts[0])):
+        for number, (one, own) in enumerate(zip(message, counts, strict=True)):
+            lengths = one.attributes["counts"]
+            yield number, start, sum(lengths[:rank]), lengths[rank]
+            start += own[rank]
+
+
 def _pieces(
     flat: Array, message: Sequence[Tensor], wholes: Sequence[Array], counts: Sequence[Sequence[int]]
 ) -> Iterator[tuple[Array, Array]]:
-    """Yield each rank's part of each tensor, in the order in which they travel: where it lies in `flat`, and in it."""
-    start = 0
-    for rank in range(len(counts[0])):
-        for one, whole, own in zip(message, wholes, counts, strict=True):
-            axis, lengths = one.attributes["axis"], one.attributes["counts"]
-            begin = sum(lengths[:rank])
-            part = whole[(slice(None),) * axis + (slice(begin, begin + lengths[rank]),)]
-            yield flat[start : start + own[rank]].reshape(part.shape), part
-            start += own[rank]
+    """Yield each rank's part of each tensor: where it lies in `flat`, and in the tensor."""
+    for number, start, begin, length in layout(message, counts):
+        part = wholes[number][(slice(None),) * message[number].attributes["axis"] + (slice(begin, begin + length),)]
+        yield flat[start : start + part.size].reshape(part.shape), part
 
 
 def _lined_up(flat: Array, message: Sequence[Tensor], wholes: Sequence[Array], counts: Sequence[Sequence[int]]) -> None:

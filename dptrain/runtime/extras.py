@@ -17,6 +17,7 @@ _REQUIREMENTS = {
     "images": ("pillow>=10",),
     "cuda": ("pycuda>=2026.1",),
     "cuda-toolkit": ("cuda-toolkit[cccl,nvcc,profiler]>=13.0,<14",),
+    "nccl": ("pycuda>=2026.1", "nccl4py[cu12]>=0.6"),
     "cublaslt": ("pycuda>=2026.1", "nvmath-python[cu12]>=1.0"),
 }
 

@@ -111,6 +111,9 @@ def words(name: str, epoch: int, step: int) -> str:
 # One process does one thing at a time.
 phase = Phase()
 
+# What else lets go of the other ranks when a rank ends the job.
+at_abort: list[Callable[[], None]] = []
+
 # How long the ranks wait for each lower one to speak of a signal that all got: longer than an abort takes.
 _TURN_SECONDS, _MOST_TURNS = 1.0, 8
 
@@ -323,6 +326,8 @@ def _abort(code: int) -> NoReturn:
 
 def abort(code: int) -> NoReturn:
     """End all ranks, from any thread; what is to be read has been written."""
+    for let_go in at_abort:
+        let_go()
     # MPICH's launcher drops what it has not forwarded yet when it sees the abort: let it read our message first.
     time.sleep(0.3)
     if not show_traceback and sys.__stderr__ is not None:

@@ -72,6 +72,7 @@ class Collective(IntEnum):
     SPLIT = 8
     HAND_OVER = 9
     END = 10
+    DEVICES = 11
 
 
 _WORDS = (
@@ -86,6 +87,7 @@ _WORDS = (
     "a split into groups",
     "a hand-over between stages",
     "the end of the job",
+    "messages between GPUs",
 )
 
 
@@ -183,6 +185,10 @@ class Record:
 
     def __exit__(self, *_: object) -> None:
         self._numbers[_POSITION] += 1
+
+    def step_back(self) -> None:
+        """Say that the rank is in the collective that it was in last, again: it waits for what it has begun there."""
+        self._numbers[_POSITION] -= 1
 
     @property
     def kind(self) -> int:

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from dptrain.errors import AgreedError, ConfigError, ExitCode, MismatchError, OutputError, printable
 from dptrain.runtime import children, exit_codes, failure, launcher_guard, records, streams
@@ -63,6 +63,16 @@ class Post(ABC):
     @abstractmethod
     def arrive(self) -> Callable[[], bool]:
         """Begin a barrier; return what says whether all have arrived."""
+
+
+class Attended(Protocol):
+    """What joins ranks beside MPI."""
+
+    def trouble(self) -> str:
+        """Return what has failed, or an empty string."""
+
+    def abort(self) -> None:
+        """Let go of the other ranks."""
 
 
 class Watchdog:
@@ -202,7 +212,17 @@ class Watchdog:
             before = now
             if self.record.state != State.LEFT:
                 self.record.place = _place()
+                self._look_after()
             self._look()
+
+    def _look_after(self) -> None:
+        """End the job where what joins ranks beside MPI has failed."""
+        for one in list(_attended):
+            if text := one.trouble():
+                time.sleep(min(self.launch.rank, 3) * _TURN / 2)  # one line is enough
+                mine = replace(self._observe(self._pid, self.launch.rank), place="")
+                self._print(f"{self._name(mine)}: {text}")
+                abort(ExitCode.STUCK)
 
     def _sleep(self, seconds: float) -> bool:
         """Wait; return whether this rank has left meanwhile.
@@ -450,6 +470,7 @@ def _place() -> str:
 # This process's
 
 
+_attended: list[Attended] = []
 _own: Watchdog | None = None
 _is_fork = False
 
@@ -505,6 +526,18 @@ def _joining_at_the_end() -> Iterator[None]:
     _own.join()
     yield
     _own.record.__exit__()
+
+
+def attend(one: Attended) -> None:
+    """Look after what joins ranks beside MPI, until it is left alone."""
+    _attended.append(one)
+    failure.at_abort.append(one.abort)
+
+
+def leave_alone(one: Attended) -> None:
+    """Look after it no more."""
+    _attended.remove(one)
+    failure.at_abort.remove(one.abort)
 
 
 def record() -> Record:

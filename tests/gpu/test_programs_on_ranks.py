@@ -6,22 +6,29 @@ from tests.conftest import ROOT
 from tests.emulated import emulated_ranks, inside_emulator
 
 pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
-SCRIPT, MESH = (str(ROOT / "tests" / "e2e" / "scripts" / f"{name}_on_ranks.py") for name in ("program", "mesh"))
+SCRIPT, MESH, LINKS = (
+    str(ROOT / "tests" / "e2e" / "scripts" / f"{name}_on_ranks.py") for name in ("program", "mesh", "links")
+)
+
+
+# Where NCCL's stand-in is.
+PATH = f"{ROOT}:{ROOT / 'tests' / 'standins'}"
 
 
 @pytest.mark.parametrize(
-    ("streams", "dtype", "bucket_bytes", "comm_dtype", "close"),
+    ("streams", "dtype", "bucket_bytes", "comm_dtype", "transport", "close"),
     [
-        ("inorder", "float32", "0", "none", 1e-4),
-        ("random", "float32", "0", "none", 1e-4),
-        ("random", "float32", "1", "none", 1e-4),
-        ("random", "float32", "1", "bfloat16", 0.01),
-        ("random", "bfloat16", "0", "none", 2**-7),  # a sum's last bit may decide which way half precision rounds
+        ("inorder", "float32", "0", "none", "host", 1e-4),
+        ("random", "float32", "0", "none", "host", 1e-4),
+        ("random", "float32", "1", "none", "host", 1e-4),
+        ("random", "float32", "1", "bfloat16", "cuda-aware", 0.01),
+        ("random", "bfloat16", "0", "none", "host", 2**-7),  # a sum's last bit may decide which way halves round
+        ("random", "float32", "1", "none", "nccl", 1e-4),
     ],
 )
-def test_ranks_compute_what_one_computes(streams, dtype, bucket_bytes, comm_dtype, close):
+def test_ranks_compute_what_one_computes(tmp_path, streams, dtype, bucket_bytes, comm_dtype, transport, close):
     """Also where every sum is a message, which leaves while the backward pass goes on."""
-    whole = emulated_ranks(0, SCRIPT, dtype, "0", "none", "12")
+    whole = emulated_ranks(0, SCRIPT, dtype, "0", "none", "host", "12")
     assert (whole.code, whole.err) == (0, "")
     expected = [float(one) for one in whole.out.split()]
     for shards in (["7", "5"], ["5", "0", "7"]):
@@ -31,23 +38,38 @@ def test_ranks_compute_what_one_computes(streams, dtype, bucket_bytes, comm_dtyp
             dtype,
             bucket_bytes,
             comm_dtype,
+            transport,
             *shards,
             EMULATOR_DEVICES="3",
             EMULATOR_STREAMS=streams,
+            PYTHONPATH=PATH,
+            TMPDIR=str(tmp_path),
         )
         assert (done.code, done.err) == (0, "")
         assert [float(one) for one in done.out.split()] == pytest.approx(expected, rel=close, abs=close)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "shards", "forms"),
+    ("ranks", "shards", "transport", "forms"),
     [
-        (3, "5+0+6", ["ZeRO-1", "FSDP", "tensor parallel"]),  # parts of weights are uneven, too
-        (4, "4+7", ["2 x 2"]),
+        (3, "5+0+6", "host", ["ZeRO-1", "FSDP", "tensor parallel"]),  # parts of weights are uneven, too
+        (3, "5+0+6", "nccl", ["ZeRO-1", "FSDP"]),
+        (4, "4+7", "host", ["2 x 2"]),
+        (4, "4+7", "nccl", ["2 x 2"]),
     ],
 )
-def test_ranks_of_a_mesh_train_as_one_device(ranks, shards, forms):
-    """And no copy to or from the host meets a kernel that still needs what lies there."""
+def test_ranks_of_a_mesh_train_as_one_device(tmp_path, ranks, shards, transport, forms):
+    """And no copy to or from the host, or from GPU to GPU, meets a kernel that still needs what lies there."""
     options = {"EMULATOR_DEVICES": str(ranks), "EMULATOR_STREAMS": "random", "EMULATOR_SANITIZE": "race"}
-    done = emulated_ranks(ranks, MESH, shards, *forms, **options)
+    options |= {"PYTHONPATH": PATH, "TMPDIR": str(tmp_path)}
+    done = emulated_ranks(ranks, MESH, transport, shards, *forms, **options)
     assert (done.code, done.err) == (0, "")
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_gpus_join_what_ranks_have(tmp_path, ranks):
+    """Numbers of every type, in parts of any size, from a graph too; nothing is read that has not been written."""
+    options = {"EMULATOR_DEVICES": str(ranks), "EMULATOR_STREAMS": "random", "EMULATOR_SANITIZE": "all"}
+    done = emulated_ranks(ranks, LINKS, **options, PYTHONPATH=PATH, TMPDIR=str(tmp_path))
+    assert (done.code, done.err) == (0, "")
+    assert done.out.split() == ["joined"] * ranks

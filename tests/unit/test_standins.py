@@ -1,10 +1,13 @@
-"""The stand-in for cuBLASLt's bindings has the names, argument orders and numbers of the real ones."""
+"""The stand-ins for libraries have the names, argument orders and numbers of the real ones."""
 
+import ast
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 from enum import IntEnum
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -49,6 +52,41 @@ def test_stand_in(name):
             table = f"get_matmul_{kind}_attribute_dtype"
             for one in attributes:
                 assert np.dtype(getattr(ours, table)(one)) == np.dtype(getattr(real, table)(int(one))), one
+
+
+def test_stand_in_of_nccl():
+    """Beside the source of nccl4py, which would load the library if it were imported."""
+    found = importlib.util.find_spec("nccl")
+    if found is None:
+        pytest.skip("nccl4py is not installed: pip install --no-deps nccl4py")
+    folder = Path(found.submodule_search_locations[0]) / "core"
+    real = {}
+    for name in ("utils", "group", "typing", "communicator"):
+        real |= _said_in(folder / f"{name}.py")
+    ours = _said_in(ROOT / "tests" / "standins" / "nccl" / "core" / "__init__.py")
+    ours = {name: said for name, said in ours.items() if "_" not in (name[0], name.partition(".")[2][:1])}
+    for name in ("UniqueId.folder", *(name for name in ours if name.startswith("Result."))):  # of the compiled part
+        ours.pop(name)
+    assert {name: real.get(name) for name in ours} == ours
+    assert len(ours) >= 20
+    called = set(re.findall(r"_made\.(\w+)", (ROOT / "dptrain" / "comm" / "nccl.py").read_text()))
+    assert {f"Communicator.{one}" for one in called} <= real.keys()
+
+
+def _said_in(path: Path) -> dict[str, object]:
+    """Return the arguments of the functions and methods of a source, and the numbers in its classes, by name."""
+    found: dict[str, object] = {}
+    for node in ast.parse(path.read_text()).body:
+        inside = node.body if isinstance(node, ast.ClassDef) else [node]
+        prefix = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+        for one in inside:
+            if isinstance(one, ast.FunctionDef):
+                given = one.args
+                names = [each.arg for each in given.args], [each.arg for each in given.kwonlyargs], len(given.defaults)
+                found[prefix + one.name] = names
+            elif prefix and isinstance(one, ast.Assign) and isinstance(one.value, ast.Constant):
+                found[prefix + one.targets[0].id] = one.value.value
+    return found
 
 
 def _arguments(function) -> list[str]:

@@ -19,6 +19,7 @@ from dptrain.backend.cuda.compile import find_nvcc, release, too_new
 from dptrain.backend.cuda.compose import Composition
 from dptrain.backend.cuda.device import cuda, driver_version, open_gpu
 from dptrain.backend.cuda.executable import CudaExecutable
+from dptrain.backend.cuda.links import Links
 from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory, Heap, PinnedRing, SharedSamples, Streams, count
 from dptrain.backend.cuda.own import own_launch
 from dptrain.backend.cuda.packs import RunTable
@@ -63,6 +64,7 @@ class CudaBackend(Backend):
         gpu: the device's UUID, or None.
         gpu_record: the device.
         heap: its memory.
+        streams: what work is queued on.
         state: where variables live.
         library: who computes products instead of our own kernels, or None.
         executables: that are to be closed before the device.
@@ -106,8 +108,8 @@ class CudaBackend(Backend):
         # Ranks that may put samples on the same GPU.
         self._sharers = sharers
         self._last_samples: deque[SharedSamples] = deque(maxlen=_KEPT_SAMPLES)
-        self._streams = Streams(gpu)
-        self.heap = Heap(gpu, self._streams)
+        self.streams = Streams(gpu)
+        self.heap = Heap(gpu, self.streams)
         self.state = DeviceState(self.heap, self.download, self.write)
         self.executables: weakref.WeakSet[CudaExecutable] = weakref.WeakSet()
         self._tables: weakref.WeakValueDictionary[Hashable, RunTable] = weakref.WeakValueDictionary()
@@ -137,7 +139,7 @@ class CudaBackend(Backend):
             one.close()
         self._last_samples.clear()
         self.heap.close()
-        self._streams.close()
+        self.streams.close()
 
     # Programs
 
@@ -189,22 +191,32 @@ class CudaBackend(Backend):
     @property
     def stream(self) -> Any:
         """What all work is queued on, in order."""
-        return self._streams.ops
+        return self.streams.ops
 
     def wait(self) -> None:
         """Wait for all work."""
-        self.stream.synchronize()
+        self.streams.synchronize(self.stream)
+
+    def links(self, comm: Communicator) -> Links | None:
+        """Return what joins the ranks' GPUs; None where messages go through the host. Collective at the first call."""
+        if self.transport != "nccl":
+            return None
+        if comm not in self.gpu_record.links:
+            self.gpu_record.links[comm] = Links(comm)
+        found: Links = self.gpu_record.links[comm]
+        self.streams.waiting = found.waiting
+        return found
 
     def wait_for(self, other: "CudaBackend") -> None:
         """Let what is queued from now on wait for what another backend has queued."""
-        self._streams.wait_for(other._streams)
+        self.streams.wait_for(other.streams)
 
     def postpone(self, queue: Callable[[], None]) -> None:
         """Call this as soon as the stream is asked for, and not later than that."""
-        self._streams.before_ops = queue
+        self.streams.before_ops = queue
 
     def launch_waiting(self) -> None:
-        self._streams.launch_waiting()
+        self.streams.launch_waiting()
 
     # Memory
 
@@ -218,7 +230,7 @@ class CudaBackend(Backend):
         """Return zeros, as `empty`."""
         buffer = self.empty(shape, dtype, name)
         if buffer.nbytes:
-            cuda.memset_d8_async(buffer.pointer, 0, buffer.nbytes, self._streams.ops)
+            cuda.memset_d8_async(buffer.pointer, 0, buffer.nbytes, self.streams.ops)
         return buffer
 
     def upload(self, array: HostArray, name: str = "") -> DeviceArray:
@@ -229,7 +241,7 @@ class CudaBackend(Backend):
     def download(self, buffer: DeviceArray) -> HostArray:
         host = np.empty(buffer.shape, buffer.dtype)
         if buffer.size:
-            cuda.memcpy_dtoh_async(host, buffer.pointer, self._streams.ops)
+            cuda.memcpy_dtoh_async(host, buffer.pointer, self.streams.ops)
             self.wait()
         return host
 
@@ -238,7 +250,7 @@ class CudaBackend(Backend):
         if host.shape != buffer.shape:
             raise ValueError(f"cannot write an array of shape {host.shape} to a buffer of shape {buffer.shape}")
         if buffer.size:
-            cuda.memcpy_htod_async(buffer.pointer, host, self._streams.ops)
+            cuda.memcpy_htod_async(buffer.pointer, host, self.streams.ops)
             self.wait()  # the array is the caller's again
 
     def send(self, buffer: DeviceArray, array: HostArray) -> None:

@@ -59,6 +59,7 @@ class Gpu:
         owner: identity of that thread, 0 when the GPU is closed.
         modules: those that are loaded, by their compiled files.
         packs: what backends are to execute together.
+        links: what joins it with other ranks' GPUs, by these ranks.
         captures: a stream is captured, and nothing may be waited for.
         retired: PyCUDA's records of memory and streams that another thread has dropped, a garbage collection as a
             rule, or this one during a capture; they are given back when the last reference goes, which must happen in
@@ -75,6 +76,7 @@ class Gpu:
     samples: "weakref.WeakValueDictionary[tuple[Any, ...], Any]" = field(default_factory=weakref.WeakValueDictionary)
     modules: dict[Path, Any] = field(default_factory=dict)
     packs: Packs = field(default_factory=Packs)
+    links: dict[Any, Any] = field(default_factory=dict)
     captures: bool = False
     thread: threading.Thread = field(default_factory=threading.current_thread)
     owner: int = field(default_factory=threading.get_ident)
@@ -200,6 +202,8 @@ def _close_gpu() -> None:
     if _gpu is not None and _gpu.owner == threading.get_ident():
         for backend in list(_gpu.backends):
             backend.close()
+        while _gpu.links:
+            _gpu.links.popitem()[1].close()
         _gpu.modules.clear()
         _gpu.enter()
         _gpu.owner = 0

@@ -9,9 +9,10 @@ pack: one of its executables, the lead, has a table with a row for each, and lau
 
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise, zip_longest
+from itertools import accumulate, pairwise, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from dptrain.backend.cuda.compose import ALIGNMENT, Message
 from dptrain.backend.cuda.device import cuda
 from dptrain.backend.cuda.generate import Function, Kernel, OwnCall, arguments_of, blocks_of
 from dptrain.backend.cuda.graphs import steps_in_graph
+from dptrain.backend.cuda.links import LinkedMessage, LinkedMove, LinkedSum
 from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory, Pinned
 from dptrain.backend.cuda.own import own_launch
 from dptrain.backend.cuda.packs import RunTable, Starts
@@ -103,6 +105,7 @@ class CudaExecutable:
         comm: Communicator | None = None,
     ) -> None:
         self.backend, self._comm = backend, comm
+        self._links = None if comm is None or comm.size == 1 else backend.links(comm)
         made = backend.composed(program, rows, first_row, alone=comm is None or comm.size == 1)
         self._made, self._rows, self._sizes = made, made.sizes.rows, made.sizes
         self.source = made.source()
@@ -134,7 +137,8 @@ class CudaExecutable:
         known = self._placed(list(dict.fromkeys(constants)), "constants")
         for one, buffer in known.items():
             backend.write(buffer, np.asarray(one.value))
-        sums = {one: self._sum(one) for messages in self._made.messages for one in messages if one.is_sum}
+        sent = [one for messages in self._made.messages for one in messages]
+        sums = {one: self._sum(one) for one in sent if one.is_sum}
         waits = [(function.name, one) for function in functions for one in function.arguments if one.name == "arrived"]
         starts = in_a_row(one.value for _, one in waits)
         self._counters = backend.zeros((max(starts[-1], 1),), np.uint8, "counters")
@@ -149,8 +153,13 @@ class CudaExecutable:
                 self._pointers[key] = self._arena.pointer + start
             else:
                 self._scratch[key] = self._arena.pointer + start
-        travels = sums | self._moves()
-        self._messages = [travels[one] for messages in self._made.messages for one in messages]
+        travels = sums | (self._moves() if self._links is None else self._linked_moves())
+        self._messages = [travels[one] for one in sent]
+        linked = [one for one in self._messages if isinstance(one, LinkedMessage)]
+        if linked:
+            scratch = backend.empty((max(one.scratch_bytes for one in linked),), np.uint8, "messages")
+            for way in linked:
+                way.scratch = scratch
         self.nbytes = starts[-1] + sum(one.nbytes for one in self._memories)
         self._starts = backend.empty((_STEPS,), np.int64, "steps")
         self._number = backend.zeros((1,), np.int64, "steps")
@@ -168,7 +177,7 @@ class CudaExecutable:
         self._pointers |= {one: buffer.pointer for one, buffer in found.items()}
         return found
 
-    def _sum(self, message: Message) -> _Travel:
+    def _sum(self, message: Message) -> "_Travel | LinkedMessage":
         """Give the tensors of a message of all-reduces places in one buffer that travels."""
         backend, comm, first = self.backend, self._comm, message.results[0]
         assert comm is not None
@@ -177,7 +186,10 @@ class CudaExecutable:
         buffer = backend.empty((starts[-1],), first.dtype, "messages")
         for one, start in zip(message.results, starts, strict=False):
             self._pointers[one] = buffer.pointer + start * one.dtype.itemsize
-        way = backend.exchange(buffer, direct=backend.direct and over == "sum" and not is_half(buffer.dtype))
+        if self._links is not None:
+            return LinkedSum(backend, buffer, over, self._links.along(first.attributes["mesh"]))
+        direct = backend.transport == "cuda-aware" and over == "sum" and not is_half(buffer.dtype)
+        way = backend.exchange(buffer, direct=direct)
         group = comm.along(first.attributes["mesh"])
 
         def finish() -> None:
@@ -209,12 +221,7 @@ class CudaExecutable:
     def _move(self, message: Message, out: Pinned, back: Pinned) -> _Travel:
         comm = self._comm
         assert comm is not None
-
-        def buffer(one: Tensor, like: Tensor) -> DeviceArray:
-            return DeviceArray(self._arena, self._pointers[one], self._shape(like), one.dtype)
-
-        parts = [buffer(part, one.inputs[0]) for part, one in zip(message.parts, message.results, strict=True)]
-        results = [buffer(one, one) for one in message.results]
+        parts, results = self._buffers(message)
         replaces = any(one in self._made.targets for one in message.results)
         way = PinnedMove(self.backend.heap, (out, back), parts, results, replaces=replaces)
 
@@ -223,6 +230,26 @@ class CudaExecutable:
             way.end()
 
         return _Travel(way.begin, finish)
+
+    def _linked_moves(self) -> dict[Message, LinkedMessage]:
+        """Return how messages of gathers and of reduce-scatters travel from GPU to GPU."""
+        assert self._links is not None
+        updates = set(self._made.program.updates.values())
+        found: dict[Message, LinkedMessage] = {}
+        for message in (one for messages in self._made.messages for one in messages if not one.is_sum):
+            link = self._links.along(message.results[0].attributes["mesh"])
+            waits = not updates.isdisjoint(message.results)
+            found[message] = LinkedMove(self.backend, message.results, *self._buffers(message), link, waits=waits)
+        return found
+
+    def _buffers(self, message: Message) -> tuple[list[DeviceArray], list[DeviceArray]]:
+        """Return where the parts of a message of gathers or of reduce-scatters lie, and its results."""
+
+        def buffer(one: Tensor, like: Tensor) -> DeviceArray:
+            return DeviceArray(self._arena, self._pointers[one], self._shape(like), one.dtype)
+
+        parts = [buffer(part, one.inputs[0]) for part, one in zip(message.parts, message.results, strict=True)]
+        return parts, [buffer(one, one) for one in message.results]
 
     def _shape(self, tensor: Tensor) -> tuple[int, ...]:
         return local(tensor.shape, self._rows)
@@ -279,12 +306,27 @@ class CudaExecutable:
                         own.append(partial(_launch, call, blocks, kernel.threads, backend.stream, values))
                         alike.append((kernel.name, blocks, values))
                     counts.append(len(own))
-                self._stages.append(_cut(own, [(next(numbers), counts[one.after]) for one in messages]))
+                after = [counts[one.after] for one in messages]
+                if self._links is not None:  # one without rows launches less: they leave in one order on all
+                    after = list(accumulate(after, max))
+                self._stages.append(_cut(own, [(next(numbers), one) for one in after]))
         except cuda.Error as error:
             raise DeviceError(
                 f"{gpu.name}: the kernels of a program do not load ({error}); remove {cubin.path.parent}"
             ) from error
+        if self._links is not None and self._messages:
+            self._stages = [[_Launches(self._whole_step(), [])]]
         return tuple(alike) if is_generated and not self._messages else None
+
+    def _whole_step(self) -> list[Launch]:
+        """Return all that a step queues, where the GPUs send its messages by themselves."""
+        found: list[Launch] = []
+        for stage in self._stages:
+            for part in stage:
+                found += part.launches
+                found += [partial(_call_alone, self._messages[one].begin) for one in part.ready]
+            found += [partial(_call_alone, self._messages[one].finish) for part in stage for one in part.ready]
+        return found
 
     def _calls(self, kernel: Kernel) -> list[Callable[[], None]]:
         """Return what is called where no generated kernel is launched."""
@@ -400,8 +442,10 @@ class CudaExecutable:
             for _ in range(steps // together):
                 self._queue((0, 0, runs, together), part.launches * together)
             steps %= together
+        meets = self._links if self._messages else None
         for _ in range(steps):
-            self._run_step(runs)
+            with nullcontext() if meets is None else meets.queueing():
+                self._run_step(runs)
 
     def _run_step(self, runs: int) -> None:
         for number, stage in enumerate(self._stages):

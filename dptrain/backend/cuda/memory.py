@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dptrain.backend.base import amount
 from dptrain.backend.cuda.device import Gpu, cuda
@@ -14,6 +15,7 @@ from dptrain.errors import DeviceError, DeviceMemoryError
 
 # Bytes of a block of the ring from which small arrays are sent, and how many there are.
 _RING_BLOCK, _RING_BLOCKS = 2**16, 4
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 
 
 class Streams:
@@ -24,6 +26,7 @@ class Streams:
 
     Attributes:
         before_ops: queues what has been postponed; None where nothing has.
+        waiting: what the host does while it waits for one of them.
 
     Raises:
         DeviceError: the GPU makes none. Who takes one in another thread than the GPU's gets this error too.
@@ -33,9 +36,9 @@ class Streams:
         self._gpu = gpu
         self._streams: list[Any] = []
         self.before_ops: Callable[[], None] | None = None
-        non_blocking = 1  # CU_STREAM_NON_BLOCKING
+        self.waiting: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
         try:
-            self._streams += [cuda.Stream(non_blocking) for _ in range(3)]
+            self._streams += [cuda.Stream(_NON_BLOCKING) for _ in range(3)]
             self._queued = cuda.Event(cuda.event_flags.DISABLE_TIMING)
         except cuda.Error as error:
             raise DeviceError(f"{gpu.name} makes no streams ({error}); see nvidia-smi") from error
@@ -65,6 +68,23 @@ class Streams:
         self._gpu.enter()
         return self._streams[2]
 
+    @property
+    def linked(self) -> Any:
+        """Messages that GPUs send each other."""
+        self._gpu.enter()
+        while len(self._streams) < 4:
+            self._streams.append(cuda.Stream(_NON_BLOCKING))
+        return self._streams[3]
+
+    def synchronize(self, queued: Any) -> None:
+        """Let the host wait for a stream, or for an event that was recorded on one."""
+        with self.waiting():
+            queued.synchronize()
+
+    def retire(self, *handles: Any) -> bool:
+        """As `Gpu.retire`."""
+        return self._gpu.retire(*handles)
+
     def wait_for(self, other: "Streams") -> None:
         """Let ops that are queued from now on wait for those that another backend has queued."""
         other._queued.record(other.ops)
@@ -73,7 +93,7 @@ class Streams:
     def finish(self) -> None:
         """Wait for all of them."""
         for stream in self._streams:
-            stream.synchronize()
+            self.synchronize(stream)
 
     def close(self) -> None:
         """Give them back."""
@@ -197,6 +217,11 @@ class DeviceArray:
         pointer = self.pointer + start * count(rest) * self.dtype.itemsize
         return DeviceArray(self._memory, pointer, (max(stop - start, 0), *rest), self.dtype)
 
+    def view(self, dtype: npt.DTypeLike) -> "DeviceArray":
+        """Return the same bytes as a flat array of another type."""
+        kind = np.dtype(dtype)
+        return DeviceArray(self._memory, self.pointer, (self.nbytes // kind.itemsize,), kind)
+
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """How other libraries (mpi4py among them) find the memory: version 3 of Numba's CUDA Array Interface."""
@@ -257,6 +282,7 @@ class PinnedRing:
     """
 
     def __init__(self, heap: "Heap") -> None:
+        self._streams = heap.streams
         self._blocks = [Pinned(heap, (_RING_BLOCK,), np.dtype(np.uint8)) for _ in range(_RING_BLOCKS)]
         self._number = self._filled = 0
 
@@ -268,7 +294,7 @@ class PinnedRing:
         if self._filled + data.nbytes > _RING_BLOCK:
             self._blocks[self._number].copied.record(stream)
             self._number, self._filled = (self._number + 1) % _RING_BLOCKS, 0
-            self._blocks[self._number].copied.synchronize()
+            self._streams.synchronize(self._blocks[self._number].copied)
         place = self._blocks[self._number].host[self._filled : self._filled + data.nbytes]
         place[:] = data
         cuda.memcpy_htod_async(buffer.pointer, place, stream)

@@ -31,7 +31,7 @@ class PinnedExchange(Exchange):
         self._out.copied.record(self._streams.outward)
 
     def values(self) -> HostArray:
-        self._out.copied.synchronize()  # MPI knows nothing of streams
+        self._streams.synchronize(self._out.copied)  # MPI knows nothing of streams
         return self._out.host
 
     def end(self) -> None:
@@ -78,7 +78,7 @@ class PinnedMove:
 
     def values(self) -> tuple[list[HostArray], list[HostArray]]:
         """Wait until the parts are out; return them, and what results are to be written to."""
-        self._out.copied.synchronize()
+        self._streams.synchronize(self._out.copied)
         return [_typed(*one) for one in self._parts], [_typed(*one) for one in self._results]
 
     def end(self) -> None:
@@ -119,7 +119,7 @@ class DirectExchange(Exchange):
         self._complete.record(self._streams.ops)
 
     def values(self) -> DeviceArray:
-        self._complete.synchronize()  # MPI knows nothing of streams
+        self._streams.synchronize(self._complete)  # MPI knows nothing of streams
         return self._buffer
 
     def end(self) -> None:
@@ -136,7 +136,7 @@ class PinnedStaging(Staging):
         self.host = self._in.host
 
     def reuse(self) -> None:
-        self._in.copied.synchronize()
+        self._streams.synchronize(self._in.copied)
 
     def release(self) -> None:
         self._in.queued.record(self._streams.ops)

@@ -1,5 +1,6 @@
 """Trains by programs that are placed on a mesh, each rank with the CUDA backend and its own parts of weights, and
-compares with one device. Arguments: the rows of each part of the batch, joined by "+"; forms of `test_local.FORMS`."""
+compares with one device. Arguments: how messages travel; the rows of each part of the batch, joined by "+"; forms of
+`test_local.FORMS`."""
 
 import math
 import sys
@@ -28,15 +29,16 @@ class Step(Perceptron):
         return {**found, "late": late}
 
 
-shards = [int(one) for one in sys.argv[1].split("+")]
+shards = [int(one) for one in sys.argv[2].split("+")]
 world, backend = comm.current(), CudaBackend()
+backend.transport = sys.argv[1]
 alone = Step()
 state = {one: one.numpy() for one in alone.program.state}
 for _ in range(STEPS):
     outputs, updates = evaluate(alone.program, alone.data, state)
     state |= updates
 
-for form in sys.argv[2:]:
+for form in sys.argv[3:]:
     weights, slots, lengths = FORMS[form]
     if math.prod(lengths.values()) != world.size:  # along its one axis as many as there are
         lengths = {axis: n if n == 1 else world.size for axis, n in lengths.items()}

@@ -1,6 +1,6 @@
 """Runs a program of batch statistics, gradients and a maximum on the CUDA backend, this rank's rows of it; prints its
 state on rank 0. Arguments: the type of a layer's product; bytes of a message at most, 0 for any number; the type in
-which gradients travel, or none; the rows of each rank."""
+which gradients travel, or none; how messages travel; the rows of each rank."""
 
 import sys
 
@@ -13,8 +13,8 @@ from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
 
-compute, bucket_bytes, comm_dtype = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-shards = [int(one) for one in sys.argv[4:]]
+compute, bucket_bytes, comm_dtype, transport = sys.argv[1], int(sys.argv[2]), *sys.argv[3:5]
+shards = [int(one) for one in sys.argv[5:]]
 rng = np.random.default_rng(0)
 rows = sum(shards)
 weights, slope = (
@@ -44,7 +44,7 @@ ranks = comm.current()
 first = sum(shards[: ranks.rank])
 own = slice(first, first + shards[ranks.rank])
 backend = CudaBackend()
-backend.direct = comm_dtype != "none"  # which reaches the memory of the emulator, but does not know bfloat16
+backend.transport = transport  # "cuda-aware" reaches the memory of the emulator, but does not know bfloat16
 executable = backend.executable(
     program, {"x": x[own], "share": t[own]}, rows=shards[ranks.rank], first_row=first, comm=ranks
 )

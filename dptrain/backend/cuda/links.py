@@ -1,0 +1,354 @@
+"""Messages between ranks that their GPUs send by themselves: queued on a stream between two events.
+
+The host waits for nothing there, so that a step with its messages is one graph. What ranks have is packed and unpacked
+by copies on the device.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from dptrain.backend.cuda.compile import compiled_text
+from dptrain.backend.cuda.device import cuda
+from dptrain.backend.cuda.memory import DeviceArray, Streams, count
+from dptrain.comm.base import Communicator
+from dptrain.comm.device import DeviceCommunicator
+from dptrain.comm.nccl import NcclCommunicator
+from dptrain.errors import ConfigError
+from dptrain.program.memory import in_a_row
+from dptrain.program.mesh import ALL_GATHER
+from dptrain.program.messages import counts_of, is_contiguous, layout
+from dptrain.program.tensor import Tensor
+from dptrain.runtime import watchdog
+from dptrain.runtime.records import Collective
+
+if TYPE_CHECKING:
+    from dptrain.backend.cuda.backend import CudaBackend
+
+# Blocks that join what ranks have, at most, and the threads of each.
+_BLOCKS, _THREADS = 1024, 256
+# Where scratch memory of a message begins.
+_ALIGNMENT = 256
+# Types that `kernels/ranks.h` joins.
+_JOINED = ("float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8")
+
+
+class Links:
+    """The GPUs of ranks, joined along each axis of their mesh.
+
+    Collective.
+
+    Args:
+        comm: the ranks.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+        self._record = watchdog.record()
+        with self._record.collective(Collective.DEVICES):
+            self._world: DeviceCommunicator = NcclCommunicator.joined(comm)
+        self._groups: dict[str, DeviceCommunicator] = {}
+        self._queued = -1  # the record's position behind the last messages
+
+    def along(self, axis: str) -> DeviceCommunicator:
+        """Return the ranks along an axis of the mesh. Collective at the first call."""
+        if axis not in self._groups:
+            group = self._comm.along(axis)
+            if group.size == self._comm.size:
+                self._groups[axis] = self._world
+            else:
+                ranks: list[int] = group.allgather(self._comm.rank)
+                with self._record.collective(Collective.DEVICES):
+                    self._groups[axis] = self._world.split(ranks)
+        return self._groups[axis]
+
+    @contextmanager
+    def queueing(self) -> Iterator[None]:
+        """Let the other ranks see that this one queues messages."""
+        with self._record.collective(Collective.DEVICES):
+            yield
+        self._queued = self._record.position
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Let the other ranks see that this one waits for a stream, on which messages may wait for them."""
+        # Where ranks have met since, all have queued these messages.
+        waits = self._record.position == self._queued
+        if waits:
+            self._record.step_back()
+        yield
+        if waits:
+            self._record.__exit__()
+        if any(one.is_aborted for one in self._all):
+            time.sleep(60)  # what the device has made is garbage, and the job is about to end
+
+    @property
+    def _all(self) -> list[DeviceCommunicator]:
+        return list(dict.fromkeys([*self._groups.values(), self._world]))
+
+    def close(self) -> None:
+        """Part the GPUs, once all queued work has ended. Collective."""
+        with self._record.collective(Collective.DEVICES):
+            for one in self._all:
+                one.close()
+
+
+class LinkedMessage(ABC):
+    """A message that GPUs send.
+
+    Args:
+        streams: of the backend.
+        link: the ranks that it goes to.
+        waits: whether ops that are queued between `begin` and `finish` may read what lies where results will; all ranks
+            say the same.
+
+    Attributes:
+        scratch_bytes: memory that it needs while it is on its way.
+        scratch: that memory; messages, which leave one after the other, may have the same.
+    """
+
+    scratch_bytes = 0
+    scratch: DeviceArray
+
+    def __init__(self, streams: Streams, link: DeviceCommunicator, *, waits: bool = False) -> None:
+        self._streams, self._link, self._waits = streams, link, waits
+        self._complete, self._arrived = (cuda.Event(cuda.event_flags.DISABLE_TIMING) for _ in range(2))
+
+    def begin(self) -> None:
+        """Ops queued so far complete what is given: send it, while ops that are queued later run."""
+        if not self._waits:
+            self._leave()
+
+    def finish(self) -> None:
+        """What has come is there for ops that are queued from now on."""
+        if self._waits:
+            self._leave()
+        self._streams.ops.wait_for_event(self._arrived)
+
+    def _leave(self) -> None:
+        linked = self._streams.linked
+        self._complete.record(self._streams.ops)
+        linked.wait_for_event(self._complete)
+        self._queue(linked)
+        self._arrived.record(linked)
+
+    @abstractmethod
+    def _queue(self, stream: Any) -> None:
+        """Queue all that is to be done."""
+
+    def __del__(self) -> None:
+        """Leave the events to the thread that can give them back."""
+        with suppress(AttributeError):  # where the constructor failed
+            self._streams.retire(self._complete, self._arrived)
+
+
+class LinkedSum(LinkedMessage):
+    """A sum over the ranks, or the greatest of each element, in place.
+
+    What the link does not add up itself, each rank adds up of its share of all ranks' elements, or of all that it has
+    gathered: to the bits that the host makes of them.
+
+    Args:
+        backend: the device.
+        buffer: what is given and found, flat.
+        over: "sum" or "max".
+        link: the ranks.
+    """
+
+    def __init__(self, backend: "CudaBackend", buffer: DeviceArray, over: str, link: DeviceCommunicator) -> None:
+        super().__init__(backend.streams, link)
+        self._buffer, self._over = _stored(buffer), over
+        self._join = None if link.joins(self._buffer.dtype, over) else Join(backend, buffer.dtype, over)
+        # Of a sum a rank makes its share and gives it to all; of a maximum, which is short, each makes everything.
+        ends = [buffer.size * rank // link.size if over == "sum" else 0 for rank in range(link.size + 1)]
+        self._shares, self._own = np.diff(ends).tolist(), slice(*ends[link.rank : link.rank + 2])
+        if self._join is not None:
+            share = self._shares[link.rank] if over == "sum" else buffer.size
+            self.scratch_bytes = link.size * share * buffer.dtype.itemsize
+
+    def _queue(self, stream: Any) -> None:
+        buffer, link, itemsize = self._buffer, self._link, self._buffer.dtype.itemsize
+        if not buffer.size:
+            return
+        if self._join is None:
+            link.all_reduce(buffer, self._over, stream.handle)
+            return
+        found, given = self.scratch[: self.scratch_bytes], buffer.view(np.uint8)
+        if self._over == "max":
+            link.all_gather(given, found, [buffer.nbytes] * link.size, stream.handle)
+            self._join(stream, found, buffer, link.size)
+            return
+        shares, own = [n * itemsize for n in self._shares], buffer[self._own]
+        link.all_to_all(given, shares, found, [own.nbytes] * link.size, stream.handle)
+        self._join(stream, found, own, link.size)
+        link.all_gather(own.view(np.uint8), given, shares, stream.handle)
+
+
+class LinkedMove(LinkedMessage):
+    """Gathers, or reduce-scatters, that travel together.
+
+    Args:
+        backend: the device.
+        message: as `messages.exchange` takes it.
+        parts: what each of them takes.
+        results: what each of them makes.
+        link: the ranks along the message's axis of the mesh.
+        waits: as of a `LinkedMessage`.
+    """
+
+    def __init__(
+        self,
+        backend: "CudaBackend",
+        message: Sequence[Tensor],
+        parts: Sequence[DeviceArray],
+        results: Sequence[DeviceArray],
+        link: DeviceCommunicator,
+        *,
+        waits: bool,
+    ) -> None:
+        super().__init__(backend.streams, link, waits=waits)
+        self._message, self._parts, self._results = message, parts, results
+        first, itemsize = message[0], parts[0].dtype.itemsize
+        self._gathers = first.op is ALL_GATHER
+        wholes = results if self._gathers else parts
+        self._each = [counts_of(one, whole.shape) for one, whole in zip(message, wholes, strict=True)]
+        self._counts = [sum(own) for own in zip(*self._each, strict=True)]
+        self._over = "" if self._gathers else first.attributes["over"]
+        own, whole = self._counts[link.rank] * itemsize, sum(self._counts) * itemsize
+        contiguous = is_contiguous(message)
+        # Parts packed, or what comes from all ranks for this one; a whole packed; the own sums packed.
+        sizes = [own * (len(parts) > 1), 0 if contiguous else whole, 0]
+        self._join: Join | None = None
+        if not self._gathers:
+            alike = len(set(self._counts)) == 1 and link.joins(_stored(parts[0]).dtype, self._over)
+            self._join = None if alike else Join(backend, parts[0].dtype, self._over)
+            sizes = [0 if alike else own * link.size, sizes[1], own * (len(results) > 1)]
+        starts = in_a_row(sizes, _ALIGNMENT)
+        self._places = [slice(start, start + size) for start, size in zip(starts, sizes, strict=False)]
+        self.scratch_bytes = starts[-1]
+
+    def _queue(self, stream: Any) -> None:
+        first, second, third = (self.scratch[place] for place in self._places)
+        parts, results = ([_flat(one) for one in given] for given in (self._parts, self._results))
+        counts = [n * self._parts[0].dtype.itemsize for n in self._counts]
+        if self._gathers:
+            given = first if first.size else parts[0]
+            if first.size:
+                _line_up(parts, first, stream)
+            link_to = second if second.size else results[0]
+            self._link.all_gather(given, link_to, counts, stream.handle)
+            if second.size:
+                self._copy(second, self._results, stream, unpack=True)
+            return
+        whole = second if second.size else parts[0]
+        if second.size:
+            self._copy(second, self._parts, stream, unpack=False)
+        mine = third if third.size else results[0]
+        if not sum(counts):
+            return
+        if self._join is None:
+            dtype = _stored(self._parts[0]).dtype
+            self._link.reduce_scatter(whole.view(dtype), mine.view(dtype), self._over, stream.handle)
+        else:
+            own = counts[self._link.rank]
+            self._link.all_to_all(whole, counts, first, [own] * self._link.size, stream.handle)
+            self._join(stream, first, mine.view(self._parts[0].dtype), self._link.size)
+        if third.size:
+            _cut_up(third, results, stream)
+
+    def _copy(self, flat: DeviceArray, wholes: Sequence[DeviceArray], stream: Any, *, unpack: bool) -> None:
+        """Copy the ranks' parts of tensors between where they lie in these and where they travel."""
+        itemsize = wholes[0].dtype.itemsize
+        for number, start, begin, length in layout(self._message, self._each):
+            whole, axis = wholes[number], self._message[number].attributes["axis"]
+            inner = count(whole.shape[axis + 1 :]) * itemsize
+            outer = _Rows(whole.pointer + begin * inner, whole.shape[axis] * inner)
+            packed = _Rows(flat.pointer + start * itemsize, length * inner)
+            source, target = (packed, outer) if unpack else (outer, packed)
+            _copy_rows(source, target, length * inner, count(whole.shape[:axis]), stream)
+
+
+class Join:
+    """Queues what adds up what ranks have, or finds the greatest: `kernels/ranks.h`.
+
+    Args:
+        backend: the device.
+        dtype: of the elements.
+        over: "sum" or "max".
+
+    Raises:
+        ConfigError: there is none for this type.
+    """
+
+    def __init__(self, backend: "CudaBackend", dtype: np.dtype[Any], over: str) -> None:
+        name = "uint8" if dtype == np.bool_ else dtype.name
+        if name not in _JOINED:
+            raise ConfigError(f"--comm nccl: ranks cannot join numbers of {dtype.name} ({over}); use --comm host")
+        gpu = backend.gpu_record
+        cubin = compiled_text("ranks", '#include "ranks.h"\n', gpu.architecture)
+        self._kernel = gpu.module(cubin).get_function(f"{over}_{name}")
+        self._kernel.prepare("PPqi")
+
+    def __call__(self, stream: Any, given: DeviceArray, out: DeviceArray, ranks: int) -> None:
+        """Queue it.
+
+        Args:
+            stream: on which.
+            given: every rank's elements, one rank's behind the other's, as bytes.
+            out: where the results go, flat.
+            ranks: how many.
+        """
+        if out.size:
+            grid = min(-(-out.size // _THREADS), _BLOCKS), 1
+            block = _THREADS, 1, 1
+            self._kernel.prepared_async_call(grid, block, stream, given.pointer, out.pointer, out.size, ranks)
+
+
+class _Rows(NamedTuple):
+    """Bytes that lie in pieces, `pitch` bytes from one to the next."""
+
+    pointer: int
+    pitch: int
+
+
+def _copy_rows(source: _Rows, target: _Rows, width: int, height: int, stream: Any) -> None:
+    if not width or not height:
+        return
+    if height == 1 or source.pitch == target.pitch == width:
+        cuda.memcpy_dtod_async(target.pointer, source.pointer, width * height, stream)
+        return
+    copy = cuda.Memcpy2D()
+    copy.set_src_device(source.pointer)
+    copy.set_dst_device(target.pointer)
+    copy.src_pitch, copy.dst_pitch, copy.width_in_bytes, copy.height = source.pitch, target.pitch, width, height
+    copy(stream)
+
+
+def _line_up(parts: Sequence[DeviceArray], flat: DeviceArray, stream: Any) -> None:
+    for part, start in zip(parts, _starts(parts), strict=False):
+        if part.size:
+            cuda.memcpy_dtod_async(flat.pointer + start, part.pointer, part.nbytes, stream)
+
+
+def _cut_up(flat: DeviceArray, parts: Sequence[DeviceArray], stream: Any) -> None:
+    for part, start in zip(parts, _starts(parts), strict=False):
+        if part.size:
+            cuda.memcpy_dtod_async(part.pointer, flat.pointer + start, part.nbytes, stream)
+
+
+def _starts(parts: Sequence[DeviceArray]) -> list[int]:
+    return list(accumulate((one.nbytes for one in parts), initial=0))
+
+
+def _flat(buffer: DeviceArray) -> DeviceArray:
+    return buffer.view(np.uint8)
+
+
+def _stored(buffer: DeviceArray) -> DeviceArray:
+    """Return a flat array with truth values as numbers, 0 and 1."""
+    return buffer.view(np.uint8 if buffer.dtype == np.bool_ else buffer.dtype)

@@ -1,0 +1,187 @@
+"""Ranks whose GPUs are joined by NVIDIA's NCCL, through nccl4py (`--comm nccl`). The only module that imports it.
+
+**It has run against a stand-in for `nccl.core` only (tests/standins), never on hardware.** Names and arguments were
+compared with nccl4py 0.6.
+
+NCCL works in the context that is current, which PyCUDA has made. It promises all ranks the same bits of a sum, and the
+same at every run of the same version on the same GPUs and links; in which order it adds depends on all of these.
+
+Source: NCCL User Guide, chapters "Collective Operations", "Group Calls", "Using NCCL with CUDA Graphs" and "Fault
+Tolerance".
+"""
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from dptrain.comm.base import Communicator
+from dptrain.comm.device import DeviceBuffer, DeviceCommunicator
+from dptrain.errors import DeviceError
+from dptrain.runtime import watchdog
+from dptrain.runtime.extras import pip_install
+
+# Types whose sums are NCCL's. Halves it would round at every rank; of a number and NaN it takes the number for the
+# greatest.
+_SUMS = ("float32", "float64", "int32", "int64", "uint32", "uint64", "int8", "uint8")
+_GREATEST = tuple(name for name in _SUMS if not name.startswith("float"))
+# Results that are no errors: ncclSuccess and ncclInProgress.
+_FINE = (0, 7)
+# Seconds that an abort may take before the job ends without it.
+_PATIENCE = 2.0
+
+
+def why_not() -> str:
+    """Return why NCCL cannot be used in this process, or an empty string if nothing is known against it."""
+    try:
+        _library().get_version()
+    except ImportError as error:
+        return f"nccl4py is not installed ({error}); {pip_install('nccl')}"
+    except Exception as error:  # nccl4py has a class of its own for each reason
+        return f"the library does not load ({error})"
+    return ""
+
+
+@functools.cache
+def _library() -> Any:
+    # What one rank records alone, because it has too little memory to keep all programs, must be no collective.
+    os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
+    import nccl.core
+
+    return nccl.core
+
+
+class NcclCommunicator(DeviceCommunicator):
+    """Ranks that NCCL joins.
+
+    Args:
+        made: nccl4py's communicator, which is this object's own.
+        rank: this process among them.
+        size: the number of ranks.
+    """
+
+    def __init__(self, made: Any, rank: int, size: int) -> None:
+        self._made, self.rank, self.size = made, rank, size
+        self._core = _library()
+        self._ends = threading.Lock()
+        watchdog.attend(self)
+
+    @classmethod
+    def joined(cls, comm: Communicator) -> "NcclCommunicator":
+        """Return these ranks, each with the GPU whose context is current. Collective.
+
+        Raises:
+            DeviceError: NCCL refuses; the other ranks may wait for this one then.
+        """
+        core = _library()
+        told = comm.broadcast_fact(core.get_unique_id().as_bytes.hex() if comm.rank == 0 else None)
+        with _said("NCCL does not start"):
+            made = core.Communicator.init(comm.size, comm.rank, core.UniqueId.from_bytes(bytes.fromhex(told)))
+        return cls(made, comm.rank, comm.size)
+
+    def split(self, ranks: Sequence[int]) -> "NcclCommunicator":
+        """`ncclCommSplit`: ranks with one color are a group."""
+        with _said("NCCL does not split"):
+            made = self._made.split(ranks[0], self.rank)
+        return NcclCommunicator(made, list(ranks).index(self.rank), len(ranks))
+
+    def joins(self, dtype: np.dtype[Any], over: str) -> bool:
+        """See `_SUMS`."""
+        return dtype.name in (_SUMS if over == "sum" else _GREATEST)
+
+    def all_reduce(self, buffer: DeviceBuffer, over: str, stream: int) -> None:
+        """`ncclAllReduce`, in place."""
+        with _said("NCCL refuses an all-reduce"):
+            self._made.allreduce(buffer, buffer, self._op(over), stream=stream)
+
+    def reduce_scatter(self, parts: DeviceBuffer, out: DeviceBuffer, over: str, stream: int) -> None:
+        """`ncclReduceScatter`."""
+        with _said("NCCL refuses a reduce-scatter"):
+            self._made.reduce_scatter(parts, out, self._op(over), stream=stream)
+
+    def all_gather(self, part: DeviceBuffer, out: DeviceBuffer, counts: Sequence[int], stream: int) -> None:
+        """`ncclAllGather` of parts of equal sizes; of others a broadcast from each rank, in one group."""
+        with _said("NCCL refuses an all-gather"):
+            if len(set(counts)) == 1:
+                if counts[0]:
+                    self._made.allgather(part, out, stream=stream)
+                return
+            with self._core.group():
+                for rank, place in enumerate(_places(counts)):
+                    if counts[rank]:
+                        self._made.broadcast(part, out[place], rank, stream=stream)
+
+    def all_to_all(
+        self,
+        parts: DeviceBuffer,
+        counts: Sequence[int],
+        out: DeviceBuffer,
+        out_counts: Sequence[int],
+        stream: int,
+    ) -> None:
+        """`ncclSend` to each rank and `ncclRecv` from each, in one group."""
+        with _said("NCCL refuses an all-to-all"), self._core.group():
+            for rank, (given, taken) in enumerate(zip(_places(counts), _places(out_counts), strict=True)):
+                if counts[rank]:
+                    self._made.send(parts[given], rank, stream=stream)
+                if out_counts[rank]:
+                    self._made.recv(out[taken], rank, stream=stream)
+
+    def send(self, buffer: DeviceBuffer, rank: int, stream: int) -> None:
+        """`ncclSend`."""
+        with _said("NCCL refuses to send"):
+            self._made.send(buffer, rank, stream=stream)
+
+    def receive(self, buffer: DeviceBuffer, rank: int, stream: int) -> None:
+        """`ncclRecv`."""
+        with _said("NCCL refuses to receive"):
+            self._made.recv(buffer, rank, stream=stream)
+
+    def _op(self, over: str) -> Any:
+        return self._core.NcclRedOp.SUM if over == "sum" else self._core.NcclRedOp.MAX
+
+    def trouble(self) -> str:
+        """`ncclCommGetAsyncError`: what is found here comes from a network; of memory that GPUs share nothing does."""
+        with self._ends:
+            if not self._made.is_valid:
+                return ""
+            found = self._made.get_async_error()
+            return "" if int(found) in _FINE else f"NCCL: {found.name} ({self._made.get_last_error()})"
+
+    def abort(self) -> None:
+        """`ncclCommAbort`, which is given some time: it waits for the device."""
+        self.is_aborted = True
+        ending = threading.Thread(target=self._abort, name="dptrain nccl abort", daemon=True)
+        ending.start()
+        ending.join(_PATIENCE)
+
+    def _abort(self) -> None:
+        with contextlib.suppress(Exception), self._ends:
+            self._made.abort()
+
+    def close(self) -> None:
+        """`ncclCommDestroy`."""
+        watchdog.leave_alone(self)
+        with self._ends, contextlib.suppress(Exception):  # who ends a process has no use for a refusal
+            self._made.destroy()
+
+
+@contextlib.contextmanager
+def _said(what: str) -> Any:
+    """Let what nccl4py raises, which has a class of its own for each reason, be an error of ours."""
+    try:
+        yield
+    except Exception as error:
+        raise DeviceError(
+            f"--comm nccl: {what} ({error}); NCCL_DEBUG=WARN says more, --comm host does without"
+        ) from error
+
+
+def _places(counts: Sequence[int]) -> list[slice]:
+    ends = np.cumsum([0, *counts]).tolist()
+    return [slice(start, stop) for start, stop in pairwise(ends)]

@@ -1,0 +1,48 @@
+"""Trains on two GPUs whose messages go past the host, until rank 1 does something in the third step: the argument."""
+
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+
+import dptrain as dp
+from dptrain.backend.cuda import backend
+from dptrain.backend.cuda.executable import CudaExecutable
+
+way = sys.argv[1]
+
+
+class Trouble(dp.callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs=None) -> None:
+        if batch == 2 and dp.rank() == 1:
+            if way == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if way == "stopped":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            if way == "asleep":
+                time.sleep(60)
+            if way == "raises":
+                raise RuntimeError("bomb")
+
+
+class Late(CudaExecutable):
+    """Does not queue the third step."""
+
+    steps = 0
+
+    def run(self, starts=(0,)):
+        Late.steps += 1
+        if Late.steps == 3:
+            time.sleep(60)
+        super().run(starts)
+
+
+if way == "late" and dp.rank() == 1:
+    backend.CudaExecutable = Late
+x = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+model = dp.Sequential([dp.layers.Dense(2, input_shape=(4,))])
+model.compile("sgd", "mse", device="cuda", comm="nccl")
+model.fit(x, x[:, :2], batch_size=8, epochs=2, verbose=0, callbacks=[Trouble()])
+print("trained", flush=True)

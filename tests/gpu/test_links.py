@@ -1,0 +1,126 @@
+"""Messages that GPUs send each other: what ends a training there, and what is refused; with NCCL's stand-in."""
+
+import importlib.util
+import re
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.emulated import emulated, emulated_ranks, inside_emulator
+from tests.launching import Finished
+
+pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
+SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "links_in_trouble.py")
+PATH = f"{ROOT}:{ROOT / 'tests' / 'standins'}"
+
+
+def train(folder, way: str, **environment: str) -> Finished:
+    options = {"EMULATOR_DEVICES": "2", "EMULATOR_LEAKS": "off", "PYTHONPATH": PATH, "TMPDIR": str(folder)}
+    return emulated_ranks(2, SCRIPT, way, timeout=60, fresh=True, **options | environment)
+
+
+@pytest.mark.parametrize(
+    ("way", "code", "message", "environment"),
+    [
+        ("raises", 70, "rank 1/2 .* training, epoch 1, step 3: RuntimeError: bomb", {}),
+        ("stopped", 77, "rank 1/2 .* has been stopped for .* while rank 0 waits in", {"DPTRAIN_STALL_TIMEOUT": "2"}),
+        (
+            "late",
+            77,
+            "rank 1/2 .* has not come for .* while rank 0 waits in messages between GPUs",
+            {"DPTRAIN_STALL_TIMEOUT": "2"},
+        ),
+        (
+            "none",
+            77,
+            r"rank 1/2 .* training, epoch 1, step .*: NCCL: RemoteError \(remote process exited",
+            {"NCCL_STANDIN_FAULT": "1:5"},
+        ),
+    ],
+)
+def test_a_rank_in_trouble_ends_the_job_in_one_line_that_names_it(tmp_path, way, code, message, environment):
+    done = train(tmp_path, way, **environment)
+    assert done.code == code, done.err
+    assert len(done.messages) == 1
+    assert re.search(message, done.messages[0])
+
+
+def test_a_killed_rank_ends_the_job(tmp_path):
+    assert train(tmp_path, "killed").code != 0
+
+
+REFUSED = """
+import numpy as np, dptrain as dp, sys
+model = dp.Sequential([dp.layers.Dense(2, input_shape=(3,))])
+model.compile("sgd", "mse", comm="nccl", device=sys.argv[1], share_gpu=sys.argv[2] == "shared")
+model.fit(np.zeros((8, 3), np.float32), np.zeros((8, 2), np.float32), verbose=0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "shared", "devices", "code", "message"),
+    [
+        ("cpu", "alone", "2", 2, "--comm nccl needs --device cuda: this rank computes on "),
+        ("cuda", "alone", "2", 69, "--comm nccl: nccl4py is not installed (No module named 'nccl'); pip install "),
+        ("cuda", "shared", "1", 69, "--comm nccl: ranks 0-1 share the GPU GPU-"),
+    ],
+)
+def test_what_cannot_be_joined_is_refused_in_one_line(device, shared, devices, code, message):
+    if importlib.util.find_spec("nccl") is not None:
+        pytest.skip("nccl4py is installed")
+    done = emulated_ranks(2, "-c", REFUSED, device, shared, EMULATOR_DEVICES=devices, EMULATOR_LEAKS="off")
+    assert done.code == code
+    assert message in done.err
+    assert done.err.count("dptrain.errors.AgreedError: ") == 1
+
+
+MISUSED = """
+import sys, numpy as np
+from dptrain.backend.cuda.backend import CudaBackend
+from nccl.core import Communicator, NcclInvalid, NcclRedOp, get_unique_id
+backend = CudaBackend()
+comm = Communicator.init(1, 0, get_unique_id())
+stream, flat = backend.stream.handle, backend.zeros((8,))
+wrong = {
+    "stream": lambda: comm.allreduce(flat, flat, NcclRedOp.SUM),
+    "host": lambda: comm.allreduce(np.zeros(8, np.float32), flat, NcclRedOp.SUM, stream=stream),
+    "type": lambda: comm.allreduce(flat, flat.view(np.int32), NcclRedOp.SUM, stream=stream),
+    "count": lambda: comm.allgather(flat, flat[:4], stream=stream),
+    "bounds": lambda: comm.send(type(flat)(flat._memory, flat.pointer + 16, (8,), flat.dtype), 0, stream=stream),
+    "aborted": lambda: (comm.abort(), comm.allreduce(flat, flat, NcclRedOp.SUM, stream=stream)),
+}
+for name, call in wrong.items():
+    try:
+        call()
+    except NcclInvalid as error:
+        print(name, "-", error)
+"""
+
+
+def test_the_standin_notices_what_the_library_would_not_forgive(tmp_path):
+    done = emulated("python", "-c", MISUSED, PYTHONPATH=PATH, TMPDIR=str(tmp_path), EMULATOR_LEAKS="off")
+    found = dict(line.split(" - ") for line in done.out.splitlines())
+    assert list(found) == ["stream", "host", "type", "count", "bounds", "aborted"], done.err
+    assert "out of bounds: 32 bytes" in found["bounds"]
+
+
+DIFFER = """
+from dptrain import comm
+from dptrain.backend.cuda.backend import CudaBackend
+ranks, backend = comm.current(), CudaBackend()
+backend.transport = "nccl"
+link = backend.links(ranks).along("batch")
+flat = backend.zeros((8 + ranks.rank,))
+link.all_reduce(flat, "sum", backend.stream.handle)
+backend.wait()
+"""
+
+
+def test_ranks_in_other_calls_end_the_job(tmp_path):
+    options = {"EMULATOR_DEVICES": "2", "EMULATOR_LEAKS": "off", "PYTHONPATH": PATH, "TMPDIR": str(tmp_path)}
+    done = emulated_ranks(2, "-c", DIFFER, fresh=True, timeout=60, **options)
+    assert done.code == 77
+    assert len(done.messages) == 1
+    assert re.search(
+        r'NCCL: InvalidUsage \(call 1: rank . is in \["allreduce", [89], "float32", "SUM"\]', done.messages[0]
+    )

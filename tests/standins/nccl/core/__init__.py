@@ -1,0 +1,441 @@
+"""A stand-in for `nccl.core` of nccl4py 0.6 between processes of one machine, on any driver of CUDA.
+
+A call queues copies to the host, a function of the host that meets the other ranks through files, and copies back: so
+it happens when the stream reaches it, at every launch of a graph again. It is stricter than the library: buffers must
+be arrays on the device and lie within one allocation, a stream must be given, and all ranks must be in the same call of
+a communicator, with the same number of elements, type and operation, or the communicator fails on all of them. A failed
+call leaves its buffers as they are, and hangs like the library's until the communicator is aborted.
+
+Sums are added one rank after the other, which is not the order of `TreeSum`, in the type of the elements; the greatest
+of a number and NaN is the number, as NCCL's.
+"""
+
+import contextlib
+import ctypes
+import json
+import math
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# Seconds until a rank gives up.
+PATIENCE = 60.0
+# "RANK:N": on this rank the N-th call that the device reaches fails as where another node is gone.
+FAULT = "NCCL_STANDIN_FAULT"
+
+
+class NcclInvalid(Exception):  # noqa: N818 - the library's name
+    pass
+
+
+class NCCLError(Exception):
+    pass
+
+
+class Result(IntEnum):
+    Success = 0
+    InvalidUsage = 5
+    RemoteError = 6
+    InProgress = 7
+
+
+class NcclRedOp(IntEnum):
+    SUM = 0
+    PROD = 1
+    MAX = 2
+    MIN = 3
+    AVG = 4
+
+
+_TYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64")
+_driver = ctypes.CDLL("libcuda.so.1")
+_Function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+def _check(code: int, name: str) -> None:
+    if code:
+        raise NCCLError(f"NCCL_ERROR_UNHANDLED_CUDA_ERROR: {name} answers {code}")
+
+
+def get_version() -> str:
+    return "stand-in"
+
+
+class UniqueId:
+    def __init__(self, content: bytes) -> None:
+        assert len(content) == 128
+        self._content = content
+
+    @staticmethod
+    def from_bytes(b: bytes) -> "UniqueId":
+        return UniqueId(bytes(b))
+
+    @property
+    def as_bytes(self) -> bytes:
+        return self._content
+
+    def __bytes__(self) -> bytes:
+        return self._content
+
+    @property
+    def folder(self) -> Path:
+        return Path(self._content.rstrip(b"\0").decode())
+
+
+def get_unique_id(empty: bool = False) -> UniqueId:
+    return UniqueId(tempfile.mkdtemp(prefix="dptrain-nccl-").encode().ljust(128, b"\0"))
+
+
+class _AbortedError(Exception):
+    pass
+
+
+class _Buffer:
+    """What a buffer says of itself, after checking that it is one."""
+
+    def __init__(self, buffer: Any) -> None:
+        said = getattr(buffer, "__cuda_array_interface__", None)
+        if said is None:
+            raise NcclInvalid(f"no buffer on a device: {buffer!r}")
+        self.pointer, self.count = said["data"][0], math.prod(said["shape"])
+        try:
+            self.dtype = np.dtype(said["typestr"])
+        except TypeError:
+            self.dtype = np.dtype("V")
+        if self.dtype.name not in _TYPES:
+            raise NcclInvalid(f"Unsupported data type: {said['typestr']}")
+        self.nbytes = self.count * self.dtype.itemsize
+        base, size = ctypes.c_uint64(), ctypes.c_size_t()
+        pointer = ctypes.c_uint64(self.pointer)
+        if _driver.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), pointer):
+            raise NcclInvalid(f"no memory of a device: {self.pointer:#x}")
+        if self.pointer + self.nbytes > base.value + size.value:
+            raise NcclInvalid(f"out of bounds: {self.nbytes} bytes at {self.pointer:#x}")
+
+
+@dataclass
+class _Call:
+    """A call that the device reaches.
+
+    Attributes:
+        comm: of the call.
+        stream: that it is queued on.
+        post: gives what this rank gives.
+        take: takes what the others give.
+        reads: pointers, and arrays on the host that their content is copied to.
+        writes: the other way.
+    """
+
+    comm: "Communicator"
+    stream: int
+    post: Callable[[], None]
+    take: Callable[[], None]
+    reads: list[tuple[int, Any]] = field(default_factory=list)
+    writes: list[tuple[int, Any]] = field(default_factory=list)
+
+
+_group: list[_Call] | None = None
+
+
+def group_start() -> None:
+    global _group
+    assert _group is None, "the stand-in knows no group in a group"
+    _group = []
+
+
+def group_end(*, simulate: bool = False) -> None:
+    global _group
+    calls, _group = _group or [], None
+    if calls:
+        _queue(calls)
+
+
+@contextlib.contextmanager
+def group() -> Iterator[None]:
+    group_start()
+    try:
+        yield
+    finally:
+        group_end()
+
+
+def _queue(calls: list[_Call]) -> None:
+    """Queue calls that the device reaches together."""
+    stream, comm = ctypes.c_void_p(calls[0].stream), calls[0].comm
+    assert all(one.stream == calls[0].stream for one in calls), "the stand-in knows groups on one stream"
+    for pointer, host in (pair for one in calls for pair in one.reads):
+        to, nbytes = ctypes.c_void_p(host.ctypes.data), ctypes.c_size_t(host.nbytes)
+        _check(_driver.cuMemcpyDtoHAsync_v2(to, ctypes.c_uint64(pointer), nbytes, stream), "cuMemcpyDtoHAsync")
+
+    def reached(_: object) -> None:
+        try:
+            comm._reached()
+            for one in calls:
+                one.post()
+            for one in calls:
+                one.take()
+            comm._taken()
+        except _AbortedError:
+            pass
+        except Exception as error:  # one could reach nobody from here
+            comm._fail(Result.InvalidUsage, f"{type(error).__name__}: {error}")
+
+    function = _Function(reached)
+    comm._kept.append((function, calls))
+    _check(_driver.cuLaunchHostFunc(stream, function, None), "cuLaunchHostFunc")
+    for pointer, host in (pair for one in calls for pair in one.writes):
+        source, nbytes = ctypes.c_void_p(host.ctypes.data), ctypes.c_size_t(host.nbytes)
+        _check(_driver.cuMemcpyHtoDAsync_v2(ctypes.c_uint64(pointer), source, nbytes, stream), "cuMemcpyHtoDAsync")
+
+
+class Communicator:
+    def __init__(self, folder: Path, name: str, nranks: int, rank: int) -> None:
+        self._folder, self._name, self.nranks, self.rank = folder, name, nranks, rank
+        self._calls, self._taken_calls, self._splits, self._reached_calls = 0, 0, 0, 0
+        self._old = range(0)
+        self._sent: dict[tuple[Any, ...], int] = {}
+        self._error, self._text, self.is_valid = Result.Success, "", True
+        self._kept: list[Any] = []
+        self._pinned: list[Any] = []
+        self._meet("joined", b"")
+
+    @classmethod
+    def init(cls, nranks: int, rank: int, unique_id: UniqueId, config: Any = None) -> "Communicator":
+        return cls(unique_id.folder, "world", nranks, rank)
+
+    def split(self, color: int | None = None, key: int = 0, config: Any = None) -> "Communicator":
+        self._check_valid("split")
+        self._splits += 1
+        told = self._meet(f"split{self._splits}", json.dumps([color, key]).encode())
+        found = [(*json.loads(one), rank) for rank, one in enumerate(told)]
+        ranks = [rank for other, _, rank in sorted(found, key=lambda one: one[1:]) if other == color]
+        assert color in range(1 << 31), "the stand-in knows no rank without a group"
+        return Communicator(self._folder, f"{self._name}-{self._splits}-{color}", len(ranks), ranks.index(self.rank))
+
+    # Meeting the others
+
+    def _post(self, name: str, content: bytes) -> None:
+        path = self._folder / f"{self._name}.{name}"
+        part = path.with_name(f"{path.name}.part")
+        part.write_bytes(content)
+        os.replace(part, path)
+
+    def _wait(self, name: str) -> bytes:
+        path, begun = self._folder / f"{self._name}.{name}", time.monotonic()
+        while True:
+            if not self.is_valid:
+                raise _AbortedError
+            with contextlib.suppress(FileNotFoundError):
+                return path.read_bytes()
+            if time.monotonic() - begun > PATIENCE:
+                raise TimeoutError(f"{path.name} has not come")
+            time.sleep(0.0005)
+
+    def _meet(self, what: str, content: bytes) -> list[bytes]:
+        self._post(f"{what}.{self.rank}", content)
+        return [self._wait(f"{what}.{rank}") for rank in range(self.nranks)]
+
+    def _remove(self, name: str) -> None:
+        (self._folder / f"{self._name}.{name}").unlink(missing_ok=True)
+
+    def _reached(self) -> None:
+        self._reached_calls += 1
+        rank, _, call = os.environ.get(FAULT, "").partition(":")
+        if rank == str(self.rank) and call == str(self._reached_calls):
+            self._fail(Result.RemoteError, "remote process exited or there was a network error")
+            raise _AbortedError
+
+    def _taken(self) -> None:
+        """Remove what this rank has given before: who was in this call has read that."""
+        if self._calls > self._taken_calls:
+            for number in self._old:
+                self._remove(f"{number}.{self.rank}")
+            self._old, self._taken_calls = range(self._taken_calls + 1, self._calls + 1), self._calls
+
+    def _fail(self, error: Result, text: str) -> None:
+        """Hang, as the library does, until somebody aborts."""
+        self._error, self._text = error, text
+        begun = time.monotonic()
+        while self.is_valid and time.monotonic() - begun < PATIENCE:
+            time.sleep(0.01)
+
+    # Calls
+
+    def _host(self, nbytes: int) -> Any:
+        """Return page-locked bytes, which live as long as the communicator."""
+        address = ctypes.c_void_p()
+        found = _driver.cuMemAllocHost_v2(ctypes.byref(address), ctypes.c_size_t(max(nbytes, 1)))
+        _check(found, "cuMemAllocHost")
+        self._pinned.append(address)
+        return np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_uint8)), (max(nbytes, 1),))[:nbytes]
+
+    def _add(self, call: _Call) -> None:
+        if _group is None:
+            _queue([call])
+        else:
+            _group.append(call)
+
+    def _collective(
+        self,
+        about: list[Any],
+        stream: int | None,
+        given: _Buffer | None,
+        out: _Buffer,
+        join: Callable[[list[Any]], Any],
+    ) -> None:
+        """Queue a collective, in which `join` makes of all ranks' bytes what goes into `out`."""
+        self._check_valid(about[0])
+        self._check_stream(stream)
+        dtype = out.dtype
+        sends = self._host(0 if given is None else given.nbytes)
+        takes = self._host(out.nbytes)
+
+        def post() -> None:
+            self._calls += 1
+            call.number = self._calls
+            self._post(f"{self._calls}.{self.rank}", json.dumps(about).encode() + b"\n" + sends.tobytes())
+
+        def take() -> None:
+            number = call.number
+            found = [self._wait(f"{number}.{rank}").partition(b"\n") for rank in range(self.nranks)]
+            for rank, (other, _, _) in enumerate(found):
+                if json.loads(other) != about:
+                    text = f"call {number}: rank {rank} is in {other.decode()}, rank {self.rank} in {json.dumps(about)}"
+                    self._fail(Result.InvalidUsage, text)
+                    raise _AbortedError
+            with np.errstate(all="ignore"):
+                joined = join([np.frombuffer(content, dtype) for _, _, content in found])
+            takes[:] = np.ascontiguousarray(joined).view(np.uint8)
+
+        call = _Call(self, stream or 0, post, take)
+        if given is not None:
+            call.reads.append((given.pointer, sends))
+        call.writes.append((out.pointer, takes))
+        self._add(call)
+
+    def allreduce(
+        self, sendbuf: Any, recvbuf: Any, op: NcclRedOp, *, stream: int | None = None, config: Any = None
+    ) -> None:
+        given, out = self._pair(sendbuf, recvbuf)
+        if given.count != out.count:
+            raise NcclInvalid("Buffer count mismatch")
+        about = ["allreduce", given.count, given.dtype.name, NcclRedOp(op).name]
+        self._collective(about, stream, given, out, lambda parts: _reduced(parts, op))
+
+    def reduce_scatter(
+        self, sendbuf: Any, recvbuf: Any, op: NcclRedOp, *, stream: int | None = None, config: Any = None
+    ) -> None:
+        given, out = self._pair(sendbuf, recvbuf)
+        if given.count != out.count * self.nranks:
+            raise NcclInvalid("Buffer count mismatch")
+        own = slice(out.count * self.rank, out.count * (self.rank + 1))
+        about = ["reduce_scatter", given.count, given.dtype.name, NcclRedOp(op).name]
+        self._collective(about, stream, given, out, lambda parts: _reduced([one[own] for one in parts], op))
+
+    def allgather(self, sendbuf: Any, recvbuf: Any, *, stream: int | None = None, config: Any = None) -> None:
+        given, out = self._pair(sendbuf, recvbuf)
+        if given.count * self.nranks != out.count:
+            raise NcclInvalid("Buffer count mismatch")
+        self._collective(["allgather", given.count, given.dtype.name], stream, given, out, np.concatenate)
+
+    def broadcast(
+        self, sendbuf: Any, recvbuf: Any, root: int, *, stream: int | None = None, config: Any = None
+    ) -> None:
+        out = _Buffer(recvbuf)
+        given = _Buffer(sendbuf) if root == self.rank else None
+        about = ["broadcast", out.count, out.dtype.name, root]
+        self._collective(about, stream, given, out, lambda parts: parts[root])
+
+    def send(self, sendbuf: Any, peer: int, *, stream: int | None = None) -> None:
+        self._check_valid("send")
+        self._check_stream(stream)
+        given = _Buffer(sendbuf)
+        content, way = self._host(given.nbytes), (self.rank, peer)
+
+        def post() -> None:
+            number = self._sent[way] = self._sent.get(way, 0) + 1
+            about = json.dumps([given.count, given.dtype.name]).encode()
+            self._post(f"{self.rank}-{peer}.{number}", about + b"\n" + content.tobytes())
+
+        self._add(_Call(self, stream or 0, post, lambda: None, [(given.pointer, content)]))
+
+    def recv(self, recvbuf: Any, peer: int, *, stream: int | None = None) -> None:
+        self._check_valid("recv")
+        self._check_stream(stream)
+        out = _Buffer(recvbuf)
+        content, way = self._host(out.nbytes), (peer, self.rank, "received")
+
+        def take() -> None:
+            number = self._sent[way] = self._sent.get(way, 0) + 1
+            about, _, found = self._wait(f"{peer}-{self.rank}.{number}").partition(b"\n")
+            if json.loads(about) != [out.count, out.dtype.name]:
+                expected = [out.count, out.dtype.name]
+                self._fail(Result.InvalidUsage, f"rank {peer} sends {about.decode()}, expected {expected}")
+                raise _AbortedError
+            content[:] = np.frombuffer(found, np.uint8)
+            self._remove(f"{peer}-{self.rank}.{number}")
+
+        self._add(_Call(self, stream or 0, lambda: None, take, [], [(out.pointer, content)]))
+
+    @staticmethod
+    def _pair(sendbuf: Any, recvbuf: Any) -> tuple[_Buffer, _Buffer]:
+        given, out = _Buffer(sendbuf), _Buffer(recvbuf)
+        if given.dtype != out.dtype:
+            raise NcclInvalid(f"Dtype mismatch: sendbuf has dtype {given.dtype}, recvbuf has dtype {out.dtype}")
+        return given, out
+
+    @staticmethod
+    def _check_stream(stream: int | None) -> None:
+        if not isinstance(stream, int) or not stream:
+            raise NcclInvalid(f"the stand-in wants a stream that is not the default one: {stream!r}")
+
+    def _check_valid(self, operation: str) -> None:
+        if not self.is_valid:
+            raise NcclInvalid(f"Cannot {operation}: Communicator not initialized")
+
+    # Its end
+
+    def get_async_error(self) -> Result:
+        self._check_valid("get async error")
+        return self._error
+
+    def get_last_error(self) -> str:
+        self._check_valid("get last error")
+        return self._text
+
+    def abort(self) -> None:
+        self.is_valid = False
+
+    def destroy(self) -> None:
+        if not self.is_valid:
+            return
+        self._meet("left", b"")
+        self.is_valid = False
+        if self.rank or self._name != "world":
+            self._post(f"gone.{self.rank}", b"")
+        else:
+            gone = [self._folder / f"world.gone.{rank}" for rank in range(1, self.nranks)]
+            while not all(path.exists() for path in gone):
+                time.sleep(0.001)
+            shutil.rmtree(self._folder)
+        while self._pinned:
+            _driver.cuMemFreeHost(self._pinned.pop())
+
+
+def _reduced(parts: list[Any], op: NcclRedOp) -> Any:
+    found = parts[-1].copy()
+    for one in parts[:-1]:
+        if op == NcclRedOp.SUM:
+            found += one
+        else:
+            assert op == NcclRedOp.MAX
+            found = np.fmax(found, one) if one.dtype.kind == "f" else np.maximum(found, one)
+    return found
