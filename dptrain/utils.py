@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dptrain.batches.py_dataset import PyDataset
 from dptrain.batches.sampling import fix_shards
 from dptrain.errors import ConfigError
-from dptrain.layers.node import KerasTensor
+from dptrain.layers.node import KerasTensor, get_source_inputs
 from dptrain.program import tree
 from dptrain.random import Purpose, default_seed, set_default_seed, stream
 from dptrain.registry.names import not_there
@@ -42,6 +42,7 @@ __all__ = [
     "get_custom_objects",
     "get_registered_name",
     "get_registered_object",
+    "get_source_inputs",
     "is_keras_tensor",
     "model_to_dot",
     "normalize",
