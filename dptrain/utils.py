@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from dptrain.batches.picture_dataset import image_dataset_from_directory
 from dptrain.batches.py_dataset import PyDataset
 from dptrain.batches.sampling import fix_shards
+from dptrain.data.images import array_to_img, img_to_array, load_img, save_img
 from dptrain.errors import ConfigError
-from dptrain.layers.node import KerasTensor
+from dptrain.layers.node import KerasTensor, get_source_inputs
 from dptrain.program import tree
 from dptrain.random import Purpose, default_seed, set_default_seed, stream
 from dptrain.registry.names import not_there
@@ -33,6 +35,7 @@ __all__ = [
     "CustomObjectScope",
     "PyDataset",
     "Sequence",
+    "array_to_img",
     "check_seed",
     "clear_session",
     "custom_object_scope",
@@ -42,7 +45,11 @@ __all__ = [
     "get_custom_objects",
     "get_registered_name",
     "get_registered_object",
+    "get_source_inputs",
+    "image_dataset_from_directory",
+    "img_to_array",
     "is_keras_tensor",
+    "load_img",
     "model_to_dot",
     "normalize",
     "pack_x_y_sample_weight",
@@ -50,6 +57,7 @@ __all__ = [
     "plot_model",
     "rank",
     "register_keras_serializable",
+    "save_img",
     "serialize_keras_object",
     "set_random_seed",
     "split_dataset",

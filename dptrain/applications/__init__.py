@@ -1,4 +1,4 @@
-"""Keras' networks for images: what their inputs and outputs need. The networks themselves are not there."""
+"""Keras' networks for images, and what their inputs and outputs need. No weights are fetched."""
 
 from typing import TYPE_CHECKING
 
@@ -21,9 +21,43 @@ from dptrain.applications import (
     vgg19,
     xception,
 )
+from dptrain.applications.efficientnet import (
+    EfficientNetB0,
+    EfficientNetB1,
+    EfficientNetB2,
+    EfficientNetB3,
+    EfficientNetB4,
+    EfficientNetB5,
+    EfficientNetB6,
+    EfficientNetB7,
+)
+from dptrain.applications.mobilenet import MobileNet
+from dptrain.applications.mobilenet_v2 import MobileNetV2
+from dptrain.applications.resnet import ResNet50, ResNet101, ResNet152
+from dptrain.applications.resnet_v2 import ResNet50V2, ResNet101V2, ResNet152V2
+from dptrain.applications.vgg16 import VGG16
+from dptrain.applications.vgg19 import VGG19
 from dptrain.registry.names import not_there
 
 __all__ = [
+    "VGG16",
+    "VGG19",
+    "EfficientNetB0",
+    "EfficientNetB1",
+    "EfficientNetB2",
+    "EfficientNetB3",
+    "EfficientNetB4",
+    "EfficientNetB5",
+    "EfficientNetB6",
+    "EfficientNetB7",
+    "MobileNet",
+    "MobileNetV2",
+    "ResNet50",
+    "ResNet50V2",
+    "ResNet101",
+    "ResNet101V2",
+    "ResNet152",
+    "ResNet152V2",
     "convnext",
     "densenet",
     "efficientnet",

@@ -1,13 +1,102 @@
-"""MobileNet: its images and its outputs' words, under Keras' names."""
+"""MobileNet: its images, its outputs' words and the network, under Keras' names."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from dptrain import layers
 from dptrain.applications.imagenet_utils import decode_predictions, preprocessing
+from dptrain.applications.networks import Asked, assemble, chain
+from dptrain.models import Model
+from dptrain.program.tensor import Tensor
 from dptrain.registry.names import not_there
 
-__all__ = ["decode_predictions", "preprocess_input"]
+__all__ = ["MobileNet", "decode_predictions", "preprocess_input"]
 
 if not TYPE_CHECKING:  # for which any name would do
     __getattr__ = not_there("applications.mobilenet", __all__)
 
 preprocess_input = preprocessing("tf")
+
+# Filters and stride of each block.
+_BLOCKS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),) * 5, (1024, 2), (1024, 1))
+
+
+def MobileNet(  # noqa: N802 - Keras' name
+    input_shape: Sequence[int | None] | None = None,
+    alpha: float = 1.0,
+    depth_multiplier: int = 1,
+    dropout: float = 1e-3,
+    include_top: bool = True,
+    weights: str | Path | None = "imagenet",
+    input_tensor: Tensor | None = None,
+    pooling: str | None = None,
+    classes: int = 1000,
+    classifier_activation: Any = "softmax",
+    name: str | None = None,
+) -> Model:
+    """MobileNet, as `keras.applications.MobileNet`: the same layers, names, shapes and order of weights.
+
+    Args:
+        input_shape: as of `applications.ResNet50`, and what is not named here.
+        alpha: factor of the filters of all layers.
+        depth_multiplier: depthwise outputs of each channel.
+        dropout: rate before the classifier.
+        include_top: see there.
+        weights: see there.
+        input_tensor: see there.
+        pooling: see there.
+        classes: see there.
+        classifier_activation: see there.
+        name: of the model; by default of `alpha` and the height.
+
+    Raises:
+        ConfigError: as `applications.ResNet50`.
+        DataError: likewise.
+
+    Source: Howard et al., MobileNets, 2017, https://arxiv.org/abs/1704.04861
+    """
+    asked = Asked(include_top, weights, input_tensor, input_shape, pooling, classes, classifier_activation, name)
+    if name is None:
+        asked = asked.called(f"mobilenet_{alpha:0.2f}_{asked.shape()[0]}")
+    return assemble(asked, partial(_body, alpha, depth_multiplier), partial(_top, dropout))
+
+
+def _body(alpha: float, depth_multiplier: int, x: Tensor) -> Tensor:
+    first = layers.Conv2D(int(32 * alpha), 3, strides=2, padding="same", use_bias=False, name="conv1")
+    x = chain(x, first, *_normalized("conv1"))
+    for number, (filters, stride) in enumerate(_BLOCKS, start=1):
+        padding = "same" if stride == 1 else "valid"
+        if stride == 2:
+            x = layers.ZeroPadding2D(((0, 1), (0, 1)), name=f"conv_pad_{number}")(x)
+        x = chain(
+            x,
+            layers.DepthwiseConv2D(
+                3,
+                strides=stride,
+                padding=padding,
+                depth_multiplier=depth_multiplier,
+                use_bias=False,
+                name=f"conv_dw_{number}",
+            ),
+            *_normalized(f"conv_dw_{number}"),
+            layers.Conv2D(int(filters * alpha), 1, padding="same", use_bias=False, name=f"conv_pw_{number}"),
+            *_normalized(f"conv_pw_{number}"),
+        )
+    return x
+
+
+def _normalized(name: str) -> tuple[layers.Layer, layers.Layer]:
+    return layers.BatchNormalization(name=f"{name}_bn"), layers.ReLU(6.0, name=f"{name}_relu")
+
+
+def _top(dropout: float, x: Tensor, classes: int, activation: Any) -> Tensor:
+    return chain(
+        x,
+        layers.GlobalAveragePooling2D(keepdims=True),
+        layers.Dropout(dropout, name="dropout"),
+        layers.Conv2D(classes, 1, padding="same", name="conv_preds"),
+        layers.Reshape((classes,), name="reshape_2"),
+        layers.Activation(activation, name="predictions"),
+    )

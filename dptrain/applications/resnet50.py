@@ -1,13 +1,11 @@
-"""ResNet50: its images and its outputs' words, under Keras' names."""
+"""ResNet50: its images, its outputs' words and the network, under Keras' names."""
 
 from typing import TYPE_CHECKING
 
-from dptrain.applications.imagenet_utils import decode_predictions, preprocessing
+from dptrain.applications.resnet import ResNet50, decode_predictions, preprocess_input
 from dptrain.registry.names import not_there
 
-__all__ = ["decode_predictions", "preprocess_input"]
+__all__ = ["ResNet50", "decode_predictions", "preprocess_input"]
 
 if not TYPE_CHECKING:  # for which any name would do
     __getattr__ = not_there("applications.resnet50", __all__)
-
-preprocess_input = preprocessing("caffe")

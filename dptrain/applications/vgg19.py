@@ -1,13 +1,13 @@
-"""VGG19: its images and its outputs' words, under Keras' names."""
+"""VGG19: its images, its outputs' words and the network, under Keras' names."""
 
 from typing import TYPE_CHECKING
 
-from dptrain.applications.imagenet_utils import decode_predictions, preprocessing
+from dptrain.applications.vgg16 import decode_predictions, preprocess_input, vgg
 from dptrain.registry.names import not_there
 
-__all__ = ["decode_predictions", "preprocess_input"]
+__all__ = ["VGG19", "decode_predictions", "preprocess_input"]
 
 if not TYPE_CHECKING:  # for which any name would do
     __getattr__ = not_there("applications.vgg19", __all__)
 
-preprocess_input = preprocessing("caffe")
+VGG19 = vgg("VGG19", (2, 2, 4, 4, 4))

@@ -52,6 +52,9 @@ class BatchSource(ABC):
     def start(self, number: int) -> Iterator[Draw]:
         """Begin pass `number`, counted from 0; each draw gives a batch as the user's code makes it, or `END`."""
 
+    def draw_whole(self) -> None:  # noqa: B027  # only sources of parts need it
+        """Let every rank draw whole batches from now on."""
+
     @abstractmethod
     def parts(self, batch: Any) -> tuple[Any, ...]:
         """Return (x,), (x, y) or (x, y, sample_weight) of a batch.
@@ -201,10 +204,15 @@ class PyDatasetSource(BatchSource):
             )
         self.workers = max(1, int(getattr(dataset, "workers", 1)))
         self.ahead = max(1, int(getattr(dataset, "max_queue_size", 10))) if self.workers > 1 else _AHEAD
-        self.sharded = world > 1 and callable(getattr(dataset, "shard", None))
-        self._get = partial(_part, dataset, rank, world) if self.sharded else dataset.__getitem__
+        self._get = dataset.__getitem__
+        if world > 1 and callable(getattr(dataset, "shard", None)):
+            self.sharded, self._get = True, partial(_part, dataset, rank, world)
         if self.num_batches == 0:
             raise ConfigError("The PyDataset has length 0")
+
+    def draw_whole(self) -> None:
+        """Make whole batches on every rank, whose parts are then the same whatever the number of ranks."""
+        self.sharded, self._get = False, self._dataset.__getitem__
 
     @property
     def num_batches(self) -> int | None:
@@ -215,7 +223,8 @@ class PyDatasetSource(BatchSource):
         return len(self._dataset)
 
     def start(self, number: int) -> Iterator[Draw]:
-        """Take the batches in order, or in that of the pass."""
+        """Take the batches in order, or in that of the pass, of which the object is told."""
+        _call(self._dataset, "on_pass_begin", number)
         batches = self.num_batches
         order: Iterable[int]
         if batches is None:
@@ -268,6 +277,6 @@ def _part(dataset: Any, rank: int, world: int, index: int) -> Any:
     return dataset.shard(index, rank, world)
 
 
-def _call(dataset: Any, hook: str) -> None:
+def _call(dataset: Any, hook: str, *arguments: Any) -> None:
     if callable(method := getattr(dataset, hook, None)):
-        method()
+        method(*arguments)

@@ -16,6 +16,8 @@ class PyDataset:
 
     - `on_epoch_begin()` and `on_epoch_end()`, called on every rank where Keras calls them: `on_epoch_end` also once
       before a training or an evaluation, and around a first look at one batch where the model is new.
+    - `on_pass_begin(number)` (not in Keras), called on every rank before the first batch of pass `number`, counted from
+      0, also of a resumed training: with `steps_per_epoch`, an epoch may begin within a pass.
     - `shard(index, part, parts)` (not in Keras): return the `part`-th of `parts` contiguous parts of batch `index`, in
       the form of `__getitem__`; the parts in order are the batch. Where it is there and `parts` > 1 ranks train, each
       rank makes only its own part. Otherwise every rank makes the whole batch, the same one, and takes its part of it.

@@ -25,7 +25,7 @@ from dptrain.batches.sampling import Shard, check_shards, shards_of
 from dptrain.batches.structure import Batch
 from dptrain.batches.workers import Workers
 from dptrain.comm.base import Communicator
-from dptrain.errors import AgreedError, ConfigError, DataError, DptrainError, ExitCode
+from dptrain.errors import AgreedError, DataError, DptrainError, ExitCode
 from dptrain.runtime.failure import describe
 
 What = Literal["training", "evaluation", "prediction"]
@@ -74,7 +74,7 @@ class StreamBatches(Batches):
         shards: of every batch, whatever the number of ranks; None for one a rank.
 
     Raises:
-        ConfigError: fewer shards than ranks, or fixed ones of what each rank makes for itself.
+        ConfigError: fewer shards than ranks.
     """
 
     numbered_by_batch = True
@@ -92,8 +92,7 @@ class StreamBatches(Batches):
     ) -> None:
         if shards is not None:
             check_shards(shards, comm.replicas)
-            if source.sharded:
-                raise ConfigError("not supported: a PyDataset with `shard` where the bits are those of any ranks")
+            source.draw_whole()
         self._shards = shards
         self._source, self._read, self._comm = source, read, comm
         self._steps_per_epoch, self._what = steps_per_epoch, what

@@ -10,11 +10,11 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,7 @@ _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP")
 _GREY, _COLOURS = ("1", "L", "LA", "La"), ("P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr")
 _ORIENTATION = 0x0112  # of EXIF: 5 to 8 lie on their side
 _TEST = ("test", "val", "valid", "validation")
-_MOST = 10_000_000
+MOST_PICTURES = 10_000_000
 _IGNORED = ("thumbs.db", "desktop.ini")
 
 
@@ -194,8 +194,8 @@ def decode(
         if channels == 1 and not picture.is_grey:
             raise DataError(f"{picture.path}: coloured, and the model was trained on grey pictures; convert it")
         try:
-            with _reading(picture.path), open_regular(picture.path) as file:
-                image: Any = ImageOps.exif_transpose(Image.open(file, formats=_FORMATS))
+            with open_picture(picture.path) as opened:
+                image: Any = ImageOps.exif_transpose(opened)
                 image = image.convert("L" if channels == 1 else "RGB")
                 if image.size != (width, height):
                     image = image.resize((width, height), Image.Resampling.BILINEAR)
@@ -271,8 +271,8 @@ def _files(folder: Path) -> list[Path]:
 
 def _entries(folder: Path) -> list[Path]:
     found = sorted(folder.iterdir())
-    if len(found) > _MOST:
-        raise DataError(f"{folder}: {len(found)} files, at most {_MOST} are read")
+    if len(found) > MOST_PICTURES:
+        raise DataError(f"{folder}: {len(found)} files, at most {MOST_PICTURES} are read")
     return [one for one in found if not one.name.startswith(".") and one.name.lower() not in _IGNORED]
 
 
@@ -280,19 +280,15 @@ def _headers(files: Sequence[Path], bad: str, notes: list[str]) -> list[_Picture
     """Return the size and the colours of pictures.
 
     Raises:
-        ConfigError: Pillow is missing.
+        ConfigError: as `pillow`.
         DataError: one is no picture, and these are not to be skipped.
     """
-    try:
-        from PIL import Image
-    except ImportError:
-        raise ConfigError(f"pictures need Pillow: {pip_install('images')}") from None
     found, faults = [], []
     with warnings.catch_warnings():
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        warnings.simplefilter("error", pillow().DecompressionBombWarning)
         for path in files:
             try:
-                with _reading(path), open_regular(path) as file, Image.open(file, formats=_FORMATS) as image:
+                with open_picture(path) as image:
                     if image.mode not in (*_GREY, *_COLOURS):
                         raise DataError(f"{path}: pixels of mode {image.mode}; expected 8 bits a colour")
                     width, height = image.size
@@ -314,13 +310,55 @@ def _stop_or_note(faults: Sequence[str], bad: str, notes: list[str]) -> None:
     notes.append(f"skipped: {faults[0]}{more}")
 
 
+def require_inside(path: Path, root: Path) -> None:
+    """Refuse a file or folder that is a link, or lies behind one, out of a folder.
+
+    Raises:
+        DataError: it does.
+    """
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise DataError(f"{path}: a link out of {root}; follow_links follows it, or put the pictures there")
+
+
+def pillow() -> Any:
+    """Return `PIL.Image`.
+
+    Raises:
+        ConfigError: Pillow is missing.
+    """
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ConfigError(f"pictures need Pillow: {pip_install('images')}") from None
+    return Image
+
+
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def open_picture(path: str | Path | IO[bytes]) -> Iterator[Any]:
+    """Yield Pillow's picture of a file, of which only the header has been read; links are followed.
+
+    Args:
+        path: of the file, or the file itself.
+
+    Raises:
+        ConfigError: Pillow is missing.
+        DataError: the file is missing, no picture, damaged or too large, also where the pixels are read within.
+    """
+    image = pillow()
+    with _reading(path if isinstance(path, str | Path) else "a picture"), ExitStack() as stack:
+        file = stack.enter_context(open_regular(Path(path))) if isinstance(path, str | Path) else path
+        yield stack.enter_context(image.open(file, formats=_FORMATS))
+
+
+@contextmanager
+def _reading(path: str | Path) -> Iterator[None]:
     """Turn what Pillow raises into a `DataError`."""
     from PIL import Image, UnidentifiedImageError
 
     try:
         yield
+    except FileNotFoundError:
+        raise DataError(f"{path}: not found") from None
     except DataError:
         raise
     except UnidentifiedImageError:

@@ -93,3 +93,21 @@ class KerasTensor(metaclass=_Symbolic):
 def is_symbolic(value: Any) -> bool:
     """Whether it is a tensor without a value that belongs to no trace: an `Input`, or what was made of one."""
     return isinstance(value, Tensor) and value.value is None and not is_tracing()
+
+
+def get_source_inputs(tensor: Tensor) -> list[Tensor]:
+    """Return the inputs that a symbolic tensor is made of, in the order in which a walk from it meets them."""
+    found: list[Tensor] = []
+    seen: set[int] = set()
+    stack = [tensor]
+    while stack:
+        one = stack.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        makers = one.inputs if one.history is None else one.history.inputs
+        parents = [each for each in makers if isinstance(each, Tensor) and each.value is None and not each.is_length]
+        if not parents:
+            found.append(one)
+        stack += reversed(parents)
+    return found

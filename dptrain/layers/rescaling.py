@@ -1,7 +1,11 @@
 """Rescaling: a fixed affine map, usually of pixels."""
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
 from dptrain.program.tensor import Tensor
@@ -11,21 +15,31 @@ class Rescaling(Layer):
     """y = x * scale + offset.
 
     Args:
-        scale: factor, such as 1 / 255.
-        offset: added after scaling.
+        scale: factor, such as 1 / 255; or one for each index of the last axis.
+        offset: added after scaling; likewise.
         options: as `Layer`.
 
     Raises:
-        ConfigError: scale or offset is not one number.
+        ConfigError: scale or offset is neither a number nor a list of them.
     """
 
-    def __init__(self, scale: float, offset: float = 0.0, **options: Any) -> None:
+    def __init__(self, scale: float | Sequence[float], offset: float | Sequence[float] = 0.0, **options: Any) -> None:
         super().__init__(**options)
-        if not isinstance(scale, float | int) or not isinstance(offset, float | int):
-            raise ConfigError(f"not supported: Rescaling({scale!r}, {offset!r}); expected one number each")
-        self.scale, self.offset = float(scale), float(offset)
+        self.scale, self.offset = _number_or_list(scale), _number_or_list(offset)
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return the input scaled, as floating-point numbers."""
         x = self._floating(inputs)
-        return x * self.scale + self.offset
+        scale, offset = (one if isinstance(one, float) else ops.cast(one, x.dtype) for one in (self.scale, self.offset))
+        return x * scale + offset
+
+
+def _number_or_list(value: Any) -> float | list[float]:
+    try:
+        found = np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        found = np.zeros((0, 0))
+    if found.ndim > 1 or isinstance(value, str):
+        raise ConfigError(f"not supported: Rescaling by {value!r}; expected a number, or one for each channel")
+    scaled: float | list[float] = found.tolist()
+    return scaled

@@ -87,8 +87,9 @@ class Files(Layer):
         self._write_file(Path(filepath), lambda: encode(self), overwrite)
 
     def load_weights(self, filepath: str | Path, skip_mismatch: bool = False) -> None:
-        """Read weights from a `.weights.h5`, `.safetensors` or `.keras` file. Collective; rank 0 reads.
+        """Read weights from a `.weights.h5`, `.safetensors` or `.keras` file, or from Keras 2's `.h5`. Collective.
 
+        Rank 0 reads. Keras 2's files go by the order of layers, others by their names.
         As in Keras, the optimizer's state in a Keras file is taken over where this model's has been in use already.
         NaN in weights are loaded as they are.
 

@@ -92,19 +92,17 @@ def _derived(outputs: Mapping[str, Tensor], seen: Trace) -> Program:
     known = {one: placeholder(one.shape, one.dtype, variable.path, variable) for variable, one in state.items()}
     told: dict[Tensor, Tensor | None] = dict(known)  # None for what needs the step's own data
 
-    def tell(tensor: Tensor) -> Tensor | None:
-        if tensor not in told:
-            inputs = [tell(one) for one in tensor.inputs]
-            if tensor.op is None:
-                told[tensor] = None if tensor.value is None or tensor.counts_rows else tensor
-            elif any(one is None for one in inputs) or any(isinstance(n, Dim) for n in tensor.shape):
-                told[tensor] = None
-            else:
-                same = [one for one in inputs if one is not None]
-                told[tensor] = tensor.with_inputs(same)
-        return told[tensor]
-
-    found = {name: one for name, tensor in outputs.items() if (one := tell(tensor)) is not None}
+    for tensor in topological(outputs.values()):
+        if tensor in told:
+            continue
+        inputs = [told[one] for one in tensor.inputs]
+        if tensor.op is None:
+            told[tensor] = None if tensor.value is None or tensor.counts_rows else tensor
+        elif any(one is None for one in inputs) or any(isinstance(n, Dim) for n in tensor.shape):
+            told[tensor] = None
+        else:
+            told[tensor] = tensor.with_inputs([one for one in inputs if one is not None])
+    found = {name: one for name, tensor in outputs.items() if (one := told[tensor]) is not None}
     needed = set(topological(found.values()))  # whose values are fetched from the device
     read = {variable: known[one] for variable, one in state.items() if known[one] in needed}
     return Program({}, read, found, {})

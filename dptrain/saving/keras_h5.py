@@ -182,7 +182,7 @@ def load(
     h5py = h5py_module()
     with reading(where), h5py.File(source, "r") as file:
         if "layer_names" in file.attrs or (model._stack and "layers" not in file):
-            old = "; this is a file of Keras 2: save it again with Keras 3" if "layer_names" in file.attrs else ""
+            old = "; this is a file of Keras 2: let its name end in .h5 alone" if "layer_names" in file.attrs else ""
             raise DataError(f"{where}: not Keras 3's weights: no group 'layers'{old}")
         known = owners(model)
         found = dict(_walk(h5py, file, "", where, [MAX_NAMES]))
@@ -256,7 +256,7 @@ def _walk(
         raise DataError(f"{where}: more than {MAX_NAMES} names, or more than {_DEEPEST} groups in each other")
     for name in group:
         here = f"{path}/{name}" if path else name
-        found = _inside(h5py, group, name, where)
+        found = inside(h5py, group, name, where)
         if not isinstance(found, h5py.Group):
             raise DataError(f"{where}: {here} is not a group")
         if name == "vars":
@@ -265,7 +265,12 @@ def _walk(
             yield from _walk(h5py, found, here, where, left, depth + 1)
 
 
-def _inside(h5py: ModuleType, parent: Any, name: str, where: str) -> Any:
+def inside(h5py: ModuleType, parent: Any, name: str, where: str) -> Any:
+    """Return what a group has under a name.
+
+    Raises:
+        DataError: it is a link elsewhere.
+    """
     if not isinstance(parent.get(name, getlink=True), h5py.HardLink):
         raise DataError(f"{where}: {name} is a link to another place, which is not followed")
     return parent[name]
@@ -278,11 +283,16 @@ def _stored_vars(h5py: ModuleType, place: Any, where: str) -> list[Stored]:
     expected = [str(number) for number in range(len(place))]
     if sorted(place) != sorted(expected):
         raise DataError(f"{where}: expected arrays 0 to {len(place) - 1}, found {', '.join(sorted(place)[:10])}")
-    return [_stored(h5py, place, name, f"{where}/{name}") for name in expected]
+    return [stored_array(h5py, place, name, f"{where}/{name}") for name in expected]
 
 
-def _stored(h5py: ModuleType, place: Any, name: str, where: str) -> Stored:
-    dataset = _inside(h5py, place, name, where)
+def stored_array(h5py: ModuleType, place: Any, name: str, where: str) -> Stored:
+    """Return an array of a group, which is not read yet.
+
+    Raises:
+        DataError: it is none, lies in another file, or declares more bytes than are stored.
+    """
+    dataset = inside(h5py, place, name, where)
     if not isinstance(dataset, h5py.Dataset) or dataset.shape is None:
         raise DataError(f"{where} is not an array")
     if dataset.external or dataset.is_virtual:

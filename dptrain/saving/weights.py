@@ -8,7 +8,7 @@ from typing import Any
 from dptrain.errors import ConfigError, OutputError
 from dptrain.registry.serialization import plain
 from dptrain.runtime.files import output_error, write_atomically
-from dptrain.saving import keras_h5, keras_zip, safetensors_file
+from dptrain.saving import keras_2_h5, keras_h5, keras_zip, safetensors_file
 from dptrain.saving.reading import Loaded, opened
 
 _ADVICE = "choose another path"
@@ -57,7 +57,7 @@ def read_weights(path: Path, model: Any, *, with_optimizer: bool, skip_mismatch:
     """Read weights for a model.
 
     Args:
-        path: ends in `.weights.h5`, `.safetensors` or `.keras`.
+        path: ends in `.weights.h5`, `.safetensors` or `.keras`; or in `.h5` or `.hdf5`, as Keras 2's.
         model: whose they are to be.
         with_optimizer: whether the optimizer's state is wanted, where the file has it.
         skip_mismatch: leave layers that do not fit as they are.
@@ -68,16 +68,18 @@ def read_weights(path: Path, model: Any, *, with_optimizer: bool, skip_mismatch:
     """
     if path.name.endswith(".safetensors"):
         return safetensors_file.load(path, model.weights_by_path(), skip_mismatch=skip_mismatch)
-    zipped = path.name.endswith(".keras")
-    if not zipped and not path.name.endswith(".weights.h5"):
+    zipped, of_keras_3 = path.name.endswith(".keras"), path.name.endswith(".weights.h5")
+    if not zipped and not path.name.endswith((".h5", ".hdf5")):
         raise ConfigError(
-            f"The filename must end in `.weights.h5`, `.safetensors` or `.keras`. Received: filepath={path}"
+            f"The filename must end in `.weights.h5`, `.h5`, `.safetensors` or `.keras`. Received: filepath={path}"
         )
     keras_h5.h5py_module()  # before the file is looked at, for whose faults there is another error
     options = {"with_optimizer": with_optimizer, "skip_mismatch": skip_mismatch}
     if zipped:
         return keras_h5.load(keras_zip.open_weights(path), str(path), model, **options)
-    with opened(path, keras_h5.MAGIC, "Keras 3's weights (HDF5)") as file:
+    with opened(path, keras_h5.MAGIC, "Keras' weights (HDF5)") as file:
+        if not of_keras_3:
+            return keras_2_h5.load(file, str(path), model, skip_mismatch=skip_mismatch)
         return keras_h5.load(file, str(path), model, **options)
 
 

@@ -1,14 +1,21 @@
-"""Every network's `preprocess_input` and `decode_predictions`."""
+"""Every network: its layers, weights, outputs, files; its `preprocess_input` and `decode_predictions`."""
 
 import importlib
 import json
+import warnings
 
 import numpy as np
 import pytest
 
+import dptrain as dp
 from dptrain import applications
 
-MODULES = [name for name in applications.__all__ if name != "imagenet_utils"]
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras' tensors
+
+MODULES = [name for name in applications.__all__ if name.islower() and name != "imagenet_utils"]
+SMALL = {"input_shape": (64, 64, 3), "classes": 7, "classifier_activation": None}
+LOGITS = {"class_name": "SparseCategoricalCrossentropy", "config": {"from_logits": True}}
+BARE = {"input_shape": (33, 64, 3), "include_top": False}
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -34,3 +41,126 @@ def test_words(keras, tmp_path, monkeypatch):
     outputs = np.random.default_rng(2).random((3, 1000))
     ours, theirs = applications.vgg16.decode_predictions, keras.applications.vgg16.decode_predictions
     assert ours(outputs, top=4) == theirs(outputs, top=4)
+
+
+@pytest.fixture
+def float32(keras):
+    keras.utils.clear_session()
+    keras.config.set_dtype_policy("float32")
+    yield
+    keras.config.set_dtype_policy("float64")
+
+
+def both(keras, name, **options):
+    """Return ours and Keras' of a name, with Keras' random weights, biases and moments drawn at random too."""
+    theirs = getattr(keras.applications, name)(weights=None, **options)
+    rng = np.random.default_rng(3)
+    arrays = map(keras.ops.convert_to_numpy, theirs.weights)
+    drawn = [one + 0.1 * rng.random(one.shape).astype(one.dtype) if one.ndim == 1 else one for one in arrays]
+    theirs.set_weights(drawn)
+    ours = getattr(applications, name)(weights=None, **options)
+    ours.set_weights(drawn)
+    return ours, theirs
+
+
+def described(model):
+    weights = [(one.name, tuple(one.shape)) for one in model.weights]
+    return [type(one).__name__ for one in model.layers], [one.name for one in model.layers], weights
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("VGG16", SMALL),
+        ("VGG19", {**BARE, "pooling": "avg"}),
+        ("ResNet50", SMALL),
+        ("ResNet101", BARE),
+        ("ResNet152", {**BARE, "pooling": "max"}),
+        ("ResNet50V2", {**BARE, "pooling": "avg"}),
+        ("ResNet101V2", SMALL),
+        ("MobileNet", {"depth_multiplier": 2, "alpha": 0.5, **SMALL}),
+        ("MobileNetV2", {"alpha": 1.4}),
+        ("MobileNetV2", {**BARE, "input_shape": (None, None, 3), "pooling": "max"}),
+        ("EfficientNetB0", {**BARE, "input_shape": None}),
+        ("EfficientNetB3", SMALL),
+    ],
+)
+def test_layers_and_weights(keras, float32, name, options):
+    ours, theirs = (getattr(module, name)(weights=None, **options) for module in (applications, keras.applications))
+    assert described(ours) == described(theirs)
+    assert (ours.name, ours.count_params()) == (theirs.name, theirs.count_params())
+    assert (ours.input_shape, ours.output_shape) == (theirs.input_shape, theirs.output_shape)
+    for mine, other in zip(ours.layers, theirs.layers, strict=True):
+        given, expected = (json.loads(json.dumps(one.get_config())) for one in (mine, other))
+        written_otherwise = {"dtype", "axis"}  # left out; -1, which is 3
+        assert {one: expected[one] for one in expected if one not in written_otherwise} == {
+            one: given[one] for one in expected if one not in written_otherwise
+        }
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("VGG16", {**BARE, "pooling": "max"}),
+        ("ResNet50", {**BARE, "pooling": "avg"}),
+        ("ResNet50V2", BARE),
+        ("MobileNet", {"alpha": 0.25, **SMALL}),
+        ("MobileNetV2", {"alpha": 0.35, **SMALL}),
+        ("EfficientNetB0", SMALL),
+    ],
+)
+def test_outputs(keras, float32, name, options):
+    ours, theirs = both(keras, name, **options)
+    ours.compile(jit_compile=name == "MobileNet")  # compiling takes longer than all the rest
+    x = np.random.default_rng(5).uniform(-1, 1, (2, *options["input_shape"])).astype(np.float32)
+    expected = keras.ops.convert_to_numpy(theirs(x))
+    assert np.abs(expected).max() > 1e-3
+    np.testing.assert_allclose(ours.predict(x, verbose=0), expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+def test_files_of_keras(keras, float32, tmp_path):
+    options = {"alpha": 0.25, **SMALL}
+    _, theirs = both(keras, "MobileNet", **options)
+    theirs.save_weights(tmp_path / "w.weights.h5")
+    theirs.save(tmp_path / "m.keras")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the format is old
+        theirs.save(tmp_path / "m.h5")
+    for name in ("w.weights.h5", "m.keras", "m.h5"):
+        ours = applications.MobileNet(weights=tmp_path / name, **options)
+        for mine, other in zip(ours.weights, theirs.weights, strict=True):
+            np.testing.assert_array_equal(mine.numpy(), keras.ops.convert_to_numpy(other))
+    assert described(dp.models.load_model(tmp_path / "m.keras")) == described(theirs)
+    ours.save(tmp_path / "ours.keras")
+    assert described(keras.models.load_model(tmp_path / "ours.keras")) == described(theirs)
+
+
+def test_weights_in_the_layout_of_keras_2(keras, float32, tmp_path):
+    """As those that Keras fetches for its networks; of an EfficientNet they have a count in 64 bits."""
+    import h5py
+    from keras.src.legacy.saving import legacy_h5_format
+
+    options = {**BARE, "pooling": "avg"}
+    ours, theirs = both(keras, "EfficientNetB0", **options)
+    with h5py.File(tmp_path / "w.h5", "w") as file:
+        legacy_h5_format.save_weights_to_hdf5_group(file, theirs)
+    found = applications.EfficientNetB0(weights=tmp_path / "w.h5", **options)
+    for mine, other in zip(found.weights, ours.weights, strict=True):
+        np.testing.assert_array_equal(mine.numpy(), other.numpy())
+
+
+def test_a_step_of_training(keras):
+    """In float64, of a network without a random layer: loss and every weight, moving statistics among them."""
+    keras.utils.clear_session()
+    options = {**SMALL, "alpha": 0.35, "input_shape": (32, 32, 3)}
+    ours, theirs = (module.MobileNetV2(weights=None, **options) for module in (applications, keras.applications))
+    ours.compile(dp.optimizers.SGD(0.01), dp.losses.get(LOGITS), dtype="float64", jit_compile=False)
+    theirs.compile(keras.optimizers.SGD(0.01), keras.losses.get(LOGITS))
+    ours.set_weights([keras.ops.convert_to_numpy(one) for one in theirs.weights])
+    rng = np.random.default_rng(7)
+    x, y = rng.uniform(-1, 1, (6, 32, 32, 3)), rng.integers(0, 7, 6)
+    losses = [[float(model.train_on_batch(x, y)) for _ in range(2)] for model in (ours, theirs)]
+    np.testing.assert_allclose(*losses, rtol=1e-9)
+    for mine, other in zip(ours.weights, theirs.weights, strict=True):
+        expected = keras.ops.convert_to_numpy(other)
+        np.testing.assert_allclose(mine.numpy(), expected, rtol=1e-7, atol=1e-10)

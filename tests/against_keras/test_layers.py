@@ -104,7 +104,7 @@ def middles(k):
             L.Flatten(),
         ],
         "activity": lambda: [L.Dense(6, activity_regularizer="l2"), L.Identity()],
-        "rescaling": lambda: [L.Rescaling(-0.5, 0.25)],
+        "rescaling": lambda: [L.Rescaling(-0.5, 0.25), L.Rescaling([0.5, -1.0] * 4, offset=[1.0, 0.5] * 4)],
         # Given, since Keras does not look at moments that `set_weights` changes.
         "normalization": lambda: [L.Normalization(mean=0.25, variance=4.0), L.Normalization(-1, 1.5, 0.5, invert=True)],
         "reshape": lambda: [L.Reshape((4, -1)), L.Reshape((8,))],

@@ -1,12 +1,11 @@
 """Keras' small helpers."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
 import dptrain as dp
 from dptrain.batches import sampling
+from dptrain.batches.adapters import PyDatasetSource
 from dptrain.batches.stream import StreamBatches
 from dptrain.comm import SoloCommunicator
 from dptrain.errors import ConfigError
@@ -45,10 +44,21 @@ def test_a_fixed_number_of_shards_is_chosen_by_code_or_by_the_environment(monkey
     assert sampling.fixed_shards() == 8
 
 
-def test_what_each_rank_makes_for_itself_has_no_fixed_shards():
-    source = SimpleNamespace(sharded=True, num_batches=None)
-    with pytest.raises(ConfigError, match="not supported: a PyDataset with `shard` where the bits are those of any"):
-        StreamBatches(source, None, SoloCommunicator(), shards=8)
+def test_where_the_bits_are_those_of_any_ranks_each_makes_whole_batches():
+    class Numbers(dp.utils.PyDataset):
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, index):
+            return "whole"
+
+        def shard(self, index, part, parts):
+            return f"part {part} of {parts}"
+
+    source = PyDatasetSource(Numbers(), rank=1, world=3)
+    assert (source.sharded, next(source.start(0))()) == (True, "part 1 of 3")
+    StreamBatches(source, None, SoloCommunicator(), shards=8)
+    assert (source.sharded, next(source.start(0))()) == (False, "whole")
 
 
 @pytest.mark.parametrize(

@@ -86,5 +86,5 @@ def test_refusals(arguments, message):
 
 
 def test_networks_that_are_not_there_say_so():
-    with pytest.raises(AttributeError, match=r"not supported: applications\.ResNet50: Keras has it"):
-        _ = dp.applications.ResNet50
+    with pytest.raises(AttributeError, match=r"not supported: applications\.NASNetLarge: Keras has it"):
+        _ = dp.applications.NASNetLarge

@@ -276,7 +276,10 @@ CASES: dict[str, list[Case]] = {
         Case(lambda: L.ReLU(0.9, 0.2, 0.3), (3, 5), (3, 5)),
     ],
     "RepeatVector": [Case(lambda: L.RepeatVector(3), (4,), (3, 4))],
-    "Rescaling": [Case(lambda: L.Rescaling(0.5, 1), (3,), (3,))],
+    "Rescaling": [
+        Case(lambda: L.Rescaling(0.5, 1), (3,), (3,)),
+        Case(lambda: L.Rescaling([0.5, 2, -1], [1, 0, 0.5]), (2, 3), (2, 3)),
+    ],
     "Reshape": [Case(lambda: L.Reshape([-1, 2]), (3, 4), (6, 2))],
     "Resizing": [
         Case(lambda: L.Resizing(5, 2), (3, 4, 2), (5, 2, 2)),

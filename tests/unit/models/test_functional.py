@@ -34,6 +34,16 @@ def test_a_chain_is_the_sequential():
     np.testing.assert_allclose(model(x).numpy(), model.predict(x), rtol=1e-12)
 
 
+def test_a_network_may_be_deeper_than_python_calls():
+    x = inputs = dp.Input((3,))
+    for _ in range(1200):
+        x = layers.ReLU()(x)
+    model = dp.Model(inputs, x)
+    model.compile("sgd", "mse", jit_compile=False)
+    data = RNG.standard_normal((2, 3)).astype(np.float32)
+    np.testing.assert_array_equal(model.predict(data, verbose=0), np.maximum(data, 0))
+
+
 def test_branches_and_ops_between_layers():
     x = RNG.standard_normal((7, 4))
     inputs = dp.Input((4,))

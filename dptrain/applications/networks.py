@@ -1,0 +1,194 @@
+"""What Keras' networks for images share: their arguments, their ends, and a file of their weights."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dptrain import layers
+from dptrain.errors import ConfigError
+from dptrain.layers.node import get_source_inputs, is_symbolic
+from dptrain.models import Model
+from dptrain.program.dims import read
+from dptrain.program.tensor import Tensor
+
+SMALLEST = 32
+"""Pixels that height and width must have."""
+
+# What a network does between its input and its head, and the head: (x, classes, activation) -> outputs.
+Body = Callable[[Tensor], Tensor]
+Top = Callable[[Tensor, int, Any], Tensor]
+
+_ABOUT = """{name}, as `keras.applications.{name}`: the same layers, names, shapes and order of weights.
+
+Args:
+    include_top: whether the classifier follows, which needs a static `input_shape`.
+    weights: None for random ones, or the path of a file of Keras' or dptrain's for this network: `.weights.h5`,
+        `.keras`, `.safetensors`, or `.h5` as Keras fetches it. "imagenet" is refused: nothing is fetched.
+    input_tensor: an `Input`, or what was made of one, to begin with.
+    input_shape: (height, width, channels), at least 32 x 32; by default ({size}, {size}, 3), and any size without the
+        classifier.
+    pooling: without the classifier, None for the pictures of the last layer, "avg" or "max" for one number a channel.
+    classes: outputs of the classifier.
+    classifier_activation: of the classifier; None for logits.
+    name: of the model.
+
+Returns:
+    A functional model.
+
+Raises:
+    ConfigError: an argument is out of range.
+    DataError: the file is missing or damaged, or has the weights of another network.
+
+Source: {source}
+"""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Keras' arguments that all of its networks have; see `network`."""
+
+    include_top: bool
+    weights: str | Path | None
+    input_tensor: Tensor | None
+    input_shape: Sequence[int | None] | None
+    pooling: str | None
+    classes: int
+    classifier_activation: Any
+    name: str | None
+
+    def shape(self, size: int = 224) -> tuple[int | None, ...]:
+        """Return (height, width, channels) of a sample, None for what batches may choose.
+
+        Args:
+            size: height and width of the network's usual pictures.
+
+        Raises:
+            ConfigError: other than three lengths, a picture that is too small, or one unknown that must be known.
+        """
+        if not self.input_shape:
+            return (size, size, 3) if self.include_top else (None, None, 3)
+        shape = tuple(self.input_shape)
+        if len(shape) != 3:
+            raise ConfigError("`input_shape` must be a tuple of three integers.")
+        if any(one is not None and one < SMALLEST for one in shape[:2]):
+            raise ConfigError(f"Input size must be at least {SMALLEST}x{SMALLEST}; Received: input_shape={shape}")
+        if self.include_top and None in shape:
+            raise ConfigError(
+                f"If `include_top` is True, you should specify a static `input_shape`. Received: input_shape={shape}"
+            )
+        return shape
+
+    def called(self, name: str) -> "Asked":
+        """Return the same with a name."""
+        return replace(self, name=name)
+
+    def check(self) -> None:
+        """Refuse what no network can do.
+
+        Raises:
+            ConfigError: weights that would be fetched, another word of `pooling`, or with a file's weights another
+                activation than softmax or none.
+        """
+        if self.weights == "imagenet":
+            raise ConfigError(
+                "weights='imagenet': dptrain fetches nothing; pass weights=FILE, such as one that Keras has put into "
+                "~/.keras/models or its save_weights has written, or weights=None for random ones"
+            )
+        if self.pooling not in (None, "avg", "max"):
+            raise ConfigError(f"pooling = {self.pooling!r}: expected None, 'avg' or 'max'")
+        if self.weights is not None and self.include_top and self.classifier_activation not in (None, "softmax"):
+            raise ConfigError(
+                "Only `None` and `softmax` activations are allowed for the `classifier_activation` argument when using "
+                "pretrained weights, with `include_top=True`; Received: "
+                f"classifier_activation={self.classifier_activation}"
+            )
+
+
+def assemble(asked: Asked, body: Body, top: Top, *, size: int = 224, named_pooling: bool = False) -> Model:
+    """Return the model.
+
+    Args:
+        asked: the arguments.
+        body: from the input to the pictures of the last layer.
+        top: the classifier.
+        size: height and width of the network's usual pictures.
+        named_pooling: whether the pooling that takes the classifier's place is called "avg_pool" or "max_pool".
+
+    Raises:
+        ConfigError: an argument is out of range.
+        DataError: the file of weights is missing or damaged, or another network's.
+    """
+    asked.check()
+    shape = asked.shape(size)
+    start = asked.input_tensor
+    if start is None:
+        start = layers.Input(shape)
+    elif not is_symbolic(start):
+        raise ConfigError(f"input_tensor: expected an `Input`, or what was made of one, found {type(start).__name__}")
+    inputs = start if asked.input_tensor is None else get_source_inputs(start)
+    outputs = body(start)
+    if asked.include_top:
+        outputs = top(outputs, asked.classes, asked.classifier_activation)
+    elif asked.pooling is not None:
+        kind = layers.GlobalAveragePooling2D if asked.pooling == "avg" else layers.GlobalMaxPooling2D
+        outputs = kind(name=f"{asked.pooling}_pool" if named_pooling else None)(outputs)
+    model = Model(inputs, outputs, name=asked.name)
+    if asked.weights is not None:
+        model.load_weights(asked.weights)
+    return model
+
+
+def network(label: str, body: Body, top: Top, *, source: str, size: int = 224, named_pooling: bool = False) -> Any:
+    """Return the function that makes a network, with the arguments and defaults of Keras'.
+
+    Args:
+        label: Keras' name of it.
+        body: as of `assemble`, and the rest.
+        top: see there.
+        source: the paper.
+        size: see there.
+        named_pooling: see there.
+    """
+
+    def make(
+        include_top: bool = True,
+        weights: str | Path | None = "imagenet",
+        input_tensor: Tensor | None = None,
+        input_shape: Sequence[int | None] | None = None,
+        pooling: str | None = None,
+        classes: int = 1000,
+        classifier_activation: Any = "softmax",
+        name: str = label.lower(),
+    ) -> Model:
+        asked = Asked(include_top, weights, input_tensor, input_shape, pooling, classes, classifier_activation, name)
+        return assemble(asked, body, top, size=size, named_pooling=named_pooling)
+
+    make.__name__ = make.__qualname__ = label
+    make.__doc__ = _ABOUT.format(name=label, size=size, source=source)
+    return make
+
+
+def chain(x: Tensor, *through: layers.Layer) -> Tensor:
+    """Return what layers make of x, one after the other."""
+    for layer in through:
+        x = layer(x)
+    return x
+
+
+def padding_before(x: Tensor, kernel: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the padding with which a convolution of stride 2 halves pictures as TensorFlow's "same" does.
+
+    Args:
+        x: (rows, height, width, channels).
+        kernel: its height and width.
+    """
+    half = kernel // 2
+    top, left = (half - (1 if one is None else 1 - one % 2) for one in read(x.shape)[1:3])
+    return (top, half), (left, half)
+
+
+def divisible(channels: float, by: int = 8) -> int:
+    """Return the nearest multiple of `by`, at least `by` and 90 % of the channels."""
+    nearest = max(by, int(channels + by / 2) // by * by)
+    return nearest + by if nearest < 0.9 * channels else nearest

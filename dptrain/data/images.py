@@ -1,0 +1,164 @@
+"""Pictures one by one, as arrays and files: Keras' `load_img`, `img_to_array`, `array_to_img` and `save_img`."""
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.data.pictures import open_picture, pillow
+from dptrain.errors import ConfigError
+from dptrain.registry.names import lookup
+from dptrain.runtime.failure import warn
+from dptrain.runtime.files import write_atomically
+
+Array = npt.NDArray[Any]
+
+# Pillow's modes of Keras' words; grey pictures of more bits stay as they are.
+_MODES = {"grayscale": ("L", ("L", "I;16", "I")), "rgb": ("RGB", ("RGB",)), "rgba": ("RGBA", ("RGBA",))}
+_INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "hamming", "box", "lanczos")
+_FORMATS = ("channels_last", "channels_first")
+_ADVICE = "choose another path"
+
+
+def load_img(
+    path: str | Path | io.BytesIO,
+    color_mode: str = "rgb",
+    target_size: tuple[int, int] | None = None,
+    interpolation: str = "nearest",
+    keep_aspect_ratio: bool = False,
+) -> Any:
+    """Return the picture of a file, as Pillow's.
+
+    Args:
+        path: of the file, or its content.
+        color_mode: "rgb", "rgba" or "grayscale".
+        target_size: (height, width) that it is brought to.
+        interpolation: "nearest", "bilinear", "bicubic", "hamming", "box" or "lanczos", as Pillow computes them.
+        keep_aspect_ratio: cut off what is too high or wide, equally on both sides, rather than distort.
+
+    Raises:
+        ConfigError: Pillow is missing, or another word.
+        DataError: the file is missing, no picture, damaged or too large.
+    """
+    convert_to(None, color_mode)
+    lookup("interpolation", interpolation, dict.fromkeys(_INTERPOLATIONS))
+    with open_picture(path) as opened:
+        image = convert_to(opened, color_mode)
+        image.load()
+    if target_size is None or image.size == (target_size[1], target_size[0]):
+        return image
+    height, width = target_size
+    box = None
+    if keep_aspect_ratio:
+        own_width = min(image.width, image.height * width // height)
+        own_height = min(image.height, image.width * height // width)
+        left, top = (image.width - own_width) // 2, (image.height - own_height) // 2
+        box = (left, top, left + own_width, top + own_height)
+    return image.resize((width, height), pillow().Resampling[interpolation.upper()], box=box)
+
+
+def convert_to(image: Any, color_mode: str) -> Any:
+    """Return Pillow's picture with the colours of a word of Keras'; nothing for None.
+
+    Raises:
+        ConfigError: another word.
+    """
+    if color_mode not in _MODES:
+        raise ConfigError(f'color_mode must be "grayscale", "rgb", or "rgba". Received: color_mode={color_mode}')
+    mode, kept = _MODES[color_mode]
+    return image if image is None or image.mode in kept else image.convert(mode)
+
+
+def img_to_array(img: Any, data_format: str | None = None, dtype: npt.DTypeLike | None = None) -> Array:
+    """Return a picture of Pillow's as an array, 0 to 255.
+
+    Args:
+        img: the picture, or an array (height, width) or (height, width, channels).
+        data_format: "channels_last", which None stands for, or "channels_first".
+        dtype: of the array; float32 by default.
+
+    Returns:
+        (height, width, channels), or (channels, height, width).
+
+    Raises:
+        ConfigError: another format, or not two or three axes.
+    """
+    x = np.asarray(img, dtype or np.float32)
+    if x.ndim not in (2, 3):
+        raise ConfigError(f"Unsupported image shape: {x.shape}")
+    x = x if x.ndim == 3 else x[..., None]
+    return x.transpose(2, 0, 1) if _is_first(data_format) else x
+
+
+def array_to_img(x: Any, data_format: str | None = None, scale: bool = True, dtype: npt.DTypeLike | None = None) -> Any:
+    """Return an array as Pillow's picture.
+
+    Args:
+        x: (height, width, channels) of 1, 3 or 4 channels; or with channels first.
+        data_format: "channels_last", which None stands for, or "channels_first".
+        scale: stretch the values to 0 to 255.
+        dtype: that is computed in; float32 by default.
+
+    Raises:
+        ConfigError: Pillow is missing, another format, or another shape.
+    """
+    x = np.array(x, dtype or np.float32)
+    if x.ndim != 3:
+        raise ConfigError(f"Expected image array to have rank 3 (single image). Got array with shape: {x.shape}")
+    x = x.transpose(1, 2, 0) if _is_first(data_format) else x
+    if x.shape[2] not in (1, 3, 4):
+        raise ConfigError(f"Unsupported channel number: {x.shape[2]}")
+    if scale:
+        x = x - np.min(x)
+        x = x / (np.max(x) or 1) * 255
+    if x.shape[2] == 1:
+        return pillow().fromarray(x[..., 0].astype(np.int32 if np.max(x) > 255 else np.uint8))
+    return pillow().fromarray(x.astype(np.uint8))
+
+
+def save_img(
+    path: Any, x: Any, data_format: str | None = None, file_format: str | None = None, scale: bool = True, **kwargs: Any
+) -> None:
+    """Write an array as a picture; an existing file is replaced as a whole. Every rank that calls it writes.
+
+    Args:
+        path: of the file, whose ending says the format; or an open file.
+        x: as `array_to_img`.
+        data_format: likewise.
+        file_format: such as "png", where the ending does not say it.
+        scale: as `array_to_img`.
+        kwargs: of Pillow's encoder.
+
+    Raises:
+        ConfigError: as `array_to_img`, or no such format.
+        OutputError: the disk is full or denied.
+    """
+    is_path = isinstance(path, str | os.PathLike)
+    if file_format is None and is_path:
+        file_format = Path(path).suffix[1:]
+    file_format = (file_format or "").lower().replace("jpg", "jpeg")
+    image = array_to_img(x, data_format, scale)
+    if image.mode == "RGBA" and file_format == "jpeg":
+        warn("The JPEG format does not support RGBA images, converting to RGB.")
+        image = image.convert("RGB")
+    content = io.BytesIO()
+    try:
+        image.save(content, file_format, **kwargs)
+    except (KeyError, OSError, ValueError) as error:
+        raise ConfigError(f"save_img: a picture of mode {image.mode} as {file_format!r}: {error}") from error
+    if is_path:
+        write_atomically(Path(path), content.getvalue(), advice=_ADVICE)
+    else:
+        path.write(content.getvalue())
+
+
+def _is_first(data_format: str | None) -> bool:
+    if data_format not in (None, *_FORMATS):
+        raise ConfigError(
+            "The `data_format` argument must be one of {'channels_first', 'channels_last'}. "
+            f"Received: data_format={data_format}"
+        )
+    return data_format == "channels_first"

@@ -1,0 +1,88 @@
+"""N ranks train on a folder of pictures as one does, each decoding its own; and end together at a bad file."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.conftest import ROOT
+from tests.launching import in_turn
+
+SCRIPT = str(ROOT / "tests/mpi/scripts/pictures.py")
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    rng, folder = np.random.default_rng(5), tmp_path_factory.mktemp("pictures")
+    for label, name in enumerate(("bright", "dark", "half")):
+        (folder / "good" / name).mkdir(parents=True)
+        for number in range(9 + label):
+            size = (6, 8, 3) if number % 2 else (9, 7, 3)
+            image = rng.integers(0, 60, size) + (150 if label != 1 else 0)
+            Image.fromarray(image.clip(0, 255).astype(np.uint8)).save(folder / "good" / name / f"{number}.png")
+    for kind in ("cut", "link", "empty"):
+        for name in ("a", "b", "c"):
+            (folder / kind / name).mkdir(parents=True)
+            for number in range(4):
+                Image.new("RGB", (8, 6), (number, 0, 0)).save(folder / kind / name / f"{number}.png")
+    Image.fromarray(rng.integers(0, 255, (40, 40, 3), np.uint8)).save(folder / "cut" / "b" / "2.png")
+    (folder / "cut" / "b" / "2.png").write_bytes((folder / "cut" / "b" / "2.png").read_bytes()[:-400])
+    (folder / "link" / "b" / "x.png").symlink_to(folder / "good" / "bright" / "0.png")
+    for path in (folder / "empty" / "b").iterdir():
+        path.unlink()
+    return folder
+
+
+def cases(folder, ranks):
+    skipped = {"good": {}, "cut": {"bad": "skip"}}
+    made = {
+        f"{kind} {name}": (kind, {**options, **more})
+        for kind, options in skipped.items()
+        for name, more in (("trained", {}), ("with fixed bits", {"reproducible": True}))
+    }
+    made |= {kind: (kind, {}) for kind in ("cut", "link", "empty", "none")}
+    return {
+        name: [SCRIPT, str(folder / kind), str(folder / f"{name} {ranks}.npz"), json.dumps(options)]
+        for name, (kind, options) in made.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def done(pictures, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("said")
+    return {ranks: in_turn(ranks, cases(pictures, ranks), folder / str(ranks)) for ranks in (0, 2, 3)}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("name", ["good trained", "cut trained", "good with fixed bits", "cut with fixed bits"])
+def test_the_numbers_of_one_rank(pictures, done, name, ranks):
+    for count in (0, ranks):
+        assert done[count][name].code == 0, done[count][name].err
+    with np.load(pictures / f"{name} 0.npz") as expected, np.load(pictures / f"{name} {ranks}.npz") as found:
+        assert np.isfinite(expected["loss"]).all()
+        for key in expected:
+            if "fixed" in name:
+                np.testing.assert_array_equal(found[key], expected[key], err_msg=key)
+            else:
+                np.testing.assert_allclose(found[key], expected[key], rtol=1e-10, atol=1e-12, err_msg=key)
+    if name.startswith("cut"):
+        assert "skipped: " in done[ranks][name].err
+        assert "b/2.png: damaged" in done[ranks][name].err
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cut", "cut/b/2.png: damaged"),
+        ("link", "link/b/x.png: a link out of"),
+        ("empty", "empty/b: no pictures"),
+        ("none", "none: not found, or no folder"),
+    ],
+)
+def test_what_is_wrong_ends_all_ranks_in_one_line(done, name, message):
+    found = done[2][name]
+    assert found.code == 65, found.err
+    (line,) = [one for one in found.err.splitlines() if one.startswith("dptrain.errors.AgreedError: ")]
+    assert message in line
+    assert message in done[0][name].err

@@ -1,0 +1,64 @@
+"""Pictures one by one; values beside Keras' in tests/against_keras/test_picture_files.py."""
+
+import io
+import sys
+
+import numpy as np
+import pytest
+
+import dptrain as dp
+from dptrain.errors import ConfigError, DataError, OutputError
+
+X = np.arange(60, dtype=np.float32).reshape(4, 5, 3)
+
+
+def test_there_and_back(tmp_path):
+    dp.utils.save_img(tmp_path / "a.png", X, scale=False)
+    np.testing.assert_array_equal(dp.utils.img_to_array(dp.utils.load_img(tmp_path / "a.png")), X)
+    content = io.BytesIO()
+    dp.utils.save_img(content, X, file_format="bmp", scale=False)
+    content.seek(0)
+    np.testing.assert_array_equal(dp.utils.img_to_array(dp.utils.load_img(content)), X)
+    np.testing.assert_array_equal(dp.utils.img_to_array(X[..., 0]), X[..., :1])
+
+
+def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "a.jpg"
+    path.write_bytes(b"before")
+    with pytest.raises(ConfigError, match="as 'gifs'"):
+        dp.utils.save_img(path, X, file_format="gifs")
+    assert path.read_bytes() == b"before"
+    with pytest.warns(UserWarning, match="does not support RGBA"):
+        dp.utils.save_img(path, np.zeros((2, 2, 4)))
+    assert dp.utils.load_img(path).size == (2, 2)
+    with pytest.raises(OutputError):
+        dp.utils.save_img(tmp_path / "none" / "a.png", X)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: dp.utils.load_img("x.png", color_mode="bgr"), "color_mode must be"),
+        (lambda: dp.utils.load_img("x.png", interpolation="cubic"), "unknown interpolation 'cubic'; did you mean"),
+        (lambda: dp.utils.img_to_array(np.zeros(3)), "Unsupported image shape"),
+        (lambda: dp.utils.img_to_array(X, "last"), "`data_format` argument"),
+        (lambda: dp.utils.array_to_img(np.zeros((2, 2))), "rank 3"),
+        (lambda: dp.utils.array_to_img(np.zeros((2, 2, 2))), "Unsupported channel number: 2"),
+    ],
+)
+def test_arguments_that_are_refused(call, message):
+    with pytest.raises(ConfigError, match=message):
+        call()
+
+
+def test_files_that_are_no_pictures(tmp_path):
+    with pytest.raises(DataError, match=r"none\.png: not found"):
+        dp.utils.load_img(tmp_path / "none.png")
+    with pytest.raises(DataError, match="a picture: no picture"):
+        dp.utils.load_img(io.BytesIO(b"text"))
+
+
+def test_pillow_is_an_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ConfigError, match="pictures need Pillow: pip install 'pillow"):
+        dp.utils.array_to_img(X)
