@@ -14,7 +14,7 @@ from dptrain.errors import ConfigError
 from dptrain.registry.names import not_there
 
 # Keras' functions of this room, which are ops.
-_OPS = ["SeedGenerator", "dropout", "normal", "randint", "uniform"]
+_OPS = ["SeedGenerator", "beta", "dropout", "gamma", "normal", "randint", "uniform"]
 
 if not TYPE_CHECKING:  # for which any name would do
     _missing = not_there("random", _OPS)

@@ -4,17 +4,35 @@ from typing import TYPE_CHECKING
 
 from dptrain.layers.activation import ELU, Activation, ActivityRegularization, Identity, LeakyReLU, PReLU, ReLU, Softmax
 from dptrain.layers.augmentation import (
-    RandomBrightness,
-    RandomContrast,
     RandomCrop,
+    RandomElasticTransform,
     RandomFlip,
+    RandomPerspective,
     RandomRotation,
+    RandomShear,
     RandomTranslation,
     RandomZoom,
 )
 from dptrain.layers.base import Layer
 from dptrain.layers.borders import Cropping1D, Cropping2D, Cropping3D, ZeroPadding1D, ZeroPadding2D, ZeroPadding3D
 from dptrain.layers.categories import CategoryEncoding, Discretization
+from dptrain.layers.colors import (
+    AutoContrast,
+    Equalization,
+    RandomBrightness,
+    RandomColorDegeneration,
+    RandomColorJitter,
+    RandomContrast,
+    RandomErasing,
+    RandomGaussianBlur,
+    RandomGrayscale,
+    RandomHue,
+    RandomInvert,
+    RandomPosterization,
+    RandomSaturation,
+    RandomSharpness,
+    Solarization,
+)
 from dptrain.layers.convolution import (
     Conv1D,
     Conv1DTranspose,
@@ -61,9 +79,11 @@ from dptrain.layers.merging import (
     multiply,
     subtract,
 )
+from dptrain.layers.mixing import AugMix, CutMix, MixUp, RandAugment
 from dptrain.layers.noise import AlphaDropout, GaussianDropout, GaussianNoise
 from dptrain.layers.normalization import BatchNormalization, LayerNormalization
 from dptrain.layers.pictures import CenterCrop, Resizing
+from dptrain.layers.pipeline import Pipeline
 from dptrain.layers.pooling import (
     AveragePooling1D,
     AveragePooling2D,
@@ -103,6 +123,27 @@ from dptrain.registry.serialization import Registry
 LAYERS: dict[str, type[Layer]] = {
     cls.__name__: cls
     for cls in (
+        AugMix,
+        AutoContrast,
+        CutMix,
+        Equalization,
+        MixUp,
+        Pipeline,
+        RandAugment,
+        RandomColorDegeneration,
+        RandomColorJitter,
+        RandomElasticTransform,
+        RandomErasing,
+        RandomGaussianBlur,
+        RandomGrayscale,
+        RandomHue,
+        RandomInvert,
+        RandomPerspective,
+        RandomPosterization,
+        RandomSaturation,
+        RandomSharpness,
+        RandomShear,
+        Solarization,
         Resizing,
         CenterCrop,
         Discretization,
@@ -195,6 +236,8 @@ __all__ = [
     "ActivityRegularization",
     "Add",
     "AlphaDropout",
+    "AugMix",
+    "AutoContrast",
     "Average",
     "AveragePooling1D",
     "AveragePooling2D",
@@ -221,6 +264,7 @@ __all__ = [
     "Cropping1D",
     "Cropping2D",
     "Cropping3D",
+    "CutMix",
     "Dense",
     "DepthwiseConv1D",
     "DepthwiseConv2D",
@@ -229,6 +273,7 @@ __all__ = [
     "Dropout",
     "EinsumDense",
     "Embedding",
+    "Equalization",
     "Flatten",
     "GaussianDropout",
     "GaussianNoise",
@@ -261,16 +306,32 @@ __all__ = [
     "MaxPooling3D",
     "Maximum",
     "Minimum",
+    "MixUp",
     "Multiply",
     "Normalization",
     "PReLU",
     "Permute",
+    "Pipeline",
     "RMSNormalization",
+    "RandAugment",
     "RandomBrightness",
+    "RandomColorDegeneration",
+    "RandomColorJitter",
     "RandomContrast",
     "RandomCrop",
+    "RandomElasticTransform",
+    "RandomErasing",
     "RandomFlip",
+    "RandomGaussianBlur",
+    "RandomGrayscale",
+    "RandomHue",
+    "RandomInvert",
+    "RandomPerspective",
+    "RandomPosterization",
     "RandomRotation",
+    "RandomSaturation",
+    "RandomSharpness",
+    "RandomShear",
     "RandomTranslation",
     "RandomZoom",
     "ReLU",
@@ -283,6 +344,7 @@ __all__ = [
     "SeparableConvolution1D",
     "SeparableConvolution2D",
     "Softmax",
+    "Solarization",
     "SpatialDropout1D",
     "SpatialDropout2D",
     "SpatialDropout3D",

@@ -24,6 +24,10 @@ class ImageLayer(Layer):
         super().__init__(**options)
         self.data_format = checked_format(data_format)
 
+    def config(self) -> dict[str, Any]:
+        """Return the arguments, the format among them."""
+        return super().config() | {"data_format": self.data_format}
+
     def call(self, inputs: Any, training: bool = True) -> Any:
         """Return what the layer makes of the images."""
         if not isinstance(inputs, Mapping):
@@ -31,6 +35,16 @@ class ImageLayer(Layer):
         if unknown := set(inputs) - {"images", "labels"}:
             raise ConfigError(f"not supported: {', '.join(sorted(unknown))} of layer {self.label!r}; images and labels")
         return {**inputs, "images": self._transformed(self._checked(inputs["images"]), training)}
+
+    def transform_images(self, images: Any, transformation: Any = None, training: bool = True) -> Tensor:
+        """Return what the layer makes of images.
+
+        Args:
+            images: as `call`.
+            transformation: what `get_random_transformation` returned, of a layer that has it.
+            training: whether the layer is called in training.
+        """
+        return self._transformed(self._as_tensor(images), training)
 
     def _checked(self, images: Tensor) -> Tensor:
         if images.ndim not in (3, 4):
@@ -48,6 +62,10 @@ class ImageLayer(Layer):
         """Return the axes of height and width."""
         last = images.ndim - 1
         return (last - 1, last) if self.data_format == "channels_first" else (last - 2, last - 1)
+
+    def _channels_of(self, images: Any) -> int:
+        """Return the axis of channels."""
+        return int(images.ndim) - (3 if self.data_format == "channels_first" else 1)
 
     def _height_and_width(self, images: Any) -> tuple[Any, Any]:
         vertical, horizontal = self._space_of(images)

@@ -322,3 +322,172 @@ class AUC(_Confusion):
         own = {"num_thresholds": self.num_thresholds, "curve": self.curve, "summation_method": "interpolation"}
         own |= {"multi_label": False, "num_labels": None, "label_weights": None, "from_logits": self.from_logits}
         return super().config() | own | ({} if self._thresholds is None else {"thresholds": self._thresholds})
+
+
+class _AtLeast(_Confusion):
+    """The best rate among thresholds at which another rate is high enough; 0 where it never is.
+
+    Args:
+        least: of the other rate, 0 to 1.
+        num_thresholds: evenly spaced in [0, 1]; 1 for 0.5 alone.
+        class_id: the output that is looked at, alone; None for all.
+        name: its key in logs.
+        dtype: as `Metric`.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    direction = "up"
+    # The argument that says how high, and of which counts the rate that is held and the one that is reported are made.
+    least: str
+    held: tuple[Cell, Cell]
+    best: tuple[Cell, Cell]
+
+    def __init__(
+        self,
+        least: float,
+        num_thresholds: int = 200,
+        class_id: int | None = None,
+        name: str | None = None,
+        dtype: str | None = None,
+    ) -> None:
+        if not 0 <= least <= 1:
+            raise ConfigError(f"Argument `{self.least}` must be in the range [0, 1]. Received: {self.least}={least}")
+        if num_thresholds <= 0:
+            raise ConfigError(
+                f"Argument `num_thresholds` must be an integer > 0. Received: num_thresholds={num_thresholds}"
+            )
+        # An output of 0 is above the first.
+        inner = np.arange(1, num_thresholds) / max(num_thresholds - 1, 1)
+        limits = [-1e-7, *inner] if num_thresholds > 1 else [0.5]
+        kinds = dict.fromkeys((*self.held, *self.best))
+        super().__init__(list(kinds), limits, name, dtype, class_id)
+        self.value, self.num_thresholds = float(least), int(num_thresholds)
+
+    def _rate(self, right: Cell, other: Cell) -> Tensor:
+        found = self._counts[right].value
+        return ops.divide_no_nan(found, found + self._counts[other].value)
+
+    def result(self) -> Tensor:
+        """Return the best rate."""
+        enough = self._rate(*self.held) >= self.value
+        return ops.max(ops.where(enough, self._rate(*self.best), 0.0))
+
+    def config(self) -> dict[str, Any]:
+        """Return the arguments."""
+        own = {"num_thresholds": self.num_thresholds, "class_id": self.class_id, self.least: self.value}
+        return super().config() | own
+
+
+_SENSITIVITY: tuple[Cell, Cell] = ("true_positives", "false_negatives")
+_SPECIFICITY: tuple[Cell, Cell] = ("true_negatives", "false_positives")
+_PRECISION: tuple[Cell, Cell] = ("true_positives", "false_positives")
+
+
+class SensitivityAtSpecificity(_AtLeast):
+    """The best sensitivity (recall) at thresholds where the specificity is at least this.
+
+    Args:
+        specificity: the least specificity, 0 to 1.
+        num_thresholds: evenly spaced in [0, 1]; 1 for 0.5 alone.
+        class_id: the output that is looked at, alone; None for all.
+        name: its key in logs.
+        dtype: as `Metric`.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    least, held, best = "specificity", _SPECIFICITY, _SENSITIVITY
+
+    def __init__(
+        self,
+        specificity: float,
+        num_thresholds: int = 200,
+        class_id: int | None = None,
+        name: str | None = None,
+        dtype: str | None = None,
+    ) -> None:
+        super().__init__(specificity, num_thresholds, class_id, name, dtype)
+
+
+class SpecificityAtSensitivity(_AtLeast):
+    """The best specificity at thresholds where the sensitivity (recall) is at least this.
+
+    Args:
+        sensitivity: the least sensitivity, 0 to 1.
+        num_thresholds: evenly spaced in [0, 1]; 1 for 0.5 alone.
+        class_id: the output that is looked at, alone; None for all.
+        name: its key in logs.
+        dtype: as `Metric`.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    least, held, best = "sensitivity", _SENSITIVITY, _SPECIFICITY
+
+    def __init__(
+        self,
+        sensitivity: float,
+        num_thresholds: int = 200,
+        class_id: int | None = None,
+        name: str | None = None,
+        dtype: str | None = None,
+    ) -> None:
+        super().__init__(sensitivity, num_thresholds, class_id, name, dtype)
+
+
+class PrecisionAtRecall(_AtLeast):
+    """The best precision at thresholds where the recall is at least this.
+
+    Args:
+        recall: the least recall, 0 to 1.
+        num_thresholds: evenly spaced in [0, 1]; 1 for 0.5 alone.
+        class_id: the output that is looked at, alone; None for all.
+        name: its key in logs.
+        dtype: as `Metric`.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    least, held, best = "recall", _SENSITIVITY, _PRECISION
+
+    def __init__(
+        self,
+        recall: float,
+        num_thresholds: int = 200,
+        class_id: int | None = None,
+        name: str | None = None,
+        dtype: str | None = None,
+    ) -> None:
+        super().__init__(recall, num_thresholds, class_id, name, dtype)
+
+
+class RecallAtPrecision(_AtLeast):
+    """The best recall at thresholds where the precision is at least this.
+
+    Args:
+        precision: the least precision, 0 to 1.
+        num_thresholds: evenly spaced in [0, 1]; 1 for 0.5 alone.
+        class_id: the output that is looked at, alone; None for all.
+        name: its key in logs.
+        dtype: as `Metric`.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    least, held, best = "precision", _PRECISION, _SENSITIVITY
+
+    def __init__(
+        self,
+        precision: float,
+        num_thresholds: int = 200,
+        class_id: int | None = None,
+        name: str | None = None,
+        dtype: str | None = None,
+    ) -> None:
+        super().__init__(precision, num_thresholds, class_id, name, dtype)

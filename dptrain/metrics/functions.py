@@ -1,4 +1,4 @@
-"""Metrics of right answers as functions: (rows, ...) of 1 where an answer is right, else 0."""
+"""Metrics as functions: whether an answer is right, (rows, ...) of 1 and 0, and correlations."""
 
 from typing import Any
 
@@ -47,3 +47,23 @@ def sparse_top_k_categorical_accuracy(y_true: Any, y_pred: Any, k: int = 5) -> T
     """Return whether fewer than k outputs are above that at the label."""
     labels, output = as_tensors([y_true, y_pred])
     return _as(ops.in_top_k(as_labels(labels, output), output, k), output)
+
+
+def pearson_correlation(y_true: Any, y_pred: Any, axis: int = -1) -> Tensor:
+    """Return the correlation of targets and outputs along an axis, -1 to 1; NaN where one of them is constant."""
+    target, output = pair(y_true, y_pred)
+    target, output = (one - ops.mean(one, axis, keepdims=True) for one in (target, output))
+    both = ops.mean(target * output, axis)
+    return both / (ops.sqrt(ops.mean(ops.square(target), axis)) * ops.sqrt(ops.mean(ops.square(output), axis)))
+
+
+def concordance_correlation(y_true: Any, y_pred: Any, axis: int = -1) -> Tensor:
+    """Return how near targets and outputs lie to the same line along an axis, -1 to 1; 1 only where they are equal.
+
+    Source: L. Lin, "A concordance correlation coefficient to evaluate reproducibility", Biometrics 45 (1989).
+    """
+    target, output = pair(y_true, y_pred)
+    apart = ops.mean(target, axis) - ops.mean(output, axis)
+    centred = [one - ops.mean(one, axis, keepdims=True) for one in (target, output)]
+    both = ops.mean(centred[0] * centred[1], axis)
+    return 2 * both / (ops.var(target, axis) + ops.var(output, axis) + ops.square(apart) + 1e-7)

@@ -225,6 +225,26 @@ class CosineSimilarity(_BuiltIn):
         super().__init__(name, dtype, axis=axis)
 
 
+class PearsonCorrelation(_BuiltIn):
+    """The correlation of y_true and y_pred within each sample."""
+
+    function = staticmethod(functions.pearson_correlation)
+    direction = "up"
+
+    def __init__(self, name: str | None = "pearson_correlation", dtype: str | None = None, axis: int = -1) -> None:
+        super().__init__(name, dtype, axis=axis)
+
+
+class ConcordanceCorrelation(_BuiltIn):
+    """The concordance of y_true and y_pred within each sample."""
+
+    function = staticmethod(functions.concordance_correlation)
+    direction = "up"
+
+    def __init__(self, name: str | None = "concordance_correlation", dtype: str | None = None, axis: int = -1) -> None:
+        super().__init__(name, dtype, axis=axis)
+
+
 class SparseCategoricalCrossentropy(_BuiltIn):
     """-log of the probability at the label; see the loss of that name.
 

@@ -52,3 +52,75 @@ def test_borders_and_colours(keras):
     for name, given in (("pad_images", (1, 2, 0, None, None, 11)), ("crop_images", (1, None, None, 2, 3, 4))):
         same(keras, getattr(ops.image, name)(IMAGES, *given), getattr(keras.ops.image, name)(IMAGES, *given))
     same(keras, ops.image.rgb_to_grayscale(IMAGES), keras.ops.image.rgb_to_grayscale(IMAGES))
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
+def test_perspective_transform(keras, interpolation):
+    starts = np.array([[0, 0], [6, 0], [0, 4], [6, 4.0]])
+    ends = starts + RNG.uniform(-0.9, 0.9, (2, 4, 2))
+    for images, own in ((IMAGES, ends), (IMAGES[0], ends[0])):
+        points = np.broadcast_to(starts, own.shape).copy(), own
+        theirs = keras.ops.image.perspective_transform(images, *points, interpolation, 0.25)
+        same(keras, ops.image.perspective_transform(images, *points, interpolation, 0.25), theirs)
+
+
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize("fill_mode", ["constant", "nearest", "wrap", "mirror", "reflect"])
+def test_map_coordinates(keras, order, fill_mode):
+    places = RNG.uniform(-4, 9, (3, 4, 5))
+    for values in (IMAGES[0], (IMAGES[0] * 50).astype(np.int32)):
+        theirs = keras.ops.image.map_coordinates(values, keras.ops.convert_to_tensor(places), order, fill_mode, 2)
+        ours = ops.image.map_coordinates(values, places, order, fill_mode, 2)
+        assert ours.dtype == values.dtype
+        same(keras, ours, theirs)
+
+
+def test_colour_spaces(keras):
+    images = RNG.uniform(0, 1, (2, 5, 7, 3))
+    images[0, 0] = images[0, 0, :, :1]  # grey
+    images[0, 1] = 0
+    for data_format in ("channels_last", "channels_first"):
+        given = np.moveaxis(images, -1, 1) if data_format == "channels_first" else images
+        for name in ("rgb_to_hsv", "hsv_to_rgb"):
+            theirs = getattr(keras.ops.image, name)(given, data_format)
+            same(keras, getattr(ops.image, name)(given, data_format), theirs)
+
+
+def test_filters(keras):
+    for size, sigma in ((3, (1.0, 0.5)), (5, (0.7, 2.0))):
+        # Keras takes sizes and deviations as tensors of one type.
+        theirs = keras.ops.image.gaussian_blur(IMAGES, (size, size), np.array(sigma), data_format="channels_last")
+        same(keras, ops.image.gaussian_blur(IMAGES, (size, size), sigma), theirs)
+    for images, data_format in ((IMAGES, "channels_last"), (np.moveaxis(IMAGES, -1, 1), "channels_first")):
+        same(keras, ops.image.sobel_edges(images, data_format), keras.ops.image.sobel_edges(images, data_format))
+    other = IMAGES + RNG.normal(size=IMAGES.shape) * 0.1
+    arguments = (1.0, 4, 0.9)
+    same(keras, ops.image.ssim(IMAGES, other, *arguments), keras.ops.image.ssim(IMAGES, other, *arguments))
+    same(keras, ops.image.ssim(IMAGES[0], other[0], *arguments), keras.ops.image.ssim(IMAGES[0], other[0], *arguments))
+
+
+@pytest.mark.parametrize("padding", ["valid", "same"])
+@pytest.mark.parametrize(
+    ("size", "strides", "dilation"), [(2, None, 1), ((3, 2), (1, 2), 1), (2, 1, 2), ((2, 3, 2), None, 1)]
+)
+def test_patches(keras, padding, size, strides, dilation):
+    images = RNG.normal(size=(2, 4, 5, 7, 3)) if size == (2, 3, 2) else IMAGES
+    for data_format in ("channels_last", "channels_first"):
+        given = np.moveaxis(images, -1, 1) if data_format == "channels_first" else images
+        for one in (given, given[0]):
+            arguments = (one, size, strides, dilation, padding, data_format)
+            same(keras, ops.image.extract_patches(*arguments), keras.ops.image.extract_patches(*arguments))
+    if size == (2, 3, 2):
+        same(keras, ops.image.extract_patches_3d(images, 2), keras.ops.image.extract_patches_3d(images, 2))
+
+
+@pytest.mark.parametrize("method", ["linear", "cubic", "lanczos3", "lanczos5"])
+@pytest.mark.parametrize("antialias", [True, False])
+def test_scale_and_translate(keras, method, antialias):
+    for shape, scale, moves, axes in (
+        ((2, 8, 4, 3), [1.7, 0.4], [-1.5, 0.75], (1, 2)),
+        ((2, 5, 9, 3), [1.3], [0.0], (-2,)),
+    ):
+        arguments = (shape, np.array(scale), np.array(moves), axes, method, antialias)
+        theirs = keras.ops.image.scale_and_translate(IMAGES, *arguments)
+        same(keras, ops.image.scale_and_translate(IMAGES, *arguments), theirs)

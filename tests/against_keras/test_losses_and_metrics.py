@@ -230,6 +230,10 @@ METRICS = {
             metric_of("Accuracy", name="exactly"),
             metric_of("AUC", name="area"),
             metric_of("AUC", curve="PR", name="other area"),
+            metric_of("SensitivityAtSpecificity", 0.6, name="sensitivity"),
+            metric_of("SpecificityAtSensitivity", 0.4, num_thresholds=7, name="specificity"),
+            metric_of("PrecisionAtRecall", 0.3, class_id=2, name="precise"),
+            metric_of("RecallAtPrecision", 0.6, num_thresholds=1, name="recalled"),
             metric_of("Precision", thresholds=[0.2, 0.7], class_id=3, name="several"),
             metric_of("TruePositives", name="right"),
             metric_of("FalseNegatives", thresholds=0.3, name="missed"),
@@ -246,6 +250,7 @@ METRICS = {
             metric_of("R2Score", "variance_weighted_average", num_regressors=3, name="adjusted"),
             metric_of("R2Score", None, name="each"),
             *(metric_of(name) for name in ("Accuracy", "RootMeanSquaredError", "CosineSimilarity", "LogCoshError")),
+            *(metric_of(name) for name in ("PearsonCorrelation", "ConcordanceCorrelation")),
         ],
     ),
 }

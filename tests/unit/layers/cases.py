@@ -53,6 +53,13 @@ CASES: dict[str, list[Case]] = {
     "ActivityRegularization": [Case(lambda: L.ActivityRegularization(0.1, 0.2), (3,), (3,))],
     "Add": [Case(L.Add, PAIR, (3, 2)), Case(L.Add, [(3, 2), (1, 2), (3, 1)], (3, 2))],
     "AlphaDropout": [Case(lambda: L.AlphaDropout(0.25, (None, 1, None), seed=3), (3, 4), (3, 4))],
+    "AugMix": [
+        Case(lambda: L.AugMix((-5, 5), 2, 1, 0.4, seed=3), (3, 4, 3), (3, 4, 3)),
+    ],
+    "AutoContrast": [
+        Case(lambda: L.AutoContrast((-2, 3)), (3, 4, 2), (3, 4, 2)),
+        Case(lambda: L.AutoContrast(data_format="channels_first"), (2, 3, 4), (2, 3, 4)),
+    ],
     "Average": [Case(L.Average, [(3,), (3,), (3,)], (3,))],
     "AveragePooling1D": [
         Case(L.AveragePooling1D, (5, 2), (2, 2)),
@@ -133,6 +140,10 @@ CASES: dict[str, list[Case]] = {
         Case(L.Cropping3D, (3, 3, 4, 1), (1, 1, 2, 1)),
         Case(lambda: L.Cropping3D((0, 1, (1, 0)), data_format="channels_first"), (1, 1, 3, 2), (1, 1, 1, 1)),
     ],
+    "CutMix": [
+        Case(lambda: L.CutMix(seed=3), (3, 4, 2), (3, 4, 2)),
+        Case(lambda: L.CutMix((0.5, 1), 3, "channels_first"), (2, 3, 4), (2, 3, 4)),
+    ],
     "Dense": [
         Case(
             lambda: L.Dense(3, dp.activations.elu, False, dp.initializers.HeNormal(seed=4), "ones", "l2", name="a"),
@@ -176,6 +187,10 @@ CASES: dict[str, list[Case]] = {
         Case(lambda: L.EinsumDense("ab,bc->ac", 3), (4,), (3,)),
     ],
     "Embedding": [Case(lambda: L.Embedding(7, 3, embeddings_regularizer="l2"), (4,), (4, 3), integers=7)],
+    "Equalization": [
+        Case(lambda: L.Equalization((-2, 3), 8), (3, 4, 2), (3, 4, 2)),
+        Case(lambda: L.Equalization((-3, 3), 4, "channels_first"), (2, 3, 4), (2, 3, 4)),
+    ],
     "Flatten": [
         *(Case(L.Flatten, (2, 3, 2), (12,)), Case(L.Flatten, (4,), (4,))),
         Case(lambda: L.Flatten("channels_first"), (2, 3, 2), (12,)),
@@ -228,6 +243,10 @@ CASES: dict[str, list[Case]] = {
     ],
     "Maximum": [Case(L.Maximum, PAIR, (3, 2))],
     "Minimum": [Case(L.Minimum, PAIR, (3, 2))],
+    "MixUp": [
+        Case(lambda: L.MixUp(seed=3), (3, 4, 2), (3, 4, 2)),
+        Case(lambda: L.MixUp(0.9, "channels_first", 3), (2, 3, 1), (2, 3, 1)),
+    ],
     "Multiply": [Case(L.Multiply, [*PAIR, (3, 2)], (3, 2))],
     "Normalization": [
         Case(L.Normalization, (3, 2), (3, 2)),
@@ -239,11 +258,29 @@ CASES: dict[str, list[Case]] = {
         Case(lambda: L.PReLU("ones", shared_axes=[1, 2]), (2, 3, 2), (2, 3, 2)),
     ],
     "Permute": [Case(lambda: L.Permute((2, 1)), (3, 4), (4, 3))],
+    "Pipeline": [
+        Case(lambda: L.Pipeline([L.RandomFlip(seed=3), L.Dense(2, name="inner"), L.Flatten()]), (3, 4, 2), (24,)),
+    ],
     "RMSNormalization": [
         Case(L.RMSNormalization, (3, 4), (3, 4)),
         Case(lambda: L.RMSNormalization([1, 2], 0.1), (3, 4), (3, 4)),
     ],
+    "RandAugment": [
+        Case(lambda: L.RandAugment((-5, 5), 2, 0.4, seed=3), (3, 4, 3), (3, 4, 3)),
+    ],
     "RandomBrightness": [Case(lambda: L.RandomBrightness(0.1, (-5, 5), seed=3), (3, 3, 2), (3, 3, 2))],
+    "RandomColorDegeneration": [
+        Case(lambda: L.RandomColorDegeneration(0.5, (-5, 5), seed=3), (3, 4, 3), (3, 4, 3)),
+        Case(lambda: L.RandomColorDegeneration((0.2, 0.8), (-5, 5), "channels_first", 3), (3, 2, 2), (3, 2, 2)),
+    ],
+    "RandomColorJitter": [
+        Case(lambda: L.RandomColorJitter((-5, 5), 0.1, 0.2, 0.3, 0.1, 3), (2, 3, 3), (2, 3, 3)),
+        Case(
+            lambda: L.RandomColorJitter((-5, 5), hue_factor=0.3, seed=3, data_format="channels_first"),
+            (3, 2, 3),
+            (3, 2, 3),
+        ),
+    ],
     "RandomContrast": [
         Case(lambda: L.RandomContrast((0.2, 0.5), (-5, 5), seed=3), (3, 3, 2), (3, 3, 2)),
         Case(lambda: L.RandomContrast(0.5, (-5, 5), 3, data_format="channels_first"), (1, 3, 4), (1, 3, 4)),
@@ -252,13 +289,60 @@ CASES: dict[str, list[Case]] = {
         Case(lambda: L.RandomCrop(2, 3, seed=3), (4, 5, 2), (2, 3, 2)),
         Case(lambda: L.RandomCrop(2, 3, 3, "channels_first"), (1, 4, 2), (1, 2, 3)),
     ],
+    "RandomElasticTransform": [
+        Case(lambda: L.RandomElasticTransform(1.0, (0.5, 1), value_range=(-5, 5), seed=3), (8, 10, 2), (8, 10, 2)),
+        Case(
+            lambda: L.RandomElasticTransform(0.5, 0.5, "nearest", "constant", 0.5, (-5, 5), 3, "channels_first"),
+            (1, 6, 7),
+            (1, 6, 7),
+        ),
+    ],
+    "RandomErasing": [
+        Case(lambda: L.RandomErasing(value_range=(-5, 5), seed=3), (4, 4, 2), (4, 4, 2)),
+        Case(lambda: L.RandomErasing((0.5, 1), 0.9, (1, 2, 3), (-5, 5), 3, "channels_first"), (3, 4, 5), (3, 4, 5)),
+    ],
     "RandomFlip": [
         Case(lambda: L.RandomFlip(seed=3), (2, 3, 2), (2, 3, 2)),
         Case(lambda: L.RandomFlip("vertical", 3, "channels_first"), (1, 2, 3), (1, 2, 3)),
     ],
+    "RandomGaussianBlur": [
+        Case(lambda: L.RandomGaussianBlur(1.0, 3, 0.9, (-5, 5), seed=3), (4, 5, 2), (4, 5, 2)),
+        Case(lambda: L.RandomGaussianBlur(0.5, (5, 3), (0.5, 1), (-5, 5), "channels_first", 3), (1, 4, 5), (1, 4, 5)),
+    ],
+    "RandomGrayscale": [
+        Case(lambda: L.RandomGrayscale(seed=3), (3, 2, 3), (3, 2, 3)),
+        Case(lambda: L.RandomGrayscale(0.7, "channels_first", 3), (3, 2, 2), (3, 2, 2)),
+    ],
+    "RandomHue": [
+        Case(lambda: L.RandomHue(0.4, (-5, 5), seed=3), (3, 2, 3), (3, 2, 3)),
+        Case(lambda: L.RandomHue((0.1, 0.9), (-6, 6), "channels_first", 3), (3, 2, 2), (3, 2, 2)),
+    ],
+    "RandomInvert": [
+        Case(lambda: L.RandomInvert(value_range=(-1, 1), seed=3), (3, 2, 2), (3, 2, 2)),
+    ],
+    "RandomPerspective": [
+        Case(lambda: L.RandomPerspective(1.0, 0.7, seed=3), (4, 5, 2), (4, 5, 2)),
+        Case(lambda: L.RandomPerspective(0.8, 0.4, "nearest", 0.5, 3, "channels_first"), (1, 3, 4), (1, 3, 4)),
+    ],
+    "RandomPosterization": [
+        Case(lambda: L.RandomPosterization(4, (-5, 5), seed=3), (3, 2, 2), (3, 2, 2)),
+        Case(lambda: L.RandomPosterization(1, (-5, 5), "channels_first", 3), (2, 2, 2), (2, 2, 2)),
+    ],
     "RandomRotation": [
         Case(lambda: L.RandomRotation(0.2, seed=3), (3, 4, 2), (3, 4, 2)),
         Case(lambda: L.RandomRotation((-0.1, 0.3), "constant", "nearest", 3, 0.5), (3, 3, 1), (3, 3, 1)),
+    ],
+    "RandomSaturation": [
+        Case(lambda: L.RandomSaturation((0.2, 0.7), (-5, 5), seed=3), (3, 2, 3), (3, 2, 3)),
+        Case(lambda: L.RandomSaturation(0.6, (-5, 5), "channels_first", 3), (3, 2, 2), (3, 2, 2)),
+    ],
+    "RandomSharpness": [
+        Case(lambda: L.RandomSharpness(0.9, (-5, 5), seed=3), (3, 4, 2), (3, 4, 2)),
+        Case(lambda: L.RandomSharpness((0.1, 0.4), (-5, 5), "channels_first", 3), (2, 3, 4), (2, 3, 4)),
+    ],
+    "RandomShear": [
+        Case(lambda: L.RandomShear(0.3, 0.2, seed=3), (3, 4, 2), (3, 4, 2)),
+        Case(lambda: L.RandomShear((0.1, 0.5), 0.4, "nearest", "wrap", 0.5, "channels_first", 3), (1, 3, 4), (1, 3, 4)),
     ],
     "RandomTranslation": [
         Case(lambda: L.RandomTranslation(0.3, (-0.1, 0.2), seed=3), (3, 4, 2), (3, 4, 2)),
@@ -300,6 +384,12 @@ CASES: dict[str, list[Case]] = {
     "Softmax": [
         *(Case(L.Softmax, (3,), (3,)), Case(lambda: L.Softmax(axis=1), (3, 4), (3, 4))),
         Case(lambda: L.Softmax([1, 2]), (3, 4), (3, 4)),
+    ],
+    "Solarization": [
+        Case(lambda: L.Solarization(0.2, 0.5, (-5, 5), 3), (3, 2, 2), (3, 2, 2)),
+        Case(
+            lambda: L.Solarization((0.1, 0.3), (0, 1), (-5, 5), 3, data_format="channels_first"), (2, 2, 2), (2, 2, 2)
+        ),
     ],
     "SpatialDropout1D": [Case(lambda: L.SpatialDropout1D(0.4, 3), (3, 4), (3, 4))],
     "SpatialDropout2D": [

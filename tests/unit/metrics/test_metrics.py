@@ -255,13 +255,16 @@ def test_metrics_of_the_users_own():
     assert (made.config(), made.direction) == ({"name": "largest", "dtype": "float32"}, None)
 
 
+# Arguments without a default, of whichever class has them.
+NEEDED = {
+    **{"num_classes": 3, "target_class_ids": [0, 1]},
+    **dict.fromkeys(("recall", "precision", "sensitivity", "specificity"), 0.5),
+}
+
+
 @pytest.mark.parametrize("name", METRICS)
 def test_every_metric_is_made_of_its_name_class_and_configuration(name):
-    own = {
-        key: value
-        for key, value in {"num_classes": 3, "target_class_ids": [0, 1]}.items()
-        if key in inspect.signature(METRICS[name]).parameters
-    }
+    own = {key: value for key, value in NEEDED.items() if key in inspect.signature(METRICS[name]).parameters}
     for identifier in (*(() if own else (name, METRICS[name])), metrics.serialize(METRICS[name](**own))):
         assert type(metrics.get(identifier)) is METRICS[name]
     made = METRICS[name](**own, name="mine")

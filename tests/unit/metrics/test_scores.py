@@ -44,6 +44,43 @@ def test_overlap_by_hand():
     assert float(metrics.OneHotMeanIoU(3)(TRUE, FOUND)) == pytest.approx((1 / 2 + 1 / 2 + 1) / 3, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        # Above 0.5 are one of two positives and none of three negatives, above 0.3 both and one.
+        (lambda **o: metrics.SensitivityAtSpecificity(0.9, **o), 0.5),
+        (lambda **o: metrics.SensitivityAtSpecificity(0.6, **o), 1.0),
+        (lambda **o: metrics.SpecificityAtSensitivity(0.8, **o), 2 / 3),
+        (lambda **o: metrics.SpecificityAtSensitivity(0.5, **o), 1.0),
+        (lambda **o: metrics.PrecisionAtRecall(0.8, **o), 2 / 3),
+        (lambda **o: metrics.RecallAtPrecision(0.6, **o), 1.0),
+        (lambda **o: metrics.RecallAtPrecision(1.0, **o), 0.5),
+        (lambda **o: metrics.RecallAtPrecision(1.0, num_thresholds=1, **o), 0.5),
+    ],
+)
+def test_rates_at_rates_by_hand(make, expected):
+    true, found = np.array([0, 0, 0, 1, 1]), np.array([0.0, 0.2, 0.45, 0.4, 0.8])
+    metric = make(name="m")
+    metric.update_state(true[:2], found[:2])
+    assert float(metric(true[2:], found[2:])) == pytest.approx(expected)
+    again = metrics.deserialize(metrics.serialize(metric))
+    assert again.config() == metric.config()
+    assert float(again(true, found)) == pytest.approx(expected)
+    weighted = make()
+    weighted.update_state(true, found, np.array([1, 1, 0, 1, 1.0]))  # nothing negative is above 0.3
+    assert float(weighted.result()) == (0.5 if metric.num_thresholds == 1 else 1)
+    weighted.reset_state()
+    assert float(weighted.result()) == 0
+
+
+def test_correlations_by_hand():
+    true, found = np.array([[1.0, 2, 3], [1, 2, 3]]), np.array([[2.0, 4, 6], [3, 2, 1]])
+    assert metrics.pearson_correlation(true, found).numpy() == pytest.approx([1, -1])
+    # Covariance 4/3, variances 2/3 and 8/3, means 2 apart.
+    assert metrics.concordance_correlation(true, found).numpy() == pytest.approx([8 / 22, -1], abs=1e-6)
+    assert float(metrics.PearsonCorrelation()(true, found)) == pytest.approx(0, abs=1e-6)
+
+
 def test_they_are_logged():
     model = dp.Sequential([dp.Input((3,)), dp.layers.Dense(3, "softmax")])
     measured = [metrics.F1Score(average="macro"), metrics.R2Score(), metrics.OneHotMeanIoU(3)]
@@ -66,6 +103,11 @@ def test_they_are_logged():
         (lambda: metrics.F1Score().result(), "no result before the first batch"),
         (lambda: metrics.R2Score("mean"), "Invalid value for argument `class_aggregation`"),
         (lambda: metrics.R2Score(num_regressors=-1), "Invalid value for argument `num_regressors`"),
+        (
+            lambda: metrics.PrecisionAtRecall(1.5),
+            r"Argument `recall` must be in the range \[0, 1\]. Received: recall=1.5",
+        ),
+        (lambda: metrics.RecallAtPrecision(0.5, 0), "Argument `num_thresholds` must be an integer > 0"),
         (lambda: metrics.IoU(3, [3]), r"Target class id 3 is out of range, which is \[0, 3\)"),
     ],
 )

@@ -1,0 +1,582 @@
+"""Colours of pictures changed before a network: at random in training, or always alike."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dptrain import ops
+from dptrain.errors import ConfigError
+from dptrain.layers.pictures import ImageLayer
+from dptrain.layers.random_images import Factor, RandomImageLayer, factor_range, for_each, value_range_of
+from dptrain.ops import random
+from dptrain.ops.indexing import add_rows
+from dptrain.program.tensor import Tensor
+
+Range = tuple[float, float]
+_BYTES = (0, 255)
+
+
+def _stretched(x: Tensor, own: Range, wanted: Range) -> Tensor:
+    """Return values of one range in another."""
+    if own == wanted:
+        return x
+    return (x - own[0]) / (own[1] - own[0]) * (wanted[1] - wanted[0]) + wanted[0]
+
+
+class RandomContrast(RandomImageLayer):
+    """y = (x - mean) * contrast + mean, each channel's mean of each image, kept within the values of pixels.
+
+    Args:
+        factor: the contrast is from 1 - lower to 1 + upper: one number for 0 and itself, or both, from 0 to 1.
+        value_range: least and greatest value of pixels.
+        seed: of the draws; None for the model's.
+        options: as `Layer`, and `data_format`.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    _bounds: ClassVar[float] = 0
+
+    def __init__(
+        self,
+        factor: Factor,
+        value_range: Sequence[float] = (0, 255),
+        seed: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(seed, **options)
+        self.factor, self.value_range = factor_range(factor, self._bounds), value_range_of(value_range)
+
+    def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
+        return {"contrast_factor": self._uniform(rows, 1 - self.factor[0], 1 + self.factor[1])}
+
+    def _apply(self, x: Tensor, transformation: Any) -> Tensor:
+        mean = ops.mean(x, self._space_of(x), keepdims=True)
+        found = (x - mean) * for_each(transformation["contrast_factor"], x) + mean
+        return ops.clip(found, *self.value_range)
+
+
+class RandomBrightness(RandomContrast):
+    """y = x + a number, the same for all channels of an image, kept within the values of pixels.
+
+    Args:
+        factor: the number, as a part of the range of values: one number f for -f to f, or two, from -1 to 1.
+        value_range: least and greatest value of pixels.
+        seed: of the draws; None for the model's.
+        options: as `Layer`, and `data_format`.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    _bounds: ClassVar[float] = -1
+
+    def __init__(
+        self,
+        factor: Factor,
+        value_range: Sequence[float] = (0, 255),
+        seed: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(factor, value_range, seed, **options)
+
+    def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
+        drawn = self._uniform(rows, *self.factor)
+        return {"rgb_delta": drawn * float(self.value_range[1] - self.value_range[0])}
+
+    def _apply(self, x: Tensor, transformation: Any) -> Tensor:
+        return ops.clip(x + for_each(transformation["rgb_delta"], x), *self.value_range)
+
+
+class _Coloring(RandomImageLayer):
+    """Changes colours by a factor that is drawn for each image.
+
+    Args:
+        factor: one number f for -f, or 0 where it may not be below, to f; or two.
+        value_range: least and greatest value of pixels.
+        data_format: "channels_last", which None stands for, or "channels_first".
+        seed: of the draws; None for the model's.
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    _bounds: ClassVar[tuple[float, float]] = (0, 1)
+
+    def __init__(
+        self,
+        factor: Factor,
+        value_range: Sequence[float] = _BYTES,
+        data_format: str | None = None,
+        seed: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(seed, data_format=data_format, **options)
+        self.factor, self.value_range = factor_range(factor, *self._bounds), value_range_of(value_range)
+
+    def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
+        return {"factor": self._uniform(rows, *self.factor)}
+
+    def _with_channel(self, x: Tensor, number: int, channel: Tensor) -> Tensor:
+        """Return images with another channel of three in the place of one."""
+        axis = self._channels_of(x)
+        return ops.concatenate([channel if n == number else self._channel(x, n) for n in range(3)], axis)
+
+    def _channel(self, x: Tensor, number: int) -> Tensor:
+        return x[(*(slice(None),) * self._channels_of(x), slice(number, number + 1))]
+
+
+class RandomHue(_Coloring):
+    """Colours moved along the circle of hues; see `_Coloring`.
+
+    Args:
+        factor: by which part of half the circle, in either direction: one number f of 0 to 1 for 0 to f, or two.
+        value_range: least and greatest value of pixels.
+        data_format: "channels_last", which None stands for, or "channels_first".
+        seed: of the draws; None for the model's.
+        options: as `Layer`.
+    """
+
+    def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
+        sign = ops.where(self._uniform(rows, 0, 1) > 0.5, -0.5, 0.5)
+        return {"factor": sign * self._uniform(rows, *self.factor)}
+
+    def _apply(self, x: Tensor, transformation: Any) -> Tensor:
+        colors = ops.image.rgb_to_hsv(_stretched(x, self.value_range, (0, 1)), self.data_format)
+        hue = self._channel(colors, 0) + for_each(transformation["factor"], x)
+        hue = ops.where(hue > 1, hue - 1, hue)
+        found = self._with_channel(colors, 0, ops.where(hue < 0, hue + 1, hue))
+        found = ops.clip(ops.image.hsv_to_rgb(found, self.data_format), 0, 1)
+        return _stretched(found, (0, 1), self.value_range)
+
+
+class RandomSaturation(_Coloring):
+    """Colours made paler or fuller: saturation times factor / (1 - factor), at most 1; see `_Coloring`.
+
+    Args:
+        factor: 0 leaves grey, 0.5 the image as it is, 1 no grey; one number f for -f to f, of which all below 0 leaves
+            grey, or two.
+        value_range: least and greatest value of pixels; what is below 0 has no saturation.
+        data_format: "channels_last", which None stands for, or "channels_first".
+        seed: of the draws; None for the model's.
+        options: as `Layer`.
+    """
+
+    _bounds = (-1, 1)
+
+    def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
+        factor = self._uniform(rows, *self.factor)
+        return {"factor": factor / (1 - factor + 1e-7)}
+
+    def _apply(self, x: Tensor, transformation: Any) -> Tensor:
+        colors = ops.image.rgb_to_hsv(x, self.data_format)
+        saturation = ops.clip(self._channel(colors, 1) * for_each(transformation["factor"], x), 0, 1)
+        return ops.image.hsv_to_rgb(self._with_channel(colors, 1, saturation), self.data_format)
+
+
+class RandomColorDegeneration(_Coloring):
+    """Colours made paler: images moved towards grey by a factor; see `_Coloring`.
+
+    Args:
+        factor: 1 leaves grey; one number f for -f to f, where those below 0 make colours fuller, or two.
+        value_range: least and greatest value of pixels.
+        data_format: "channels_last", which None stands for, or "channels_first".
+        seed: of the draws; None for the model's.
+        options: as `Layer`.
+    """
+
+    _bounds = (-1, 1)
+
+    def _apply(self, x: Tensor, transformation: Any) -> Tensor:
+        gray = ops.image.rgb_to_grayscale(x, self.data_format)
+        return ops.clip(x + for_each(transformation["factor"], x) * (gray - x), *self.value_range)
+
+
+class RandomSharpness(_Coloring):
+    """Images blurred or sharpened: away from what a filter of 3 x 3 pixels makes of them; see `_Coloring`.
+
+    Args:
+        factor: 0 leaves the filter's image, 0.5 the image as it is, 1 doubles what the filter takes away; one number f
+            for 0 to f, or two.
+        value_range: least and greatest value of pixels.
+        data_format: "channels_last", which None stands for, or "channels_first".
+        seed: of the draws; None for the model's.
+        options: as `Layer`.
+    """
+
+    def _apply(self, x: Tensor, transformation: Any) -> Tensor:
+        weights = np.full((3, 3, 1, 1), 1 / 13)
+        weights[1, 1] = 5 / 13
+        kernel = ops.cast(np.tile(weights, (1, 1, int(x.shape[self._channels_of(x)]), 1)), x.dtype)
+        smooth = ops.depthwise_conv(x, kernel, padding="same", data_format=self.data_format)
+        factor = for_each(transformation["factor"], x) * 2
+        return ops.clip(x + (1 - factor) * (smooth - x), *self.value_range)
+
+
+class RandomPosterization(_Coloring):
+    """Fewer levels of each colour; see `_Coloring`.
+
+    Args:
+        factor: how many of eight bits stay: one number n for 1 to n - 1 (of 1 always 1), or two, the second excluded
+            where they differ.
+        value_range: least and greatest value of pixels.
+        data_format: "channels_last", which None stands for, or "channels_first".
+        seed: of the draws; None for the model's.
+        options: as `Layer`.
+    """
+
+    _bounds = (1, 8)
+
+    def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
+        least, most = (int(one) for one in self.factor)
+        if least == most:
+            return {"shift_factor": ops.full((rows,), 8 - least, "int32")}
+        return {"shift_factor": 8 - random.randint((rows,), least, most, seed=self.generator)}
+
+    def _apply(self, x: Tensor, transformation: Any) -> Tensor:
+        exact = ops.clip(_stretched(ops.cast(x, self._exact), self.value_range, _BYTES), *_BYTES)
+        step = ops.exp2(for_each(transformation["shift_factor"], exact))
+        step = ops.round(step)  # a power of 2, exactly
+        return ops.cast(_stretched(ops.floor(ops.floor(exact) / step) * step, _BYTES, self.value_range), x.dtype)
+
+
+class RandomInvert(RandomImageLayer):
+    """Negatives of some images: the greatest value less each pixel.
+
+    Args:
+        factor: the chance of each image: one number f for one that is drawn from 0 to f, or two.
+        value_range: least and greatest value of pixels.
+        seed: of the draws; None for the model's.
+        data_format: "channels_last", which None stands for, or "channels_first".
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        factor: Factor = 1.0,
+        value_range: Sequence[float] = _BYTES,
+        seed: int | None = None,
+        data_format: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(seed, data_format=data_format, **options)
+        self.factor, self.value_range = factor_range(factor, 0), value_range_of(value_range)
+
+    def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
+        return {"apply_inversion": self._by_chance(rows, self.factor)}
+
+    def _apply(self, x: Tensor, transformation: Any) -> Tensor:
+        found: Tensor = ops.where(for_each(transformation["apply_inversion"]), self.value_range[1] - x, x)
+        return found
+
+
+class RandomGrayscale(RandomImageLayer):
+    """Some images in grey, with as many channels as before.
+
+    Args:
+        factor: the chance of each image, 0 to 1.
+        data_format: "channels_last", which None stands for, or "channels_first".
+        seed: of the draws; None for the model's.
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: the chance is out of range.
+    """
+
+    def __init__(
+        self, factor: float = 0.5, data_format: str | None = None, seed: int | None = None, **options: Any
+    ) -> None:
+        super().__init__(seed, data_format=data_format, **options)
+        if not 0 <= factor <= 1:
+            raise ConfigError(f"`factor` should be between 0 and 1. Received: factor={factor}")
+        self.factor = float(factor)
+
+    def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
+        return for_each(self._uniform(rows, 0, 1) < self.factor)
+
+    def _apply(self, x: Tensor, transformation: Any) -> Tensor:
+        found: Tensor = ops.where(transformation, ops.image.rgb_to_grayscale(x, self.data_format), x)
+        return found
+
+
+class RandomGaussianBlur(RandomImageLayer):
+    """Some images blurred by a bell, as by `ops.image.gaussian_blur`.
+
+    Args:
+        factor: the chance of each image: one number f for one that is drawn from 0 to f, or two.
+        kernel_size: how many pixels the bell is wide and high, an odd number, or one each.
+        sigma: its deviation in a batch, in each direction: one number s of 0 to 1 for one drawn from 0 to s, or two.
+        value_range: least and greatest value of pixels.
+        data_format: "channels_last", which None stands for, or "channels_first".
+        seed: of the draws; None for the model's.
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        factor: Factor = 1.0,
+        kernel_size: int | Sequence[int] = 3,
+        sigma: Factor = 1.0,
+        value_range: Sequence[float] = _BYTES,
+        data_format: str | None = None,
+        seed: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(seed, data_format=data_format, **options)
+        self.factor, self.value_range = factor_range(factor, 0), value_range_of(value_range)
+        sizes = tuple(kernel_size) if isinstance(kernel_size, list | tuple) else (kernel_size,) * 2
+        if len(sizes) != 2 or any(not isinstance(one, int) or one < 1 or not one % 2 for one in sizes):
+            raise ConfigError(f"kernel_size must be an odd number. Received: kernel_size={kernel_size}")
+        self.kernel_size, self.sigma = sizes, factor_range(sigma, 0, name="sigma")
+
+    def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
+        apply = self._by_chance(rows, self.factor)
+        return {"should_apply_blur": apply, "blur_factor": self._uniform(2, *self.sigma) + 1e-6}
+
+    def _apply(self, x: Tensor, transformation: Any) -> Tensor:
+        smooth = ops.image.gaussian_blur(x, self.kernel_size, transformation["blur_factor"], self.data_format)
+        found = ops.where(for_each(transformation["should_apply_blur"]), smooth, x)
+        return ops.clip(found, *self.value_range)
+
+
+class RandomErasing(RandomImageLayer):
+    """A box of some images erased: noise, or one colour, in its place.
+
+    Source: Z. Zhong et al., "Random erasing data augmentation", AAAI 2020.
+
+    Args:
+        factor: the chance of each image: one number f for one that is drawn from 0 to f, or two.
+        scale: of which the square root is the box's part of the height, and another the part of the width: one number
+            s of 0 to 1 for 0 to s, or two.
+        fill_value: a number, or one for each of three channels; None for noise of the deviation of the greatest value.
+        value_range: least and greatest value of pixels.
+        seed: of the draws; None for the model's.
+        data_format: "channels_last", which None stands for, or "channels_first".
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        factor: Factor = 1.0,
+        scale: Factor = (0.02, 0.33),
+        fill_value: float | Sequence[float] | None = None,
+        value_range: Sequence[float] = _BYTES,
+        seed: int | None = None,
+        data_format: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(seed, data_format=data_format, **options)
+        self.factor, self.scale = factor_range(factor, 0), factor_range(scale, 0, name="scale")
+        self.value_range = value_range_of(value_range)
+        several = isinstance(fill_value, list | tuple)
+        if (fill_value is not None and not isinstance(fill_value, int | float | list | tuple)) or (
+            several and len(fill_value) != 3  # type: ignore[arg-type]
+        ):
+            raise ConfigError(
+                "The `fill_value` argument should be a number (or a list of three numbers). "
+                f"Received: fill_value={fill_value}"
+            )
+        self.fill_value = fill_value
+
+    def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
+        across, down = (ops.sqrt(self._uniform(rows, *self.scale)) for _ in range(2))
+        masks = self._boxes(rows, height, width, down, across)
+        apply = self._by_chance(rows, self.factor)
+        if self.fill_value is None:
+            first = self.data_format == "channels_first"
+            shape = (rows, channels, height, width) if first else (rows, height, width, channels)
+            fill = random.normal(shape, 0.0, self.value_range[1], self._exact, seed=self.generator)
+        else:
+            given = np.asarray(self.fill_value, self._exact)
+            fill = ops.convert_to_tensor(given.reshape(-1, 1, 1) if self.data_format == "channels_first" else given)
+        return {"apply_erasing": apply, "batch_masks": masks, "fill_value": ops.clip(fill, *self.value_range)}
+
+    def _apply(self, x: Tensor, transformation: Any) -> Tensor:
+        fill = ops.cast(transformation["fill_value"], x.dtype)
+        erased = ops.logical_and(for_each(transformation["apply_erasing"]), transformation["batch_masks"])
+        found: Tensor = ops.where(erased, fill, x)
+        return found
+
+
+class Solarization(RandomImageLayer):
+    """Pixels brightened by a number, and those above a threshold then inverted.
+
+    Args:
+        addition_factor: the number, as a part of 255 of the range: one f of 0 to 1 for 0 to f, or two.
+        threshold_factor: the threshold, likewise.
+        value_range: least and greatest value of pixels.
+        seed: of the draws; None for the model's.
+        options: as `Layer`, and `data_format`.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        addition_factor: Factor = 0.0,
+        threshold_factor: Factor = 0.0,
+        value_range: Sequence[float] = _BYTES,
+        seed: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(seed, **options)
+        self.addition_factor = factor_range(addition_factor, 0, name="addition_factor")
+        self.threshold_factor = factor_range(threshold_factor, 0, name="threshold_factor")
+        self.value_range = value_range_of(value_range)
+
+    def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
+        # Keras takes the lower end as it is.
+        additions, thresholds = (
+            for_each(self._uniform(rows, least, most * 255))
+            for least, most in (self.addition_factor, self.threshold_factor)
+        )
+        return {"additions": additions, "thresholds": thresholds}
+
+    def _apply(self, x: Tensor, transformation: Any) -> Tensor:
+        found = _stretched(x, self.value_range, _BYTES) + for_each(transformation["additions"], x)
+        found = ops.clip(found, *_BYTES)
+        found = ops.where(found < for_each(transformation["thresholds"], x), found, 255 - found)
+        return _stretched(found, _BYTES, self.value_range)
+
+
+class AutoContrast(ImageLayer):
+    """Each channel of each image stretched over the whole range of values; what is even stays as it is.
+
+    Args:
+        value_range: least and greatest value of pixels.
+        options: as `Layer`, and `data_format`.
+
+    Raises:
+        ConfigError: the range is none.
+    """
+
+    def __init__(self, value_range: Sequence[float] = _BYTES, **options: Any) -> None:
+        super().__init__(**options)
+        self.value_range = value_range_of(value_range)
+
+    def _transformed(self, images: Tensor, training: bool) -> Tensor:
+        x = self._floating(images)
+        space = self._space_of(x)
+        low, high = ops.min(x, space, keepdims=True), ops.max(x, space, keepdims=True)
+        least, most = self.value_range
+        even = ops.equal(high, low)
+        found = (x - low) / ops.where(even, 1, high - low) * (most - least) + least
+        return ops.where(even, x, ops.clip(found, least, most))
+
+
+class Equalization(ImageLayer):
+    """Each channel's values spread in training so that they are equally frequent, over all images of a batch.
+
+    Args:
+        value_range: least and greatest value of pixels.
+        bins: of how many values the frequencies are counted.
+        data_format: "channels_last", which None stands for, or "channels_first".
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        value_range: Sequence[float] = _BYTES,
+        bins: int = 256,
+        data_format: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(data_format=data_format, **options)
+        if isinstance(bins, bool) or not isinstance(bins, int) or bins < 2:
+            raise ConfigError(f"bins={bins!r} of Equalization: expected a number from 2")
+        self.value_range, self.bins = value_range_of(value_range), bins
+
+    def _transformed(self, images: Tensor, training: bool) -> Tensor:
+        x = self._floating(images)
+        if not training:
+            return x
+        exact = ops.cast(x, "float64" if x.dtype == np.float64 else "float32")
+        exact = _stretched(exact, self.value_range, _BYTES)
+        numbers = ops.cast(ops.clip(exact / 255 * (self.bins - 1), 0, self.bins - 1), "int32")
+        channels = int(x.shape[self._channels_of(x)])
+        shape = (channels, 1, 1) if self.data_format == "channels_first" else (channels,)
+        numbers = numbers + np.arange(0, channels * self.bins, self.bins, dtype=np.int32).reshape(shape)
+        counts = ops.reshape(
+            add_rows(ops.ones_like(numbers), numbers, length=channels * self.bins), (channels, self.bins)
+        )
+        below = ops.cumsum(counts, 1)
+        total, first = below[:, -1:], ops.min(ops.where(below > 0, below, below[:, -1:]), 1, keepdims=True)
+        spread = ops.cast(total - first, exact.dtype)
+        table = ops.cast(below - first, exact.dtype) * 255 / ops.where(spread == 0, 1, spread)
+        table = ops.clip(ops.round(table), *_BYTES)
+        found = ops.take(ops.reshape(table, -1), numbers)
+        even = ops.reshape(ops.sum(ops.cast(counts > 0, "int32"), 1) <= 1, shape)
+        return ops.cast(_stretched(ops.where(even, exact, found), _BYTES, self.value_range), x.dtype)
+
+
+class RandomColorJitter(RandomImageLayer):
+    """`RandomBrightness`, `RandomContrast`, `RandomSaturation` and `RandomHue` one after the other.
+
+    Args:
+        value_range: least and greatest value of pixels.
+        brightness_factor: of the first; None leaves it out.
+        contrast_factor: of the second.
+        saturation_factor: of the third.
+        hue_factor: of the last.
+        seed: of the draws; None for the model's.
+        data_format: "channels_last", which None stands for, or "channels_first".
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        value_range: Sequence[float] = _BYTES,
+        brightness_factor: Factor | None = None,
+        contrast_factor: Factor | None = None,
+        saturation_factor: Factor | None = None,
+        hue_factor: Factor | None = None,
+        seed: int | None = None,
+        data_format: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(seed, data_format=data_format, **options)
+        self.value_range = value_range_of(value_range)
+        self.brightness_factor, self.contrast_factor = brightness_factor, contrast_factor
+        self.saturation_factor, self.hue_factor = saturation_factor, hue_factor
+        given: dict[str, Any] = {"value_range": self.value_range, "seed": seed, "data_format": data_format}
+        self.random_brightness, self.random_contrast, self.random_saturation, self.random_hue = (
+            None if factor is None else kind(factor, **given)
+            for kind, factor in (
+                (RandomBrightness, brightness_factor),
+                (RandomContrast, contrast_factor),
+                (RandomSaturation, saturation_factor),
+                (RandomHue, hue_factor),
+            )
+        )
+
+    def _parts(self) -> Mapping[str, RandomImageLayer]:
+        names = ("random_brightness", "random_contrast", "random_saturation", "random_hue")
+        return {name: layer for name in names if (layer := getattr(self, name)) is not None}
+
+    def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
+        shape = rows, height, width, channels
+        return {name: layer.drawn(self.generator, *shape) for name, layer in self._parts().items()}
+
+    def _apply(self, x: Tensor, transformation: Any) -> Tensor:
+        for name, layer in self._parts().items():
+            x = layer.transform_images(x, transformation[name])
+        return x

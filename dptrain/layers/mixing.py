@@ -1,0 +1,342 @@
+"""Pictures mixed: with others of the batch, or with other versions of themselves."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from dptrain import ops
+from dptrain.errors import ConfigError
+from dptrain.layers.augmentation import Affine, RandomRotation, RandomShear, RandomTranslation
+from dptrain.layers.colors import (
+    AutoContrast,
+    Equalization,
+    RandomBrightness,
+    RandomColorDegeneration,
+    RandomContrast,
+    RandomPosterization,
+    RandomSharpness,
+    Solarization,
+)
+from dptrain.layers.pictures import ImageLayer
+from dptrain.layers.random_images import Factor, RandomImageLayer, factor_range, for_each, one_of, value_range_of
+from dptrain.ops import random
+from dptrain.ops.indexing import add_rows
+from dptrain.ops.warping import INTERPOLATIONS
+from dptrain.program.tensor import Tensor
+from dptrain.random import Purpose
+
+
+class _Mixing(RandomImageLayer):
+    """Mixes each image of a batch with another one of the global batch, and their labels alike.
+
+    Ranks send each other their images: a sum of batches that have zeros in the place of other ranks' rows.
+    """
+
+    def call(self, inputs: Any, training: bool = True) -> Any:
+        """Return images mixed; of a dictionary with "images" and "labels", both."""
+        if not isinstance(inputs, Mapping) or "labels" not in inputs or not training:
+            return super().call(inputs, training)
+        images = self._checked(inputs["images"])
+        drawn = self.get_random_transformation(images)
+        mixed: dict[str, Any] = super().call({**inputs, "images": images}, training=False)
+        labels = self.transform_labels(inputs["labels"], drawn)
+        return {**mixed, "images": self.transform_images(images, drawn), "labels": labels}
+
+    def transform_labels(self, labels: Any, transformation: Any, training: bool = True) -> Tensor:
+        """Return labels mixed as images were.
+
+        Args:
+            labels: (rows, classes), such as one-hot vectors, or numbers to predict.
+            transformation: what was drawn.
+            training: without, labels stay as they are.
+
+        Raises:
+            ConfigError: the numbers of classes, between which there is nothing.
+        """
+        found: Tensor = self._as_tensor(labels)
+        if not training or transformation is None:
+            return found
+        if found.ndim < 2 and found.dtype.kind in "iub":
+            raise ConfigError(f"labels of layer {self.label!r}: expected vectors, such as `ops.one_hot` of the classes")
+        found = self._floating(found)
+        weight = ops.cast(transformation["mix_weight"], found.dtype)
+        weight = ops.reshape(weight, (-1, *(1,) * (found.ndim - 1))) if found.ndim else weight[0]
+        mixed: Tensor = weight * found + (1 - weight) * _others(found, transformation)
+        return mixed
+
+    def _order(self, rows: Any) -> dict[str, Tensor]:
+        """Return with which row of the global batch each is mixed, and where each stands in it."""
+        generator = self.generator
+        if not isinstance(generator, random.SeedGenerator):
+            generator = random.SeedGenerator(generator, purpose=Purpose.NOISE)
+        positions, order = generator.permutation(rows)
+        return {"permutation_order": order, "positions": positions}
+
+
+def _others(x: Tensor, transformation: Any) -> Tensor:
+    """Return for each row the one that it is mixed with; of a single image, itself."""
+    order = ops.convert_to_tensor(transformation["permutation_order"])
+    if x.ndim == 0 or order.shape[0] != x.shape[0]:
+        return x
+    if "positions" in transformation:  # else the batch is one rank's
+        x = add_rows(x, transformation["positions"], length=int(x.shape[0]))
+    return ops.take(x, order, 0)
+
+
+class MixUp(_Mixing):
+    """Each image and its label as a weighted mean with another one of the batch.
+
+    Source: H. Zhang et al., "mixup: beyond empirical risk minimization", ICLR 2018.
+
+    Args:
+        alpha: of the weights, which are drawn from the distribution beta(alpha, alpha); the smaller, the less is mixed.
+        data_format: "channels_last", which None stands for, or "channels_first".
+        seed: of the draws; None for the model's.
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: alpha is not above 0.
+    """
+
+    def __init__(
+        self, alpha: float = 0.2, data_format: str | None = None, seed: int | None = None, **options: Any
+    ) -> None:
+        super().__init__(seed, data_format=data_format, **options)
+        if not alpha > 0:
+            raise ConfigError(f"alpha = {alpha} of MixUp: expected a number above 0")
+        self.alpha = float(alpha)
+
+    def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
+        weight = random.beta((rows,), self.alpha, self.alpha, self._exact, seed=self.generator)
+        return {"mix_weight": weight, **self._order(rows)}
+
+    def _apply(self, x: Tensor, transformation: Any) -> Tensor:
+        weight = for_each(transformation["mix_weight"], x)
+        return weight * x + (1 - weight) * _others(x, transformation)
+
+
+class CutMix(_Mixing):
+    """A box of each image from another one of the batch, and labels mixed by its area.
+
+    Source: S. Yun et al., "CutMix: regularization strategy to train strong classifiers with localizable features",
+    ICCV 2019.
+
+    Args:
+        factor: the alpha of a batch: the part of an image that stays is drawn from the distribution beta(alpha, alpha);
+            one number f of 0 to 1 for one that is drawn from 0 to f, or two.
+        seed: of the draws; None for the model's.
+        data_format: "channels_last", which None stands for, or "channels_first".
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: the factor is out of range.
+    """
+
+    def __init__(
+        self, factor: Factor = 1.0, seed: int | None = None, data_format: str | None = None, **options: Any
+    ) -> None:
+        super().__init__(seed, data_format=data_format, **options)
+        self.factor = factor_range(factor, 0)
+
+    def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
+        alpha = self._uniform(1, *self.factor)[0] + 1e-6
+        part = ops.sqrt(1 - random.beta((rows,), alpha, alpha, self._exact, seed=self.generator))
+        masks = self._boxes(rows, height, width, part, part)
+        return {"batch_masks": masks, "mix_weight": 1 - ops.square(part), **self._order(rows)}
+
+    def _apply(self, x: Tensor, transformation: Any) -> Tensor:
+        found: Tensor = ops.where(transformation["batch_masks"], _others(x, transformation), x)
+        return found
+
+
+class _Several(RandomImageLayer):
+    """Has layers of many kinds, of which chance picks some for a batch."""
+
+    _names: ClassVar[Sequence[str]] = (
+        *("random_shear", "random_translation", "random_rotation", "random_brightness", "random_color_degeneration"),
+        *("random_contrast", "random_sharpness", "random_posterization", "solarization", "auto_contrast"),
+        "equalization",
+    )
+
+    def __init__(
+        self,
+        value_range: Sequence[float],
+        factor: Factor,
+        interpolation: str,
+        seed: int | None,
+        data_format: str | None,
+        **options: Any,
+    ) -> None:
+        super().__init__(seed, data_format=data_format, **options)
+        self.value_range, self.factor = value_range_of(value_range), factor_range(factor, 0)
+        one_of("interpolation", interpolation, INTERPOLATIONS)
+        self.interpolation = interpolation
+        common = {"data_format": data_format, **{key: one for key, one in options.items() if key == "dtype"}}
+        moving = {"interpolation": interpolation, "seed": seed, **common}
+        coloring = {"value_range": self.value_range, "seed": seed, **common}
+        self.random_shear = RandomShear(self.factor, self.factor, **moving)
+        self.random_translation = RandomTranslation(self.factor, self.factor, **moving)
+        self.random_rotation = RandomRotation(self.factor, **moving)
+        self.random_brightness = RandomBrightness(self.factor, **coloring)
+        self.random_color_degeneration = RandomColorDegeneration(self.factor, **coloring)
+        self.random_contrast = RandomContrast(self.factor, **coloring)
+        self.random_sharpness = RandomSharpness(self.factor, **coloring)
+        self.random_posterization = RandomPosterization(max(1, int(8 * self.factor[1])), **coloring)
+        self.solarization = Solarization(self.factor, self.factor, **coloring)
+        self.auto_contrast = AutoContrast(self.value_range, **common)
+        self.equalization = Equalization(self.value_range, **common)
+
+    def _draw_all(self, names: Sequence[str], *shape: Any) -> dict[str, Any]:
+        """Return what the layers of these names draw."""
+        return {
+            name: layer.drawn(self.generator, *shape) if isinstance(layer, RandomImageLayer) else None
+            for name in names
+            for layer in [getattr(self, name)]
+        }
+
+    def _one_of(self, x: Tensor, number: Tensor, drawn: Mapping[str, Any]) -> Tensor:
+        """Return what one layer makes of images.
+
+        Layers that move pixels share one move: by the matrix of the layer that is picked.
+
+        Args:
+            x: the images.
+            number: of the layer among those drawn; another number for none.
+            drawn: what layers have drawn, by their names.
+        """
+        matrix: list[Any] = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0]
+        moving, moves, found = None, None, x
+        for n, (name, transformation) in enumerate(drawn.items()):
+            layer: ImageLayer = getattr(self, name)
+            picked = ops.equal(number, n)
+            if isinstance(layer, Affine):
+                own = layer.matrix(transformation, *self._height_and_width(x))
+                matrix = [ops.where(picked, one, other) for one, other in zip(own, matrix, strict=True)]
+                moving, moves = layer, picked if moves is None else ops.logical_or(moves, picked)
+            else:
+                found = ops.where(picked, layer.transform_images(x, transformation), found)
+        if moving is None:
+            return found
+        return ops.where(moves, moving.moved(x, matrix), found)
+
+
+class RandAugment(_Several):
+    """Some of eleven changes of moves and colours one after the other, the same ones for a batch.
+
+    Source: E. Cubuk et al., "RandAugment: practical automated data augmentation with a reduced search space", 2020.
+
+    Args:
+        value_range: least and greatest value of pixels.
+        num_ops: how many changes.
+        factor: their strength: one number f of 0 to 1 for 0 to f, or two.
+        interpolation: "bilinear" or "nearest".
+        seed: of the draws; None for the model's.
+        data_format: "channels_last", which None stands for, or "channels_first".
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: an argument is out of range or unknown.
+    """
+
+    def __init__(
+        self,
+        value_range: Sequence[float] = (0, 255),
+        num_ops: int = 2,
+        factor: Factor = 0.5,
+        interpolation: str = "bilinear",
+        seed: int | None = None,
+        data_format: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(value_range, factor, interpolation, seed, data_format, **options)
+        if isinstance(num_ops, bool) or not isinstance(num_ops, int) or num_ops < 1:
+            raise ConfigError(f"num_ops={num_ops!r} of RandAugment: expected a number from 1")
+        self.num_ops = num_ops
+
+    def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
+        numbers = random.randint((self.num_ops,), 0, len(self._names), seed=self.generator)
+        return {
+            "layer_idxes": numbers,
+            "transforms": self._draw_all(self._names, rows, height, width, channels),
+        }
+
+    def _apply(self, x: Tensor, transformation: Any) -> Tensor:
+        numbers = ops.convert_to_tensor(transformation["layer_idxes"])
+        for n in range(self.num_ops):
+            x = self._one_of(x, numbers[n], transformation["transforms"])
+        return x
+
+
+class AugMix(_Several):
+    """A weighted mean of an image and of chains of changes of it, the same chains for a batch.
+
+    Source: D. Hendrycks et al., "AugMix: a simple data processing method to improve robustness and uncertainty", ICLR
+    2020.
+
+    Args:
+        value_range: least and greatest value of pixels.
+        num_chains: how many chains.
+        chain_depth: changes of each at most: each of them may be none.
+        factor: their strength: one number f of 0 to 1 for 0 to f, or two.
+        alpha: of the distributions, of Dirichlet and beta, from which weights are drawn.
+        all_ops: whether brightness, colours, contrast and sharpness are among the changes.
+        interpolation: "bilinear" or "nearest".
+        seed: of the draws; None for the model's.
+        data_format: "channels_last", which None stands for, or "channels_first".
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: an argument is out of range or unknown.
+    """
+
+    _names = (
+        *("random_shear", "random_translation", "random_rotation", "random_posterization", "solarization"),
+        *("auto_contrast", "equalization"),
+    )
+    _more = ("random_brightness", "random_color_degeneration", "random_contrast", "random_sharpness")
+
+    def __init__(
+        self,
+        value_range: Sequence[float] = (0, 255),
+        num_chains: int = 3,
+        chain_depth: int = 3,
+        factor: Factor = 0.3,
+        alpha: float = 1.0,
+        all_ops: bool = True,
+        interpolation: str = "bilinear",
+        seed: int | None = None,
+        data_format: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(value_range, factor, interpolation, seed, data_format, **options)
+        for name, one in (("num_chains", num_chains), ("chain_depth", chain_depth)):
+            if isinstance(one, bool) or not isinstance(one, int) or one < 1:
+                raise ConfigError(f"{name}={one!r} of AugMix: expected a number from 1")
+        if not alpha > 0:
+            raise ConfigError(f"alpha = {alpha} of AugMix: expected a number above 0")
+        self.num_chains, self.chain_depth = num_chains, chain_depth
+        self.alpha, self.all_ops = float(alpha), bool(all_ops)
+
+    def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
+        names = (*self._names, *(self._more if self.all_ops else ()))
+        shape = self.num_chains, self.chain_depth
+        weights = random.dirichlet((self.num_chains,), self.alpha, self._exact, seed=self.generator)
+        return {
+            "chain_mixing_weights": weights,
+            "weight_sample": random.beta((1,), self.alpha, self.alpha, self._exact, seed=self.generator)[0],
+            "layer_idxes": random.randint(shape, 0, len(names) + 1, seed=self.generator),
+            "chain_transforms": [
+                [self._draw_all(names, rows, height, width, channels) for _ in range(self.chain_depth)]
+                for _ in range(self.num_chains)
+            ],
+        }
+
+    def _apply(self, x: Tensor, transformation: Any) -> Tensor:
+        numbers = ops.convert_to_tensor(transformation["layer_idxes"])
+        weights, kept = (ops.cast(transformation[name], x.dtype) for name in ("chain_mixing_weights", "weight_sample"))
+        total: Any = 0.0
+        for chain, transforms in enumerate(transformation["chain_transforms"]):
+            found = x
+            for depth, drawn in enumerate(transforms):
+                found = self._one_of(found, numbers[chain, depth], drawn)
+            total = total + found * weights[chain]
+        return ops.clip(kept * x + (1 - kept) * total, *self.value_range)

@@ -1,0 +1,55 @@
+"""Layers one after the other, as one layer."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from dptrain.errors import ConfigError
+from dptrain.layers.base import Layer
+
+
+class Pipeline(Layer):
+    """Layers one after the other, usually of preprocessing; not a model.
+
+    Args:
+        layers: the layers; what comes out of one goes into the next.
+        name: as `Layer`.
+
+    Raises:
+        ConfigError: something else than layers.
+    """
+
+    def __init__(self, layers: Sequence[Layer], name: str | None = None) -> None:
+        super().__init__(name=name)
+        if any(not isinstance(one, Layer) for one in layers):
+            raise ConfigError(f"Pipeline: expected a list of layers. Received: layers={layers}")
+        self.layers = list(layers)
+
+    def call(self, inputs: Any, training: bool = True) -> Any:
+        """Return what the last layer makes of the inputs."""
+        for layer in self.layers:
+            inputs = layer(inputs, training=training)
+        return inputs
+
+    def own_config(self) -> dict[str, Any]:
+        """Return the layers as files have them."""
+        import dptrain  # whose table of layers has this class
+
+        return {"layers": [dptrain.layers.serialize(one) for one in self.layers]}
+
+    def config(self) -> dict[str, Any]:
+        """Return the constructor's arguments, which `trainable` is not one of."""
+        return {key: one for key, one in super().config().items() if key in ("layers", "name")}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Return the layer that `config` described, with its layers.
+
+        Raises:
+            ConfigError: as `Layer.from_config`.
+        """
+        import dptrain
+
+        given = [
+            dptrain.layers.deserialize(one) if isinstance(one, Mapping) else one for one in config.get("layers", ())
+        ]
+        return super().from_config({"name": config.get("name"), "layers": given})

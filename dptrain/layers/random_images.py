@@ -1,0 +1,189 @@
+"""What layers that change pictures at random have in common.
+
+What is drawn for a sample is a function of (seed, number of draws before, place in the global batch), as of `Dropout`:
+the same on any number of ranks, and another in every step and epoch.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dptrain import ops
+from dptrain.errors import ConfigError
+from dptrain.layers.pictures import ImageLayer
+from dptrain.ops import random
+from dptrain.program.tensor import Tensor
+from dptrain.random import Purpose, own_seed
+
+Factor = float | Sequence[float]
+
+
+class RandomImageLayer(ImageLayer):
+    """Draws a transformation for each image in training, and applies it; other images stay as they are."""
+
+    def __init__(self, seed: int | None, **options: Any) -> None:
+        super().__init__(**options)
+        self.seed, self.built = own_seed(seed), True
+        self.generator = self.add_seed_generator(Purpose.NOISE, seed)
+
+    def _uniform(self, rows: Any, least: float, most: float) -> Tensor:
+        """Return a number for each row."""
+        return random.uniform((rows,), least, most, self._exact, seed=self.generator)
+
+    @property
+    def _exact(self) -> str:
+        """The type of places and factors: half precision is too coarse for them."""
+        return "float64" if self.compute_dtype == "float64" else "float32"
+
+    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+        """Return what is drawn for images, None where nothing is.
+
+        Args:
+            data: the images, (rows, height, width, channels) or (height, width, channels), or as `call`.
+            training: whether anything is.
+            seed: what to draw from, in the place of the layer's own.
+        """
+        if not training:
+            return None
+        images = data["images"] if isinstance(data, Mapping) else data
+        rows = images.shape[0] if images.ndim == 4 else 1
+        shape = rows, *self._height_and_width(images), images.shape[self._channels_of(images)]
+        return self.drawn(self.generator if seed is None else seed, *shape)
+
+    def drawn(self, generator: Any, *shape: Any) -> Any:
+        """Return what is drawn from a generator for images.
+
+        Args:
+            generator: as of `dptrain.random`.
+            shape: how many there are, their height, width and channels.
+        """
+        own, self.generator = self.generator, generator
+        try:
+            return self._draw(*shape)
+        finally:
+            self.generator = own
+
+    @abstractmethod
+    def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
+        """Return a transformation for each of so many images."""
+
+    def _transformed(self, images: Tensor, training: bool) -> Tensor:
+        return self.transform_images(images, self.get_random_transformation(images, training), training)
+
+    def transform_images(self, images: Any, transformation: Any = None, training: bool = True) -> Tensor:
+        """Return images, in training transformed.
+
+        Args:
+            images: as `get_random_transformation`.
+            transformation: what it returned.
+            training: as above.
+        """
+        x = self._floating(self._as_tensor(images))
+        if not training or transformation is None:
+            return x
+        return self._apply(x, transformation) if x.ndim == 4 else self._apply(x[None], transformation)[0]
+
+    @abstractmethod
+    def _apply(self, x: Tensor, transformation: Any) -> Tensor:
+        """Return images (rows, ...) transformed."""
+
+    def _boxes(self, rows: Any, height: Any, width: Any, down: Tensor, across: Tensor) -> Tensor:
+        """Return where a box anywhere in each image lies.
+
+        Args:
+            rows: how many images.
+            height: of the images.
+            width: of the images.
+            down: the box's part of the height, (rows,).
+            across: its part of the width.
+
+        Returns:
+            Booleans (rows, height, width, 1), with "channels_first" (rows, 1, height, width).
+        """
+        shapes = ((-1, 1), (1, -1))
+        inside: Any = True
+        for part, length, shape in zip((down, across), (int(height), int(width)), shapes, strict=True):
+            start = self._uniform(rows, 0, 1) * (length - part * length)
+            places = np.arange(length).reshape(shape)
+            begin, end = (ops.reshape(one, (-1, 1, 1)) for one in (start, start + part * length))
+            inside = ops.logical_and(inside, ops.logical_and(places >= begin, places < end))
+        return ops.expand_dims(inside, 1 if self.data_format == "channels_first" else -1)
+
+    def _by_chance(self, rows: Any, chances: tuple[float, float]) -> Tensor:
+        """Return what is true with a chance that is itself drawn between these, for each row."""
+        chance = self._uniform(rows, *chances)
+        return self._uniform(rows, 0, 1) < chance
+
+
+def for_each(number: Any, x: Tensor | None = None) -> Tensor:
+    """Return a number for each image as (rows, 1, 1, 1), of the type of images where these are given."""
+    found = ops.reshape(ops.convert_to_tensor(number), (-1, 1, 1, 1))
+    return found if x is None else ops.cast(found, x.dtype)
+
+
+def limits(name: str, factor: Factor, least: float, said: str, excluded: bool = False) -> tuple[float, float]:
+    """Return the least and the greatest number that a factor stands for: f for those from -f to f.
+
+    Args:
+        name: of the argument.
+        factor: the argument.
+        least: that each number may be; 1 is the greatest.
+        said: the message's beginning.
+        excluded: whether `least` itself is not allowed.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    pair: list[Any] = list(factor) if isinstance(factor, list | tuple) else [factor, factor]
+    is_wrong = len(pair) != 2 or any(isinstance(one, bool) or not isinstance(one, int | float) for one in pair)
+    if is_wrong or any(one > 1 or one < least or (excluded and one == least) for one in pair):
+        raise ConfigError(f"{said}Received: {name}={factor}")
+    if isinstance(factor, list | tuple):
+        return min(pair), max(pair)
+    return -abs(pair[0]), abs(pair[0])
+
+
+def factor_range(factor: Factor | None, least: float, most: float = 1, name: str = "factor") -> tuple[float, float]:
+    """Return the range of a factor: of one number f from -f, or `least` if that is above it, to f.
+
+    Args:
+        factor: as above, or both ends of the range.
+        least: that it may be.
+        most: that it may be.
+        name: of the argument.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    said = f"The `{name}` argument should be a number (or a list of two numbers) in the range [{least}, {most}]. "
+    given: Any = 0.0 if factor is None else factor
+    if isinstance(given, list | tuple):
+        if len(given) != 2 or given[0] > most or given[1] < least:
+            raise ConfigError(f"{said}Received: {name}={factor}")
+        return min(given), max(given)
+    if isinstance(given, bool) or not isinstance(given, int | float) or not least <= given <= most:
+        raise ConfigError(f"{said}Received: {name}={factor}")
+    return max(-abs(given), least), abs(given)
+
+
+def value_range_of(given: Any) -> tuple[float, float]:
+    """Return the least and the greatest value of pixels.
+
+    Raises:
+        ConfigError: they are not two numbers.
+    """
+    if not isinstance(given, list | tuple) or len(given) != 2:
+        raise ConfigError(f"The `value_range` argument should be a list of two numbers. Received: value_range={given}")
+    return min(given), max(given)
+
+
+def one_of(name: str, value: str, known: Sequence[str]) -> None:
+    """Check that an argument is one of the known values.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if value not in known:
+        raise ConfigError(f"Unknown `{name}` {value}. Expected of one {tuple(known)}.")

@@ -1,0 +1,236 @@
+"""Filters of images: bells, edges, likeness, and the patches that windows see."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dptrain.errors import ConfigError
+from dptrain.ops.arrays import tile
+from dptrain.ops.elementwise import absolute, cast, exp, floating, less, square
+from dptrain.ops.image_format import batched, exact_type, in_type
+from dptrain.ops.indexing import take
+from dptrain.ops.linear_algebra import batch_matmul
+from dptrain.ops.manipulation import expand_dims, reshape, squeeze, transpose
+from dptrain.ops.padding import pad
+from dptrain.ops.reduction import mean
+from dptrain.ops.reduction import sum as sum_over
+from dptrain.ops.spatial import channels_first, channels_last, depthwise_conv
+from dptrain.program.tensor import Tensor, as_tensors
+
+# The images of edges downwards; those to the right see it transposed.
+_SOBEL = np.array([[-1, -2, -1], [0, 0, 0], [1, 2, 1]])
+
+
+def gaussian_blur(
+    images: Any, kernel_size: Sequence[int] = (3, 3), sigma: Any = (1.0, 1.0), data_format: str | None = None
+) -> Tensor:
+    """Return images blurred by a bell; zeros lie around them.
+
+    Args:
+        images: (rows, height, width, channels) or (height, width, channels).
+        kernel_size: how many pixels the bell is wide, and high.
+        sigma: its standard deviation to the right, and downwards, in pixels; two numbers, or a tensor of them.
+        data_format: "channels_last", which None stands for, or "channels_first".
+
+    Raises:
+        ConfigError: images or sizes of another shape.
+    """
+    if len(kernel_size) != 2 or min(kernel_size) < 1:
+        raise ConfigError(f"kernel_size={kernel_size}: expected two numbers from 1")
+    x, restored = batched(images, data_format)
+    found = floating(x)
+    deviations = in_type(sigma, exact_type(found))
+    for axis, number in ((2, 0), (1, 1)):
+        bell = cast(_bell(int(kernel_size[number]), deviations[number]), found.dtype)
+        found = depthwise_conv(found, _kernel(bell, axis, int(x.shape[3])), padding="same")
+    return restored(found)
+
+
+def _bell(size: int, sigma: Any) -> Tensor:
+    """Return a bell of so many numbers, whose sum is 1."""
+    found = exp(-0.5 * square((np.arange(size) - (size - 1) / 2).astype(sigma.dtype) / sigma))
+    return found / sum_over(found)
+
+
+def _kernel(weights: Tensor, axis: int, channels: int) -> Tensor:
+    """Return the same kernel along an axis of space for each channel."""
+    extents = (1, -1) if axis == 2 else (-1, 1)
+    return tile(reshape(weights, (*extents, 1, 1)), (1, 1, channels, 1))
+
+
+def blurred(x: Tensor, axis: int, sigma: Tensor) -> Tensor:
+    """Return images blurred along an axis by a bell of the deviation `sigma`, a tensor; zeros lie around them.
+
+    The bell ends where Keras' elastic deformations end it, int(6 sigma) | 1 pixels wide.
+    """
+    length = int(x.shape[axis])
+    apart = (np.arange(length)[:, None] - np.arange(length)).astype(x.dtype)
+    around = np.arange(-length, length + 1).astype(x.dtype)
+
+    def weights(places: Any) -> Tensor:
+        # Of an odd width w the offsets are those with 2 |offset| < w.
+        width = cast(cast(6 * sigma, "int32") // 2 * 2 + 1, x.dtype)
+        return exp(-0.5 * square(places / sigma)) * cast(less(2 * absolute(as_tensors([places])[0]), width), x.dtype)
+
+    matrix = weights(apart) / sum_over(weights(around))
+    return along_axis(x, axis, matrix)
+
+
+def along_axis(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
+    """Return a product with a matrix (target, length) along an axis that is not the first."""
+    target, length = matrix.shape
+    before, behind = math.prod(x.shape[1:axis], start=x.shape[0]), math.prod(x.shape[axis + 1 :])
+    made = batch_matmul(matrix, reshape(x, (before, length, behind)))
+    return reshape(made, (*x.shape[:axis], target, *x.shape[axis + 1 :]))
+
+
+def sobel_edges(images: Any, data_format: str | None = None) -> Tensor:
+    """Return by how much each channel rises downwards and to the right, on a new last axis; zeros lie around.
+
+    Args:
+        images: (rows, height, width, channels).
+        data_format: "channels_last", which None stands for, or "channels_first".
+
+    Raises:
+        ConfigError: another shape.
+    """
+    (x,) = as_tensors([images])
+    if x.ndim != 4:
+        raise ConfigError(f"sobel_edges: images of shape {tuple(x.shape)}; expected (rows, height, width, channels)")
+    first = data_format == "channels_first"
+    x, _ = batched(floating(x), data_format)
+    kernels = np.stack([_SOBEL, _SOBEL.T], -1)[:, :, None].astype(np.float32)
+    found = depthwise_conv(x, cast(np.tile(kernels, (1, 1, int(x.shape[3]), 1)), x.dtype), padding="same")
+    found = reshape(found, (*x.shape, 2))
+    return transpose(found, (0, 3, 1, 2, 4)) if first else found
+
+
+def ssim(
+    image1: Any,
+    image2: Any,
+    max_val: float = 1.0,
+    filter_size: int = 11,
+    filter_sigma: float = 1.5,
+    k1: float = 0.01,
+    k2: float = 0.03,
+    data_format: str | None = None,
+) -> Tensor:
+    """Return how alike images are in structure, 1 for equal ones, (rows,), or a number for single images.
+
+    Args:
+        image1: (rows, height, width, channels) or (height, width, channels).
+        image2: of the same shape.
+        max_val: of the range of pixels.
+        filter_size: how many pixels the bell is wide and high that gives local means and variances.
+        filter_sigma: its standard deviation.
+        k1: as in the paper.
+        k2: as in the paper.
+        data_format: "channels_last", which None stands for, or "channels_first".
+
+    Raises:
+        ConfigError: another shape, or smaller images than the bell.
+
+    Source: Z. Wang et al., "Image quality assessment: from error visibility to structural similarity", IEEE Trans.
+    Image Processing 13 (2004).
+    """
+    (a, _), (b, _) = batched(image1, data_format), batched(image2, data_format)
+    a, b = floating(a), floating(b)
+    bell = _bell(filter_size, in_type(filter_sigma, exact_type(a)))
+
+    def local(x: Tensor) -> Tensor:
+        for axis in (1, 2):
+            x = depthwise_conv(x, _kernel(cast(bell, x.dtype), axis, int(x.shape[3])))
+        return x
+
+    mean_a, mean_b = local(a), local(b)
+    c1, c2 = (k1 * max_val) ** 2, (k2 * max_val) ** 2
+    variances = local(square(a)) - square(mean_a) + (local(square(b)) - square(mean_b))
+    covariance = local(a * b) - mean_a * mean_b
+    likeness = (2 * mean_a * mean_b + c1) * (2 * covariance + c2)
+    found = mean(likeness / ((square(mean_a) + square(mean_b) + c1) * (variances + c2)), (1, 2, 3))
+    return squeeze(found, 0) if as_tensors([image1])[0].ndim == 3 else found
+
+
+def extract_patches(
+    images: Any,
+    size: int | Sequence[int],
+    strides: int | Sequence[int] | None = None,
+    dilation_rate: int | Sequence[int] = 1,
+    padding: str = "valid",
+    data_format: str | None = None,
+) -> Tensor:
+    """Return what each window of images sees, in its channels: its pixels row by row, all channels of each.
+
+    Args:
+        images: (rows, height, width, channels) or (height, width, channels); with three sizes, volumes with a depth
+            before the height.
+        size: of the windows, one for all axes, or one each.
+        strides: between windows; by default their size.
+        dilation_rate: between the pixels of a window, for all axes, or each.
+        padding: "valid" (none), or "same": zeros around the image, so that ceil(length / stride) windows come out.
+        data_format: "channels_last", which None stands for, or "channels_first".
+
+    Raises:
+        ConfigError: sizes that are none, or images of another rank.
+    """
+    if not isinstance(size, int) and len(size) not in (2, 3):
+        raise ConfigError(
+            f"Invalid `size` argument. Expected a tuple of length 2 or 3. Received: size={size} with length {len(size)}"
+        )
+    return _patches(
+        images, 2 if isinstance(size, int) else len(size), size, strides, dilation_rate, padding, data_format
+    )
+
+
+def extract_patches_3d(
+    volumes: Any,
+    size: int | Sequence[int],
+    strides: int | Sequence[int] | None = None,
+    dilation_rate: int | Sequence[int] = 1,
+    padding: str = "valid",
+    data_format: str | None = None,
+) -> Tensor:
+    """Return what each window of volumes sees; as `extract_patches`, with a depth before the height."""
+    return _patches(volumes, 3, size, strides, dilation_rate, padding, data_format)
+
+
+def _patches(
+    images: Any,
+    axes: int,
+    size: int | Sequence[int],
+    strides: int | Sequence[int] | None,
+    dilation: int | Sequence[int],
+    padding: str,
+    data_format: str | None,
+) -> Tensor:
+    (x,) = as_tensors([images])
+    if x.ndim not in (axes + 1, axes + 2):
+        raise ConfigError(f"extract_patches: images of shape {tuple(x.shape)} for windows over {axes} axes")
+    if padding not in ("valid", "same"):
+        raise ConfigError(f"padding = {padding!r}: expected 'valid' or 'same'")
+    each = []
+    for name, one in (("size", size), ("strides", strides or size), ("dilation_rate", dilation)):
+        found = (one,) * axes if isinstance(one, int) else tuple(one)
+        if len(found) != axes or min(found) < 1:
+            raise ConfigError(f"Invalid `{name}` argument. Expected {axes} integers from 1. Received: {name}={one}")
+        each.append(found)
+    single = x.ndim == axes + 1
+    x = expand_dims(x, 0) if single else x
+    x = channels_last(x) if data_format == "channels_first" else x
+    for axis, (extent, stride, step) in enumerate(zip(*each, strict=True)):
+        at = 1 + 2 * axis  # windows and the pixels in them of the axes before stand where one axis was
+        length, reach = int(x.shape[at]), (extent - 1) * step + 1
+        number = -(-length // stride) if padding == "same" else (length - reach) // stride + 1
+        if number < 1:
+            raise ConfigError(f"extract_patches: windows of {reach} pixels in images of {length}")
+        if padding == "same":
+            missing = max((number - 1) * stride + reach - length, 0)
+            x = pad(x, [(missing // 2, missing - missing // 2) if n == at else (0, 0) for n in range(x.ndim)])
+        x = take(x, stride * np.arange(number)[:, None] + step * np.arange(extent), at)
+    order = (0, *range(1, 2 * axes, 2), *range(2, 2 * axes + 1, 2), 2 * axes + 1)
+    x = transpose(x, order)
+    x = reshape(x, (*x.shape[: axes + 1], math.prod(int(n) for n in x.shape[axes + 1 :])))
+    x = channels_first(x) if data_format == "channels_first" else x
+    return squeeze(x, 0) if single else x

@@ -1,0 +1,55 @@
+"""What functions of images have in common: batches and single images, channels last or first."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dptrain.errors import ConfigError
+from dptrain.ops.elementwise import cast
+from dptrain.ops.manipulation import expand_dims, squeeze
+from dptrain.ops.spatial import FORMATS, channels_first, channels_last
+from dptrain.program.tensor import Tensor, Variable, as_tensors, constant
+
+
+def batched(images: Any, data_format: str | None) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """Return (rows, height, width, channels), and what brings a result back into the images' form."""
+    if data_format not in (None, *FORMATS):
+        raise ConfigError(f"data_format={data_format!r}: expected None, 'channels_last' or 'channels_first'")
+    (x,) = as_tensors([images])
+    if x.ndim not in (3, 4):
+        raise ConfigError(
+            "Invalid images rank: expected rank 3 (single image) or rank 4 (batch of images). Received input with "
+            f"shape: images.shape={x.shape}"
+        )
+    single, first = x.ndim == 3, data_format == "channels_first"
+    x = expand_dims(x, 0) if single else x
+    x = channels_last(x) if first else x
+
+    def restored(found: Tensor) -> Tensor:
+        found = channels_first(found) if first else found
+        return squeeze(found, 0) if single else found
+
+    return x, restored
+
+
+def one_of(name: str, value: str, known: Sequence[str]) -> None:
+    """Check that an argument is one of the known values.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if value not in known:
+        raise ConfigError(
+            f"Invalid value for argument `{name}`. Expected of one {tuple(known)}. Received: {name}={value}"
+        )
+
+
+def in_type(value: Any, dtype: str) -> Tensor:
+    """Return a tensor, or numbers, in a floating-point type; numbers are not rounded on the way."""
+    return cast(value, dtype) if isinstance(value, Tensor | Variable) else constant(np.asarray(value), np.dtype(dtype))
+
+
+def exact_type(x: Tensor) -> str:
+    """Return the type of places and weights of images: half precision is too coarse for them."""
+    return "float64" if x.dtype == np.float64 else "float32"

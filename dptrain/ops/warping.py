@@ -1,0 +1,329 @@
+"""Images whose pixels come from other places: affine and projective maps, elastic deformation, any coordinates.
+
+Each image is a table of its pixels, from which `take_each` reads the neighbours of every place.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dptrain.errors import ConfigError
+from dptrain.ops import random
+from dptrain.ops.arrays import mod
+from dptrain.ops.elementwise import (
+    absolute,
+    cast,
+    clip,
+    floating,
+    floor_divide,
+    greater_equal,
+    less,
+    logical_and,
+    multiply,
+    where,
+)
+from dptrain.ops.image_filters import blurred
+from dptrain.ops.image_format import batched, exact_type, in_type, one_of
+from dptrain.ops.indexing import take, take_each
+from dptrain.ops.manipulation import expand_dims, reshape, stack, zeros
+from dptrain.ops.rounding import floor, rint
+from dptrain.program.tensor import Tensor, as_tensors
+
+INTERPOLATIONS = ("nearest", "bilinear")
+FILL_MODES = ("constant", "nearest", "wrap", "mirror", "reflect")
+_ORDERS = {0: "nearest", 1: "bilinear"}
+
+
+def affine_transform(
+    images: Any,
+    transform: Any,
+    interpolation: str = "bilinear",
+    fill_mode: str = "constant",
+    fill_value: float = 0,
+    data_format: str | None = None,
+) -> Tensor:
+    """Return images whose pixel (x, y) is that at (a0 x + a1 y + a2, b0 x + b1 y + b2) of the images given.
+
+    Args:
+        images: (rows, height, width, channels) or (height, width, channels).
+        transform: a0, a1, a2, b0, b1, b2, c0, c1 of all images, (8,), or of each, (rows, 8); c0 and c1, of projections,
+            are not read.
+        interpolation: "nearest", or "bilinear" between the four pixels around a place.
+        fill_mode: what lies outside: "constant", or the image continued by its last pixel ("nearest"), its period
+            ("wrap"), or its mirror, at the last pixel ("mirror") or behind it ("reflect").
+        fill_value: of "constant".
+        data_format: "channels_last", which None stands for, or "channels_first".
+
+    Raises:
+        ConfigError: an argument is unknown, or another shape.
+    """
+    one_of("interpolation", interpolation, INTERPOLATIONS)
+    one_of("fill_mode", fill_mode, FILL_MODES)
+    (numbers,) = as_tensors([transform])
+    if numbers.ndim not in (1, 2) or numbers.shape[-1] != 8:
+        raise ConfigError(
+            "Invalid transform rank: expected rank 1 (single transform) or rank 2 (batch of transforms) of 8 numbers. "
+            f"Received input with shape: transform.shape={numbers.shape}"
+        )
+    x, restored = batched(images, data_format)
+    a0, a1, a2, b0, b1, b2 = _of_each(numbers, x)[:6]
+    down, across = _grid(x)
+    places = b0 * across + b1 * down + b2, a0 * across + a1 * down + a2
+    return restored(_read_at(x, places, interpolation, fill_mode, fill_value))
+
+
+def perspective_transform(
+    images: Any,
+    start_points: Any,
+    end_points: Any,
+    interpolation: str = "bilinear",
+    fill_value: float = 0,
+    data_format: str | None = None,
+) -> Tensor:
+    """Return images in which four points of each have moved to other places, and all else with them in perspective.
+
+    Args:
+        images: (rows, height, width, channels) or (height, width, channels).
+        start_points: (x, y) of the four, of all images, (4, 2), or of each, (rows, 4, 2).
+        end_points: where they go to, of the same shape.
+        interpolation: as `affine_transform`.
+        fill_value: of what lies outside.
+        data_format: "channels_last", which None stands for, or "channels_first".
+
+    Raises:
+        ConfigError: an argument is unknown, or another shape.
+    """
+    one_of("interpolation", interpolation, INTERPOLATIONS)
+    starts, ends = (floating(one) for one in as_tensors([start_points, end_points]))
+    for name, one in (("start_points", starts), ("end_points", ends)):
+        if one.ndim not in (2, 3) or tuple(map(int, one.shape[-2:])) != (4, 2):
+            raise ConfigError(
+                f"Invalid {name} shape: expected (4,2) for a single image or (N,4,2) for a batch. Received shape: "
+                f"{one.shape}"
+            )
+    if starts.ndim != ends.ndim:
+        raise ConfigError(
+            "start_points and end_points must have the same shape. Received start_points.shape="
+            f"{starts.shape}, end_points.shape={ends.shape}"
+        )
+    x, restored = batched(images, data_format)
+    a0, a1, a2, b0, b1, b2, c0, c1 = _of_each(homography(starts, ends), x)
+    down, across = _grid(x)
+    depth = c0 * across + c1 * down + 1
+    places = (b0 * across + b1 * down + b2) / depth, (a0 * across + a1 * down + a2) / depth
+    return restored(_read_at(x, places, interpolation, "constant", fill_value))
+
+
+def homography(start_points: Tensor, end_points: Tensor) -> Tensor:
+    """Return the a0 to c1 that map four places to others: (x, y) to (a0 x + a1 y + a2, b0 x + b1 y + b2) over
+    (c0 x + c1 y + 1).
+
+    Args:
+        start_points: to which they map, (..., 4, 2).
+        end_points: of the same shape, no three on a line.
+
+    Returns:
+        (..., 8).
+
+    Source: P. Heckbert, "Fundamentals of texture mapping and image warping", 1989, section 2.2.3: from one quadrangle
+    to the unit square by the adjoint of that square's map, and on to the other.
+    """
+    (a, b, c), (d, e, f), (g, h, i) = _from_square(end_points)
+    adjoint = (
+        (e * i - f * h, c * h - b * i, b * f - c * e),
+        (f * g - d * i, a * i - c * g, c * d - a * f),
+        (d * h - e * g, b * g - a * h, a * e - b * d),
+    )
+    own = _from_square(start_points)
+    made = [
+        sum((own[row][n] * adjoint[n][column] for n in range(1, 3)), own[row][0] * adjoint[0][column])
+        for row, column in itertools.product(range(3), range(3))
+    ]
+    return stack([one / made[8] for one in made[:8]], -1)
+
+
+def _from_square(points: Tensor) -> Sequence[Sequence[Any]]:
+    """Return the projective map of (0, 0), (1, 0), (0, 1), (1, 1) to four points, as the rows of a matrix."""
+    (x0, x1, x2, x3), (y0, y1, y2, y3) = ([points[..., n, axis] for n in range(4)] for axis in range(2))
+    x_sum, y_sum = x0 - x1 - x2 + x3, y0 - y1 - y2 + y3
+    determinant = (x1 - x3) * (y2 - y3) - (x2 - x3) * (y1 - y3)
+    g = (x_sum * (y2 - y3) - (x2 - x3) * y_sum) / determinant
+    h = ((x1 - x3) * y_sum - x_sum * (y1 - y3)) / determinant
+    first = x1 - x0 + g * x1, x2 - x0 + h * x2, x0
+    return first, (y1 - y0 + g * y1, y2 - y0 + h * y2, y0), (g, h, 1.0)
+
+
+def elastic_transform(
+    images: Any,
+    alpha: Any = 20.0,
+    sigma: Any = 5.0,
+    interpolation: str = "bilinear",
+    fill_mode: str = "reflect",
+    fill_value: float = 0.0,
+    seed: random.Seed = None,
+    data_format: str | None = None,
+) -> Tensor:
+    """Return images whose pixels have moved by smooth random fields, one of each image in each direction.
+
+    Args:
+        images: (rows, height, width, channels) or (height, width, channels).
+        alpha: by which the fields are multiplied.
+        sigma: the deviation of the noise that they are made of, and of the bell by which it is smoothed, in pixels.
+        interpolation: as `affine_transform`, and so what follows.
+        fill_mode: of what lies outside.
+        fill_value: of "constant".
+        seed: as of `dptrain.random.normal`.
+        data_format: "channels_last", which None stands for, or "channels_first".
+
+    Raises:
+        ConfigError: an argument is unknown.
+
+    Source: P. Simard, D. Steinkraus and J. Platt, "Best practices for convolutional neural networks applied to visual
+    document analysis", ICDAR 2003.
+    """
+    one_of("interpolation", interpolation, INTERPOLATIONS)
+    one_of("fill_mode", fill_mode, FILL_MODES)
+    x, restored = batched(images, data_format)
+    kind = exact_type(x)
+    alpha, sigma = (in_type(one, kind) for one in (alpha, sigma))
+    shape = (x.shape[0], int(x.shape[1]), int(x.shape[2]), 1)
+    moves = []
+    for _ in range(2):
+        noise = random.normal(shape, dtype=kind, seed=seed) * sigma
+        smooth = blurred(blurred(noise, 1, sigma), 2, sigma)
+        moves.append(reshape(smooth, shape[:3]) * alpha)
+    places = tuple(one + move for one, move in zip(_grid(x), moves, strict=True))
+    return restored(_read_at(x, places, interpolation, fill_mode, fill_value))
+
+
+def map_coordinates(
+    inputs: Any, coordinates: Any, order: int, fill_mode: str = "constant", fill_value: float = 0
+) -> Tensor:
+    """Return what an array has at coordinates, between its elements.
+
+    Args:
+        inputs: an array.
+        coordinates: (axes of the array, ...).
+        order: 0 for the nearest element, 1 for linear interpolation.
+        fill_mode: as `affine_transform`.
+        fill_value: of "constant".
+
+    Returns:
+        (...), of the type of the array: what has no decimals is rounded.
+
+    Raises:
+        ConfigError: an argument is unknown, or another shape.
+    """
+    if order not in _ORDERS:
+        raise ConfigError(f"Invalid value for argument `order`. Expected one of [0, 1]. Received: order={order}")
+    one_of("fill_mode", fill_mode, FILL_MODES)
+    table, places = as_tensors([inputs, coordinates])
+    if places.ndim < 2:
+        raise ConfigError(
+            "Invalid coordinates rank: expected at least rank 2. Received input with shape: "
+            f"{tuple(map(int, places.shape))}"
+        )
+    if places.shape[0] != table.ndim:
+        raise ConfigError(
+            "First dim of `coordinates` must be the same as the rank of `inputs`. Received inputs with shape: "
+            f"{table.shape} and coordinate leading dim of {int(places.shape[0])}"
+        )
+    flat = reshape(floating(table), -1)
+    each, lengths = [floating(places[n]) for n in range(table.ndim)], [int(n) for n in table.shape]
+    found = _interpolated(lambda at: take(flat, at), each, lengths, _ORDERS[order], fill_mode, fill_value)
+    return found if table.dtype.kind in "fV" else cast(rint(found), table.dtype)
+
+
+def _of_each(numbers: Tensor, x: Tensor) -> list[Tensor]:
+    """Return each number of a transformation, (8,) or (rows, 8), as (rows, 1, 1)."""
+    rows, found = x.shape[0], floating(numbers)
+    if found.ndim == 1:
+        found = found + zeros((rows, 1), found.dtype)
+    return [reshape(found[:, n], (-1, 1, 1)) for n in range(8)]
+
+
+def _grid(x: Tensor) -> tuple[Any, Any]:
+    """Return the places of pixels downwards and to the right, (height, 1) and (width,)."""
+    return np.arange(int(x.shape[1]))[:, None], np.arange(int(x.shape[2]))
+
+
+def _read_at(x: Tensor, places: Sequence[Tensor], interpolation: str, fill_mode: str, fill_value: float) -> Tensor:
+    """Return what images (rows, height, width, channels) have at places (rows, height, width) of rows and columns."""
+    found = floating(x)
+    rows, height, width, channels = x.shape
+    pixels = reshape(found, (rows, int(height) * int(width), channels))
+    lengths = [int(height), int(width)]
+    return _interpolated(lambda at: take_each(pixels, at), places, lengths, interpolation, fill_mode, fill_value, 1)
+
+
+def _interpolated(
+    read: Callable[[Tensor], Tensor],
+    coordinates: Sequence[Tensor],
+    lengths: Sequence[int],
+    interpolation: str,
+    fill_mode: str,
+    fill_value: float,
+    behind: int = 0,
+) -> Tensor:
+    """Return the weighted sum of the neighbours of each place.
+
+    Args:
+        read: returns what is at a place, a number in row-major order.
+        coordinates: one tensor for each axis.
+        lengths: of these axes.
+        interpolation: as `affine_transform`, and so what follows.
+        fill_mode: of what lies outside.
+        fill_value: of "constant".
+        behind: how many axes `read` has more than the coordinates.
+    """
+
+    def along(one: Tensor) -> Tensor:
+        return expand_dims(one, -1) if behind else one
+
+    total: Any = None
+    for corner in itertools.product(*(_neighbours(one, interpolation) for one in coordinates)):
+        place: Any = 0
+        for (at, _), length in zip(corner, lengths, strict=True):
+            place = place * length + _within(at, length, fill_mode)
+        part = read(place)
+        if fill_mode == "constant":
+            inside: Any = True
+            for (at, _), length in zip(corner, lengths, strict=True):
+                inside = logical_and(inside, _inside(at, length))
+            part = where(along(inside), part, fill_value)
+        if interpolation != "nearest":
+            weight = functools.reduce(multiply, [one for _, one in corner])
+            part = part * cast(along(weight), part.dtype)
+        total = part if total is None else total + part
+    return cast(total, part.dtype)
+
+
+def _neighbours(x: Tensor, interpolation: str) -> list[tuple[Tensor, Any]]:
+    """Return the whole numbers around coordinates, and what each weighs."""
+    if interpolation == "nearest":
+        return [(cast(floor(x + 0.5), "int32"), None)]
+    below = floor(x)
+    whole, above = cast(below, "int32"), x - below
+    return [(whole, 1 - above), (whole + 1, above)]
+
+
+def _inside(place: Tensor, length: int) -> Tensor:
+    return logical_and(greater_equal(place, 0), less(place, length))
+
+
+def _within(place: Tensor, length: int, fill_mode: str) -> Tensor:
+    """Return places in an axis where they lie outside of it."""
+    if fill_mode == "wrap":
+        return mod(place, length)
+    if fill_mode == "mirror" and length > 1:
+        return _mirrored(place, length)
+    if fill_mode == "reflect":
+        return floor_divide(_mirrored(2 * place + 1, 2 * length + 1) - 1, 2)
+    return clip(place, 0, length - 1)
+
+
+def _mirrored(place: Tensor, length: int) -> Tensor:
+    return absolute(mod(place + (length - 1), 2 * (length - 1)) - (length - 1))
