@@ -79,6 +79,13 @@ class Callback:
     def set_callbacks(self, callbacks: "Sequence[Callback]") -> None:
         """Called once before all others, with all that are called, in order. Not in Keras."""
 
+    def most_steps(self, steps: int) -> int:
+        """Return how many of so many steps may be run together before the next `on_train_batch_end`. Not in Keras.
+
+        A class that overrides it is told of the steps that it asks for, and not of each.
+        """
+        return steps
+
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Before the first epoch; logs is empty."""
 
@@ -187,12 +194,17 @@ class CallbackList(Callback):
         ]
 
     def has_batch_hooks(self, mode: str) -> bool:
-        """Return whether anybody wants to hear of the batches of a mode: "train", "test" or "predict".
+        """Return whether anybody wants to hear of each batch of a mode: "train", "test" or "predict".
 
-        Who only shows them does not count: ranks need not meet after each for its sake.
+        Who only shows them does not count: ranks need not meet after each for its sake. Nor does who says when.
         """
         heard = (self._with_hook[f"on_{mode}_batch_{when}"] for when in ("begin", "end"))
-        return any(not vars(type(callback)).get("shows_only") for callbacks in heard for callback in callbacks)
+        own = (vars(type(callback)) for callbacks in heard for callback in callbacks)
+        return any(not (one.get("shows_only") or "most_steps" in one) for one in own)
+
+    def most_steps(self, steps: int) -> int:
+        """Return how many of so many steps may be run together before a hook is to be called."""
+        return min((callback.most_steps(steps) for callback in self.callbacks), default=steps)
 
     def set_params(self, params: dict[str, Any]) -> None:
         """Hand over the parameters."""

@@ -42,13 +42,21 @@ def monitored(config: Config, model: Model | None = None) -> tuple[str, str]:
     return name, mode or "auto"
 
 
-def early_stopping(config: Config, *, verbose: int = 0) -> EarlyStopping | None:
-    """Return what ends the training as configured; None where nothing does. In the end the best weights are back."""
+def early_stopping(config: Config, *, first: int = 0, verbose: int = 0) -> EarlyStopping | None:
+    """Return what ends the training as configured; None where nothing does. In the end the best weights are back.
+
+    Args:
+        config: of the run.
+        first: epoch, counted from 0, that may be the best.
+        verbose: 1 says when it acts.
+    """
     if config.train.early_stopping is None:
         return None
     name, mode = monitored(config)
     patience = config.train.early_stopping
-    return EarlyStopping(name, patience=patience, mode=mode, restore_best_weights=True, verbose=verbose)
+    return EarlyStopping(
+        name, patience=patience, mode=mode, restore_best_weights=True, start_from_epoch=first, verbose=verbose
+    )
 
 
 class BestModel(ModelCheckpoint):
@@ -59,19 +67,20 @@ class BestModel(ModelCheckpoint):
         monitor: the log's key.
         mode: "min", "max" or "auto".
         source: what the training goes on from, if it is not in the run's folder.
+        first: epoch, counted from 0, that may be the best.
 
     Attributes:
         best_epoch: counted from 1; None before there is one.
         best_logs: of that epoch.
     """
 
-    def __init__(self, folder: str, monitor: str, mode: str, source: Path | None = None) -> None:
+    def __init__(self, folder: str, monitor: str, mode: str, source: Path | None = None, first: int = 0) -> None:
         self.file = Path(folder) / BEST
         escaped = str(self.file).replace("{", "{{").replace("}", "}}")  # a path, no format
         super().__init__(escaped, monitor, save_best_only=True, mode=mode)
         self.best_epoch: int | None = None
         self.best_logs: Logs = {}
-        self._source, self._digest = source, ""
+        self._source, self._first, self._digest = source, first, ""
 
     def state_dict(self) -> dict[str, Any]:
         """Return which epoch was the best, and the SHA-256 of its file, which is there."""
@@ -99,7 +108,7 @@ class BestModel(ModelCheckpoint):
             OutputError: it cannot be written, or the file before.
         """
         value = (logs or {}).get(self.monitor)
-        if value is None or value != value:  # NaN is never the best
+        if value is None or value != value or epoch < self._first:  # NaN is never the best
             return
         before = self.best
         super().on_epoch_end(epoch, logs)
@@ -136,12 +145,19 @@ class BestModel(ModelCheckpoint):
         return False
 
 
-def best_model(config: Config, model: Model, folder: str | None) -> BestModel | None:
-    """Return what keeps the run's best model; None without a folder, or where no file can hold the model."""
+def best_model(config: Config, model: Model, folder: str | None, first: int = 0) -> BestModel | None:
+    """Return what keeps the run's best model; None without a folder, or where no file can hold the model.
+
+    Args:
+        config: of the run.
+        model: that is trained.
+        folder: of the run.
+        first: epoch, counted from 0, that may be the best.
+    """
     if folder is None or why_not_saved(model):
         return None
     source = config.checkpoint.resume
-    return BestModel(folder, *monitored(config, model), None if source in ("auto", "never") else Path(source))
+    return BestModel(folder, *monitored(config, model), None if source in ("auto", "never") else Path(source), first)
 
 
 def final_metrics(history: Mapping[str, list[float]], epochs: list[int], stopping: EarlyStopping | None) -> Logs:

@@ -9,10 +9,11 @@ import numpy.typing as npt
 
 from dptrain import activations, layers, optimizers
 from dptrain.batches.inputs import Samples, training_sampler
-from dptrain.cli.config import Config, OptimizerConfig, device_options, fixed_shards, health_options
+from dptrain.cli.config import Config, OptimizerConfig, device_options, epochs_of, fixed_shards, health_options
 from dptrain.cli.loading import load_configured
 from dptrain.cli.model_function import load_function
-from dptrain.cli.schedule import parse_schedule
+from dptrain.cli.pruning import prune
+from dptrain.cli.schedule import ENDLESS, parse_schedule
 from dptrain.comm import Communicator
 from dptrain.data.holdout import fold_rows, split_rows
 from dptrain.data.loading import LoadedData, Split
@@ -26,8 +27,6 @@ from dptrain.sweeps.space import label
 
 # What --fast-dev-run runs.
 _DEV_STEPS, _DEV_EVALUATION_ROWS = 2, 256
-# Steps of a training that is not to be trained to its end: longer than any warmup.
-_ENDLESS = 10**12
 _METRICS: dict[Task, list[str]] = {"multiclass": ["accuracy"], "binary": ["accuracy", "auc"], "regression": ["mae"]}
 _OUTPUTS: dict[Task, str] = {
     "multiclass": "one probability a class",
@@ -133,6 +132,7 @@ def build_model(
     else:
         model = default_network(config, data)
         compile_model(model, config, data, options, epoch_steps)
+    prune(model, config, epoch_steps)
     model.preprocessing = data.preprocessing
     standardize(model, data, rows)
     return model
@@ -355,7 +355,7 @@ def make_optimizer(config: Config, epoch_steps: int | None = None) -> optimizers
             raise ConfigError(f"optimizer.{field.name} = {value}: {config.optimizer.name} has no {field.name}")
     if config.optimizer.schedule is not None:
         rate = arguments.get("learning_rate", inspect.signature(kind).parameters["learning_rate"].default)
-        length = (_ENDLESS, 1) if epoch_steps is None else (epoch_steps, epochs_of(config))
+        length = (ENDLESS, 1) if epoch_steps is None else (epoch_steps, epochs_of(config))
         arguments["learning_rate"] = parse_schedule(config.optimizer.schedule).make(rate, *length)
     optimizer: optimizers.Optimizer = kind(**arguments)
     return optimizer
@@ -407,11 +407,6 @@ def steps_of(config: Config, splits: Splits, comm: Communicator) -> int:
 def schedule_steps(config: Config, steps: int) -> int | None:
     """Return how many steps the schedule takes for an epoch; None in a fast dev run, too short for most schedules."""
     return None if config.fast_dev_run else steps
-
-
-def epochs_of(config: Config) -> int:
-    """Return how many epochs are trained."""
-    return min(config.train.epochs, 1) if config.fast_dev_run else config.train.epochs
 
 
 def run_name(config: Config, data: LoadedData) -> str:

@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -100,6 +101,33 @@ def _schedule(value: object) -> object:
 
     value = _none_word(value)
     return str(parse_schedule(value)) if isinstance(value, str) else value
+
+
+def _sparsity(value: object) -> object:
+    """Check a part of weights, 0.9, or how many of a group are zero, "2:4"."""
+    found = _none_word(value)
+    group = re.fullmatch(r"([1-9]\d?):([1-9]\d?)", str(found))
+    if found is None or (group and int(group[1]) < int(group[2])):
+        return found
+    with suppress(ValueError):
+        if 0 <= (part := float(str(found))) < 1:
+            return part
+    raise ValueError("expected a part of the weights, 0 to below 1, such as 0.9, or zeros of a group, such as 2:4")
+
+
+def _block(value: object) -> object:
+    """Check "4x4", inputs and outputs of a block."""
+    found = _none_word(value)
+    if isinstance(found, str) and not re.fullmatch(r"[1-9]\d{0,3}x[1-9]\d{0,3}", found):
+        raise ValueError(f"{short(value)}: expected inputs and outputs of a block, such as 4x4")
+    return found
+
+
+def _length(value: object) -> object:
+    """Check a length of the training, and write it in one way."""
+    from dptrain.cli.schedule import parse_length
+
+    return str(parse_length(str(value)))
 
 
 def _model_arguments(value: object) -> object:
@@ -280,6 +308,42 @@ class OptimizerConfig(Checked):
 
 
 @dataclasses.dataclass(frozen=True)
+class PruningConfig(Checked):
+    """Which weights become zero while the model trains."""
+
+    sparsity: Annotated[float | str | None, Before(_sparsity)] = _field(
+        None,
+        "such as 0.9: train with this part of each layer's kernel zero, that of smallest magnitude; 2:4: two of every "
+        "four inputs",
+        "prune",
+    )
+    schedule: Literal["polynomial", "constant"] = _field(
+        "polynomial",
+        "let the sparsity grow from 0 at pruning.begin to --prune at pruning.end, or have it from pruning.begin on",
+        "prune-schedule",
+    )
+    begin: Annotated[str, Before(_length)] = _field("0", "when pruning begins: steps (500), 2epochs or 25%")
+    end: Annotated[str, Before(_length)] = _field("50%", "after which the same weights are zero, likewise")
+    frequency: PositiveInt = _field(100, "choose anew which weights are zero every N steps")
+    scope: Literal["layer", "global"] = _field(
+        "layer", "compare magnitudes within each layer, or over all of them", "prune-scope"
+    )
+    block: Annotated[str | None, Before(_block)] = _field(
+        None, "such as 4x4: prune whole blocks of inputs and outputs", "prune-block"
+    )
+    regrow: OptionalRate = _field(
+        None,
+        "each time replace this part of the weights by those with the largest gradients (RigL); 0.3 where no number is "
+        "given",
+        "regrow",
+        alone="0.3",
+    )
+    layers: Annotated[tuple[str, ...], Before(_names)] = _field(
+        (), "names of the layers to prune, comma-separated; all if not set", "prune-layers"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainConfig(Checked):
     """How long and in what pieces."""
 
@@ -382,6 +446,7 @@ class Config(Checked):
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+    pruning: PruningConfig = dataclasses.field(default_factory=PruningConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)
     seed: Annotated[int, Interval(ge=0, lt=2**63)] = _field(0, "seed of initial weights, shuffling and dropout", "seed")
@@ -539,6 +604,11 @@ def health_options(config: Config) -> dict[str, Any]:
     return {name: getattr(config.train, name) for name in ("on_nonfinite", "skip_outliers", "digest_every")}
 
 
+def epochs_of(config: Config) -> int:
+    """Return how many epochs are trained."""
+    return min(config.train.epochs, 1) if config.fast_dev_run else config.train.epochs
+
+
 def fixed_shards(config: Config) -> int | None:
     """Return into how many shards global batches are cut on any number of ranks; None for one a rank."""
     chosen = config.train
@@ -579,7 +649,9 @@ def deciding(config: Config) -> dict[str, Any]:
         del found["train"][name]
     if config.train.early_stopping is None:
         found["train"].pop("monitor", None)  # of best.keras alone
-    if follows_training(config.optimizer.schedule):
+    if config.pruning.sparsity is not None:
+        found["pruning"] = tree["pruning"]
+    if follows_training(config):
         found["train"]["epochs"] = config.train.epochs
     found["train"]["shards_per_batch"] = fixed_shards(config)
     names = ("seed", "dtype", "precision", "gemm", *(["comm_dtype"] if config.comm_dtype is not None else []))
@@ -592,20 +664,24 @@ def without_later(tree: dict[str, Any]) -> dict[str, Any]:
         for name, default in fields.items():
             if tree[section][name] == default:
                 del tree[section][name]
+    if tree["pruning"] == to_dict(Config())["pruning"]:
+        del tree["pruning"]
     return tree
 
 
-def follows_training(schedule: str | None) -> bool:
-    """Whether a schedule is another one where the training has another number of epochs."""
+def follows_training(config: Config) -> bool:
+    """Whether a schedule, of the learning rate or of pruning, is another one where there are more epochs."""
     from dptrain.cli.schedule import parse_schedule
 
-    return schedule is not None and parse_schedule(schedule).follows_training
+    schedule, pruning = config.optimizer.schedule, config.pruning
+    prunes = pruning.sparsity is not None and "%" in pruning.begin + pruning.end
+    return prunes or (schedule is not None and parse_schedule(schedule).follows_training)
 
 
 def to_dict(config: Config) -> dict[str, Any]:
     """Return the configuration as nested dictionaries of plain values."""
     tree = dataclasses.asdict(config)
-    for section in ("data", "model", "checkpoint"):
+    for section in ("data", "model", "pruning", "checkpoint"):
         tree[section] |= {name: list(value) for name, value in tree[section].items() if isinstance(value, tuple)}
     return tree
 

@@ -15,6 +15,8 @@ from dptrain.errors import ConfigError
 if TYPE_CHECKING:
     from dptrain.optimizers.schedules import LearningRateSchedule
 
+# Steps of a training that is not to be trained to its end: longer than any warmup.
+ENDLESS = 10**12
 _NUMBER = r"\d{1,12}(?:\.\d{0,20})?(?:e-?\d{1,2})?"
 _LENGTH = re.compile(rf"(?P<number>{_NUMBER})(?P<unit>%|epochs?|)")
 
@@ -170,16 +172,29 @@ def parse_schedule(text: str) -> Schedule:
     return Schedule(name, values)
 
 
+def parse_length(word: str) -> Length:
+    """Return the length that a text says: 500, 2epochs or 5%.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    match = _LENGTH.fullmatch(word.strip())
+    if match is None:
+        raise ConfigError(f"{word}: expected steps (500), 2epochs or 5%")
+    unit = match["unit"].rstrip("s")
+    length = Length(float(match["number"]), {"epoch": "epochs"}.get(unit, unit))
+    if (not unit and length.number != int(length.number)) or (unit == "%" and length.number > 100):
+        raise ConfigError(f"{word}: expected whole steps (500), 2epochs or up to 100%")
+    return length
+
+
 def _value(text: str, key: str, word: str, kind: Any) -> Any:
-    match = _LENGTH.fullmatch(word)
     if kind is Length:
-        if match is None:
-            raise ConfigError(f"schedule {text!r}: {key} = {word}: expected steps (500), 2epochs or 5%")
-        unit = match["unit"].rstrip("s")
-        length = Length(float(match["number"]), {"epoch": "epochs"}.get(unit, unit))
-        if (not unit and length.number != int(length.number)) or (unit == "%" and length.number > 100):
-            raise ConfigError(f"schedule {text!r}: {key} = {word}: expected whole steps (500), 2epochs or up to 100%")
-        return length
+        try:
+            return parse_length(word)
+        except ConfigError as error:
+            raise ConfigError(f"schedule {text!r}: {key} = {error}") from None
+    match = _LENGTH.fullmatch(word)
     if match is None or match["unit"] or not _FITS[kind](float(word)):
         raise ConfigError(f"schedule {text!r}: {key} = {word}: expected a number {kind}")
     return float(word)

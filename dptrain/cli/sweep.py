@@ -21,7 +21,6 @@ from dptrain.cli.building import (
     Splits,
     build_model,
     describe_samples,
-    epochs_of,
     fit_arguments,
     load_data,
     run_name,
@@ -34,6 +33,7 @@ from dptrain.cli.config import (
     Config,
     DataConfig,
     Leaf,
+    epochs_of,
     follows_training,
     leaves,
     resolve,
@@ -44,6 +44,7 @@ from dptrain.cli.config import (
 )
 from dptrain.cli.loggers import refuse_in_a_sweep
 from dptrain.cli.model_function import load_function
+from dptrain.cli.pruning import settled
 from dptrain.cli.ranks import show_ranks
 from dptrain.cli.run_directory import stamped_name
 from dptrain.cli.words import suggest
@@ -221,7 +222,7 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
     data = load_data(config, ranks)
     recipe = ranks.agree("configuration", lambda: ConfigRecipe(config, data, fields, asked.folds))
     if asked.options.metric is None:
-        asked = dataclasses.replace(asked, objectives=objectives_of([_DEFAULT_METRIC[data.task]], asked.options.mode))
+        asked = dataclasses.replace(asked, objectives=_objectives(config, data, fields, asked))
     validated = [metric for metric in asked.objectives if metric.startswith("val_")]
     if not recipe.has_test and validated:
         notes.append(
@@ -270,6 +271,15 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
     return result.exit_code
 
 
+def _objectives(config: Config, data: LoadedData, fields: Mapping[str, str], asked: Request) -> dict[str, str]:
+    """Return what trials are compared by where nobody says it: the task's metric, and beside it how sparse they are."""
+    metrics, modes = [_DEFAULT_METRIC[data.task]], list(asked.options.mode)
+    prunes = config.pruning.sparsity is not None or "pruning.sparsity" in fields.values()
+    if prunes and len(modes) == 1 and asked.options.halving is None and not asked.options.adaptive:
+        metrics, modes = [*metrics, "sparsity"], [*modes, "auto"]
+    return objectives_of(metrics, modes)
+
+
 class ConfigRecipe(Recipe):
     """Configurations: what all runs have in common, and what each has instead.
 
@@ -299,7 +309,7 @@ class ConfigRecipe(Recipe):
         """Build the configured network."""
         config = _config(self._config, setting, self.fields, seed)
         steps = None
-        if run is not None and config.optimizer.schedule is not None:
+        if run is not None and (config.optimizer.schedule is not None or config.pruning.sparsity is not None):
             steps = schedule_steps(config, steps_of(config, self._splits_of(config, run), SoloCommunicator()))
         model = build_model(config, self._data, self._splits.train.rows, steps)
         if config.train.early_stopping is not None:
@@ -311,7 +321,7 @@ class ConfigRecipe(Recipe):
         config = _config(self._config, setting, self.fields, model.seed)
         splits = self._splits_of(config, run)
         steps = steps_of(config, splits, SoloCommunicator())
-        stopping = early_stopping(config)
+        stopping = early_stopping(config, first=settled(config, schedule_steps(config, steps)))
         standardize(model, self._data, splits.train.rows)
         own = [] if stopping is None else [stopping]
         return model.fit_steps(**fit_arguments(config, splits, steps), verbose=0, callbacks=[*own, *callbacks])
@@ -414,7 +424,7 @@ def _deciding(config: Config, swept: Collection[str]) -> dict[str, Any]:
             place = place[section]
         del place[key]
     stops = config.train.early_stopping is not None or "train.early_stopping" in swept
-    if stops or "optimizer.schedule" in swept or follows_training(config.optimizer.schedule):
+    if stops or follows_training(config) or {"optimizer.schedule", "pruning.sparsity"} & set(swept):
         tree["train"]["epochs"] = config.train.epochs  # with more of them, those before would be others
     return without_later(tree)
 

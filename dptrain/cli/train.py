@@ -30,6 +30,7 @@ from dptrain.cli.building import (
 from dptrain.cli.config import Config, deciding, to_yaml, verbosity
 from dptrain.cli.loggers import loggers
 from dptrain.cli.mesh import lay_out
+from dptrain.cli.pruning import refuse_unused, settled
 from dptrain.cli.ranks import show_ranks
 from dptrain.cli.run_directory import RunDirectory
 from dptrain.cli.run_records import read_config
@@ -73,8 +74,9 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
         if config.data.sharding == "static":
             facts["world_size"] = comm.size
         keeper = _keeper(config, folder, facts)
-        best = best_model(config, model, folder)
-        stopping = early_stopping(config, verbose=0 if quiet else 1)
+        first = settled(config, schedule_steps(config, steps))
+        best = best_model(config, model, folder, first)
+        stopping = early_stopping(config, first=first, verbose=0 if quiet else 1)
         callbacks += [one for one in (best, stopping) if one is not None]
         named = comm.broadcast_fact(None if run is None else run.path.resolve().name)
         callbacks += comm.agree("logging", lambda: loggers(config, folder, named))
@@ -148,6 +150,7 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
 
 def _build(config: Config, data: LoadedData, splits: Splits, steps: int) -> Model:
     """Return the model, in whose logs there will be what is monitored."""
+    refuse_unused(config)
     model = build_model(config, data, splits.train.rows, schedule_steps(config, steps))
     monitored(config, model)
     if config.mesh is not None:

@@ -12,6 +12,7 @@ _OTHERS = {
     "epochs": "num_epochs n_epochs nb_epoch nb_epochs max_epochs num_train_epochs",
     "steps_per_epoch": "steps max_steps limit_train_batches",
     "weight_decay": "wd l2",
+    "prune": "sparsity pruning prune_ratio prune_amount target_sparsity final_sparsity",
     "optimizer": "opt optim",
     "momentum": "mom",
     "beta_1": "beta1 adam_beta1",

@@ -77,6 +77,8 @@ class Layer(Parts):
     _notes_built: bool
     # Counts changes of what a program that was traced before would not see.
     _changes = 0
+    # How weights that are still to be made are pruned: see `dptrain.pruning`.
+    pruning: Any = None
     # The layers of a model that lists them, which files number by class.
     _stack: Sequence["Layer"] = ()
 
@@ -196,6 +198,8 @@ class Layer(Parts):
             "sum" if aggregation == "sum" else "none",
         )
         made.autocast = autocast and kind.kind in "fV"
+        if self.pruning is not None and self.pruning.takes(made):
+            self.pruning.mark(made, self.label)
         self._weights.append(made)
         if trainable and not self._trainable:
             self._frozen.append(made)

@@ -43,6 +43,8 @@ from dptrain.models.compiled import Compiled, names_in_order
 from dptrain.models.fit_arguments import FitArguments
 from dptrain.optimizers.base import check_range
 from dptrain.program import tree
+from dptrain.pruning import UpdatePruningStep
+from dptrain.pruning.marking import described
 from dptrain.runtime.cores import use_one_blas_thread
 from dptrain.runtime.failure import ending_by_signals, leave, phase, warn
 from dptrain.train.guard import StepGuard
@@ -252,6 +254,7 @@ class Fitting(Layer):
             "initial_epoch": given.initial_epoch,
             **({} if shards is None else {"shards_per_batch": shards}),
             "layers": self._describe_layers(),
+            **({"pruning": described(self)} if self._is_pruned else {}),
             "optimizer": {"class": compiled[0][0], **compiled[0][1]},
             **dict(zip(("loss", "loss_weights", "metrics", "weighted_metrics"), compiled[1:], strict=True)),
         }
@@ -318,6 +321,7 @@ class Fitting(Layer):
             ],
             "seed": self.seed,
             "layers": self._describe_layers(),
+            "pruning": described(self),
             "trainable": self.trainable,
             "compiled": self.describe_compiled(),
         }
@@ -632,6 +636,11 @@ class Fitting(Layer):
 
     # Helpers
 
+    @property
+    def _is_pruned(self) -> bool:
+        """Whether weights of it become zero while it trains."""
+        return any(one.pruning is not None for one in self.trainable_weights)
+
     def _encoded(self, x: Any, y: Any) -> tuple[Any, Any]:
         """Return x and y; of a data frame of raw columns, as the arrays that `preprocessing` makes of it.
 
@@ -685,6 +694,8 @@ class Fitting(Layer):
     ) -> CallbackList:
         """Return the user's callbacks, and after them, as in Keras, those that are always there."""
         chosen = list(flatten(callbacks))
+        if keeps_history and self._is_pruned and not any(isinstance(one, UpdatePruningStep) for one in chosen):
+            chosen.insert(0, UpdatePruningStep())  # others see the sparsity in the logs
         if keeps_history and not any(isinstance(callback, History) for callback in chosen):
             chosen.append(History())
         if verbose != 0 and not any(isinstance(callback, ProgbarLogger) for callback in chosen):

@@ -1,7 +1,8 @@
 """What an optimizer is: slots beside the variables that it trains, and one update of a variable, written in ops.
 
 The order of an update is Keras 3's: accumulation, clipping, weight decay, the optimizer's own rule, moving averages,
-constraints.
+constraints. Weights that are pruned have masks, which gradients are multiplied by before all of this, and values after
+the rule.
 Nothing in it decides by a value, so that one traced program serves every step: the learning rate, the number of
 iterations and so what a schedule says are variables' values.
 """
@@ -30,6 +31,9 @@ from dptrain.optimizers.schedules import LearningRateSchedule
 from dptrain.optimizers.schedules.base import float64
 from dptrain.program.tensor import FLOATX, Drawn, DType, Operand, Tensor, Variable, constant, is_tracing, note_applied
 from dptrain.registry.names import not_supported, snake_case
+
+# Slots of what is pruned: which elements stay, and the gradient of all, for regrowth.
+_MASK, _DENSE = _OF_PRUNING = ("mask", "dense_gradient")
 
 # The classes of descriptions, by names in lower case: `OPTIMIZERS`, and what has another optimizer within.
 CLASSES: dict[str, type[Any]] = {}
@@ -178,6 +182,9 @@ class Optimizer(ABC):
             self.add_optimizer_variables(known, "average")
         if self.gradient_accumulation_steps:
             self.add_optimizer_variables(known, "gradient_accumulator")
+        pruned = [one for one in known if one.pruning is not None]
+        self.add_optimizer_variables(pruned, _MASK, "ones")
+        self.add_optimizer_variables([one for one in pruned if one.pruning.regrows], _DENSE)
         self.built = True
 
     def add_variable(
@@ -234,6 +241,33 @@ class Optimizer(ABC):
     def slots_of(self, variable: Variable) -> Mapping[str, Variable]:
         """Return the slots of a variable by name."""
         return self._slots[variable]
+
+    @property
+    def masks(self) -> dict[Variable, Variable]:
+        """The masks of the variables that are pruned, 1 where an element stays and 0 where it is zero."""
+        return {one: own[_MASK] for one, own in self._slots.items() if one.pruning is not None and _MASK in own}
+
+    @property
+    def pruning_variables(self) -> list[Variable]:
+        """Those of the variables that are there for pruning alone."""
+        return [slot for own in self._slots.values() for name, slot in own.items() if name in _OF_PRUNING]
+
+    def prune(self, variable: Variable, mask: npt.NDArray[np.bool_]) -> None:
+        """Give a variable another mask, and zeros where it has them to its value and slots.
+
+        Args:
+            variable: that is pruned.
+            mask: which elements stay, of the variable's shape.
+        """
+        own = self._slots[variable]
+        own[_MASK].assign(mask.astype(variable.dtype))
+        rest = [one for name, one in own.items() if name not in _OF_PRUNING and one.shape == variable.shape]
+        for one in (variable, *rest):
+            one.assign(np.where(mask, one.numpy(), np.zeros((), one.dtype)))
+
+    def dense_gradient(self, variable: Variable) -> npt.NDArray[Any]:
+        """Return the last gradient of a variable that is pruned with regrowth, of pruned elements too."""
+        return self._slots[variable][_DENSE].numpy()
 
     @property
     def variables(self) -> list[Variable]:
@@ -439,6 +473,14 @@ class Optimizer(ABC):
 
     def _apply(self, grads: list[Tensor], variables: list[Variable]) -> None:
         rate, every = self._learning_rate(), self.gradient_accumulation_steps
+        for grad, one in zip(grads, variables, strict=True):
+            if one.pruning is not None and one.pruning.regrows:
+                self._slots[one][_DENSE].assign(grad)
+        # A product, which is linear: ranks' summands are added up after it.
+        grads = [
+            grad if one.pruning is None else grad * self._slots[one][_MASK]
+            for grad, one in zip(grads, variables, strict=True)
+        ]
         if every is None:
             self.update(grads, variables, rate)
         else:
@@ -452,12 +494,19 @@ class Optimizer(ABC):
                     one.assign(where(due, one, value))
             for accumulator, total in zip(accumulators, sums, strict=True):
                 accumulator.assign(where(due, 0, total))
+        for one in variables:
+            if one.pruning is not None:
+                one.assign(self._masked(one, one))
         if self.use_ema:
             self._average()
         for one in variables:
             if one.constraint is not None:
-                one.assign(one.constraint(one))
+                one.assign(self._masked(one, one.constraint(one)))
         self._iterations.assign_add(1)
+
+    def _masked(self, variable: Variable, value: Any) -> Any:
+        """Return a value of a variable with zeros, +0, where its mask has them."""
+        return value if variable.pruning is None else where(equal(self._slots[variable][_MASK], 0), 0, value)
 
     def update(self, grads: list[Tensor], variables: list[Variable], learning_rate: Tensor) -> None:
         """Clip the gradients, let the variables decay, and follow the rule: `update_step` for each variable."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from dptrain.errors import ConfigError
 from dptrain.ops import all as all_of
@@ -67,6 +68,7 @@ class LossScaleOptimizer(Optimizer):
         self.dynamic_scale = self._variable(np.array(initial_scale, FLOATX), "dynamic_scale")
         inner_optimizer.loss_scale_factor = None  # or gradients would be scaled twice
         self.use_ema = inner_optimizer.use_ema
+        self.gradient_accumulation_steps = inner_optimizer.gradient_accumulation_steps
 
     def build(self, variables: Iterable[Variable]) -> None:
         """Build the inner optimizer."""
@@ -123,6 +125,24 @@ class LossScaleOptimizer(Optimizer):
     def slots_of(self, variable: Variable) -> Mapping[str, Variable]:
         """As `Optimizer.slots_of`."""
         return self.inner_optimizer.slots_of(variable)
+
+    @property
+    def masks(self) -> dict[Variable, Variable]:
+        """As `Optimizer.masks`."""
+        return self.inner_optimizer.masks
+
+    @property
+    def pruning_variables(self) -> list[Variable]:
+        """As `Optimizer.pruning_variables`."""
+        return self.inner_optimizer.pruning_variables
+
+    def prune(self, variable: Variable, mask: npt.NDArray[np.bool_]) -> None:
+        """As `Optimizer.prune`."""
+        self.inner_optimizer.prune(variable, mask)
+
+    def dense_gradient(self, variable: Variable) -> npt.NDArray[Any]:
+        """As `Optimizer.dense_gradient`."""
+        return self.inner_optimizer.dense_gradient(variable)
 
     @property
     def iterations(self) -> Variable | Tensor:

@@ -335,6 +335,7 @@ class Variable(Operand):
         regularizer: as above.
         constraint: as above.
         aggregation: as above.
+        pruning: how elements of it become zero in training (`dptrain.pruning`); an optimizer keeps its mask.
         storage: the device that its value lives on, or None for this object's own memory.
         autocast: it is read in the type in which the layer at hand computes.
         watched: the `Tensor.tracking` of its value where it is not trainable.
@@ -354,6 +355,7 @@ class Variable(Operand):
         self.name = self.path = name
         self.trainable, self.regularizer, self.constraint = trainable, regularizer, constraint
         self.aggregation: Literal["none", "sum"] = aggregation
+        self.pruning: Any = None
         self.storage: Storage | None = None
         self._grad: Tensor | None = None
         self.watched = NOT_TRACKED

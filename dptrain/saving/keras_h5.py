@@ -214,8 +214,13 @@ def load(
 
 
 def _variables(model: Any, path: str, optimizer: Optimizer) -> list[Variable]:
-    """Return an optimizer's variables in Keras' order; of the model's, those for what is trained now."""
-    return optimizer.variables_for(model.trainable_weights) if path == "optimizer" else optimizer.variables
+    """Return an optimizer's variables in Keras' order; of the model's, those for what is trained now.
+
+    Without those of pruning, which Keras does not have: the weights' zeros say where masks are 0.
+    """
+    found = optimizer.variables_for(model.trainable_weights) if path == "optimizer" else optimizer.variables
+    own = {id(one) for one in optimizer.pruning_variables}
+    return [one for one in found if id(one) not in own]
 
 
 def _is_passed_over(path: str, stored: list[Stored]) -> bool:

@@ -156,7 +156,7 @@ def _measure(
             measured = metric in MEASURED and metric not in logs
             if not measured:
                 _require_metric(metric, logs)
-            directions[metric] = "down" if measured else direction_of(metric, by_key)
+            directions[metric] = MEASURED[metric] if measured else direction_of(metric, by_key)
         steps, run_bytes, device = first.steps, first.trainer.nbytes, backend.description
         free, threads, at_once = backend.room_for_data(), None, 1
         if isinstance(backend, CpuBackend):

@@ -13,14 +13,16 @@ from dptrain.callbacks import Callback, EarlyStopping, Logs
 from dptrain.comm import SoloCommunicator
 from dptrain.errors import DataError, DeviceMemoryError, ExitCode
 from dptrain.models import Model
+from dptrain.pruning import sparsity
 from dptrain.runtime.failure import describe, exit_code_of
 from dptrain.saving.state import decode, encode, restore
 from dptrain.sweeps.records import Ending, Run, Segment, Setting, Status
 from dptrain.train.devices import open_backend
 from dptrain.train.trainer import StepIterator, Trainer
 
-# Metrics of a sweep that are in no logs: the elements of a model's weights, and the seconds that its run has taken.
-MEASURED = ("parameters", "seconds")
+# Metrics of a sweep that need be in no logs: the elements of a model's weights, the seconds that its run has taken, and
+# the part of zeros in its kernels; each with its better direction.
+MEASURED = {"parameters": "down", "seconds": "down", "sparsity": "up"}
 
 # Takes a run, an epoch counted from 1, and its logs.
 Report = Callable[[Run, int, Logs], None]
@@ -193,8 +195,12 @@ class Training:
         seconds = round(keeper.seconds_before + self._seconds_now(), 3)
         metrics = keeper.logs
         if metrics and self._measured:
-            found = {"parameters": float(self.model.count_params()), "seconds": seconds}
-            metrics = {name: found[name] for name in self._measured} | metrics
+            found: dict[str, Callable[[], float]] = {
+                "parameters": lambda: float(self.model.count_params()),
+                "seconds": lambda: seconds,
+                "sparsity": lambda: sparsity(self.model),
+            }
+            metrics = {name: found[name]() for name in self._measured} | metrics
         return Ending(self.segment.run, status, keeper.epochs, seconds, metrics, reason, exit_code)
 
 

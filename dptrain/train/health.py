@@ -126,7 +126,7 @@ class HealthCheck:
         if self._agreed is not None:
             changed = (self._snapshot.digests()[:, 0] != self._agreed) & self._common
             self._changed = {one.path for one, is_other in zip(self._variables, changed, strict=True) if is_other}
-        self._keep()
+        self.keep()
 
     def after(self, steps: Sequence[Sequence[Shard]]) -> None:
         """Note steps that have been made, and look at the state if it is time to. Collective on several ranks."""
@@ -141,7 +141,7 @@ class HealthCheck:
             self.look()
             self._looks += due
             if self._comm.size == 1 or self._looks % _COPIES == 0 or anew:
-                self._keep()
+                self.keep()
 
     def look(self) -> None:
         """Look at the state. Collective.
@@ -179,7 +179,7 @@ class HealthCheck:
         elif self._compares and not differ:
             self._agreed, self._changed = found[:, 0], set()
 
-    def _keep(self) -> None:
+    def keep(self) -> None:
         """Copy the state, to come back to, and keep the samples from now on."""
         self._steps, self._looked = [], time.perf_counter()
         sharded = self._programs.sharding is not None  # to save memory, which a copy would take again

@@ -353,7 +353,7 @@ class Trainer:
         if self._health is not None:
             self._health.begin(epoch, first_step)
         for shards, rows in self._chunks(
-            batches, batches.epoch(epoch), watched, lambda most: self._most(sync_points, most)
+            batches, batches.epoch(epoch), watched, lambda most: self._most(sync_points, hooks.most_steps(most))
         ):
             if ended:  # before the interruption
                 break
@@ -392,6 +392,14 @@ class Trainer:
             yield
         finally:
             self._health = None
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Let a callback change the state between two steps, on all ranks alike. Collective."""
+        self._look()
+        yield
+        if self._health is not None:
+            self._health.keep()
 
     def _look(self) -> None:
         """Look at the state, where anything looks: before it is saved, say. Collective."""

@@ -104,3 +104,31 @@ def test_more_runs_than_the_memory_holds(tiny_npz, tmp_path):
     assert (done.code, done.err) == (0, "")
     assert "rank 0: no memory for more than 1 run at a time; run 1 is trained later" in done.out
     assert len(results(tmp_path / "s")) == 2
+
+
+def test_sparse_runs_in_a_pack_have_the_bits_of_runs_alone(tiny_npz, tmp_path):
+    """Masks are variables: runs of other sparsities share a program, and each is masked by its own weights."""
+    sparse = (
+        "--data",
+        tiny_npz,
+        "--epochs",
+        "2",
+        "--batch-size",
+        "64",
+        "--hidden",
+        "5",
+        "--pruning.frequency",
+        "2",
+        *CUDA,
+    )
+    out, alone = tmp_path / "s", tmp_path / "alone"
+    grid = ("--seeds", "0-1", "--grid", "prune=0.5,0.75", "--runs-per-device", "4", "--out", str(out))
+    done = emulated_ranks(0, "-m", "dptrain", "sweep", *sparse, *grid)
+    assert (done.code, done.out, done.err) == (0, "", "")
+    done = emulated_ranks(0, "-m", "dptrain", *sparse, "--prune", "0.75", "--seed", "1", "--out", str(alone))
+    assert (done.code, done.out, done.err) == (0, "", "")
+    keys = ("loss", "accuracy", "val_loss", "val_accuracy", "sparsity")
+    found = [json.loads(line) for line in results(out, run=3)]
+    expected = [json.loads(line) for line in (alone / "metrics.jsonl").read_text().splitlines()]
+    assert [[one[key] for key in keys] for one in found] == [[one[key] for key in keys] for one in expected]
+    assert found[-1]["sparsity"] == pytest.approx(0.75, abs=0.01)

@@ -18,6 +18,7 @@ LAYERS = [
     {"sweeps"},
     {"models", "testing"},
     {"train"},
+    {"pruning"},
     {"callbacks"},
     {"saving"},
     {"utils"},

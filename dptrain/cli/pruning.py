@@ -1,0 +1,82 @@
+"""`--prune 0.9`: sparse training as configured."""
+
+import dataclasses
+
+from dptrain.cli.config import Config, PruningConfig, epochs_of
+from dptrain.cli.schedule import ENDLESS, parse_length
+from dptrain.errors import ConfigError
+from dptrain.models import Model
+from dptrain.pruning import ConstantSparsity, PolynomialDecay, PruningSchedule, prune_low_magnitude
+
+
+def prune(model: Model, config: Config, epoch_steps: int | None) -> None:
+    """Let the weights of a model be pruned as configured, if at all.
+
+    Args:
+        model: compiled.
+        config: of the run.
+        epoch_steps: steps of an epoch; None where nothing is trained to its end.
+
+    Raises:
+        ConfigError: the layers are unknown or do not fit, or the schedule ends before it begins.
+    """
+    chosen = config.pruning
+    if chosen.sparsity is None:
+        return
+    m, _, n = str(chosen.sparsity).partition(":")
+    rows, _, columns = (chosen.block or "1x1").partition("x")
+    prune_low_magnitude(
+        model,
+        _schedule(config, epoch_steps),
+        (int(rows), int(columns)),
+        sparsity_m_by_n=(int(m), int(n)) if n else None,
+        global_unstructured=chosen.scope == "global",
+        regrowth=chosen.regrow or None,
+        layers=chosen.layers or None,
+    )
+
+
+def refuse_unused(config: Config) -> None:
+    """Refuse settings of pruning where nothing is pruned.
+
+    Raises:
+        ConfigError: there are some.
+    """
+    for field in dataclasses.fields(PruningConfig):
+        value = getattr(config.pruning, field.name)
+        if config.pruning.sparsity is None and value != field.default:
+            raise ConfigError(f"pruning.{field.name} = {value}: nothing is pruned; add such as --prune 0.9")
+
+
+def settled(config: Config, epoch_steps: int | None) -> int:
+    """Return the first epoch, from 0, that ends with all the zeros: models of those before are not compared with it.
+
+    Args:
+        config: of the run.
+        epoch_steps: as `prune`.
+    """
+    if config.pruning.sparsity is None or epoch_steps is None:
+        return 0
+    _, end = _steps(config, epoch_steps)
+    return max(-(-end * (config.optimizer.gradient_accumulation_steps or 1) // epoch_steps) - 1, 0)
+
+
+def _schedule(config: Config, epoch_steps: int | None) -> PruningSchedule:
+    chosen = config.pruning
+    begin, end = _steps(config, epoch_steps)
+    if end < begin:
+        raise ConfigError(f"pruning.begin = {chosen.begin} (step {begin}) is after pruning.end = {chosen.end} ({end})")
+    if isinstance(chosen.sparsity, str):  # m:n says itself how many
+        return ConstantSparsity(0.5, begin, end, chosen.frequency)
+    sparsity = chosen.sparsity or 0.0
+    if chosen.schedule == "constant" or begin == end:
+        return ConstantSparsity(sparsity, begin, end, chosen.frequency)
+    return PolynomialDecay(0.0, sparsity, begin, end, frequency=chosen.frequency)
+
+
+def _steps(config: Config, epoch_steps: int | None) -> tuple[int, int]:
+    """Return after how many updates pruning begins and ends."""
+    every = config.optimizer.gradient_accumulation_steps or 1
+    steps, epochs = (ENDLESS, 1) if epoch_steps is None else (epoch_steps, epochs_of(config))
+    begin, end = (parse_length(one) for one in (config.pruning.begin, config.pruning.end))
+    return begin.steps(steps * epochs, steps) // every, end.steps(steps * epochs, steps) // every

@@ -1,0 +1,165 @@
+"""`--prune 0.9` in a training and in a sweep."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from dptrain.cli.config import Config, deciding, resolve, to_dict, without_later
+from dptrain.cli.main import main
+from dptrain.cli.pruning import settled
+from dptrain.errors import ConfigError
+from dptrain.models import load_model
+
+FIXED = ("--batch-size", "100", "--hidden", "8", "--verbose", "0", "--jit-compile", "off")
+
+
+@pytest.fixture
+def train(small_npz, tmp_path, capfd):
+    """Return what trains into a folder, and returns the folder, or code and error where it is refused."""
+
+    def train(name, *arguments):
+        code = main(["--data", str(small_npz), *FIXED, *arguments, "--out", str(tmp_path / name)])
+        err = capfd.readouterr().err
+        assert err.count("\n") == (1 if code else 0)
+        return (code, err) if code else tmp_path / name
+
+    return train
+
+
+def zeros(run, file="model.safetensors"):
+    return [round(float(np.mean(one == 0)), 3) for name, one in weights(run, file).items() if name.endswith("kernel")]
+
+
+def weights(run, file="model.safetensors"):
+    return dict(sorted(safetensors.numpy.load_file(run / file).items()))
+
+
+def epochs(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+PRUNE = ("--prune", "0.75", "--pruning.frequency", "4")
+
+
+def test_a_run_becomes_sparse_and_keeps_its_best_sparse_model(train):
+    run = train("run", *PRUNE, "--epochs", "4")  # 11 steps an epoch, pruned in half of them
+    assert zeros(run) == [0.75, 0.75]
+    found = [line["sparsity"] for line in epochs(run)]
+    assert 0 < found[0] < found[1] == found[2] == found[3] == pytest.approx(0.75, abs=1e-3)
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["metrics"]["sparsity"] == found[-1]
+    assert summary["best"]["epoch"] >= 2
+    best = load_model(run / "best.keras", device="cpu").layers[-1].kernel.numpy()
+    assert np.mean(best == 0) == 0.75
+
+
+def test_exported(train, tmp_path):
+    run = train("run", *PRUNE, "--epochs", "1", "--pruning.end", "5")
+    onnx = pytest.importorskip("onnx", reason="needs the extra 'onnx'")
+    out = tmp_path / "m.onnx"
+    assert main(["export", str(run), "--out", str(out)]) == 0
+
+    found = [onnx.numpy_helper.to_array(one) for one in onnx.load(out).graph.initializer]
+    kernels = sorted((one for one in found if one.ndim == 2 and one.size > 1), key=np.size)
+    assert [float(np.mean(one == 0)) for one in kernels] == [0.75, 0.75]
+
+
+def test_going_on_has_the_bits_of_one_training(train):
+    fixed = (*PRUNE, "--pruning.end", "20", "--regrow")  # in the middle of the second epoch
+    straight = train("straight", *fixed, "--epochs", "3")
+    begun = train("begun", *fixed, "--epochs", "1")
+    resumed = train("resumed", *fixed, "--epochs", "3", "--resume", str(begun))
+    found, expected = weights(resumed), weights(straight)
+    assert all(found[name].tobytes() == one.tobytes() for name, one in expected.items())
+    assert zeros(straight)[0] > 0.7
+    code, err = train("other", "--prune", "0.5", *fixed[2:], "--epochs", "3", "--resume", str(begun))
+    assert (code, "pruning.sparsity: it has 0.75, this one 0.5" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("sparsity", "1.5", "pruning.sparsity = '1.5', set on the command line: expected a part of the weights, 0 to"),
+        ("sparsity", "1", "expected a part of the weights"),
+        ("sparsity", "-0.1", "expected a part of the weights"),
+        ("sparsity", "nan", "expected a part of the weights"),
+        ("sparsity", True, "expected a part of the weights"),
+        ("sparsity", "4:4", "expected a part of the weights"),
+        ("block", "4", "expected inputs and outputs of a block, such as 4x4"),
+        ("end", "2weeks", r"2weeks: expected steps \(500\), 2epochs or 5%"),
+        ("regrow", "1", "must be less than 1"),
+    ],
+)
+def test_values_refused(field, value, told):
+    with pytest.raises(ConfigError, match=told):
+        resolve({}, "", {f"pruning.{field}": value})
+
+
+@pytest.mark.parametrize("value", [0, "0", 0.999, "1e-3", "3:4", "none", None])
+def test_values_taken(value):
+    found = resolve({}, "", {"pruning.sparsity": value}).pruning.sparsity
+    assert found == (None if value in ("none", None) else value if ":" in str(value) else float(value))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--prune", "0.5", "--prune-layers", "dence"), "unknown layer 'dence'; did you mean 'dense'"),
+        (("--prune", "2:5"), "layer 'dense': its kernel of shape (784, 8) has 784 inputs, no multiple of 5"),
+        (("--regrow",), "pruning.regrow = 0.3: nothing is pruned; add such as --prune 0.9"),
+        (("--prune", "0.5", "--pruning.begin", "60%"), "pruning.begin = 60% (step 33) is after pruning.end = 50% (28)"),
+        (("--sparsity", "0.5"), "unknown '--sparsity'; did you mean '--pruning.sparsity'?"),
+    ],
+)
+def test_refused(train, arguments, told):
+    code, err = train("run", *arguments)
+    assert (code, told in err) == (2, True), err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--prune", "2:4", "--prune-layers", "dense_1"), [0, 0.5]),
+        (("--prune", "0.5", "--prune-block", "8x4", "--prune-schedule", "constant"), [0.5, 0.4]),  # one of 4, 4, 2
+        (("--prune", "0.5", "--optimizer.gradient_accumulation_steps", "2"), [0.5, 0.5]),
+    ],
+)
+def test_taken(train, arguments, expected):
+    assert zeros(train("run", *arguments, "--epochs", "1")) == expected
+
+
+def test_what_decides():
+    config = resolve({}, "", {"pruning.sparsity": "0.5", "train.epochs": 4})
+    assert deciding(config)["pruning"]["sparsity"] == 0.5
+    assert deciding(config)["train"]["epochs"] == 4  # its end is half of the training
+    fixed = resolve({}, "", {"pruning.sparsity": "0.5", "pruning.end": "2epochs"})
+    assert "epochs" not in deciding(fixed)["train"]
+    assert "pruning" not in deciding(Config())
+    assert "pruning" not in without_later(to_dict(Config()))  # as sweeps of before have it
+    assert [settled(fixed, steps) for steps in (None, 10)] == [0, 1]
+    assert settled(resolve({}, "", {"pruning.sparsity": "0.5", "pruning.end": "11"}), 10) == 1
+    assert settled(resolve({}, "", {"pruning.sparsity": "0.5", "pruning.end": "10"}), 10) == 0
+
+
+def test_a_sweep_shows_sparsity_beside_accuracy(small_npz, tmp_path, capfd):
+    out = tmp_path / "s"
+    grid = ("--grid", "prune=none,0.5,0.75", "--seeds", "0-1", "--epochs", "2", "--pruning.frequency", "4")
+    assert main(["sweep", "--data", str(small_npz), *FIXED, *grid, "--out", str(out)]) == 0
+    capfd.readouterr()
+    with open(out / "trials.csv", encoding="utf-8", newline="") as file:
+        found = {row["prune"]: float(row["mean_sparsity"]) for row in csv.DictReader(file)}
+    assert list(found) == ["", "0.5", "0.75"] or list(found) == ["none", "0.5", "0.75"]
+    assert list(found.values()) == pytest.approx([0, 0.5, 0.75], abs=0.01)
+    report = (out / "report.html").read_text(encoding="utf-8")
+    assert "sparsity" in report
+    # A run of it alone has its bits.
+    line = next(one for one in map(json.loads, (out / "results.jsonl").read_text().splitlines()) if one["run"] == 5)
+    alone = ("--prune", "0.75", "--seed", str(line["seed"]), *grid[4:], "--out", str(tmp_path / "alone"))
+    assert main(["--data", str(small_npz), *FIXED, *alone]) == 0
+    first = epochs(tmp_path / "alone")[0]
+    assert {key: first[key] for key in ("loss", "val_loss", "sparsity")} == {
+        key: line[key] for key in ("loss", "val_loss", "sparsity")
+    }
