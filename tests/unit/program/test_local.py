@@ -273,3 +273,20 @@ def test_gathers_of_transposes_are_transposes_of_gathers():
             np.testing.assert_array_equal(updates[copies[name]], one.numpy(), err_msg=name)
 
     on_mesh(on_rank, **{BATCH: 3})
+
+
+def test_what_follows_from_samples_is_gathered_once():
+    """However late it is read again: only weights are gathered anew."""
+    w = Variable(np.ones((3, 4)), "w")
+
+    def step(x):
+        hidden = x @ w
+        total = ops.sum(ops.square(ops.cumsum(hidden, 1)))
+        return {"joined": ops.concatenate([hidden, hidden[:, :1] * 0 + total * total], 1)}
+
+    traced = trace(step, {"x": ((Dim.rows(5), 3), "float64")})
+    layouts = {w: (None, "model")}
+    at = Place({"batch": 2, "model": 2}, {"batch": 0, "model": 1})
+    program = localized(place(traced, layouts=layouts), at, {w: Variable(np.ones((3, 2)), "w")})
+    gathers = [one for one in program.tensors if one.op is ALL_GATHER]
+    assert [one.inputs[0].op.name for one in gathers] == ["batch_matmul"]
