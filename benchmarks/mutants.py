@@ -167,6 +167,7 @@ KILLERS = (
     Killer("random programs on meshes", _pytest(RANDOM_PROGRAMS, "-k", "on_meshes"), OF_RANKS),
     Killer("programs under MPI", _pytest("tests/mpi/test_meshes.py", "tests/mpi/test_collectives.py"), OF_RANKS),
     Killer("digests", _pytest("tests/unit/backend/cpu/test_digest.py"), ("kernels/digest.h",)),
+    Killer("sums on a node", _pytest("tests/unit/backend/cpu/test_node_sums.py"), ("kernels/native_ranks.h",)),
     Killer("products in C++", _pytest("tests/unit/backend/cpu/test_products.py"), CPU_HEADERS),
     Killer("random programs in C++", _pytest(RANDOM_PROGRAMS, "-k", "test_random_programs or test_corpus"), ON_CPU),
     Killer("programs in C++", _pytest("tests/unit/backend/cpu/test_compiled.py"), ON_CPU),

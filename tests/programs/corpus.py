@@ -352,4 +352,17 @@ CORPUS = {
         mesh={"batch": 1},
         seed=9200601,
     ),
+    "constants of as many rows as the batch": Case(  # of which each rank takes its own
+        lengths={"n": 5, "a": 3},
+        leaves={"x0": "input n a float64 normal"},
+        lines=(
+            "t0 = x0 * np.arange(15.0).reshape(5, 3)",
+            "t1 = ops.transpose(x0, (1, 0)) @ np.arange(10.0).reshape(5, 2)",
+            "t2 = ops.sum(t0 * t0, 0)",
+            "t3 = x0 + np.arange(5.0).reshape(5, 1)",
+        ),
+        outputs=("t0", "t1", "t2", "t3"),
+        shards=(2, 3),
+        mesh={"batch": 2},
+    ),
 }

@@ -277,7 +277,10 @@ def unary(d: Drawing) -> None:
         *("ops.sign({})", "ops.stop_gradient({}) * {}", "ops.silu({})", "ops.gelu({})", "ops.cast({}, 'float64')"),
         *("ops.floor({} * 1.7)", "ops.ceil({} * 1.7)", "ops.round({} * 1.7)", "1.0 / (1.5 + ops.sin({}))"),
         *("ops.where({} > 0.3, {}, 0.3)", "ops.clip({}, -0.7, 0.9)", "{} * 0.5", "{} + 1", "ops.nan_to_num({})"),
-        *("ops.where({} > 2, {} / ops.sum(ops.relu({} - 2)), 0)", "{} / ops.sum(ops.square({}))"),
+        "ops.where({} > 2, {} / ops.sum(ops.relu({} - 2)), 0)",
+        *(
+            ["{} / ops.sum(ops.square({}))"] if d.lengths["n"] else []
+        ),  # of no rows, ranks have 0 / 0 where one has none
     ]
     wild = [
         "ops.log({})",

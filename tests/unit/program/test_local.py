@@ -17,10 +17,11 @@ from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
 from dptrain.program.local import Place, localized
 from dptrain.program.mesh import ALL_GATHER, BATCH, REDUCE_SCATTER
-from dptrain.program.messages import stages
+from dptrain.program.messages import SENT, levels, stages
+from dptrain.program.passes import rewritten
 from dptrain.program.placement import place
 from dptrain.program.program import trace
-from dptrain.program.tensor import Variable
+from dptrain.program.tensor import Tensor, Variable
 from tests.thread_ranks import on_mesh
 from tests.unit.program.test_mesh import BOTH, DATA, FIRST, ROWS, TENSOR, Perceptron
 
@@ -112,6 +113,25 @@ def test_ranks_pack_the_same_messages():
         assert first == second
         found.add(len(first))
     assert len(found) > 2
+
+
+def test_what_travels_is_sent_when_its_program_says():
+    """Not when it could be: what a rank finds equal later must not move its messages."""
+    step = Perceptron()
+    program, _ = of_rank(step, step.layouts({}, FIRST), Place({"batch": 2}, {"batch": 0}))
+    last = max(one.attributes["stage"] for one in program.tensors if one.op in SENT)
+
+    def later(one):
+        if one.op not in SENT:
+            return one
+        about = {**one.attributes, "stage": one.attributes["stage"] + (one.attributes["stage"] == last)}
+        return Tensor(one.op, one.inputs, about, one.shape, one.dtype)
+
+    moved = rewritten(program, later)
+    level, sent = levels(moved)
+    assert {sent[one] for one in sent} == {*range(last), last + 1}
+    assert all(sent[one] == one.attributes["stage"] == level[one] - 1 for one in sent)
+    assert [len(one.messages) > 0 for one in stages(moved)] == [*[True] * last, False, True, False]
 
 
 def test_a_layout_that_leaves_ranks_without_a_part_is_refused():
@@ -253,3 +273,20 @@ def test_gathers_of_transposes_are_transposes_of_gathers():
             np.testing.assert_array_equal(updates[copies[name]], one.numpy(), err_msg=name)
 
     on_mesh(on_rank, **{BATCH: 3})
+
+
+def test_what_follows_from_samples_is_gathered_once():
+    """However late it is read again: only weights are gathered anew."""
+    w = Variable(np.ones((3, 4)), "w")
+
+    def step(x):
+        hidden = x @ w
+        total = ops.sum(ops.square(ops.cumsum(hidden, 1)))
+        return {"joined": ops.concatenate([hidden, hidden[:, :1] * 0 + total * total], 1)}
+
+    traced = trace(step, {"x": ((Dim.rows(5), 3), "float64")})
+    layouts = {w: (None, "model")}
+    at = Place({"batch": 2, "model": 2}, {"batch": 0, "model": 1})
+    program = localized(place(traced, layouts=layouts), at, {w: Variable(np.ones((3, 2)), "w")})
+    gathers = [one for one in program.tensors if one.op is ALL_GATHER]
+    assert [one.inputs[0].op.name for one in gathers] == ["batch_matmul"]

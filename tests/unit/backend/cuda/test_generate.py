@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 import dptrain as dp
+from dptrain import ops
 from dptrain.backend.cuda.compose import Composition
 from dptrain.backend.cuda.generate import _RESERVED, names_of
 from dptrain.comm import SoloCommunicator
+from dptrain.program.dims import Dim
 from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
 from tests.ops.test_programs_on_cuda import mlp
@@ -114,3 +116,12 @@ def test_updates_do_not_share_a_launch_with_products_where_another_comes_later()
     assert {"map_new_w1", "map_new_w2", "columns_new_b1", "columns_new_b2"} <= set(updates[-1])
     assert all(one.group.kind != "product" for one in launches[-1].functions)
     assert launches[-1].threads == 256
+
+
+def test_lanes_share_the_passes_over_a_row():
+    """The greatest, then the sum, then the row: no lane goes over the whole row by itself."""
+    program = trace(lambda x: {"y": ops.softmax(x * 2)}, {"x": ((Dim.rows(32), 10), "float32")})
+    source = Composition(program).source()
+    assert [source.count(f"warp_join<{one}>(") for one in ("Greatest", "Sum")] == [1, 1]
+    assert source.count("c += WARP") == 3
+    assert "< 10; ++" not in source
