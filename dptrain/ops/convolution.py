@@ -89,14 +89,16 @@ def _conv2d(y: Tensor, dy: Tensor, x: Tensor, kernel: Tensor) -> tuple[Tensor, T
 
 @conv2d.onnx_lowering
 def _conv2d_onnx(graph: OnnxGraph, made: Tensor, x: Value, kernel: Value) -> Value:
-    extents = [
-        (n - 1) * step + 1 for n, step in zip(made.inputs[1].shape[:2], made.attributes["dilation"], strict=True)
-    ]
-    image = graph.transpose(graph.cast(x, made.dtype), _CHANNELS_FIRST)
-    filters = graph.transpose(graph.cast(kernel, made.dtype), (3, 2, 0, 1))
-    more = {"strides": made.attributes["strides"], "dilations": made.attributes["dilation"]}
-    found = graph.node("Conv", image, filters, pads=_pads(made, extents), **more)
-    return graph.transpose(found, _CHANNELS_LAST)
+    return conv2d_as_onnx(graph, made, x, graph.transpose(kernel, (3, 2, 0, 1)))
+
+
+def conv2d_as_onnx(graph: OnnxGraph, made: Tensor, x: Value, filters: Value, **more: Any) -> Value:
+    """Return ONNX' convolution that makes a tensor of images and filters (O, I, R, S)."""
+    own = made.attributes
+    extents = [(int(n) - 1) * step + 1 for n, step in zip(made.inputs[1].shape[:2], own["dilation"], strict=True)]
+    image, filters = graph.transpose(graph.cast(x, made.dtype), _CHANNELS_FIRST), graph.cast(filters, made.dtype)
+    more |= {"strides": own["strides"], "dilations": own["dilation"]}
+    return graph.transpose(graph.node("Conv", image, filters, pads=_pads(made, extents), **more), _CHANNELS_LAST)
 
 
 # ONNX has (B, C, H, W).
