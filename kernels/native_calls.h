@@ -93,6 +93,8 @@ static void dp_conv2d_kernel(Context &c, const dp_Window &w, int64_t B, int64_t 
     dp_convolution(c, x)(c.parallel, c.threads, DP_KERNEL, &w, B, I, O, x, dy, dkernel);
 }
 
+// What follows is told in its type how many channels there are, which loops over few of them need; 0 where that is not known.
+//
 // Call f(image) for each of B images, which threads share where these operations on single elements are worth it.
 template <class F> static void dp_images(Context &c, int64_t B, int64_t operations, F f) {
     struct Shared {
@@ -124,9 +126,10 @@ static void dp_weighted(int64_t C, int64_t n, const T *const *of, const T *const
     }
 }
 
-template <class T>
-static void dp_depthwise2d(Context &c, const dp_Window &w, int64_t B, int64_t C, const T *x, const T *kernel, T *y) {
-    dp_images(c, B, 2 * B * w.P * w.Q * w.R * w.S * C, [&](int64_t b) {
+template <class T, int channels>
+static void dp_depthwise2d(Context &c, const dp_Window &w, int64_t B, int64_t given, const T *x, const T *kernel, T *y) {
+    const int64_t C = channels ? channels : given;
+    dp_images(c, B, 2 * B * w.P * w.Q * w.R * w.S * C, [=, &w](int64_t b) {
         const T **const of = dp_scratch<const T *>(2 * w.R * w.S), **const by = of + w.R * w.S;
         for (int64_t p = 0; p < w.P; ++p)
             for (int64_t q = 0; q < w.Q; ++q) {
@@ -142,9 +145,10 @@ static void dp_depthwise2d(Context &c, const dp_Window &w, int64_t B, int64_t C,
     });
 }
 
-template <class T>
-static void dp_depthwise2d_input(Context &c, const dp_Window &w, int64_t B, int64_t C, const T *dy, const T *kernel, T *dx) {
-    dp_images(c, B, 2 * B * w.P * w.Q * w.R * w.S * C, [&](int64_t b) {
+template <class T, int channels>
+static void dp_depthwise2d_input(Context &c, const dp_Window &w, int64_t B, int64_t given, const T *dy, const T *kernel, T *dx) {
+    const int64_t C = channels ? channels : given;
+    dp_images(c, B, 2 * B * w.P * w.Q * w.R * w.S * C, [=, &w](int64_t b) {
         const T **const of = dp_scratch<const T *>(2 * w.R * w.S), **const by = of + w.R * w.S;
         for (int64_t h = 0; h < w.H; ++h)
             for (int64_t v = 0; v < w.W; ++v) {
@@ -161,9 +165,10 @@ static void dp_depthwise2d_input(Context &c, const dp_Window &w, int64_t B, int6
     });
 }
 
-template <class T>
-static void dp_max_pool2d(Context &c, const dp_Window &w, int64_t B, int64_t C, const T *x, T *y) {
-    dp_images(c, B, B * w.P * w.Q * w.R * w.S * C, [&](int64_t b) {
+template <class T, int channels>
+static void dp_max_pool2d(Context &c, const dp_Window &w, int64_t B, int64_t given, const T *x, T *y) {
+    const int64_t C = channels ? channels : given;
+    dp_images(c, B, B * w.P * w.Q * w.R * w.S * C, [=, &w](int64_t b) {
         const T *const image = x + b * w.H * w.W * C;
         T *const out = y + b * w.P * w.Q * C;
         dp_fill(out, w.P * w.Q * C, dp_lowest<T>());
@@ -178,10 +183,11 @@ static void dp_max_pool2d(Context &c, const dp_Window &w, int64_t B, int64_t C, 
 }
 
 // Each element of dy goes to the first of its window's greatest elements.
-template <class T>
-static void dp_max_pool2d_input(Context &c, const dp_Window &w, int64_t B, int64_t C, const T *x, const T *y, const T *dy,
+template <class T, int channels>
+static void dp_max_pool2d_input(Context &c, const dp_Window &w, int64_t B, int64_t given, const T *x, const T *y, const T *dy,
                                 T *dx) {
-    dp_images(c, B, 2 * B * w.P * w.Q * w.R * w.S * C, [&](int64_t b) {
+    const int64_t C = channels ? channels : given;
+    dp_images(c, B, 2 * B * w.P * w.Q * w.R * w.S * C, [=, &w](int64_t b) {
         T *const left = dp_scratch<T>(C);  // what a window has not given to an element yet
         dp_fill(dx + b * w.H * w.W * C, w.H * w.W * C, (T)0);
         dp_each(w, [&](int64_t p, int64_t q, int64_t r, int64_t s, bool inside, int64_t at) {
@@ -199,10 +205,11 @@ static void dp_max_pool2d_input(Context &c, const dp_Window &w, int64_t B, int64
 }
 
 // What of `values` stands at the first of each window's greatest elements.
-template <class T>
-static void dp_max_pool2d_take(Context &c, const dp_Window &w, int64_t B, int64_t C, const T *x, const T *y, const T *values,
+template <class T, int channels>
+static void dp_max_pool2d_take(Context &c, const dp_Window &w, int64_t B, int64_t given, const T *x, const T *y, const T *values,
                                T *taken) {
-    dp_images(c, B, 2 * B * w.P * w.Q * w.R * w.S * C, [&](int64_t b) {
+    const int64_t C = channels ? channels : given;
+    dp_images(c, B, 2 * B * w.P * w.Q * w.R * w.S * C, [=, &w](int64_t b) {
         T *const left = dp_scratch<T>(C);  // whether a window has not taken an element yet
         dp_fill(taken + b * w.P * w.Q * C, w.P * w.Q * C, (T)0);
         dp_each(w, [&](int64_t p, int64_t q, int64_t r, int64_t s, bool inside, int64_t at) {

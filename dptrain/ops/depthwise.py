@@ -1,6 +1,6 @@
 """Convolutions of each channel with a kernel of its own, over two axes of space, (B, H, W, C).
 
-Letters as in `convolution`. The gradient in the kernel is a sum for each of its elements, of products with what that sees.
+Letters as in `convolution`. The kernel's gradient is a sum for each of its elements, of products with what it sees.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,13 +8,13 @@ from itertools import product
 from typing import Any
 
 from dptrain.ops.common import common_dtype
-from dptrain.ops.convolution import Pair, Window, conv2d_as_onnx
+from dptrain.ops.convolution import Pair, Window, conv2d_as_onnx, conv2d_input_as_onnx
 from dptrain.ops.manipulation import concatenate, reshape
 from dptrain.ops.padding import pad
 from dptrain.ops.reduction import sum as sum_over
-from dptrain.program.dims import greatest
+from dptrain.program.dims import Dim, greatest
 from dptrain.program.lowering import Windows
-from dptrain.program.onnx_graph import OnnxGraph, Value
+from dptrain.program.onnx_graph import OnnxGraph, Value, refusal
 from dptrain.program.op import op
 from dptrain.program.shapes import Shape, size
 from dptrain.program.tensor import Array, Tensor
@@ -78,9 +78,19 @@ def _depthwise2d(y: Tensor, dy: Tensor, x: Tensor, kernel: Tensor) -> tuple[Tens
 
 @depthwise2d.onnx_lowering
 def _depthwise2d_onnx(graph: OnnxGraph, made: Tensor, x: Value, kernel: Value) -> Value:
-    r, s, channels = map(int, made.inputs[1].shape)
-    filters = graph.reshape(graph.transpose(kernel, (2, 0, 1)), (channels, 1, r, s))
-    return conv2d_as_onnx(graph, made, x, filters, group=channels)
+    return conv2d_as_onnx(graph, made, x, *_filters(graph, made, kernel))
+
+
+def _filters(graph: OnnxGraph, made: Tensor, kernel: Value) -> tuple[Value, int]:
+    """Return filters (C, 1, R, S) as ONNX has them, and the number of channels.
+
+    Raises:
+        ConfigError: the channels are rows of a batch, whose number ONNX would have to know.
+    """
+    r, s, channels = made.inputs[1].shape
+    if isinstance(channels, Dim):
+        raise refusal(made, "whose channels are rows")
+    return graph.reshape(graph.transpose(kernel, (2, 0, 1)), (channels, 1, r, s)), int(channels)
 
 
 @op(
@@ -103,6 +113,11 @@ def _depthwise2d_input(dx: Tensor, g: Tensor, dy: Tensor, kernel: Tensor) -> tup
     own = {name: dx.attributes[name] for name in ("strides", "dilation", "before")}
     ddy = depthwise2d(g, kernel, **own, size=(int(dy.shape[1]), int(dy.shape[2])))
     return ddy, _kernel_gradient(g, dy, kernel.shape, own)
+
+
+@depthwise2d_input.onnx_lowering
+def _depthwise2d_input_onnx(graph: OnnxGraph, made: Tensor, dy: Value, kernel: Value) -> Value:
+    return conv2d_input_as_onnx(graph, made, dy, *_filters(graph, made, kernel))
 
 
 def _kernel_gradient(x: Tensor, dy: Tensor, shape: Shape, own: dict[str, Any]) -> Tensor:

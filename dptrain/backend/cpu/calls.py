@@ -102,7 +102,10 @@ def _windows(call: Call, seed: Seed) -> str | None:
     window = f"dp_Window{{{{{', '.join(map(str, op.lowering.numbers(tensor)))}}}}}"
     sizes = ", ".join([extents(image[:1]), *(extents((n,)) for n in kernel[2:] or image[3:])])
     given = ", ".join(f"{{{n}}}" for n in range(len(tensor.inputs)))
-    return f"dp_{op.name}<{ctype(tensor.dtype)}>(c, {window}, {sizes}, {given}, {{out}});"
+    types = ctype(tensor.dtype)
+    if not isinstance(op.lowering, Convolution):
+        types += f", {0 if isinstance(image[3], Dim) else image[3]}"
+    return f"dp_{op.name}<{types}>(c, {window}, {sizes}, {given}, {{out}});"
 
 
 _ARGUMENTS: dict[type, Callable[[Call, Seed], str | None]] = {

@@ -455,7 +455,9 @@ def test_rows_of_a_batch_as_channels():
 
     def step(x):
         images = ops.transpose(x, (1, 2, 3, 0))
-        return {"pooled": ops.max_pool(images, 2), "conv": ops.conv(images, ops.ones((2, 2, x.shape[0], 3), "float64"))}
+        convolved = ops.conv(images, ops.ones((2, 2, x.shape[0], 3), "float64"))
+        of_each = ops.depthwise_conv(images, ops.ones((2, 2, x.shape[0], 1), "float64"))
+        return {"pooled": ops.max_pool(images, 2), "conv": convolved, "of each": of_each}
 
     x = np.random.default_rng(1).normal(size=(5, 2, 4, 6))
     program = trace(step, {"x": ((Dim.rows(5), 2, 4, 6), "float64")})
