@@ -93,7 +93,7 @@ static void dp_conv2d_kernel(Context &c, const dp_Window &w, int64_t B, int64_t 
     dp_convolution(c, x)(c.parallel, c.threads, DP_KERNEL, &w, B, I, O, x, dy, dkernel);
 }
 
-// What follows is told in its type how many channels there are, which loops over few of them need; 0 where that is not known.
+// What follows is told in its type how many channels there are where vectors hold them without a rest, or else 0.
 //
 // Call f(image) for each of B images, which threads share where these operations on single elements are worth it.
 template <class F> static void dp_images(Context &c, int64_t B, int64_t operations, F f) {

@@ -104,7 +104,9 @@ def _windows(call: Call, seed: Seed) -> str | None:
     given = ", ".join(f"{{{n}}}" for n in range(len(tensor.inputs)))
     types = ctype(tensor.dtype)
     if not isinstance(op.lowering, Convolution):
-        types += f", {0 if isinstance(image[3], Dim) else image[3]}"
+        channels = image[3]
+        # Of other numbers, compilers make code of single elements where they know them.
+        types += f", {0 if isinstance(channels, Dim) or channels % 8 else channels}"
     return f"dp_{op.name}<{types}>(c, {window}, {sizes}, {given}, {{out}});"
 
 
