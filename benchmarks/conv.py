@@ -5,8 +5,8 @@
 
 PyTorch is measured with its images in either order of memory, (B, C, H, W) and `channels_last`, eager, with oneDNN, and
 the ratio is to the better of both in each round. Each lives in a process of its own, and only one works at a time;
-rounds go A B C A B C. All train the same network with the same batches, Adam and the mean cross-entropy. A round takes as many
-steps as fit into its seconds.
+rounds go A B C A B C. All train the same network with batches of the same size, Adam and the mean cross-entropy. A
+round takes as many epochs as fit into its seconds.
 
 The memory is the highest resident size of a process while it trains, less what it had when its framework was imported.
 The first start is what `fit` takes until one step is done, with an empty cache of compiled programs.
@@ -50,8 +50,8 @@ WORKS: dict[str, tuple[tuple[int, int, int], int]] = {
 }
 ONES = ("dptrain", "PyTorch", "PyTorch, channels_last")
 SAMPLES = 1024
-# Trains for so many seconds after a first epoch, with so many samples, whole epochs; returns samples a second, and the mean
-# loss of the last epoch.
+# Trains for so many seconds after a first epoch, with so many samples, whole epochs; returns samples a second, and the
+# mean loss of the last epoch.
 Trainee = Callable[..., tuple[float, float]]
 # (channels, stride of its first convolution) of blocks.
 RESIDUAL = ((16, 1), (16, 1), (32, 2), (32, 1), (64, 2), (64, 1))

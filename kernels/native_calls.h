@@ -93,25 +93,103 @@ static void dp_conv2d_kernel(Context &c, const dp_Window &w, int64_t B, int64_t 
     dp_convolution(c, x)(c.parallel, c.threads, DP_KERNEL, &w, B, I, O, x, dy, dkernel);
 }
 
+// What follows is told in its type how many channels there are where vectors hold them without a rest, or else 0.
+//
+// Call f(image) for each of B images, which threads share where these operations on single elements are worth it.
+template <class F> static void dp_images(Context &c, int64_t B, int64_t operations, F f) {
+    struct Shared {
+        const F &f;
+        int64_t B, parts;
+    } shared{f, B, dp_least(operations >> 15, dp_least(B, 4 * c.threads))};
+    if (c.threads < 2 || shared.parts < 2) shared.parts = 1;
+    c.parallel(c.threads, shared.parts, [](void *data, int64_t part) {
+        const Shared &s = *(Shared *)data;
+        for (int64_t b = s.B * part / s.parts; b < s.B * (part + 1) / s.parts; ++b) s.f(b);
+    }, &shared);
+}
+
+// to (C) = the sum of n rows of numbers, each times one of factors, of which the first stand at `of` and `by`.
 template <class T>
-static void dp_max_pool2d(const dp_Window &w, int64_t B, int64_t C, const T *x, T *y) {
-    dp_fill(y, B * w.P * w.Q * C, dp_lowest<T>());
-    for (int64_t b = 0; b < B; ++b)
+static void dp_weighted(int64_t C, int64_t n, const T *const *of, const T *const *by, T *to) {
+    const int64_t block = 32;  // sums that stay in registers
+    int64_t i = 0;
+    for (; i + block <= C; i += block) {
+        T sum[block] = {};
+        for (int64_t t = 0; t < n; ++t)
+            for (int64_t j = 0; j < block; ++j) sum[j] += of[t][i + j] * by[t][i + j];
+        memcpy(to + i, sum, sizeof(sum));
+    }
+    for (int64_t j = i; j < C; ++j) to[j] = 0;
+    for (int64_t t = 0; t < n && i < C; ++t) {
+        DP_LOOP
+        for (int64_t j = i; j < C; ++j) to[j] += of[t][j] * by[t][j];
+    }
+}
+
+template <class T, int channels>
+static void dp_depthwise2d(Context &c, const dp_Window &w, int64_t B, int64_t given, const T *x, const T *kernel, T *y) {
+    const int64_t C = channels ? channels : given;
+    dp_images(c, B, 2 * B * w.P * w.Q * w.R * w.S * C, [=, &w](int64_t b) {
+        const T **const of = dp_scratch<const T *>(2 * w.R * w.S), **const by = of + w.R * w.S;
+        for (int64_t p = 0; p < w.P; ++p)
+            for (int64_t q = 0; q < w.Q; ++q) {
+                int64_t n = 0;
+                for (int64_t r = 0; r < w.R; ++r)
+                    for (int64_t s = 0; s < w.S; ++s) {
+                        const int64_t h = p * w.sh + r * w.dh - w.bh, v = q * w.sw + s * w.dw - w.bw;
+                        if (h < 0 || h >= w.H || v < 0 || v >= w.W) continue;
+                        of[n] = x + ((b * w.H + h) * w.W + v) * C, by[n++] = kernel + (r * w.S + s) * C;
+                    }
+                dp_weighted(C, n, of, by, y + ((b * w.P + p) * w.Q + q) * C);
+            }
+    });
+}
+
+template <class T, int channels>
+static void dp_depthwise2d_input(Context &c, const dp_Window &w, int64_t B, int64_t given, const T *dy, const T *kernel, T *dx) {
+    const int64_t C = channels ? channels : given;
+    dp_images(c, B, 2 * B * w.P * w.Q * w.R * w.S * C, [=, &w](int64_t b) {
+        const T **const of = dp_scratch<const T *>(2 * w.R * w.S), **const by = of + w.R * w.S;
+        for (int64_t h = 0; h < w.H; ++h)
+            for (int64_t v = 0; v < w.W; ++v) {
+                int64_t n = 0;
+                for (int64_t r = 0; r < w.R; ++r)
+                    for (int64_t s = 0; s < w.S; ++s) {
+                        const int64_t row = h + w.bh - r * w.dh, column = v + w.bw - s * w.dw;
+                        if (row < 0 || row % w.sh || row / w.sh >= w.P || column < 0 || column % w.sw || column / w.sw >= w.Q)
+                            continue;
+                        of[n] = dy + ((b * w.P + row / w.sh) * w.Q + column / w.sw) * C, by[n++] = kernel + (r * w.S + s) * C;
+                    }
+                dp_weighted(C, n, of, by, dx + ((b * w.H + h) * w.W + v) * C);
+            }
+    });
+}
+
+template <class T, int channels>
+static void dp_max_pool2d(Context &c, const dp_Window &w, int64_t B, int64_t given, const T *x, T *y) {
+    const int64_t C = channels ? channels : given;
+    dp_images(c, B, B * w.P * w.Q * w.R * w.S * C, [=, &w](int64_t b) {
+        const T *const image = x + b * w.H * w.W * C;
+        T *const out = y + b * w.P * w.Q * C;
+        dp_fill(out, w.P * w.Q * C, dp_lowest<T>());
         dp_each(w, [&](int64_t p, int64_t q, int64_t, int64_t, bool inside, int64_t at) {
             if (!inside) return;
-            const T *of = x + (b * w.H * w.W + at) * C;
-            T *to = y + ((b * w.P + p) * w.Q + q) * C;
+            const T *of = image + at * C;
+            T *to = out + (p * w.Q + q) * C;
             DP_LOOP
             for (int64_t i = 0; i < C; ++i) to[i] = dp_maximum(to[i], of[i]);
         });
+    });
 }
 
 // Each element of dy goes to the first of its window's greatest elements.
-template <class T>
-static void dp_max_pool2d_input(const dp_Window &w, int64_t B, int64_t C, const T *x, const T *y, const T *dy, T *dx) {
-    dp_fill(dx, B * w.H * w.W * C, (T)0);
-    T *left = dp_scratch<T>(C);  // what a window has not given to an element yet
-    for (int64_t b = 0; b < B; ++b)
+template <class T, int channels>
+static void dp_max_pool2d_input(Context &c, const dp_Window &w, int64_t B, int64_t given, const T *x, const T *y, const T *dy,
+                                T *dx) {
+    const int64_t C = channels ? channels : given;
+    dp_images(c, B, 2 * B * w.P * w.Q * w.R * w.S * C, [=, &w](int64_t b) {
+        T *const left = dp_scratch<T>(C);  // what a window has not given to an element yet
+        dp_fill(dx + b * w.H * w.W * C, w.H * w.W * C, (T)0);
         dp_each(w, [&](int64_t p, int64_t q, int64_t r, int64_t s, bool inside, int64_t at) {
             const int64_t image = (b * w.H * w.W + at) * C, out = ((b * w.P + p) * w.Q + q) * C;
             if (r == 0 && s == 0) memcpy(left, dy + out, C * sizeof(T));
@@ -123,15 +201,17 @@ static void dp_max_pool2d_input(const dp_Window &w, int64_t B, int64_t C, const 
                 left[i] = chosen ? (T)0 : left[i];
             }
         });
+    });
 }
 
 // What of `values` stands at the first of each window's greatest elements.
-template <class T>
-static void dp_max_pool2d_take(const dp_Window &w, int64_t B, int64_t C, const T *x, const T *y, const T *values,
+template <class T, int channels>
+static void dp_max_pool2d_take(Context &c, const dp_Window &w, int64_t B, int64_t given, const T *x, const T *y, const T *values,
                                T *taken) {
-    dp_fill(taken, B * w.P * w.Q * C, (T)0);
-    T *left = dp_scratch<T>(C);  // whether a window has not taken an element yet
-    for (int64_t b = 0; b < B; ++b)
+    const int64_t C = channels ? channels : given;
+    dp_images(c, B, 2 * B * w.P * w.Q * w.R * w.S * C, [=, &w](int64_t b) {
+        T *const left = dp_scratch<T>(C);  // whether a window has not taken an element yet
+        dp_fill(taken + b * w.P * w.Q * C, w.P * w.Q * C, (T)0);
         dp_each(w, [&](int64_t p, int64_t q, int64_t r, int64_t s, bool inside, int64_t at) {
             const int64_t image = (b * w.H * w.W + at) * C, out = ((b * w.P + p) * w.Q + q) * C;
             if (r == 0 && s == 0) dp_fill(left, C, (T)1);
@@ -143,6 +223,7 @@ static void dp_max_pool2d_take(const dp_Window &w, int64_t B, int64_t C, const T
                 left[i] = chosen ? (T)0 : left[i];
             }
         });
+    });
 }
 
 #endif

@@ -1,4 +1,4 @@
-// Windows over two axes of space, and pooling: one element of the result, of dense arrays.
+// Windows over two axes of space, depthwise convolutions and pooling: one element of the result, of dense arrays.
 //
 // Letters as in dptrain/ops/convolution.py: images (B, H, W, C). Plain loops in a fixed order; each thread computes its
 // element alone. Convolutions are products: convolution.cuh.
@@ -34,6 +34,30 @@ __device__ __forceinline__ T max_pool2d(const T *x, Window g, int C, Index b, in
             if (g.has(h, w)) greatest = dp_maximum(greatest, x[((b * g.H + h) * g.W + w) * (Index)C + c]);
         }
     return greatest;
+}
+
+template <class T, class K>
+__device__ __forceinline__ auto depthwise2d(const T *x, const K *kernel, Window g, int C, Index b, int p, int q, int c) {
+    decltype(*x * *kernel) sum = 0;
+    for (int r = 0; r < g.R; ++r)
+        for (int s = 0; s < g.S; ++s) {
+            const int h = g.h(p, r), w = g.w(q, s);
+            if (g.has(h, w)) sum += x[((b * g.H + h) * g.W + w) * (Index)C + c] * kernel[(r * g.S + s) * (Index)C + c];
+        }
+    return sum;
+}
+
+template <class T, class K>
+__device__ __forceinline__ auto depthwise2d_input(const T *dy, const K *kernel, Window g, int C, Index b, int h, int w,
+                                                  int c) {
+    decltype(*dy * *kernel) sum = 0;
+    for (int r = 0; r < g.R; ++r)
+        for (int s = 0; s < g.S; ++s) {
+            const int p = g.p(h, r), q = g.q(w, s);
+            if (p >= 0 && q >= 0)
+                sum += dy[((b * g.P + p) * g.Q + q) * (Index)C + c] * kernel[(r * g.S + s) * (Index)C + c];
+        }
+    return sum;
 }
 
 // The place in x of the first of a window's greatest elements, which y has; -1 where there is none (NaN).

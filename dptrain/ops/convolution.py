@@ -89,14 +89,16 @@ def _conv2d(y: Tensor, dy: Tensor, x: Tensor, kernel: Tensor) -> tuple[Tensor, T
 
 @conv2d.onnx_lowering
 def _conv2d_onnx(graph: OnnxGraph, made: Tensor, x: Value, kernel: Value) -> Value:
-    extents = [
-        (n - 1) * step + 1 for n, step in zip(made.inputs[1].shape[:2], made.attributes["dilation"], strict=True)
-    ]
-    image = graph.transpose(graph.cast(x, made.dtype), _CHANNELS_FIRST)
-    filters = graph.transpose(graph.cast(kernel, made.dtype), (3, 2, 0, 1))
-    more = {"strides": made.attributes["strides"], "dilations": made.attributes["dilation"]}
-    found = graph.node("Conv", image, filters, pads=_pads(made, extents), **more)
-    return graph.transpose(found, _CHANNELS_LAST)
+    return conv2d_as_onnx(graph, made, x, graph.transpose(kernel, (3, 2, 0, 1)))
+
+
+def conv2d_as_onnx(graph: OnnxGraph, made: Tensor, x: Value, filters: Value, group: int = 1) -> Value:
+    """Return ONNX' convolution that makes a tensor of images and of filters (O, I / group, R, S)."""
+    own = made.attributes
+    extents = [(int(n) - 1) * step + 1 for n, step in zip(made.inputs[1].shape[:2], own["dilation"], strict=True)]
+    image, filters = graph.transpose(graph.cast(x, made.dtype), _CHANNELS_FIRST), graph.cast(filters, made.dtype)
+    more = {"strides": own["strides"], "dilations": own["dilation"], "group": group}
+    return graph.transpose(graph.node("Conv", image, filters, pads=_pads(made, extents), **more), _CHANNELS_LAST)
 
 
 # ONNX has (B, C, H, W).
@@ -142,22 +144,22 @@ def _conv2d_input(dx: Tensor, g: Tensor, dy: Tensor, kernel: Tensor) -> tuple[Te
 
 @conv2d_input.onnx_lowering
 def _conv2d_input_onnx(graph: OnnxGraph, made: Tensor, dy: Value, kernel: Value) -> Value:
+    return conv2d_input_as_onnx(graph, made, dy, graph.transpose(kernel, (3, 2, 0, 1)))
+
+
+def conv2d_input_as_onnx(graph: OnnxGraph, made: Tensor, dy: Value, filters: Value, group: int = 1) -> Value:
+    """As `conv2d_as_onnx`, of the transposed convolution."""
     own, places = made.attributes, made.inputs[0].shape[1:3]
-    extents = [(n - 1) * step + 1 for n, step in zip(made.inputs[1].shape[:2], own["dilation"], strict=True)]
+    extents = [(int(n) - 1) * step + 1 for n, step in zip(made.inputs[1].shape[:2], own["dilation"], strict=True)]
     whole = [(int(places[n]) - 1) * own["strides"][n] + extents[n] for n in range(2)]
     behind = [whole[n] - own["before"][n] - own["size"][n] for n in range(2)]  # below 0 where rows are added
-    image = graph.transpose(graph.cast(dy, made.dtype), _CHANNELS_FIRST)
-    filters = graph.transpose(graph.cast(kernel, made.dtype), (3, 2, 0, 1))
-    found = graph.node(
-        "ConvTranspose",
-        image,
-        filters,
-        strides=own["strides"],
-        dilations=own["dilation"],
-        pads=(*own["before"], *(max(0, n) for n in behind)),
-        output_padding=tuple(max(0, -n) for n in behind),
-    )
-    return graph.transpose(found, _CHANNELS_LAST)
+    image, filters = graph.transpose(graph.cast(dy, made.dtype), _CHANNELS_FIRST), graph.cast(filters, made.dtype)
+    more = {"strides": own["strides"], "dilations": own["dilation"], "group": group}
+    more |= {
+        "pads": (*own["before"], *(max(0, n) for n in behind)),
+        "output_padding": tuple(max(0, -n) for n in behind),
+    }
+    return graph.transpose(graph.node("ConvTranspose", image, filters, **more), _CHANNELS_LAST)
 
 
 @op(

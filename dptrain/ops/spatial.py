@@ -5,14 +5,14 @@ which the last two are height and width. One axis is a width beside a height of 
 into its channels: a convolution over height and width reads as many slices beside each other as the kernel is deep.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import product
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from dptrain.errors import ConfigError
 from dptrain.ops.convolution import Window, conv2d, conv2d_input, max_pool2d
+from dptrain.ops.depthwise import depthwise2d, taps
 from dptrain.ops.elementwise import multiply
 from dptrain.ops.manipulation import concatenate, expand_dims, reshape, transpose
 from dptrain.ops.padding import pad
@@ -228,7 +228,7 @@ def average_pool(
     )
     image, size = tuple(map(int, x.shape[1:-1])), tuple(map(int, size))
     total: Any = None
-    for _, part in _taps(x, window, stride, (1,) * len(size), before, size):
+    for _, part in taps(x, window, stride, (1,) * len(size), before, size):
         total = part if total is None else total + part
     counts = np.ones((1,))
     for axis, n in enumerate(size):
@@ -357,7 +357,7 @@ def _convolved(x: Tensor, kernel: Tensor, strides: Lengths, dilation: Lengths, b
         own = {"strides": (1, *strides), "dilation": (1, *dilation), "before": (0, *before), "size": (1, *size)}
         return reshape(conv2d(expand_dims(x, 1), expand_dims(kernel, 0), **own), (rows, *size, filters))
     deep = kernel.shape[0]
-    slices = [part for _, part in _taps(x, (deep,), strides[:1], dilation[:1], before[:1], size[:1])]
+    slices = [part for _, part in taps(x, (deep,), strides[:1], dilation[:1], before[:1], size[:1])]
     flat = reshape(concatenate(slices, -1), (rows * size[0], *x.shape[2:4], deep * channels))
     beside = reshape(transpose(kernel, (1, 2, 0, 3, 4)), (*kernel.shape[1:3], deep * channels, filters))
     own = {"strides": strides[1:], "dilation": dilation[1:], "before": before[1:], "size": size[1:]}
@@ -403,27 +403,11 @@ def _with_zeros_between(x: Tensor, step: int) -> Tensor:
 def _depthwise(x: Tensor, kernel: Tensor, strides: Lengths, dilation: Lengths, before: Lengths, size: Shape) -> Tensor:
     """Return the sum over the elements of the kernel of what each of them sees, times itself."""
     channels, multiplier = kernel.shape[-2:]
+    if len(size) == 2 and not differ(multiplier, 1):
+        own = {"strides": strides, "dilation": dilation, "before": before, "size": size}
+        return depthwise2d(x, reshape(kernel, kernel.shape[:-1]), **own)
     total: Any = None
-    for at, part in _taps(x, kernel.shape[:-2], strides, dilation, before, size):
+    for at, part in taps(x, kernel.shape[:-2], strides, dilation, before, size):
         one = part * kernel[at][:, 0] if multiplier == 1 else expand_dims(part, -1) * kernel[at]
         total = one if total is None else total + one
     return total if multiplier == 1 else reshape(total, (*total.shape[:-2], channels * multiplier))
-
-
-def _taps(
-    x: Tensor, window: Sequence[int], strides: Lengths, dilation: Lengths, before: Lengths, size: Shape
-) -> Iterator[tuple[Lengths, Tensor]]:
-    """Yield each element of a window over the first axes of space, and what it sees; zeros lie around the image."""
-    widths = []
-    for n, extent in enumerate(window):
-        reach = (size[n] - 1) * strides[n] + (int(extent) - 1) * dilation[n] + 1
-        widths.append((before[n], greatest(0, reach - before[n] - x.shape[1 + n])))
-    around = [(0, 0), *widths, *[(0, 0)] * (x.ndim - 1 - len(widths))]
-    padded = pad(x, around) if any(map(any, widths)) else x
-    for at in product(*(range(int(extent)) for extent in window)):
-        part = padded
-        for n, place in enumerate(at):
-            first = place * dilation[n]
-            whole = (slice(None),) * (1 + n)
-            part = part[(*whole, slice(first, first + (size[n] - 1) * strides[n] + 1, strides[n]))]
-        yield at, part

@@ -102,8 +102,12 @@ def _windows(call: Call, seed: Seed) -> str | None:
     window = f"dp_Window{{{{{', '.join(map(str, op.lowering.numbers(tensor)))}}}}}"
     sizes = ", ".join([extents(image[:1]), *(extents((n,)) for n in kernel[2:] or image[3:])])
     given = ", ".join(f"{{{n}}}" for n in range(len(tensor.inputs)))
-    context = "c, " if kernel else ""
-    return f"dp_{op.name}<{ctype(tensor.dtype)}>({context}{window}, {sizes}, {given}, {{out}});"
+    types = ctype(tensor.dtype)
+    if not isinstance(op.lowering, Convolution):
+        channels = image[3]
+        # Of other numbers, compilers make code of single elements where they know them.
+        types += f", {0 if isinstance(channels, Dim) or channels % 8 else channels}"
+    return f"dp_{op.name}<{types}>(c, {window}, {sizes}, {given}, {{out}});"
 
 
 _ARGUMENTS: dict[type, Callable[[Call, Seed], str | None]] = {

@@ -113,6 +113,12 @@ CASES: dict[str, list[Case]] = {
             **{"strides": (2, 1), "dilation": (1, 1), "before": (1, 0), "size": (3, 2), "rows": (0, 0)},
         ),
     ],
+    "depthwise2d": [
+        Case(normal(B, 5, 4, 2), normal(3, 2, 2), strides=(2, 1), dilation=(1, 2), before=(1, 1), size=(3, 3)),
+    ],
+    "depthwise2d_input": [
+        Case(normal(B, 3, 2, 3), normal(3, 2, 3), strides=(2, 2), dilation=(1, 1), before=(1, 0), size=(6, 5)),
+    ],
     "max_pool2d": [
         Case(normal(B, 5, 4, 2), window=(2, 3), strides=(2, 1), before=(0, 1), size=(3, 4)),
         Case(normal(2, 4, 4, B), window=(2, 2), strides=(2, 2), before=(0, 0), size=(2, 2), rows=(3,)),

@@ -408,12 +408,56 @@ def test_the_gradient_of_a_gradient_of_pooling():
     assert [type(one) for one in generate(fuse(program)).parts] == [NativeFunction]
 
 
+@pytest.mark.parametrize("channels", [3, 32, 75])
+def test_depthwise_convolutions(channels):
+    """Channels that fill blocks of 32, and those that are left."""
+    kernel, wide = weights(kernel=(3, 2, channels, 1))["kernel"], weights(wide=(2, 3, channels, 1))["wide"]
+
+    def step(x):
+        y = ops.depthwise_conv(x, kernel, strides=(2, 1), padding="same")
+        y = ops.depthwise_conv(y, wide, padding="same", dilation_rate=(1, 2))
+        (dx,) = gradients(ops.sum(ops.square(y)), [x])
+        (ops.sum(ops.square(dx)) + ops.sum(ops.square(y))).backward()
+        for one in (kernel, wide):
+            one.assign(one - 1e-6 * one.grad)
+        return {"y": y, "dx": dx}
+
+    data = {"x": np.random.default_rng(1).normal(size=(5, 7, 6, channels))}
+    program = trace(step, {"x": ((Dim.rows(5), 7, 6, channels), "float64")})
+    compare(program, 2, data)
+    assert [type(one) for one in generate(fuse(program)).parts] == [NativeFunction]
+
+
+def test_threads_share_images():
+    """With the bits of one thread: windows of pooling that overlap, convolutions of each channel."""
+    kernel = weights(kernel=(3, 3, 24, 1))["kernel"]
+
+    def step(x):
+        pooled = ops.max_pool(ops.depthwise_conv(x, kernel, padding="same"), 3, 2, "same")
+        (dx,) = gradients(ops.sum(pooled**3), [x])
+        (ddx,) = gradients(ops.sum(ops.square(dx)), [x])
+        return {"pooled": pooled, "dx": dx, "ddx": ddx}
+
+    data = {"x": np.random.default_rng(1).normal(size=(9, 15, 14, 24))}
+    program = trace(step, {"x": ((Dim.rows(9), 15, 14, 24), "float64")})
+    compare(program, 1, data)
+    found = []
+    for threads in (1, 3):
+        executable = CompiledExecutable(without_ranks(place(program)), HostMemory(), data, threads=threads)
+        executable.run()
+        found.append(executable.outputs)
+    for name, value in found[0].items():
+        np.testing.assert_array_equal(found[1][name], value)
+
+
 def test_rows_of_a_batch_as_channels():
     """Also of a rank that has others than the program was traced with."""
 
     def step(x):
         images = ops.transpose(x, (1, 2, 3, 0))
-        return {"pooled": ops.max_pool(images, 2), "conv": ops.conv(images, ops.ones((2, 2, x.shape[0], 3), "float64"))}
+        convolved = ops.conv(images, ops.ones((2, 2, x.shape[0], 3), "float64"))
+        of_each = ops.depthwise_conv(images, ops.ones((2, 2, x.shape[0], 1), "float64"))
+        return {"pooled": ops.max_pool(images, 2), "conv": convolved, "of each": of_each}
 
     x = np.random.default_rng(1).normal(size=(5, 2, 4, 6))
     program = trace(step, {"x": ((Dim.rows(5), 2, 4, 6), "float64")})

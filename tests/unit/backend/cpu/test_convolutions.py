@@ -96,8 +96,8 @@ def test_against_numpy(data, rows, image, kernel, channels, makes, dtype):
         check(case, makes, dtype)
 
 
-# Several blocks of lines; frames of some rows, and images together; many parts of a sum, one, and its elements in slices;
-# rows that are too short for a tile; phases that no element of the kernel meets.
+# Several blocks of lines; frames of some rows, and images together; many parts of a sum, one, and its elements in
+# slices; rows that are too short for a tile; phases that no element of the kernel meets.
 CASES = {
     "many channels": Case(3, (9, 8), (3, 3), (64, 40), before=(1, 1), behind=(1, 1)),
     "a wide image": Case(2, (40, 60), (3, 3), (40, 24), before=(1, 1), behind=(1, 1)),
