@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dptrain.backend.cpu.codegen import generate
 from dptrain.backend.cpu.compiled import planned
 from dptrain.errors import ConfigError, DeviceError
+from dptrain.models.explaining_stages import explain_stages
 from dptrain.program import tree
 from dptrain.program.dims import Dim
 from dptrain.program.explain import COLUMNS, names_of, shown, wrapped, wrapped_code
@@ -77,6 +78,9 @@ def explain(
             first, *more = wrapped(about, COLUMNS - len(margin))
             lines += [margin + first, *(" " * len(margin) + part for part in more)]
         lines += made.costs()
+    given = model.compile_arguments
+    if step == "train" and given["stages"] > 1:
+        lines += explain_stages(model, program, given["stages"], given["microbatches"])
     return "\n".join([*lines, *(["", wrapped_code(made.code.rstrip())] if code else [])])
 
 

@@ -40,6 +40,7 @@ class Course:
         microbatches: into which the rows of a replica are cut.
         tags: a number for each name that is handed over.
         sums: accumulators of microbatches.
+        owners: the stages of these, but for those that all stages have.
         why_whole: why there is one microbatch where more were asked for; "" where not.
     """
 
@@ -48,6 +49,7 @@ class Course:
     microbatches: int
     tags: dict[str, int]
     sums: list[Variable]
+    owners: dict[Variable, int]
     why_whole: str = ""
 
 
@@ -75,10 +77,10 @@ def course_of(
             turns = _in_order(each, microbatches, stages)
             ticks = _end(turns)
             turns += [replace(one, tick=one.tick + ticks) for one in _in_order(once, 1, stages)]
-            return Course(turns, _end(turns), microbatches, _tags(each, once), list(halves.each.updates))
+            return Course(turns, _end(turns), microbatches, _tags(each, once), list(halves.each.updates), halves.owners)
     pieces = pieces_of(program, where, owners, stages)
     turns = _in_order(pieces, 1, stages)
-    return Course(turns, _end(turns), 1, _tags(pieces), [], why)
+    return Course(turns, _end(turns), 1, _tags(pieces), [], {}, why)
 
 
 def _in_order(pieces: Sequence[Piece], microbatches: int, stages: int) -> list[Turn]:

@@ -74,7 +74,7 @@ def cut_into_stages(
             f"stages = {stages}: the model has {len(layers)} layer{'s' * (len(layers) != 1)} with weights; "
             "expected a layer for each stage at least"
         )
-    held = [sum(_with_slots(one, slots) for one in layer) for layer in layers]
+    held = [sum(_needed(one, slots) for one in layer) for layer in layers]
     kept = _kept(
         program, {one: number for number, layer in enumerate(layers) for one in layer}, -(-rows // microbatches)
     )
@@ -87,7 +87,17 @@ def cut_into_stages(
     return {one: part for layer, part in zip(layers, parts, strict=True) for one in layer}
 
 
-def _with_slots(weight: Variable, slots: Mapping[Variable, Collection[Variable]]) -> int:
+def with_slots(stages: Mapping[Variable, int], slots: Mapping[Variable, Collection[Variable]]) -> dict[Variable, int]:
+    """Return the stages of weights and of their slots.
+
+    Args:
+        stages: of weights.
+        slots: of each trained weight.
+    """
+    return {**stages, **{slot: stage for one, stage in stages.items() for slot in slots.get(one, ())}}
+
+
+def _needed(weight: Variable, slots: Mapping[Variable, Collection[Variable]]) -> int:
     nbytes = sum(size(one.shape) * one.dtype.itemsize for one in (weight, *slots.get(weight, ())))
     return nbytes + (size(weight.shape) * weight.dtype.itemsize if weight in slots else 0)
 

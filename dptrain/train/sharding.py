@@ -10,6 +10,7 @@ from dptrain.comm.base import Communicator
 from dptrain.comm.mesh import BATCH, STAGE, MeshCommunicator
 from dptrain.distribution.placing import layout_of
 from dptrain.optimizers.base import Optimizer
+from dptrain.program.cutting import with_slots
 from dptrain.program.local import Place
 from dptrain.program.mesh import Axes
 from dptrain.program.messages import whole_of
@@ -110,9 +111,10 @@ class Sharding:
 
     def owners(self, variables: Iterable[Variable]) -> dict[Variable, int]:
         """Return the stages of variables, of those that one stage alone has."""
-        slots = {slot: weight for optimizer in self._owner.optimizers for slot, weight in optimizer.slots}
-        found = {one: self._stages.get(slots.get(one, one)) for one in variables}
-        return {one: stage for one, stage in found.items() if stage is not None}
+        if not self._stages:
+            return {}
+        known = with_slots(self._stages, self.slots())
+        return {one: known[one] for one in variables if one in known}
 
     def slots(self) -> dict[Variable, list[Variable]]:
         """Return the slots of trained weights."""

@@ -1,0 +1,133 @@
+"""What the stages of a pipeline hold and send, as text, without ranks."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from dptrain.backend.cpu.compiled import lowered, planned
+from dptrain.comm.parts import cut
+from dptrain.program.course import Course, course_of, microbatches_of
+from dptrain.program.cutting import cut_into_stages, layers_of, with_slots
+from dptrain.program.explain import wrapped
+from dptrain.program.mesh import PlacedProgram
+from dptrain.program.pieces import Piece
+from dptrain.program.shapes import local, size
+from dptrain.program.tensor import Tensor, Variable
+
+if TYPE_CHECKING:
+    from dptrain.models.model import Model
+
+_HEADS = ("stage", "weights", "gradients", "slots", "kept", "results", "memory", "layers")
+
+
+def explain_stages(model: "Model", program: PlacedProgram, stages: int, microbatches: int | None) -> list[str]:
+    """Return a table of what each rank holds, in bytes, and of its messages.
+
+    Args:
+        model: compiled.
+        program: of a training step, on the batch of a replica.
+        stages: into which its layers are cut.
+        microbatches: as `Model.compile`.
+
+    Raises:
+        ConfigError: there are fewer layers with weights than stages.
+    """
+    slots: dict[Variable, list[Variable]] = {}
+    for optimizer in model.optimizers:
+        for slot, weight in optimizer.slots:
+            slots.setdefault(weight, []).append(slot)
+    count = microbatches_of(program.rows, stages, microbatches)
+    weights = cut_into_stages(program, model.weights, slots, stages, program.rows, count)
+    owners = with_slots(weights, slots)
+    course = course_of(program, owners, stages, count, alone=True)
+    names: list[dict[str, None]] = [{} for _ in range(stages)]
+    for layer in layers_of(program, model.weights):
+        names[weights[layer[0]]][layer[0].path.rpartition("/")[0] or layer[0].path] = None
+    rows = -(-program.rows // course.microbatches)
+    of_rows = f" of {rows} rows" if program.rows % rows == 0 else f" of up to {rows} rows"
+    whole = f": {course.why_whole}" if course.why_whole else ""
+    several = f"{course.microbatches} microbatch{'es' * (course.microbatches > 1)}{of_rows}"
+    lines = ["", *wrapped(f"{stages} stages of a pipeline, {several}, 1F1B{whole}", 100), ""]
+    table: list[tuple[str, ...]] = [_HEADS]
+    for stage in range(stages):
+        held = [one for one, at in owners.items() if at == stage and one in program.state]
+        of_weights, of_slots = (_bytes(one for one in held if (one in weights) == chosen) for chosen in (True, False))
+        sums = _bytes(one for one in course.sums if course.owners.get(one) == stage)
+        kept, results = _most_kept(course, stage, rows), _results(course, stage, program.rows)
+        amounts = (of_weights, sums, of_slots, kept, results, of_weights + sums + of_slots + kept + results)
+        table.append((str(stage), *(f"{one:,}" for one in amounts), ", ".join(names[stage])))
+    widths = [max(len(row[column]) for row in table) for column in range(len(_HEADS))]
+    for row in table:
+        *numbers, layers = row
+        lines.append("  ".join([*(cell.rjust(width) for cell, width in zip(numbers, widths, strict=False)), layers]))
+    lines += [
+        "bytes; kept: of all microbatches that are under way, handed over or for the backward pass; results:",
+        "intermediate ones of a microbatch and of the update, each piece of a step in memory of its own",
+        "",
+    ]
+    return [*lines, *_messages(course, program.rows), *_between_replicas(course)]
+
+
+def _bytes(tensors: Iterable[Variable | Tensor]) -> int:
+    return sum(size(one.shape) * one.dtype.itemsize for one in tensors)
+
+
+def _most_kept(course: Course, stage: int, rows: int) -> int:
+    """Return the most bytes that a stage keeps between its pieces."""
+    held: dict[tuple[int, str], int] = {}
+    most = 0
+    for turn in course.turns:
+        if turn.piece.stage == stage:
+            program = turn.piece.program
+            for name in turn.piece.gets:
+                held[turn.microbatch, name] = _local_bytes(program.inputs[name], rows)
+            for name, one in program.outputs.items():
+                held[turn.microbatch, name] = _local_bytes(one, rows)
+            most = max(most, sum(held.values()))
+            for name in turn.piece.drops:
+                held.pop((turn.microbatch, name), None)
+    return most
+
+
+def _local_bytes(tensor: Tensor, rows: int) -> int:
+    return size(local(tensor.shape, rows)) * tensor.dtype.itemsize
+
+
+def _results(course: Course, stage: int, rows: int) -> int:
+    """Return the bytes of intermediate results of a stage's pieces."""
+    rows = -(-rows // course.microbatches)
+    return sum(planned(*lowered(one.program), rows)[1].size for one in _pieces(course) if one.stage == stage)
+
+
+def _pieces(course: Course) -> dict[Piece, int]:
+    """Return the pieces, and how often each is executed in a step."""
+    found: dict[Piece, int] = {}
+    for turn in course.turns:
+        found[turn.piece] = found.get(turn.piece, 0) + 1
+    return found
+
+
+def _messages(course: Course, rows: int) -> Iterator[str]:
+    """Yield what each stage hands to each other one in a step."""
+    counted: dict[tuple[int, int, bool], list[int]] = {}
+    for piece, times in _pieces(course).items():
+        own_rows = [stop - start for start, stop in cut(0, rows, course.microbatches)] if times > 1 else [rows]
+        for name, others in piece.gives.items():
+            for other in others:
+                found = counted.setdefault((piece.stage, other, times > 1), [0, 0])
+                found[0] += times
+                found[1] += sum(_local_bytes(piece.program.outputs[name], one) for one in own_rows)
+    yield "messages of a step between the stages of one pipeline:"
+    for (stage, other, again), (count, nbytes) in sorted(counted.items(), key=lambda one: (not one[0][2], one[0])):
+        what = "of microbatches" if again else "of the batch" if course.microbatches == 1 else "of the update"
+        yield f"{stage} to {other}: {count} {what}, {nbytes:,} bytes"
+
+
+def _between_replicas(course: Course) -> Iterator[str]:
+    """Yield what replicas of a stage sum, where there are several."""
+    stages: Mapping[Variable, int] = course.owners
+    if not course.sums:
+        return
+    found: Sequence[int] = [
+        _bytes(one for one in course.sums if stages.get(one, at) == at) for at in range(1 + max(stages.values()))
+    ]
+    yield "each stage and its replicas, if there are any, sum " + ", ".join(f"{one:,}" for one in found) + " bytes"
