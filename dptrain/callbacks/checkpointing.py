@@ -31,7 +31,7 @@ from dptrain.runtime.files import output_error
 from dptrain.runtime.locks import LOCK, locked
 from dptrain.runtime.text import short
 from dptrain.saving import safetensors_file
-from dptrain.saving.checkpoints import Checkpoint, CheckpointDirectory, Content, located, newest
+from dptrain.saving.checkpoints import Checkpoint, CheckpointDirectory, Content, located, memory, newest
 from dptrain.saving.manifest import Described, PartOf, StoredArray
 from dptrain.saving.parts import Part, read_part
 from dptrain.saving.reading import joined, portable_dtype, reading
@@ -535,6 +535,10 @@ def _require_arrays(where: str, arrays: Mapping[str, StoredArray], model: Any) -
         if found is None or found.shape != one.shape or found.dtype != wanted.name:
             there = "not there" if found is None else f"{found.dtype} {found.shape}"
             raise DataError(f"{where}: damaged: {path} is {there}, expected {wanted} {one.shape}")
+    held = [one for name, one in arrays.items() if name.startswith(f"{_OF_CALLBACKS}/")]
+    nbytes = sum(size(one.shape) * np.dtype(one.dtype).itemsize for one in held)
+    if nbytes > memory():
+        raise DataError(f"{where}: {nbytes} bytes of callbacks' arrays, more than the memory of this machine")
 
 
 def _load(callback: Callback, state: dict[str, Any]) -> None:

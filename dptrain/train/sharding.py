@@ -57,6 +57,7 @@ class Sharding:
         self._axes: dict[Variable, Axes] = {}
         self._sharded_over: dict[Variable, frozenset[str]] = {}  # by part
         self._fetched: dict[Variable, Array] = {}
+        self._copies: dict[Variable, Variable] = {}
 
     # Layouts
 
@@ -105,6 +106,13 @@ class Sharding:
         self._parts[variable], self._axes[variable] = part, axes
         self._sharded_over[part] = frozenset(mesh for mesh in axes if mesh is not None)
         variable.move(self)
+
+    def copy(self, variable: Variable) -> Variable:
+        """Return a variable of this rank's that is to hold a copy of a sharded one's whole value."""
+        if variable not in self._copies:
+            self._copies[variable] = Variable(np.zeros(variable.shape, variable.dtype), variable.name, trainable=False)
+            self._copies[variable].path = variable.path
+        return self._copies[variable]
 
     def local(self, variables: Iterable[Variable]) -> list[Variable]:
         """Return what this rank has in memory of variables: the parts of those that are sharded."""
