@@ -35,6 +35,46 @@ class Owner(Protocol):
         """What updates them."""
 
 
+def layouts_of(
+    owner: Owner,
+    variables: Iterable[Variable],
+    place: Place,
+    shards: Sharded | None,
+    given: Callable[[Variable, Variable | None], Axes | None],
+) -> dict[Variable, Axes]:
+    """Return over which axes of a mesh a model's variables are sharded, those that are.
+
+    Args:
+        owner: the model.
+        variables: as above.
+        place: a rank's in the mesh.
+        shards: what is sharded over the axis `BATCH`, beside what `given` says; None for nothing.
+        given: returns the layout of a variable, which is a slot of the second one or of none; None for no axis.
+
+    Raises:
+        ConfigError: a layout does not fit its variable, or leaves ranks without a part of it.
+    """
+    kinds: dict[Variable, Variable | None] = dict.fromkeys(owner.weights)
+    for optimizer in owner.optimizers:
+        kinds |= dict(optimizer.slots)
+    found = {}
+    for one in variables:
+        if one not in kinds:
+            continue
+        axes = list(given(one, kinds[one]) or (None,) * one.ndim)
+        if shards == "weights" or (shards == "optimizer" and kinds[one] is not None):
+            ranks = place.lengths[BATCH]
+            free = [axis for axis, mesh in enumerate(axes) if mesh is None and one.shape[axis] >= ranks > 1]
+            if free and BATCH not in axes:
+                # Along the first axis each part is one piece of memory; along the longest their lengths differ least.
+                longest = max(free, key=lambda axis: (one.shape[axis], -axis))
+                axes[0 if 0 in free and one.shape[0] >= _PARTS * ranks else longest] = BATCH
+        if any(axes):
+            place.check(one, tuple(axes))
+            found[one] = tuple(axes)
+    return found
+
+
 class Sharding:
     """The layouts of a model's variables, and the variables that have this rank's parts; a `Storage` of the whole ones.
 
@@ -67,28 +107,11 @@ class Sharding:
         Raises:
             ConfigError: a layout does not fit its variable, or leaves ranks without a part of it.
         """
-        kinds: dict[Variable, Variable | None] = dict.fromkeys(self._owner.weights)
-        for optimizer in self._owner.optimizers:
-            kinds |= dict(optimizer.slots)
-        found = {}
-        for one in variables:
-            if one in self._axes:
-                found[one] = self._axes[one]
-            elif one in kinds and any(axes := self._layout(one, kinds[one])):
-                self.place.check(one, axes)
-                found[one] = axes
-        return found
-
-    def _layout(self, variable: Variable, slot_of: Variable | None) -> Axes:
-        axes = list(layout_of(variable, slot_of) or (None,) * variable.ndim)
-        if self._shards == "weights" or (self._shards == "optimizer" and slot_of is not None):
-            ranks = self.place.lengths[BATCH]
-            free = [axis for axis, mesh in enumerate(axes) if mesh is None and variable.shape[axis] >= ranks > 1]
-            if free and BATCH not in axes:
-                # Along the first axis each part is one piece of memory; along the longest their lengths differ least.
-                longest = max(free, key=lambda axis: (variable.shape[axis], -axis))
-                axes[0 if 0 in free and variable.shape[0] >= _PARTS * ranks else longest] = BATCH
-        return tuple(axes)
+        wanted = list(variables)
+        missing = [one for one in wanted if one not in self._axes]
+        new = layouts_of(self._owner, missing, self.place, self._shards, layout_of)
+        known = self._axes | new
+        return {one: known[one] for one in wanted if one in known}
 
     # Parts
 
