@@ -38,7 +38,8 @@ FORMS = (
 )
 # Kills of one training; epochs of three steps; seconds that a launch may take.
 MOST, EPOCHS, LIMIT = 3, 12, 120
-CALLS = ("open", "write", "fsync", "rename", "mkdir", "unlink")
+# What every rank calls that writes, and rank 0 beside it.
+CALLS, OF_RANK_0 = ("open", "write", "fsync"), ("mkdir", "rename", "unlink")
 
 
 @dataclass(frozen=True)
@@ -112,13 +113,14 @@ def newest(folder: Path) -> int:
 def killed(folder: Path, rng: random.Random, form: tuple[int, str]) -> Kill:
     """Go on with a training, and kill it."""
     ranks, flags = form
-    kind = rng.choice(("a step", "a save", "all"))
+    kind = rng.choice(("a step", "a save", "a save", "all"))
     rank = rng.randrange(ranks)
     planted, after = "", None
     if kind == "a step":
         planted = f"{rank} step {rng.randrange(2, 13)}"
     elif kind == "a save":  # where nothing is sharded, rank 0 alone writes
-        planted = f"{rank if flags else 0} {rng.choice(CALLS)} {rng.randrange(1, 30)}"
+        rank = rank if flags else 0
+        planted = f"{rank} {rng.choice(CALLS if rank else CALLS + OF_RANK_0)} {rng.randrange(3, 18)}"
     else:
         after = rng.uniform(0, 0.4)
     code = train(folder, ranks, flags, planted, after)

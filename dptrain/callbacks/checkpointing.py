@@ -31,7 +31,7 @@ from dptrain.runtime.files import output_error
 from dptrain.runtime.locks import LOCK, locked
 from dptrain.runtime.text import short
 from dptrain.saving import safetensors_file
-from dptrain.saving.checkpoints import Checkpoint, CheckpointDirectory, Content, located, newest
+from dptrain.saving.checkpoints import Checkpoint, CheckpointDirectory, Content, located, memory, newest
 from dptrain.saving.manifest import Described, PartOf, StoredArray
 from dptrain.saving.parts import Part, read_part
 from dptrain.saving.reading import joined, portable_dtype, reading
@@ -345,7 +345,8 @@ class Checkpointing(Callback):
     def _read(self, found: Checkpoint, parts: Mapping[str, Part]) -> Arrays:
         """Return what this rank reads of a checkpoint: for itself, and for those that have the same."""
         listed = found.manifest.arrays
-        own = {path: (part.start, part.variable.shape) for path, part in parts.items() if part.ranks.rank == 0}
+        mine = {path: part for path, part in parts.items() if part.ranks.rank == 0 and part.is_here}
+        own = {path: (part.start, part.variable.shape) for path, part in mine.items()}
         if ranks_of(self).rank == 0:
             held = {name: one.shape for name, one in listed.items() if _is_of_callbacks(name, parts)}
             own |= {name: ((0,) * len(shape), shape) for name, shape in held.items()}
@@ -437,7 +438,8 @@ class Checkpointing(Callback):
         assert self._directory is not None
         comm, files = ranks_of(self), dict[str, Content]()
         of_all = {path: part for path, part in self._parts.items() if part.ranks.size == comm.size}
-        own = {path: part for path, part in self._parts.items() if path not in of_all and part.ranks.rank == 0}
+        mine = {path: part for path, part in self._parts.items() if part.ranks.rank == 0 and part.is_here}
+        own = {path: part for path, part in mine.items() if path not in of_all}
         # Copies, all of them: the training goes on while they are written.
         if own:
             arrays = {path: part.variable.numpy() for path, part in own.items()}
@@ -535,6 +537,10 @@ def _require_arrays(where: str, arrays: Mapping[str, StoredArray], model: Any) -
         if found is None or found.shape != one.shape or found.dtype != wanted.name:
             there = "not there" if found is None else f"{found.dtype} {found.shape}"
             raise DataError(f"{where}: damaged: {path} is {there}, expected {wanted} {one.shape}")
+    held = [one for name, one in arrays.items() if name.startswith(f"{_OF_CALLBACKS}/")]
+    nbytes = sum(size(one.shape) * np.dtype(one.dtype).itemsize for one in held)
+    if nbytes > memory():
+        raise DataError(f"{where}: {nbytes} bytes of callbacks' arrays, more than the memory of this machine")
 
 
 def _load(callback: Callback, state: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 
 from dptrain.cli.building import build_model
 from dptrain.cli.config import Config
+from dptrain.cli.mesh import lengths_of, mesh_of
 from dptrain.cli.scaling import machine_of, report, with_device
 from dptrain.cli.scaling_options import read_options
 from dptrain.cli.user_code import custom_objects
@@ -48,7 +49,8 @@ def explain(config: Config, comm: Communicator, parsed: argparse.Namespace) -> i
     def shown(model: Model, dtype: str | None) -> str:
         if scaling is not None and machine is not None:
             return report(model, config, scaling, *machine, dtype)
-        return explained(model, config.train.batch_size, parsed.step, dtype=dtype, **asked)
+        mesh = None if config.mesh is None else mesh_of(model, lengths_of(config.mesh))
+        return explained(model, config.train.batch_size, parsed.step, dtype=dtype, mesh=mesh, **asked)
 
     found = comm.agree("explain", text)
     if comm.rank == 0:

@@ -1,6 +1,6 @@
 """`--mesh`: the ranks as a grid, and which axes of a model's weights are sharded over it if nobody says it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from dptrain.comm import Communicator
 from dptrain.comm.mesh import BATCH, check_lengths
@@ -11,6 +11,9 @@ from dptrain.layers.convolution import Conv2D
 from dptrain.layers.dense import Dense
 from dptrain.layers.embedding import Embedding
 from dptrain.models import Model
+from dptrain.models.explaining import Mesh
+from dptrain.program.mesh import Axes
+from dptrain.program.tensor import Variable
 
 # Layers whose weights have the layer's inputs on the last axis but one, and its outputs on the last.
 _FROM_TO = (Conv2D, Dense, Embedding)
@@ -46,22 +49,45 @@ def in_stages(stages: int, comm: Communicator) -> Communicator:
 
 
 def lay_out(model: Model) -> None:
+    """Let a model's weights lie in `pairs` on the current distribution's mesh."""
+    own = distribution()
+    assert own is not None
+    layouts = LayoutMap(own.device_mesh)
+    for one, axes in pairs(model, own.device_mesh.lengths).items():
+        layouts[one.path] = axes
+    set_distribution(ModelParallel(layout_map=layouts, batch_dim_name=BATCH))
+
+
+def mesh_of(model: Model, lengths: Mapping[str, int]) -> Mesh:
+    """Return a mesh with weights in `pairs`, for who explains the model's program."""
+    laid = pairs(model, lengths)
+
+    def given(variable: Variable, slot_of: Variable | None) -> Axes | None:
+        of = variable if slot_of is None else slot_of
+        return laid.get(of) if of.shape == variable.shape else None
+
+    return Mesh(lengths, given)
+
+
+def pairs(model: Model, lengths: Mapping[str, int]) -> dict[Variable, Axes]:
     """Choose layouts of a model's weights: of each pair of layers by columns and then by rows, as in Megatron-LM.
 
     The first layer of a pair has its part of the outputs, the second one takes them as its part of the inputs, and one
     all-reduce makes the sum (M. Shoeybi et al., arXiv:1909.08053). What has no partner stays whole.
+
+    Args:
+        model: that has its weights.
+        lengths: of the mesh's axes.
     """
-    own = distribution()
-    assert own is not None
-    layouts = LayoutMap(own.device_mesh)
-    for axis, length in [(name, length) for name, length in own.device_mesh.lengths.items() if name != BATCH]:
+    found: dict[Variable, Axes] = {}
+    for axis, length in [(name, length) for name, length in lengths.items() if name != BATCH]:
         layers = list(_pairable(model.flat_layers(), length))
         for first, second in zip(layers[::2], layers[1::2], strict=False):
             for layer, sharded in ((first, -1), (second, -2)):
                 for one in layer.trainable_weights:
                     if one.ndim >= -sharded:
-                        layouts[one.path] = tuple(axis if n == sharded + one.ndim else None for n in range(one.ndim))
-    set_distribution(ModelParallel(layout_map=layouts, batch_dim_name=BATCH))
+                        found[one] = tuple(axis if n == sharded + one.ndim else None for n in range(one.ndim))
+    return found
 
 
 def _pairable(layers: Iterable[Layer], ranks: int) -> Iterable[Layer]:

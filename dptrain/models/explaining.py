@@ -1,26 +1,34 @@
 """What a model's step computes, as text, without data and without a device."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from dptrain import comm as comms
 from dptrain.backend.cpu.codegen import generate
 from dptrain.backend.cpu.compiled import planned
+from dptrain.distribution.placing import current_mesh, layout_of
 from dptrain.errors import ConfigError, DeviceError
 from dptrain.models.explaining_stages import explain_stages
 from dptrain.program import tree
 from dptrain.program.dims import Dim
-from dptrain.program.explain import COLUMNS, names_of, shown, wrapped, wrapped_code
+from dptrain.program.explain import COLUMNS, messages_of, names_of, shown, table, wrapped, wrapped_code
 from dptrain.program.explain import explain as tables
 from dptrain.program.fuse import fuse
 from dptrain.program.kernels import Kernel, Loop
+from dptrain.program.local import Place, localized
 from dptrain.program.memory import Plan
-from dptrain.program.mesh import PlacedProgram
+from dptrain.program.mesh import BATCH, Axes, PlacedProgram
 from dptrain.program.passes import first_of_equals, rewritten, with_half_factors, without_all_reduce
 from dptrain.program.placement import place
-from dptrain.program.program import trace
+from dptrain.program.program import Program, trace
 from dptrain.program.shapes import Shape, size
-from dptrain.program.tensor import Tensor
+from dptrain.program.tensor import Drawn, Tensor, Variable
+from dptrain.train.sharding import Sharded, layouts_of
 
 if TYPE_CHECKING:
     from dptrain.backend.cuda.compose import Composition
@@ -32,6 +40,19 @@ _ARCHITECTURE = "sm_90"
 _Data = dict[str, tuple[Shape, str]]
 
 
+@dataclass(frozen=True)
+class Mesh:
+    """Ranks as a grid, on which a program is explained.
+
+    Attributes:
+        lengths: of the axes, by name, `BATCH` among them.
+        given: returns the layout of a variable, which is a slot of the second one or of none; None for no axis.
+    """
+
+    lengths: Mapping[str, int]
+    given: Callable[[Variable, Variable | None], Axes | None] = layout_of
+
+
 def explain(
     model: "Model",
     batch_size: int = 32,
@@ -40,8 +61,11 @@ def explain(
     kernels: bool = False,
     code: bool = False,
     dtype: str | None = None,
+    mesh: Mesh | None = None,
 ) -> str:
-    """Return the program of a step as text, sums over it, and the memory and kernels of a rank that is alone.
+    """Return the program of a step as text, sums over it, and the memory and kernels of a rank.
+
+    The rank is alone, unless variables are sharded: then it is the one of a mesh that has most of them.
 
     Memory and kernels are a GPU's if the model is compiled for "cuda", which takes none, else those of C++ on a CPU.
     Of a GPU's kernels it also shows what each moves and computes, and how long `backend/cuda/roofline.py` expects that
@@ -54,17 +78,24 @@ def explain(
         kernels: show which ops each kernel computes.
         code: show the C++, or CUDA C++, that is generated of them.
         dtype: of the samples, such as "uint8" for pixels; by default what the model's inputs are of.
+        mesh: of ranks; None for that of the ranks at hand, or of two where a rank is alone.
 
     Raises:
         ConfigError: a word is unknown, the model is not compiled, or the shapes of its inputs are not known.
     """
-    program = program_of(model, batch_size, step, dtype=dtype)
+    traced, totals = _traced(model, batch_size, step, dtype)
+    shared = _shared(model, traced, mesh or _mesh_at_hand(model))
+    layouts = {} if shared is None else shared.layouts
+    program = place(traced, totals, comm_dtype=_comm_dtype(model), layouts=layouts)
+    local = None if shared is None else localized(program, shared.place, shared.parts)
+    rows = batch_size if shared is None else -(-batch_size // shared.place.lengths[BATCH])
     weights, trained = (sum(size(one.shape) for one in some) for some in (model.weights, model.trainable_weights))
     state = sum(size(one.shape) * one.dtype.itemsize for one in program.state)
-    made, count = _on_device(model, program), len(program.updates)
+    made, count = _on_device(model, program if local is None else local, rows), len(program.updates)
     lines = [
         f"{step} step of {model.name!r}, batches of {batch_size}",
-        tables(program),
+        tables(program, local),
+        *([] if shared is None or local is None else shared.lines(program, local)),
         f"{weights:,} parameters, {trained:,} of them trained; {state:,} bytes of state",
         f"{made.memory.size:,} bytes of intermediate results at most, {made.memory.alone:,} if none shared memory",
         *([f"{made.in_place} of {count} new values are written over the old ones"] if count else []),
@@ -85,8 +116,84 @@ def explain(
 
 
 @dataclass(frozen=True)
+class _Shared:
+    """How variables are divided among the ranks of a mesh.
+
+    Attributes:
+        place: of the rank that has most of them.
+        layouts: of sharded variables.
+        parts: of these, which have no values.
+    """
+
+    place: Place
+    layouts: Mapping[Variable, Axes]
+    parts: Mapping[Variable, Variable]
+
+    def lines(self, program: PlacedProgram, local: PlacedProgram) -> list[str]:
+        """Return what lies where, what travels, and what a rank holds of the state.
+
+        Args:
+            program: with whole tensors.
+            local: the same of the rank.
+        """
+        lengths = self.place.lengths
+        ranks, grid = math.prod(lengths.values()), ", ".join(f"{name}={length}" for name, length in lengths.items())
+        rows = [("variable", "shape", "placement", "a rank's part", "its bytes")]
+        for one, part in self.parts.items():
+            about = shown(one.shape), str(program.layouts[one]), shown(part.shape)
+            rows.append((one.path, *about, f"{_nbytes([part]):,}"))
+        whole = [one for one in program.state if one not in self.parts]
+        held = _nbytes(whole) + _nbytes(self.parts.values())
+        return [
+            "",
+            f"variables on {ranks} ranks, mesh {grid}:",
+            *table(rows),
+            f"{len(whole)} more are on all ranks, {_nbytes(whole):,} bytes; a rank holds {held:,} bytes of state",
+            "",
+            *messages_of(local, lengths),
+            "",
+        ]
+
+
+def _nbytes(variables: Iterable[Variable]) -> int:
+    return sum(size(one.shape) * one.dtype.itemsize for one in variables)
+
+
+def _mesh_at_hand(model: "Model") -> Mesh | None:
+    """Return the mesh on which a model would be trained here; None where nothing would be sharded."""
+    lengths = current_mesh()
+    if lengths is None and _shards(model) is not None:
+        lengths = {BATCH: max(comms.current().size, 2)}
+    return None if lengths is None else Mesh(lengths)
+
+
+def _shared(model: "Model", program: Program, mesh: Mesh | None) -> _Shared | None:
+    """Return how a mesh's ranks divide the variables of a program; None where each has all of them."""
+    if mesh is None:
+        return None
+    rank = Place(mesh.lengths, {name: length - 1 for name, length in mesh.lengths.items()})
+    layouts = layouts_of(model, program.state, rank, _shards(model), mesh.given)
+    parts = {}
+    for one, axes in layouts.items():
+        shape = rank.shape(one.shape, axes)
+        parts[one] = Variable(Drawn(shape, one.dtype, partial(np.zeros, shape)), one.name, one.trainable)
+        parts[one].path = one.path
+    return _Shared(rank, layouts, parts) if layouts else None
+
+
+def _shards(model: "Model") -> Sharded | None:
+    given = model.compile_arguments
+    return "weights" if given.get("shard_weights") else "optimizer" if given.get("shard_optimizer") else None
+
+
+def _comm_dtype(model: "Model") -> str | None:
+    found: str | None = model.compile_arguments.get("comm_dtype")
+    return found
+
+
+@dataclass(frozen=True)
 class _OnDevice:
-    """A program of a rank that is alone, as a device executes it.
+    """A rank's program as a device executes it.
 
     Attributes:
         device: "CPU" or "GPU".
@@ -105,13 +212,13 @@ class _OnDevice:
     costs: Callable[[], list[str]] = list
 
 
-def _on_device(model: "Model", program: PlacedProgram) -> _OnDevice:
+def _on_device(model: "Model", program: PlacedProgram, rows: int) -> _OnDevice:
     options = model.device_options
     if options.get("device") == "cuda":
         from dptrain.backend.cuda.compose import Composition  # which takes no GPU
 
         precision, library = options.get("precision", "float32"), options.get("gemm", "dptrain") != "dptrain"
-        made = Composition(program, precision=precision, library=library)
+        made = Composition(program, rows, precision=precision, library=library)
         launches = [
             ("launch" if one.threads else "call", ", ".join(function.name for function in one.functions))
             for stage in made.stages
@@ -124,7 +231,7 @@ def _on_device(model: "Model", program: PlacedProgram) -> _OnDevice:
         program, names = _renamed(program, names, change)
     fused = fuse(program)
     code = generate(fused)
-    in_place, memory = planned(fused, code, program.rows)
+    in_place, memory = planned(fused, code, rows)
 
     def about(kernel: Kernel) -> str:
         space = f"{shown(kernel.space)}: " if isinstance(kernel, Loop) else ""
@@ -170,7 +277,13 @@ def _renamed(
 
 
 def program_of(model: "Model", batch_size: int = 32, step: str = "train", *, dtype: str | None = None) -> PlacedProgram:
-    """Return the placed program of a step on a whole batch; the arguments are those of `explain`."""
+    """Return the program of a step on a whole batch, placed for data parallelism; the arguments are `explain`'s."""
+    traced, totals = _traced(model, batch_size, step, dtype)
+    return place(traced, totals, comm_dtype=_comm_dtype(model))
+
+
+def _traced(model: "Model", batch_size: int, step: str, dtype: str | None) -> tuple[Program, Collection[Variable]]:
+    """Return the program of a step on a whole batch, and totals of which each rank may keep a summand."""
     if step not in ("train", "test", "predict"):
         raise ConfigError(f"step = {step!r}: expected 'train', 'test' or 'predict'")
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
@@ -190,7 +303,7 @@ def program_of(model: "Model", batch_size: int = 32, step: str = "train", *, dty
 
         return run.function(tree.map_leaves(filled, data))
 
-    return place(trace(traced, inputs), run.totals, comm_dtype=model.compile_arguments.get("comm_dtype"))
+    return trace(traced, inputs), run.totals
 
 
 def _data(model: "Model", rows: Dim, step: str, dtype: str | None) -> tuple[Any, _Data]:

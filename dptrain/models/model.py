@@ -780,6 +780,9 @@ class Model(Fitting, Files, Structure):
     def explain(self, batch_size: int = 32, step: str = "train", *, kernels: bool = False, code: bool = False) -> str:
         """Return the program of a step as text: ops, shapes, placements, operations, bytes and messages.
 
+        Where variables are sharded, also what a rank has of each, what travels, and how much of the state a rank holds:
+        on the ranks at hand, or on two where a rank is alone.
+
         Memory and kernels are a GPU's if the model is compiled for "cuda", which takes none, else those of C++.
 
         Args:

@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 
 from dptrain.program.dims import Dim
 from dptrain.program.gradient import topological
 from dptrain.program.lowering import Element
-from dptrain.program.mesh import ALL_REDUCE, PlacedProgram
-from dptrain.program.messages import count
+from dptrain.program.mesh import ALL_REDUCE, BATCH, PlacedProgram
+from dptrain.program.messages import SENT, count, stages
 from dptrain.program.program import Program
 from dptrain.program.shapes import Shape, size
 from dptrain.program.tensor import Tensor, Variable
@@ -15,9 +16,11 @@ from dptrain.program.tensor import Tensor, Variable
 # Columns of a table at most: what does not fit is wrapped at commas, and longer names are cut.
 COLUMNS = 100
 _HEADER = ("", "op", "shape", "type", "placement", "operations", "bytes")
+# The number of that column, and how wide it may be.
+_PLACEMENT, _PLACED = 4, 24
 
 
-def explain(program: Program) -> str:
+def explain(program: Program, local: PlacedProgram | None = None) -> str:
     """Return tables with a line for each op: of the forward pass, the backward pass, the update and the messages.
 
     Numbers are those of the global batch: a rank computes its part of what is sharded. A product of matrices counts two
@@ -26,12 +29,14 @@ def explain(program: Program) -> str:
 
     Args:
         program: traced, or placed, which adds placements and messages.
+        local: where variables are sharded, the program of a rank, whose messages are those that travel.
     """
     tensors = program.tensors
     names, groups = names_of(program), grouped(program)
     lines = [_HEADER, *(_line(one, program, names) for one in tensors if one.op is not None)]
     others = [max(len(line[column]) for line in lines) for column in range(len(_HEADER))]
     widths = [*others[:1], 0, *others[2:]]
+    widths[_PLACEMENT] = min(widths[_PLACEMENT], _PLACED)
     widths[1] = min(max(len(line[1]) for line in lines), COLUMNS - sum(widths) - 2 * (len(widths) - 1))
     found: list[str] = []
     for name, members in groups.items():
@@ -43,7 +48,9 @@ def explain(program: Program) -> str:
     results = {**program.outputs, **{variable.path: one for variable, one in program.updates.items()}}
     found += [_cut(f"{name} = {names[one]}", COLUMNS) for name, one in results.items()]
     total = _sums([one for one in tensors if one.op is not None])
-    if isinstance(program, PlacedProgram):
+    if local is not None:
+        total += f", {count(local)} messages"
+    elif isinstance(program, PlacedProgram):
         sent = [one for one in tensors if one.op is ALL_REDUCE]
         nbytes = sum(size(one.shape) * one.dtype.itemsize for one in sent)
         total += f", {len(sent)} all-reduces in {count(program)} message{'' if count(program) == 1 else 's'}"
@@ -55,7 +62,7 @@ def grouped(program: Program) -> dict[str, list[Tensor]]:
     """Return a program's ops by what they are for, each group in the program's order: a partition of them.
 
     Everything that outputs and the state beside the trained variables need is the forward pass. Of the rest, the update
-    is what ends in a new value by ops of single elements, and the backward pass what comes before. All-reduces are
+    is what ends in a new value by ops of single elements, and the backward pass what comes before. What travels is
     messages. A program that trains nothing is one group.
     """
     tensors = [one for one in program.tensors if one.op is not None]
@@ -74,14 +81,14 @@ def grouped(program: Program) -> dict[str, list[Tensor]]:
     update: set[Tensor] = set()
     for one in reversed(tensors):
         assert one.op is not None
-        by_element = isinstance(one.op.lowering, Element) or one.op.is_view or one.op is ALL_REDUCE or one.shape == ()
+        by_element = isinstance(one.op.lowering, Element) or one.op.is_view or one.op in SENT or one.shape == ()
         ends = all(each in update for each in readers.get(one, ()))
         if one in updated or (one not in forward and by_element and ends):
             update.add(one)
     found: dict[str, list[Tensor]] = {"forward": [], "backward": [], "update": [], "messages": []}
     for one in tensors:
         first = "update" if one in update else "forward" if one in forward else "backward"
-        found["messages" if one.op is ALL_REDUCE else first].append(one)
+        found["messages" if one.op in SENT else first].append(one)
     return {name: members for name, members in found.items() if members}
 
 
@@ -123,10 +130,50 @@ def _line(tensor: Tensor, program: Program, names: Mapping[Tensor, str]) -> tupl
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
-    """Return the lines of a row, whose second cell may be wrapped."""
-    first, *more = wrapped(cells[1], widths[1])
-    row = "  ".join(cell.ljust(width) for cell, width in zip((cells[0], first, *cells[2:]), widths, strict=True))
-    return [row.rstrip(), *(" " * (widths[0] + 2) + part for part in more)]
+    """Return the lines of a row, of which the op and the placement may be wrapped."""
+    ops, placements = wrapped(cells[1], widths[1]), wrapped(cells[_PLACEMENT], widths[_PLACEMENT])
+    found = []
+    for number, (op, placed) in enumerate(zip_longest(ops, placements, fillvalue="")):
+        line = [*cells] if number == 0 else [""] * len(cells)
+        line[1], line[_PLACEMENT] = op, placed
+        found.append("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    return found
+
+
+def messages_of(local: PlacedProgram, lengths: Mapping[str, int]) -> list[str]:
+    """Return a table of what travels in a step, by kind and by axis of the mesh.
+
+    Bytes are those of whole tensors: of an all-reduce's sum, of all parts of a gather or of a reduce-scatter.
+
+    Args:
+        local: the program of a rank.
+        lengths: of the mesh's axes.
+    """
+    rows: list[Sequence[str]] = [("message", "over", "ranks", "messages", "tensors", "bytes")]
+    sums: dict[tuple[str, str], list[int]] = {}
+    for message in (message for stage in stages(local) for message in stage.messages):
+        op, axis = message[0].op, message[0].attributes.get("mesh", BATCH)
+        assert op is not None
+        found = sums.setdefault((op.name, axis), [0, 0, 0])
+        nbytes = sum(_whole_bytes(one) for one in message)
+        found[:] = [one + more for one, more in zip(found, (1, len(message), nbytes), strict=True)]
+    rows += [(name, axis, str(lengths[axis]), *(f"{n:,}" for n in found)) for (name, axis), found in sums.items()]
+    return table(rows)
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return lines of columns, the first of which may be cut so that they fit."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    widths[0] = min(widths[0], COLUMNS - sum(widths[1:]) - 2 * (len(widths) - 1))
+    return [
+        "  ".join(cell.ljust(n) for cell, n in zip((_cut(row[0], widths[0]), *row[1:]), widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _whole_bytes(tensor: Tensor) -> int:
+    elements: int = tensor.attributes.get("whole") or size(tensor.shape)
+    return elements * tensor.dtype.itemsize
 
 
 def wrapped(text: str, width: int) -> list[str]:

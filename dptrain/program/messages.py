@@ -364,17 +364,12 @@ def split(program: PlacedProgram) -> tuple[Program, Program]:
     """Return what a step does before its one sync point with the other ranks, and what after it.
 
     The first program's outputs are what is summed, under names that are the second's inputs. All updates are the
-    second's.
+    second's. All variables are replicated.
 
     Raises:
         ConfigError: there is more than one sync point, or what follows needs the rank's own rows again.
     """
     summed = [one for stage in stages(program) for message in stage.messages for one in message]
-    if any(one.op is not ALL_REDUCE for one in summed):
-        raise ConfigError(
-            "variables of this model are sharded over ranks: a fixed number of shards is not supported; leave out "
-            "train.shards_per_batch and --reproducible, or what shards variables"
-        )
     known = {one: placeholder(one.shape, one.dtype, f"sum {number}") for number, one in enumerate(summed)}
     sums = {f"sum {n}": one.inputs[0] for n, one in enumerate(summed)}
     before = Program(program.inputs, program.state, sums, {}, rows=program.rows)

@@ -451,7 +451,7 @@ def read(path: Path, *, follow: bool = True) -> Checkpoint:
     with reading(str(path)), open_directory(path, follow=follow) as folder:
         manifest = Manifest.parsed(folder.read(MANIFEST, _MAX_MANIFEST))
         total = sum(one.checked for one in manifest.files.values())
-        if total > _memory():
+        if total > memory():
             raise DataError(f"{total} bytes, more than the memory of this machine")
         files = {}
         for name, one in manifest.files.items():
@@ -492,7 +492,7 @@ def newest_name(path: Path) -> str | None:
             return None
 
 
-def _memory() -> int:
+def memory() -> int:
     """Return the bytes of this machine's memory."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 

@@ -23,12 +23,14 @@ class Part:
         start: where it begins in the whole.
         whole: shape of the whole.
         ranks: those that have the same; the first of them writes it, and reads it for all.
+        is_here: whether this rank has any of it: a stage of a pipeline has nothing of another one's.
     """
 
     variable: Variable
     start: Shape
     whole: Shape
     ranks: Communicator
+    is_here: bool = True
 
     @property
     def is_whole(self) -> bool:

@@ -29,10 +29,11 @@ from dptrain.program.cutting import cut_into_stages
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
 from dptrain.program.local import localized
-from dptrain.program.mesh import OWN_PART, PlacedProgram
+from dptrain.program.mesh import ALL_REDUCE, OWN_PART, REDUCE_SCATTER, PlacedProgram
+from dptrain.program.passes import rewritten
 from dptrain.program.placement import place
 from dptrain.program.program import ROWS, Program, trace
-from dptrain.program.tensor import BFLOAT16, Tensor, Variable, watching
+from dptrain.program.tensor import BFLOAT16, Tensor, Variable, placeholder, watching
 from dptrain.runtime.failure import phase
 from dptrain.train.pipeline import PipelineExecutable
 from dptrain.train.sharding import Sharding
@@ -155,9 +156,16 @@ class Programs:
         self._halves: dict[Program, _Halves] = {}
         self._last: dict[str, tuple[PlacedProgram | None, Mapping[str, Array]]] = {}
 
-    def placed(self, step: Step, batch: Batch, batch_rows: int) -> PlacedProgram:
-        """Return a step's program for global batches of so many rows."""
-        any_size = (step.name, step.version, bool(step.totals), batch.key)
+    def placed(self, step: Step, batch: Batch, batch_rows: int, *, whole: bool = False) -> PlacedProgram:
+        """Return a step's program for global batches of so many rows.
+
+        Args:
+            step: as above.
+            batch: what its arrays are.
+            batch_rows: as above.
+            whole: place it as if no variable were sharded.
+        """
+        any_size = (step.name, step.version, bool(step.totals), batch.key, whole)
         key = (*any_size, batch_rows)
         if key not in self._placed:
             if any_size in self._of_any_size:
@@ -168,7 +176,7 @@ class Programs:
                 program, names = self._trace(step, batch, batch_rows)
                 self._assign_stages(program, batch_rows)
                 sent: dict[str, Any] = {"bucket_bytes": self._bucket_bytes, "comm_dtype": self._comm_dtype}
-                placed = self._of_rank(program, step.totals, sent)
+                placed = place(program, step.totals, **sent) if whole else self._of_rank(program, step.totals, sent)
                 depends = self._has_stages or _depends_on_batches(program, placed, step.totals)
                 traced = _Traced(names, depends)
                 if not program.for_one_size:
@@ -439,14 +447,17 @@ class Programs:
         The tree's shape depends on the number of shards alone, and so do its bits.
         """
         step = replace(step, totals=())  # summands of ranks would depend on what each of them has
-        placed = self.placed(step, batch, steps[0][0].batch_rows)
+        placed = self.placed(step, batch, steps[0][0].batch_rows, whole=True)
         if placed not in self._halves:
             with phase.during("compilation"):
-                self._halves[placed] = _Halves(placed, self.backend)
+                cut = partial(_cut, placed, self.sharding)
+                halved = cut() if comm is None else comm.agree("fit", cut)
+                self._halves[placed] = _Halves(halved, self.backend, self.sharding)
         halves = self._halves[placed]
         before, names = halves.before, list(halves.before.outputs)
         starts = iter(rows.starts)
         for shards in steps:
+            halves.gather()
             tree = TreeSum(shards[0].number)
             for shard in shards:
                 executable = self._executable(before, batch, rows, shard, None)
@@ -521,14 +532,75 @@ def _depends_on_batches(program: Program, placed: PlacedProgram, totals: Collect
     )
 
 
-class _Halves:
-    """What a step does before and after its one sync point with the other ranks."""
+@dataclass(frozen=True)
+class _Cut:
+    """A step that was cut in two at its one sync point with the other ranks.
 
-    def __init__(self, placed: PlacedProgram, backend: Backend) -> None:
-        self.before, after = messages.split(placed)
-        self._backend = backend
-        self._sums = {name: backend.empty(tuple(map(int, one.shape)), one.dtype) for name, one in after.inputs.items()}
-        self._after = backend.executable(after, self._sums)
+    Before it, a rank has whole copies of the sharded variables that it reads, gathered before each step; after it,
+    every rank has the sums, and makes its parts of new values. So no sum depends on the mesh.
+
+    Attributes:
+        before: its outputs are what is summed.
+        after: its inputs are the sums.
+        copies: of sharded variables that are read, what is to hold their whole values.
+    """
+
+    before: Program
+    after: Program
+    copies: Mapping[Variable, Variable]
+
+
+def _cut(placed: PlacedProgram, sharding: Sharding | None) -> _Cut:
+    """Cut a step in two.
+
+    Args:
+        placed: the step, as if no variable were sharded.
+        sharding: which variables are sharded; None where every rank has all of them.
+
+    Raises:
+        ConfigError: it cannot be, or new values of sharded variables are made of sums over parts of these.
+    """
+    before, after = messages.split(placed)
+    layouts = {} if sharding is None else sharding.layouts(placed.state)
+    if sharding is None or not layouts:
+        return _Cut(before, after, {})
+    read = dict.fromkeys(one.variable for one in before.tensors if one.variable is not None)
+    copies = {one: sharding.copy(one) for one in read if one in layouts}
+    before = _reading(before, copies)
+    used = {one.variable for one in before.tensors}
+    before = replace(before, state={one: given for one, given in before.state.items() if one in used})
+    laid = place(_reading(after, copies), layouts=layouts)
+    added_up = [one.inputs[0] for one in laid.tensors if one.op in (ALL_REDUCE, REDUCE_SCATTER)]
+    if added_up:
+        name = added_up[0].name if added_up[0].op is None else added_up[0].op.name
+        raise ConfigError(
+            f"{name} over parts of sharded variables, which the optimizer needs, depends on the mesh: a fixed number "
+            "of shards is not supported; leave out train.shards_per_batch and --reproducible, or what shards variables"
+        )
+    return _Cut(before, localized(laid, sharding.place, sharding.parts(layouts)), copies)
+
+
+class _Halves:
+    """A step that was cut in two, the second half prepared. Collective.
+
+    Args:
+        cut: as above.
+        backend: the device.
+        sharding: which variables are sharded; None where every rank has all of them.
+    """
+
+    def __init__(self, cut: _Cut, backend: Backend, sharding: Sharding | None) -> None:
+        self.before, self._copies = cut.before, cut.copies
+        self._backend, self._sharding = backend, sharding
+        inputs = cut.after.inputs
+        self._sums = {name: backend.empty(tuple(map(int, one.shape)), one.dtype) for name, one in inputs.items()}
+        self._after = backend.executable(cut.after, self._sums, comm=None if sharding is None else sharding.comm)
+
+    def gather(self) -> None:
+        """Let whole copies of sharded variables be what these are now. Collective."""
+        for one, copy in self._copies.items():
+            assert self._sharding is not None
+            copy.assign(self._sharding.read(one))
 
     def finish(self, sums: Mapping[str, Array]) -> Mapping[str, Array]:
         """Execute what follows from the sums over all shards; return what comes out."""
@@ -540,6 +612,14 @@ class _Halves:
     def close(self) -> None:
         """Give back what follows; what comes before is prepared as other programs are."""
         self._after.close()
+
+
+def _reading(program: Program, copies: Mapping[Variable, Variable]) -> Program:
+    """Return a program that reads copies of some variables in their place; what it updates stays."""
+    read = {one: copy for one, copy in copies.items() if one in program.state}
+    known = {program.state[one]: placeholder(copy.shape, copy.dtype, copy.path, copy) for one, copy in read.items()}
+    state = {**program.state, **{copy: known[program.state[one]] for one, copy in read.items()}}
+    return replace(rewritten(program, lambda one: known.get(one, one)), state=state)
 
 
 def _computes_rows(placed: PlacedProgram) -> bool:

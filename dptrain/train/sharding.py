@@ -38,6 +38,46 @@ class Owner(Protocol):
         """What updates them."""
 
 
+def layouts_of(
+    owner: Owner,
+    variables: Iterable[Variable],
+    place: Place,
+    shards: Sharded | None,
+    given: Callable[[Variable, Variable | None], Axes | None],
+) -> dict[Variable, Axes]:
+    """Return over which axes of a mesh a model's variables are sharded, those that are.
+
+    Args:
+        owner: the model.
+        variables: as above.
+        place: a rank's in the mesh.
+        shards: what is sharded over the axis `BATCH`, beside what `given` says; None for nothing.
+        given: returns the layout of a variable, which is a slot of the second one or of none; None for no axis.
+
+    Raises:
+        ConfigError: a layout does not fit its variable, or leaves ranks without a part of it.
+    """
+    kinds: dict[Variable, Variable | None] = dict.fromkeys(owner.weights)
+    for optimizer in owner.optimizers:
+        kinds |= dict(optimizer.slots)
+    found = {}
+    for one in variables:
+        if one not in kinds:
+            continue
+        axes = list(given(one, kinds[one]) or (None,) * one.ndim)
+        if shards == "weights" or (shards == "optimizer" and kinds[one] is not None):
+            ranks = place.lengths[BATCH]
+            free = [axis for axis, mesh in enumerate(axes) if mesh is None and one.shape[axis] >= ranks > 1]
+            if free and BATCH not in axes:
+                # Along the first axis each part is one piece of memory; along the longest their lengths differ least.
+                longest = max(free, key=lambda axis: (one.shape[axis], -axis))
+                axes[0 if 0 in free and one.shape[0] >= _PARTS * ranks else longest] = BATCH
+        if any(axes):
+            place.check(one, tuple(axes))
+            found[one] = tuple(axes)
+    return found
+
+
 class Sharding:
     """The layouts of a model's variables, and the variables that have this rank's parts; a `Storage` of the whole ones.
 
@@ -61,6 +101,7 @@ class Sharding:
         self._stages: dict[Variable, int] = {}  # of weights
         self._sharded_over: dict[Variable, frozenset[str]] = {}  # by part
         self._fetched: dict[Variable, Array] = {}
+        self._copies: dict[Variable, Variable] = {}
 
     # Layouts
 
@@ -70,28 +111,10 @@ class Sharding:
         Raises:
             ConfigError: a layout does not fit its variable, or leaves ranks without a part of it.
         """
-        kinds: dict[Variable, Variable | None] = dict.fromkeys(self._owner.weights)
-        for optimizer in self._owner.optimizers:
-            kinds |= dict(optimizer.slots)
-        found = {}
-        for one in variables:
-            if isinstance(known := self._homes.get(one), tuple):
-                found[one] = known
-            elif one in kinds and any(axes := self._layout(one, kinds[one])):
-                self.place.check(one, axes)
-                found[one] = axes
-        return found
-
-    def _layout(self, variable: Variable, slot_of: Variable | None) -> Axes:
-        axes = list(layout_of(variable, slot_of) or (None,) * variable.ndim)
-        if self._shards == "weights" or (self._shards == "optimizer" and slot_of is not None):
-            ranks = self.place.lengths[BATCH]
-            free = [axis for axis, mesh in enumerate(axes) if mesh is None and variable.shape[axis] >= ranks > 1]
-            if free and BATCH not in axes:
-                # Along the first axis each part is one piece of memory; along the longest their lengths differ least.
-                longest = max(free, key=lambda axis: (variable.shape[axis], -axis))
-                axes[0 if 0 in free and variable.shape[0] >= _PARTS * ranks else longest] = BATCH
-        return tuple(axes)
+        wanted = list(variables)
+        known = {one: home for one in wanted if isinstance(home := self._homes.get(one), tuple)}
+        new = [one for one in wanted if one not in known]
+        return known | layouts_of(self._owner, new, self.place, self._shards, layout_of)
 
     # Stages
 
@@ -162,6 +185,13 @@ class Sharding:
         self._sharded_over[part] = frozenset(mesh for mesh in over if mesh is not None)
         variable.move(self)
 
+    def copy(self, variable: Variable) -> Variable:
+        """Return a variable of this rank's that is to hold a copy of a sharded one's whole value."""
+        if variable not in self._copies:
+            self._copies[variable] = Variable(np.zeros(variable.shape, variable.dtype), variable.name, trainable=False)
+            self._copies[variable].path = variable.path
+        return self._copies[variable]
+
     def local(self, variables: Iterable[Variable]) -> list[Variable]:
         """Return what this rank has in memory of variables: the parts of those that are sharded."""
         found = list(variables)
@@ -189,9 +219,11 @@ class Sharding:
     def part(self, variable: Variable) -> Part:
         """Return this rank's part of a variable, and who has the same. Collective at the first call."""
         (own,) = self.local([variable])
-        whole = tuple(map(int, variable.shape))
-        start = tuple(one.start or 0 for one in self.place.key(whole, self._axes.get(variable, (None,) * len(whole))))
-        return Part(own, start, whole, self.comm.sharing(self._over(own)))
+        whole, home = tuple(map(int, variable.shape)), self._homes.get(variable)
+        axes = home if isinstance(home, tuple) else (None,) * len(whole)
+        start = tuple(one.start or 0 for one in self.place.key(whole, axes))
+        is_here = home is None or not self._is_elsewhere(home)
+        return Part(own, start, whole, self.comm.sharing(self._over(own)), is_here)
 
     def by_group(self, variables: Iterable[Variable]) -> dict[Communicator, list[Variable]]:
         """Return what this rank has of variables, by the ranks that have the same. Collective."""

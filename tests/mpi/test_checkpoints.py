@@ -66,6 +66,19 @@ def test_a_training_moves_between_meshes(moved, copied, tmp_path):
             np.testing.assert_allclose(together[path], one, rtol=1e-12, atol=1e-12 * np.abs(one).max(), err_msg=path)
 
 
+def test_a_reproducible_training_moves_to_the_bit(tmp_path):
+    for name, *launches in (
+        ("moved", (4, 2, "batch=2,model=2 --shard-weights"), (3, 4, "--shard-weights"), (2, 6, "--shard-optimizer")),
+        ("alone", (0, 6, "")),
+    ):
+        (tmp_path / name).mkdir()
+        for ranks, epochs, form in launches:
+            done = train_on(tmp_path / name, ranks, epochs, form, DPTRAIN_REPRODUCIBLE="1")
+            assert (done.code, done.err) == (0, "")
+    with np.load(tmp_path / "moved/out.npz") as moved, np.load(tmp_path / "alone/out.npz") as alone:
+        assert [path for path, one in alone.items() if one.tobytes() != moved[path].tobytes()] == []
+
+
 def flip(path, place):
     content = bytearray(path.read_bytes())
     content[place] ^= 4

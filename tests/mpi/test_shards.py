@@ -1,4 +1,4 @@
-"""A fixed number of shards a batch: the same bits on any number of ranks."""
+"""A fixed number of shards a batch: the same bits on any number of ranks, and on any mesh."""
 
 import numpy as np
 import pytest
@@ -7,6 +7,12 @@ from tests.conftest import ROOT
 from tests.launching import python
 
 SCRIPT = str(ROOT / "tests" / "mpi" / "scripts" / "shards.py")
+FORMS = {
+    0: [""],
+    2: ["", "--shard-optimizer"],
+    3: ["", "--shard-weights"],
+    4: ["", "batch=2,model=2 --shard-weights"],
+}
 
 
 # Two ranks add as they come, three exchange subtrees, four add in shared memory.
@@ -16,9 +22,23 @@ def test_float32_bit_for_bit(tmp_path, how, worlds):
     for ranks in (0, *worlds):
         out = tmp_path / f"{ranks}.npz"
         reproducible = "1" if how == "fit" else "0"
-        done = python(ranks, SCRIPT, str(out), how, DPTRAIN_REPRODUCIBLE=reproducible)
+        done = python(ranks, SCRIPT, str(out), how, *FORMS[ranks], DPTRAIN_REPRODUCIBLE=reproducible)
         assert (done.code, done.err) == (0, "")
         with np.load(out) as found:
             saved.append({name: found[name].tobytes() for name in found})
     assert len(saved[0]) == 4 + 4 + (5 if how == "fit" else 0)  # weights; losses and accuracies
     assert all(one == saved[0] for one in saved)
+
+
+def test_an_optimizer_that_adds_up_parts_of_slots_is_refused():
+    code = (
+        "import numpy as np, dptrain as dp\n"
+        "model = dp.Sequential([dp.Input((4,)), dp.layers.Dense(8)])\n"
+        "model.compile('lamb', 'mse', shard_optimizer=True, shards_per_batch=8)\n"
+        "model.fit(np.ones((8, 4)), np.ones((8, 8)), verbose=0)"
+    )
+    done = python(2, "-c", code)
+    assert done.code == 2, done.err
+    (line,) = done.messages
+    assert "reduce_sum over parts of sharded variables, which the optimizer needs, depends on the mesh" in line
+    assert "leave out train.shards_per_batch and --reproducible, or what shards variables" in line

@@ -1,6 +1,7 @@
 """Checkpoints whose seal is right, and whose state.json is not: they end in one line, and change nothing elsewhere."""
 
 import dataclasses
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -9,10 +10,11 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dptrain.callbacks import BackupAndRestore, EarlyStopping, ModelCheckpoint, ReduceLROnPlateau
+from dptrain.callbacks import BackupAndRestore, EarlyStopping, ModelCheckpoint, ReduceLROnPlateau, checkpointing
 from dptrain.errors import DataError
 from dptrain.optimizers import Adam
-from dptrain.saving.manifest import Manifest, PartOf, described
+from dptrain.saving.checkpoints import Checkpoint
+from dptrain.saving.manifest import Manifest, PartOf, StoredArray, StoredFile, StoredPart, described
 from tests.unit.callbacks import build, toy
 
 
@@ -121,6 +123,31 @@ def test_a_state_gives_a_callback_no_attribute_that_it_does_not_keep(trained, re
     assert not Path(there).exists()
     assert (tmp_path / "best.keras").exists()
     assert not keeper.save_best_only
+
+
+def test_what_callbacks_held_fits_into_memory(trained, rewrite):
+    """A file may say that it is of any size, and be sparse."""
+    folder = rewrite("state.json", (trained / "state.json").read_bytes())
+    (path,) = folder.glob("0*")
+    found = Manifest.parsed((path / "manifest.json").read_bytes())
+    shape = (1, 1 << 50)
+    huge = StoredPart("huge", 8, (0, 0), shape, ("0" * 64,))
+    files = dict(found.files) | {"huge": StoredFile(8 + (1 << 50), 8, hashlib.sha256(bytes(8)).hexdigest())}
+    arrays = dict(found.arrays) | {"callbacks/0/x": StoredArray("uint8", shape, (huge,))}
+    (path / "manifest.json").write_bytes(dataclasses.replace(found, files=files, arrays=arrays).encoded())
+    (path / "huge").write_bytes(bytes(8))
+    with pytest.raises(DataError, match="damaged: huge has 8 bytes"):
+        train(folder, 2)
+    with pytest.MonkeyPatch.context() as patch:  # no file system has room for one
+        patch.setattr(checkpointing, "newest", lambda *given, **options: checkpoint(path))
+        with pytest.raises(DataError, match=f"{1 << 50} bytes of callbacks' arrays, more than the memory"):
+            train(folder, 2)
+
+
+def checkpoint(path: Path) -> Checkpoint:
+    """Return a checkpoint without a look at its files."""
+    found = Manifest.parsed((path / "manifest.json").read_bytes())
+    return Checkpoint(path, False, found, {"state.json": (path / "state.json").read_bytes()})
 
 
 @pytest.mark.parametrize("change", ["missing", "shape", "dtype"])

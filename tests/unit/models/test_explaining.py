@@ -32,6 +32,36 @@ def test_messages_of_gradients_in_half_precision():
     assert re.search(r"all_reduce\(%\d+\) +\(4, 5\) +bfloat16 +replicated +20 +40\n", text)
 
 
+def test_sharded_variables_on_two_ranks():
+    model = dp.Sequential([dp.layers.Dense(5, use_bias=False, input_shape=(33,))], seed=2)
+    model.compile(dp.optimizers.SGD(0.1, momentum=0.9), "mse", dtype="float64", shard_weights=True)
+    text = model.explain(7)
+    assert "variables on 2 ranks, mesh batch=2:\n" in text
+    table = text.partition("mesh batch=2:\n")[2].splitlines()
+    assert re.fullmatch(r"dense/kernel +\(33, 5\) +sharded 0 +\(17, 5\) +680", table[1])
+    assert re.fullmatch(r"sgd/dense_kernel_momentum +\(33, 5\) +sharded 0 +\(17, 5\) +680", table[2])
+    (more, whole, held) = re.match(
+        r"(\d+) more are on all ranks, (\d+) bytes; a rank holds ([\d,]+)", table[3]
+    ).groups()
+    assert int(held.replace(",", "")) == int(whole) + 2 * 680
+    assert int(more) >= 3
+    # Forward, and for no other reader; of the gradient's sum each rank gets its part.
+    assert re.search(r"\nall_gather +batch +2 +1 +1 +1,320\n", text)
+    assert re.search(r"\nreduce_scatter +batch +2 +1 +1 +1,320\n", text)
+    model.compile("sgd", "mse", dtype="float64")
+    assert "mesh" not in model.explain(7)
+
+
+def test_any_mesh_is_explained_in_100_columns(capsys):
+    small = ["--hidden", "16", "--input-shape", "6", "--classes", "3"]
+    assert main(["explain", *small, "--mesh", "batch=3,model=2", "--shard-weights"]) == 0
+    text = capsys.readouterr().out
+    assert "variables on 6 ranks, mesh batch=3, model=2:\n" in text
+    assert re.search(r"\ndense/kernel +\(6, 16\) +sharded 0, sharded 1 over model +\(2, 8\) +64\n", text)
+    assert re.search(r"\nall_reduce +model +2 ", text)
+    assert max(map(len, text.splitlines())) <= 100
+
+
 def test_the_sums_of_a_step():
     text = dense().explain(8)
     assert text.startswith("train step of 'sequential', batches of 8\n")

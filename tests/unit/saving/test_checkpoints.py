@@ -38,6 +38,24 @@ def save(directory: CheckpointDirectory, step: int, value: float | None = None) 
     return path
 
 
+def save_together(path: Path, step: int) -> None:
+    """Save as two ranks do, in turn: each writes a file, and rank 0 lets the checkpoint be there."""
+    ranks = [opened(path, keep=1, leads=leads) for leads in (True, False)]
+    temporary, name = ranks[0].begin(step)
+    found, failures = [], []
+    for rank, (file, text) in zip(ranks, content(step).items(), strict=True):
+        try:
+            rank.write(temporary, name, {file: Content(functools.partial(halves, text))})
+            found.append(rank.written())
+        except OutputError as error:
+            failures.append(error)
+    if failures:
+        ranks[0].discard(temporary)
+        raise failures[0]
+    ranks[0].join(temporary, name, found, step, value=None, mesh={"batch": 2})
+    ranks[0].wait()
+
+
 def opened(path: Path, **options) -> CheckpointDirectory:
     return CheckpointDirectory(path, advice=ADVICE, **options)
 
@@ -221,8 +239,8 @@ class Disk:
         return found
 
 
-@pytest.mark.parametrize("for_good", [False, True])
-def test_whichever_call_fails_nothing_that_was_saved_is_lost(tmp_path, for_good):
+@pytest.mark.parametrize(("for_good", "alone"), [(False, True), (True, True), (False, False)])
+def test_whichever_call_fails_nothing_that_was_saved_is_lost(tmp_path, for_good, alone):
     number = 0
     while True:
         number += 1
@@ -233,16 +251,34 @@ def test_whichever_call_fails_nothing_that_was_saved_is_lost(tmp_path, for_good)
             disk = Disk(patch, number, for_good)
             reported, told = 2, ""
             try:
-                save(directory, 2)
+                save(directory, 2) if alone else save_together(path, 2)
             except OutputError as error:
                 reported, told = 1, str(error)
-        assert reported == 2 or re.search(r"planted.*; the last good checkpoint is 00000\d-step-", told), told
+        last = r"the last good checkpoint is 00000\d-step-" if alone else ""
+        assert reported == 2 or re.search(rf"planted.*; {last}", told), told
         assert newest(path) in ({1, 2} if reported == 1 else {2})
         assert not list(path.glob(".*")), "swept at the next start"
         if reported == 2 and disk.count < number:
             break
         shutil.rmtree(path)
-    assert number > 20, "calls were counted"
+    assert number > 15, "calls were counted"
+
+
+def test_a_checkpoint_of_several_ranks_is_there_when_all_have_written(tmp_path):
+    leader, other = opened(tmp_path), opened(tmp_path, leads=False)
+    temporary, name = leader.begin(3)
+    leader.write(temporary, name, {"a": Content(lambda: [b"of rank 0"])})
+    own = leader.written()
+    assert names(tmp_path) == [temporary]
+    (tmp_path / temporary).rename(tmp_path / "elsewhere")
+    with pytest.raises(OutputError, match=r"rank 0 has made .* there, which this rank does not see; checkpoints of"):
+        other.write(temporary, name, {})
+    (tmp_path / "elsewhere").rename(tmp_path / temporary)
+    other.write(temporary, name, {"b": Content(lambda: [b"of rank 1"])})
+    leader.join(temporary, name, [own, other.written()], 3, value=None, mesh={"batch": 2})
+    leader.wait()
+    assert names(tmp_path) == [name] == ["000001-step-3"]
+    assert read(tmp_path / name).files == {"a": b"of rank 0", "b": b"of rank 1"}
 
 
 def crash_states(trace: list[tuple[str, str, bytes]], root: Path, start: dict, draw: random.Random, count: int):
@@ -321,16 +357,17 @@ def crash_states(trace: list[tuple[str, str, bytes]], root: Path, start: dict, d
         yield cut
 
 
-def test_whatever_a_power_cut_leaves_the_last_checkpoint_reported_as_saved_is_there(tmp_path):
+@pytest.mark.parametrize("alone", [True, False])
+def test_whatever_a_power_cut_leaves_the_last_checkpoint_reported_as_saved_is_there(tmp_path, alone):
     root = tmp_path / "disk"
     directory = opened(root, keep=1)
-    save(directory, 1)
+    save(directory, 1) if alone else save_together(root, 1)
     start = {str(one): None if one.is_dir() else one.read_bytes() for one in root.rglob("*")}
     reported = []
     with pytest.MonkeyPatch.context() as patch:
         disk = Disk(patch)
         for step in (2, 3):
-            save(directory, step)
+            save(directory, step) if alone else save_together(root, step)
             reported.append(len(disk.trace))
     seen = set()
     moments = len(disk.trace) + 1
