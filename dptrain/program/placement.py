@@ -19,7 +19,7 @@ Data parallelism is the mesh with the one axis `BATCH`. Slots sharded over it ar
 
 A division by a partial number (a sum of sample weights) waits as long: the quotient goes on as its numerator, and the
 divisor is summed together with whatever needs the quotient. So sums of gradients and of weights can travel in one
-message.
+message. A quotient of data does not wait where zeros come beside it, which a divisor of 0 would make NaN.
 
 Gradients in weights may travel in another type than they are computed in: each rank rounds its summand.
 
