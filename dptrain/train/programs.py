@@ -333,6 +333,8 @@ class Programs:
         while self._halves:
             self._halves.popitem()[1].close()
         self._drop_prepared()
+        if self.sharding is not None:
+            self.backend.release(self.sharding.forget_copies())
 
     def _drop_old(self) -> None:
         """Forget the programs that were not used for the longest time, and all that is known of them."""
