@@ -1,6 +1,6 @@
 """Peak memory of a rank that trains with Adam, in bytes a parameter: data parallel, ZeRO-1, FSDP and a pipeline.
 
-    mpirun -n 4 python benchmarks/sharded_memory.py [--units 1536] [--layers 8]
+    mpirun -n 4 python benchmarks/sharded_memory.py [--units 1536] [--layers 8] [--checkpoints FOLDER]
 
 What the process takes before, Python and a small model that has been trained, is taken away; memory that ranks share
 counts for each of them. Linux alone says it (/proc).
@@ -38,9 +38,10 @@ def peak() -> int:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
-def train(made: dp.Sequential, units: int) -> None:
+def train(made: dp.Sequential, units: int, checkpoints: str | None = None) -> None:
     rows = np.zeros((64, units), np.float32)
-    made.fit(rows, rows, batch_size=8, epochs=2, verbose=0)
+    kept = [dp.callbacks.BackupAndRestore(checkpoints, delete_checkpoint=False)] if checkpoints else []
+    made.fit(rows, rows, batch_size=8, epochs=2, verbose=0, callbacks=kept)
 
 
 def main() -> None:
@@ -48,11 +49,12 @@ def main() -> None:
     parser.add_argument("--units", type=int, default=1536)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--form", choices=FORMS, default="data parallel", help="one a process: a peak stays")
+    parser.add_argument("--checkpoints", metavar="FOLDER", help="save there, and go on from what is there")
     given = parser.parse_args()
     train(model(8, current().size, given.form), 8)
     before = peak()
     made = model(given.units, given.layers, given.form)
-    train(made, given.units)
+    train(made, given.units, given.checkpoints)
     most = max(current().allgather(peak() - before))
     if current().rank == 0:
         found = {"form": given.form, "ranks": current().size, "parameters": made.count_params()}

@@ -23,7 +23,7 @@ from dptrain.comm import Communicator
 from dptrain.comm.mesh import BATCH, MeshCommunicator
 from dptrain.errors import AgreedError, ConfigError, DataError, ExitCode, OutputError
 from dptrain.program.shapes import size
-from dptrain.program.tensor import Variable
+from dptrain.program.tensor import Array, Variable
 from dptrain.registry.serialization import plain
 from dptrain.runtime import terminal
 from dptrain.runtime.failure import warn
@@ -151,7 +151,7 @@ class Checkpointing(Callback):
     def resume(self, hooks: CallbackList) -> Position | None:
         """Open the directory, and give the model the state of the newest good checkpoint. Collective.
 
-        Rank 0 reads, the others get it from rank 0.
+        Of what several ranks have, one reads its part, and the others get it from that one.
 
         Args:
             hooks: all callbacks, and in `facts` what else must be as it was.
@@ -317,6 +317,8 @@ class Checkpointing(Callback):
             self._directory = None
         self._held.close()
 
+    # On every rank
+
     def _open(self) -> None:
         """Open the directory, on rank 0 so that nobody else can."""
         about: dict[str, Any] = {"keep": self.keep, "advice": self._advice, "follow": not self._owns}
@@ -382,7 +384,9 @@ class Checkpointing(Callback):
             return None
         with reading(str(found.path)):
             state = _checked(json.loads(found.files[_STATE]))
-            together(state["callbacks"], {name: np.empty(0) for name in found.manifest.arrays})  # every array is there
+            own = variables(self.model)
+            there = {name: np.empty(0) for name in found.manifest.arrays if _is_of_callbacks(name, own)}
+            together(state["callbacks"], there)  # every array is
         differing = dict(_differences("", state["identity"], self._identity))
         refused = [line for name, line in differing.items() if not self._may_differ(name)]
         # Slots follow from the optimizer and the weights, which say it in fewer words.
@@ -472,11 +476,11 @@ class Checkpointing(Callback):
             "versions": {"dptrain": __version__, "numpy": np.__version__, "python": platform.python_version()},
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
-        whole = {path: PartOf(path, (0,) * one.ndim, one.shape) for path, one in arrays.items()}
-        whole |= {name: PartOf(path, (0,) * weights[name].ndim, weights[name].shape) for path, name in names.items()}
+        of_model = {name: _whole(path, weights[name]) for path, name in names.items()}
+        of_rest = {path: _whole(path, one) for path, one in arrays.items()}
         return {
-            _MODEL: Content(lambda: safetensors_file.pieces_of_model(weights, architecture), whole),
-            _REST: Content(lambda: safetensors_file.pieces(arrays), whole),
+            _MODEL: Content(lambda: safetensors_file.pieces_of_model(weights, architecture), of_model),
+            _REST: Content(lambda: safetensors_file.pieces(arrays), of_rest),
             _STATE: Content(lambda: [json.dumps(state).encode()]),
         }
 
@@ -493,9 +497,13 @@ class Checkpointing(Callback):
             raise output_error(self.path, error, advice="delete it by hand") from error
 
 
-def _is_of_callbacks(name: str, parts: Mapping[str, Part]) -> bool:
-    """Whether an array of a checkpoint is one that callbacks hold."""
-    return name not in parts and name.startswith(f"{_OF_CALLBACKS}/")
+def _whole(path: str, array: Array) -> PartOf:
+    return PartOf(path, (0,) * array.ndim, array.shape)
+
+
+def _is_of_callbacks(name: str, own: Collection[str]) -> bool:
+    """Whether an array of a checkpoint is one that callbacks hold, and none of the model's own."""
+    return name not in own and name.startswith(f"{_OF_CALLBACKS}/")
 
 
 def _mesh(comm: Communicator) -> dict[str, int]:
@@ -531,13 +539,14 @@ def _require_arrays(where: str, arrays: Mapping[str, StoredArray], model: Any) -
     Raises:
         DataError: one is missing, or has another shape or dtype.
     """
-    for path, one in variables(model).items():
+    own = variables(model)
+    for path, one in own.items():
         found = arrays.get(path)
         wanted = portable_dtype(one.dtype)
         if found is None or found.shape != one.shape or found.dtype != wanted.name:
             there = "not there" if found is None else f"{found.dtype} {found.shape}"
             raise DataError(f"{where}: damaged: {path} is {there}, expected {wanted} {one.shape}")
-    held = [one for name, one in arrays.items() if name.startswith(f"{_OF_CALLBACKS}/")]
+    held = [one for name, one in arrays.items() if _is_of_callbacks(name, own)]
     nbytes = sum(size(one.shape) * np.dtype(one.dtype).itemsize for one in held)
     if nbytes > memory():
         raise DataError(f"{where}: {nbytes} bytes of callbacks' arrays, more than the memory of this machine")

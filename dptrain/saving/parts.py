@@ -32,11 +32,6 @@ class Part:
     ranks: Communicator
     is_here: bool = True
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is all of the variable."""
-        return tuple(map(int, self.variable.shape)) == self.whole
-
 
 def read_part(folder: Directory, array: StoredArray, start: Sequence[int], shape: Sequence[int]) -> Array:
     """Return a part of an array, of which only the blocks are read that it needs.

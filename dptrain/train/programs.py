@@ -383,6 +383,8 @@ class Programs:
         self._drop_prepared()
         self.backend.release(self._sums)
         self._sums.clear()
+        if self.sharding is not None:
+            self.backend.release(self.sharding.forget_copies())
 
     def _drop_old(self) -> None:
         """Forget the programs that were not used for the longest time, and all that is known of them."""

@@ -192,6 +192,11 @@ class Sharding:
             self._copies[variable].path = variable.path
         return self._copies[variable]
 
+    def forget_copies(self) -> list[Variable]:
+        """Return the variables that `copy` has returned, which are given back."""
+        found, self._copies = list(self._copies.values()), {}
+        return found
+
     def local(self, variables: Iterable[Variable]) -> list[Variable]:
         """Return what this rank has in memory of variables: the parts of those that are sharded."""
         found = list(variables)

@@ -45,10 +45,15 @@ def test_steps_in_float64_agree_to_1e_12(trained, ranks):
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12 * np.abs(expected).max(), err_msg=key)
 
 
-def test_a_model_trains_of_which_no_rank_holds_half(tmp_path):
-    """Weights, gradients and Adam's slots take 16 bytes a parameter on one device; of FSDP each of four ranks has 4."""
+@pytest.mark.parametrize(("checkpoints", "most"), [([], 8), (["--checkpoints"], 10)])
+def test_a_model_trains_of_which_no_rank_holds_half(tmp_path, checkpoints, most):
+    """Weights, gradients and Adam's slots take 16 bytes a parameter on one device; of FSDP each of four ranks has 4.
+
+    A checkpoint is written from a copy of the rank's weights and slots, 3 bytes.
+    """
     script = str(ROOT / "benchmarks/sharded_memory.py")
-    case = {"FSDP": [script, "--form", "FSDP", "--units", "1024", "--layers", "12"]}
+    kept = [*checkpoints, str(tmp_path / "checkpoints")] if checkpoints else []
+    case = {"FSDP": [script, "--form", "FSDP", "--units", "1024", "--layers", "12", *kept]}
     done = in_turn(4, case, tmp_path / "FSDP", limit=120)["FSDP"]
     assert (done.code, done.err) == (0, "")
-    assert json.loads(done.out)["bytes_a_parameter"] < 8
+    assert json.loads(done.out)["bytes_a_parameter"] < most

@@ -90,6 +90,7 @@ CHANGES = {
     "no identity": lambda state: state.update(identity=[]),
     "a callback without a state": lambda state: state.update(callbacks=[["History"]]),
     "an array that is not there": lambda state: state["callbacks"].append(["x", {"array of the checkpoint": "none"}]),
+    "an array of the model": lambda state: state["callbacks"].append(["x", {"array of the checkpoint": "dense/bias"}]),
     "history of another kind": lambda state: state.update(callbacks=[["History", {"epoch": 1, "history": []}]]),
     "a word for a best value": lambda state: state.update(callbacks=[["EarlyStopping", {"best": "x"}]]),
     "a list for a wait": lambda state: state.update(callbacks=[["ReduceLROnPlateau", {"wait": [1]}]]),
