@@ -12,7 +12,7 @@ from dptrain.runtime.cores import limit_threads
 from dptrain.runtime.text import ranges
 
 # How messages between ranks may travel.
-TRANSPORTS = ("host", "cuda-aware", "nccl")
+TRANSPORTS = ("host", "cuda-aware", "nccl", "ipc")
 
 
 def open_backend(
@@ -140,17 +140,23 @@ def require_transport(backend: Backend, comm: Communicator, transport: str, shar
     Args:
         backend: this rank's.
         comm: the ranks.
-        transport: "cuda-aware" or "nccl".
+        transport: "cuda-aware", "nccl" or "ipc".
         shared: as `gpus_shared`.
 
     Raises:
         ConfigError: there is no device memory.
-        DeviceError: MPI does not know GPUs, or NCCL is not there or cannot join these GPUs.
+        DeviceError: MPI does not know GPUs, NCCL is not there, or they cannot join these GPUs.
     """
     if backend.name != "cuda":
         raise ConfigError(f"--comm {transport} needs --device cuda: this rank computes on {backend.description}")
     if transport == "cuda-aware":
         reason = comm.why_not_cuda_aware()
+    elif transport == "ipc":
+        reason = (
+            "" if comm.local_size == comm.size else "the ranks are on several nodes, and share memory within one only"
+        )
+        if str(backend.gpu).startswith("MIG-"):
+            reason = "this rank's GPU is a MIG slice, whose memory no other process maps"
     else:
         reason = f"{shared}, which NCCL does not join" if shared else nccl.why_not()
     if reason:
