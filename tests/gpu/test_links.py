@@ -71,6 +71,28 @@ def test_what_cannot_be_joined_is_refused_in_one_line(device, shared, transport,
     assert done.err.count("dptrain.errors.AgreedError: ") == 1
 
 
+def test_auto_takes_the_fastest_that_was_ever_measured(tmp_path):
+    """Whatever was the fastest, another one is when the cache says so."""
+
+    def said(way: str = "none", **environment: str) -> str:
+        done = train(tmp_path, way, "auto", DPTRAIN_CACHE=str(tmp_path / "cache"), **environment)
+        assert (done.code, done.out.split()) == (0, ["trained"] * 2), done.err
+        (line,) = done.messages
+        return line
+
+    assert re.fullmatch(
+        r"dptrain: --comm auto: \S+; a sum of 0.0 MB, measured now: host \S+ ms, nccl \S+ ms, ipc \S+ ms; "
+        r"not cuda-aware: this MPI library does not say that it is CUDA-aware .*",
+        said(),
+    )
+    (kept,) = (tmp_path / "cache" / "transports").iterdir()
+    kept.write_text('{"host": 0.5, "nccl": 0.25, "ipc": 0.125}')
+    assert "--comm auto: ipc; a sum of 0.0 MB, measured before: host 500.00 ms, nccl 250.00 ms" in said()
+    shared = said("share", EMULATOR_DEVICES="1")
+    assert "; not nccl: ranks 0-1 share the GPU GPU-" in shared
+    assert "measured now: host" in shared
+
+
 MISUSED = """
 import sys, numpy as np
 from dptrain.backend.cuda.backend import CudaBackend

@@ -208,6 +208,13 @@ class CudaBackend(Backend):
         self.streams.waiting = found.waiting
         return found
 
+    def part(self, comm: Communicator) -> None:
+        self.wait()
+        self.streams.waiting = contextlib.nullcontext
+        links = self.gpu_record.links.pop((comm, self.transport), None)
+        if links is not None:
+            links.close()
+
     def wait_for(self, other: "CudaBackend") -> None:
         """Let what is queued from now on wait for what another backend has queued."""
         self.streams.wait_for(other.streams)

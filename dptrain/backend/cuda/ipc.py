@@ -10,8 +10,8 @@ Nothing is added up here: `links.Join` does that, in the tree of the host's sums
 **Run on the emulated driver only, on no hardware.** Source: CUDA C++ Programming Guide, "Interprocess Communication".
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from dptrain.comm.base import Communicator
 from dptrain.comm.device import DeviceBuffer, DeviceCommunicator, DeviceStream
 from dptrain.comm.node import rounds
 from dptrain.errors import DeviceError
+
+T = TypeVar("T")
 
 # Bytes of a half of a rank's window, and of a handle.
 HALF, _HANDLE = 16 << 20, 64
@@ -48,30 +50,29 @@ class IpcCommunicator(DeviceCommunicator):
         comm: the ranks.
 
     Raises:
-        DeviceError: a GPU cannot reach another's memory; the other ranks may wait for this one then.
+        AgreedError: a GPU cannot map another's memory, on every rank.
     """
 
     meets_on_host = True
 
     def __init__(self, comm: Communicator) -> None:
         self._comm, self.rank, self.size, self._half = comm, comm.rank, comm.size, 0
-        flags = cuda.event_flags.DISABLE_TIMING | cuda.event_flags.INTERPROCESS
-        try:
-            own = cuda.mem_alloc(2 * HALF)
-            events = [cuda.Event(flags) for _ in range(4)]
-            told = b"".join(map(bytes, [cuda.mem_get_ipc_handle(own), *(one.ipc_handle() for one in events)]))
-            self._windows: list[Any] = []
-            self._filled: list[list[Any]] = []  # by rank and half
-            self._read: list[list[Any]] = []
-            for rank, handles in enumerate(comm.allgather_bytes(told)):
+        own, events, told = comm.agree("communicator", lambda: _mapping(_exported))
+        self._windows: list[Any] = []
+        self._filled: list[list[Any]] = []  # by rank and half
+        self._read: list[list[Any]] = []
+        found = comm.allgather_bytes(told)
+
+        def map_all() -> None:
+            for rank, handles in enumerate(found):
                 window, *others = (bytearray(handles[at : at + _HANDLE]) for at in range(0, len(handles), _HANDLE))
                 mine = rank == comm.rank
                 self._windows.append(own if mine else cuda.IPCMemoryHandle(window))
                 known = events if mine else [cuda.Event.from_ipc_handle(one) for one in others]
                 self._filled.append(known[:2])
                 self._read.append(known[2:])
-        except cuda.Error as error:
-            raise DeviceError(f"--comm ipc: a GPU cannot map another's memory ({error}); use --comm host") from error
+
+        comm.agree("communicator", lambda: _mapping(map_all))
 
     def all_gather(self, part: DeviceBuffer, out: DeviceBuffer, counts: Sequence[int], stream: DeviceStream) -> None:
         """Each rank's part lies in its window."""
@@ -142,6 +143,21 @@ class IpcCommunicator(DeviceCommunicator):
                 one.close()
         self._comm.node_barrier()
         own.free()
+
+
+def _exported() -> tuple[Any, list[Any], bytes]:
+    """Return a window, its events, and their handles, one behind the other."""
+    flags = cuda.event_flags.DISABLE_TIMING | cuda.event_flags.INTERPROCESS
+    window, events = cuda.mem_alloc(2 * HALF), [cuda.Event(flags) for _ in range(4)]
+    handles = [cuda.mem_get_ipc_handle(window), *(one.ipc_handle() for one in events)]
+    return window, events, b"".join(map(bytes, handles))
+
+
+def _mapping(action: Callable[[], T]) -> T:
+    try:
+        return action()
+    except cuda.Error as error:
+        raise DeviceError(f"--comm ipc: this GPU cannot map the others' memory ({error}); use --comm host") from error
 
 
 def _address(buffer: DeviceBuffer) -> int:

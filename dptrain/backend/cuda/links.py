@@ -51,7 +51,7 @@ class Links:
         transport: what joins them: "nccl" or "ipc".
 
     Raises:
-        DeviceError: they cannot be joined; the other ranks may wait for this one then.
+        DeviceError: NCCL cannot join them; the other ranks may wait for this one then.
 
     Attributes:
         meets_on_host: see `DeviceCommunicator`.
