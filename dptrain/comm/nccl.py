@@ -168,11 +168,13 @@ class NcclCommunicator(AddingCommunicator):
 
         `ncclCommGetAsyncError`: what is found here comes from a network; of memory that GPUs share nothing does.
         """
-        with self._ends:
-            if not self._made.is_valid:
-                return ""
-            found = self._made.get_async_error()
-            return "" if int(found) in _FINE else f"NCCL: {found.name} ({self._made.get_last_error()})"
+        if not self._ends.acquire(blocking=False):  # it is about to end, which may take for ever
+            return ""
+        try:
+            found = self._made.get_async_error() if self._made.is_valid else None
+            return "" if found is None or int(found) in _FINE else f"NCCL: {found.name} ({self._made.get_last_error()})"
+        finally:
+            self._ends.release()
 
     def abort(self) -> None:
         """Let go of collectives that others do not come to, `ncclCommAbort`; from any thread.

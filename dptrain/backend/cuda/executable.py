@@ -105,9 +105,10 @@ class CudaExecutable:
         comm: Communicator | None = None,
     ) -> None:
         self.backend, self._comm = backend, comm
-        self._links = None if comm is None or comm.size == 1 else backend.links(comm)
         made = backend.composed(program, rows, first_row, alone=comm is None or comm.size == 1)
         self._made, self._rows, self._sizes = made, made.sizes.rows, made.sizes
+        # Only where there are messages: without any, not all ranks may have come here.
+        self._links = backend.links(comm) if comm is not None and comm.size > 1 and any(made.messages) else None
         self.source = made.source()
         flat = [kernel for stage in made.stages for kernel in stage]
         self._allocate(flat)

@@ -38,7 +38,7 @@ _END = 60.0
 # Where scratch memory of a message begins.
 _ALIGNMENT = 256
 # Types that `kernels/ranks.h` joins.
-_JOINED = ("float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8")
+_JOINED = ("float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8", "uint32", "uint64")
 
 
 class Links:

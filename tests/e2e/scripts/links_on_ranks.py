@@ -42,7 +42,7 @@ def check(queue, out, expected, exact=True):
     return told
 
 
-for dtype in ("float32", "float64", "int32", ml_dtypes.bfloat16, "float16", "bool"):
+for dtype in ("float32", "float64", "int32", "uint64", ml_dtypes.bfloat16, "float16", "bool"):
     for count in (1, 7, 1000):
         for over in ("sum", "max"):
             if dtype == "bool" and over == "sum":
