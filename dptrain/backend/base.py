@@ -60,7 +60,7 @@ class Backend(ABC):
         numerics: what the bits of results depend on; must be the same on all ranks.
         gpu: identity of the GPU in use, which no two ranks should share; None on the CPU.
         transport: how messages between ranks travel: "host" for through the host's memory, "cuda-aware" for MPI that is
-            given the device's own, "nccl" for from GPU to GPU; see `dptrain.train.devices.require_transport`.
+            given the device's own, "nccl" or "ipc" for from GPU to GPU; see `dptrain.train.transports`.
         shares_samples: samples that another backend of this process holds on the same device are not copied again;
             for who trains several models on arrays that nobody changes.
         joins_packs: what is executed may wait, until the backend is asked for something else, for what other backends
@@ -118,6 +118,10 @@ class Backend(ABC):
     @abstractmethod
     def launch_waiting(self) -> None:
         """Let the device begin with what waits to be executed together with other backends'."""
+
+    @abstractmethod
+    def part(self, comm: Communicator) -> None:
+        """Give back what joins the devices of these ranks; nothing that meets them is executed any more. Collective."""
 
     @abstractmethod
     def snapshot(self, variables: Iterable[Variable]) -> Snapshot:

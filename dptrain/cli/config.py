@@ -453,10 +453,10 @@ class Config(Checked):
     device: Literal["auto", "cpu", "cuda"] = _field(
         "auto", "where to compute; auto: a GPU if every rank can use one, else the CPU", "device"
     )
-    comm: Literal["host", "cuda-aware", "nccl"] = _field(
+    comm: Literal["host", "cuda-aware", "nccl", "ipc", "auto"] = _field(
         "host",
         "how ranks send: host: MPI, through host memory; cuda-aware: MPI, from GPU memory; nccl: GPU to GPU, with the "
-        "extra 'nccl'",
+        "extra 'nccl'; ipc: GPU to GPU of one node; auto: the fastest that is there",
         "comm",
     )
     bucket_mb: Megabytes = _field(

@@ -1,4 +1,4 @@
-"""What joins ranks: `solo` (one process) or `mpi`."""
+"""What joins ranks, `solo` (one process) or `mpi`, and what joins their GPUs beside it, `nccl`."""
 
 import os
 from collections.abc import Iterator

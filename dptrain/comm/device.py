@@ -26,59 +26,44 @@ class DeviceBuffer(Protocol):
         """Return a part of it."""
 
 
+class DeviceStream(Protocol):
+    """A stream as PyCUDA has it, not the default one.
+
+    Attributes:
+        handle: the driver's.
+    """
+
+    handle: int
+
+    def wait_for_event(self, event: Any) -> None:
+        """Let what is queued from now on wait for an event."""
+
+
 class DeviceCommunicator(ABC):
     """The GPUs of a fixed group of ranks.
 
-    All ranks queue the same collectives in the same order. A collective happens when the device reaches it, on every
-    launch of a graph that it was recorded into. Buffers are flat.
+    All ranks queue the same collectives in the same order. Buffers are flat.
 
     Attributes:
         rank: this process, 0 to size - 1.
         size: the number of ranks.
-        is_aborted: collectives may have been cut short, and what they have made is garbage.
+        meets_on_host: to queue a collective is one as well, on the host, so that it cannot be recorded into a graph.
+            Else it happens when the device reaches it, on every launch of a graph that it was recorded into.
     """
 
     rank: int
     size: int
-    is_aborted: bool = False
+    meets_on_host: bool
 
     @abstractmethod
-    def joins(self, dtype: np.dtype[Any], over: str) -> bool:
-        """Whether `all_reduce` and `reduce_scatter` are there for numbers of a type: "sum", or "max" for the greatest.
-
-        They give all ranks the same bits, but not those of a `TreeSum`.
-        """
-
-    @abstractmethod
-    def all_reduce(self, buffer: DeviceBuffer, over: str, stream: int) -> None:
-        """Replace a buffer by its sum over the ranks, or by the greatest of each element.
-
-        Args:
-            buffer: of the same size and type on all ranks; not empty.
-            over: "sum" or "max".
-            stream: handle of the stream, not the default one.
-        """
-
-    @abstractmethod
-    def reduce_scatter(self, parts: DeviceBuffer, out: DeviceBuffer, over: str, stream: int) -> None:
-        """Put the sum over the ranks of their parts for this rank into `out`, or the greatest of each element.
-
-        Args:
-            parts: one part for each rank behind the other, of equal sizes; not empty.
-            out: of the same type.
-            over: "sum" or "max".
-            stream: as above.
-        """
-
-    @abstractmethod
-    def all_gather(self, part: DeviceBuffer, out: DeviceBuffer, counts: Sequence[int], stream: int) -> None:
+    def all_gather(self, part: DeviceBuffer, out: DeviceBuffer, counts: Sequence[int], stream: DeviceStream) -> None:
         """Put every rank's part into `out`, in rank order.
 
         Args:
             part: this rank's; it may lie where it goes to in `out`.
             out: of the same type.
             counts: elements of each rank's part.
-            stream: as above.
+            stream: on which it is queued.
         """
 
     @abstractmethod
@@ -88,7 +73,7 @@ class DeviceCommunicator(ABC):
         counts: Sequence[int],
         out: DeviceBuffer,
         out_counts: Sequence[int],
-        stream: int,
+        stream: DeviceStream,
     ) -> None:
         """Give each rank its part of `parts`, and put what the ranks have for this one into `out`, in rank order.
 
@@ -97,33 +82,41 @@ class DeviceCommunicator(ABC):
             counts: elements of the part for each rank.
             out: of the same type.
             out_counts: elements of what each rank has for this one.
-            stream: as above.
+            stream: on which it is queued.
         """
-
-    @abstractmethod
-    def send(self, buffer: DeviceBuffer, rank: int, stream: int) -> None:
-        """Give a buffer to a rank, which takes it by `receive`: not a collective; the two wait for each other."""
-
-    @abstractmethod
-    def receive(self, buffer: DeviceBuffer, rank: int, stream: int) -> None:
-        """Fill a buffer with what a rank gives by `send`, of the same size and type."""
-
-    @abstractmethod
-    def split(self, ranks: Sequence[int]) -> "DeviceCommunicator":
-        """Return the communicator of some of these ranks. Collective over all of them, at once.
-
-        Args:
-            ranks: of the group that this rank is in, rising; every rank is in one.
-        """
-
-    @abstractmethod
-    def trouble(self) -> str:
-        """Return what has failed since, or an empty string; from any thread."""
-
-    @abstractmethod
-    def abort(self) -> None:
-        """Let go of collectives that others do not come to; from any thread. Nothing can be queued afterwards."""
 
     @abstractmethod
     def close(self) -> None:
         """Give back what it holds, once all queued work has ended. Collective."""
+
+
+class AddingCommunicator(DeviceCommunicator):
+    """GPUs that add up by themselves what they send each other.
+
+    They give all ranks the same bits, but not those of a `TreeSum`.
+    """
+
+    @abstractmethod
+    def adds(self, dtype: np.dtype[Any], over: str) -> bool:
+        """Whether they add up numbers of a type, "sum", or find the greatest, "max"."""
+
+    @abstractmethod
+    def all_reduce(self, buffer: DeviceBuffer, over: str, stream: DeviceStream) -> None:
+        """Replace a buffer by its sum over the ranks, or by the greatest of each element.
+
+        Args:
+            buffer: of the same size and type on all ranks; not empty.
+            over: "sum" or "max".
+            stream: on which it is queued.
+        """
+
+    @abstractmethod
+    def reduce_scatter(self, parts: DeviceBuffer, out: DeviceBuffer, over: str, stream: DeviceStream) -> None:
+        """Put the sum over the ranks of their parts for this rank into `out`, or the greatest of each element.
+
+        Args:
+            parts: one part for each rank behind the other, of equal sizes; not empty.
+            out: of the same type.
+            over: "sum" or "max".
+            stream: on which it is queued.
+        """

@@ -11,6 +11,7 @@ Tolerance".
 """
 
 import contextlib
+import ctypes
 import functools
 import os
 import threading
@@ -20,11 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from dptrain.comm import trial
 from dptrain.comm.base import Communicator
-from dptrain.comm.device import DeviceBuffer, DeviceCommunicator
+from dptrain.comm.device import AddingCommunicator, DeviceBuffer, DeviceStream
 from dptrain.errors import DeviceError
 from dptrain.runtime import watchdog
 from dptrain.runtime.extras import pip_install
+from dptrain.runtime.records import Collective
 
 # Types whose sums are NCCL's. Halves it would round at every rank; of a number and NaN it takes the number for the
 # greatest.
@@ -47,6 +50,11 @@ def why_not() -> str:
     return ""
 
 
+def why_not_alone() -> str:
+    """Let NCCL add up memory of this rank's GPU alone, in a process of its own; return what went wrong, or ""."""
+    return trial.why_not(__name__)
+
+
 @functools.cache
 def _library() -> Any:
     # What one rank records alone, because it has too little memory to keep all programs, must be no collective.
@@ -56,14 +64,20 @@ def _library() -> Any:
     return nccl.core
 
 
-class NcclCommunicator(DeviceCommunicator):
+class NcclCommunicator(AddingCommunicator):
     """Ranks that NCCL joins.
 
     Args:
         made: nccl4py's communicator, which is this object's own.
         rank: this process among them.
         size: the number of ranks.
+
+    Attributes:
+        is_aborted: collectives may have been cut short, and what they have made is garbage.
     """
+
+    meets_on_host = False
+    is_aborted = False
 
     def __init__(self, made: Any, rank: int, size: int) -> None:
         self._made, self.rank, self.size = made, rank, size
@@ -80,41 +94,45 @@ class NcclCommunicator(DeviceCommunicator):
         """
         core = _library()
         told = comm.broadcast_fact(core.get_unique_id().as_bytes.hex() if comm.rank == 0 else None)
-        with _said("NCCL does not start"):
+        with _said("NCCL does not start"), watchdog.record().collective(Collective.DEVICES):
             made = core.Communicator.init(comm.size, comm.rank, core.UniqueId.from_bytes(bytes.fromhex(told)))
         return cls(made, comm.rank, comm.size)
 
     def split(self, ranks: Sequence[int]) -> "NcclCommunicator":
-        """`ncclCommSplit`: ranks with one color are a group."""
-        with _said("NCCL does not split"):
+        """Return the communicator of some of these ranks, `ncclCommSplit`. Collective over all of them, at once.
+
+        Args:
+            ranks: of the group that this rank is in, rising; every rank is in one.
+        """
+        with _said("NCCL does not split"), watchdog.record().collective(Collective.DEVICES):
             made = self._made.split(ranks[0], self.rank)
         return NcclCommunicator(made, list(ranks).index(self.rank), len(ranks))
 
-    def joins(self, dtype: np.dtype[Any], over: str) -> bool:
+    def adds(self, dtype: np.dtype[Any], over: str) -> bool:
         """See `_SUMS`."""
         return dtype.name in (_SUMS if over == "sum" else _GREATEST)
 
-    def all_reduce(self, buffer: DeviceBuffer, over: str, stream: int) -> None:
+    def all_reduce(self, buffer: DeviceBuffer, over: str, stream: DeviceStream) -> None:
         """`ncclAllReduce`, in place."""
         with _said("NCCL refuses an all-reduce"):
-            self._made.allreduce(buffer, buffer, self._op(over), stream=stream)
+            self._made.allreduce(buffer, buffer, self._op(over), stream=stream.handle)
 
-    def reduce_scatter(self, parts: DeviceBuffer, out: DeviceBuffer, over: str, stream: int) -> None:
+    def reduce_scatter(self, parts: DeviceBuffer, out: DeviceBuffer, over: str, stream: DeviceStream) -> None:
         """`ncclReduceScatter`."""
         with _said("NCCL refuses a reduce-scatter"):
-            self._made.reduce_scatter(parts, out, self._op(over), stream=stream)
+            self._made.reduce_scatter(parts, out, self._op(over), stream=stream.handle)
 
-    def all_gather(self, part: DeviceBuffer, out: DeviceBuffer, counts: Sequence[int], stream: int) -> None:
+    def all_gather(self, part: DeviceBuffer, out: DeviceBuffer, counts: Sequence[int], stream: DeviceStream) -> None:
         """`ncclAllGather` of parts of equal sizes; of others a broadcast from each rank, in one group."""
         with _said("NCCL refuses an all-gather"):
             if len(set(counts)) == 1:
                 if counts[0]:
-                    self._made.allgather(part, out, stream=stream)
+                    self._made.allgather(part, out, stream=stream.handle)
                 return
             with self._core.group():
                 for rank, place in enumerate(_places(counts)):
                     if counts[rank]:
-                        self._made.broadcast(part, out[place], rank, stream=stream)
+                        self._made.broadcast(part, out[place], rank, stream=stream.handle)
 
     def all_to_all(
         self,
@@ -122,39 +140,47 @@ class NcclCommunicator(DeviceCommunicator):
         counts: Sequence[int],
         out: DeviceBuffer,
         out_counts: Sequence[int],
-        stream: int,
+        stream: DeviceStream,
     ) -> None:
         """`ncclSend` to each rank and `ncclRecv` from each, in one group."""
         with _said("NCCL refuses an all-to-all"), self._core.group():
             for rank, (given, taken) in enumerate(zip(_places(counts), _places(out_counts), strict=True)):
                 if counts[rank]:
-                    self._made.send(parts[given], rank, stream=stream)
+                    self._made.send(parts[given], rank, stream=stream.handle)
                 if out_counts[rank]:
-                    self._made.recv(out[taken], rank, stream=stream)
+                    self._made.recv(out[taken], rank, stream=stream.handle)
 
-    def send(self, buffer: DeviceBuffer, rank: int, stream: int) -> None:
-        """`ncclSend`."""
+    def send(self, buffer: DeviceBuffer, rank: int, stream: DeviceStream) -> None:
+        """Give a buffer to a rank, which takes it by `receive`, `ncclSend`: the two wait for each other."""
         with _said("NCCL refuses to send"):
-            self._made.send(buffer, rank, stream=stream)
+            self._made.send(buffer, rank, stream=stream.handle)
 
-    def receive(self, buffer: DeviceBuffer, rank: int, stream: int) -> None:
-        """`ncclRecv`."""
+    def receive(self, buffer: DeviceBuffer, rank: int, stream: DeviceStream) -> None:
+        """Fill a buffer with what a rank gives by `send`, of the same size and type, `ncclRecv`."""
         with _said("NCCL refuses to receive"):
-            self._made.recv(buffer, rank, stream=stream)
+            self._made.recv(buffer, rank, stream=stream.handle)
 
     def _op(self, over: str) -> Any:
         return self._core.NcclRedOp.SUM if over == "sum" else self._core.NcclRedOp.MAX
 
     def trouble(self) -> str:
-        """`ncclCommGetAsyncError`: what is found here comes from a network; of memory that GPUs share nothing does."""
-        with self._ends:
-            if not self._made.is_valid:
-                return ""
-            found = self._made.get_async_error()
-            return "" if int(found) in _FINE else f"NCCL: {found.name} ({self._made.get_last_error()})"
+        """Return what has failed since, or an empty string; from any thread.
+
+        `ncclCommGetAsyncError`: what is found here comes from a network; of memory that GPUs share nothing does.
+        """
+        if not self._ends.acquire(blocking=False):  # it is about to end, which may take for ever
+            return ""
+        try:
+            found = self._made.get_async_error() if self._made.is_valid else None
+            return "" if found is None or int(found) in _FINE else f"NCCL: {found.name} ({self._made.get_last_error()})"
+        finally:
+            self._ends.release()
 
     def abort(self) -> None:
-        """`ncclCommAbort`, which is given some time: it waits for the device."""
+        """Let go of collectives that others do not come to, `ncclCommAbort`; from any thread.
+
+        It waits for the device, and is given some time for that.
+        """
         self.is_aborted = True
         ending = threading.Thread(target=self._abort, name="dptrain nccl abort", daemon=True)
         ending.start()
@@ -167,8 +193,8 @@ class NcclCommunicator(DeviceCommunicator):
     def close(self) -> None:
         """`ncclCommDestroy`."""
         watchdog.leave_alone(self)
-        with self._ends, contextlib.suppress(Exception):  # who ends a process has no use for a refusal
-            self._made.destroy()
+        with self._ends, contextlib.suppress(Exception), watchdog.record().collective(Collective.DEVICES):
+            self._made.destroy()  # who ends a process has no use for a refusal
 
 
 @contextlib.contextmanager
@@ -185,3 +211,25 @@ def _said(what: str) -> Any:
 def _places(counts: Sequence[int]) -> list[slice]:
     ends = np.cumsum([0, *counts]).tolist()
     return [slice(start, stop) for start, stop in pairwise(ends)]
+
+
+def main() -> None:
+    """Add up memory of the first visible GPU over one rank."""
+    core = _library()
+    with trial.Device() as device:
+        stream = ctypes.c_void_p()
+        trial.check(device.driver.cuStreamCreate(ctypes.byref(stream), 1), "cuStreamCreate")
+        expected = np.arange(trial.SIZE, dtype=np.float32)
+        made, memory = core.Communicator.init(1, 0, core.get_unique_id()), trial.Memory(device, expected)
+        made.allreduce(memory, memory, core.NcclRedOp.SUM, stream=stream.value)
+        device.wait()
+        if not np.array_equal(memory.read(), expected):
+            raise RuntimeError("the sum over one rank is not what was there")
+        made.destroy()
+        memory.free()
+        trial.check(device.driver.cuStreamDestroy_v2(stream), "cuStreamDestroy")
+    print(trial.WORKED)
+
+
+if __name__ == "__main__":
+    main()

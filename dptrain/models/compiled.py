@@ -28,7 +28,7 @@ class Compiled:
         run_eagerly: whether steps run op by op.
         steps_per_execution: None for as many as fit.
         device: keywords of `dptrain.train.devices.open_backend`.
-        comm: how messages between ranks travel, see `train.devices.TRANSPORTS`.
+        comm: how messages between ranks travel, see `train.transports.TRANSPORTS`.
         bucket_mb: 10^6 bytes of gradients that travel as one message.
         device_mb: 10^6 bytes of a GPU's memory for samples; None for what is free.
         comm_dtype: half precision in which gradients travel; None for the type that they have.

@@ -35,11 +35,12 @@ from dptrain.runtime.defaults import DEFAULT_BUCKET_MB
 from dptrain.runtime.failure import end_job, phase
 from dptrain.runtime.launcher import detect_launch
 from dptrain.saving.parts import Part
-from dptrain.train.devices import TRANSPORTS, choose_transport, open_backend
+from dptrain.train.devices import open_backend
 from dptrain.train.guard import StepGuard
 from dptrain.train.programs import Programs, Step
 from dptrain.train.sharding import Sharding
 from dptrain.train.trainer import Trainer
+from dptrain.train.transports import TRANSPORTS, choose_transport
 from dptrain.utils import check_seed, unpack_x_y_sample_weight
 
 if TYPE_CHECKING:  # with pydantic, which takes long to import
@@ -239,7 +240,8 @@ class Model(Fitting, Files, Structure):
                 that of `dtype_policy()`.
             share_gpu: several ranks may use one GPU.
             comm: how messages between ranks travel: "host"; "cuda-aware" to hand the GPU's memory to an MPI that knows
-                GPUs; "nccl" from GPU to GPU.
+                GPUs; "nccl" from GPU to GPU; "ipc" from GPU to GPU of one node, without NCCL; "auto" for
+                the fastest that is there.
             bucket_mb: 10^6 bytes of gradients that travel as one message.
             device_mb: 10^6 bytes of a GPU's memory for samples, larger sets are streamed; None for what is free.
             gpu_select: "mask" shows a rank its own GPU only, "index" leaves CUDA_VISIBLE_DEVICES alone.

@@ -6,13 +6,10 @@ from typing import Any
 from dptrain import backend as backends
 from dptrain.backend.base import Backend
 from dptrain.backend.cuda.selection import assign, visible_gpus
-from dptrain.comm import Communicator, nccl
-from dptrain.errors import AgreedError, ConfigError, DeviceError, ExitCode
+from dptrain.comm import Communicator
+from dptrain.errors import AgreedError, DeviceError, ExitCode
 from dptrain.runtime.cores import limit_threads
 from dptrain.runtime.text import ranges
-
-# How messages between ranks may travel.
-TRANSPORTS = ("host", "cuda-aware", "nccl")
 
 
 def open_backend(
@@ -103,58 +100,6 @@ def check_devices(comm: Communicator, backend: Backend, share_gpu: bool) -> None
                 "give each rank a GPU of its own, or use --share-gpu or --device cpu",
                 [],
             )
-
-
-def choose_transport(backend: Backend, comm: Communicator, transport: str) -> None:
-    """Let a backend's messages between ranks travel in a way. Collective.
-
-    Args:
-        backend: as above.
-        comm: the ranks.
-        transport: one of `TRANSPORTS`.
-
-    Raises:
-        AgreedError: as `require_transport`, on every rank.
-    """
-    if transport != "host":
-        sharers = gpus_shared(backend, comm)
-        comm.agree("communicator", lambda: require_transport(backend, comm, transport, sharers))
-    backend.transport = transport
-
-
-def gpus_shared(backend: Backend, comm: Communicator) -> str:
-    """Return why ranks cannot be told apart by their GPUs, or an empty string. Collective."""
-    gpus = comm.allgather(backend.gpu)
-    if any(one is not None and one.startswith("MIG-") for one in gpus):
-        return "a rank's GPU is a MIG slice"
-    for gpu in dict.fromkeys(one for one in gpus if one is not None):
-        users = [rank for rank, other in enumerate(gpus) if other == gpu]
-        if len(users) > 1:
-            return f"ranks {ranges(users)} share the GPU {gpu}"
-    return ""
-
-
-def require_transport(backend: Backend, comm: Communicator, transport: str, shared: str) -> None:
-    """Refuse a way for messages that is not there. Not a collective.
-
-    Args:
-        backend: this rank's.
-        comm: the ranks.
-        transport: "cuda-aware" or "nccl".
-        shared: as `gpus_shared`.
-
-    Raises:
-        ConfigError: there is no device memory.
-        DeviceError: MPI does not know GPUs, or NCCL is not there or cannot join these GPUs.
-    """
-    if backend.name != "cuda":
-        raise ConfigError(f"--comm {transport} needs --device cuda: this rank computes on {backend.description}")
-    if transport == "cuda-aware":
-        reason = comm.why_not_cuda_aware()
-    else:
-        reason = f"{shared}, which NCCL does not join" if shared else nccl.why_not()
-    if reason:
-        raise DeviceError(f"--comm {transport}: {reason}; use --comm host")
 
 
 def _by_rank(hosts: Sequence[str], values: Sequence[str]) -> str:

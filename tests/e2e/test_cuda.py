@@ -126,12 +126,15 @@ OTHER_WAYS = {
     "buckets of shards": ["--bucket-mb", "0.01", "--train.shards_per_batch", "2"],
     "streamed samples": ["--data.device_mb", "0.5"],
     "both": ["--bucket-mb", "0.03", "--data.device_mb", "0.4"],
+    "NCCL": ["--bucket-mb", "0.03", "--comm", "nccl"],
+    "memory of other processes": ["--bucket-mb", "0.03", "--comm", "ipc"],
 }
 
 
 @pytest.mark.parametrize("way", OTHER_WAYS)
 def test_gradients_and_samples_on_another_way_give_the_same_bits(small_npz, usual_weights, tmp_path, way):
     random = {"EMULATOR_STREAMS": "random", "EMULATOR_SEED": "3"}
+    random |= {"PYTHONPATH": f"{ROOT}:{STANDINS}", "TMPDIR": str(tmp_path)}
     assert weights_after(small_npz, tmp_path / "other", 2, *OTHER_WAYS[way], **random) == usual_weights
 
 

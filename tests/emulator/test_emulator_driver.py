@@ -182,6 +182,46 @@ def test_ranks_exchange_device_memory(emulator: Any) -> None:
     assert done.stdout == "True 2\n", done.stderr
 
 
+EVENTS = """
+import ctypes, subprocess, sys
+import pycuda.driver as cuda
+cuda.init(); context = cuda.Device(0).retain_primary_context(); context.push()
+stream = cuda.Stream(1)
+def refused(call):
+    try: call()
+    except cuda.Error as error: return str(error)
+if len(sys.argv) > 1:
+    event = cuda.Event.from_ipc_handle(bytearray.fromhex(sys.argv[1]))
+    stream.wait_for_event(event); event.synchronize(); assert event.query()
+    print(refused(lambda: event.record(stream)), flush=True)
+else:
+    flags = cuda.event_flags
+    print(refused(lambda: cuda.Event(flags.INTERPROCESS)))
+    print(refused(lambda: cuda.Event(flags.DISABLE_TIMING).ipc_handle()))
+    event = cuda.Event(flags.INTERPROCESS | flags.DISABLE_TIMING); event.record(stream)
+    handle = event.ipc_handle()
+    print(refused(lambda: cuda.Event.from_ipc_handle(handle)), flush=True)
+    subprocess.run([sys.executable, "-c", CODE, bytes(handle).hex()], check=True, timeout=60)
+    driver, graph = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+    for call in (lambda: event.record(stream), lambda: stream.wait_for_event(event)):
+        assert driver.cuStreamBeginCapture_v2(ctypes.c_void_p(stream.handle), 2) == 0
+        print(refused(call))
+        driver.cuStreamEndCapture(ctypes.c_void_p(stream.handle), ctypes.byref(graph))
+del event, stream
+context.pop()
+"""
+
+
+def test_events_between_processes(emulator: Any) -> None:
+    done = emulator.code(f"CODE = {EVENTS!r}\n{EVENTS}")
+    found = done.stdout.splitlines()
+    in_capture = "operation not permitted when stream is capturing"
+    words = ["invalid argument", "invalid argument", "invalid device context", "invalid resource handle"]
+    assert len(found) == 6, done.stderr
+    for line, word in zip(found, [*words, in_capture, in_capture], strict=True):
+        assert word in line, found
+
+
 def test_run_command(emulator: Any) -> None:
     done = emulator.run(sys.executable, str(HERE / "run"), sys.executable, str(HERE / "truth.py"), "votes")
     assert "ok votes" in done.stdout

@@ -14,35 +14,30 @@ SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "links_in_trouble.py")
 PATH = f"{ROOT}:{ROOT / 'tests' / 'standins'}"
 
 
-def train(folder, way: str, **environment: str) -> Finished:
+STALL = {"DPTRAIN_STALL_TIMEOUT": "2"}
+
+
+def train(folder, way: str, transport: str = "nccl", **environment: str) -> Finished:
     options = {"EMULATOR_DEVICES": "2", "EMULATOR_LEAKS": "off", "PYTHONPATH": PATH, "TMPDIR": str(folder)}
-    return emulated_ranks(2, SCRIPT, way, timeout=60, fresh=True, **options | environment)
+    return emulated_ranks(2, SCRIPT, way, transport, timeout=60, fresh=True, **options | environment)
 
 
 @pytest.mark.parametrize(
-    ("way", "code", "message", "environment"),
+    ("way", "transport", "code", "message", "environment"),
     [
-        ("raises", 70, "rank 1/2 .* training, epoch 1, step 3: RuntimeError: bomb", {}),
-        ("stopped", 77, "rank 1/2 .* has been stopped for .* while rank 0 waits in", {"DPTRAIN_STALL_TIMEOUT": "2"}),
-        (
-            "late",
-            77,
-            "rank 1/2 .* has not come for .* while rank 0 waits in messages between GPUs",
-            {"DPTRAIN_STALL_TIMEOUT": "2"},
-        ),
-        (
-            "none",
-            77,
-            r"rank 1/2 .* training, epoch 1, step .*: NCCL: RemoteError \(remote process exited",
-            {"NCCL_STANDIN_FAULT": "1:5"},
-        ),
+        ("raises", "nccl", 70, "training, epoch 1, step 3: RuntimeError: bomb", {}),
+        ("raises", "ipc", 70, "training, epoch 1, step 3: RuntimeError: bomb", {}),
+        ("stopped", "nccl", 77, "has been stopped for .* while rank 0 waits in", STALL),
+        ("late", "nccl", 77, "has not come for .* while rank 0 waits in messages between GPUs", STALL),
+        ("late", "ipc", 77, "has not come for .* while rank 0 waits in ", STALL),
+        ("none", "nccl", 77, r"NCCL: RemoteError \(remote process exited", {"NCCL_STANDIN_FAULT": "1:5"}),
     ],
 )
-def test_a_rank_in_trouble_ends_the_job_in_one_line_that_names_it(tmp_path, way, code, message, environment):
-    done = train(tmp_path, way, **environment)
+def test_a_rank_in_trouble_ends_the_job_in_one_line_that_names_it(tmp_path, way, transport, code, message, environment):
+    done = train(tmp_path, way, transport, **environment)
     assert done.code == code, done.err
     assert len(done.messages) == 1
-    assert re.search(message, done.messages[0])
+    assert re.search(f"^dptrain: rank 1/2 .*{message}", done.messages[0])
 
 
 def test_a_killed_rank_ends_the_job(tmp_path):
@@ -52,26 +47,50 @@ def test_a_killed_rank_ends_the_job(tmp_path):
 REFUSED = """
 import numpy as np, dptrain as dp, sys
 model = dp.Sequential([dp.layers.Dense(2, input_shape=(3,))])
-model.compile("sgd", "mse", comm="nccl", device=sys.argv[1], share_gpu=sys.argv[2] == "shared")
+model.compile("sgd", "mse", comm=sys.argv[3], device=sys.argv[1], share_gpu=sys.argv[2] != "alone")
 model.fit(np.zeros((8, 3), np.float32), np.zeros((8, 2), np.float32), verbose=0)
 """
 
 
 @pytest.mark.parametrize(
-    ("device", "shared", "devices", "code", "message"),
+    ("device", "shared", "transport", "code", "message"),
     [
-        ("cpu", "alone", "2", 2, "--comm nccl needs --device cuda: this rank computes on "),
-        ("cuda", "alone", "2", 69, "--comm nccl: nccl4py is not installed (No module named 'nccl'); pip install "),
-        ("cuda", "shared", "1", 69, "--comm nccl: ranks 0-1 share the GPU GPU-"),
+        ("cpu", "alone", "nccl", 2, "--comm nccl needs --device cuda: this rank computes on "),
+        ("cuda", "alone", "nccl", 69, "--comm nccl: nccl4py is not installed (No module named 'nccl'); pip install "),
+        ("cuda", "shared", "nccl", 69, "--comm nccl: ranks 0-1 share the GPU GPU-"),
+        ("cuda", "mig", "ipc", 69, "--comm ipc: this rank's GPU is a MIG slice, whose memory no other process maps"),
     ],
 )
-def test_what_cannot_be_joined_is_refused_in_one_line(device, shared, devices, code, message):
+def test_what_cannot_be_joined_is_refused_in_one_line(device, shared, transport, code, message):
     if importlib.util.find_spec("nccl") is not None:
         pytest.skip("nccl4py is installed")
-    done = emulated_ranks(2, "-c", REFUSED, device, shared, EMULATOR_DEVICES=devices, EMULATOR_LEAKS="off")
+    options = {"EMULATOR_DEVICES": "1" if shared == "shared" else "2", "EMULATOR_MIG": str(int(shared == "mig"))}
+    done = emulated_ranks(2, "-c", REFUSED, device, shared, transport, EMULATOR_LEAKS="off", **options)
     assert done.code == code
     assert message in done.err
     assert done.err.count("dptrain.errors.AgreedError: ") == 1
+
+
+def test_auto_takes_the_fastest_that_was_ever_measured(tmp_path):
+    """Whatever was the fastest, another one is when the cache says so."""
+
+    def said(way: str = "none", **environment: str) -> str:
+        done = train(tmp_path, way, "auto", DPTRAIN_CACHE=str(tmp_path / "cache"), **environment)
+        assert (done.code, done.out.split()) == (0, ["trained"] * 2), done.err
+        (line,) = done.messages
+        return line
+
+    assert re.fullmatch(
+        r"dptrain: --comm auto: \S+; a sum of 0.0 MB, measured now: host \S+ ms, nccl \S+ ms, ipc \S+ ms; "
+        r"not cuda-aware: this MPI library does not say that it is CUDA-aware .*",
+        said(),
+    )
+    (kept,) = (tmp_path / "cache" / "transports").iterdir()
+    kept.write_text('{"host": 0.5, "nccl": 0.25, "ipc": 0.125}')
+    assert "--comm auto: ipc; a sum of 0.0 MB, measured before: host 500.00 ms, nccl 250.00 ms" in said()
+    shared = said("share", EMULATOR_DEVICES="1")
+    assert "; not nccl: ranks 0-1 share the GPU GPU-" in shared
+    assert "measured now: host" in shared
 
 
 MISUSED = """
@@ -111,7 +130,7 @@ ranks, backend = comm.current(), CudaBackend()
 backend.transport = "nccl"
 link = backend.links(ranks).along("batch")
 flat = backend.zeros((8 + ranks.rank,))
-link.all_reduce(flat, "sum", backend.stream.handle)
+link.all_reduce(flat, "sum", backend.stream)
 backend.wait()
 """
 

@@ -114,6 +114,9 @@ class CpuBackend(Backend):
     def launch_waiting(self) -> None:
         pass  # nothing waits
 
+    def part(self, comm: Communicator) -> None:
+        pass  # nothing but MPI joins them
+
     def snapshot(self, variables: Iterable[Variable]) -> HostSnapshot:
         found = list(variables)
         self._memory.adopt(found)

@@ -199,13 +199,21 @@ class CudaBackend(Backend):
 
     def links(self, comm: Communicator) -> Links | None:
         """Return what joins the ranks' GPUs; None where messages go through the host. Collective at the first call."""
-        if self.transport != "nccl":
+        if self.transport not in ("nccl", "ipc"):
             return None
-        if comm not in self.gpu_record.links:
-            self.gpu_record.links[comm] = Links(comm)
-        found: Links = self.gpu_record.links[comm]
+        key = comm, self.transport
+        if key not in self.gpu_record.links:
+            self.gpu_record.links[key] = Links(*key)
+        found: Links = self.gpu_record.links[key]
         self.streams.waiting = found.waiting
         return found
+
+    def part(self, comm: Communicator) -> None:
+        self.wait()
+        self.streams.waiting = contextlib.nullcontext
+        links = self.gpu_record.links.pop((comm, self.transport), None)
+        if links is not None:
+            links.close()
 
     def wait_for(self, other: "CudaBackend") -> None:
         """Let what is queued from now on wait for what another backend has queued."""

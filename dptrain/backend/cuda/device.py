@@ -59,7 +59,7 @@ class Gpu:
         owner: identity of that thread, 0 when the GPU is closed.
         modules: those that are loaded, by their compiled files.
         packs: what backends are to execute together.
-        links: what joins it with other ranks' GPUs, by these ranks.
+        links: what joins it with other ranks' GPUs, by these ranks and the way.
         captures: a stream is captured, and nothing may be waited for.
         retired: PyCUDA's records of memory and streams that another thread has dropped, a garbage collection as a
             rule, or this one during a capture; they are given back when the last reference goes, which must happen in

@@ -105,9 +105,10 @@ class CudaExecutable:
         comm: Communicator | None = None,
     ) -> None:
         self.backend, self._comm = backend, comm
-        self._links = None if comm is None or comm.size == 1 else backend.links(comm)
         made = backend.composed(program, rows, first_row, alone=comm is None or comm.size == 1)
         self._made, self._rows, self._sizes = made, made.sizes.rows, made.sizes
+        # Only where there are messages: without any, not all ranks may have come here.
+        self._links = backend.links(comm) if comm is not None and comm.size > 1 and any(made.messages) else None
         self.source = made.source()
         flat = [kernel for stage in made.stages for kernel in stage]
         self._allocate(flat)
@@ -314,9 +315,14 @@ class CudaExecutable:
             raise DeviceError(
                 f"{gpu.name}: the kernels of a program do not load ({error}); remove {cubin.path.parent}"
             ) from error
-        if self._links is not None and self._messages:
+        if self._queues_messages:
             self._stages = [[_Launches(self._whole_step(), [])]]
         return tuple(alike) if is_generated and not self._messages else None
+
+    @property
+    def _queues_messages(self) -> bool:
+        """Whether messages are queued as launches are."""
+        return bool(self._messages) and self._links is not None and not self._links.meets_on_host
 
     def _whole_step(self) -> list[Launch]:
         """Return all that a step queues, where the GPUs send its messages by themselves."""
@@ -442,9 +448,8 @@ class CudaExecutable:
             for _ in range(steps // together):
                 self._queue((0, 0, runs, together), part.launches * together)
             steps %= together
-        meets = self._links if self._messages else None
         for _ in range(steps):
-            with nullcontext() if meets is None else meets.queueing():
+            with nullcontext() if self._links is None or not self._queues_messages else self._links.queueing():
                 self._run_step(runs)
 
     def _run_step(self, runs: int) -> None:

@@ -1,7 +1,7 @@
 """Messages between ranks that their GPUs send by themselves: queued on a stream between two events.
 
-The host waits for nothing there, so that a step with its messages is one graph. What ranks have is packed and unpacked
-by copies on the device.
+The host waits for no device there; by NCCL it waits for nobody, so that a step with its messages is one graph. What
+ranks have is packed and unpacked by copies on the device.
 """
 
 import time
@@ -15,9 +15,10 @@ import numpy as np
 
 from dptrain.backend.cuda.compile import compiled_text
 from dptrain.backend.cuda.device import cuda
+from dptrain.backend.cuda.ipc import IpcCommunicator
 from dptrain.backend.cuda.memory import DeviceArray, Streams, count
 from dptrain.comm.base import Communicator
-from dptrain.comm.device import DeviceCommunicator
+from dptrain.comm.device import AddingCommunicator, DeviceCommunicator
 from dptrain.comm.nccl import NcclCommunicator
 from dptrain.errors import ConfigError
 from dptrain.program.memory import in_a_row
@@ -32,10 +33,12 @@ if TYPE_CHECKING:
 
 # Blocks that join what ranks have, at most, and the threads of each.
 _BLOCKS, _THREADS = 1024, 256
+# Seconds in which a job ends whose messages have been cut short.
+_END = 60.0
 # Where scratch memory of a message begins.
 _ALIGNMENT = 256
 # Types that `kernels/ranks.h` joins.
-_JOINED = ("float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8")
+_JOINED = ("float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8", "uint32", "uint64")
 
 
 class Links:
@@ -45,13 +48,20 @@ class Links:
 
     Args:
         comm: the ranks.
+        transport: what joins them: "nccl" or "ipc".
+
+    Raises:
+        DeviceError: NCCL cannot join them; the other ranks may wait for this one then.
+
+    Attributes:
+        meets_on_host: see `DeviceCommunicator`.
     """
 
-    def __init__(self, comm: Communicator) -> None:
+    def __init__(self, comm: Communicator, transport: str) -> None:
         self._comm = comm
         self._record = watchdog.record()
-        with self._record.collective(Collective.DEVICES):
-            self._world: DeviceCommunicator = NcclCommunicator.joined(comm)
+        self._nccl = NcclCommunicator.joined(comm) if transport == "nccl" else None
+        self.meets_on_host = self._nccl is None
         self._groups: dict[str, DeviceCommunicator] = {}
         self._queued = -1  # the record's position behind the last messages
 
@@ -59,12 +69,12 @@ class Links:
         """Return the ranks along an axis of the mesh. Collective at the first call."""
         if axis not in self._groups:
             group = self._comm.along(axis)
-            if group.size == self._comm.size:
-                self._groups[axis] = self._world
+            if self._nccl is None:
+                self._groups[axis] = IpcCommunicator(group)
+            elif group.size == self._comm.size:
+                self._groups[axis] = self._nccl
             else:
-                ranks: list[int] = group.allgather(self._comm.rank)
-                with self._record.collective(Collective.DEVICES):
-                    self._groups[axis] = self._world.split(ranks)
+                self._groups[axis] = self._nccl.split(group.allgather(self._comm.rank))
         return self._groups[axis]
 
     @contextmanager
@@ -84,18 +94,18 @@ class Links:
         yield
         if waits:
             self._record.__exit__()
-        if any(one.is_aborted for one in self._all):
-            time.sleep(60)  # what the device has made is garbage, and the job is about to end
-
-    @property
-    def _all(self) -> list[DeviceCommunicator]:
-        return list(dict.fromkeys([*self._groups.values(), self._world]))
+        if any(isinstance(one, NcclCommunicator) and one.is_aborted for one in self._groups.values()):
+            time.sleep(_END)  # what the device has made is garbage
 
     def close(self) -> None:
         """Part the GPUs, once all queued work has ended. Collective."""
-        with self._record.collective(Collective.DEVICES):
-            for one in self._all:
-                one.close()
+        for one in dict.fromkeys([*self._groups.values(), *([] if self._nccl is None else [self._nccl])]):
+            one.close()
+
+
+def _adding(link: DeviceCommunicator, dtype: np.dtype[Any], over: str) -> AddingCommunicator | None:
+    """Return the ranks where they add up by themselves."""
+    return link if isinstance(link, AddingCommunicator) and link.adds(dtype, over) else None
 
 
 class LinkedMessage(ABC):
@@ -163,7 +173,8 @@ class LinkedSum(LinkedMessage):
     def __init__(self, backend: "CudaBackend", buffer: DeviceArray, over: str, link: DeviceCommunicator) -> None:
         super().__init__(backend.streams, link)
         self._buffer, self._over = _stored(buffer), over
-        self._join = None if link.joins(self._buffer.dtype, over) else Join(backend, buffer.dtype, over)
+        self._adding = _adding(link, self._buffer.dtype, over)
+        self._join = Join(backend, buffer.dtype, over) if self._adding is None else None
         # Of a sum a rank makes its share and gives it to all; of a maximum, which is short, each makes everything.
         ends = [buffer.size * rank // link.size if over == "sum" else 0 for rank in range(link.size + 1)]
         self._shares, self._own = np.diff(ends).tolist(), slice(*ends[link.rank : link.rank + 2])
@@ -175,18 +186,19 @@ class LinkedSum(LinkedMessage):
         buffer, link, itemsize = self._buffer, self._link, self._buffer.dtype.itemsize
         if not buffer.size:
             return
-        if self._join is None:
-            link.all_reduce(buffer, self._over, stream.handle)
+        if self._adding is not None:
+            self._adding.all_reduce(buffer, self._over, stream)
             return
+        assert self._join is not None
         found, given = self.scratch[: self.scratch_bytes], buffer.view(np.uint8)
         if self._over == "max":
-            link.all_gather(given, found, [buffer.nbytes] * link.size, stream.handle)
+            link.all_gather(given, found, [buffer.nbytes] * link.size, stream)
             self._join(stream, found, buffer, link.size)
             return
         shares, own = [n * itemsize for n in self._shares], buffer[self._own]
-        link.all_to_all(given, shares, found, [own.nbytes] * link.size, stream.handle)
+        link.all_to_all(given, shares, found, [own.nbytes] * link.size, stream)
         self._join(stream, found, own, link.size)
-        link.all_gather(own.view(np.uint8), given, shares, stream.handle)
+        link.all_gather(own.view(np.uint8), given, shares, stream)
 
 
 class LinkedMove(LinkedMessage):
@@ -223,11 +235,14 @@ class LinkedMove(LinkedMessage):
         contiguous = is_contiguous(message)
         # Parts packed, or what comes from all ranks for this one; a whole packed; the own sums packed.
         sizes = [own * (len(parts) > 1), 0 if contiguous else whole, 0]
+        self._adding: AddingCommunicator | None = None
         self._join: Join | None = None
         if not self._gathers:
-            alike = len(set(self._counts)) == 1 and link.joins(_stored(parts[0]).dtype, self._over)
-            self._join = None if alike else Join(backend, parts[0].dtype, self._over)
-            sizes = [0 if alike else own * link.size, sizes[1], own * (len(results) > 1)]
+            if len(set(self._counts)) == 1:
+                self._adding = _adding(link, _stored(parts[0]).dtype, self._over)
+            if self._adding is None:
+                self._join = Join(backend, parts[0].dtype, self._over)
+            sizes = [0 if self._join is None else own * link.size, sizes[1], own * (len(results) > 1)]
         starts = in_a_row(sizes, _ALIGNMENT)
         self._places = [slice(start, start + size) for start, size in zip(starts, sizes, strict=False)]
         self.scratch_bytes = starts[-1]
@@ -241,7 +256,7 @@ class LinkedMove(LinkedMessage):
             if first.size:
                 _line_up(parts, first, stream)
             link_to = second if second.size else results[0]
-            self._link.all_gather(given, link_to, counts, stream.handle)
+            self._link.all_gather(given, link_to, counts, stream)
             if second.size:
                 self._copy(second, self._results, stream, unpack=True)
             return
@@ -251,12 +266,13 @@ class LinkedMove(LinkedMessage):
         mine = third if third.size else results[0]
         if not sum(counts):
             return
-        if self._join is None:
+        if self._adding is not None:
             dtype = _stored(self._parts[0]).dtype
-            self._link.reduce_scatter(whole.view(dtype), mine.view(dtype), self._over, stream.handle)
+            self._adding.reduce_scatter(whole.view(dtype), mine.view(dtype), self._over, stream)
         else:
+            assert self._join is not None
             own = counts[self._link.rank]
-            self._link.all_to_all(whole, counts, first, [own] * self._link.size, stream.handle)
+            self._link.all_to_all(whole, counts, first, [own] * self._link.size, stream)
             self._join(stream, first, mine.view(self._parts[0].dtype), self._link.size)
         if third.size:
             _cut_up(third, results, stream)
@@ -288,7 +304,7 @@ class Join:
     def __init__(self, backend: "CudaBackend", dtype: np.dtype[Any], over: str) -> None:
         name = "uint8" if dtype == np.bool_ else dtype.name
         if name not in _JOINED:
-            raise ConfigError(f"--comm nccl: ranks cannot join numbers of {dtype.name} ({over}); use --comm host")
+            raise ConfigError(f"ranks cannot join numbers of {dtype.name} ({over}) on GPUs; use --comm host")
         gpu = backend.gpu_record
         cubin = compiled_text("ranks", '#include "ranks.h"\n', gpu.architecture)
         self._kernel = gpu.module(cubin).get_function(f"{over}_{name}")

@@ -1,4 +1,5 @@
-"""Trains on two GPUs whose messages go past the host, until rank 1 does something in the third step: the argument."""
+"""Trains on two GPUs whose messages go past the host, until rank 1 does something in the third step.
+Arguments: what; how messages travel."""
 
 import os
 import signal
@@ -10,6 +11,7 @@ import numpy as np
 import dptrain as dp
 from dptrain.backend.cuda import backend
 from dptrain.backend.cuda.executable import CudaExecutable
+from dptrain.train import transports
 
 way = sys.argv[1]
 
@@ -39,10 +41,11 @@ class Late(CudaExecutable):
         super().run(starts)
 
 
+transports._ELEMENTS = 1000  # of what is measured
 if way == "late" and dp.rank() == 1:
     backend.CudaExecutable = Late
 x = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
 model = dp.Sequential([dp.layers.Dense(2, input_shape=(4,))])
-model.compile("sgd", "mse", device="cuda", comm="nccl")
+model.compile("sgd", "mse", device="cuda", comm=sys.argv[2], share_gpu=way == "share")
 model.fit(x, x[:, :2], batch_size=8, epochs=2, verbose=0, callbacks=[Trouble()])
 print("trained", flush=True)

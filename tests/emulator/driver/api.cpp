@@ -1865,10 +1865,58 @@ CUresult CUDAAPI cuLaunchHostFunc(CUstream handle, CUhostFn function, void *data
 CUresult CUDAAPI cuEventCreate(CUevent *result, unsigned flags) {
     CONTEXT;
     NEED(result && flags < 8);
-    if (flags & CU_EVENT_INTERPROCESS) return CUDA_ERROR_NOT_SUPPORTED;
+    NEED(!(flags & CU_EVENT_INTERPROCESS) || flags & CU_EVENT_DISABLE_TIMING);
     auto event = std::make_unique<Event>();
     event->context = context;
     event->flags = flags;
+    *result = reinterpret_cast<CUevent>(event.get());
+    context->events.push_back(std::move(event));
+    return CUDA_SUCCESS;
+}
+
+struct IpcEventHandle {
+    uint32_t magic;
+    int32_t process;
+};
+static_assert(sizeof(IpcEventHandle) <= sizeof(CUipcEventHandle));
+static constexpr uint32_t ipc_event_magic = 0x656d7545;
+
+// What one process records in such an event has run when the call returns, so that another has nothing to wait for.
+static CUresult record_for_others(Event &event, Stream &stream) {
+    if (event.maker) {
+        say("cuEventRecord: the event belongs to process %d", event.maker);
+        return CUDA_ERROR_INVALID_HANDLE;
+    }
+    if (stream.capture) return refuse_in_capture("cuEventRecord of an event between processes", stream);
+    auto operation = std::make_shared<Operation>();
+    queue(stream, operation);
+    event.recorded = operation;
+    return finish(operation);
+}
+
+CUresult CUDAAPI cuIpcGetEventHandle(CUipcEventHandle *result, CUevent handle) {
+    CONTEXT;
+    Event *event = find_event(handle);
+    NEED(result && event && event->flags & CU_EVENT_INTERPROCESS && !event->maker);
+    IpcEventHandle content{ipc_event_magic, getpid()};
+    memset(result, 0, sizeof *result);
+    memcpy(result, &content, sizeof content);
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuIpcOpenEventHandle(CUevent *result, CUipcEventHandle raw) {
+    CONTEXT;
+    IpcEventHandle content;
+    memcpy(&content, &raw, sizeof content);
+    NEED(result && content.magic == ipc_event_magic);
+    if (content.process == getpid()) {
+        say("cuIpcOpenEventHandle: the handle was made by this very process");
+        return CUDA_ERROR_INVALID_CONTEXT;
+    }
+    auto event = std::make_unique<Event>();
+    event->context = context;
+    event->flags = CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING;
+    event->maker = content.process;
     *result = reinterpret_cast<CUevent>(event.get());
     context->events.push_back(std::move(event));
     return CUDA_SUCCESS;
@@ -1888,6 +1936,7 @@ CUresult CUDAAPI cuEventRecord(CUevent handle, CUstream stream_handle) {
     Event *event = find_event(handle);
     if (!event || event->context != stream->context) return CUDA_ERROR_INVALID_HANDLE;
     QUEUE("cuEventRecord", *stream, false);
+    if (event->flags & CU_EVENT_INTERPROCESS) return record_for_others(*event, *stream);
     event->capture = stream->capture;
     event->tail = stream->tail;
     event->recorded = nullptr;
@@ -1911,6 +1960,8 @@ CUresult CUDAAPI cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsign
     Event *event = find_event(event_handle);
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
     QUEUE("cuStreamWaitEvent", *stream, false);
+    if (event->flags & CU_EVENT_INTERPROCESS && stream->capture)
+        return refuse_in_capture("cuStreamWaitEvent for an event between processes", *stream);
     if (stream->capture || event->capture) return join_capture(*stream, *event);
     if (event->recorded) stream->waits.push_back(event->recorded);
     return CUDA_SUCCESS;

@@ -304,6 +304,7 @@ struct Stream {
 struct Event {
     DeviceContext *context = nullptr;
     unsigned flags = 0;
+    int maker = 0;  // process of one that was opened by a handle
     std::shared_ptr<Operation> recorded;
     std::shared_ptr<Capture> capture;  // in which it was last recorded, if it was in one
     std::vector<size_t> tail;          // what it stands for there

@@ -52,7 +52,3 @@ STUB(cuLinkAddData_v2)
 STUB(cuLinkAddFile_v2)
 STUB(cuLinkComplete)
 STUB(cuLinkDestroy)
-
-// Events between processes
-STUB(cuIpcGetEventHandle)
-STUB(cuIpcOpenEventHandle)
