@@ -37,6 +37,7 @@ SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
 _CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
 _LABEL_MODES = ("int", "categorical", "binary", None)
 _SUBSETS = ("training", "validation", "both", None)
+_FOLLOW = "follow_links=True"
 # Batches that wait at most, however small they are.
 _AHEAD = 10
 
@@ -80,7 +81,7 @@ class Decoding:
             DataError: it is no picture, damaged or too large, or a link out of the folder.
         """
         if not self.follow_links:
-            require_inside(path, root)
+            require_inside(path, root, _FOLLOW)
         with open_picture(path) as opened:
             check_declared(str(path), (opened.height, opened.width, _CHANNELS[self.color_mode]), 4, self.max_bytes)
             x = img_to_array(convert_to(opened, self.color_mode), self.data_format)
@@ -420,7 +421,7 @@ def _pictures(folder: Path, root: Path, follow_links: bool) -> Iterator[str]:
         pictures = [name for name in names if name.lower().endswith(SUFFIXES)]
         for one in (where, *(os.path.join(where, name) for name in pictures)):
             if not follow_links:
-                require_inside(Path(one), root)
+                require_inside(Path(one), root, _FOLLOW)
         found += [(where, name) for name in pictures]
         if len(found) > MOST_PICTURES:
             raise DataError(f"{folder}: more than {MOST_PICTURES} pictures")
