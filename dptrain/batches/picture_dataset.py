@@ -83,7 +83,9 @@ class Decoding:
         if not self.follow_links:
             require_inside(path, root, _FOLLOW)
         with open_picture(path) as opened:
-            check_declared(str(path), (opened.height, opened.width, _CHANNELS[self.color_mode]), 4, self.max_bytes)
+            check_declared(
+                printable(str(path)), (opened.height, opened.width, _CHANNELS[self.color_mode]), 4, self.max_bytes
+            )
             x = img_to_array(convert_to(opened, self.color_mode), self.data_format)
         made = resize(
             x,
@@ -400,7 +402,9 @@ def _scanned(
     for name in folders if class_names is None else class_names:
         found = list(_pictures(root / name, root, follow_links))
         if not found:
-            raise DataError(f"{root / name}: no pictures ({', '.join(SUFFIXES)}); remove the folder, or fill it")
+            raise DataError(
+                f"{printable(str(root / name))}: no pictures ({', '.join(SUFFIXES)}); remove the folder, or fill it"
+            )
         yield name, found
 
 

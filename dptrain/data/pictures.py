@@ -23,7 +23,7 @@ from dptrain.comm.base import Communicator
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.raw import RawFiles, cut_off, require_part, share
 from dptrain.data.sources import DEFAULT_MAX_BYTES, check_declared
-from dptrain.errors import ConfigError, DataError
+from dptrain.errors import ConfigError, DataError, printable
 from dptrain.registry.names import suggestion
 from dptrain.runtime.extras import pip_install
 from dptrain.runtime.files import open_regular
@@ -331,7 +331,7 @@ def require_inside(path: Path, root: Path, advice: str) -> None:
         DataError: it does.
     """
     if not path.resolve().is_relative_to(root.resolve()):
-        raise DataError(f"{path}: a link out of {root}; put the pictures there, or {advice}")
+        raise DataError(f"{printable(str(path))}: a link out of {root}; put the pictures there, or {advice}")
 
 
 def pillow() -> Any:
@@ -359,13 +359,13 @@ def open_picture(path: str | Path | IO[bytes]) -> Iterator[Any]:
         DataError: the file is missing, no picture, damaged or too large, also where the pixels are read within.
     """
     image = pillow()
-    with _reading(path if isinstance(path, str | Path) else "a picture"), ExitStack() as stack:
+    with _reading(printable(str(path)) if isinstance(path, str | Path) else "a picture"), ExitStack() as stack:
         file = stack.enter_context(open_regular(Path(path))) if isinstance(path, str | Path) else path
         yield stack.enter_context(image.open(file, formats=_FORMATS))
 
 
 @contextmanager
-def _reading(path: str | Path) -> Iterator[None]:
+def _reading(path: str) -> Iterator[None]:
     """Turn what Pillow raises into a `DataError`."""
     from PIL import Image, UnidentifiedImageError
 
