@@ -18,12 +18,13 @@ import numpy.typing as npt
 
 from dptrain import comm as comms
 from dptrain.batches.py_dataset import PyDataset
+from dptrain.batches.resampling import resized
 from dptrain.comm.parts import cut
 from dptrain.data.images import convert_to, img_to_array
 from dptrain.data.pictures import MOST_PICTURES, open_picture, pillow, require_inside
 from dptrain.data.sources import check_declared, format_bytes
 from dptrain.errors import ConfigError, DataError, printable
-from dptrain.ops.image import RESIZE_INTERPOLATIONS, resize
+from dptrain.ops.image import RESIZE_INTERPOLATIONS
 from dptrain.random import Purpose, default_seed, stream
 from dptrain.registry.names import lookup
 from dptrain.runtime import terminal
@@ -86,16 +87,9 @@ class Decoding:
             check_declared(
                 printable(str(path)), (opened.height, opened.width, _CHANNELS[self.color_mode]), 4, self.max_bytes
             )
-            x = img_to_array(convert_to(opened, self.color_mode), self.data_format)
-        made = resize(
-            x,
-            self.size,
-            self.interpolation,
-            crop_to_aspect_ratio=self.crops,
-            pad_to_aspect_ratio=self.pads,
-            data_format=self.data_format,
-        )
-        return made.numpy()
+            x = img_to_array(convert_to(opened, self.color_mode))
+        made = resized(x, self.size, self.interpolation, crops=self.crops, pads=self.pads)
+        return made.transpose(2, 0, 1) if self.data_format == "channels_first" else made
 
 
 class PictureDataset(PyDataset):

@@ -110,10 +110,14 @@ def _cropped(x: Tensor, height: int, width: int) -> Tensor:
     return x[:, top : top + own_height, left : left + own_width]
 
 
+def border_around(height: int, width: int, target_height: int, target_width: int) -> tuple[int, int]:
+    """Return how much is added above and below, and at each side, of pictures to have a target's aspect ratio."""
+    above = int((max(height, int(float(width * target_height) / target_width)) - height) / 2)
+    return above, int((max(width, int(float(height * target_width) / target_height)) - width) / 2)
+
+
 def _padded(x: Tensor, height: int, width: int, value: float) -> Tensor:
-    own_height, own_width = int(x.shape[1]), int(x.shape[2])
-    above = int((max(own_height, int(float(own_width * height) / width)) - own_height) / 2)
-    left = int((max(own_width, int(float(own_height * width) / height)) - own_width) / 2)
+    above, left = border_around(int(x.shape[1]), int(x.shape[2]), height, width)
     return pad(x, [(0, 0), (above, above), (left, left), (0, 0)], constant_values=value)
 
 
@@ -123,17 +127,22 @@ def _resized(x: Tensor, axis: int, target: int, interpolation: str, antialias: b
     if length == target:
         return x if interpolation == "nearest" else floating(x)
     if interpolation == "nearest":
-        places = ((np.arange(target, dtype=np.float32) + 0.5) * length / target).astype(np.float32)
-        return take(x, np.floor(places).astype(np.int32), axis)
+        return take(x, nearest_pixels(length, target), axis)
     found = floating(x)
-    weights = cast(_weights(length, target, interpolation, antialias), found.dtype)
+    weights = cast(pixel_weights(length, target, interpolation, antialias), found.dtype)
     rows, behind = found.shape[0], math.prod(found.shape[axis + 1 :])
     before = rows if axis == 1 else rows * found.shape[1]
     made = batch_matmul(weights, reshape(found, (before, length, behind)))
     return reshape(made, (*found.shape[:axis], target, *found.shape[axis + 1 :]))
 
 
-def _weights(length: int, target: int, interpolation: str, antialias: bool) -> Array:
+def nearest_pixels(length: int, target: int) -> npt.NDArray[np.int32]:
+    """Return which of `length` pixels lies nearest to each of `target`."""
+    places = ((np.arange(target, dtype=np.float32) + 0.5) * length / target).astype(np.float32)
+    return np.floor(places).astype(np.int32)
+
+
+def pixel_weights(length: int, target: int, interpolation: str, antialias: bool) -> Array:
     """Return what each of `length` pixels weighs in each of `target`, (target, length)."""
     scale = length / target
     centers = (np.arange(target) + 0.5) * scale - 0.5
