@@ -18,12 +18,13 @@ import numpy.typing as npt
 
 from dptrain import comm as comms
 from dptrain.batches.py_dataset import PyDataset
+from dptrain.batches.resampling import resized
 from dptrain.comm.parts import cut
 from dptrain.data.images import convert_to, img_to_array
 from dptrain.data.pictures import MOST_PICTURES, open_picture, pillow, require_inside
 from dptrain.data.sources import check_declared, format_bytes
 from dptrain.errors import ConfigError, DataError, printable
-from dptrain.ops.image import RESIZE_INTERPOLATIONS, resize
+from dptrain.ops.image import RESIZE_INTERPOLATIONS
 from dptrain.random import Purpose, default_seed, stream
 from dptrain.registry.names import lookup
 from dptrain.runtime import terminal
@@ -37,6 +38,7 @@ SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
 _CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
 _LABEL_MODES = ("int", "categorical", "binary", None)
 _SUBSETS = ("training", "validation", "both", None)
+_FOLLOW = "follow_links=True"
 # Batches that wait at most, however small they are.
 _AHEAD = 10
 
@@ -80,19 +82,14 @@ class Decoding:
             DataError: it is no picture, damaged or too large, or a link out of the folder.
         """
         if not self.follow_links:
-            require_inside(path, root)
+            require_inside(path, root, _FOLLOW)
         with open_picture(path) as opened:
-            check_declared(str(path), (opened.height, opened.width, _CHANNELS[self.color_mode]), 4, self.max_bytes)
-            x = img_to_array(convert_to(opened, self.color_mode), self.data_format)
-        made = resize(
-            x,
-            self.size,
-            self.interpolation,
-            crop_to_aspect_ratio=self.crops,
-            pad_to_aspect_ratio=self.pads,
-            data_format=self.data_format,
-        )
-        return made.numpy()
+            check_declared(
+                printable(str(path)), (opened.height, opened.width, _CHANNELS[self.color_mode]), 4, self.max_bytes
+            )
+            x = img_to_array(convert_to(opened, self.color_mode))
+        made = resized(x, self.size, self.interpolation, crops=self.crops, pads=self.pads)
+        return made.transpose(2, 0, 1) if self.data_format == "channels_first" else made
 
 
 class PictureDataset(PyDataset):
@@ -399,7 +396,9 @@ def _scanned(
     for name in folders if class_names is None else class_names:
         found = list(_pictures(root / name, root, follow_links))
         if not found:
-            raise DataError(f"{root / name}: no pictures ({', '.join(SUFFIXES)}); remove the folder, or fill it")
+            raise DataError(
+                f"{printable(str(root / name))}: no pictures ({', '.join(SUFFIXES)}); remove the folder, or fill it"
+            )
         yield name, found
 
 
@@ -420,7 +419,7 @@ def _pictures(folder: Path, root: Path, follow_links: bool) -> Iterator[str]:
         pictures = [name for name in names if name.lower().endswith(SUFFIXES)]
         for one in (where, *(os.path.join(where, name) for name in pictures)):
             if not follow_links:
-                require_inside(Path(one), root)
+                require_inside(Path(one), root, _FOLLOW)
         found += [(where, name) for name in pictures]
         if len(found) > MOST_PICTURES:
             raise DataError(f"{folder}: more than {MOST_PICTURES} pictures")

@@ -178,7 +178,7 @@ class DataConfig(Checked):
     name: str = _field(
         "strokes",
         "strokes (built in), mnist, fashion-mnist, a folder of IDX files, an .npz file, a table (.csv, .parquet), or a "
-        "folder with a folder of pictures a class",
+        "folder with a folder of pictures a class (DIR, or images:DIR)",
         "data",
     )
     dir: Annotated[str | None, Before(_none_word)] = _field(
@@ -219,6 +219,7 @@ class DataConfig(Checked):
     bad_pictures: Literal["stop", "skip"] = _field(
         "stop", "stop at a file that is no picture or is damaged, or skip it", "bad-pictures"
     )
+    follow_links: bool = _field(False, "read pictures behind links that lead out of their folder", "follow-links")
     task: Annotated[Literal["multiclass", "binary", "regression"] | None, Before(_none_word)] = _field(
         None, "multiclass, binary or regression; what the target looks like if not set", "task"
     )

@@ -6,14 +6,14 @@ from dptrain.cli.config import DataConfig
 from dptrain.comm import Communicator
 from dptrain.data.loading import LoadedData, load_dataset
 from dptrain.data.npy_pair import load_pair
-from dptrain.data.pictures import PictureFiles, PictureOptions, is_picture_folder
+from dptrain.data.pictures import PICTURES, PictureFiles, PictureOptions, is_picture_folder
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.raw import load_raw
 from dptrain.data.table_columns import TableOptions
 from dptrain.data.table_loading import TableFiles
 from dptrain.data.tables import is_table
 from dptrain.data.tasks import Task
-from dptrain.errors import ConfigError
+from dptrain.errors import ConfigError, DataError
 
 # Options of tables alone, by their fields.
 _OF_TABLES = {
@@ -39,9 +39,16 @@ def load_configured(
     Raises:
         AgreedError: as `load_dataset` and `load_raw`; or options of another kind of data.
     """
-    path = str(Path(data.name).expanduser()) if data.name.startswith("~/") else data.name
+    path = data.name.removeprefix(PICTURES)
+    path = str(Path(path).expanduser()) if path.startswith("~/") else path
     are_pictures = comm.broadcast_fact(comm.rank == 0 and is_picture_folder(path))
     comm.agree("configuration", lambda: _refuse_others(data, are_pictures))
+    if data.name.startswith(PICTURES):
+        comm.agree("data", lambda: _require_pictures(path, are_pictures))
+    if are_pictures:
+        size = None if data.image_size is None else tuple(map(int, data.image_size.split("x")))
+        pictures = PictureOptions(size, data.bad_pictures, data.test_split, data.follow_links)  # type: ignore[arg-type]
+        return load_raw(PictureFiles(path, pictures, data.max_bytes), comm, known)
     if is_table(path):
         asked = TableOptions(
             data.target, data.columns, data.drop, data.categorical, data.missing, data.test_data, data.test_split, task
@@ -50,10 +57,6 @@ def load_configured(
     if path.endswith(".npy"):
         y = str(data.target)
         return load_pair(path, y, comm, task=task, test_split=data.test_split, max_bytes=data.max_bytes)
-    if are_pictures:
-        size = None if data.image_size is None else tuple(map(int, data.image_size.split("x")))
-        pictures = PictureOptions(size, data.bad_pictures, data.test_split)  # type: ignore[arg-type]
-        return load_raw(PictureFiles(path, pictures, data.max_bytes), comm, known)
     return load_dataset(
         data.name,
         comm,
@@ -80,5 +83,11 @@ def _refuse_others(data: DataConfig, are_pictures: bool) -> None:
     for field, flag in _OF_TABLES.items():
         if getattr(data, field) and not is_table(data.name) and not (is_npy and field == "target"):
             raise ConfigError(f"{flag}: {data.name} is no table (.csv, .tsv, .parquet)")
-    if data.image_size is not None and not are_pictures:
-        raise ConfigError(f"--image-size: {data.name} is no folder with a folder of pictures a class")
+    for flag, is_set in (("--image-size", data.image_size is not None), ("--follow-links", data.follow_links)):
+        if is_set and not are_pictures:
+            raise ConfigError(f"{flag}: {data.name} is no folder with a folder of pictures a class")
+
+
+def _require_pictures(path: str, are_pictures: bool) -> None:
+    if not are_pictures:
+        raise DataError(f"{path}: no folder with a folder of pictures a class")

@@ -12,6 +12,7 @@ from dptrain.data.catalog import DEFAULT_MAX_BYTES
 from dptrain.data.loading import load_dataset, read_shared
 from dptrain.data.npy_pair import read_targets
 from dptrain.data.npz import map_npy, open_arrays
+from dptrain.data.pictures import PICTURES
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.samples import is_raw, read_samples
 from dptrain.errors import ConfigError, DataError
@@ -67,7 +68,7 @@ def load_samples(
         AgreedError: on every rank, whatever was wrong on any: the file is missing, damaged, or has no such arrays; or a
             target is named of data that has its own.
     """
-    path = Path(name_or_path).expanduser()
+    path = Path(name_or_path.removeprefix(PICTURES)).expanduser()
     if target is not None:
         comm.agree("data", lambda: _require_npy(path, str(target)))
     if is_raw(str(path), preprocessing):

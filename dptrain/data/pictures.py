@@ -23,7 +23,7 @@ from dptrain.comm.base import Communicator
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.raw import RawFiles, cut_off, require_part, share
 from dptrain.data.sources import DEFAULT_MAX_BYTES, check_declared
-from dptrain.errors import ConfigError, DataError
+from dptrain.errors import ConfigError, DataError, printable
 from dptrain.registry.names import suggestion
 from dptrain.runtime.extras import pip_install
 from dptrain.runtime.files import open_regular
@@ -32,6 +32,8 @@ from dptrain.runtime.text import one_line
 
 Array = npt.NDArray[Any]
 
+# In front of a folder's path, says that it is one of pictures.
+PICTURES = "images:"
 # Pillow reads more, some by other programs (EPS) or of many pages (PDF).
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP")
 _GREY, _COLOURS = ("1", "L", "LA", "La"), ("P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr")
@@ -49,11 +51,13 @@ class PictureOptions:
         size: (height, width) that all are brought to; None where they have one size.
         bad: "stop" at a file that is no good picture, or "skip" it.
         test_split: the test part where there is no folder of it, of the pictures.
+        follow_links: whether links may lead out of the folder.
     """
 
     size: tuple[int, int] | None = None
     bad: str = "stop"
     test_split: float = 0.2
+    follow_links: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,9 @@ class PictureFiles(RawFiles):
         pictures: list[_Picture] = []
         classes: list[str] = []
         for name, files in _classes(folder):
+            if not self._asked.follow_links:
+                for one in (folder / name, *files):
+                    require_inside(one, self._root, "--follow-links")
             found = _headers(files, self._asked.bad, self.notes)
             if not found:
                 raise DataError(f"{folder / name}: no pictures; remove the folder, or fill it")
@@ -239,6 +246,8 @@ def encode_pictures(
             found = [("", file) for file in (_files(folder) if folder.is_dir() else [folder])]
         if not found:
             raise DataError(f"{path}: no pictures")
+        for _, file in found if folder.is_dir() else ():
+            require_inside(file, folder, "name the folder that it leads to")
         pictures = _headers([file for _, file in found], "stop", [])
         x, _ = decode(pictures, known, "stop", [], max_bytes)
         return [x] if not found[0][0] else [x, labels([name for name, _ in found], known, path)]
@@ -310,14 +319,19 @@ def _stop_or_note(faults: Sequence[str], bad: str, notes: list[str]) -> None:
     notes.append(f"skipped: {faults[0]}{more}")
 
 
-def require_inside(path: Path, root: Path) -> None:
+def require_inside(path: Path, root: Path, advice: str) -> None:
     """Refuse a file or folder that is a link, or lies behind one, out of a folder.
+
+    Args:
+        path: of the file or folder.
+        root: the folder.
+        advice: what else to do than to put the pictures there.
 
     Raises:
         DataError: it does.
     """
     if not path.resolve().is_relative_to(root.resolve()):
-        raise DataError(f"{path}: a link out of {root}; follow_links follows it, or put the pictures there")
+        raise DataError(f"{printable(str(path))}: a link out of {root}; put the pictures there, or {advice}")
 
 
 def pillow() -> Any:
@@ -345,13 +359,13 @@ def open_picture(path: str | Path | IO[bytes]) -> Iterator[Any]:
         DataError: the file is missing, no picture, damaged or too large, also where the pixels are read within.
     """
     image = pillow()
-    with _reading(path if isinstance(path, str | Path) else "a picture"), ExitStack() as stack:
+    with _reading(printable(str(path)) if isinstance(path, str | Path) else "a picture"), ExitStack() as stack:
         file = stack.enter_context(open_regular(Path(path))) if isinstance(path, str | Path) else path
         yield stack.enter_context(image.open(file, formats=_FORMATS))
 
 
 @contextmanager
-def _reading(path: str | Path) -> Iterator[None]:
+def _reading(path: str) -> Iterator[None]:
     """Turn what Pillow raises into a `DataError`."""
     from PIL import Image, UnidentifiedImageError
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dptrain.errors import ConfigError
 from dptrain.ops.creation import saturate_cast
@@ -129,10 +130,14 @@ def _cropped(x: Tensor, height: int, width: int) -> Tensor:
     return x[:, top : top + own_height, left : left + own_width]
 
 
+def border_around(height: int, width: int, target_height: int, target_width: int) -> tuple[int, int]:
+    """Return how much is added above and below, and at each side, of pictures to have a target's aspect ratio."""
+    above = int((max(height, int(float(width * target_height) / target_width)) - height) / 2)
+    return above, int((max(width, int(float(height * target_width) / target_height)) - width) / 2)
+
+
 def _padded(x: Tensor, height: int, width: int, value: float) -> Tensor:
-    own_height, own_width = int(x.shape[1]), int(x.shape[2])
-    above = int((max(own_height, int(float(own_width * height) / width)) - own_height) / 2)
-    left = int((max(own_width, int(float(own_height * width) / height)) - own_width) / 2)
+    above, left = border_around(int(x.shape[1]), int(x.shape[2]), height, width)
     return pad(x, [(0, 0), (above, above), (left, left), (0, 0)], constant_values=value)
 
 
@@ -142,14 +147,16 @@ def _resized(x: Tensor, axis: int, target: int, interpolation: str, antialias: b
     if length == target:
         return x if interpolation == "nearest" else floating(x)
     if interpolation == "nearest":
-        places = ((np.arange(target, dtype=np.float32) + 0.5) * length / target).astype(np.float32)
-        return take(x, np.floor(places).astype(np.int32), axis)
+        return take(x, nearest_pixels(length, target), axis)
     found = floating(x)
-    return along_axis(
-        found,
-        axis,
-        cast(_weights(length, target, np.asarray(length / target), 0.0, interpolation, antialias), found.dtype),
-    )
+    weights = pixel_weights(length, target, np.asarray(length / target), 0.0, interpolation, antialias)
+    return along_axis(found, axis, cast(weights, found.dtype))
+
+
+def nearest_pixels(length: int, target: int) -> npt.NDArray[np.int32]:
+    """Return which of `length` pixels lies nearest to each of `target`."""
+    places = ((np.arange(target, dtype=np.float32) + 0.5) * length / target).astype(np.float32)
+    return np.floor(places).astype(np.int32)
 
 
 def scale_and_translate(
@@ -187,12 +194,12 @@ def scale_and_translate(
     found = floating(x)
     for number, axis in enumerate(axes):
         length, target = int(x.shape[axis]), int(output_shape[axis])
-        weights = _weights(length, target, 1 / scales[number], moves[number], _METHODS[method], antialias)
+        weights = pixel_weights(length, target, 1 / scales[number], moves[number], _METHODS[method], antialias)
         found = along_axis(found[None], axis + 1, cast(weights, found.dtype))[0]
     return found if x.dtype.kind in "fV" else saturate_cast(rint(found), x.dtype)
 
 
-def _weights(length: int, target: int, step: Any, shift: Any, interpolation: str, antialias: bool) -> Tensor:
+def pixel_weights(length: int, target: int, step: Any, shift: Any, interpolation: str, antialias: bool) -> Tensor:
     """Return what each of `length` pixels weighs in each of `target`, (target, length), float64.
 
     Args:

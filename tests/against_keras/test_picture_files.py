@@ -117,3 +117,19 @@ def test_arrays(keras, float32, tmp_path, data_format, scale, channels):
     content = io.BytesIO()
     dp.utils.save_img(content, np.zeros(shape), data_format, "png")
     assert content.getvalue()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
+@pytest.mark.parametrize(("shape", "size"), [((7, 12, 3), (5, 5)), ((2, 12, 7, 3), (9, 20))])
+def test_smart_resize(keras, float32, data_format, shape, size):
+    x = RNG.random(shape).astype(np.float32)
+    x = x if data_format == "channels_last" else np.moveaxis(x, -1, -3)
+    found, expected = (
+        each.preprocessing.image.smart_resize(x, size, "nearest" if size[0] == 5 else "bilinear", data_format)
+        for each in (dp, keras)
+    )
+    assert isinstance(found, np.ndarray)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert (
+        dp.preprocessing.image.smart_resize(dp.ops.convert_to_tensor(x), size, data_format=data_format).ndim == x.ndim
+    )

@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.conftest import ROOT
 from tests.emulated import emulated_ranks, inside_emulator
@@ -43,6 +44,26 @@ def test_two_models_trained_in_turn():
     losses = [[float(one) for one in re.findall(r"_loss ([0-9.]+)", line)] for line in alone[:-1]]
     assert np.array(losses).shape == (4, 2)
     assert 0 < losses[-1][0] < losses[0][0] < 0.8  # the discriminator learns
+
+
+@pytest.mark.parametrize("name", ["resnet", "unet"])
+def test_networks_for_pictures(name):
+    options = ["--dtype", "float64", "--samples", "60", "--batch-size", "20", "--epochs", "2", "--width", "4"]
+    alone, together = (started(ranks, name, *options) for ranks in (0, 2))
+    assert together == alone
+    first, last = (float(re.findall(r" loss ([0-9.]+)", line)[0]) for line in alone)
+    assert last < first
+
+
+def test_a_network_for_a_folder_of_pictures(tmp_path):
+    for name, shade in (("dark", 20), ("light", 200)):
+        (tmp_path / name).mkdir()
+        for number in range(8):
+            Image.new("RGB", (20 + number, 30), (shade, shade, number)).save(tmp_path / name / f"{number}.png")
+    options = ["--pictures", str(tmp_path), "--dtype", "float64", "--batch-size", "5", "--epochs", "2", "--width", "2"]
+    alone, together = (started(ranks, "resnet", *options) for ranks in (0, 2))
+    assert together == alone
+    assert len(alone) == 2
 
 
 @pytest.mark.parametrize(("name", "most"), [("custom_layer", 0.2), ("custom_op", 0.05)])

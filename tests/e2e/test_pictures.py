@@ -29,7 +29,8 @@ def test_training_and_prediction(pets):
     runs = {}
     for ranks in (0, 2):
         out = pets / f"run-{ranks}"
-        done = dptrain(ranks, "--data", "pets", "--epochs", "15", *COMMON, "--out", str(out), cwd=pets)
+        data = "pets" if ranks else "images:pets"
+        done = dptrain(ranks, "--data", data, "--epochs", "15", *COMMON, "--out", str(out), cwd=pets)
         assert (done.code, done.err) == (0, "")
         assert "60 pictures, 6x8 RGB; 3 classes: bright, dark, half" in done.out
         assert "pets: 48 + 12 samples; 6x8x3 -> 8 -> 3" in done.out
@@ -38,7 +39,7 @@ def test_training_and_prediction(pets):
     one, two = (dp.models.load_model(run).get_weights() for run in runs.values())
     for left, right in zip(one, two, strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-3, atol=1e-5)
-    done = dptrain(2, "predict", str(runs[0]), "--data", "pets/dark", cwd=pets)
+    done = dptrain(2, "predict", str(runs[0]), "--data", "images:pets/dark", cwd=pets)
     assert (done.code, done.err) == (0, "")
     lines = done.out.splitlines()
     assert lines[0] == "index,class,p_bright,p_dark,p_half"
@@ -51,6 +52,9 @@ def test_what_is_wrong_with_pictures_is_one_line(pets, tmp_path):
         for number, side in enumerate((4, 4, 6)):
             Image.new("L", (side, side)).save(tmp_path / "odd" / name / f"{number}.png")
     (tmp_path / "odd" / "dog" / "a.txt").write_text("x")
+    (tmp_path / "linked").mkdir()
+    for name in ("cat", "dog"):
+        (tmp_path / "linked" / name).symlink_to(tmp_path / "odd" / name)
     start = ["-m", "dptrain", "--data", "odd", "--fast-dev-run", "--data.test_split", "0.5"]
     cases = {
         "text": start,
@@ -58,12 +62,16 @@ def test_what_is_wrong_with_pictures_is_one_line(pets, tmp_path):
         "good": [*start, "--bad-pictures", "skip", "--image-size", "5x5"],
         "size": [*start, "--image-size", "5"],
         "no pictures": ["-m", "dptrain", "--image-size", "5x5"],
+        "no folder": ["-m", "dptrain", "--data", "images:odd/cat"],
+        "link": ["-m", "dptrain", "--data", "images:linked", "--bad-pictures", "skip"],
     }
     said = in_turn(0, cases, tmp_path / "said", cwd=tmp_path)
     expected = {
         "text": (65, "odd/dog/a.txt: no picture; expected PNG"),
         "sizes": (65, "pictures of 2 sizes (height x width): 4x4 (4), 6x6 (2); --image-size 4x4 resizes them"),
         "size": (2, "data.image_size = '5', set on the command line: '5': expected height and width, such as 32x32"),
+        "no folder": (65, "odd/cat: no folder with a folder of pictures a class"),
+        "link": (65, "linked/cat: a link out of linked; put the pictures there, or --follow-links"),
         "no pictures": (2, "--image-size: strokes is no folder with a folder of pictures a class"),
     }
     for name, (code, message) in expected.items():

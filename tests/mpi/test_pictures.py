@@ -21,6 +21,11 @@ def pictures(tmp_path_factory):
             size = (6, 8, 3) if number % 2 else (9, 7, 3)
             image = rng.integers(0, 60, size) + (150 if label != 1 else 0)
             Image.fromarray(image.clip(0, 255).astype(np.uint8)).save(folder / "good" / name / f"{number}.png")
+    for name in ("a \x1b[31m", "b\udcff", "c\n"):
+        (folder / "odd" / name).mkdir(parents=True)
+        for number in range(4):
+            Image.new("RGB", (8, 6), (50 * number, 0, 0)).save(folder / "odd" / name / f"{number} \udcfe.png")
+    (folder / "odd" / name / "broken\n.png").write_bytes(b"")
     for kind in ("cut", "link", "empty"):
         for name in ("a", "b", "c"):
             (folder / kind / name).mkdir(parents=True)
@@ -35,13 +40,14 @@ def pictures(tmp_path_factory):
 
 
 def cases(folder, ranks):
-    skipped = {"good": {}, "cut": {"bad": "skip"}}
+    skipped = {"good": {}, "cut": {"bad": "skip"}, "odd": {"bad": "skip"}}
     made = {
         f"{kind} {name}": (kind, {**options, **more})
         for kind, options in skipped.items()
         for name, more in (("trained", {}), ("with fixed bits", {"reproducible": True}))
+        if (kind, name) != ("odd", "with fixed bits")
     }
-    made |= {kind: (kind, {}) for kind in ("cut", "link", "empty", "none")}
+    made |= {kind: (kind, {}) for kind in ("cut", "link", "empty", "none", "odd")}
     return {
         name: [SCRIPT, str(folder / kind), str(folder / f"{name} {ranks}.npz"), json.dumps(options)]
         for name, (kind, options) in made.items()
@@ -55,7 +61,9 @@ def done(pictures, tmp_path_factory):
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("name", ["good trained", "cut trained", "good with fixed bits", "cut with fixed bits"])
+@pytest.mark.parametrize(
+    "name", ["good trained", "cut trained", "odd trained", "good with fixed bits", "cut with fixed bits"]
+)
 def test_the_numbers_of_one_rank(pictures, done, name, ranks):
     for count in (0, ranks):
         assert done[count][name].code == 0, done[count][name].err
@@ -78,6 +86,7 @@ def test_the_numbers_of_one_rank(pictures, done, name, ranks):
         ("link", "link/b/x.png: a link out of"),
         ("empty", "empty/b: no pictures"),
         ("none", "none: not found, or no folder"),
+        ("odd", r"odd/c\n/broken\n.png: no picture"),
     ],
 )
 def test_what_is_wrong_ends_all_ranks_in_one_line(done, name, message):

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "dptrain"
 LAYERS = [
     {"__main__"},
     {"cli"},
-    {"__init__", "applications", "datasets"},
+    {"__init__", "applications", "datasets", "preprocessing"},
     {"sweeps"},
     {"models", "testing"},
     {"train"},

@@ -438,8 +438,8 @@ class Generator:
         wide = (f"{one} && aligned({name})" for one, name in zip(found.wide, names, strict=True))
         w.write(
             *found.lines,
-            f"const ProductOf<{ctype(result.inputs[0].dtype)}> of{{{', '.join(names)}, M, N, {found.terms}, 0, 0, depth, "
-            f"slices, {', '.join(wide)}, {parts}, {arrived}}};",
+            f"const ProductOf<{ctype(result.inputs[0].dtype)}> of{{{', '.join(names)}, M, N, {found.terms}, 0, 0, "
+            f"depth, slices, {', '.join(wide)}, {parts}, {arrived}}};",
             f"{kernel}(shared, of, {block}, [&](Index m, Index c, float sum) {{",
             f"    const Index r = {found.row};",
             *(["    if (r < 0) return;"] if found.count > 1 else []),

@@ -174,7 +174,7 @@ def test_links(folder, tmp_path):
     (folder / "cat" / "loop").symlink_to("..")
     assert len(read(folder).file_paths) == 13
     (folder / "dog" / "x.png").symlink_to(outside / "x.png")
-    with pytest.raises(DataError, match=r"dog/x\.png: a link out of .*pets; follow_links follows it"):
+    with pytest.raises(DataError, match=r"dog/x\.png: a link out of .*pets; .* or follow_links=True"):
         read(folder)
     assert 99 in shades(read(folder, follow_links=True))
     (folder / "dog" / "x.png").unlink()

@@ -62,3 +62,15 @@ def test_pillow_is_an_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ConfigError, match="pictures need Pillow: pip install 'pillow"):
         dp.utils.array_to_img(X)
+
+
+def test_keras_2_has_them_in_another_place():
+    image = dp.preprocessing.image
+    for name in ("load_img", "img_to_array", "array_to_img", "save_img"):
+        assert getattr(image, name) is getattr(dp.utils, name)
+    assert dp.preprocessing.image_dataset_from_directory is dp.utils.image_dataset_from_directory
+    assert dp.preprocessing.sequence.pad_sequences is dp.utils.pad_sequences
+    with pytest.raises(
+        AttributeError, match=r"not supported: preprocessing\.timeseries_dataset_from_array: Keras has it"
+    ):
+        _ = dp.preprocessing.timeseries_dataset_from_array

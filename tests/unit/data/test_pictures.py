@@ -210,3 +210,24 @@ def fill_without_pillow(folder):
         (folder / name).mkdir()
         (folder / name / "a.png").write_bytes(b"x")
     return folder
+
+
+def test_links_out_of_the_folder(tmp_path):
+    fill(tmp_path / "pets")
+    outside = fill(tmp_path / "outside")
+    (tmp_path / "pets" / "cat" / "again.png").symlink_to("1.png")
+    assert len(load(tmp_path / "pets").train) == 9
+    (tmp_path / "pets" / "dog" / "9.png").symlink_to(outside / "dog" / "1.png")
+    message = r"dog/9\.png: a link out of .*pets; put the pictures there, or "
+    for bad in ("stop", "skip"):
+        with pytest.raises(AgreedError, match=f"{message}--follow-links"):
+            load(tmp_path / "pets", bad=bad)
+    known = Preprocessing("multiclass", class_names=("cat", "dog"), picture=(4, 6, 3))
+    with pytest.raises(AgreedError, match=f"{message}name the folder that it leads to"):
+        encode_pictures(str(tmp_path / "pets"), known, SoloCommunicator())
+    data = load(tmp_path / "pets", follow_links=True)
+    assert len(data.train) + len(data.test) == 12
+    (tmp_path / "pets" / "dog" / "9.png").unlink()
+    (tmp_path / "pets" / "owl").symlink_to(outside / "cat")
+    with pytest.raises(AgreedError, match="owl: a link out of"):
+        load(tmp_path / "pets")

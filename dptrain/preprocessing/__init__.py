@@ -1,0 +1,12 @@
+"""Where Keras 2 had what makes arrays of pictures and sequences; the functions are those of `dptrain.utils`."""
+
+from typing import TYPE_CHECKING
+
+from dptrain.preprocessing import image, sequence
+from dptrain.registry.names import not_there
+from dptrain.utils import image_dataset_from_directory
+
+__all__ = ["image", "image_dataset_from_directory", "sequence"]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("preprocessing", __all__)

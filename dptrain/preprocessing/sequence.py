@@ -1,0 +1,11 @@
+"""Sequences of different lengths as arrays."""
+
+from typing import TYPE_CHECKING
+
+from dptrain.registry.names import not_there
+from dptrain.utils import pad_sequences
+
+__all__ = ["pad_sequences"]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("preprocessing.sequence", __all__)
