@@ -30,6 +30,7 @@ from dptrain.ops.activation import (
     tanh_shrink,
     threshold,
 )
+from dptrain.ops.functions import sparsemax
 from dptrain.program.tensor import Tensor, as_tensors
 from dptrain.registry.names import lookup, not_there
 from dptrain.registry.serialization import custom_object_scope, function_to_dict, own_or_name
@@ -103,7 +104,7 @@ _FUNCTIONS: tuple[Activation, ...] = (
         log_sigmoid,
     ),
     *(log_softmax, mish, relu, relu6, selu, sigmoid, silu, soft_shrink, softmax, softplus, softsign, sparse_plus),
-    *(sparse_sigmoid, squareplus, tanh, tanh_shrink, threshold),
+    *(sparse_sigmoid, sparsemax, squareplus, tanh, tanh_shrink, threshold),
 )
 BY_NAME: dict[str, Activation] = {getattr(one, "name", None) or one.__name__: one for one in _FUNCTIONS}
 ALIASES: dict[str, Activation] = {"swish": silu, "hard_swish": hard_silu}

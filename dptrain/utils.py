@@ -33,6 +33,7 @@ Sequence = PyDataset
 
 __all__ = [
     "CustomObjectScope",
+    "FeatureSpace",
     "PyDataset",
     "Sequence",
     "array_to_img",
@@ -71,6 +72,7 @@ CustomObjectScope = custom_object_scope
 
 # Names that Keras has here, of the rooms above.
 _ABOVE = {
+    "FeatureSpace": "models.feature_space",
     "deserialize_keras_object": "saving",
     "model_to_dot": "models.plotting",
     "plot_model": "models.plotting",
@@ -78,6 +80,7 @@ _ABOVE = {
 }
 
 if TYPE_CHECKING:
+    from dptrain.models.feature_space import FeatureSpace
     from dptrain.models.plotting import model_to_dot, plot_model
     from dptrain.saving import deserialize_keras_object, serialize_keras_object
 else:  # for which any name would do

@@ -61,6 +61,7 @@ from dptrain.layers.group_normalization import GroupNormalization, RMSNormalizat
 from dptrain.layers.input import Input, InputLayer
 from dptrain.layers.input_spec import InputSpec
 from dptrain.layers.lambda_layer import Lambda
+from dptrain.layers.lookups import HashedCrossing, Hashing, IntegerLookup, StringLookup
 from dptrain.layers.merging import (
     Add,
     Average,
@@ -144,6 +145,10 @@ LAYERS: dict[str, type[Layer]] = {
         RandomSharpness,
         RandomShear,
         Solarization,
+        HashedCrossing,
+        Hashing,
+        IntegerLookup,
+        StringLookup,
         Resizing,
         CenterCrop,
         Discretization,
@@ -290,10 +295,13 @@ __all__ = [
     "GlobalMaxPooling2D",
     "GlobalMaxPooling3D",
     "GroupNormalization",
+    "HashedCrossing",
+    "Hashing",
     "Identity",
     "Input",
     "InputLayer",
     "InputSpec",
+    "IntegerLookup",
     "Lambda",
     "Layer",
     "LayerNormalization",
@@ -349,6 +357,7 @@ __all__ = [
     "SpatialDropout2D",
     "SpatialDropout3D",
     "SpectralNormalization",
+    "StringLookup",
     "Subtract",
     "UnitNormalization",
     "UpSampling1D",

@@ -12,6 +12,7 @@ from dptrain import comm as comms
 from dptrain.comm import Communicator
 from dptrain.errors import ConfigError, DataError, printable
 from dptrain.layers.weight import to_be_read
+from dptrain.models.feature_space import FeatureSpace
 from dptrain.models.model import Model
 from dptrain.registry.serialization import custom_object_scope
 from dptrain.runtime.failure import phase
@@ -32,7 +33,7 @@ def load_model(
     best: bool = False,
     **options: Any,
 ) -> Model:
-    """Return the model in a `.keras` file of dptrain or Keras 3, or of a run's folder. Collective.
+    """Return the model in a `.keras` file of dptrain or Keras 3, or of a run's folder; or a `FeatureSpace`. Collective.
 
     Training goes on exactly where it stopped: weights, optimizer (iterations, learning rate, slots), loss, metrics
     and, in a file of dptrain's, the seed. NaN in weights are loaded as they are.
@@ -64,7 +65,8 @@ def load_model(
 
     found = _agreed(comm, read)
     where, file = (str(filepath), None) if found is None else found
-    return _model_of(comm, where, file, custom_objects, compile, options)
+    model: Model = _model_of(comm, where, file, custom_objects, compile, options)
+    return model
 
 
 def load_members(
@@ -101,10 +103,13 @@ def _model_of(
     custom_objects: Mapping[str, Any] | None,
     compile: bool,
     options: Mapping[str, Any],
-) -> Model:
+) -> Any:
     """Return the model of a file that rank 0 has read. Collective."""
     fact = None if file is None else [file.config, file.seed, file.weights.getbuffer().nbytes, file.preprocessing]
     config, seed, nbytes, raw = comm.broadcast_fact(fact)
+    if isinstance(config, Mapping) and config.get("class_name") == FeatureSpace.__name__:
+        with reading(where):
+            return FeatureSpace.from_config(config["config"])
 
     def make() -> Model:
         with reading(where), custom_object_scope(custom_objects), to_be_read(nbytes // 2):  # 2: of the smallest dtype

@@ -32,7 +32,7 @@ from dptrain.ops.elementwise import (
     square,
     where,
 )
-from dptrain.ops.manipulation import reshape
+from dptrain.ops.manipulation import expand_dims, reshape
 from dptrain.ops.reduction import argmax, max, mean, min, sum
 from dptrain.ops.rounding import ceil, floor, isinf, isnan
 from dptrain.program.tensor import Tensor, as_tensors
@@ -293,3 +293,20 @@ def trapezoid(y: Any, x: Any = None, dx: float = 1.0, axis: int = -1) -> Tensor:
         along = width if width.ndim == 1 else moveaxis(width, axis, -1)
         width = along[..., 1:] - along[..., :-1]
     return sum((found[..., 1:] + found[..., :-1]) * width, -1) / 2
+
+
+def sparsemax(x: Any, axis: int = -1) -> Tensor:
+    """Return the nearest point of the simplex: numbers from 0 whose sum along the axis is 1, most of them 0.
+
+    An element is above the threshold where 1 + k x exceeds the sum of the k elements that are at least x. Each is
+    compared with each, which takes the square of the axis' length, and no sorting.
+
+    Source: A. Martins and R. Astudillo, "From softmax to sparsemax", ICML 2016.
+    """
+    found = moveaxis(floating(x), axis, -1)
+    mine, other = expand_dims(found, -1), expand_dims(found, -2)
+    above = other >= mine
+    support = 1 + sum(cast(above, found.dtype), -1) * found > sum(where(above, other, 0), -1)
+    number = sum(cast(support, found.dtype), -1, keepdims=True)
+    threshold = (sum(where(support, found, 0), -1, keepdims=True) - 1) / number
+    return moveaxis(maximum(found - threshold, 0), -1, axis)

@@ -38,6 +38,7 @@ from dptrain.ops.functions import (
     glu,
     hard_swish,
     moments,
+    sparsemax,
     swish,
 )
 from dptrain.ops.indexing import (
@@ -64,9 +65,20 @@ from dptrain.ops.spatial import (
     max_pool,
     separable_conv,
 )
+from dptrain.ops.windows import (
+    adaptive_average_pool,
+    adaptive_max_pool,
+    depth_to_space,
+    fold,
+    psnr,
+    space_to_depth,
+    unfold,
+)
 from dptrain.registry.names import not_there
 
 __all__ = [
+    "adaptive_average_pool",
+    "adaptive_max_pool",
     "average_pool",
     "batch_normalization",
     "binary_crossentropy",
@@ -74,9 +86,11 @@ __all__ = [
     "celu",
     "conv",
     "conv_transpose",
+    "depth_to_space",
     "depthwise_conv",
     "dot_product_attention",
     "elu",
+    "fold",
     "gelu",
     "glu",
     "hard_shrink",
@@ -93,6 +107,7 @@ __all__ = [
     "multi_hot",
     "normalize",
     "one_hot",
+    "psnr",
     "relu",
     "relu6",
     "rms_normalization",
@@ -104,13 +119,16 @@ __all__ = [
     "softmax",
     "softplus",
     "softsign",
+    "space_to_depth",
     "sparse_categorical_crossentropy",
     "sparse_plus",
     "sparse_sigmoid",
+    "sparsemax",
     "squareplus",
     "swish",
     "tanh_shrink",
     "threshold",
+    "unfold",
 ]
 
 if not TYPE_CHECKING:  # for which any name would do

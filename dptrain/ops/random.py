@@ -28,7 +28,8 @@ from dptrain.ops.elementwise import (
     sqrt,
     where,
 )
-from dptrain.ops.manipulation import concatenate, reshape
+from dptrain.ops.manipulation import concatenate, expand_dims, reshape
+from dptrain.ops.reduction import argmax
 from dptrain.ops.reduction import sum as sum_over
 from dptrain.program.dims import Dim
 from dptrain.program.lowering import RandomBits
@@ -290,16 +291,15 @@ def _log_gamma(drawn: Tensor, alpha: Any) -> Tensor:
     """
     wanted = cast(alpha, drawn.dtype)
     middle = wanted + 2 / 3
+    each = expand_dims(middle, -1) if middle.ndim else middle
     logs = log(1.0 - drawn)
-    chosen: Any = 0.0  # the logarithm of (1 + c x)^3
-    for n in range(0, 3 * _ROUNDS, 3):
-        x = sqrt(-2.0 * logs[..., n]) * cos(drawn[..., n + 1] * (2 * math.pi))
-        root = 1 + x / (3 * sqrt(middle))
-        cube = 3 * log(where(root > 0, root, 1.0))
-        limit = 0.5 * x * x + middle * (1 - exp(cube) + cube)
-        chosen = where(logical_and(root > 0, logs[..., n + 2] < limit), cube, chosen)
-    found: Tensor = chosen + log(middle) + logs[..., -1] / wanted
-    return found
+    x = sqrt(-2.0 * logs[..., :_ROUNDS]) * cos(drawn[..., _ROUNDS : 2 * _ROUNDS] * (2 * math.pi))
+    root = 1 + x / (3 * sqrt(each))
+    cube = 3 * log(where(root > 0, root, 1.0))
+    limit = 0.5 * x * x + each * (1 - exp(cube) + cube)
+    accepted = logical_and(root > 0, logs[..., 2 * _ROUNDS : -1] < limit)
+    first = logical_and(accepted, equal(expand_dims(argmax(accepted, -1), -1), np.arange(_ROUNDS)))
+    return sum_over(where(first, cube, 0.0), -1) + log(middle) + logs[..., -1] / wanted
 
 
 def dropout(inputs: Any, rate: float, noise_shape: Sequence[int | None] | None = None, seed: Seed = None) -> Tensor:

@@ -48,7 +48,7 @@ MODELS: dict[str, type[Any]] = {}
 _MODULES = {"Sequential": ("keras", None), "Functional": ("keras.src.models.functional", "Functional")}
 # Arguments that change no number that a file could hold: seeds (values are drawn already, or by another generator),
 # and what another argument switches off; then those that are no constructor's business here.
-_NO_MATTER = ("seed", "ema_momentum")
+_NO_MATTER = ("seed", "ema_momentum", "vocabulary_size")
 _HANDLED = ("name", "dtype")
 # What Keras' arguments are where dptrain has no such argument.
 _SAME_AS_HERE: dict[str, Any] = {

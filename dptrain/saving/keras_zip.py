@@ -84,20 +84,33 @@ def encode(model: Any) -> bytes:
         ConfigError: h5py is not installed, or the model has something that could not be read again.
     """
     keras_h5.h5py_module()
-    metadata = {
-        "keras_version": _KERAS,
-        "dptrain": {"format": _FORMAT, "version": __version__, "seed": model.seed},
-    }
+    raw = None if model.preprocessing is None else model.preprocessing.to_dict()
     try:
-        config = json.dumps(model_config(model))
+        return archived(model_config(model), model.seed, keras_h5.encode(model), raw)
     except TypeError as error:
         raise ConfigError(f"model {model.name!r} has a configuration that JSON cannot hold: {error}") from error
+
+
+def archived(
+    config: dict[str, Any], seed: int | None, weights: bytes, preprocessing: dict[str, Any] | None = None
+) -> bytes:
+    """Return the content of a file.
+
+    Args:
+        config: of config.json.
+        seed: the model's.
+        weights: the content of model.weights.h5.
+        preprocessing: of preprocessing.json; None for none.
+    """
+    metadata = {"keras_version": _KERAS, "dptrain": {"format": _FORMAT, "version": __version__, "seed": seed}}
+    members: list[tuple[str, str | bytes]] = [(_METADATA, json.dumps(metadata)), (_CONFIG, json.dumps(config))]
+    members.append((_WEIGHTS, weights))
+    if preprocessing is not None:
+        members.append((_PREPROCESSING, json.dumps(preprocessing)))
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
-        for name, data in ((_METADATA, json.dumps(metadata)), (_CONFIG, config), (_WEIGHTS, keras_h5.encode(model))):
+        for name, data in members:
             archive.writestr(undated(name), data)
-        if model.preprocessing is not None:
-            archive.writestr(undated(_PREPROCESSING), json.dumps(model.preprocessing.to_dict()))
     return content.getvalue()
 
 

@@ -124,3 +124,21 @@ def test_scale_and_translate(keras, method, antialias):
         arguments = (shape, np.array(scale), np.array(moves), axes, method, antialias)
         theirs = keras.ops.image.scale_and_translate(IMAGES, *arguments)
         same(keras, ops.image.scale_and_translate(IMAGES, *arguments), theirs)
+
+
+def test_blocks_columns_and_pools(keras):
+    images = RNG.normal(size=(2, 4, 6, 8))
+    for data_format in ("channels_last", "channels_first"):
+        for name in ("depth_to_space", "space_to_depth"):
+            theirs = getattr(keras.ops, name)(images, 2, data_format)
+            same(keras, getattr(ops, name)(images, 2, data_format), theirs)
+        for given, size in ((images, (3, 4)), (images, 5), (images[0], 2), (images[:, None], (1, 3, 2))):
+            for name in ("adaptive_average_pool", "adaptive_max_pool"):
+                theirs = getattr(keras.ops, name)(given, size, data_format)
+                same(keras, getattr(ops, name)(given, size, data_format), theirs)
+    for arguments in (((3, 2),), (2, 1, 1, 2), ((2, 3), (2, 1), (1, 0), (1, 2))):
+        columns = ops.unfold(images, *arguments)
+        same(keras, columns, keras.ops.unfold(keras.ops.convert_to_tensor(images), *arguments))
+        theirs = keras.ops.fold(keras.ops.convert_to_tensor(columns.numpy()), (6, 8), *arguments)
+        same(keras, ops.fold(columns, (6, 8), *arguments), theirs)
+    same(keras, ops.psnr(images, images + 0.1, 2.0), keras.ops.psnr(images, images + 0.1, 2.0))

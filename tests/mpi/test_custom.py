@@ -1,6 +1,7 @@
 """Steps of a user's own: N ranks train what one rank trains, those that have no samples included.
 
-Batch normalization, in two models, sample weights, penalties and metrics with a state are in it.
+Rows mixed with others, batch normalization, in two models, sample weights, penalties and metrics with a state are in
+it.
 """
 
 import json

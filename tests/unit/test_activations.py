@@ -14,6 +14,8 @@ X = np.concatenate([np.linspace(-3.95, 3.95, 80), [-30.0, 30.0]])
 E = np.exp(X)
 SIGMOID = 1 / (1 + np.exp(-X))
 PHI = np.array([0.5 * (1 + math.erf(one / math.sqrt(2))) for one in X])
+# The sum of what sparsemax leaves above it is 1.
+THRESHOLD = max((np.sort(X)[-k:].sum() - 1) / k for k in range(1, len(X) + 1))
 EXPECTED = {
     "celu": np.maximum(X, 0) + np.minimum(0, np.expm1(np.minimum(X, 0))),
     "elu": np.where(X > 0, X, E - 1),
@@ -37,6 +39,7 @@ EXPECTED = {
     "softmax": E / E.sum(),
     "softplus": np.log1p(E),
     "softsign": X / (1 + np.abs(X)),
+    "sparsemax": np.maximum(X - THRESHOLD, 0),
     "sparse_plus": np.where(X <= -1, 0, np.where(X < 1, (X + 1) ** 2 / 4, X)),
     "sparse_sigmoid": np.clip((X + 1) / 2, 0, 1),
     "squareplus": (X + np.sqrt(X**2 + 4)) / 2,

@@ -1,4 +1,7 @@
-"""Steps of a user's own on any number of ranks; rank 0 saves what came out. Arguments: out.npz samples batch_size."""
+"""Steps of a user's own, which mix rows, on any number of ranks; rank 0 saves what came out.
+
+Arguments: out.npz samples batch_size.
+"""
 
 import json
 import sys
@@ -19,6 +22,7 @@ class Denoiser(dp.Model):
         super().__init__(seed=3)
         self.denoising, self.shaping = denoising, shaping
         self.seed_generator = dp.random.SeedGenerator(5)
+        self.mixing = dp.layers.MixUp(0.8, seed=7)
         self.noise = dp.metrics.Mean("noise")
         self.batches = dp.metrics.Sum("batches")
 
@@ -27,6 +31,8 @@ class Denoiser(dp.Model):
 
     def train_step(self, data):
         x, _, weights = dp.utils.unpack_x_y_sample_weight(data)
+        mixed = self.mixing({"images": ops.reshape(x, (-1, 1, 2, 3)), "labels": x}, training=True)
+        x = 0.5 * mixed["labels"] + 0.5 * ops.reshape(mixed["images"], x.shape)
         noise = dp.random.normal(x.shape, dtype="float64", seed=self.seed_generator)
         self.noise.update_state(noise)
         self.batches.update_state(1.0)

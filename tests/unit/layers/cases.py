@@ -220,6 +220,21 @@ CASES: dict[str, list[Case]] = {
         Case(lambda: L.Lambda(shifted, arguments={"by": 0.5}), (3,), (3,)),
         Case(lambda: L.Lambda("softplus", output_shape=(3, 2)), (3, 2), (3, 2)),
     ],
+    "IntegerLookup": [
+        Case(lambda: L.IntegerLookup(None, 2, vocabulary=[4, 1, 7], output_mode="count"), (3,), (5,), integers=9),
+        Case(
+            lambda: L.IntegerLookup(6, mask_token=0, vocabulary=[4, 1], output_mode="one_hot", pad_to_max_tokens=True),
+            *((1,), (6,)),
+            integers=9,
+        ),
+        Case(
+            lambda: L.IntegerLookup(
+                num_oov_indices=0, vocabulary=[2, 0, 1], output_mode="tf_idf", idf_weights=[0.5, 1, 2]
+            ),
+            *((4,), (3,)),
+            integers=3,
+        ),
+    ],
     "LayerNormalization": [
         Case(lambda: L.LayerNormalization(beta_initializer="ones"), (3, 4), (3, 4)),
         Case(lambda: L.LayerNormalization([1, 2], scale=False), (3, 4), (3, 4)),
@@ -429,4 +444,6 @@ CASES: dict[str, list[Case]] = {
         Case(lambda: L.ZeroPadding3D((0, 1, (2, 0)), "channels_first"), (1, 2, 1, 1), (1, 2, 3, 3)),
     ],
 }
+# Layers of texts and hashes, which no program has; see test_lookups.py.
+ON_HOST = {"HashedCrossing", "Hashing", "StringLookup"}
 ALL_CASES = [(name, number) for name, cases in CASES.items() for number in range(len(cases))]

@@ -129,3 +129,194 @@ def test_bins_of_numbers():
 def test_refusals(build, message):
     with pytest.raises(ConfigError, match=message):
         build()
+
+
+GRAY = np.full((400, 4, 4, 3), 100.0, np.float32)
+NOISE = np.random.default_rng(5).uniform(0, 255, (400, 4, 4, 3)).astype(np.float32)
+
+
+def changed(layer, images):
+    """Return what a layer makes of images in training, and whether it changed each."""
+    found = layer(images, training=True).numpy()
+    return found, np.abs(found - images).max((1, 2, 3)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("make", "chance"),
+    [
+        (lambda: layers.RandomInvert(1.0, seed=1), 0.5),  # a chance that is drawn from 0 to 1
+        (lambda: layers.RandomInvert((1.0, 1.0), seed=1), 1),
+        (lambda: layers.RandomInvert((0.0, 0.0), seed=1), 0),
+        (lambda: layers.RandomGrayscale(0.25, seed=1), 0.25),
+        (lambda: layers.RandomErasing((0.75, 0.75), (0.9, 1), seed=1), 0.75),
+        (lambda: layers.RandomGaussianBlur((0.25, 0.25), sigma=(0.9, 1), seed=1), 0.25),
+        (lambda: layers.RandomPerspective((0.5, 0.5), seed=1), 0.5),
+        (lambda: layers.RandomElasticTransform((0.5, 0.5), seed=1, fill_mode="constant"), 0.5),
+    ],
+)
+def test_chances(make, chance):
+    layer = make()
+    _, first = changed(layer, NOISE)
+    _, second = changed(layer, NOISE)
+    assert abs(first.mean() - chance) < 0.13
+    assert chance in (0, 1) or (first != second).any()
+
+
+@pytest.mark.parametrize(
+    ("make", "least", "most"),
+    [
+        (lambda: layers.RandomColorJitter(brightness_factor=(0.1, 0.2), seed=1), 125.5, 151),
+        (lambda: layers.Solarization((0.1, 0.2), seed=1), 104, 154.9),
+        (lambda: layers.RandomErasing((1.0, 1.0), (1.0, 1.0), 7.0, seed=1), 7, 7),
+        (lambda: layers.RandomPosterization((3, 3), seed=1), 96, 96),
+        (lambda: layers.RandomPosterization((1, 3), seed=1), 0, 64),
+        (lambda: layers.RandomInvert((1.0, 1.0), seed=1), 155, 155),
+    ],
+)
+def test_ranges(make, least, most):
+    found, _ = changed(make(), GRAY)
+    assert least <= found.min() + 1e-3
+    assert found.max() <= most + 1e-3
+    assert least == most or np.unique(found).size > 1
+
+
+def test_colours_stay_in_their_range_and_grey_stays_grey():
+    for make in (
+        lambda **o: layers.RandomHue(1.0, **o),
+        lambda **o: layers.RandomSaturation((0.9, 1.0), **o),
+        lambda **o: layers.RandomColorDegeneration((0.0, 1.0), **o),
+        lambda **o: layers.RandomSharpness((0.0, 1.0), **o),
+        lambda **o: layers.RandAugment(factor=1.0, **o),
+        lambda **o: layers.AugMix(chain_depth=1, **o),
+    ):
+        found, touched = changed(make(seed=1), NOISE)
+        assert found.min() >= -1e-3
+        assert found.max() <= 255.001
+        assert touched.mean() > 0.9
+    for make in (layers.RandomHue, layers.RandomColorDegeneration, layers.RandomSaturation):
+        np.testing.assert_allclose(make(0.9, seed=1)(GRAY, training=True), GRAY, rtol=2e-4)
+    faded = layers.RandomColorDegeneration((1.0, 1.0), seed=1)(NOISE, training=True).numpy()
+    np.testing.assert_allclose(faded[..., 0], faded[..., 2], atol=0.05)
+    same = layers.RandomSharpness((0.5, 0.5), seed=1)(NOISE, training=True)
+    np.testing.assert_allclose(same, NOISE, rtol=1e-4)
+
+
+def test_contrast_and_frequencies():
+    x = np.array([[[0.0, 50], [50, 50]], [[10, 20], [30, 40]]])[..., None]
+    found = layers.AutoContrast()(x).numpy()
+    np.testing.assert_allclose(found[..., 0], [[[0, 255], [255, 255]], [[0, 85], [170, 255]]], rtol=1e-5)
+    np.testing.assert_array_equal(layers.AutoContrast()(GRAY[:1]), GRAY[:1])
+    equal = layers.Equalization(bins=256)
+    values = np.arange(4.0).reshape(1, 2, 2, 1) * 3
+    np.testing.assert_allclose(equal(values, training=True), np.array([0, 85, 170, 255.0]).reshape(1, 2, 2, 1))
+    np.testing.assert_array_equal(equal(values, training=False), values)
+    np.testing.assert_array_equal(equal(GRAY[:1], training=True), GRAY[:1])
+
+
+@pytest.mark.parametrize("make", [lambda: layers.MixUp(0.9, seed=1), lambda: layers.CutMix((0.9, 1), seed=1)])
+def test_pictures_and_labels_are_mixed_alike(make):
+    """Each image shows its own number, so that what it is made of can be read."""
+    number = 60
+    images = np.zeros((number, 8, 8, 1), np.float32) + np.arange(number)[:, None, None, None]
+    labels = np.eye(number)
+    layer = make()
+    found = layer({"images": images, "labels": labels}, training=True)
+    mixed, parts = found["images"].numpy(), found["labels"].numpy()
+    np.testing.assert_allclose(parts.sum(1), 1, rtol=1e-5)
+    assert (np.count_nonzero(parts > 1e-6, 1) <= 2).all()
+    partners = np.where(parts - np.diag(np.diag(parts)) > 1e-6)[1]
+    assert len(set(partners)) == len(partners) > number // 2  # a permutation, but for what it keeps in place
+    if isinstance(layer, layers.MixUp):
+        np.testing.assert_allclose(mixed[:, 0, 0, 0], parts @ np.arange(number), rtol=1e-4)
+        np.testing.assert_allclose(np.ptp(mixed, (1, 2, 3)), 0, atol=1e-5)
+    else:
+        for one, own in zip(mixed, parts, strict=True):
+            assert set(np.unique(one)) <= set(np.flatnonzero(own > 0))
+        area = [(one == n).mean() for n, one in enumerate(mixed)]
+        assert np.abs(np.array(area) - np.diag(parts)).mean() < 0.1
+    kept = layer({"images": images, "labels": labels}, training=False)
+    np.testing.assert_array_equal(kept["images"], images)
+    np.testing.assert_array_equal(kept["labels"], labels)
+    single = layer({"images": images[3], "labels": labels[3]}, training=True)
+    np.testing.assert_allclose(single["images"], images[3], rtol=1e-5)
+    np.testing.assert_allclose(single["labels"], labels[3], rtol=1e-5)
+
+
+def test_mixing_in_a_step_of_ones_own():
+    class Mixed(dp.Sequential):
+        def __init__(self, parts):
+            super().__init__(parts)
+            self.mix = layers.MixUp(0.9, seed=3)
+
+        def train_step(self, data):
+            x, y = data
+            both = self.mix({"images": x, "labels": y}, training=True)
+            return super().train_step((both["images"], both["labels"]))
+
+    x = np.random.default_rng(1).normal(size=(20, 3, 3, 1)).astype(np.float32)
+    y = np.eye(2, dtype=np.float32)[np.arange(20) % 2]
+    model = Mixed([Input((3, 3, 1)), layers.Flatten(), layers.Dense(2)])
+    model.compile("sgd", "mse")
+    losses = model.fit(x, y, batch_size=8, epochs=2, verbose=0).history["loss"]  # the last batch has 4 rows
+    assert np.isfinite(losses).all()
+    assert int(model.mix.generator.count.numpy()) == 2 * 3 * 2
+
+
+def test_a_seed_that_is_given_draws_the_same():
+    for make in (layers.MixUp, layers.RandomInvert, layers.RandomErasing, layers.RandAugment):
+        layer = make(seed=1)
+        one, other = (layer.get_random_transformation(NOISE[:4], seed=7) for _ in range(2))
+        found = [layer.transform_images(NOISE[:4], drawn).numpy() for drawn in (one, other)]
+        np.testing.assert_array_equal(*found)
+        assert layer.get_random_transformation(NOISE[:4], training=False) is None
+
+
+def test_a_pipeline(tmp_path):
+    pipeline = layers.Pipeline([layers.RandomFlip(seed=1), layers.AutoContrast(), layers.Rescaling(1 / 255)])
+    assert [type(one).__name__ for one in pipeline.layers] == ["RandomFlip", "AutoContrast", "Rescaling"]
+    found = pipeline(NOISE[:5], training=False).numpy()
+    np.testing.assert_allclose(found, layers.AutoContrast()(NOISE[:5]).numpy() / 255, rtol=1e-6)
+    model = dp.Sequential([Input((4, 4, 3)), pipeline, layers.Flatten(), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(NOISE[:8], np.ones(8), verbose=0)
+    model.save(tmp_path / "m.keras")
+    again = dp.models.load_model(tmp_path / "m.keras")
+    np.testing.assert_array_equal(again.predict(NOISE[:8], verbose=0), model.predict(NOISE[:8], verbose=0))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: layers.RandomShear(1.5), r"in the range \[0, 1.0\]. Received: x_factor=1.5"),
+        (lambda: layers.RandomShear(0.1, -0.5), "Received: y_factor=-0.5"),
+        (lambda: layers.RandomShear(fill_mode="mirror"), "Unknown `fill_mode` mirror"),
+        (lambda: layers.RandomPerspective(scale=2), r"`scale` argument should be a number in the range \[0,1\]"),
+        (lambda: layers.RandomPerspective(interpolation="cubic"), "Unknown `interpolation` cubic"),
+        (lambda: layers.RandomElasticTransform(scale=2), r"The `scale` argument .* Received: scale=2"),
+        (lambda: layers.RandomElasticTransform(fill_mode="edge"), "Unknown `fill_mode` edge"),
+        (lambda: layers.RandomErasing(fill_value=(1, 2)), "number .or a list of three numbers."),
+        (lambda: layers.RandomGaussianBlur(kernel_size=4), "kernel_size must be an odd number"),
+        (lambda: layers.RandomGrayscale(2), "`factor` should be between 0 and 1"),
+        (lambda: layers.RandomPosterization(9), r"in the range \[1, 8\]. Received: factor=9"),
+        (lambda: layers.RandomHue(-0.1), r"in the range \[0, 1\]. Received: factor=-0.1"),
+        (lambda: layers.RandomInvert(value_range=5), "`value_range` argument should be a list of two numbers"),
+        (lambda: layers.RandomHue(0.5)(NOISE[..., :2], training=True), "Invalid channel size: expected 3"),
+        (lambda: layers.Solarization(2), "Received: addition_factor=2"),
+        (lambda: layers.Equalization(bins=1), "bins=1 of Equalization"),
+        (lambda: layers.RandAugment(num_ops=0), "num_ops=0 of RandAugment"),
+        (lambda: layers.RandAugment(interpolation="cubic"), "Unknown `interpolation` cubic"),
+        (lambda: layers.AugMix(num_chains=0), "num_chains=0 of AugMix"),
+        (lambda: layers.AugMix(alpha=0), "alpha = 0 of AugMix"),
+        (lambda: layers.MixUp(0), "alpha = 0 of MixUp"),
+        (lambda: layers.CutMix(2), r"in the range \[0, 1\]. Received: factor=2"),
+        (
+            lambda: layers.MixUp()({"images": NOISE[:2], "labels": np.array([1, 0])}, training=True),
+            "expected vectors, such as `ops.one_hot`",
+        ),
+        (lambda: layers.MixUp()({"images": NOISE[:2], "masks": NOISE[:2]}, training=True), "not supported: masks"),
+        (lambda: layers.Pipeline(["flip"]), "expected a list of layers"),
+    ],
+)
+def test_what_the_others_refuse(build, message):
+    with pytest.raises(ConfigError, match=message):
+        build()

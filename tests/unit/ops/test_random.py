@@ -106,3 +106,63 @@ def test_parts_of_a_concatenation_draw_for_their_own_rows():
         for name, value in whole.items():
             np.testing.assert_allclose(outputs[name], value, rtol=1e-6)
         assert own == state
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.4, 1.0, 4.0])
+def test_gamma_and_beta(alpha):
+    """Mean and variance are those of the distributions, to five standard errors."""
+    number = 20_000
+    drawn = random.gamma((number,), alpha, "float64", seed=1).numpy()
+    assert drawn.min() >= 0
+    assert drawn.mean() == pytest.approx(alpha, abs=5 * (alpha / number) ** 0.5)
+    fourth = 3 * alpha**2 + 6 * alpha
+    assert drawn.var() == pytest.approx(alpha, abs=5 * ((fourth - alpha**2) / number) ** 0.5)
+    both = random.beta((number,), alpha, 2 * alpha, "float64", seed=2).numpy()
+    variance = 2 / 9 / (3 * alpha + 1)
+    assert both.mean() == pytest.approx(1 / 3, abs=5 * (variance / number) ** 0.5)
+    assert both.var() == pytest.approx(variance, rel=0.1)
+    parts = random.dirichlet((number, 3), alpha, "float64", seed=3).numpy()
+    np.testing.assert_allclose(parts.sum(1), 1, rtol=1e-12)
+    np.testing.assert_allclose(parts.mean(0), 1 / 3, atol=5 * (variance / number) ** 0.5)
+
+
+def test_beta_of_tiny_shapes_is_0_or_1():
+    """Where both numbers of the gamma distribution are below the least one."""
+    drawn = random.beta((1000,), 1e-6, 1e-6, seed=1).numpy()
+    assert set(drawn) == {0, 1}
+    assert 400 < drawn.sum() < 600
+
+
+def test_gamma_of_tensors():
+    shapes = np.array([0.5, 5, 50])
+    drawn = random.gamma((4000, 3), shapes, seed=5).numpy()
+    np.testing.assert_allclose(drawn.mean(0), shapes, rtol=0.1)
+
+
+@pytest.mark.parametrize("shards", [[11], [4, 4, 3], [0, 11], [5, 0, 1, 2, 3]], ids=str)
+def test_a_permutation_of_the_global_batch(shards):
+    seed = random.SeedGenerator(7)
+
+    def step(x):
+        return dict(zip(("places", "order"), seed.permutation(x.shape[0]), strict=True))
+
+    program = trace(step, {"x": ((Dim.rows(ROWS),), "float64")})
+    assert program.for_one_size
+    values = {"x": np.zeros(ROWS)}
+    whole, state = evaluate(program, values)
+    assert whole["places"].tolist() == list(range(ROWS))
+    assert sorted(whole["order"]) == list(range(ROWS))
+    assert state == {seed.count: 1}
+    again, _ = evaluate(program, values, state)
+    assert sorted(again["order"]) == list(range(ROWS))
+    assert again["order"].tolist() != whole["order"].tolist()
+    found, _ = run_on_ranks(place(program), values, shards, {"x": 0})
+    for name in whole:
+        np.testing.assert_array_equal(np.concatenate([outputs[name] for outputs, _ in found]), whole[name])
+
+
+def test_a_permutation_of_rows_side_by_side_is_refused():
+    seed = random.SeedGenerator(7)
+    specs = {"x": ((Dim.rows(ROWS),), "float64")}
+    with pytest.raises(ConfigError, match="not supported: a random order of rows that have been concatenated"):
+        trace(lambda x: {"y": seed.permutation(ops.concatenate([x, x]).shape[0])[0]}, specs)

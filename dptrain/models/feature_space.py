@@ -1,0 +1,445 @@
+"""FeatureSpace: the columns of a table as what a network takes, on the host."""
+
+import io
+from collections.abc import Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from dptrain import comm as comms
+from dptrain import layers, ops
+from dptrain.errors import ConfigError
+from dptrain.layers import Input, Layer
+from dptrain.layers.lookups import on_host
+from dptrain.program.tensor import Tensor
+from dptrain.registry.serialization import Configurable
+from dptrain.saving import keras_h5, keras_zip
+from dptrain.saving.weights import require_ending, write
+
+_MODULE = "keras.src.layers.preprocessing.feature_space"
+_MODES = ("int", "one_hot", "float")
+_numbers = count()
+
+
+def _described(one: Configurable) -> dict[str, Any]:
+    """Return an object of this module as Keras' files have it."""
+    name = type(one).__name__
+    return {"module": _MODULE, "class_name": name, "config": one.config(), "registered_name": name}
+
+
+class Cross(Configurable):
+    """Several features as one category, by a hash.
+
+    Args:
+        feature_names: of the features.
+        crossing_dim: how many categories.
+        output_mode: "one_hot" or "int".
+
+    Raises:
+        ConfigError: the mode is unknown.
+    """
+
+    def __init__(self, feature_names: Sequence[str], crossing_dim: int, output_mode: str = "one_hot") -> None:
+        if output_mode not in _MODES[:2]:
+            raise ConfigError(
+                "Invalid value for argument `output_mode`. Expected one of {'int', 'one_hot'}. Received: "
+                f"output_mode={output_mode}"
+            )
+        self.feature_names, self.crossing_dim, self.output_mode = tuple(feature_names), crossing_dim, output_mode
+
+    @property
+    def name(self) -> str:
+        """The names of the features together."""
+        return "_X_".join(self.feature_names)
+
+    def config(self) -> dict[str, Any]:
+        """Return the arguments."""
+        about = {"crossing_dim": self.crossing_dim, "output_mode": self.output_mode}
+        return {"feature_names": list(self.feature_names), **about}
+
+
+class Feature(Configurable):
+    """What a column becomes.
+
+    Args:
+        dtype: of the column: "float32", "int32" or "string".
+        preprocessor: the layer that it goes through, or its description.
+        output_mode: "float", or of categories "int" or "one_hot".
+
+    Raises:
+        ConfigError: the mode is unknown.
+    """
+
+    def __init__(self, dtype: str, preprocessor: Any, output_mode: str) -> None:
+        if output_mode not in _MODES:
+            raise ConfigError(
+                "Invalid value for argument `output_mode`. Expected one of {'int', 'one_hot', 'float'}. Received: "
+                f"output_mode={output_mode}"
+            )
+        if isinstance(preprocessor, Mapping):
+            if preprocessor.get("class_name") == "TFDIdentity":  # Keras' own
+                preprocessor = {**preprocessor, "module": "keras.layers", "class_name": "Identity"}
+                preprocessor["registered_name"], preprocessor["config"] = None, {}
+            preprocessor = layers.deserialize(preprocessor)
+        self.dtype, self.preprocessor, self.output_mode = dtype, preprocessor, output_mode
+
+    def config(self) -> dict[str, Any]:
+        """Return the arguments; what the layer has adapted to is among them."""
+        described = layers.serialize(self.preprocessor)
+        one = self.preprocessor
+        if isinstance(one, layers.Normalization) and one.mean is None and one.built:
+            mean, variance = (each.numpy().tolist() for each in (one.adapt_mean, one.adapt_variance))
+            described["config"] |= {"mean": mean, "variance": variance}
+        return {"dtype": self.dtype, "preprocessor": described, "output_mode": self.output_mode}
+
+
+def _named(kind: str, name: str | None) -> str:
+    return f"{name or f'{kind}_{next(_numbers)}'}_preprocessor"
+
+
+class FeatureSpace(Layer):
+    """The columns of a table, each through a layer of its own, and together what a network takes.
+
+    It works on the host: call it on a dictionary of columns before `fit`, in a generator or a `PyDataset`. A model for
+    what comes out begins with `get_encoded_features()`.
+
+    Args:
+        features: for each column a `Feature`, or its kind: "float", "float_rescaled", "float_normalized",
+            "float_discretized", "integer_categorical", "string_categorical", "integer_hashed", "string_hashed".
+        output_mode: "concat" for one vector of a row, "dict" for each feature by its name.
+        crosses: names of features, two or more each, or `FeatureSpace.cross`, that together are a category.
+        crossing_dim: categories of a cross.
+        hashing_dim: of hashed features.
+        num_discretization_bins: of discretized ones.
+        name: as `Layer`.
+
+    Raises:
+        ConfigError: there are no features, or something is unknown.
+    """
+
+    def __init__(
+        self,
+        features: Mapping[str, Any],
+        output_mode: str = "concat",
+        crosses: Sequence[Any] | None = None,
+        crossing_dim: int = 32,
+        hashing_dim: int = 32,
+        num_discretization_bins: int = 32,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name=name)
+        if not features:
+            raise ConfigError("The `features` argument cannot be None or empty.")
+        if output_mode not in ("dict", "concat"):
+            raise ConfigError(
+                "Invalid value for argument `output_mode`. Expected one of {'dict', 'concat'}. Received: "
+                f"output_mode={output_mode}"
+            )
+        self.output_mode, self.crossing_dim = output_mode, crossing_dim
+        self.hashing_dim, self.num_discretization_bins = hashing_dim, num_discretization_bins
+        self.features = {key: self._feature(key, one) for key, one in features.items()}
+        self.crosses = [self._cross(one) for one in crosses or ()]
+        self.preprocessors = {key: one.preprocessor for key, one in self.features.items()}
+        self.crossers = {one.name: layers.HashedCrossing(one.crossing_dim, name=one.name) for one in self.crosses}
+        self._encoded: Any = None
+        self.built = True
+
+    # Kinds of features
+
+    @classmethod
+    def cross(cls, feature_names: Sequence[str], crossing_dim: int, output_mode: str = "one_hot") -> Cross:
+        """Return several features as one category."""
+        return Cross(feature_names, crossing_dim, output_mode)
+
+    @classmethod
+    def feature(cls, dtype: str, preprocessor: Any, output_mode: str) -> Feature:
+        """Return a feature of a layer of one's own."""
+        return Feature(dtype, preprocessor, output_mode)
+
+    @classmethod
+    def float(cls, name: str | None = None) -> Feature:
+        """Return a number as it is."""
+        return Feature("float32", layers.Identity(name=_named("float", name)), "float")
+
+    @classmethod
+    def float_rescaled(cls, scale: Any = 1.0, offset: Any = 0.0, name: str | None = None) -> Feature:
+        """Return a number times `scale` plus `offset`."""
+        return Feature("float32", layers.Rescaling(scale, offset, name=_named("float_rescaled", name)), "float")
+
+    @classmethod
+    def float_normalized(cls, name: str | None = None) -> Feature:
+        """Return a number of mean 0 and variance 1."""
+        return Feature("float32", layers.Normalization(-1, name=_named("float_normalized", name)), "float")
+
+    @classmethod
+    def float_discretized(
+        cls, num_bins: int | None, bin_boundaries: Any = None, output_mode: str = "one_hot", name: str | None = None
+    ) -> Feature:
+        """Return the bin of a number, of equally many samples each, or between boundaries."""
+        bins = layers.Discretization(bin_boundaries, num_bins, name=_named("float_discretized", name))
+        return Feature("float32", bins, output_mode)
+
+    @classmethod
+    def integer_categorical(
+        cls,
+        max_tokens: int | None = None,
+        num_oov_indices: int = 1,
+        output_mode: str = "one_hot",
+        name: str | None = None,
+    ) -> Feature:
+        """Return the place of a whole number in a vocabulary."""
+        named = _named("integer_categorical", name)
+        return Feature("int32", layers.IntegerLookup(max_tokens, num_oov_indices, name=named), output_mode)
+
+    @classmethod
+    def string_categorical(
+        cls,
+        max_tokens: int | None = None,
+        num_oov_indices: int = 1,
+        output_mode: str = "one_hot",
+        name: str | None = None,
+    ) -> Feature:
+        """Return the place of a text in a vocabulary."""
+        named = _named("string_categorical", name)
+        return Feature("string", layers.StringLookup(max_tokens, num_oov_indices, name=named), output_mode)
+
+    @classmethod
+    def string_hashed(cls, num_bins: int, output_mode: str = "one_hot", name: str | None = None) -> Feature:
+        """Return the bin of a text's hash."""
+        return Feature("string", layers.Hashing(num_bins, name=_named("string_hashed", name)), output_mode)
+
+    @classmethod
+    def integer_hashed(cls, num_bins: int, output_mode: str = "one_hot", name: str | None = None) -> Feature:
+        """Return the bin of a whole number's hash."""
+        return Feature("int32", layers.Hashing(num_bins, name=_named("integer_hashed", name)), output_mode)
+
+    def _feature(self, name: str, given: Any) -> Feature:
+        if isinstance(given, Feature):
+            return given
+        if isinstance(given, Mapping):
+            return Feature(**given["config"])
+        kinds = {
+            **{kind: (getattr(self, kind), ()) for kind in ("float", "float_normalized", "float_rescaled")},
+            "float_discretized": (self.float_discretized, (self.num_discretization_bins,)),
+            **{kind: (getattr(self, kind), ()) for kind in ("integer_categorical", "string_categorical")},
+            **{kind: (getattr(self, kind), (self.hashing_dim,)) for kind in ("integer_hashed", "string_hashed")},
+        }
+        if given not in kinds:
+            raise ConfigError(f"Invalid feature type: {given}")
+        make, arguments = kinds[given]
+        found: Feature = make(*arguments, name=name)
+        return found
+
+    def _cross(self, given: Any) -> Cross:
+        if isinstance(given, Mapping):
+            given = Cross(**given["config"])
+        elif not isinstance(given, Cross):
+            given = Cross(given, self.crossing_dim)
+        found: Cross = given
+        if unknown := [one for one in found.feature_names if one not in self.features]:
+            raise ConfigError(
+                "All features referenced in the `crosses` argument should be present in the `features` dict. Received "
+                f"unknown features: {unknown}"
+            )
+        return found
+
+    # Adapting
+
+    def _to_adapt(self) -> list[str]:
+        """Return the features whose layers have to see data before they know what to do."""
+        found = []
+        for name, one in self.preprocessors.items():
+            if isinstance(one, layers.Normalization):
+                waits = one.mean is None and not one.built
+            elif isinstance(one, layers.Discretization):
+                waits = one.bin_boundaries is None
+            elif isinstance(one, layers.IntegerLookup | layers.StringLookup):
+                waits = one.vocabulary is None
+            else:
+                continue
+            if waits:
+                found.append(name)
+        return found
+
+    def adapt(self, dataset: Any) -> None:
+        """Let layers that have not been told adapt to columns.
+
+        Args:
+            dataset: a dictionary of columns, (rows,) or (rows, 1), or an iterable of such batches.
+
+        Raises:
+            ConfigError: it is none.
+        """
+        batches = [dataset] if isinstance(dataset, Mapping) else list(dataset)
+        if not batches or any(not isinstance(one, Mapping) for one in batches):
+            raise ConfigError(
+                f"`adapt()` can only be called on a dict of arrays/lists, or such batches. Received: {type(dataset)}"
+            )
+        for name, one in self.preprocessors.items():
+            if hasattr(one, "adapt") and self._learns(one):
+                columns = [self._column(batch[name]) for batch in batches]
+                one.adapt(np.concatenate(columns))
+        self._encoded = None
+
+    @staticmethod
+    def _learns(one: Any) -> bool:
+        """Whether what a layer knows comes from data, or will."""
+        if isinstance(one, layers.Normalization):
+            return one.mean is None
+        if isinstance(one, layers.Discretization):
+            return one.num_bins is not None
+        return not (isinstance(one, layers.IntegerLookup | layers.StringLookup) and one.is_given)
+
+    @staticmethod
+    def _column(values: Any) -> Any:
+        found = np.asarray(values)
+        return found[:, None] if found.ndim == 1 else found
+
+    # Encoding
+
+    def __call__(self, data: Any) -> Any:
+        """Return the columns encoded: one tensor, or those of each feature by its name.
+
+        Args:
+            data: a dictionary of columns, (rows,) or (rows, 1); or of the values of one row.
+
+        Raises:
+            ConfigError: it is none, a layer has not been adapted, or what comes out cannot be joined.
+        """
+        if not isinstance(data, Mapping):
+            raise ConfigError(
+                f"A FeatureSpace can only be called with a dict. Received: data={data} (of type {type(data)}"
+            )
+        if waiting := self._to_adapt():
+            raise ConfigError(
+                "You need to call `.adapt(dataset)` on the FeatureSpace before you can start using it: "
+                f"{', '.join(waiting)} of {self.label!r}"
+            )
+        if missing := [name for name in self.features if name not in data]:
+            raise ConfigError(f"FeatureSpace {self.label!r}: no column {missing[0]!r}; found {', '.join(data)}")
+        columns = {name: on_host(self, data[name]) for name in self.features}
+        single = any(one.ndim == 0 for one in columns.values())
+        found = {}
+        for name, column in columns.items():
+            values = column.reshape(1, 1) if column.ndim == 0 else self._column(column)
+            numbers = self.features[name].dtype.startswith("float")
+            found[name] = self.preprocessors[name](values.astype(np.float32) if numbers else values)
+        crossed = {one.name: self.crossers[one.name]([found[n] for n in one.feature_names]) for one in self.crosses}
+        encoded = {
+            name: self._with_mode(name, one) for group in (found, crossed) for name, one in sorted(group.items())
+        }
+        if self.output_mode == "dict":
+            return {name: one[0] if single else one for name, one in encoded.items()}
+        for name, one in encoded.items():
+            if one.dtype.kind not in "fV":
+                raise ConfigError(
+                    f"Cannot concatenate features because feature '{name}' has not been encoded (it has dtype "
+                    f"{one.dtype.name}). Consider using `output_mode='dict'`."
+                )
+        joined = ops.concatenate(list(encoded.values()), -1)
+        return joined[0] if single else joined
+
+    def _with_mode(self, name: str, value: Tensor) -> Tensor:
+        modes = {one.name: one.output_mode for one in self.crosses}
+        if (modes[name] if name in modes else self.features[name].output_mode) != "one_hot":
+            return value
+        if value.dtype.kind not in "iu":
+            raise ConfigError(
+                f"Feature '{name}' has `output_mode='one_hot'`. Thus its preprocessor should return an integer dtype. "
+                f"Instead it returns a {value.dtype.name} dtype."
+            )
+        one = self.crossers.get(name) or self.preprocessors[name]
+        if isinstance(one, layers.IntegerLookup | layers.StringLookup):
+            classes = one.vocabulary_size()
+        elif isinstance(one, layers.Discretization):
+            classes = len(one.bin_boundaries or ()) + 1
+        elif isinstance(one, layers.Hashing | layers.HashedCrossing):
+            classes = one.num_bins
+        elif isinstance(one, layers.CategoryEncoding):
+            classes = one.num_tokens
+        else:
+            raise ConfigError(
+                f"Feature '{name}' has `output_mode='one_hot'`. However it isn't a standard feature and the "
+                "dimensionality of its output space is not known, thus it cannot be one-hot encoded. Try using "
+                "`output_mode='int'`."
+            )
+        encoded: Tensor = layers.CategoryEncoding(classes, "multi_hot")(value)
+        return encoded
+
+    def get_encoded_features(self) -> Any:
+        """Return symbolic tensors like what comes out of a call, with which a model for it begins.
+
+        Raises:
+            ConfigError: a layer has not been adapted.
+        """
+        if self._encoded is None:
+            samples = {"string": "", "int32": 0}
+            row = {name: [samples.get(one.dtype, 0.0)] for name, one in self.features.items()}
+            for name, layer in self.preprocessors.items():  # what is not known may be an error
+                if isinstance(layer, layers.IntegerLookup | layers.StringLookup) and layer.vocabulary:
+                    row[name] = layer.vocabulary[:1]
+            found = self({name: np.array(one) for name, one in row.items()})
+
+            def symbol(one: Tensor, name: str | None = None) -> Tensor:
+                return Input(tuple(int(n) for n in one.shape[1:]), dtype=one.dtype.name, name=name)
+
+            named = found.items() if isinstance(found, Mapping) else ()
+            self._encoded = {name: symbol(one, name) for name, one in named} if named else symbol(found)
+        return self._encoded
+
+    def get_inputs(self) -> Any:
+        """Refuse: the columns of a table do not go into a model.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "not supported: FeatureSpace.get_inputs(): texts stay on the host; call the space on the columns, and "
+            "begin the model with get_encoded_features()"
+        )
+
+    # Files
+
+    def config(self) -> dict[str, Any]:
+        """Return the arguments; what layers have adapted to is among them."""
+        return {
+            "features": {name: _described(one) for name, one in self.features.items()},
+            "output_mode": self.output_mode,
+            "crosses": [_described(one) for one in self.crosses],
+            **{name: getattr(self, name) for name in ("crossing_dim", "hashing_dim", "num_discretization_bins")},
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Return the space that `config` described, adapted as it was."""
+        return cls(**config)
+
+    def save(self, filepath: str | Path, overwrite: bool = True) -> None:
+        """Write the space to a `.keras` file, which `load_model` reads. Collective; rank 0 writes.
+
+        Args:
+            filepath: ends in `.keras`.
+            overwrite: whether an existing file may be replaced.
+
+        Raises:
+            ConfigError: another ending, or h5py is not installed.
+            OutputError: the file exists, or the disk is full or denied.
+            AgreedError: either of these, on all ranks, under mpirun.
+        """
+        require_ending(filepath, ".keras")
+        comm = comms.current()
+
+        def action() -> None:
+            if comm.rank == 0:
+                write(Path(filepath), self._encode, overwrite=overwrite)
+
+        action() if comm.size == 1 else comm.agree("saving", action)
+
+    def _encode(self) -> bytes:
+        config = {"module": "keras.utils", "class_name": "FeatureSpace", "config": self.config()}
+        weights = io.BytesIO()
+        with keras_h5.h5py_module().File(weights, "w"):
+            pass  # what layers have adapted to is among their arguments
+        return keras_zip.archived(config | {"registered_name": "FeatureSpace"}, 0, weights.getvalue())

@@ -1,0 +1,232 @@
+"""Windows of images as columns, blocks of pixels as channels, pooling to a size that is given, and PSNR."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.errors import ConfigError
+from dptrain.ops.arrays import log10
+from dptrain.ops.elementwise import cast, floating, square
+from dptrain.ops.image_filters import along_axis
+from dptrain.ops.indexing import take
+from dptrain.ops.manipulation import reshape, transpose
+from dptrain.ops.padding import pad
+from dptrain.ops.reduction import max, mean
+from dptrain.ops.spatial import FORMATS, channels_first, channels_last
+from dptrain.program.shapes import differ
+from dptrain.program.tensor import Tensor, as_tensors
+
+Array = npt.NDArray[Any]
+Pair = int | Sequence[int]
+
+
+def depth_to_space(x: Any, block_size: int, data_format: str = "channels_last") -> Tensor:
+    """Return images that are higher and wider by a factor, of channels fewer by its square.
+
+    Args:
+        x: (rows, height, width, channels).
+        block_size: the factor, from 2.
+        data_format: "channels_last" or "channels_first".
+
+    Raises:
+        ConfigError: the factor is out of range, or does not divide the channels.
+    """
+    images, size = _blocks(x, block_size, data_format)
+    rows, height, width, channels = images.shape
+    own, rest = divmod(int(channels), size * size)
+    if rest:
+        raise ConfigError(f"depth_to_space: {int(channels)} channels for blocks of {size} x {size}")
+    # With channels first, those of one pixel of a block lie apart.
+    first = data_format == FORMATS[1]
+    inner, order = ((own, size, size), (0, 1, 4, 2, 5, 3)) if first else ((size, size, own), (0, 1, 3, 2, 4, 5))
+    found = transpose(reshape(images, (rows, height, width, *inner)), order)
+    return _back(reshape(found, (rows, height * size, width * size, own)), data_format)
+
+
+def space_to_depth(x: Any, block_size: int, data_format: str = "channels_last") -> Tensor:
+    """Return images that are lower and narrower by a factor, of channels more by its square.
+
+    Args:
+        x: (rows, height, width, channels).
+        block_size: the factor, from 2.
+        data_format: "channels_last" or "channels_first".
+
+    Raises:
+        ConfigError: the factor is out of range, or does not divide height and width.
+    """
+    images, size = _blocks(x, block_size, data_format)
+    rows, height, width, channels = images.shape
+    if int(height) % size or int(width) % size:
+        raise ConfigError(f"space_to_depth: images of {int(height)} x {int(width)} for blocks of {size} x {size}")
+    apart = reshape(images, (rows, int(height) // size, size, int(width) // size, size, channels))
+    order = (0, 1, 3, 5, 2, 4) if data_format == FORMATS[1] else (0, 1, 3, 2, 4, 5)
+    found = transpose(apart, order)
+    return _back(reshape(found, (*found.shape[:3], int(channels) * size * size)), data_format)
+
+
+def _blocks(x: Any, block_size: int, data_format: str) -> tuple[Tensor, int]:
+    """Return images with their channels last, and the size of blocks."""
+    (images,) = as_tensors([x])
+    if block_size < 2:
+        raise ConfigError(f"`block_size` must be at least 2. Received: block_size={block_size}")
+    if images.ndim != 4 or data_format not in FORMATS:
+        raise ConfigError(f"images of shape {tuple(images.shape)} in format {data_format!r}: expected 4 axes")
+    return (channels_last(images) if data_format == FORMATS[1] else images), int(block_size)
+
+
+def _back(x: Tensor, data_format: str | None) -> Tensor:
+    return channels_first(x) if data_format == FORMATS[1] else x
+
+
+def unfold(x: Any, kernel_size: Pair, dilation: Pair = 1, padding: Pair = 0, stride: Pair = 1) -> Tensor:
+    """Return what each window of images sees as a column, (rows, channels * window, windows).
+
+    Args:
+        x: (rows, channels, height, width).
+        kernel_size: of the windows, one number or two, and so what follows.
+        dilation: between the pixels of a window.
+        padding: zeros on each side.
+        stride: between windows.
+
+    Raises:
+        ConfigError: another shape, or windows that are larger than images.
+    """
+    (images,) = as_tensors([x])
+    if images.ndim != 4:
+        raise ConfigError(f"Input must be a 4D tensor. Received: input.shape={tuple(images.shape)}")
+    rows, channels, height, width = images.shape
+    places, around = _windows((int(height), int(width)), kernel_size, dilation, padding, stride)
+    found = pad(images, [(0, 0), (0, 0), *((n, n) for n in around)]) if any(around) else images
+    found = take(take(found, places[0], 2), places[1], 4)
+    found = transpose(found, (0, 1, 3, 5, 2, 4))
+    (down, high), (across, wide) = (one.shape for one in places)
+    return reshape(found, (rows, int(channels) * high * wide, down * across))
+
+
+def fold(
+    x: Any, output_size: Pair, kernel_size: Pair, dilation: Pair = 1, padding: Pair = 0, stride: Pair = 1
+) -> Tensor:
+    """Return images that are the sums of columns, each where `unfold` takes it from.
+
+    Args:
+        x: (rows, channels * window, windows).
+        output_size: height and width of what comes out, one number or two.
+        kernel_size: as of `unfold`, and so what follows.
+        dilation: between the pixels of a window.
+        padding: zeros on each side, which are left out.
+        stride: between windows.
+
+    Returns:
+        (rows, channels, height, width).
+
+    Raises:
+        ConfigError: another shape.
+    """
+    (columns,) = as_tensors([x])
+    if columns.ndim != 3:
+        raise ConfigError(f"Input must be a 3D tensor. Received: input.shape={tuple(columns.shape)}")
+    lengths = _pair("output_size", output_size, 1)
+    places, around = _windows(lengths, kernel_size, dilation, padding, stride)
+    (down, high), (across, wide) = (one.shape for one in places)
+    rows, seen, number = columns.shape
+    if int(seen) % (high * wide) or int(number) != down * across:
+        raise ConfigError(
+            f"fold: {int(seen)} x {int(number)} for {down * across} windows of {high} x {wide} in images of {lengths}"
+        )
+    channels = int(seen) // (high * wide)
+    found = transpose(reshape(columns, (rows, channels, high, wide, down, across)), (0, 1, 4, 2, 5, 3))
+    found = reshape(found, (rows, channels, down * high, across * wide))
+    for axis, (own, length, border) in enumerate(zip(places, lengths, around, strict=True), 2):
+        to = np.arange(border, border + length)[:, None] == own.reshape(1, -1)
+        found = along_axis(found, axis, cast(to, found.dtype))
+    return found
+
+
+def _windows(
+    lengths: Sequence[int], kernel_size: Pair, dilation: Pair, padding: Pair, stride: Pair
+) -> tuple[list[Array], Sequence[int]]:
+    """Return the places of each window's pixels along each axis, (windows, pixels), and the borders that count."""
+    around = _pair("padding", padding, 0)
+    each = (lengths, _pair("kernel_size", kernel_size, 1), _pair("dilation", dilation, 1), around)
+    places = []
+    for length, extent, step, border, apart in zip(*each, _pair("stride", stride, 1), strict=True):
+        number = (length + 2 * border - (extent - 1) * step - 1) // apart + 1
+        if number < 1:
+            raise ConfigError(f"windows of {(extent - 1) * step + 1} pixels in images of {length + 2 * border}")
+        places.append(apart * np.arange(number)[:, None] + step * np.arange(extent))
+    return places, around
+
+
+def _pair(name: str, given: Pair, least: int) -> tuple[int, ...]:
+    found = (given, given) if isinstance(given, int) else tuple(given)
+    if len(found) != 2 or any(not isinstance(one, int) or one < least for one in found):
+        raise ConfigError(f"{name}={given}: expected one or two integers from {least}")
+    return found
+
+
+def adaptive_average_pool(inputs: Any, output_size: Pair, data_format: str | None = None) -> Tensor:
+    """Return the means of as many windows as are asked for; they overlap where lengths do not divide.
+
+    Args:
+        inputs: (rows, *space, channels), one to three axes of space.
+        output_size: windows along all axes of space, or each.
+        data_format: "channels_last", which None stands for, or "channels_first".
+
+    Raises:
+        ConfigError: another shape.
+    """
+    x, sizes = _adaptive(inputs, output_size, data_format)
+    found = floating(x)
+    for axis, size in enumerate(sizes, 1):
+        length = int(x.shape[axis])
+        starts, ends = _bounds(length, size)
+        inside = (np.arange(length) >= starts[:, None]) & (np.arange(length) < ends[:, None])
+        found = along_axis(found, axis, cast(inside / (ends - starts)[:, None], found.dtype))
+    return _back(found, data_format)
+
+
+def adaptive_max_pool(inputs: Any, output_size: Pair, data_format: str | None = None) -> Tensor:
+    """Return the greatest elements of as many windows as are asked for; as `adaptive_average_pool`."""
+    x, sizes = _adaptive(inputs, output_size, data_format)
+    for axis, size in enumerate(sizes, 1):
+        starts, ends = _bounds(int(x.shape[axis]), size)
+        # Windows are equally long: the last element of shorter ones counts again.
+        places = np.minimum(starts[:, None] + np.arange((ends - starts).max()), ends[:, None] - 1)
+        x = max(take(x, places, axis), axis + 1)
+    return _back(x, data_format)
+
+
+def _adaptive(inputs: Any, output_size: Pair, data_format: str | None) -> tuple[Tensor, tuple[int, ...]]:
+    (x,) = as_tensors([inputs])
+    if x.ndim not in (3, 4, 5) or data_format not in (None, *FORMATS):
+        raise ConfigError(f"adaptive pooling of shape {tuple(x.shape)} in format {data_format!r}: expected 3 to 5 axes")
+    sizes = (output_size,) * (x.ndim - 2) if isinstance(output_size, int) else tuple(output_size)
+    if len(sizes) != x.ndim - 2 or min(sizes) < 1:
+        raise ConfigError(f"output_size={output_size}: expected {x.ndim - 2} integers from 1")
+    return (channels_last(x) if data_format == FORMATS[1] else x), sizes
+
+
+def _bounds(length: int, size: int) -> tuple[Array, Array]:
+    """Return where each of so many windows begins and ends."""
+    numbers = np.arange(size)
+    return numbers * length // size, -(-(numbers + 1) * length // size)
+
+
+def psnr(x1: Any, x2: Any, max_val: float) -> Tensor:
+    """Return the ratio of the greatest value to the mean squared error in decibels.
+
+    Args:
+        x1: images.
+        x2: of the same shape.
+        max_val: the greatest value of pixels.
+
+    Raises:
+        ConfigError: shapes differ.
+    """
+    a, b = (floating(one) for one in as_tensors([x1, x2]))
+    if a.ndim != b.ndim or any(differ(n, m) for n, m in zip(a.shape, b.shape, strict=True)):
+        raise ConfigError(f"Input shapes {tuple(a.shape)} and {tuple(b.shape)} must match for PSNR calculation.")
+    return 20 * math.log10(max_val) - 10 * log10(mean(square(a - b)))
