@@ -13,7 +13,7 @@ from dptrain.cli.config import Config, OptimizerConfig, device_options, epochs_o
 from dptrain.cli.loading import load_configured
 from dptrain.cli.model_function import load_function
 from dptrain.cli.pruning import prune
-from dptrain.cli.schedule import ENDLESS, parse_schedule
+from dptrain.cli.schedule import parse_schedule
 from dptrain.comm import Communicator
 from dptrain.data.holdout import fold_rows, split_rows
 from dptrain.data.loading import LoadedData, Split
@@ -27,6 +27,8 @@ from dptrain.sweeps.space import label
 
 # What --fast-dev-run runs.
 _DEV_STEPS, _DEV_EVALUATION_ROWS = 2, 256
+# Steps of a training that is not to be trained to its end: longer than any warmup.
+_ENDLESS = 10**12
 _METRICS: dict[Task, list[str]] = {"multiclass": ["accuracy"], "binary": ["accuracy", "auc"], "regression": ["mae"]}
 _OUTPUTS: dict[Task, str] = {
     "multiclass": "one probability a class",
@@ -355,7 +357,7 @@ def make_optimizer(config: Config, epoch_steps: int | None = None) -> optimizers
             raise ConfigError(f"optimizer.{field.name} = {value}: {config.optimizer.name} has no {field.name}")
     if config.optimizer.schedule is not None:
         rate = arguments.get("learning_rate", inspect.signature(kind).parameters["learning_rate"].default)
-        length = (ENDLESS, 1) if epoch_steps is None else (epoch_steps, epochs_of(config))
+        length = (_ENDLESS, 1) if epoch_steps is None else (epoch_steps, epochs_of(config))
         arguments["learning_rate"] = parse_schedule(config.optimizer.schedule).make(rate, *length)
     optimizer: optimizers.Optimizer = kind(**arguments)
     return optimizer

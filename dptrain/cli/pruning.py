@@ -3,7 +3,7 @@
 import dataclasses
 
 from dptrain.cli.config import Config, PruningConfig, epochs_of
-from dptrain.cli.schedule import ENDLESS, parse_length
+from dptrain.cli.schedule import parse_length
 from dptrain.errors import ConfigError
 from dptrain.models import Model
 from dptrain.pruning import ConstantSparsity, PolynomialDecay, PruningSchedule, prune_low_magnitude
@@ -15,7 +15,7 @@ def prune(model: Model, config: Config, epoch_steps: int | None) -> None:
     Args:
         model: compiled.
         config: of the run.
-        epoch_steps: steps of an epoch; None where nothing is trained to its end.
+        epoch_steps: steps of an epoch; None where nothing is trained to its end, and pruned at once.
 
     Raises:
         ConfigError: the layers are unknown or do not fit, or the schedule ends before it begins.
@@ -76,7 +76,8 @@ def _schedule(config: Config, epoch_steps: int | None) -> PruningSchedule:
 
 def _steps(config: Config, epoch_steps: int | None) -> tuple[int, int]:
     """Return after how many updates pruning begins and ends."""
-    every = config.optimizer.gradient_accumulation_steps or 1
-    steps, epochs = (ENDLESS, 1) if epoch_steps is None else (epoch_steps, epochs_of(config))
+    if epoch_steps is None:
+        return 0, 1
+    every, total = config.optimizer.gradient_accumulation_steps or 1, epoch_steps * epochs_of(config)
     begin, end = (parse_length(one) for one in (config.pruning.begin, config.pruning.end))
-    return begin.steps(steps * epochs, steps) // every, end.steps(steps * epochs, steps) // every
+    return begin.steps(total, epoch_steps) // every, end.steps(total, epoch_steps) // every

@@ -15,8 +15,6 @@ from dptrain.errors import ConfigError
 if TYPE_CHECKING:
     from dptrain.optimizers.schedules import LearningRateSchedule
 
-# Steps of a training that is not to be trained to its end: longer than any warmup.
-ENDLESS = 10**12
 _NUMBER = r"\d{1,12}(?:\.\d{0,20})?(?:e-?\d{1,2})?"
 _LENGTH = re.compile(rf"(?P<number>{_NUMBER})(?P<unit>%|epochs?|)")
 

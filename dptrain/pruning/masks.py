@@ -63,7 +63,7 @@ def m_by_n(weight: Array, m: int, n: int) -> Mask:
 
     Source: A. Mishra et al., "Accelerating sparse deep neural networks", 2021.
     """
-    inputs_last = np.abs(weight.swapaxes(-1, -2))
+    inputs_last = np.abs(weight.astype(np.float64)).swapaxes(-1, -2)
     order = np.argsort(-inputs_last.reshape(-1, n), axis=1, kind="stable")
     mask = np.zeros(order.shape, bool)
     np.put_along_axis(mask, order[:, : n - m], True, axis=1)

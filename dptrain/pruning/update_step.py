@@ -86,19 +86,21 @@ class UpdatePruningStep(Callback):
         """
         key, schedule = (optimizer, pruning), pruning.schedule
         begins, self._looked[key] = key not in self._looked, made
-        known = [optimizer.masks[one].numpy() for one in variables] if begins or pruning.regrows else []
         if begins:
-            self._zeros |= {one: _zeros(mask) for one, mask in zip(variables, known, strict=True)}
-        never = begins and made >= schedule.begin_step and all(mask.all() for mask in known)
+            for one in variables:
+                self._count(one, optimizer.masks[one].numpy())
+        never = begins and made >= schedule.begin_step and not any(self._zeros[one] for one in variables)
         if not never and (begins or not schedule(made)[0]):
             return
-        gradients = [optimizer.dense_gradient(one) for one in variables] if pruning.regrows else []
-        found = pruning.masks([one.numpy() for one in variables], known, gradients, made)
         with self.trainer.changing() if "trainer" in vars(self) else nullcontext():
-            for one, mask in zip(variables, found, strict=True):
-                optimizer.prune(one, mask)
-        self._zeros |= {one: _zeros(mask) for one, mask in zip(variables, found, strict=True)}
+            # One by one where they may be: sharded weights are gathered, and may not fit into memory together.
+            for own in [variables] if pruning.global_unstructured else [[one] for one in variables]:
+                known = [optimizer.masks[one].numpy() for one in own] if pruning.regrows else []
+                gradients = [optimizer.dense_gradient(one) for one in own] if pruning.regrows else []
+                found = pruning.masks([one.numpy() for one in own], known, gradients, made)
+                for one, mask in zip(own, found, strict=True):
+                    optimizer.prune(one, mask)
+                    self._count(one, mask)
 
-
-def _zeros(mask: npt.NDArray[Any]) -> int:
-    return mask.size - int(np.count_nonzero(mask))
+    def _count(self, variable: Variable, mask: npt.NDArray[Any]) -> None:
+        self._zeros[variable] = mask.size - int(np.count_nonzero(mask))

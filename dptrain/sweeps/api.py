@@ -73,9 +73,10 @@ def sweep(
         x: as in `fit`, an array.
         y: as in `fit`.
         metric: key of the logs that trials are compared by, at the end of a run; by default "val_loss" where there is
-            validation data, else "loss". "parameters" (elements of a model's weights) and "seconds" (of its run) are
-            metrics too. Of several, the first ranks the trials, and those that no other one beats in all are the
-            Pareto front, `SweepResult.front`; `adaptive` then optimizes all, and there is no `halving`.
+            validation data, else "loss". "parameters" (elements of a model's weights), "seconds" (of its run) and
+            "sparsity" (the part of zeros in its kernels) are metrics too. Of several, the first ranks the trials, and
+            those that no other one beats in all are the Pareto front, `SweepResult.front`; `adaptive` then optimizes
+            all, and there is no `halving`.
         mode: whether a high or a low value is good; "auto" to conclude it from the metric. With several metrics, one
             for each, or "auto" for all.
         samples: how many settings are drawn at random; each meets the whole grid.

@@ -18,7 +18,7 @@ def objectives_of(metrics: Sequence[str], modes: Sequence[str]) -> dict[str, str
     """Return the mode of each metric, the one that trials are ranked by first.
 
     Args:
-        metrics: keys of the logs, "parameters" or "seconds".
+        metrics: keys of the logs, or such as "parameters".
         modes: "max", "min" or "auto": one for each metric, or "auto" alone for all.
 
     Raises:

@@ -195,12 +195,10 @@ class Training:
         seconds = round(keeper.seconds_before + self._seconds_now(), 3)
         metrics = keeper.logs
         if metrics and self._measured:
-            found: dict[str, Callable[[], float]] = {
-                "parameters": lambda: float(self.model.count_params()),
-                "seconds": lambda: seconds,
-                "sparsity": lambda: sparsity(self.model),
-            }
-            metrics = {name: found[name]() for name in self._measured} | metrics
+            found = {"parameters": float(self.model.count_params()), "seconds": seconds}
+            if "sparsity" in self._measured and status is Status.DONE:  # else weights may not be readable
+                found["sparsity"] = sparsity(self.model)
+            metrics = {name: found[name] for name in self._measured if name in found} | metrics
         return Ending(self.segment.run, status, keeper.epochs, seconds, metrics, reason, exit_code)
 
 

@@ -66,6 +66,16 @@ def test_a_network_for_a_folder_of_pictures(tmp_path):
     assert len(alone) == 2
 
 
+@pytest.mark.parametrize("name", ["siamese", "distillation"])
+def test_models_of_several_towers(name):
+    options = ["--dtype", "float64", "--images", "120", "--epochs", "3", "--width", "4"]
+    alone, together = (started(ranks, name, *options) for ranks in (0, 2))
+    assert together == alone
+    losses = [float(one) for one in re.findall(r": loss ([0-9.]+)", "\n".join(alone))]
+    assert len(losses) == 3
+    assert 0 < losses[-1] < 0.95 * losses[0]
+
+
 @pytest.mark.parametrize(("name", "most"), [("custom_layer", 0.2), ("custom_op", 0.05)])
 def test_a_layer_and_an_op_of_ones_own(name, most):
     alone, together = (started(ranks, name) for ranks in (0, 2))
@@ -92,6 +102,7 @@ def test_an_ensemble_is_better_calibrated_than_its_members():
         ("gan", ["--steps", "2", "--epochs", "2", "--width", "2"]),
         ("custom_layer", ["--epochs", "1"]),
         ("custom_op", ["--epochs", "1"]),
+        ("siamese", ["--epochs", "1", "--images", "40", "--width", "1"]),
     ],
 )
 def test_on_the_emulated_gpu(name, arguments, ranks):

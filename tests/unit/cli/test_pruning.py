@@ -56,6 +56,12 @@ def test_a_run_becomes_sparse_and_keeps_its_best_sparse_model(train):
     assert np.mean(best == 0) == 0.75
 
 
+def test_a_fast_dev_run_prunes_whatever_the_lengths(small_npz, capfd):
+    arguments = ("--prune", "0.75", "--pruning.begin", "25%", "--pruning.end", "40", "--fast-dev-run")
+    assert main(["--data", str(small_npz), *FIXED[:4], *arguments, "--jit-compile", "off"]) == 0
+    assert "sparsity: 0.75" in capfd.readouterr().out
+
+
 def test_exported(train, tmp_path):
     run = train("run", *PRUNE, "--epochs", "1", "--pruning.end", "5")
     onnx = pytest.importorskip("onnx", reason="needs the extra 'onnx'")

@@ -114,6 +114,14 @@ def test_blocks_and_two_of_four():
     assert (kernel.sum(1) == 2).all()
 
 
+@pytest.mark.parametrize("options", [{"sparsity_m_by_n": (2, 4)}, {"block_size": (2, 2)}, {"regrowth": 0.3}])
+def test_half_precision(options):
+    model = prune_low_magnitude(network(dtype="bfloat16"), ConstantSparsity(0.5, 4, frequency=4), **options)
+    assert train(model)["sparsity"] == [0.5] * 3
+    assert model.layers[0].kernel.dtype.name == "bfloat16"
+    assert model.optimizer.masks[model.layers[0].kernel].numpy().astype(float).mean() == 0.5
+
+
 def test_regrowth_finds_other_connections():
     found = []
     for end in (-1, 8, 4):
