@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Mapping
 
 from dptrain.comm import Communicator
-from dptrain.comm.mesh import BATCH, check_lengths
+from dptrain.comm.mesh import BATCH, STAGE, check_lengths
 from dptrain.distribution import DeviceMesh, LayoutMap, ModelParallel, distribution, set_distribution
 from dptrain.distribution.placing import pipelines, ranks
+from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
 from dptrain.layers.convolution import Conv2D
 from dptrain.layers.dense import Dense
@@ -20,8 +21,14 @@ _FROM_TO = (Conv2D, Dense, Embedding)
 
 
 def lengths_of(mesh: str) -> dict[str, int]:
-    """Return the length of each axis of a mesh, such as batch=2,model=2."""
+    """Return the length of each axis of a mesh, such as batch=2,model=2.
+
+    Raises:
+        ConfigError: one of them is that of pipelines.
+    """
     found = {name: int(length) for name, length in (one.split("=") for one in mesh.split(","))}
+    if STAGE in found:
+        raise ConfigError(f"mesh = {mesh!r}: the axis {STAGE!r} is that of pipelines; use --stages instead")
     return found if BATCH in found else {BATCH: 1, **found}
 
 
@@ -31,7 +38,7 @@ def arranged(mesh: str, comm: Communicator) -> Communicator:
     Raises:
         AgreedError: there are not so many ranks, with exit code 2.
     """
-    lengths = lengths_of(mesh)
+    lengths = comm.agree("configuration", lambda: lengths_of(mesh))
     comm.agree("configuration", lambda: check_lengths(lengths, comm.size))
     grid = DeviceMesh(tuple(lengths.values()), list(lengths))
     set_distribution(ModelParallel(layout_map=LayoutMap(grid), batch_dim_name=BATCH))

@@ -19,7 +19,7 @@ def current_mesh() -> dict[str, int] | None:
     leaves every rank its place.
 
     Raises:
-        ConfigError: the mesh is that of another number of ranks than train together here.
+        ConfigError: the mesh is that of another number of ranks than train together here, or has the axis of pipelines.
     """
     own = distribution()
     if own is None:
@@ -30,6 +30,11 @@ def current_mesh() -> dict[str, int] | None:
             f"{comms.current().size} train together; call set_distribution(None) first"
         )
     mesh = {_axis(own, name) or name: length for name, length in own.device_mesh.lengths.items()}
+    if STAGE in mesh:
+        raise ConfigError(
+            f"the distribution's mesh {own.device_mesh} has an axis {STAGE!r}, which is that of pipelines: name it "
+            f"otherwise, or use compile(stages={mesh[STAGE]}) instead"
+        )
     return mesh if BATCH in mesh else {BATCH: 1, **mesh}
 
 

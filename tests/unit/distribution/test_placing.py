@@ -98,6 +98,13 @@ def test_a_mesh_of_ranks_that_do_not_train_together(be):
         current_mesh()
 
 
+def test_a_mesh_with_the_axis_of_pipelines(be):
+    be(0, 4)
+    set_distribution(DataParallel(DeviceMesh((2, 2), ["batch", "stage"]), auto_shard_dataset=False))
+    with pytest.raises(ConfigError, match=r"has an axis 'stage', which is that of pipelines: .*compile\(stages=2\)"):
+        current_mesh()
+
+
 def test_the_example_of_the_page(be):
     be(0, 2)
     page = (ROOT / "docs" / "distribution.md").read_text(encoding="utf-8")
