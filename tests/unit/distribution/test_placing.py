@@ -100,7 +100,8 @@ def test_a_mesh_of_ranks_that_do_not_train_together(be):
 
 def test_a_mesh_with_the_axis_of_pipelines(be):
     be(0, 4)
-    set_distribution(DataParallel(DeviceMesh((2, 2), ["batch", "stage"]), auto_shard_dataset=False))
+    grid = DeviceMesh((2, 2), ["batch", "stage"])
+    set_distribution(ModelParallel(layout_map=LayoutMap(grid), batch_dim_name="batch"))
     with pytest.raises(ConfigError, match=r"has an axis 'stage', which is that of pipelines: .*compile\(stages=2\)"):
         current_mesh()
 
