@@ -11,6 +11,7 @@ from dptrain.comm.parts import cut
 from dptrain.program import messages
 from dptrain.program.dims import Dim
 from dptrain.program.execute import Executable, HostMemory
+from dptrain.program.local import Place, localized
 from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
@@ -118,3 +119,27 @@ def test_sums_of_shards_travel_in_pieces(monkeypatch):
         return messages.tree_reduced(tree, 7, comm)[0].tobytes()
 
     assert set(on_ranks(3, sums)) == set(on_ranks(1, sums))
+
+
+def test_what_travels_together():
+    """Sums of one type over one axis of the mesh; what is the greatest by itself."""
+    w = Variable(np.ones(4), "w")
+
+    def step(x):
+        sums = {"x": ops.sum(x, 0), "2x": ops.sum(2 * x), "narrow": ops.sum(ops.cast(x, "float32"))}
+        return sums | {"most": ops.max(x, 0), "of weights": x * ops.sum(w)}
+
+    program = place(trace(step, {"x": ((Dim.rows(ROWS), FEATURES), np.float64)}), layouts={w: ("model",)})
+    at = Place({"batch": 2, "model": 2}, {"batch": 0, "model": 0})
+    own = localized(program, at, {w: Variable(np.ones(2), "w")})
+    sent = [message for stage in messages.stages(own) for message in stage.messages]
+    about = [{(one.attributes["mesh"], one.attributes["over"], one.dtype.name) for one in message} for message in sent]
+    assert all(len(one) == 1 for one in about)
+    assert sorted((*one, len(message)) for (one,), message in zip(about, sent, strict=True)) == [
+        ("batch", "max", "float64", 1),
+        ("batch", "sum", "float32", 1),
+        ("batch", "sum", "float64", 2),
+        ("model", "sum", "float64", 1),
+    ]
+    numbers = [one.attributes["number"] for message in sent for one in message]
+    assert sorted(numbers) == [*range(len(numbers))]
