@@ -146,7 +146,8 @@ static void dp_depthwise2d(Context &c, const dp_Window &w, int64_t B, int64_t gi
 }
 
 template <class T, int channels>
-static void dp_depthwise2d_input(Context &c, const dp_Window &w, int64_t B, int64_t given, const T *dy, const T *kernel, T *dx) {
+static void dp_depthwise2d_input(Context &c, const dp_Window &w, int64_t B, int64_t given, const T *dy, const T *kernel,
+                                 T *dx) {
     const int64_t C = channels ? channels : given;
     dp_images(c, B, 2 * B * w.P * w.Q * w.R * w.S * C, [=, &w](int64_t b) {
         const T **const of = dp_scratch<const T *>(2 * w.R * w.S), **const by = of + w.R * w.S;
@@ -206,8 +207,8 @@ static void dp_max_pool2d_input(Context &c, const dp_Window &w, int64_t B, int64
 
 // What of `values` stands at the first of each window's greatest elements.
 template <class T, int channels>
-static void dp_max_pool2d_take(Context &c, const dp_Window &w, int64_t B, int64_t given, const T *x, const T *y, const T *values,
-                               T *taken) {
+static void dp_max_pool2d_take(Context &c, const dp_Window &w, int64_t B, int64_t given, const T *x, const T *y,
+                               const T *values, T *taken) {
     const int64_t C = channels ? channels : given;
     dp_images(c, B, 2 * B * w.P * w.Q * w.R * w.S * C, [=, &w](int64_t b) {
         T *const left = dp_scratch<T>(C);  // whether a window has not taken an element yet

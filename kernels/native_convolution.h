@@ -20,7 +20,8 @@
 // bits depend on its patch and on the kernel's column alone, as in native_product.h. Zeros around the image are multiplied:
 // an infinite weight makes NaN of them.
 //
-// Source: M. Dukhan, "The Indirect Convolution Algorithm", arXiv:1907.02129, 2019, whose pointers are here sums of two tables.
+// Source: M. Dukhan, "The Indirect Convolution Algorithm", arXiv:1907.02129, 2019. Its pointers are a table of
+// distances and a stride here.
 #ifndef DPTRAIN_NATIVE_CONVOLUTION_H
 #define DPTRAIN_NATIVE_CONVOLUTION_H
 
@@ -29,7 +30,7 @@ namespace {
 const int64_t dp_FRAME = 1 << 16;
 // Rows of a result that are shorter are computed for several images at once.
 const int64_t dp_SHORT = 6;
-// Parts of a kernel's gradient, and their elements, at most.
+// Parts of a kernel's gradient, and elements of all of them, at most.
 const int64_t dp_SUMS = 16, dp_SUMMED = 1 << 18;
 // Multiplications that take longer than handing a part over.
 const int64_t dp_HANDED = 1 << 19;
@@ -46,7 +47,7 @@ template <class T> struct dp_Patches {
     const T *images;
     std::vector<dp_Tap<T>> taps;
 
-    // Of the taps, and of frames: lines and columns, 0 where images lie as they are read.
+    // The least and the greatest row and column of the taps, and the columns of a frame, or of the image where it needs none.
     int64_t top = 0, bottom = 0, left = 0, right = 0, columns = 0;
     bool framed = false;
 
@@ -65,7 +66,9 @@ template <class T> struct dp_Patches {
     int64_t lines(int64_t rows) const { return (rows - 1) * sh + bottom - top + 1; }
     int64_t pitch(int64_t rows) const { return (framed ? lines(rows) * columns : H * W) * C; }
     // Rows of the result that fit into a frame, at least one; images of so many rows.
-    int64_t fitting() const { return std::max((int64_t)1, std::min(P, (dp_FRAME / (columns * C) - bottom + top - 1) / sh + 1)); }
+    int64_t fitting() const {
+        return std::max((int64_t)1, std::min(P, (dp_FRAME / (columns * C) - bottom + top - 1) / sh + 1));
+    }
     int64_t together(int64_t rows) const { return std::max((int64_t)1, dp_FRAME / std::max(pitch(rows), (int64_t)1)); }
 
     // Where images b to b1 stand that places from row p to p1 meet: the first place's own pixel, tap (0, 0).
@@ -145,7 +148,8 @@ template <class T> struct dp_Lines {
         alignas(64) T edge[dp_MR * NR];
         tile(k, place, a, step, b, ldb, edge, wide, false);
         for (int64_t r = 0; r < rows; ++r)
-            for (int64_t q = 0; q < columns; ++q) out[r * n + q] = add ? out[r * n + q] + edge[r * wide + q] : edge[r * wide + q];
+            for (int64_t q = 0; q < columns; ++q)
+                out[r * n + q] = add ? out[r * n + q] + edge[r * wide + q] : edge[r * wide + q];
     }
 };
 
@@ -186,11 +190,13 @@ template <class T> struct dp_Convolved {
 
     void compute(int64_t unit) const {
         const dp_Patches<T> &from = patches;
-        const int64_t of_image = (from.P + rows - 1) / rows, b = unit / of_image * together, b1 = std::min(b + together, from.B);
+        const int64_t of_image = (from.P + rows - 1) / rows;
+        const int64_t b = unit / of_image * together, b1 = std::min(b + together, from.B);
         const int64_t p0 = unit % of_image * rows, p1 = std::min(p0 + rows, from.P), pitch = from.pitch(p1 - p0);
         const T *const a = from.stand(b, b1, p0, p1);
         const int64_t k = from.depth(), blocks = (k + dp_DEPTH - 1) / dp_DEPTH, depth = (k + blocks - 1) / blocks;
-        const int64_t length = across ? b1 - b : from.Q, step = across ? pitch : from.sw * from.C, line = across ? image : column;
+        const int64_t length = across ? b1 - b : from.Q;
+        const int64_t step = across ? pitch : from.sw * from.C, line = across ? image : column;
         for (int64_t l = 0; l < k; l += depth)
             for (int64_t j = 0; j < N; j += NR) {
                 const int64_t nr = std::min((int64_t)NR, N - j), wide = nr > W ? NR : W;
@@ -288,8 +294,8 @@ template <class T> struct dp_KernelGradient {
 
     static void total(void *data, int64_t number) {
         const dp_KernelGradient &own = *(const dp_KernelGradient *)data;
-        const int64_t k = own.patches.depth(), from = k * number / own.slices * own.N, to = k * (number + 1) / own.slices * own.N;
-        const int64_t all = k * own.N;
+        const int64_t k = own.patches.depth(), all = k * own.N;
+        const int64_t from = k * number / own.slices * own.N, to = k * (number + 1) / own.slices * own.N;
         std::copy(own.sums + from, own.sums + to, own.out + from);
         for (int64_t chunk = 1; chunk < own.chunks; ++chunk)
             for (int64_t i = from; i < to; ++i) own.out[i] += own.sums[chunk * all + i];
@@ -319,7 +325,8 @@ template <class T> struct dp_KernelGradient {
     }
 };
 
-template <class T> dp_Patches<T> dp_patches_of(const dp_Window &w, int64_t B, int64_t I, int64_t O, const T *x, const T *kernel) {
+template <class T>
+dp_Patches<T> dp_patches_of(const dp_Window &w, int64_t B, int64_t I, int64_t O, const T *x, const T *kernel) {
     dp_Patches<T> found{B, w.H, w.W, I, w.P, w.Q, w.sh, w.sw, x};
     for (int64_t r = 0; r < w.R; ++r)
         for (int64_t s = 0; s < w.S; ++s)
@@ -335,8 +342,8 @@ void dp_convolve(dp_Parallel *parallel, int64_t threads, const dp_Window &w, int
 }
 
 template <class T>
-void dp_convolve_input(dp_Parallel *parallel, int64_t threads, const dp_Window &w, int64_t B, int64_t I, int64_t O, const T *dy,
-                       const T *kernel, T *dx) {
+void dp_convolve_input(dp_Parallel *parallel, int64_t threads, const dp_Window &w, int64_t B, int64_t I, int64_t O,
+                       const T *dy, const T *kernel, T *dx) {
     for (int64_t h = 0; h < std::min(w.sh, w.H); ++h)
         for (int64_t v = 0; v < std::min(w.sw, w.W); ++v) {
             const int64_t P = (w.H - h + w.sh - 1) / w.sh, Q = (w.W - v + w.sw - 1) / w.sw;
@@ -363,8 +370,8 @@ void dp_convolve_input(dp_Parallel *parallel, int64_t threads, const dp_Window &
 }
 
 template <class T>
-void dp_convolve_kernel(dp_Parallel *parallel, int64_t threads, const dp_Window &w, int64_t B, int64_t I, int64_t O, const T *x,
-                        const T *dy, T *dkernel) {
+void dp_convolve_kernel(dp_Parallel *parallel, int64_t threads, const dp_Window &w, int64_t B, int64_t I, int64_t O,
+                        const T *x, const T *dy, T *dkernel) {
     dp_KernelGradient<T>{dp_patches_of<T>(w, B, I, O, x, nullptr), O, dy, dkernel}.run(parallel, threads);
 }
 }  // namespace

@@ -103,7 +103,7 @@ class RandomBits:
 
 @dataclass(frozen=True)
 class Windows:
-    """Choices over windows of images, by the function of `kernels/` of the op's name.
+    """Choices or sums over windows of images, by the function of `kernels/` of the op's name.
 
     Attributes:
         image: the number of the operand that has the shape of the images; -1 for what the op makes.
