@@ -177,6 +177,8 @@ class Programs:
                 self._assign_stages(program, batch_rows)
                 sent: dict[str, Any] = {"bucket_bytes": self._bucket_bytes, "comm_dtype": self._comm_dtype}
                 placed = place(program, step.totals, **sent) if whole else self._of_rank(program, step.totals, sent)
+                if self._has_stages:
+                    self._course(placed, self.comm.replicas == 1)  # now: an error in it is one of all ranks
                 depends = self._has_stages or _depends_on_batches(program, placed, step.totals)
                 traced = _Traced(names, depends)
                 if not program.for_one_size:
@@ -217,20 +219,29 @@ class Programs:
     def _in_pipeline(
         self, program: PlacedProgram, arrays: Mapping[str, Any], comm: Communicator | None, rows: int, first_row: int
     ) -> Executable:
-        sharding = self.sharding
+        sharding, alone = self.sharding, comm is None or comm.replicas == 1
         assert sharding is not None
-        alone, trains = comm is None or comm.replicas == 1, bool(program.of_weights)
-        microbatches = self._microbatches_of(program.rows) if trains else 1
-        key = "pipeline", microbatches, alone
-        owners = sharding.owners(program.state)
-        if key not in program.lowered:
-            program.lowered[key] = course_of(program, owners, sharding.stages, microbatches, alone=alone)
-        course: Course = program.lowered[key]
-        if course.why_whole and self._microbatches is not None:
-            raise ConfigError(f"microbatches = {self._microbatches}: {course.why_whole}; leave it out, or choose 1")
+        course, parts = self._course(program, alone), sharding.parts(sharding.owners(program.state))
         self._sums |= dict.fromkeys(course.sums)
-        place: dict[str, Any] = {"rows": rows, "first_row": first_row, "alone": alone, "parts": sharding.parts(owners)}
+        place: dict[str, Any] = {"rows": rows, "first_row": first_row, "alone": alone, "parts": parts}
         return PipelineExecutable(course, program, self.backend, arrays, comm=sharding.comm, **place)
+
+    def _course(self, program: PlacedProgram, alone: bool) -> Course:
+        """Return what all stages do in a step.
+
+        Raises:
+            ConfigError: it cannot be done in the microbatches that `compile` asks for.
+        """
+        assert self.sharding is not None
+        microbatches = self._microbatches_of(program.rows) if program.of_weights else 1
+        key = "pipeline", microbatches, alone
+        if key not in program.lowered:
+            owners = self.sharding.owners(program.state)
+            program.lowered[key] = course_of(program, owners, self.sharding.stages, microbatches, alone=alone)
+        found: Course = program.lowered[key]
+        if found.why_whole and self._microbatches is not None:
+            raise ConfigError(f"microbatches = {self._microbatches}: {found.why_whole}; leave it out, or choose 1")
+        return found
 
     def local(self, variables: Iterable[Variable]) -> list[Variable]:
         """Return what this rank has of variables in its memory: parts of those that are sharded."""

@@ -132,9 +132,11 @@ def refuse_difference(
         failures = [(rank, _listed(names)) for rank, names in sorted(wrong.items())]
         found = "; ".join(f"rank {rank} ({processes[rank]}) from the others in {text}" for rank, text in failures)
     else:
-        ranks = " and ".join(f"{rank} ({process})" for rank, process in enumerate(processes))
+        names = differing(facts)
+        having = (rank for rank, own in enumerate(facts) if not own.keys().isdisjoint(names))
+        ranks = " and ".join(f"{rank} ({processes[rank]})" for rank in having)
         failures = []
-        found = f"ranks {ranks} in {_listed(differing(facts))}; which of them are right is not known"
+        found = f"ranks {ranks} in {_listed(names)}; which of them are right is not known"
     raise AgreedError(
         "training",
         ExitCode.DIVERGED,

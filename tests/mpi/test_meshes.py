@@ -1,6 +1,7 @@
 """Models train on any mesh of ranks, with weights and slots wherever they lie, what they train on one rank."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -45,15 +46,43 @@ def test_steps_in_float64_agree_to_1e_12(trained, ranks):
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12 * np.abs(expected).max(), err_msg=key)
 
 
-@pytest.mark.parametrize(("checkpoints", "most"), [([], 8), (["--checkpoints"], 10)])
-def test_a_model_trains_of_which_no_rank_holds_half(tmp_path, checkpoints, most):
-    """Weights, gradients and Adam's slots take 16 bytes a parameter on one device; of FSDP each of four ranks has 4.
+@pytest.mark.parametrize(
+    ("form", "checkpoints", "most"), [("FSDP", False, 8), ("pipeline", False, 8), ("FSDP", True, 10)]
+)
+def test_a_model_trains_of_which_no_rank_holds_half(tmp_path, form, checkpoints, most):
+    """Weights, gradients and Adam's slots take 16 bytes a parameter on one device; each of four ranks has 4.
 
     A checkpoint is written from a copy of the rank's weights and slots, 3 bytes.
     """
     script = str(ROOT / "benchmarks/sharded_memory.py")
-    kept = [*checkpoints, str(tmp_path / "checkpoints")] if checkpoints else []
-    case = {"FSDP": [script, "--form", "FSDP", "--units", "1024", "--layers", "12", *kept]}
-    done = in_turn(4, case, tmp_path / "FSDP", limit=120)["FSDP"]
+    kept = ["--checkpoints", str(tmp_path / "checkpoints")] if checkpoints else []
+    case = {form: [script, "--form", form, "--units", "1024", "--layers", "12", *kept]}
+    done = in_turn(4, case, tmp_path / form, limit=120)[form]
     assert (done.code, done.err) == (0, "")
     assert json.loads(done.out)["bytes_a_parameter"] < most
+
+
+REFUSED = {
+    "3 stages": (
+        "--stages 3",
+        r"stages = 3: expected a multiple of it as the number of ranks, and found 2; start 3 \(",
+    ),
+    "as many as layers": (
+        "--stages 2 --hidden=",
+        "stages = 2: the model has 1 layer with weights; expected a layer for",
+    ),
+    "the axis of pipelines": ("--mesh stage=2", "the axis .stage. is that of pipelines; use --stages instead"),
+    "a mesh": ("--stages 2 --mesh model=2", "stages = 2: not supported on the mesh batch=1,model=2; leave out one of"),
+    "FSDP": ("--stages 2 --shard-weights", "stages = 2: not supported with shard_weights; leave out one of them"),
+    "shards": ("--stages 2 --reproducible", "stages = 2: not supported with shards_per_batch; leave out one of them"),
+    "no stages": ("--microbatches 4", "microbatches = 4: expected stages as well, which they go through"),
+}
+
+
+def test_stages_that_do_not_go_are_refused_in_one_line(small_npz, tmp_path):
+    command = ["-m", "dptrain", "--data", str(small_npz), "--epochs", "1"]
+    cases = {name: [*command, *flags.split()] for name, (flags, _) in REFUSED.items()}
+    for name, done in in_turn(2, cases, tmp_path / "refused").items():
+        assert done.code == 2, name
+        (line,) = done.messages
+        assert re.search(REFUSED[name][1], line), line

@@ -71,7 +71,13 @@ def test_a_signal_saves_and_the_next_start_goes_on(small_npz, tmp_path, whole, r
 
 
 @pytest.mark.parametrize(
-    ("sharded", "ranks", "on"), [([], 0, []), (["--shard-weights"], 2, ["--mesh", "model=2", "--shard-optimizer"])]
+    ("sharded", "ranks", "on"),
+    [
+        ([], 0, []),
+        (["--shard-weights"], 2, ["--mesh", "model=2", "--shard-optimizer"]),
+        (["--stages", "2", "--microbatches", "3"], 2, ["--shard-weights"]),
+        (["--shard-weights"], 2, ["--stages", "2"]),
+    ],
 )
 def test_a_signal_to_one_rank_is_all_ranks_and_others_go_on(small_npz, tmp_path, whole, sharded, ranks, on):
     """Another number of ranks, or another mesh, on which other ranks have other parts of weights and slots."""

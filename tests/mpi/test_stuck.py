@@ -73,7 +73,7 @@ CASES = [
     Case("stage: lock", 0, rf"{STEP}, last seen at {PLACE}: {ABSENT} while ranks 1-2 wait in a hand-over between", 3),
     Case("stage: lock", 1, rf"{STEP}, last seen at {PLACE}: {ABSENT} while ranks 0, 2 wait in a hand-over between", 3),
     Case("stage: exit of C", 2, rf"{STEP}, .*: {SILENT} while ranks 0-1 wait in a hand-over between stages", 3),
-    Case("stage: raise", 0, rf"{STEP}: IndexError: list index out of range", code=1),
+    Case("stage: raise", 0, rf"{STEP}: IndexError: list index out of range", code=70),
     Case("split: stop", 1, rf"{STEP}, last seen at {PLACE}: {STOPPED} while rank 0 waits in a split into groups"),
     Case("gather: other counts", 2, rf"{STEP}: {DIFFERENT} rank 2 in {PARTS}, rank 3 in {PARTS};", 4),
     Case(

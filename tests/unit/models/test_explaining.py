@@ -252,3 +252,26 @@ def test_help_of_the_command_is_its_own(capfd):
     shown = capfd.readouterr().out
     assert all(option in shown for option in ("--kernels", "--code", "--input-shape", "--hidden"))
     assert not any(option in shown for option in ("--epochs", "--checkpoint-every", "--stall-timeout"))
+
+
+def test_the_stages_of_a_pipeline():
+    """The cut lies behind the first layer, whose 5 numbers of each of 8 rows go there and come back."""
+    model = dense()
+    model.compile("sgd", "sparse_categorical_crossentropy", dtype="float64", stages=2, microbatches=4)
+    text = model.explain(8)
+    assert "2 stages of a pipeline, 4 microbatches of 2 rows, 1F1B\n" in text
+    rows = [line.split() for line in text.splitlines() if re.match(r" +[01]  ", line)]
+    assert [row[1:4] + row[7:] for row in rows] == [["200", "200", "0", "dense"], ["144", "152", "0", "dense_1"]]
+    assert "\n0 to 1: 4 of microbatches, 320 bytes\n1 to 0: 4 of microbatches, 320 bytes\n" in text
+    assert text.endswith("if there are any, sum 200, 152 bytes")
+    mixing = [dp.layers.Dense(5), dp.layers.BatchNormalization(name="norm"), dp.layers.Dense(3, "softmax")]
+    model = dp.Sequential([dp.Input((4,)), *mixing])
+    model.compile("sgd", "sparse_categorical_crossentropy", stages=2)
+    assert "1 microbatch of 8 rows, 1F1B: layer 'norm' needs all samples of a batch" in " ".join(
+        model.explain(8).split()
+    )
+    model.compile("sgd", "sparse_categorical_crossentropy", stages=4)
+    with pytest.raises(ConfigError, match="stages = 4: the model has 3 layers with weights"):
+        model.explain(8)
+    with pytest.raises(ConfigError, match="stages = 0: expected an integer >= 1"):
+        model.compile("sgd", "mse", stages=0)
