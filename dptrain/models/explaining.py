@@ -182,8 +182,7 @@ def _shared(model: "Model", program: Program, mesh: Mesh | None) -> _Shared | No
 
 
 def _shards(model: "Model") -> Sharded | None:
-    given = model.compile_arguments
-    return "weights" if given.get("shard_weights") else "optimizer" if given.get("shard_optimizer") else None
+    return None if model._compiled is None else model._compiled.shards
 
 
 def _comm_dtype(model: "Model") -> str | None:

@@ -48,13 +48,13 @@ def explain(program: Program, local: PlacedProgram | None = None) -> str:
     results = {**program.outputs, **{variable.path: one for variable, one in program.updates.items()}}
     found += [_cut(f"{name} = {names[one]}", COLUMNS) for name, one in results.items()]
     total = _sums([one for one in tensors if one.op is not None])
-    if local is not None:
-        total += f", {count(local)} messages"
-    elif isinstance(program, PlacedProgram):
+    if isinstance(program, PlacedProgram):
         sent = [one for one in tensors if one.op is ALL_REDUCE]
         nbytes = sum(size(one.shape) * one.dtype.itemsize for one in sent)
-        total += f", {len(sent)} all-reduces in {count(program)} message{'' if count(program) == 1 else 's'}"
-        total += f" of {nbytes:,} bytes" if nbytes else ""
+        messages = count(program if local is None else local)
+        total += f", {len(sent)} all-reduces in" if local is None else ","
+        total += f" {messages} message{'' if messages == 1 else 's'}"
+        total += f" of {nbytes:,} bytes" if nbytes and local is None else ""
     return "\n".join([*found, *wrapped(total, COLUMNS)])
 
 
