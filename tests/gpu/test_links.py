@@ -71,6 +71,7 @@ def test_what_cannot_be_joined_is_refused_in_one_line(device, shared, transport,
     assert done.err.count("dptrain.errors.AgreedError: ") == 1
 
 
+@pytest.mark.slow
 def test_auto_takes_the_fastest_that_was_ever_measured(tmp_path):
     """Whatever was the fastest, another one is when the cache says so."""
 
