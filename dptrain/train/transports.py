@@ -105,7 +105,8 @@ def _fastest(backend: Backend, comm: Communicator) -> str:
     found = comm.allgather(own)
     reasons = {one: next((each[one] for each in found if each[one]), "") for one in _OF_GPUS}
     there = [HOST, *(one for one in _OF_GPUS if not reasons[one])]
-    about = [backend.numerics, comm.description, comm.size, comm.local_size, there]
+    gpu = backend.description.partition(",")[0]  # the product
+    about = [gpu, backend.numerics, comm.description, comm.size, comm.local_size, there]
     kept = comm.broadcast_fact(_kept(about, there) if comm.rank == 0 else None)
     seconds = kept or _measured(backend, comm, there)
     if not kept and comm.rank == 0:

@@ -71,6 +71,7 @@ def test_what_cannot_be_joined_is_refused_in_one_line(device, shared, transport,
     assert done.err.count("dptrain.errors.AgreedError: ") == 1
 
 
+@pytest.mark.slow
 def test_auto_takes_the_fastest_that_was_ever_measured(tmp_path):
     """Whatever was the fastest, another one is when the cache says so."""
 
@@ -91,6 +92,10 @@ def test_auto_takes_the_fastest_that_was_ever_measured(tmp_path):
     shared = said("share", EMULATOR_DEVICES="1")
     assert "; not nccl: ranks 0-1 share the GPU GPU-" in shared
     assert "measured now: host" in shared
+    slices = said("share", EMULATOR_MIG="1")
+    assert "--comm auto: host; " in slices
+    assert "; not nccl: a rank's GPU is a MIG slice" in slices
+    assert "; not ipc: this rank's GPU is a MIG slice" in slices
 
 
 MISUSED = """
@@ -133,6 +138,49 @@ flat = backend.zeros((8 + ranks.rank,))
 link.all_reduce(flat, "sum", backend.stream)
 backend.wait()
 """
+
+
+# Rank 0 waits for its device; rank 1 has never queued what that waits for.
+ABSENT = """
+import os, time
+from dptrain import comm
+from dptrain.backend.cuda.backend import CudaBackend
+from dptrain.backend.cuda.links import LinkedSum
+from dptrain.runtime.failure import phase
+ranks, backend = comm.current(), CudaBackend()
+backend.transport = "nccl"
+links, phase.name = backend.links(ranks), "training"
+message = LinkedSum(backend, backend.zeros((8,)), "sum", links.along("batch"))
+if ranks.rank:
+    {does}
+with links.queueing():
+    message.begin()
+    message.finish()
+backend.wait()
+"""
+
+
+@pytest.mark.parametrize(
+    ("does", "streams", "message"),
+    [
+        ("time.sleep(60)", "inorder", "has not come for .* while rank 0 waits in messages between GPUs"),
+        ("time.sleep(60)", "random", "has not come for .* while rank 0 waits in messages between GPUs"),
+        ("os._exit(0)", "random", "left while rank 0 waits in messages between GPUs"),
+        ("os.kill(os.getpid(), 19)", "random", "has been stopped for .* while rank 0 waits in messages between GPUs"),
+        (
+            "ranks.barrier()",
+            "random",
+            "different methods: rank 0 in messages between GPUs .*, rank 1 in an all-gather ",
+        ),
+    ],
+)
+def test_a_gpu_that_waits_for_a_rank_in_vain(tmp_path, does, streams, message):
+    options = {"EMULATOR_DEVICES": "2", "EMULATOR_LEAKS": "off", "PYTHONPATH": PATH, "TMPDIR": str(tmp_path)}
+    options |= {"EMULATOR_STREAMS": streams, **STALL}
+    done = emulated_ranks(2, "-c", ABSENT.format(does=does), fresh=True, timeout=60, **options)
+    assert done.code == 77, done.err
+    assert len(done.messages) == 1
+    assert re.search(message, done.messages[0])
 
 
 def test_ranks_in_other_calls_end_the_job(tmp_path):
