@@ -44,7 +44,7 @@ Source: {source}
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Asked:
     """Keras' arguments that all of its networks have; see `network`."""
 

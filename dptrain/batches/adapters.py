@@ -223,7 +223,7 @@ class PyDatasetSource(BatchSource):
         return len(self._dataset)
 
     def start(self, number: int) -> Iterator[Draw]:
-        """Take the batches in order, or in that of the pass, of which the object is told."""
+        """Tell the object which pass begins; take the batches in order, or in that of the pass."""
         _call(self._dataset, "on_pass_begin", number)
         batches = self.num_batches
         order: Iterable[int]

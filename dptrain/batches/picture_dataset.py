@@ -19,6 +19,7 @@ import numpy.typing as npt
 from dptrain import comm as comms
 from dptrain.batches.py_dataset import PyDataset
 from dptrain.batches.resampling import resized
+from dptrain.batches.sampling import fixed_shards
 from dptrain.comm.parts import cut
 from dptrain.data.images import convert_to, img_to_array
 from dptrain.data.pictures import MOST_PICTURES, open_picture, pillow, require_inside
@@ -39,7 +40,7 @@ _CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
 _LABEL_MODES = ("int", "categorical", "binary", None)
 _SUBSETS = ("training", "validation", "both", None)
 _FOLLOW = "follow_links=True"
-# Batches that wait at most, however small they are.
+# Batches that wait at most, however small they are; one thread is two ahead.
 _AHEAD = 10
 
 
@@ -110,7 +111,7 @@ class PictureDataset(PyDataset):
         skipped: the paths of the files that this rank has skipped.
 
     Raises:
-        ConfigError: a batch is larger than what may wait.
+        ConfigError: two batches are larger than what may wait.
     """
 
     def __init__(
@@ -124,13 +125,14 @@ class PictureDataset(PyDataset):
         seed: int | None,
     ) -> None:
         comm = comms.current()
-        nbytes = math.prod(decoding.shape) * 4 * math.ceil(min(batch_size, len(files)) / comm.replicas)
-        if nbytes > decoding.max_bytes:
-            raise ConfigError(
-                f"a rank's part of {batch_size} pictures takes {format_bytes(nbytes)} > max_bytes = "
-                f"{format_bytes(decoding.max_bytes)}; take fewer or smaller ones, or raise max_bytes"
-            )
+        parts = comm.replicas if fixed_shards() is None else 1
+        nbytes = math.prod(decoding.shape) * 4 * math.ceil(min(batch_size, len(files)) / parts)
         ahead = min(_AHEAD, decoding.max_bytes // nbytes)
+        if ahead < 2:
+            raise ConfigError(
+                f"two batches wait, and a rank's part of {batch_size} pictures takes {format_bytes(nbytes)}; "
+                f"max_bytes = {format_bytes(decoding.max_bytes)}: take fewer or smaller pictures, or raise max_bytes"
+            )
         super().__init__(workers=min(ahead, share_of_cores(comm.local_size)), max_queue_size=ahead)
         self._root, self._files, self._labels, self._decoding = root, files, labels, decoding
         self._batch_size, self._seed, self._loops = batch_size, seed, count()

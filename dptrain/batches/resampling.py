@@ -1,7 +1,6 @@
-"""`ops.image.resize` of one picture on the host: the same weights, of which only those that are not 0 are multiplied.
+"""`ops.image.resize` of one picture on the host, with the same weights but without products by zero.
 
-A step's program multiplies whole matrices, which suits a batch on a device; a thread that decodes a photograph takes
-a seventh of that time.
+The op multiplies by whole matrices, which suits a batch on a device. Here most weights are 0: two pixels make one.
 """
 
 from collections.abc import Sequence

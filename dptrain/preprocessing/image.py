@@ -18,7 +18,7 @@ if not TYPE_CHECKING:  # for which any name would do
 def smart_resize(
     x: Any, size: Sequence[int], interpolation: str = "bilinear", data_format: str = "channels_last"
 ) -> Any:
-    """Return images of another size, of which is cut off what is too high or wide: `ops.image.resize`.
+    """Return images of another size, cut to its aspect ratio in the middle: `ops.image.resize`.
 
     Args:
         x: an array or a tensor (height, width, channels) or (rows, height, width, channels); or with channels first.
