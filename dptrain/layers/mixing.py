@@ -21,6 +21,7 @@ from dptrain.layers.random_images import Factor, RandomImageLayer, factor_range,
 from dptrain.ops import random
 from dptrain.ops.indexing import add_rows
 from dptrain.ops.warping import INTERPOLATIONS
+from dptrain.program.shapes import is_one
 from dptrain.program.tensor import Tensor
 from dptrain.random import Purpose
 
@@ -75,7 +76,7 @@ class _Mixing(RandomImageLayer):
 def _others(x: Tensor, transformation: Any) -> Tensor:
     """Return for each row the one that it is mixed with; of a single image, itself."""
     order = ops.convert_to_tensor(transformation["permutation_order"])
-    if x.ndim == 0 or order.shape[0] != x.shape[0]:
+    if is_one(order.shape[0]):
         return x
     if "positions" in transformation:  # else the batch is one rank's
         x = add_rows(x, transformation["positions"], length=int(x.shape[0]))

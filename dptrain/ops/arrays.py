@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from dptrain.errors import ConfigError
 from dptrain.ops import manipulation
+from dptrain.ops.common import limits
 from dptrain.ops.cumulative import cumulative
 from dptrain.ops.elementwise import (
     absolute,
@@ -221,8 +222,8 @@ def nan_to_num(x: Any, nan: float = 0.0, posinf: float | None = None, neginf: fl
     found = _tensor(x)
     if found.dtype.kind not in "fV":
         return found
-    limits = np.finfo(found.dtype)
-    ends = [limits.max if posinf is None else posinf, limits.min if neginf is None else neginf]
+    known = limits(found.dtype)
+    ends = [known.max if posinf is None else posinf, known.min if neginf is None else neginf]
     greatest, least = (np.asarray(one, found.dtype) for one in ends)
     finite = where(isinf(found), where(found > 0, greatest, least), found)
     return where(isnan(found), nan, finite)

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -22,6 +23,11 @@ def elementwise(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, An
         repeated = [is_one(n) and not is_one(out[extra + axis]) for axis, n in enumerate(shape)]
         given.append("".join("1" if one else made[extra + axis] for axis, one in enumerate(repeated)))
     return f"{','.join(given)}->{made}"
+
+
+def limits(dtype: DType) -> Any:
+    """Return the limits of a floating-point type (`eps`, `max`, `min`), those of bfloat16 too."""
+    return ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
 
 
 def broadcast_shape(*shapes: Shape, **attributes: Any) -> Shape:

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from dptrain.errors import ConfigError
 from dptrain.ops.arrays import mod
+from dptrain.ops.common import limits
 from dptrain.ops.elementwise import absolute, cast, clip, equal, floating, less, maximum, minimum, where
 from dptrain.ops.image_format import batched
 from dptrain.ops.manipulation import concatenate
@@ -83,7 +82,7 @@ def _of_planes(
 
 
 def _to_hsv(colors: Sequence[Tensor]) -> Sequence[Tensor]:
-    smallest = float(np.finfo(colors[0].dtype).eps)
+    smallest = float(limits(colors[0].dtype).eps)
     red, green, blue = (where(less(absolute(one), smallest), 0, one) for one in colors)
     value = maximum(maximum(red, green), blue)
     spread = value - minimum(minimum(red, green), blue)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from dptrain.errors import ConfigError
 from dptrain.ops.arrangement import take_along_axis
 from dptrain.ops.arrays import repeat
+from dptrain.ops.common import limits
 from dptrain.ops.elementwise import (
     cast,
     equal,
@@ -159,7 +160,7 @@ def dot_product_attention(
         (causal,) = as_tensors([np.tri(int(q.shape[2]), int(k.shape[2]), dtype=np.bool_)])
         taking_part.append(causal)
     for one in taking_part:
-        logits = where(one, logits, _LEFT_OUT * float(np.finfo(logits.dtype).max))
+        logits = where(one, logits, _LEFT_OUT * float(limits(logits.dtype).max))
     return transpose(batch_matmul(softmax(logits), v), (0, 2, 1, 3))
 
 

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+import dptrain as dp
 from dptrain import layers
 from tests.unit.layers.cases import ALL_CASES, CASES
 
@@ -150,3 +151,33 @@ def test_whole_pixels_stay_whole(keras, size):
     assert ours.dtype == np.uint8
     theirs = keras.ops.convert_to_numpy(keras.layers.Resizing(*size)(x))
     assert np.abs(ours.numpy().astype(int) - theirs.astype(int)).max() <= 1
+
+
+def every_augmentation(module):
+    """Return layers of each kind, with arguments of their own; Equalization alone cannot be in a model of Keras'."""
+    make = module.layers
+    return [
+        *(make.RandomShear(0.2, seed=1), make.RandomPerspective(0.5, 0.3, seed=1), make.RandomHue(0.2, seed=1)),
+        *(make.RandomSaturation((0.4, 0.6), seed=1), make.RandomSharpness(0.4, seed=1), make.RandomGrayscale(seed=1)),
+        *(make.RandomColorDegeneration(0.3, seed=1), make.RandomPosterization(5, seed=1), make.RandomInvert(seed=1)),
+        *(make.RandomErasing(0.5, fill_value=3.0, seed=1), make.RandomGaussianBlur(sigma=0.5, seed=1)),
+        *(make.RandomElasticTransform(0.3, 0.4, seed=1), make.Solarization(0.1, 0.2, seed=1), make.AutoContrast()),
+        *(make.RandomColorJitter(brightness_factor=0.1, hue_factor=0.2, seed=1),),
+        *(make.RandAugment(factor=0.3, seed=1), make.MixUp(0.3, seed=1)),
+        *(make.CutMix(0.5, seed=1), make.Pipeline([make.RandomFlip(seed=1), make.Rescaling(1 / 255)])),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:`build.*was called on layer 'pipeline':UserWarning")  # by Keras
+@pytest.mark.parametrize("theirs_first", [False, True])
+def test_models_with_augmentations_go_both_ways_in_files(keras, tmp_path, theirs_first):
+    here, there = (dp, keras)[theirs_first], (keras, dp)[theirs_first]
+    layers_of = [one for one in every_augmentation(here)]
+    model = here.Sequential([here.Input((6, 5, 3)), *layers_of, here.layers.Flatten(), here.layers.Dense(2)])
+    path = tmp_path / "m.keras"
+    model.save(path)
+    again = there.models.load_model(path)
+    x = np.random.default_rng(1).uniform(0, 255, (4, 6, 5, 3)).astype(np.float32)
+    np.testing.assert_allclose(again.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-5, atol=1e-5)
+    names = [type(one).__name__ for one in again.layers]
+    assert names == [type(one).__name__ for one in layers_of] + ["Flatten", "Dense"]

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 import dptrain as dp
-from dptrain import layers
+from dptrain import layers, ops
 from dptrain.errors import ConfigError
 from dptrain.layers import Input
+from tests.unit.layers.cases import ALL_CASES, CASES
 
 IMAGES = np.random.default_rng(2).uniform(0, 255, (64, 4, 5, 1)).astype(np.float32)
 
@@ -313,6 +314,10 @@ def test_a_pipeline(tmp_path):
             lambda: layers.MixUp()({"images": NOISE[:2], "labels": np.array([1, 0])}, training=True),
             "expected vectors, such as `ops.one_hot`",
         ),
+        (
+            lambda: layers.MixUp()({"images": NOISE[:3], "labels": np.eye(2)}, training=True),
+            "cannot be broadcast together",
+        ),
         (lambda: layers.MixUp()({"images": NOISE[:2], "masks": NOISE[:2]}, training=True), "not supported: masks"),
         (lambda: layers.Pipeline(["flip"]), "expected a list of layers"),
     ],
@@ -320,3 +325,26 @@ def test_a_pipeline(tmp_path):
 def test_what_the_others_refuse(build, message):
     with pytest.raises(ConfigError, match=message):
         build()
+
+
+OTHERS = ("AugMix", "AutoContrast", "CutMix", "Equalization", "MixUp", "Solarization")
+PICTURES = [(name, number) for name, number in ALL_CASES if name.startswith("Random") or name in OTHERS]
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize(("name", "number"), PICTURES)
+def test_half_precision_stays_near(name, number, policy):
+    """What is drawn is drawn in single precision: the same transformation, of rounded pixels."""
+    case, found = CASES[name][number], []
+    for one in (policy, "float32"):
+        layer = case.make()
+        case.call(layer, [Input(shape[1:]) for shape in [case.inputs()[0].shape]])
+        layer.adopt(seed=3)
+        layer.set_dtype(one)
+        images = np.clip(case.inputs()[0], -1.9, 2.9).astype(np.float16).astype(np.float32)
+        found.append(case.call(layer, [images], training=True))
+    assert found[0].dtype == policy.removeprefix("mixed_")
+    half, exact = (ops.cast(one, "float32").numpy() for one in found)
+    assert np.isfinite(half).all()
+    far = np.abs(half - exact) > (0.02 if policy == "mixed_float16" else 0.1) * np.abs(exact).max()
+    assert far.mean() < 0.1  # levels and hues may jump

@@ -103,6 +103,47 @@ CASES = {
     "sparse, a column of labels": (SparseCategoricalCrossentropy, LABELS[:, None], P, OF_LABEL),
     "sparse, logits": (lambda **o: SparseCategoricalCrossentropy(True, **o), LABELS, Z, OF_LABEL),
 }
+RIGHT = np.where(BINARY == 1, SIGMOID, 1 - SIGMOID)
+OF_CLASS = P[np.arange(ROWS), LABELS]
+FOUND, MISSED, WRONG = (SIGMOID * BINARY).sum(-1), ((1 - SIGMOID) * BINARY).sum(-1), (SIGMOID * (1 - BINARY)).sum(-1)
+CASES |= {
+    "focal binary": (
+        lambda **o: losses.BinaryFocalCrossentropy(True, 0.3, 1.5, **o),
+        BINARY,
+        SIGMOID,
+        (np.where(BINARY == 1, 0.3, 0.7) * (1 - RIGHT) ** 1.5 * -np.log(RIGHT)).mean(-1),
+    ),
+    "focal binary, logits": (
+        lambda **o: losses.BinaryFocalCrossentropy(from_logits=True, **o),
+        BINARY,
+        Z,
+        ((1 - RIGHT) ** 2 * -np.log(RIGHT)).mean(-1),
+    ),
+    "focal categorical": (
+        lambda **o: losses.CategoricalFocalCrossentropy(0.4, 1.5, **o),
+        ONE_HOT,
+        P,
+        0.4 * (1 - OF_CLASS) ** 1.5 * -np.log(OF_CLASS),
+    ),
+    "generalized": (
+        lambda **o: losses.CategoricalGeneralizedCrossEntropy(0.7, **o),
+        LABELS,
+        P,
+        (1 - OF_CLASS**0.7) / 0.7,
+    ),
+    "dice of each sample": (
+        lambda **o: losses.Dice(axis=-1, **o),
+        BINARY,
+        SIGMOID,
+        1 - 2 * FOUND / (BINARY.sum(-1) + SIGMOID.sum(-1) + 1e-7),
+    ),
+    "tversky of each sample": (
+        lambda **o: losses.Tversky(0.3, 0.8, axis=-1, **o),
+        BINARY,
+        SIGMOID,
+        1 - FOUND / (FOUND + 0.3 * MISSED + 0.8 * WRONG + 1e-7),
+    ),
+}
 WEIGHTS = np.where(RNG.random(ROWS) < 0.3, 0.0, RNG.random(ROWS))
 
 
@@ -142,6 +183,45 @@ def test_ranks_compute_what_one_computes(case, reduction, shards):
         own = slice(starts[rank], starts[rank + 1]) if reduction == "none" else ()
         np.testing.assert_allclose(outputs["loss"], whole["loss"][own], rtol=1e-12)
         np.testing.assert_allclose(outputs["gradient"], whole["gradient"], rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.parametrize("shards", [[11], [4, 4, 3], [0, 11]], ids=str)
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (losses.Dice, 1 - 2 * FOUND.sum() / (BINARY.sum() + SIGMOID.sum())),
+        (lambda: losses.Tversky(0.3, 0.8), 1 - FOUND.sum() / (FOUND.sum() + 0.3 * MISSED.sum() + 0.8 * WRONG.sum())),
+    ],
+)
+def test_the_overlap_of_a_whole_batch(make, expected, shards):
+    """One number of the global batch, on any number of ranks: a quotient of sums, not a mean of ranks' quotients."""
+    w = Variable(np.ones(C), "w")
+
+    def step(y_true, x):
+        value = make()(y_true, x * w)
+        value.backward()
+        return {"loss": value, "gradient": w.grad}
+
+    values = {"y_true": BINARY, "x": SIGMOID}
+    program = trace(step, {name: ((Dim.rows(ROWS), C), "float64") for name in values})
+    whole, _ = evaluate(program, values)
+    np.testing.assert_allclose(whole["loss"], expected, rtol=1e-6)
+    for n in range(C):
+        ends = [float(make()(BINARY, SIGMOID * (1 + h * np.eye(C)[n]))) for h in (1e-6, -1e-6)]
+        np.testing.assert_allclose(whole["gradient"][n], (ends[0] - ends[1]) / 2e-6, rtol=1e-6)
+    for outputs, _ in run_on_ranks(place(program), values, shards, dict.fromkeys(values, 0))[0]:
+        np.testing.assert_allclose(outputs["loss"], whole["loss"], rtol=1e-12)
+        np.testing.assert_allclose(outputs["gradient"], whole["gradient"], rtol=1e-11)
+
+
+@pytest.mark.parametrize(
+    "case", [name for name in CASES if name.split()[0] in ("focal", "generalized", "dice", "tversky")]
+)
+def test_losses_of_overlap_in_half_precision(case):
+    make, target, output, expected = CASES[case]
+    loss = make()(target, output.astype(np.float16))
+    assert loss.dtype == np.float32
+    np.testing.assert_allclose(loss, expected.mean(), rtol=5e-3)
 
 
 IGNORED = LABELS != 2

@@ -109,6 +109,48 @@ OTHERS = {
     "true positives": (metrics.TruePositives, BINARY, SIGMOID, lambda w: ((SIGMOID > 0.5) * BINARY * w[:, None]).sum()),
     "area": (lambda: metrics.AUC(2000), BINARY, SIGMOID, area),
 }
+
+
+def f1(weights):
+    """Return the mean over outputs of 2 tp / (2 tp + fp + fn), above 0.4."""
+    taken, w = SIGMOID > 0.4, weights[:, None]
+    tp = (taken * BINARY * w).sum(0)
+    return (2 * tp / ((taken * w).sum(0) + (BINARY * w).sum(0))).mean()
+
+
+def explained(weights):
+    """Return the mean over outputs of 1 - squared errors over squared distances from the mean."""
+    w = weights[:, None]
+    middle = (VALUES * w).sum(0) / w.sum()
+    return (1 - ((Z - VALUES) ** 2 * w).sum(0) / ((VALUES - middle) ** 2 * w).sum(0)).mean()
+
+
+def overlap(weights):
+    """Return the mean over classes of what is in both over what is in either."""
+    found = P.argmax(-1)
+    each = []
+    for n in range(C):
+        both = (weights * (found == n) * (n == LABELS)).sum()
+        each.append(both / ((weights * (found == n)).sum() + (weights * (n == LABELS)).sum() - both))
+    return np.mean(each)
+
+
+def sensitive(weights):
+    """Return the highest sensitivity at a threshold above which at most 0.4 of what is negative lies."""
+    w, found = np.repeat(weights, C).reshape(BINARY.shape), []
+    for limit in np.arange(200) / 199:
+        taken = limit < SIGMOID
+        if ((~taken) * (1 - BINARY) * w).sum() / ((1 - BINARY) * w).sum() >= 0.6:
+            found.append((taken * BINARY * w).sum() / (BINARY * w).sum())
+    return max(found)
+
+
+OTHERS |= {
+    "f1": (lambda: metrics.F1Score("macro", 0.4), BINARY, SIGMOID, f1),
+    "explained": (metrics.R2Score, VALUES, Z, explained),
+    "overlap": (lambda: metrics.OneHotMeanIoU(C), ONE_HOT, P, overlap),
+    "sensitivity": (lambda: metrics.SensitivityAtSpecificity(0.6), BINARY, SIGMOID, sensitive),
+}
 ALL = {
     **{
         name: (make, target, output, lambda w, values=values: (values * w).sum() / w.sum())

@@ -108,3 +108,15 @@ def test_in_top_k_with_nan():
         (3, 5, [False, True, True, True, False]),
     ):
         np.testing.assert_array_equal(ops.in_top_k(np.full(5, label), scores, k), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_limits_of_half_precision(dtype):
+    """NumPy alone does not know those of bfloat16."""
+    x = ops.cast(np.array([np.nan, np.inf, -np.inf, 2.0]), dtype)
+    found = ops.cast(ops.nan_to_num(x), "float64").numpy()
+    largest = 65504 if dtype == "float16" else (2 - 2**-7) * 2.0**127
+    np.testing.assert_array_equal(found, [0, largest, -largest, 2])
+    q, k, v = (ops.cast(np.random.default_rng(n).normal(size=(2, 3, 1, 4)), dtype) for n in range(3))
+    causal = ops.cast(ops.dot_product_attention(q, k, v, is_causal=True), "float64").numpy()
+    np.testing.assert_allclose(causal[:, 0], ops.cast(v, "float64").numpy()[:, 0], rtol=1e-6)

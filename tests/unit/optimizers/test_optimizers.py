@@ -19,6 +19,7 @@ from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
 from tests.tolerances import assert_near
 from tests.unit.optimizers.references import RULES
+from tests.unit.program.virtual_mesh import VirtualMesh, assert_same_on_mesh, spread
 from tests.unit.program.virtual_ranks import run_on_ranks
 
 STEPS = 20
@@ -524,6 +525,56 @@ OWN = {
     "lamb": {"beta_1": 0.5, "beta_2": 0.75, "epsilon": 1e-3},
     "muon": {"ns_steps": 3, "nesterov": False, "exclude_layers": ["head"], "rms_rate": None, "momentum": 0.5},
 }
+
+
+RECENT = ["adafactor", "ftrl", "lamb", "muon"]
+
+
+def regression(optimizer):
+    """Return a program of a step of a regression, and the values of its rows."""
+    rng = np.random.default_rng(6)
+    values = {"x": rng.standard_normal((11, 4)), "y": rng.standard_normal((11, 6))}
+    kernel, bias = named("dense/kernel", rng.standard_normal((4, 6))), named("dense/bias", np.zeros(6))
+
+    def regress(x, y):
+        loss = ops.mean(ops.square(ops.matmul(x, kernel) + bias - y))
+        kernel.grad = bias.grad = None
+        loss.backward()
+        optimizer.apply([kernel.grad, bias.grad], [kernel, bias])
+        return {"loss": loss}
+
+    rows = {name: ((Dim.rows(11), *one.shape[1:]), "float64") for name, one in values.items()}
+    return trace(regress, rows), values
+
+
+@pytest.mark.parametrize("options", [{}, {"clipnorm": 0.3, "weight_decay": 0.1, "gradient_accumulation_steps": 2}])
+@pytest.mark.parametrize("name", RECENT)
+def test_recent_optimizers_on_ranks_and_meshes(name, options):
+    """Sums over whole weights are those of all parts, where a mesh divides weights and slots."""
+    program, values = regression(OPTIMIZERS[name](0.05, **OWN[name], **options))
+    state = {one: one.numpy() for one in program.state}
+    for shards in ([4, 4, 3], [0, 11]):
+        (whole, expected), placed = evaluate(program, values, state), place(program)
+        for outputs, found in run_on_ranks(placed, values, shards, {"x": 0, "y": 0})[0]:
+            np.testing.assert_allclose(outputs["loss"], whole["loss"], rtol=1e-12)
+            for variable, value in expected.items():
+                np.testing.assert_allclose(found[variable], value, rtol=1e-10, atol=1e-12, err_msg=variable.path)
+    assert_same_on_mesh(program, values, spread(program), VirtualMesh([4, 7], model=2))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", RECENT)
+def test_a_traced_program_of_recent_optimizers_has_the_bits_of_eager_steps(name, dtype):
+    results, gradients = [], gradients_of(dtype, 7)
+    for way in ("eager", "traced"):
+        optimizer, variables = OPTIMIZERS[name](**OWN[name]), two_variables(dtype)
+        program = traced(optimizer, variables) if way == "traced" else None
+        for grads in gradients:
+            optimizer.apply(grads, variables) if program is None else step(program, grads)
+        results.append([one.numpy() for one in (*variables, *optimizer.variables)])
+    for one, other in zip(*results, strict=True):
+        assert one.tobytes() == other.tobytes()
+        assert np.isfinite(one).all()
 
 
 def test_muon_steps_are_nearly_orthogonal_and_vectors_follow_adam():
