@@ -100,7 +100,7 @@ class Pruning:
         sparsity, block = self.schedule.sparsity(step), self.block_size
         if self.sparsity_m_by_n is not None:
             m, n = self.sparsity_m_by_n
-            return [masks.m_by_n(one, m, n) if sparsity else np.ones(one.shape, bool) for one in weights]
+            return [masks.m_by_n(one, m, n) for one in weights]
         scores = [masks.pooled(one, block, self.block_pooling_type) for one in weights]
         stayed = [masks.pooled(one, block, "MAX") > 0 for one in known] if self.regrows else []
         growth = [masks.pooled(one, block, self.block_pooling_type) for one in gradients]
@@ -219,7 +219,8 @@ def sparsity(model: Layer) -> float:
     Collective where weights are sharded.
     """
     found = [one.numpy() for one in model.weights if is_prunable(one)]
-    return 1 - sum(map(np.count_nonzero, found)) / max(sum(one.size for one in found), 1)
+    zeros = sum(one.size - int(np.count_nonzero(one)) for one in found)
+    return zeros / max(sum(one.size for one in found), 1)
 
 
 def described(model: Layer) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def test_all_weights_together_or_each():
 def test_blocks_and_two_of_four():
     blocks, fine = network(), network()
     prune_low_magnitude(blocks, ConstantSparsity(0.5, 4), (4, 2))
-    prune_low_magnitude(fine, ConstantSparsity(0.1, 4), sparsity_m_by_n=(2, 4))
+    prune_low_magnitude(fine, ConstantSparsity(0.0, 4), sparsity_m_by_n=(2, 4))
     train(blocks)
     train(fine)
     kernel = blocks.layers[0].kernel.numpy().reshape(2, 4, 8, 2) != 0
@@ -161,6 +161,10 @@ def test_what_is_not_pruned():
     )
     prune_low_magnitude(model)
     assert [one.path for one in model.weights if one.pruning] == ["conv/kernel", "dense_1/kernel"]
+
+
+def test_sparsity_of_a_model_without_kernels():
+    assert pruning.sparsity(dp.Sequential([layers.Input((4,)), layers.ReLU()])) == 0
 
 
 def test_stripped():
