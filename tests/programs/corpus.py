@@ -365,4 +365,12 @@ CORPUS = {
         shards=(2, 3),
         mesh={"batch": 2},
     ),
+    "a summand that is read after its sum has come": Case(
+        lengths={"n": 3, "a": 2},
+        leaves={"x0": "input n a float64 normal"},
+        lines=("t0 = ops.sum(x0, 0)", "t1 = ops.sum(ops.tanh(t0) * x0, 0)", "t2 = t0 + t1"),
+        outputs=("t2",),
+        shards=(1, 2),
+        mesh={"batch": 2},
+    ),
 }
