@@ -122,6 +122,11 @@ class LossScaleOptimizer(Optimizer):
         """As `Optimizer.variables_for`."""
         return [*self.own_variables, *self.inner_optimizer.variables_for(variables)]
 
+    @property
+    def slots(self) -> list[tuple[Variable, Variable]]:
+        """As `Optimizer.slots`."""
+        return self.inner_optimizer.slots
+
     def slots_of(self, variable: Variable) -> Mapping[str, Variable]:
         """As `Optimizer.slots_of`."""
         return self.inner_optimizer.slots_of(variable)

@@ -142,3 +142,11 @@ def test_a_fixed_factor():
 def test_refused(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_slots_are_those_of_the_inner_optimizer():
+    """By which they are sharded."""
+    optimizer, weight = LossScaleOptimizer(Adam(0.1)), Variable(np.ones(2, np.float32), "weight")
+    optimizer.build([weight])
+    assert [one for _, one in optimizer.slots] == [weight, weight]
+    assert [one for one, _ in optimizer.slots] == list(optimizer.slots_of(weight).values())
