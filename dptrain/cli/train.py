@@ -231,6 +231,17 @@ def _keeper(config: Config, folder: str | None, facts: dict[str, Any]) -> Checkp
     return keeper
 
 
+def _describe_sharding(config: Config) -> str:
+    """Return what ranks divide among each other beside the batch, as the end of a line."""
+    said = {
+        f"; mesh {config.mesh}": config.mesh is not None,
+        f"; {config.stages} stages": config.stages > 1,
+        "; weights and slots sharded (FSDP)": config.shard_weights,
+        "; slots sharded (ZeRO-1)": config.shard_optimizer and not config.shard_weights,
+    }
+    return "".join(text for text, holds in said.items() if holds)
+
+
 def _show_start(
     config: Config,
     data: LoadedData,
@@ -252,6 +263,7 @@ def _show_start(
             f"{data.name}: {describe_samples(data, splits)}; "
             f"{network}, {model.count_params():,} parameters; {model.optimizer.name}, "
             f"global batch {config.train.batch_size}, {steps} step{'' if steps == 1 else 's'} an epoch"
+            f"{_describe_sharding(config)}"
         )
         say_why_not_kept(model)
     return rows

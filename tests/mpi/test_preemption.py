@@ -71,21 +71,22 @@ def test_a_signal_saves_and_the_next_start_goes_on(small_npz, tmp_path, whole, r
 
 
 @pytest.mark.parametrize(
-    ("sharded", "ranks", "on"),
+    ("sharded", "ranks", "on", "said"),
     [
-        ([], 0, []),
-        (["--shard-weights"], 2, ["--mesh", "model=2", "--shard-optimizer"]),
-        (["--stages", "2", "--microbatches", "3"], 2, ["--shard-weights"]),
-        (["--shard-weights"], 2, ["--stages", "2"]),
+        ([], 0, [], ""),
+        (["--shard-weights"], 2, ["--mesh", "model=2", "--shard-optimizer"], "; mesh model=2; slots sharded (ZeRO-1)"),
+        (["--stages", "2", "--microbatches", "3"], 2, ["--shard-weights"], "; weights and slots sharded (FSDP)"),
+        (["--shard-weights"], 2, ["--stages", "2"], "; 2 stages"),
     ],
 )
-def test_a_signal_to_one_rank_is_all_ranks_and_others_go_on(small_npz, tmp_path, whole, sharded, ranks, on):
+def test_a_signal_to_one_rank_is_all_ranks_and_others_go_on(small_npz, tmp_path, whole, sharded, ranks, on, said):
     """Another number of ranks, or another mesh, on which other ranks have other parts of weights and slots."""
     start = ("-m", "dptrain", "--data", str(small_npz), *SLOWLY, "--out", "out")
     code, err = signalled(command(2, *start, *sharded), signal.SIGTERM, True, tmp_path)
     assert code == 75, err
     done = python(ranks, *start, *on, timeout=100, cwd=tmp_path)
     assert (done.code, done.err) == (0, "")
+    assert f" an epoch{said}\n" in done.out
     for found, expected in zip(results(tmp_path / "out")[1], whole(0)[1], strict=True):
         assert found == pytest.approx(expected, rel=1e-3)
 
