@@ -40,7 +40,7 @@ _ARCHITECTURE = "sm_90"
 _Data = dict[str, tuple[Shape, str]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Mesh:
     """Ranks as a grid, on which a program is explained.
 
@@ -115,7 +115,7 @@ def explain(
     return "\n".join([*lines, *(["", wrapped_code(made.code.rstrip())] if code else [])])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Shared:
     """How variables are divided among the ranks of a mesh.
 
@@ -190,7 +190,7 @@ def _comm_dtype(model: "Model") -> str | None:
     return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _OnDevice:
     """A rank's program as a device executes it.
 

@@ -14,7 +14,7 @@ from dptrain.runtime.files import Directory
 from dptrain.saving.manifest import Shape, StoredArray, StoredPart, blocks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Part:
     """What this rank has of a variable.
 

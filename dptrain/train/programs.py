@@ -545,7 +545,7 @@ def _depends_on_batches(program: Program, placed: PlacedProgram, totals: Collect
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Cut:
     """A step that was cut in two at its one sync point with the other ranks.
 

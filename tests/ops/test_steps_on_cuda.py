@@ -17,7 +17,7 @@ def recorded(cuda_backend, monkeypatch):
 
 
 def test_steps_that_share_a_graph_have_the_bits_of_steps_alone(cuda_backend, recorded):
-    together = Run(cuda_backend, 1)
+    together = Run(cuda_backend, 1, mixing=False)
     assert steps_in_graph(together.executable.launches) == 16
     found = []
     for steps, graphs in ((7, 1), (8, 1), (15, 1), (16, 2), (17, 2)):
@@ -25,7 +25,7 @@ def test_steps_that_share_a_graph_have_the_bits_of_steps_alone(cuda_backend, rec
         found.append(together.bits())
         assert len(recorded) == graphs
     together.executable.close()
-    alone = Run(cuda_backend, 1)
+    alone = Run(cuda_backend, 1, mixing=False)
     for steps, bits in zip((7, 8, 15, 16, 17), found, strict=True):
         for _ in range(steps):
             alone.ask(1)
@@ -35,14 +35,14 @@ def test_steps_that_share_a_graph_have_the_bits_of_steps_alone(cuda_backend, rec
 
 def test_steps_of_packs_share_graphs(cuda_backend, recorded):
     asked, backends = (34, 17, 1), [type(cuda_backend)() for _ in range(3)]
-    runs = [Run(backend, seed) for seed, backend in enumerate(backends)]
+    runs = [Run(backend, seed, mixing=False) for seed, backend in enumerate(backends)]
     for run, steps in zip(runs, asked, strict=True):
         run.backend.joins_packs = True
         run.ask(steps)
     together = [run.bits() for run in runs]
     assert len(recorded) == 4, "a step of three runs, 16 steps of two and of one, and a step of one"
     for seed, (steps, bits) in enumerate(zip(asked, together, strict=True)):
-        run = Run(cuda_backend, seed)
+        run = Run(cuda_backend, seed, mixing=False)
         for _ in range(steps):
             run.ask(1)
         assert run.bits() == bits
@@ -52,7 +52,7 @@ def test_steps_of_packs_share_graphs(cuda_backend, recorded):
 
 def test_other_data_for_the_same_step_take_the_same_graphs(cuda_backend, recorded):
     """In turns with the first data, whose results stay what they are."""
-    run = Run(cuda_backend, 1)
+    run = Run(cuda_backend, 1, mixing=False)
     rng = np.random.default_rng(5)
     other = {
         "pixels": rng.integers(0, 256, (STORED, 20)).astype(np.uint8),
@@ -74,7 +74,7 @@ def test_other_data_for_the_same_step_take_the_same_graphs(cuda_backend, recorde
     second.run([0])  # with graphs that are still there
     assert len(recorded) == 2
     second.close()
-    again = Run(cuda_backend, 1)
+    again = Run(cuda_backend, 1, mixing=False)
     again.ask(17)
     expected = [float(again.executable.outputs["loss"])]
     apart = cuda_backend.executable(again.program, other)

@@ -593,6 +593,18 @@ def spread_out(d: Drawing) -> None:
     differentiated(d)
 
 
+def by_channel(d: Drawing) -> None:
+    """A convolution of each channel by itself, and its gradients."""
+    channels = d.choose([1, 2, 3, 8])
+    x = d.leaf("input", ["n", d.choose([5, 6, 7]), d.choose([5, 6, 8]), channels], "float32", "normal")
+    w = d.leaf(
+        "variable", [d.choose([1, 2, 3]), d.choose([1, 2, 3]), channels, d.choose([1, 1, 2])], "float32", "normal"
+    )
+    steps = d.choose(["", "strides=2", "dilation_rate=(1, 2)"])
+    d.line(f"ops.depthwise_conv({x}, {w}, {steps + ', ' if steps else ''}padding={d.choose(['same', 'valid'])!r})")
+    differentiated(d)
+
+
 def pooled(d: Drawing) -> None:
     """The greatest of windows, its gradient, and the gradient of that."""
     x = d.leaf("input", ["n", d.choose([4, 5, 6]), d.choose([3, 5, 8]), 2], "float32", d.choose(["normal", "whole"]))
@@ -737,6 +749,7 @@ SITUATIONS = {
             strided_slices,
             spread_out,
             pooled,
+            by_channel,
             batches_by_one_matrix,
             wide_products,
             long_products,

@@ -21,6 +21,11 @@ OTHER_WORDS = {
     "cli/building.py": {"sigmoid": 3},
     "cli/config.py": {"relu": 2, "sigmoid": 1, "tanh": 1},
     "losses/base.py": {"sigmoid": 1},
+    # Activations, and what Keras calls layers of its networks.
+    "applications/efficientnet.py": {"add": 1, "sigmoid": 1},
+    "applications/mobilenet_v2.py": {"add": 1},
+    "applications/resnet.py": {"relu": 3},
+    "applications/vgg16.py": {"relu": 3},
     # Keras' functions that make layers.
     "layers/__init__.py": {"add": 1, "maximum": 1, "minimum": 1, "multiply": 1, "subtract": 1},
     # A learning rate's schedule.

@@ -39,6 +39,7 @@ PUBLIC = [
     "preprocessing",
     "preprocessing.image",
     "preprocessing.sequence",
+    "pruning",
     "random",
     "regularizers",
     "saving",
