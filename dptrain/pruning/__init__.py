@@ -6,9 +6,12 @@ The words are those of TensorFlow Model Optimization:
     model.fit(x, y)
 """
 
+from typing import TYPE_CHECKING
+
 from dptrain.pruning.marking import Pruning, prune_low_magnitude, sparsity, strip_pruning
 from dptrain.pruning.schedules import ConstantSparsity, PolynomialDecay, PruningSchedule
 from dptrain.pruning.update_step import UpdatePruningStep
+from dptrain.registry.names import not_there
 
 __all__ = [
     "ConstantSparsity",
@@ -20,3 +23,6 @@ __all__ = [
     "sparsity",
     "strip_pruning",
 ]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("pruning", __all__)

@@ -87,7 +87,8 @@ def sources(architecture):
         of_halves = "float32" if architecture == "sm_75" else "half"
         yield f"step_{dtype}", Composition(step_of(dtype), of_halves=of_halves).source()
     of_images, _ = cnn(np.random.default_rng(0), (28, 28, 1), (32, 64), 10, 128, 200, strides=2, compute="bfloat16")
-    yield "convolutions_bfloat16", apart(Composition(of_images, of_halves=of_halves))
+    if architecture in ("sm_80", "sm_90"):
+        yield "convolutions_bfloat16", apart(Composition(of_images, of_halves=of_halves))
     for precision in layouts:
         for length in lengths if precision != "float16" else lengths[-1:]:  # which differs in one instruction
             of_tile = layouts[precision] if length == 2048 else ("nn", "tn")  # smaller tiles need fewer registers

@@ -12,9 +12,9 @@ pytestmark = pytest.mark.skipif(inside_emulator(), reason="tests/ops run here di
 # mode -> (which tests, environment). Kernels are tested in an unusual order and under all checks, the others once, and
 # so the largest kernels. Checks ask which accesses a barrier orders, in whatever order they run: one run is enough.
 MODES = {
-    "in order": ("not on_cuda or 1100 or of_every_tile", {}),
+    "in order": ("not on_cuda or 1100 or of_every_tile or every_layer", {}),
     "every access checked, shuffled order": (
-        "on_cuda and not 1100 and not of_every_tile",
+        "on_cuda and not 1100 and not of_every_tile and not every_layer",
         {"EMULATOR_SANITIZE": "all", "EMULATOR_ORDER": "shuffled", "EMULATOR_STREAMS": "random"},
     ),
 }

@@ -307,7 +307,7 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
     ),
     "an array is sent from where an earlier one still waits": (
         CUDA + "memory.py",
-        "            self._blocks[self._number].copied.synchronize()\n",
+        "            self._streams.synchronize(self._blocks[self._number].copied)\n",
         "",
         "what_is_sent",
         LATE,

@@ -187,9 +187,8 @@ def check_halves(backend, shapes, dtype, rows):
     return executable.source
 
 
-@pytest.mark.parametrize("dtype", HALVES)
-def test_halves_on_tensor_cores(cuda_backend, dtype):
-    shapes = SHAPES | WIDE
+@pytest.mark.parametrize(("dtype", "shapes"), [("bfloat16", SHAPES | WIDE), ("float16", WIDE)], ids=HALVES)
+def test_halves_on_tensor_cores(cuda_backend, dtype, shapes):
     (text,) = {check_halves(cuda_backend, shapes, dtype, rows) for rows in (13, 1, 0)}
     assert text.count("product_half<dp_") == 3 * len(shapes)
     assert not any(f"{other}<" in text for other in ("product", "product_tf32"))
