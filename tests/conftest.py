@@ -23,9 +23,9 @@ WITHOUT_PICTURES = ROOT / "tests" / "without_pictures"
 # Folders whose tests start many short processes, which are left to NumPy: compiled programs take minutes of all tests
 # there. Those that are about compiled steps ask for them.
 BY_NUMPY = ("e2e", "mpi")
-# Folders of tests/unit that are about compiled code itself; the others' is compiled in half the time. It has the same
-# bits however it is compiled (tests/unit/backend/cpu/test_compilers.py).
-ABOUT_COMPILED_CODE = ("backend", "program")
+# What in tests/unit is about compiled code itself; the others' is compiled in half the time. It has the same bits however
+# it is compiled (tests/unit/backend/cpu/test_compilers.py).
+ABOUT_COMPILED_CODE = {"backend", "test_random_programs.py"}
 # Folders whose tests are about GPUs; what starts the emulator gives it an environment of its own.
 ABOUT_GPUS = ("ops", "gpu", "emulator")
 
@@ -151,8 +151,8 @@ def _compiled_as_quickly_as_needed(request: pytest.FixtureRequest):
     """Optimize little what is compiled in this process for tests that are not about compiled code."""
     from dptrain.backend.cpu import compile as compiling
 
-    room, folder, *_ = request.path.relative_to(ROOT / "tests").parts
-    level = "-Og" if room == "unit" and folder not in ABOUT_COMPILED_CODE else "-O3"
+    room, *places = request.path.relative_to(ROOT / "tests").parts
+    level = "-Og" if room == "unit" and ABOUT_COMPILED_CODE.isdisjoint(places) else "-O3"
     if level != compiling.OPTIONS[0]:
         compiling.OPTIONS = (level, *compiling.OPTIONS[1:])
         compiling.library.cache_clear()

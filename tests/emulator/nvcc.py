@@ -571,6 +571,11 @@ def checked() -> bool:
     return os.environ.get("EMULATOR_SANITIZE", "off") not in ("", "off")
 
 
+def level() -> str:
+    """How much g++ optimizes: -O0 is for kernels that are compiled once and hardly run."""
+    return "0" if os.environ.get("EMULATOR_OPTIMIZE") == "0" else "1"
+
+
 def machine_flags() -> list[str]:
     """Fused multiply-add where the processor has it: a GPU has, and fmaf() in software is slow."""
     if platform.machine() == "x86_64":
@@ -590,7 +595,7 @@ def version() -> str:
         if header.is_file():
             digest.update(header.read_bytes())
     compiler = subprocess.run(["g++", "-dumpfullversion"], capture_output=True, text=True, check=False).stdout.strip()
-    flavour = "checked" if checked() else "plain"
+    flavour = f"{'checked' if checked() else 'plain'} -O{level()}"
     return (
         "nvcc: emulated CUDA compiler of dptrain\n"
         f"Cuda compilation tools, release 13.0, V13.0.0 (g++ {compiler}, {flavour}, {' '.join(machine_flags())}, "
@@ -635,12 +640,12 @@ def compile_source(arguments: Arguments, source: str, output: Path) -> None:
              "-fwrapv", *machine_flags()]  # fmt: skip
     if checked():
         # No way back from what is misaligned, which ends the launch: compiled in a fifth less time.
-        flags += ["-O1", "-finline-functions", "-fno-tree-vectorize", "-fsanitize=thread,alignment",
+        flags += [f"-O{level()}", "-finline-functions", "-fno-tree-vectorize", "-fsanitize=thread,alignment",
                   "-fno-sanitize-recover=alignment", "--param=tsan-distinguish-volatile=1"]  # fmt: skip
     else:
         # Compiling is most of what tests on the emulator take, and -O1 a third cheaper than -O2. The others join
         # products and sums, as nvcc does, and stores of vectors, whose misalignment is then noticed.
-        flags += ["-O1", "-fexpensive-optimizations", "-ftree-slp-vectorize"]
+        flags += [f"-O{level()}", "-fexpensive-optimizations", "-ftree-slp-vectorize"]
     library = home() / "lib"
     with tempfile.TemporaryDirectory(prefix="emulator-nvcc-") as folder:
         unit = Path(folder) / "unit.ii"
