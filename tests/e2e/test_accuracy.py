@@ -9,11 +9,11 @@ from tests.launching import dptrain
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("seed", "ranks", "compiled"), [(0, 0, "1"), (1, 2, "0")])
-def test_mnist(mnist_dir, tmp_path, seed, ranks, compiled):
+@pytest.mark.parametrize(("seed", "ranks"), [(0, 0), (1, 2)])
+def test_mnist(mnist_dir, tmp_path, seed, ranks):
     """Keras reaches 0.972 to 0.975 with this model and these settings."""
     arguments = ["--data", "mnist", "--data-dir", str(mnist_dir), "--seed", str(seed), "--out", str(tmp_path / "run")]
-    done = dptrain(ranks, *arguments, timeout=180, DPTRAIN_JIT_COMPILE=compiled)
+    done = dptrain(ranks, *arguments, timeout=180, DPTRAIN_JIT_COMPILE="1")
     assert (done.code, done.err) == (0, "")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["metrics"]["val_accuracy"] >= 0.970
 

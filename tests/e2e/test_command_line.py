@@ -241,7 +241,7 @@ SLOWLY = ("--jit-compile", "off", "--steps_per_execution", "1")
 LIVE = r"Epoch 1/2 +\d+/1003 [^\r\n]*ETA[^\r\n]*samples/s - loss: [0-9.]+"
 
 
-@pytest.mark.parametrize(("launched", "columns"), [(False, 60), (False, 80), (True, 80), (True, 150)])
+@pytest.mark.parametrize(("launched", "columns"), [(False, 60), (True, 80)])
 def test_a_live_line_on_a_terminal(small_npz, tmp_path, launched, columns):
     arguments = ["--data", str(small_npz), "--epochs", "2", "--batch-size", "1", *SLOWLY]
     command = [*([find_mpirun(), "-n", "1"] if launched else []), sys.executable, "-m", "dptrain", *arguments]
@@ -274,8 +274,9 @@ def test_no_escape_code_reaches_a_file(small_npz, tmp_path, ranks):
     ],
 )
 def test_progress_as_asked(small_npz, tmp_path, arguments, environment, live, lines):
-    base = ["--data", str(small_npz), "--epochs", "2", "--batch-size", "1", *SLOWLY, "--out", str(tmp_path / "run")]
-    done = dptrain(0, *base, *arguments, **environment)
+    base = ["--data", str(small_npz), "--epochs", "2", "--out", str(tmp_path / "run")]
+    slowly = ["--batch-size", "1", *SLOWLY] if live else []
+    done = dptrain(0, *base, *slowly, *arguments, **environment)
     assert (done.code, done.err) == (0, "")
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.out)
     assert bool(re.search(LIVE, plain)) == live
