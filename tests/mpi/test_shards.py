@@ -26,7 +26,7 @@ def test_float32_bit_for_bit(tmp_path, how, worlds):
         assert (done.code, done.err) == (0, "")
         with np.load(out) as found:
             saved.append({name: found[name].tobytes() for name in found})
-    assert len(saved[0]) == 4 + 4 + (5 if how == "fit" else 0)  # weights; losses and accuracies
+    assert len(saved[0]) == 4 + 4 + (6 if how == "fit" else 0)  # weights; losses and accuracies
     assert all(one == saved[0] for one in saved)
 
 
