@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dptrain.comm import hierarchy, node
+
 
 @dataclass(frozen=True)
 class Link:
@@ -117,6 +119,29 @@ class Machine:
         else:
             moved = (ranks - 1) / ranks * nbytes / between.bandwidth
         return min(ring, latency + moved)
+
+
+def exchanged(name: str, nbytes: float, nodes: int, columns: int, *, half: bool = False) -> tuple[int, float]:
+    """Return how many messages, and bytes, a node of a hierarchical collective has for others (`comm/hierarchy.py`).
+
+    Args:
+        name: as `Machine.collective`.
+        nbytes: of the whole buffer.
+        nodes: as many, with equal parts.
+        columns: ranks of each node that exchange slices.
+        half: the numbers are in half precision, which is added up in float32.
+    """
+    wide, others = 2 if half else 1, nodes - 1
+    calls, told = columns * others, columns * others * hierarchy.CALL
+    whole = math.ceil(nbytes * (3 if half and name != "all_gather" else 1) / node.PIECE)
+    pieces = max(whole if name != "all_gather" else math.ceil(whole / columns), 1)
+    if name == "all_gather":
+        return calls + pieces * columns * others, told + nbytes * others / nodes
+    if name == "reduce_scatter":
+        return calls + pieces * columns * others, told + wide * nbytes * others / nodes
+    if nbytes * wide * nodes / columns <= hierarchy.GATHERED:
+        return calls, told + wide * nbytes * others
+    return calls + 2 * pieces * columns * others, told + (1 + wide) * nbytes * others / nodes
 
 
 def _doubling(times: int, nbytes: float, ranks: int, link: Link) -> float:
