@@ -18,12 +18,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dptrain.comm import node
 from dptrain.comm.node import Together, reduced, rounds
 from dptrain.comm.node_sum import Array, is_half
 from dptrain.comm.parts import cut
 from dptrain.errors import MismatchError
 
+# Bytes of a rank that travel at a time, where /dev/shm has room for them: more than on one node, as more have to meet.
+PIECE = 1 << 22
 # Bytes of all nodes' slices up to which each rank of a column gets them whole: one exchange instead of two.
 GATHERED = 1 << 16
 # Bytes by which the nodes compare what they are in, see `Column.call`: each collective begins with them.
@@ -71,7 +72,7 @@ class HierarchicalCollectives(Together):
         self._nodes, self._column = nodes, column
         self._own = next(number for number, ranks in enumerate(nodes) if rank in ranks)
         super().__init__(shared, nodes[self._own].index(rank), barrier)
-        self._columns = min(map(len, nodes))
+        self._columns, self._piece = min(map(len, nodes)), int(shared.shape[-1])
         self._order = [rank for ranks in nodes for rank in ranks]
         same = {len(ranks) for ranks in nodes}
         self.in_a_tree = self._order == sorted(self._order) and len(same) == 1 and self._columns.bit_count() == 1
@@ -79,14 +80,15 @@ class HierarchicalCollectives(Together):
     @np.errstate(all="ignore")  # infinities and NaNs are results
     def sum(self, flat: Array) -> None:
         """See `Together`."""
-        step = _fitting(flat.dtype)
+        step = self._fitting(flat.dtype)
         for start in range(0, flat.size, step):
             piece = flat[start : start + step]
             summands = self._pieces(piece)
             np.copyto(summands[self._rank], piece)
-            total = self._of_node(summands, "sum")
+            slices = cut(0, piece.size, self._columns)
+            own = slice(*slices[min(self._rank, self._columns - 1)])
+            total = self._of_node(summands, "sum", [own])
             if self._column is not None:
-                own = slice(*cut(0, piece.size, self._columns)[self._rank])
                 self._sum_in_column(total[own], summands[0][own], self._column, is_first=start == 0)
             self._barrier()
             np.copyto(piece, summands[0])
@@ -95,15 +97,15 @@ class HierarchicalCollectives(Together):
     def reduce_scatter(self, parts: Array, out: Array, counts: Sequence[int], over: str = "sum") -> None:
         """See `Together`."""
         starts = np.cumsum([0, *counts]).tolist()
-        for begin, ends in rounds(counts, _fitting(parts.dtype) // len(counts)):
+        for begin, ends in rounds(counts, self._fitting(parts.dtype) // len(counts)):
             summands, lengths = self._pieces(parts[: ends[-1]]), np.diff(ends).tolist()
             places, blocks = self._laid_out(lengths)
             for rank, (first, last) in places.items():
                 np.copyto(summands[self._rank][first:last], parts[starts[rank] + begin :][: last - first])
-            total = self._of_node(summands, over)
+            slices = self._slices(blocks)
+            total = self._of_node(summands, over, [slice(*one) for one in slices])
             if self._column is not None:
                 self._require_same(self._column, begin)
-                slices = self._slices(blocks)
                 first, last = slices[self._own]
                 found = np.empty((len(self._nodes), last - first), total.dtype)
                 self._column.all_to_all(_bytes(total), _in_bytes(slices, total), _bytes(found))
@@ -115,7 +117,7 @@ class HierarchicalCollectives(Together):
     def all_gather(self, part: Array, out: Array, counts: Sequence[int]) -> None:
         """See `Together`."""
         starts = np.cumsum([0, *counts]).tolist()
-        for begin, ends in rounds(counts, self._columns * node.PIECE // part.itemsize // len(counts)):
+        for begin, ends in rounds(counts, self._columns * self._piece // part.itemsize // len(counts)):
             places, blocks = self._laid_out(np.diff(ends).tolist())
             memory = self._next().reshape(-1)[: ends[-1] * part.itemsize].view(part.dtype)
             first, last = places[self._nodes[self._own][self._rank]]
@@ -128,16 +130,24 @@ class HierarchicalCollectives(Together):
             for rank, (first, last) in places.items():
                 np.copyto(out[starts[rank] + begin :][: last - first], memory[first:last])
 
-    def _of_node(self, summands: Sequence[Array], over: str) -> Array:
-        """Return the sum over this node's ranks, where the first one's summand lay; of half precision behind that."""
+    def _of_node(self, summands: Sequence[Array], over: str, read: Sequence[slice]) -> Array:
+        """Return the sum over this node's ranks, where the first one's summand lay; of half precision behind that.
+
+        Args:
+            summands: of the ranks.
+            over: "sum" or "max".
+            read: what a column's rank reads of the sum. If all ranks have a column, each adds up just that.
+        """
         total = summands[0]
         if is_half(total.dtype) and over == "sum":
             begin = -(-total.nbytes // _LINE) * _LINE
             total = self._shared[1 - self._half, 0, begin : begin + 4 * total.size].view(np.float32)
         self._barrier()
-        own = slice(*cut(0, total.size, len(summands))[self._rank])
-        reduced([one[own] for one in summands], total[own], over)
-        self._barrier()
+        apart = len(summands) > self._columns
+        for own in [slice(*cut(0, total.size, len(summands))[self._rank])] if apart else read:
+            reduced([one[own] for one in summands], total[own], over)
+        if apart:
+            self._barrier()
         return total
 
     def _sum_in_column(self, own: Array, out: Array, column: Column, is_first: bool) -> None:
@@ -154,6 +164,11 @@ class HierarchicalCollectives(Together):
         column.all_to_all(_bytes(own), _in_bytes(slices, own), _bytes(found))
         reduced(list(found), out[first:last])
         column.all_gather(_bytes(out), _in_bytes(slices, out))
+
+    def _fitting(self, dtype: np.dtype[Any]) -> int:
+        """Return how many numbers fit into a rank's memory, beside their sum where that is in another type."""
+        half = is_half(dtype)
+        return (self._piece - _LINE * half) // (dtype.itemsize + 4 * half)
 
     def _told(self, column: Column, more: Array) -> list[Array]:
         """Return bytes that each rank of the column has, as many of each.
@@ -187,12 +202,7 @@ class HierarchicalCollectives(Together):
 
     def _slices(self, blocks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return this rank's slice of each node's block."""
-        return [cut(first, last, self._columns)[self._rank] for first, last in blocks]
-
-
-def _fitting(dtype: np.dtype[Any]) -> int:
-    """Return how many numbers fit into a rank's memory, beside their sum where that is in another type."""
-    return (node.PIECE - _LINE) // (dtype.itemsize + 4) if is_half(dtype) else node.PIECE // dtype.itemsize
+        return [cut(first, last, self._columns)[min(self._rank, self._columns - 1)] for first, last in blocks]
 
 
 def _bytes(array: Array) -> Array:

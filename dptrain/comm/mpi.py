@@ -14,10 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from dptrain.comm import node
+from dptrain.comm import hierarchy, node
 from dptrain.comm.base import Array, Communicator, HandOvers, Mail, pack, unpack
 from dptrain.comm.cuda_aware import why_not
-from dptrain.comm.hierarchy import HierarchicalCollectives
 from dptrain.comm.node import rounds
 from dptrain.comm.node_sum import is_half, tree_sum
 from dptrain.errors import AgreedError, ConfigError, MismatchError
@@ -357,9 +356,12 @@ class MpiCommunicator(Communicator):
 
     def _found_together(self) -> node.Together | None:
         """Return what handles arrays in memory, or None where a node has no room for it. Collective."""
-        shape = node.shape(self.local_size)
-        memory = self._shared_memory(math.prod(shape)) if self.local_size > 1 else bytearray(math.prod(shape))
-        if not self._on_all(memory is not None, self._world):
+        pieces = [node.PIECE] if len(self._nodes) == 1 else [hierarchy.PIECE, node.PIECE]
+        for shape in (node.shape(self.local_size, piece) for piece in pieces):
+            memory = self._shared_memory(math.prod(shape)) if self.local_size > 1 else bytearray(math.prod(shape))
+            if self._on_all(memory is not None, self._world):
+                break
+        else:
             return None
         shared = np.ndarray(shape, np.uint8, buffer=memory)
         barrier = self._node.Dup().Barrier  # of its own, which is not taken for that of a rank in another call
@@ -368,7 +370,7 @@ class MpiCommunicator(Communicator):
         talks = self.local_rank < min(map(len, self._nodes))
         column = self._world.Split(self.local_rank if talks else MPI.UNDEFINED, self.node)
         made = _Column(cast(MPI.Intracomm, column), self._record) if talks else None
-        return HierarchicalCollectives(shared, self._nodes, self.rank, barrier, made)
+        return hierarchy.HierarchicalCollectives(shared, self._nodes, self.rank, barrier, made)
 
     def _fits_in_shared_memory(self, nbytes: int) -> bool:
         try:

@@ -17,9 +17,9 @@ PIECE = 1 << 20
 LEAST = 1 << 14
 
 
-def shape(ranks: int) -> tuple[int, int, int]:
-    """Return the shape of the shared memory, in bytes, for so many ranks."""
-    return (2, ranks, PIECE)
+def shape(ranks: int, piece: int | None = None) -> tuple[int, int, int]:
+    """Return the shape of the shared memory, in bytes, for so many ranks and pieces of so many bytes."""
+    return (2, ranks, PIECE if piece is None else piece)
 
 
 # Numbers between those that different ranks write, so that they do not lie in one cache line.

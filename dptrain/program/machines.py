@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dptrain.comm import hierarchy, node
+from dptrain.comm import hierarchy
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def _ways(name: str, nbytes: float, nodes: int, columns: int, half: bool = False
         messages = turns * columns * others
         return Exchange(turns, messages, sent + columns * others * hierarchy.CALL)
 
-    room = node.PIECE * (columns if name == "all_gather" else 1)
+    room = hierarchy.PIECE * (columns if name == "all_gather" else 1)
     pieces = max(math.ceil(nbytes * (3 if wide == 2 else 1) / room), 1)
     if name != "all_reduce":
         return [exchange(1 + pieces, wide * nbytes * others / nodes)]

@@ -20,7 +20,7 @@ NODES = [[[0, 1], [2, 3]], [[0, 2, 4], [1, 3]], [[0, 1, 2], [3], [4, 5]], [[0], 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(node, "PIECE", 4096)
+    monkeypatch.setattr(hierarchy, "PIECE", 4096)
     monkeypatch.setattr(hierarchy, "GATHERED", 512)
 
 
@@ -64,7 +64,7 @@ def on_nodes(nodes, work):
     boards = [([None] * len(nodes), threading.Barrier(len(nodes))) for _ in range(talking)]
     made, columns = {}, {}
     for number, here in enumerate(nodes):
-        shared, barrier = np.zeros(node.shape(len(here)), np.uint8), threading.Barrier(len(here))
+        shared, barrier = np.zeros(node.shape(len(here), hierarchy.PIECE), np.uint8), threading.Barrier(len(here))
         for place, rank in enumerate(here):
             column = columns[rank] = Column(boards[place], number) if place < talking else None
             wait = lambda barrier=barrier: barrier.wait(20) and None  # noqa: E731
@@ -131,7 +131,7 @@ def test_equal_nodes_of_a_power_of_two_add_as_one_tree(nodes, is_tree):
 @pytest.mark.parametrize("elements", [72, 1008, 5040])
 def test_what_travels_between_nodes_is_what_is_predicted(monkeypatch, nodes, dtype, name, elements):
     """A node's columns together; on both sides of what is gathered whole, and in one piece or more."""
-    monkeypatch.setattr(node, "PIECE", 1 << 13)
+    monkeypatch.setattr(hierarchy, "PIECE", 1 << 13)
     ranks, nbytes = sum(map(len, nodes)), elements * np.dtype(dtype).itemsize
     counts = [0] * ranks  # as many elements of each node, so that all send as many
     for here in nodes:
@@ -180,7 +180,7 @@ def test_nodes_that_are_in_different_collectives_are_told():
 
 
 def test_pieces_of_ranks_are_laid_out_by_nodes():
-    shared = np.zeros(node.shape(3), np.uint8)
+    shared = np.zeros(node.shape(3, 4096), np.uint8)
     own = HierarchicalCollectives(shared, [[0, 2, 4], [1, 3]], 2, lambda: None, None)
     places, blocks = own._laid_out([1, 2, 3, 4, 5])
     assert blocks == [(0, 9), (9, 15)]

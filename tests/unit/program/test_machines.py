@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dptrain.comm.hierarchy import CALL
-from dptrain.comm.node import PIECE
+from dptrain.comm.hierarchy import CALL, PIECE
 from dptrain.program.machines import Link, Machine, Work
 
 LINK, NETWORK = Link(1e9, 1e-6), Link(1e8, 1e-5)
