@@ -54,7 +54,7 @@ def main() -> None:
     if together._column is not None:
         together._column = Counting(together._column, together._own)
     columns = min(map(len, comm._nodes))
-    for elements in (1000, 100_000, 4_000_000):
+    for elements in (1200, 120_000, 4_800_000):
         counts = [elements // comm.size] * comm.size
         flat, part = np.ones(elements, np.float32), np.ones(counts[0], np.float32)
         ways: dict[str, Callable[[], None]] = {

@@ -387,7 +387,7 @@ class MpiCommunicator(Communicator):
 
 
 class _Column:
-    """A column of ranks, see `hierarchy`, `MPI_Allgatherv` and `MPI_Alltoallv`."""
+    """A column of ranks, see `hierarchy`: `MPI_Alltoallv`, and `MPI_Allgatherv` for what is small."""
 
     def __init__(self, ranks: MPI.Intracomm, record: Record) -> None:
         self._ranks, self._record = ranks, record
@@ -397,7 +397,14 @@ class _Column:
         return np.frombuffer(self._record.progress[1:], np.uint8)
 
     def all_gather(self, memory: Array, places: Sequence[tuple[int, int]]) -> None:
-        self._ranks.Allgatherv(MPI.IN_PLACE, [memory, *_counted(places), MPI.BYTE])
+        lengths, begins = _counted(places)
+        if sum(lengths) <= hierarchy.GATHERED:
+            self._ranks.Allgatherv(MPI.IN_PLACE, [memory, lengths, begins, MPI.BYTE])
+            return
+        own = self._ranks.rank  # to each other rank at once: rings wait for the slowest at every turn
+        given, taken = [lengths[own]] * len(places), list(lengths)
+        given[own] = taken[own] = 0
+        self._ranks.Alltoallv([memory, given, [begins[own]] * len(places), MPI.BYTE], [memory, taken, begins, MPI.BYTE])
 
     def all_to_all(self, memory: Array, places: Sequence[tuple[int, int]], out: Array) -> None:
         rows, length = out.shape
