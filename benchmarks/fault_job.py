@@ -97,6 +97,7 @@ class Fault:
         ranks: of the job.
         step: from 0, for the moment "a step".
         epoch: of the first training, from 0.
+        nodes: that MPICH takes the ranks for those of, in turn; other libraries for those of one.
     """
 
     kind: str
@@ -105,11 +106,12 @@ class Fault:
     ranks: int
     step: int
     epoch: int
+    nodes: int = 1
 
     def __str__(self) -> str:
         """Return what is planted, in words."""
         when = f"step {self.step + 1} of epoch {self.epoch + 1}" if self.moment == "a step" else self.moment
-        return f"{self.kind} at {when} on rank {self.rank} of {self.ranks}"
+        return f"{self.kind} at {when} on rank {self.rank} of {self.ranks}{' on two nodes' if self.nodes > 1 else ''}"
 
     @property
     def everywhere(self) -> bool:
@@ -141,7 +143,8 @@ def draw(seed: int, number: int) -> Fault:
     rank = rng.randrange(ranks)
     if moment == "a checkpoint":  # which rank 0 writes
         rank = 0
-    return Fault(kind, moment, rank, ranks, rng.randrange(STEPS), rng.randrange(2))
+    step, epoch = rng.randrange(STEPS), rng.randrange(2)
+    return Fault(kind, moment, rank, ranks, step, epoch, nodes=rng.choice([1, 2]) if ranks > 2 else 1)
 
 
 # The job: this file, started by mpirun

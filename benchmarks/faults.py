@@ -52,6 +52,9 @@ from dptrain.runtime.mpirun import Launcher, find_launcher, start_command
 # What dptrain says where it has killed an mpirun (Open MPI's) that hung after its ranks, and the exit code of that.
 MPIRUN_HUNG, KILLED = "dptrain: warning: mpirun ", 128 + signal.SIGKILL
 
+# MPICH's ranks are then in turn on two nodes, as far as MPI and so dptrain can tell.
+TWO_NODES = {"MPIR_CVAR_NUM_CLIQUES": "2", "UCX_LOG_LEVEL": "error"}
+
 # What starts the jobs
 
 
@@ -112,7 +115,7 @@ def run_fault(launcher: Launcher, seed: int, number: int, data_file: Path) -> En
             text=True,
             errors="replace",
             cwd=folder,
-            env=environment({"FAULTS_DATA": str(data_file)}),
+            env=environment({"FAULTS_DATA": str(data_file)} | (TWO_NODES if fault.nodes > 1 else {})),
             start_new_session=True,
         )
         (folder / "mpirun.pid").write_text(str(process.pid))

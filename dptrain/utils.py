@@ -118,7 +118,7 @@ def enable_op_determinism(shards_per_batch: int = REPRODUCIBLE_SHARDS) -> None:
     bits on the same number of devices.
 
     Args:
-        shards_per_batch: at least as many as there will be ranks; a smaller batch has as many as it has samples.
+        shards_per_batch: at least as many as there will be ranks; where a batch has fewer samples, some are empty.
 
     Raises:
         ConfigError: it is less than 1.

@@ -477,7 +477,7 @@ def training_sampler(
         seed: of the order.
         shuffle: as `GlobalSampler`.
         drop_last: as `GlobalSampler`.
-        shards: as the model was compiled with; a smaller batch has fewer.
+        shards: as the model was compiled with; of smaller batches than that fewer.
 
     Raises:
         ConfigError: as `GlobalSampler`; or what needs all rows on all ranks, of samples that are a rank's own.
@@ -498,7 +498,7 @@ def training_sampler(
         seed=seed,
         shuffle=shuffle,
         drop_last=drop_last,
-        shards_per_batch=None if shards is None else min(shards, batch_size, max(total, 1)),
+        shards_per_batch=None if shards is None else min(shards, batch_size),
     )
     return sampler if split is None or split.rows is None else PartSampler(split.rows, sampler)
 
@@ -534,10 +534,11 @@ def evaluation_batches(
         return ArrayBatches(arrays, about, LocalSampler(0, rows, EVALUATION_ROWS), restarts=True)
     if shards is not None and rows:
         chosen = batch_size is not None or steps is not None or together
-        size = rows_of_batch(batch_size or otherwise, rows, steps) if chosen else shards * EVALUATION_ROWS
-        shards = max(min(shards, rows, size), comm.replicas)
+        known = batch_size or otherwise
+        size = rows_of_batch(known, rows, steps) if chosen else shards * EVALUATION_ROWS
+        size = size if known else max(size, shards)  # enough for any number of ranks
         own = (comm.replica, comm.replicas)
-        fixed = GlobalSampler(rows, max(size, shards), *own, shuffle=False, shards_per_batch=shards)
+        fixed = GlobalSampler(rows, size, *own, shuffle=False, shards_per_batch=min(shards, size))
         return ArrayBatches(arrays, about, fixed, steps, restarts=True)
     least = comm.replicas if batch_size is None else 1  # a user's own that leaves a rank without work is refused
     if steps is not None or together:

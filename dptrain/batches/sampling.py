@@ -21,6 +21,8 @@ from dptrain.runtime.defaults import REPRODUCIBLE_SHARDS
 # Samples that a rank evaluates at once where nobody asks for a number: a larger batch is faster, and activations of
 # this many are small.
 EVALUATION_ROWS = 256
+# Of a batch, whatever the number of ranks.
+_MOST_SHARDS = 1 << 16
 
 # Shards of every global batch, where this process is to have the same bits on any number of ranks; None if nobody says.
 _fixed: int | None = None
@@ -123,11 +125,11 @@ class GlobalSampler(Sampler):
         seed: of the permutation.
         shuffle: False keeps the stored order; "batch" changes it within each global batch only, as Keras.
         drop_last: leave out a last batch that is not full.
-        shards_per_batch: at least `world`, dealt out as evenly as possible; None for one shard a rank.
+        shards_per_batch: at least `world`, dealt out as evenly as possible, of which some are empty if a batch has
+            fewer samples; None for one shard a rank.
 
     Raises:
-        ConfigError: a batch size below 1 or below the number of ranks, no step, fewer shards than ranks, or shards
-            that would be empty.
+        ConfigError: a batch size below 1 or below the number of ranks, no step, fewer shards than ranks, or too many.
     """
 
     def __init__(
@@ -148,12 +150,6 @@ class GlobalSampler(Sampler):
         self.shards_per_batch = shards_per_batch
         self._shards = world if shards_per_batch is None else shards_per_batch
         check_shards(self._shards, world)
-        most = max(min(batch_size, samples), world)
-        if self._shards > most:
-            raise ConfigError(
-                f"shards_per_batch = {self._shards}: a global batch has {min(batch_size, samples)} samples; use at "
-                f"most {most}"
-            )
         self._rank, self._world = rank, world
         self.capacity = -(-min(batch_size, samples) // self._shards)
 
@@ -287,11 +283,13 @@ def shards_of(first: int, end: int, rank: int, world: int, shards: int | None) -
 
 
 def check_shards(shards: int, world: int) -> None:
-    """Refuse a fixed number of shards that leaves a rank without one.
+    """Refuse a fixed number of shards that leaves a rank without one, or that nobody can mean.
 
     Raises:
-        ConfigError: there are fewer than ranks.
+        ConfigError: there are fewer than ranks, or too many.
     """
+    if shards > _MOST_SHARDS:
+        raise ConfigError(f"shards_per_batch = {shards}: use at most {_MOST_SHARDS}")
     if shards < world:
         raise ConfigError(
             f"shards_per_batch = {shards} leaves some of the {world} ranks without work: use at least {world}, or "

@@ -26,8 +26,6 @@ from dptrain.program.shapes import size
 from dptrain.runtime.cores import limit_threads
 from dptrain.runtime.launcher import usable_cores
 
-# Modes that are predicted, but not executed.
-_FORETOLD = ("hierarchical all-reduce",)
 # The part of a GPU's arithmetic peaks, and of NVLink's, that large products and messages reach.
 _REACHED_BY_PRODUCTS, _REACHED_BY_LINKS = 0.7, 0.8
 # Seconds that a small product takes at least: it fills a part of a GPU.
@@ -45,12 +43,13 @@ _ALIKE = 1.05
 _IDLE = 0.5
 _ABOUT = {
     "data parallel": "every rank holds everything; gradients are all-reduced in one ring",
-    "hierarchical all-reduce": "the same; gradients are summed within each node first, then between nodes",
+    "hierarchical all-reduce": "the same, within each node first, then between nodes, as --comm host does",
     "ZeRO-1": "slots are sharded; each rank updates its part of the weights and gathers the rest",
     "FSDP": "weights, gradients and slots are sharded; weights are gathered where a layer needs them",
     "tensor parallel": "pairs of kernels are sharded over a node's ranks (mesh: batch x model)",
     "pipeline": "layers are cut into stages over a node's ranks (mesh: batch x stages), 1F1B",
 }
+_NODE_FIRST = "every rank holds everything; gradients are all-reduced, within each node first"
 _HEADS = ("ranks", "mesh", "step", "compute", "eff.", "sent", "weights", "gradients", "slots", "activations", "memory ")
 _LEGEND = (
     "* the mode to take on so many ranks; ! more memory than a rank has. step: time of one update; compute: what a "
@@ -113,7 +112,8 @@ def cpu_machine(
         link: between ranks of a node.
         network: of a node.
     """
-    return Machine({"float32": rates.flops}, rates.bandwidth, 0.0, 0.0, _STEP, node, link, network, None, cores, False)
+    own = {"float32": rates.flops}
+    return Machine(own, rates.bandwidth, 0.0, 0.0, _STEP, node, link, network, None, cores, False, hierarchical=True)
 
 
 def _of_gpus(options: ScalingOptions, precision: str) -> tuple[Machine, str]:
@@ -181,6 +181,8 @@ def report(
     """
     batch = config.train.batch_size
     ways = of_model(model, batch, dtype=dtype, bucket_mb=config.bucket_mb)
+    if machine.hierarchical:  # as data parallelism is
+        ways = [one for one in ways if one.mode.way != "hierarchical"]
 
     def rows(ranks: int) -> int:
         return batch * ranks if options.weak else batch
@@ -197,7 +199,8 @@ def report(
     ]
     for of_mode in zip(*found, strict=True):
         name = of_mode[0].mode
-        lines += ["", f"{name}: {_ABOUT[name]}", *_table(of_mode, alone, best, machine)]
+        about = _NODE_FIRST if machine.hierarchical and name == "data parallel" else _ABOUT[name]
+        lines += ["", f"{name}: {about}", *_table(of_mode, alone, best, machine)]
     lines += ["", *_filled(_LEGEND), ""]
     for one in _advice([one for one in best if one is not None], alone, ways[0], machine):
         lines += _filled(one)
@@ -260,11 +263,11 @@ def _advice(best: Sequence[Prediction], alone: Prediction, plain: Scaling, machi
         )
     if (idle := plain.idle(alone.rows, machine)) > _IDLE:
         yield f"This step leaves a GPU idle for {idle:.0%} of the time: several runs on each, in packs, use it better."
-    if foretold := dict.fromkeys(one.mode for one in best if one.mode in _FORETOLD):
+    if any(one.mode.startswith("hierarchical") for one in best):
         same = plain.predict(taken.ranks, taken.rows, machine)
         yield (
-            f"dptrain does not execute {' and '.join(f'a {mode}' for mode in foretold)} yet: data parallelism takes "
-            f"{_time(same.seconds)} a step on {_plural(same.ranks, 'rank')}."
+            "dptrain sums node first with --comm host; NCCL chooses its way itself, and a step takes up to "
+            f"{_time(same.seconds)} on {_plural(same.ranks, 'rank')} where that is one ring."
         )
 
 

@@ -3,6 +3,7 @@
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from dptrain.comm import node
+from dptrain.comm import hierarchy, node
 from dptrain.comm.base import Array, Communicator, HandOvers, Mail, pack, unpack
 from dptrain.comm.cuda_aware import why_not
 from dptrain.comm.node import rounds
@@ -27,6 +28,8 @@ from dptrain.runtime.records import Collective, Record, numbers_of
 
 # MPI counts are C ints; a larger buffer goes as several messages of at most this many elements.
 _MAX_COUNT = 1 << 28
+# Seconds in which watchdogs find ranks of several nodes that are in different collectives.
+_JUDGED = 5.0
 # By how much a tick of hand-overs moves a record's position: more than the collectives within one.
 _TICK = 1 << 12
 
@@ -83,7 +86,7 @@ class MpiCommunicator(Communicator):
         self._world, self._group = world, group
         self._node = cast(MPI.Intracomm, world.Split_type(MPI.COMM_TYPE_SHARED))
         self._windows: list[MPI.Win] = []
-        self._together: node.NodeCollectives | None = None
+        self._together: node.Together | None = None
         self._has_tried = False
         self._arena: Array = np.empty((0, 0), np.uint8)
         self._messages: dict[Any, node.NodeMessages | None] = {}
@@ -93,6 +96,9 @@ class MpiCommunicator(Communicator):
         lowest = np.array([self.rank], np.int32)
         self._node.Allreduce(MPI.IN_PLACE, lowest, op=MPI.MIN)
         self.node = int(lowest[0])
+        found = np.empty(self.size, np.int32)
+        world.Allgather(lowest, found)
+        self._nodes = [np.flatnonzero(found == one).tolist() for one in np.unique(found)]
         self._record = watchdog.record()
         self._ring = watchdog.ring(self._node.allgather(MPI.COMM_WORLD.rank))
 
@@ -102,7 +108,7 @@ class MpiCommunicator(Communicator):
         return _library()
 
     def allreduce_sum(self, buffer: Any) -> None:
-        """Sum in place over all ranks: in shared memory where all are on one node, else by MPI."""
+        """Sum in place over all ranks: in the shared memory of nodes, and what is between nodes by MPI."""
         flat = buffer.reshape(-1)
         together = self._in_memory(flat.nbytes) if isinstance(flat, np.ndarray) else None
         with self._meeting(Collective.ALL_REDUCE, flat):
@@ -129,15 +135,19 @@ class MpiCommunicator(Communicator):
             MismatchError: the ranks are in different collectives.
             ConfigError: MPI fails for another reason.
         """
-        try:
-            count, dtype = (0, "\0") if array is None else (array.size, array.dtype.char)
-            with self._record.collective(kind, count, dtype, parts, self._group):
-                if self._ring is not None:
-                    self._ring.check()
+        count, dtype = (0, "\0") if array is None else (array.size, array.dtype.char)
+        with self._record.collective(kind, count, dtype, parts, self._group):
+            if self._ring is not None:
+                self._ring.check()
+            try:
                 yield
-        except MPI.Exception as error:
-            different = "" if self._ring is None else self._ring.who_is_where()
-            raise MismatchError(different) if different else ConfigError(f"MPI: {error}") from error
+            except (MPI.Exception, MismatchError) as error:
+                different = "" if self._ring is None else self._ring.who_is_where()
+                if not different and len(self._nodes) > 1:
+                    time.sleep(_JUDGED)  # who is in what on other nodes the watchdogs see, and say
+                if isinstance(error, MismatchError) and not different:
+                    raise
+                raise MismatchError(different) if different else ConfigError(f"MPI: {error}") from error
 
     @np.errstate(all="ignore")  # infinities and NaNs are results
     def _sum_halves(self, flat: Array) -> None:
@@ -198,8 +208,9 @@ class MpiCommunicator(Communicator):
         self._world.Iprobe()
 
     def sums_in_a_tree(self, nbytes: int) -> bool:
-        """Where the sum is made in shared memory; MPI promises no order."""
-        return super().sums_in_a_tree(nbytes) or self._in_memory(nbytes) is not None
+        """Where the sum is made in shared memory, see `Together`; MPI promises no order."""
+        together = self._in_memory(nbytes)
+        return super().sums_in_a_tree(nbytes) or (together is not None and together.in_a_tree)
 
     def broadcast(self, buffer: Array) -> None:
         """Send rank 0's buffer to all, `MPI_Bcast`."""
@@ -210,7 +221,7 @@ class MpiCommunicator(Communicator):
                 self._world.Bcast(flat[start : start + _MAX_COUNT], root=0)
 
     def all_gather(self, part: Array, out: Array, counts: Sequence[int]) -> None:
-        """Gather in shared memory where all are on one node, else by `MPI_Allgatherv`."""
+        """Gather in the shared memory of nodes, else by `MPI_Allgatherv`."""
         _require(part, counts[self.rank], out, sum(counts))
         together = self._in_memory(out.nbytes)
         with self._meeting(Collective.ALL_GATHER, out, counts):
@@ -252,7 +263,7 @@ class MpiCommunicator(Communicator):
                         out[mine] = coming[theirs]
 
     def reduce_scatter(self, parts: Array, out: Array, counts: Sequence[int], over: str = "sum") -> None:
-        """Add in shared memory where all are on one node, else what `all_to_all` brings."""
+        """Add in the shared memory of nodes, else what `all_to_all` brings."""
         _require(parts, sum(counts), out, counts[self.rank])
         together = self._in_memory(max(parts.nbytes, node.LEAST))  # an exchange and a sum of its own take longer
         if together is None:
@@ -330,22 +341,36 @@ class MpiCommunicator(Communicator):
         self._windows.append(window)  # dropping it would unmap the memory under the array
         return window.Shared_query(0)[0]
 
-    def _in_memory(self, nbytes: int) -> node.NodeCollectives | None:
-        """Return what handles so much in memory that all ranks share, or None for MPI. Collective.
+    def _in_memory(self, nbytes: int) -> node.Together | None:
+        """Return what handles so much in memory that ranks share, or None for MPI. Collective.
 
         It is made at the first collective, however small: groups that meet side by side may have larger and smaller
         ones, and are to count alike.
         """
         if not self._has_tried and self.size > 1:
-            self._has_tried, shape = True, node.shape(self.size)
+            self._has_tried = True
             with self._record.collective(Collective.SHARED_ARRAY, group=self._group):
-                memory = self._shared_memory(math.prod(shape)) if self.local_size == self.size else None
-                if memory is not None:
-                    shared = np.ndarray(shape, np.uint8, buffer=memory)
-                    # With a barrier of its own, which is not taken for that of a rank in another call.
-                    self._together = node.NodeCollectives(shared, self.rank, self._node.Dup().Barrier)
+                self._together = self._found_together() if len(self._nodes) < self.size else None
         # In the same order however little it is, as sums that compiled code makes; of two ranks there is but one.
         return None if nbytes < node.LEAST and self.size == 2 else self._together
+
+    def _found_together(self) -> node.Together | None:
+        """Return what handles arrays in memory, or None where a node has no room for it. Collective."""
+        pieces = [node.PIECE] if len(self._nodes) == 1 else [hierarchy.PIECE, node.PIECE]
+        for shape in (node.shape(self.local_size, piece) for piece in pieces):
+            memory = self._shared_memory(math.prod(shape)) if self.local_size > 1 else bytearray(math.prod(shape))
+            if self._on_all(memory is not None, self._world):
+                break
+        else:
+            return None
+        shared = np.ndarray(shape, np.uint8, buffer=memory)
+        barrier = self._node.Dup().Barrier  # of its own, which is not taken for that of a rank in another call
+        if len(self._nodes) == 1:
+            return node.NodeCollectives(shared, self.rank, barrier)
+        talks = self.local_rank < min(map(len, self._nodes))
+        column = self._world.Split(self.local_rank if talks else MPI.UNDEFINED, self.node)
+        made = _Column(cast(MPI.Intracomm, column), self._record) if talks else None
+        return hierarchy.HierarchicalCollectives(shared, self._nodes, self.rank, barrier, made)
 
     def _fits_in_shared_memory(self, nbytes: int) -> bool:
         try:
@@ -353,9 +378,38 @@ class MpiCommunicator(Communicator):
             free = status.f_bavail * status.f_frsize
         except OSError:
             free = 0
-        fits = np.array([free > nbytes + (8 << 20)], np.int32)
-        self._node.Allreduce(MPI.IN_PLACE, fits, op=MPI.MIN)
-        return bool(fits[0])
+        return self._on_all(free > nbytes + (8 << 20), self._node)
+
+    def _on_all(self, fact: bool, ranks: MPI.Intracomm) -> bool:
+        found = np.array([fact], np.int32)
+        ranks.Allreduce(MPI.IN_PLACE, found, op=MPI.MIN)
+        return bool(found[0])
+
+
+class _Column:
+    """A column of ranks, see `hierarchy`: `MPI_Alltoallv`, and `MPI_Allgatherv` for what is small."""
+
+    def __init__(self, ranks: MPI.Intracomm, record: Record) -> None:
+        self._ranks, self._record = ranks, record
+
+    @property
+    def call(self) -> Array:
+        return np.frombuffer(self._record.progress[1:], np.uint8)
+
+    def all_gather(self, memory: Array, places: Sequence[tuple[int, int]]) -> None:
+        lengths, begins = _counted(places)
+        if sum(lengths) <= hierarchy.GATHERED:
+            self._ranks.Allgatherv(MPI.IN_PLACE, [memory, lengths, begins, MPI.BYTE])
+            return
+        own = self._ranks.rank  # to each other rank at once: rings wait for the slowest at every turn
+        given, taken = [lengths[own]] * len(places), list(lengths)
+        given[own] = taken[own] = 0
+        self._ranks.Alltoallv([memory, given, [begins[own]] * len(places), MPI.BYTE], [memory, taken, begins, MPI.BYTE])
+
+    def all_to_all(self, memory: Array, places: Sequence[tuple[int, int]], out: Array) -> None:
+        rows, length = out.shape
+        taken = _counted([(row * length, (row + 1) * length) for row in range(rows)])
+        self._ranks.Alltoallv([memory, *_counted(places), MPI.BYTE], [out, *taken, MPI.BYTE])
 
 
 class _HandOvers(HandOvers):
@@ -395,6 +449,11 @@ class _HandOvers(HandOvers):
         self._record.move_to(self._begin + tick * _TICK)
         with self._record.collective(Collective.HAND_OVER, group=self._group):
             yield
+
+
+def _counted(places: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """Return the lengths and the begins of ranges, as MPI takes them."""
+    return [last - first for first, last in places], [first for first, _ in places]
 
 
 def _bits(array: Array) -> Array:

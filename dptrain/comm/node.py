@@ -3,6 +3,7 @@
 Sums are those of `tree_sum`, so that every rank has the same bits at every run, which MPI promises for two ranks alone.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,9 +17,9 @@ PIECE = 1 << 20
 LEAST = 1 << 14
 
 
-def shape(ranks: int) -> tuple[int, int, int]:
-    """Return the shape of the shared memory, in bytes, for so many ranks."""
-    return (2, ranks, PIECE)
+def shape(ranks: int, piece: int | None = None) -> tuple[int, int, int]:
+    """Return the shape of the shared memory, in bytes, for so many ranks and pieces of so many bytes."""
+    return (2, ranks, PIECE if piece is None else piece)
 
 
 # Numbers between those that different ranks write, so that they do not lie in one cache line.
@@ -63,28 +64,65 @@ class NodeMessages:
     spins: bool
 
 
-class NodeCollectives:
-    """What the ranks of this node do together.
+class Together(ABC):
+    """Collectives of ranks that share memory, at least with others of their node.
 
     Args:
-        shared: memory that all of them see, of `shape` and type uint8.
-        rank: this one among them.
+        shared: memory that the ranks of this node see, of `shape` and type uint8.
+        rank: this one among those of its node.
         barrier: returns once all of them have called it.
+
+    Attributes:
+        in_a_tree: whether sums are those of `tree_sum` over all ranks.
     """
+
+    in_a_tree: bool
 
     def __init__(self, shared: Array, rank: int, barrier: Callable[[], None]) -> None:
         self._shared, self._rank, self._barrier = shared, rank, barrier
         self._half = 0
 
-    @np.errstate(all="ignore")  # infinities and NaNs are results
+    @abstractmethod
     def sum(self, flat: Array) -> None:
         """Replace a flat array by its sum over the ranks. Collective."""
+
+    @abstractmethod
+    def reduce_scatter(self, parts: Array, out: Array, counts: Sequence[int], over: str = "sum") -> None:
+        """See `Communicator.reduce_scatter`."""
+
+    @abstractmethod
+    def all_gather(self, part: Array, out: Array, counts: Sequence[int]) -> None:
+        """See `Communicator.all_gather`."""
+
+    def _next(self) -> Array:
+        """Return where each rank of the node puts what the others then read, of shape (ranks, bytes).
+
+        A half of the memory is written again only after the collective over the other, which no rank enters while it
+        reads this one.
+        """
+        half: Array = self._shared[self._half]
+        self._half = 1 - self._half
+        return half
+
+    def _pieces(self, like: Array) -> list[Array]:
+        """Return the next memory as arrays of an array's type and size, one of each rank of the node."""
+        return [one[: like.nbytes].view(like.dtype) for one in self._next()]
+
+
+class NodeCollectives(Together):
+    """What ranks do that are all on this node."""
+
+    in_a_tree = True
+
+    @np.errstate(all="ignore")  # infinities and NaNs are results
+    def sum(self, flat: Array) -> None:
+        """See `Together`."""
         step = PIECE // flat.itemsize
         for start in range(0, flat.size, step):
             self._sum(flat[start : start + step])
 
     def _sum(self, piece: Array) -> None:
-        summands = self._next(piece)
+        summands = self._pieces(piece)
         np.copyto(summands[self._rank], piece)
         self._barrier()
         ranks = len(summands)
@@ -98,10 +136,10 @@ class NodeCollectives:
 
     @np.errstate(all="ignore")
     def reduce_scatter(self, parts: Array, out: Array, counts: Sequence[int], over: str = "sum") -> None:
-        """See `Communicator.reduce_scatter`."""
+        """See `Together`."""
         starts = np.cumsum([0, *counts]).tolist()
         for begin, ends in rounds(counts, PIECE // parts.itemsize // len(counts)):
-            pieces = self._next(parts[: ends[-1]])
+            pieces = self._pieces(parts[: ends[-1]])
             given, places = pieces[self._rank], list(zip(ends[:-1], ends[1:], starts, strict=False))
             for rank, (first, last, start) in enumerate(places):
                 if rank != self._rank:
@@ -113,25 +151,16 @@ class NodeCollectives:
             reduced(summands, out[begin : begin + last - first], over)
 
     def all_gather(self, part: Array, out: Array, counts: Sequence[int]) -> None:
-        """See `Communicator.all_gather`."""
+        """See `Together`."""
         starts = np.cumsum([0, *counts]).tolist()
         for begin, ends in rounds(counts, PIECE // part.itemsize):
             own = part[begin : begin + ends[self._rank + 1] - ends[self._rank]]
-            pieces = self._next(out[: max(np.diff(ends))])
+            pieces = self._pieces(out[: max(np.diff(ends))])
             np.copyto(pieces[self._rank][: own.size], own)
             self._barrier()
             for rank, piece in enumerate(pieces):
                 place = out[starts[rank] + begin :][: ends[rank + 1] - ends[rank]]
                 np.copyto(place, own if rank == self._rank else piece[: place.size])
-
-    def _next(self, like: Array) -> list[Array]:
-        """Return where each rank puts what the others then read, of an array's type and size.
-
-        A half of the memory is written again only after the collective over the other, which no rank enters while it
-        reads this one.
-        """
-        half, self._half = self._shared[self._half], 1 - self._half
-        return [one[: like.nbytes].view(like.dtype) for one in half]
 
 
 def rounds(counts: Sequence[int], step: int, longest: int | None = None) -> Iterator[tuple[int, list[int]]]:
@@ -153,7 +182,7 @@ def reduced(summands: Sequence[Array], out: Array, over: str = "sum") -> None:
     """Put the sum of arrays, in the tree of `tree_sum`, or the greatest of each element into another."""
     if over == "max":
         np.maximum.reduce(summands, out=out)
-    elif len(summands) == 2 and not is_half(out.dtype):
+    elif len(summands) == 2 and out.dtype == summands[0].dtype and not is_half(out.dtype):
         np.add(summands[0], summands[1], out=out)
     else:
         np.copyto(out, tree_sum(summands), casting="unsafe")

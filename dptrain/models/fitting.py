@@ -549,11 +549,8 @@ class Fitting(Layer):
         size = max(len(samples), comm.replicas)
 
         def action() -> Batches:
-            shards = self._fixed_shards()
-            if shards is not None:
-                shards = max(min(shards, len(samples)), comm.replicas)
             own = (comm.replica, comm.replicas)
-            sampler = GlobalSampler(len(samples), size, *own, shuffle=False, shards_per_batch=shards)
+            sampler = GlobalSampler(len(samples), size, *own, shuffle=False, shards_per_batch=self._fixed_shards())
             return ArrayBatches(*samples.stored(), sampler)
 
         return self.agreed(comm, where, action)

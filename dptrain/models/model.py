@@ -249,7 +249,7 @@ class Model(Fitting, Files, Structure):
             gemm: who computes a GPU's matrix products: "dptrain" or "cublaslt".
             cuda_graph: replay steps as CUDA graphs on a GPU.
             shards_per_batch: cut every global batch into so many shards, of whose sums the bits are the same on any
-                number of ranks up to that; a smaller batch has as many as it has samples. By default that of
+                number of ranks up to that; where a batch has fewer samples, some are empty. By default that of
                 `dptrain.utils.enable_determinism` or DPTRAIN_REPRODUCIBLE.
             comm_dtype: "bfloat16" or "float16": ranks round their gradients to it before they add them up, which halves
                 the bytes that they send. None sends gradients as they are.

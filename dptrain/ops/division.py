@@ -17,7 +17,7 @@ from dptrain.program.tensor import Array, Tensor
     linear_in=(0,),
     lowering=Element("{1} == 0 ? 0 : {0} / {1}"),
     expensive=True,
-    quotient=True,
+    quotient=0.0,
 )
 def divide_no_nan(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 / x2, and 0 where x2 is 0."""

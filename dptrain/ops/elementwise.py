@@ -94,7 +94,7 @@ def _multiply(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Te
     lowering=Element("{0} / {1}"),
     onnx="Div",
     expensive=True,
-    quotient=True,
+    quotient=np.nan,
     operator="/",
     keras="numpy",
 )

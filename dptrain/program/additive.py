@@ -48,7 +48,7 @@ def _degree(tensor: Tensor, inputs: list[int | None]) -> int | None:
     if op is None or op.linear is None or None in inputs:
         return None
     known = [one for one in inputs if one is not None]
-    if op.quotient:
+    if op.quotient is not None:
         return known[0] - known[1]
     if op.linear == "each" and op.linear_in is None:
         return sum(known)

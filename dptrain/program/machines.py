@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dptrain.comm import hierarchy
+
 
 @dataclass(frozen=True)
 class Link:
@@ -57,6 +59,7 @@ class Machine:
         memory: bytes of a rank; None for any number.
         cores: of a node, as many ranks as compute at full speed at once; None where each has a device.
         overlaps: whether messages travel while a rank computes.
+        hierarchical: whether all collectives go node first.
     """
 
     rates: Mapping[str, float]
@@ -70,6 +73,7 @@ class Machine:
     memory: float | None = None
     cores: float | None = None
     overlaps: bool = True
+    hierarchical: bool = False
 
     def busy(self, ranks: int) -> float:
         """Return how many times longer a rank computes, as it shares cores with the others of its node."""
@@ -95,7 +99,8 @@ class Machine:
             nbytes: of the whole buffer.
             ranks: that take part.
             stride: distance of two of them, as they are numbered; those between do the same at the same time.
-            hierarchical: all-reduce within each node first, then between nodes, a part by each rank.
+            hierarchical: within each node first, then between nodes, a slice by each rank; as machines are where all
+                collectives are.
         """
         if ranks == 1:
             return 0.0
@@ -104,10 +109,12 @@ class Machine:
         if here >= ranks:
             return _doubling(times, nbytes, ranks, self.link)
         beside, nodes = min(stride, self.node), -(-ranks // here)
-        if hierarchical:
-            inside = _doubling(times, nbytes, here, self.link)
-            return inside + _doubling(times, nbytes / here, nodes, self.network.shared(here * beside))
         edge = self.network.shared(beside)
+        if hierarchical or self.hierarchical:
+            ways = _ways(name, nbytes, nodes, here)
+            pause = _rounds(nodes) * edge.latency
+            apart = min(one.turns * pause + one.nbytes / edge.bandwidth for one in ways)
+            return _doubling(times, nbytes, here, self.link) + apart
         slowest = min(edge.bandwidth, self.link.bandwidth)
         ring = times * ((ranks - 1) * edge.latency + (ranks - 1) / ranks * nbytes / slowest)
         between = edge.shared(here)
@@ -117,6 +124,51 @@ class Machine:
         else:
             moved = (ranks - 1) / ranks * nbytes / between.bandwidth
         return min(ring, latency + moved)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What travels between nodes in a hierarchical collective (`comm/hierarchy.py`).
+
+    Attributes:
+        turns: exchanges that a rank makes one after the other.
+        messages: that a node has for others.
+        nbytes: of them.
+    """
+
+    turns: int
+    messages: int
+    nbytes: float
+
+
+def exchanged(name: str, nbytes: float, nodes: int, columns: int, *, half: bool = False) -> Exchange:
+    """Return what travels between nodes.
+
+    Args:
+        name: as `Machine.collective`.
+        nbytes: of the whole buffer.
+        nodes: as many, with equal parts.
+        columns: ranks of each node that exchange slices.
+        half: the numbers are in half precision, which is added up in float32.
+    """
+    *small, large = _ways(name, nbytes, nodes, columns, half)
+    wide = 2 if half else 1
+    return small[0] if small and nbytes * wide * nodes / columns <= hierarchy.GATHERED else large
+
+
+def _ways(name: str, nbytes: float, nodes: int, columns: int, half: bool = False) -> list[Exchange]:
+    """Return how nodes may exchange what they have: of small sums each gets them whole, of larger ones a part first."""
+    others, wide = nodes - 1, 2 if half and name != "all_gather" else 1
+
+    def exchange(turns: int, sent: float) -> Exchange:
+        messages = turns * columns * others
+        return Exchange(turns, messages, sent + columns * others * hierarchy.CALL)
+
+    room = hierarchy.PIECE * (columns if name == "all_gather" else 1)
+    pieces = max(math.ceil(nbytes * (3 if wide == 2 else 1) / room), 1)
+    if name != "all_reduce":
+        return [exchange(1 + pieces, wide * nbytes * others / nodes)]
+    return [exchange(1, wide * nbytes * others), exchange(1 + 2 * pieces, (1 + wide) * nbytes * others / nodes)]
 
 
 def _doubling(times: int, nbytes: float, ranks: int, link: Link) -> float:

@@ -80,7 +80,7 @@ class Op:
         by_row: the NumPy function takes `first_row` by keyword, the global number of the first row that it computes.
         lowering: what generated code makes of it, see `program/lowering.py`; an op of a `ViewMap` is a view.
         expensive: it is better stored than computed again for each use, as a root or a gather.
-        quotient: it is its first input over its second, wherever that is not 0.
+        quotient: what it makes of 0 / 0 where it is its first input over its second; None for other ops.
         operations: floating-point operations, of the tensor that it makes; views have none.
         onnx: the operator of ONNX that it is, for the same operands in one type; others have an `onnx_lowering`.
         keras: the module of `keras.src.ops` that has it as an operation of the same name.
@@ -103,7 +103,7 @@ class Op:
         ends_gradients: bool = False,
         lowering: Lowering | None = None,
         expensive: bool = False,
-        quotient: bool = False,
+        quotient: float | None = None,
         operations: Callable[[Tensor], int] = one_an_element,
         onnx: str | None = None,
         keras: str | None = None,

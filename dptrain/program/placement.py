@@ -19,7 +19,8 @@ Data parallelism is the mesh with the one axis `BATCH`. Slots sharded over it ar
 
 A division by a partial number (a sum of sample weights) waits as long: the quotient goes on as its numerator, and the
 divisor is summed together with whatever needs the quotient. So sums of gradients and of weights can travel in one
-message. A quotient of data does not wait where zeros come beside it, which a divisor of 0 would make NaN.
+message. A quotient of data does not wait where zeros come beside it, which a divisor of 0 would make NaN. A sum of
+quotients over no rows is 0, whatever their divisor.
 
 Gradients in weights may travel in another type than they are computed in: each rank rounds its summand.
 
@@ -41,7 +42,7 @@ from dptrain.program.op import Op
 from dptrain.program.operand import METHODS, OPERATORS
 from dptrain.program.program import Program
 from dptrain.program.shapes import Shape, row_axis, size
-from dptrain.program.tensor import Tensor, Variable
+from dptrain.program.tensor import Tensor, Variable, constant, row_count
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,11 +68,13 @@ class _Divisor:
         number: a partial one.
         op: that divides by its sum.
         of_number: whether it divides one number that no sample goes into, as the gradient of a mean begins with.
+        over_rows: whether quotients have been added up over the rows of the batch: of no rows the sum is 0.
     """
 
     number: _Part
     op: Op
     of_number: bool
+    over_rows: bool = False
 
 
 def place(
@@ -171,6 +174,7 @@ class _Placing:
         self.placements: dict[Tensor, Placement] = {}
         self._nodes: dict[Any, Tensor] = {}
         self._scattered: dict[Tensor, _Part] = {}
+        self._over_rows: dict[_Divisor, _Divisor] = {}
         self._numbers: set[Tensor] = set()  # the same at every place, of constants and variables
         self._kept: list[Tensor] = []  # so that no two tensors of this work can have the same id
 
@@ -215,11 +219,11 @@ class _Placing:
         converts = isinstance(op.lowering, Element) and op.lowering.converts
         if converts and not self._summed and parts[0].tensor.dtype.itemsize < tensor.dtype.itemsize:
             parts = [self._whole(parts[0])]  # the narrower type makes the smaller message
-        if op.quotient and self._can_wait(tensor, *parts):
+        if op.quotient is not None and self._can_wait(tensor, *parts):
             waiting = _Divisor(self._number(parts[1]), op, tensor.inputs[0] in self._numbers)
             return self._note(parts[0].tensor, parts[0].placement, waiting)
         parts = [self._whole(one) if one.placement.join == "max" else one for one in parts]
-        divisor = self._common_divisor(op, parts)
+        divisor = self._common_divisor(op, tensor, parts)
         if divisor is not None:
             parts = [_Part(one.tensor, one.placement) for one in parts]
         parts = [replace(self._scattered.get(one.tensor, one), divisor=one.divisor) for one in parts]
@@ -344,8 +348,20 @@ class _Placing:
         made = Tensor(OPERATORS["reshape"], (part.tensor,), {"shape": ()}, (), part.tensor.dtype)
         return self._note(made, replace(part.placement, axes=()))
 
-    def _common_divisor(self, op: Op, parts: list[_Part]) -> _Divisor | None:
+    def _common_divisor(self, op: Op, tensor: Tensor, parts: list[_Part]) -> _Divisor | None:
         """Return the divisor that an op's output can take over from its inputs, or None."""
+        if all(one.divisor is None for one in parts):
+            return None
+        named = op.named(tensor)
+        summed = [n for letter, n in _axes_of(named, tensor) if letter != "1" and letter not in named.output]
+        if 0 in [n for n in summed if not isinstance(n, Dim)]:
+            return None  # a sum of nothing is 0, not 0 / 0
+        divisor = self._taken_over(op, parts)
+        if divisor is None or divisor.over_rows or not any(isinstance(n, Dim) for n in summed):
+            return divisor
+        return self._over_rows.setdefault(divisor, replace(divisor, over_rows=True))
+
+    def _taken_over(self, op: Op, parts: list[_Part]) -> _Divisor | None:
         divisors = [one.divisor for one in parts]
         known = [number for number, one in enumerate(divisors) if one is not None]
         linear_in = range(len(parts)) if op.linear_in is None else op.linear_in
@@ -373,9 +389,22 @@ class _Placing:
         """Return a part without a divisor that waits."""
         if part.divisor is None:
             return part
-        whole, by = self._whole(_Part(part.tensor, part.placement)), self._whole(part.divisor.number)
-        made = Tensor(part.divisor.op, (whole.tensor, by.tensor), {}, whole.tensor.shape, whole.tensor.dtype)
+        whole, by = self._whole(_Part(part.tensor, part.placement)), self._whole(part.divisor.number).tensor
+        if part.divisor.over_rows and part.divisor.op.quotient != 0:
+            by = self._one_of_no_rows(by)
+        made = Tensor(part.divisor.op, (whole.tensor, by), {}, whole.tensor.shape, whole.tensor.dtype)
         return self._note(made, whole.placement)
+
+    def _one_of_no_rows(self, number: Tensor) -> Tensor:
+        """Return a number that is the same on all ranks, and 1 for a batch without rows."""
+        key = "of no rows", id(number)
+        if key not in self._nodes:
+            rows, one = row_count(constant(1), 1), constant(1, number.dtype)
+            made = Tensor(OPERATORS["select"], (rows, number, one), {}, (), number.dtype)
+            for each in (rows, one, made):
+                self._note(each, Placement(()))
+            self._nodes[key] = made
+        return self._nodes[key]
 
     def _whole(self, part: _Part) -> _Part:
         """Return a part that is not partial, and not to be divided."""

@@ -106,6 +106,20 @@ def weights_in(out: Path) -> dict[str, bytes]:
     return {name: weights[name].tobytes() for name in sorted(weights)}
 
 
+def test_stages_on_two_gpus_train_what_one_cpu_trains(small_npz, tmp_path):
+    found = []
+    for ranks, device, stages in ((0, "cpu", []), (2, "cuda", ["--stages", "2"])):
+        out = tmp_path / device
+        more = ["--hidden", "20", "--dropout", "0.2", "--device", device, "--out", str(out), *stages]
+        done = emulated_ranks(ranks, *command(small_npz, *more), EMULATOR_DEVICES="2")
+        assert (done.code, done.err) == (0, "")
+        found.append(safetensors.numpy.load_file(out / "model.safetensors"))
+    alone, staged = found
+    assert list(alone) == list(staged)
+    for name, one in alone.items():
+        np.testing.assert_allclose(staged[name], one, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
 @pytest.fixture(scope="module")
 def usual(small_npz, tmp_path_factory) -> Path:
     """Where two ranks leave the trace of a training in which nothing else is asked for, and in `run` what it made."""

@@ -13,6 +13,8 @@ from tests.launching import Finished, find_mpirun, mpirun
 SCRIPT = str(ROOT / "tests/mpi/scripts/stuck.py")
 # MPICH's ranks are then each on a node of their own, as far as MPI and so dptrain can tell.
 APART = {"MPIR_CVAR_NOLOCAL": "1"}
+# Or in turn on two: of three, ranks 0 and 2 share one, of which only rank 0 sends to the other.
+TWO = {"MPIR_CVAR_NUM_CLIQUES": "2"}
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,15 @@ CASES = [
     Case("stage: lock", 1, rf"{STEP}, last seen at {PLACE}: {ABSENT} while ranks 0, 2 wait in a hand-over between", 3),
     Case("stage: exit of C", 2, rf"{STEP}, .*: {SILENT} while ranks 0-1 wait in a hand-over between stages", 3),
     Case("stage: raise", 0, rf"{STEP}: IndexError: list index out of range", code=70),
+    Case(
+        "nodes: stop",
+        2,
+        rf"{STEP}, last seen at {PLACE}: {STOPPED} while ranks 0-1 wait in an all-reduce of 1000",
+        3,
+        TWO,
+    ),
+    Case("nodes: exit of C", 0, rf"{STEP}, .*: {SILENT} while .* in an all-reduce of 100000 float32", 3, TWO),
+    Case("nodes: other elements", 1, rf"{STEP}.*: {DIFFERENT} .*rank 1 in an all-reduce of 99999 float32", 3, TWO),
     Case("split: stop", 1, rf"{STEP}, last seen at {PLACE}: {STOPPED} while rank 0 waits in a split into groups"),
     Case("gather: other counts", 2, rf"{STEP}: {DIFFERENT} rank 2 in {PARTS}, rank 3 in {PARTS};", 4),
     Case(

@@ -251,6 +251,20 @@ CORPUS = {
         outputs=("t1", "t2", "t3"),
         shards=(1, 3),
     ),
+    "sums of quotients over no rows": Case(
+        lengths={"n": 0, "a": 2},
+        leaves={"x0": "input n a float64 normal", "w1": "variable a float64 normal"},
+        lines=(
+            "t0 = ops.sum(ops.square(x0))",
+            "t1 = ops.sum(x0 / t0, 0)",
+            "d2_w1 = gradients(ops.sum(x0 * w1 / t0), [w1])[0]",
+            "d3_w1 = gradients(ops.sum(x0 * w1) / t0, [w1])[0]",
+            "t4 = t1 + ops.sum(x0, 0) / t0",  # 0 + 0 / 0
+            "t5 = ops.sum((w1 / t0)[:0])",
+        ),
+        outputs=("t1", "d2_w1", "d3_w1", "t4", "t5"),
+        shards=(0, 0),
+    ),
     "zeros beside a softmax of NaN": Case(
         lengths={"n": 0, "a": 1, "b": 2, "e": 1},
         leaves={"x0": "input a b float32 special", "w3": "variable b e float32 whole"},

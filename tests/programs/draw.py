@@ -278,9 +278,7 @@ def unary(d: Drawing) -> None:
         *("ops.floor({} * 1.7)", "ops.ceil({} * 1.7)", "ops.round({} * 1.7)", "1.0 / (1.5 + ops.sin({}))"),
         *("ops.where({} > 0.3, {}, 0.3)", "ops.clip({}, -0.7, 0.9)", "{} * 0.5", "{} + 1", "ops.nan_to_num({})"),
         "ops.where({} > 2, {} / ops.sum(ops.relu({} - 2)), 0)",
-        *(
-            ["{} / ops.sum(ops.square({}))"] if d.lengths["n"] else []
-        ),  # of no rows, ranks have 0 / 0 where one has none
+        "{} / ops.sum(ops.square({}))",
     ]
     wild = [
         "ops.log({})",

@@ -56,7 +56,9 @@ def trained(how, form):
         found = model.fit(X, Y, batch_size=40, validation_data=TEST, validation_batch_size=30, **options).history
         generated = model.fit(batches(), validation_data=TEST, shuffle=False, steps_per_epoch=5, verbose=0).history
         scores = [model.evaluate(*TEST, verbose=0), model.evaluate(batches(), verbose=0, steps=3)]
-        scores += [model.train_on_batch(X[:9], Y[:9]), model.train_on_batch(X[:3], Y[:3])]
+        scores += [model.train_on_batch(X[:9], Y[:9]), model.train_on_batch(X[:2], Y[:2])]
+        scores += [model.evaluate(X[:2], Y[:2], verbose=0), model.test_on_batch(X[:2], Y[:2])]  # less than ranks
+        found["few"] = model.fit(X[:2], Y[:2], batch_size=40, validation_data=(X[:1], Y[:1]), verbose=0).history["loss"]
         found |= {f"{name} of batches": values for name, values in generated.items()} | {"scores": scores}
     else:
         data, test = Split(X, Y), Split(*TEST)

@@ -67,6 +67,7 @@ DEEDS = {
     "other counts": lambda: gather(group, [7000, 3000]),
     "scatter": lambda: scatter(group),
     "other size": lambda: add(8),
+    "other elements": lambda: current().allreduce_sum(np.zeros(99_999, np.float32)),
 }
 
 
@@ -98,6 +99,7 @@ MEETINGS = {
     "scatter": lambda: scatter(group),
     "exchange": lambda: group.all_to_all(np.zeros(6), [3, 3], np.zeros(6), [3, 3]),
     "split": lambda: current().group([current().rank]),
+    "nodes": lambda: current().allreduce_sum(np.zeros(100_000, np.float32)),
 }
 when, _, deed = way.partition(": ")
 
@@ -151,9 +153,10 @@ if when == "stage":  # in the middle of a step
     net.compile("sgd", "sparse_categorical_crossentropy", stages=current().size, steps_per_execution=1)
     net.fit(x, y, batch_size=8, verbose=0)
     sys.exit()
-if when in MEETINGS:  # of groups of two ranks
-    mesh = MeshCommunicator(current(), {"batch": current().size // 2, "model": 2})
-    group = mesh.along("model")
+if when in MEETINGS:  # of groups of two ranks, or of all where they are on nodes
+    lengths = {"batch": current().size} if when == "nodes" else {"batch": current().size // 2, "model": 2}
+    mesh = MeshCommunicator(current(), lengths)
+    group = mesh.along(list(lengths)[-1])
     phase.enter("training")
     if when == "sum":
         sums_of(9), sums_of(8)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dptrain.comm.hierarchy import CALL, PIECE
 from dptrain.program.machines import Link, Machine, Work
 
 LINK, NETWORK = Link(1e9, 1e-6), Link(1e8, 1e-5)
@@ -43,7 +44,8 @@ def test_collectives_between_nodes():
     ring = 2 * (15 * NETWORK.latency + 15 / 16 * n / NETWORK.bandwidth)
     assert MACHINE.collective("all_reduce", n, 16) == pytest.approx(ring)
     inside = 2 * (2 * LINK.latency + 3 / 4 * n / LINK.bandwidth)
-    between = 2 * (2 * NETWORK.latency + 3 / 4 * n / 4 / (NETWORK.bandwidth / 4))
+    turns = 1 + 2 * math.ceil(n / PIECE)  # the comparison, then a reduce-scatter and an all-gather of each piece
+    between = turns * 2 * NETWORK.latency + (2 * 3 / 4 * n + 4 * 3 * CALL) / NETWORK.bandwidth
     assert MACHINE.collective("all_reduce", n, 16, hierarchical=True) == pytest.approx(inside + between)
     # Every fourth rank, while the others do the same: one of them a node, with a fourth of its network.
     ring = 2 * (3 * NETWORK.latency + 3 / 4 * n / (NETWORK.bandwidth / 4))

@@ -1,0 +1,213 @@
+"""Collectives of arrays over several nodes: first in the memory that ranks of a node share, then between the nodes.
+
+Ranks of a node add up what they have. Each of the first S ranks (S: ranks of the node with the fewest) exchanges a
+slice of that sum with the ranks of its number on the other nodes, its *column*; then all read the slices where they
+lie. So of an all-reduce of n bytes each of N nodes sends 2 (N - 1) / N n, however many ranks it has, through S ranks at
+once; of a reduce-scatter or an all-gather half of that. Nodes may have different numbers of ranks, in any order.
+
+Sums are made in fixed order: the ranks of a node in a `TreeSum`, then the nodes by their lowest ranks in another. So
+all ranks have the same bits at every run. They are those of a `TreeSum` over all ranks where each node has the same
+power of two of them, in a row. Half precision is added up in float32, between nodes too, and rounded once.
+
+Source: the three phases of P. Goyal et al., "Accurate, large minibatch SGD", arXiv:1706.02677, section 4.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, Protocol
+
+import numpy as np
+
+from dptrain.comm.node import Together, reduced, rounds
+from dptrain.comm.node_sum import Array, is_half
+from dptrain.comm.parts import cut
+from dptrain.errors import MismatchError
+
+# Bytes of a rank that travel at a time, where /dev/shm has room for them: more than on one node, as more have to meet.
+PIECE = 1 << 22
+# Bytes of all nodes' slices up to which each rank of a column gets them whole: one exchange instead of two.
+GATHERED = 1 << 16
+# Bytes by which the nodes compare what they are in, see `Column.call`: each collective begins with them.
+CALL = 40
+# Bytes of a cache line.
+_LINE = 64
+
+
+class Column(Protocol):
+    """The ranks of one number on all nodes, in the nodes' order.
+
+    They exchange ranges of arrays of bytes: (begin, end) for each of them.
+    """
+
+    @property
+    def call(self) -> Array:
+        """What this rank is in, as `CALL` bytes: kind, elements, type, parts."""
+
+    def all_gather(self, memory: Array, places: Sequence[tuple[int, int]]) -> None:
+        """Fill the others' places in memory, in which this rank's own is filled."""
+
+    def all_to_all(self, memory: Array, places: Sequence[tuple[int, int]], out: Array) -> None:
+        """Put into `out`, of shape (nodes, bytes), what each rank has in its memory at the place of this one."""
+
+
+class HierarchicalCollectives(Together):
+    """What ranks of several nodes do together.
+
+    Args:
+        shared: see `Together`.
+        nodes: the ranks of each node, rising; by the lowest of them.
+        rank: this one.
+        barrier: see `Together`.
+        column: of this rank; None where it is none of the first S of its node.
+    """
+
+    def __init__(
+        self,
+        shared: Array,
+        nodes: Sequence[Sequence[int]],
+        rank: int,
+        barrier: Callable[[], None],
+        column: Column | None,
+    ) -> None:
+        self._nodes, self._column = nodes, column
+        self._own = next(number for number, ranks in enumerate(nodes) if rank in ranks)
+        super().__init__(shared, nodes[self._own].index(rank), barrier)
+        self._columns, self._piece = min(map(len, nodes)), int(shared.shape[-1])
+        self._order = [rank for ranks in nodes for rank in ranks]
+        same = {len(ranks) for ranks in nodes}
+        self.in_a_tree = self._order == sorted(self._order) and len(same) == 1 and self._columns.bit_count() == 1
+
+    @np.errstate(all="ignore")  # infinities and NaNs are results
+    def sum(self, flat: Array) -> None:
+        """See `Together`."""
+        step = self._fitting(flat.dtype)
+        for start in range(0, flat.size, step):
+            piece = flat[start : start + step]
+            summands = self._pieces(piece)
+            np.copyto(summands[self._rank], piece)
+            slices = cut(0, piece.size, self._columns)
+            own = slice(*slices[min(self._rank, self._columns - 1)])
+            total = self._of_node(summands, "sum", [own])
+            if self._column is not None:
+                self._sum_in_column(total[own], summands[0][own], self._column, is_first=start == 0)
+            self._barrier()
+            np.copyto(piece, summands[0])
+
+    @np.errstate(all="ignore")
+    def reduce_scatter(self, parts: Array, out: Array, counts: Sequence[int], over: str = "sum") -> None:
+        """See `Together`."""
+        starts = np.cumsum([0, *counts]).tolist()
+        for begin, ends in rounds(counts, self._fitting(parts.dtype) // len(counts)):
+            summands, lengths = self._pieces(parts[: ends[-1]]), np.diff(ends).tolist()
+            places, blocks = self._laid_out(lengths)
+            for rank, (first, last) in places.items():
+                np.copyto(summands[self._rank][first:last], parts[starts[rank] + begin :][: last - first])
+            slices = self._slices(blocks)
+            total = self._of_node(summands, over, [slice(*one) for one in slices])
+            if self._column is not None:
+                self._require_same(self._column, begin)
+                first, last = slices[self._own]
+                found = np.empty((len(self._nodes), last - first), total.dtype)
+                self._column.all_to_all(_bytes(total), _in_bytes(slices, total), _bytes(found))
+                reduced(list(found), summands[0][first:last], over)
+            self._barrier()
+            first, last = places[self._nodes[self._own][self._rank]]
+            np.copyto(out[begin : begin + last - first], summands[0][first:last])
+
+    def all_gather(self, part: Array, out: Array, counts: Sequence[int]) -> None:
+        """See `Together`."""
+        starts = np.cumsum([0, *counts]).tolist()
+        for begin, ends in rounds(counts, self._columns * self._piece // part.itemsize // len(counts)):
+            places, blocks = self._laid_out(np.diff(ends).tolist())
+            memory = self._next().reshape(-1)[: ends[-1] * part.itemsize].view(part.dtype)
+            first, last = places[self._nodes[self._own][self._rank]]
+            np.copyto(memory[first:last], part[begin : begin + last - first])
+            self._barrier()
+            if self._column is not None:
+                self._require_same(self._column, begin)
+                self._column.all_gather(_bytes(memory), _in_bytes(self._slices(blocks), memory))
+            self._barrier()
+            for rank, (first, last) in places.items():
+                np.copyto(out[starts[rank] + begin :][: last - first], memory[first:last])
+
+    def _of_node(self, summands: Sequence[Array], over: str, read: Sequence[slice]) -> Array:
+        """Return the sum over this node's ranks, where the first one's summand lay; of half precision behind that.
+
+        Args:
+            summands: of the ranks.
+            over: "sum" or "max".
+            read: what a column's rank reads of the sum. If all ranks have a column, each adds up just that.
+        """
+        total = summands[0]
+        if is_half(total.dtype) and over == "sum":
+            begin = -(-total.nbytes // _LINE) * _LINE
+            total = self._shared[1 - self._half, 0, begin : begin + 4 * total.size].view(np.float32)
+        self._barrier()
+        apart = len(summands) > self._columns
+        for own in [slice(*cut(0, total.size, len(summands))[self._rank])] if apart else read:
+            reduced([one[own] for one in summands], total[own], over)
+        if apart:
+            self._barrier()
+        return total
+
+    def _sum_in_column(self, own: Array, out: Array, column: Column, is_first: bool) -> None:
+        """Put the sum over the nodes of what each has into `out`, which may be the same memory."""
+        nodes = len(self._nodes)
+        if own.nbytes * nodes <= GATHERED:
+            rows = self._told(column, _bytes(own))
+            reduced([one.view(own.dtype) for one in rows], out)
+            return
+        self._require_same(column, not is_first)
+        slices = cut(0, own.size, nodes)
+        first, last = slices[self._own]
+        found = np.empty((nodes, last - first), own.dtype)
+        column.all_to_all(_bytes(own), _in_bytes(slices, own), _bytes(found))
+        reduced(list(found), out[first:last])
+        column.all_gather(_bytes(out), _in_bytes(slices, out))
+
+    def _fitting(self, dtype: np.dtype[Any]) -> int:
+        """Return how many numbers fit into a rank's memory, beside their sum where that is in another type."""
+        half = is_half(dtype)
+        return (self._piece - _LINE * half) // (dtype.itemsize + 4 * half)
+
+    def _told(self, column: Column, more: Array) -> list[Array]:
+        """Return bytes that each rank of the column has, as many of each.
+
+        Raises:
+            MismatchError: the nodes are in different collectives.
+        """
+        length = CALL + more.size
+        found = np.empty((len(self._nodes), length), np.uint8)
+        found[:, :CALL] = 0  # where something shorter comes
+        found[self._own] = np.concatenate([column.call, more])
+        column.all_gather(found.reshape(-1), [(n * length, (n + 1) * length) for n in range(len(found))])
+        if (found[:, :CALL] != column.call).any():
+            raise MismatchError("the nodes are in different collectives")
+        return [one[CALL:] for one in found]
+
+    def _require_same(self, column: Column, begun: int | bool) -> None:
+        """Compare what the nodes are in, unless they have begun with it.
+
+        Raises:
+            MismatchError: it is not the same.
+        """
+        if not begun:
+            self._told(column, np.empty(0, np.uint8))
+
+    def _laid_out(self, lengths: Sequence[int]) -> tuple[dict[int, tuple[int, int]], list[tuple[int, int]]]:
+        """Return where each rank's part lies in memory, parts of a node in a row, and where those of each node lie."""
+        ends = list(accumulate((lengths[rank] for rank in self._order), initial=0))
+        places = dict(zip(self._order, pairwise(ends), strict=True))
+        return places, [(places[ranks[0]][0], places[ranks[-1]][1]) for ranks in self._nodes]
+
+    def _slices(self, blocks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return this rank's slice of each node's block."""
+        return [cut(first, last, self._columns)[min(self._rank, self._columns - 1)] for first, last in blocks]
+
+
+def _bytes(array: Array) -> Array:
+    return array.view(np.uint8) if array.size else np.empty((*array.shape[:-1], 0), np.uint8)
+
+
+def _in_bytes(places: Sequence[tuple[int, int]], of: Array) -> list[tuple[int, int]]:
+    return [(first * of.itemsize, last * of.itemsize) for first, last in places]
