@@ -43,7 +43,7 @@ template <int ROWS, int COLUMNS, int THREADS, int PANEL = COLUMNS> struct HalfPa
     template <class Matrix>
     static __device__ inline void copy(char *part, const unsigned short *source, long long pitch, int row0, int rows,
                                        int column0, int columns, bool wide, const Matrix &matrix) {
-#pragma unroll
+#pragma unroll 4  // more, and what nvcc keeps of each turn between stages would spill registers of product_wgmma
         for (int turn = 0; turn < TURNS; ++turn) {
             const int i = threadIdx.x + turn * THREADS, row = row0 + i / CHUNKS, column = column0 + i % CHUNKS * 8;
             const int count = row < rows ? max(0, min(8, columns - column)) : 0;
