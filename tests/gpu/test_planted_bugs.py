@@ -212,8 +212,8 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
     ),
     "the last block does not wait for what others wrote": (
         "kernels/common.cuh",
-        "    __syncthreads();\n    if (threadIdx.x == 0) {\n        __threadfence();  // what the block",
-        "    if (threadIdx.x == 0) {\n        // what the block",
+        "    team.meet();\n    if (team.number() == 0) {\n        __threadfence();  // what the block",
+        "    if (team.number() == 0) {\n        // what the block",
         "many_shapes",
         CHECKED,
     ),
