@@ -78,7 +78,7 @@ PYTHON = (
 KERNELS = ("*.cuh", "*.h")
 # Those of them that generated CUDA C++ includes.
 CUDA_HEADERS = (
-    *("columns", "common", "convolution", "digest", "product.", "product_half", "product_tf32"),
+    *("columns", "common", "convolution", "digest", "product.", "product_half", "product_tf32", "product_wgmma"),
     *("random", "scalar", "tiles", "windows"),
 )
 # In kernels and headers: what is sought in a line of code, and what may stand there instead.

@@ -107,20 +107,29 @@ template <class Join, class T> __device__ __forceinline__ T block_join(T value, 
 }
 
 
+// The threads that work together on what a block does: all of them.
+struct WholeBlock {
+    __device__ __forceinline__ int count() const { return (int)blockDim.x; }
+    __device__ __forceinline__ int number() const { return (int)threadIdx.x; }
+    __device__ __forceinline__ void meet() { __syncthreads(); }
+};
+
 // Whether this block is the last of `blocks` to get here, which then sees what the others have written before. The
 // counter is zero again afterwards.
-__device__ __forceinline__ bool is_last_block(unsigned int *arrived, unsigned int blocks, void *shared) {
+template <class Team = WholeBlock>
+__device__ __forceinline__ bool is_last_block(unsigned int *arrived, unsigned int blocks, void *shared,
+                                              Team &&team = Team()) {
     unsigned int *before = (unsigned int *)shared;
-    __syncthreads();
-    if (threadIdx.x == 0) {
+    team.meet();
+    if (team.number() == 0) {
         __threadfence();  // what the block has written comes before its arrival,
         *before = atomicAdd(arrived, 1u);
         if (*before == blocks - 1) *arrived = 0;
         __threadfence();  // and what the others have written, before what the last one reads
     }
-    __syncthreads();
+    team.meet();
     const bool last = *before == blocks - 1;
-    __syncthreads();
+    team.meet();
     return last;
 }
 

@@ -24,23 +24,26 @@ static __device__ __forceinline__ unsigned int shared_address(const void *pointe
     return (unsigned int)__cvta_generic_to_shared(pointer);
 }
 
-// One matrix's part of a stage: ROWS x COLUMNS as they lie in global memory, where columns are contiguous.
-template <int ROWS, int COLUMNS, int THREADS> struct HalfPart {
+// One matrix's part of a stage: ROWS x COLUMNS as they lie in global memory, where columns are contiguous. In shared memory
+// it is cut into panels of so many columns, which lie one behind the other. The first THREADS threads of a block copy it.
+template <int ROWS, int COLUMNS, int THREADS, int PANEL = COLUMNS> struct HalfPart {
     static constexpr int CHUNKS = COLUMNS / 8, TURNS = ROWS * CHUNKS / THREADS, BYTES = ROWS * COLUMNS * 2;
     static_assert(TURNS * 8 * THREADS == ROWS * COLUMNS, "every thread carries the same number of chunks");
     static_assert(CHUNKS >= 4, "four rows of the same half of 128 bytes have four orders");
 
-    // Where a chunk lies, in bytes: 8 rows that follow each other have their chunks of one number on all 32 banks.
+    // Where a chunk lies, in bytes: 8 rows that follow each other have their chunks of one number on all 32 banks. In
+    // panels of 64 columns this is the 128-byte swizzle of the PTX ISA.
     static __device__ __forceinline__ int place(int row, int chunk) {
-        constexpr int ORDERS = CHUNKS < 8 ? CHUNKS : 8;
-        return (row * CHUNKS + (chunk ^ row / (8 / ORDERS) % ORDERS)) * 16;
+        constexpr int ACROSS = PANEL / 8, ORDERS = ACROSS < 8 ? ACROSS : 8;
+        const int panel = ACROSS == CHUNKS ? 0 : chunk / ACROSS;
+        return ((panel * ROWS + row) * ACROSS + (chunk % ACROSS ^ row / (8 / ORDERS) % ORDERS)) * 16;
     }
 
     // Begin to copy from `source`, whose elements are where `matrix` says; outside (rows, columns) there are zeros.
     template <class Matrix>
     static __device__ inline void copy(char *part, const unsigned short *source, long long pitch, int row0, int rows,
                                        int column0, int columns, bool wide, const Matrix &matrix) {
-#pragma unroll
+#pragma unroll 4  // more, and what nvcc keeps of each turn between stages would spill registers of product_wgmma
         for (int turn = 0; turn < TURNS; ++turn) {
             const int i = threadIdx.x + turn * THREADS, row = row0 + i / CHUNKS, column = column0 + i % CHUNKS * 8;
             const int count = row < rows ? max(0, min(8, columns - column)) : 0;

@@ -1,5 +1,5 @@
-// What the matrix products of product.cuh, product_tf32.cuh and product_half.cuh share: their operands, the way of a tile into
-// shared memory, with edges of any size, and slices of long sums.
+// What the matrix products (product.cuh, product_tf32.cuh, product_half.cuh, product_wgmma.cuh) share: their operands, the way
+// of a tile into shared memory, with edges of any size, and slices of long sums.
 #pragma once
 
 #include "common.cuh"
@@ -113,20 +113,23 @@ template <class Number> struct ProductOf {
         b += matrix * step_b;
     }
 
-    // Joins COUNT sums of each thread over the slices; false in blocks that leave the end to another one.
-    template <int COUNT, class Each> __device__ __forceinline__ bool join(Each each, void *shared) {
+    // Joins COUNT sums of each of the threads that have some over the slices; false in blocks that leave the end to
+    // another one.
+    template <int COUNT, class Each, class Team = WholeBlock>
+    __device__ __forceinline__ bool join(Each each, void *shared, Team &&team = Team()) {
         if (slices == 1) return true;
-        float *of_tile = parts + (long long)tile * slices * (COUNT * (int)blockDim.x);
+        const int threads = team.count();
+        float *of_thread = parts + (long long)tile * slices * (COUNT * threads) + team.number();
 #pragma unroll
-        for (int e = 0; e < COUNT; ++e) of_tile[((long long)slice * COUNT + e) * (int)blockDim.x + threadIdx.x] = each(e);
-        if (!is_last_block(arrived + tile, slices, shared)) return false;
+        for (int e = 0; e < COUNT; ++e) of_thread[((long long)slice * COUNT + e) * threads] = each(e);
+        if (!is_last_block(arrived + tile, slices, shared, team)) return false;
 #pragma unroll
         for (int e = 0; e < COUNT; ++e) each(e) = 0.0f;
         // Slices outside and not unrolled: COUNT loops over them would take nvcc ten times as long as the product.
 #pragma unroll 1
         for (int z = 0; z < slices; ++z)
 #pragma unroll
-            for (int e = 0; e < COUNT; ++e) each(e) += of_tile[((long long)z * COUNT + e) * (int)blockDim.x + threadIdx.x];
+            for (int e = 0; e < COUNT; ++e) each(e) += of_thread[((long long)z * COUNT + e) * threads];
         return true;
     }
 };

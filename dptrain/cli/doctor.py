@@ -402,7 +402,8 @@ def _nvcc(context: Context) -> list[Row]:
     status, listed = _ask([nvcc, "--list-gpu-code"], line=None)
     if status or not wanted:
         return [Row("nvcc", text)]
-    unknown = [one for one in wanted if one not in listed.split()]
+    # An nvcc that lists sm_90 knows sm_90a, which it does not list.
+    unknown = [one for one in wanted if one.removesuffix("a") not in listed.split()]
     if unknown:
         fix = "install a CUDA toolkit that knows this GPU"
         return [Row("nvcc", f"{text} does not know {', '.join(unknown)}", "bad", fix)]

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from dptrain.backend.cuda.compose import Composition
     from dptrain.models.model import Model
 
-# For which registers are counted: that of two of the GPUs whose times are predicted.
-_ARCHITECTURE = "sm_90"
+# Whose registers are counted, and how it multiplies halves: two of the GPUs whose times are predicted are of it.
+_ARCHITECTURE, _OF_HALVES = "sm_90a", "wgmma"
 # What a step is given, by name: shape with rows, type.
 _Data = dict[str, tuple[Shape, str]]
 
@@ -217,7 +217,7 @@ def _on_device(model: "Model", program: PlacedProgram, rows: int) -> _OnDevice:
         from dptrain.backend.cuda.compose import Composition  # which takes no GPU
 
         precision, library = options.get("precision", "float32"), options.get("gemm", "dptrain") != "dptrain"
-        made = Composition(program, rows, precision=precision, library=library)
+        made = Composition(program, rows, precision=precision, of_halves=_OF_HALVES, library=library)
         launches = [
             ("launch" if one.threads else "call", ", ".join(function.name for function in one.functions))
             for stage in made.stages

@@ -67,8 +67,9 @@ def with_precision(program: Program, precision: str, of_halves: str = "float32")
     Args:
         program: any.
         precision: one of `PRECISIONS`.
-        of_halves: that of products whose factors are conversions from half precision. "half": the products are then of
-            what was converted, if that is of one type. Other products are in TF32, which holds it exactly.
+        of_halves: that of products whose factors are conversions from half precision. "half", or "wgmma" on compute
+            capability 9.0: the products are then of what was converted, if that is of one type. Other products are in
+            TF32, which holds it exactly.
     """
 
     def chosen(one: Tensor) -> Tensor:
@@ -77,10 +78,11 @@ def with_precision(program: Program, precision: str, of_halves: str = "float32")
         own, factors = precision, list(one.inputs)
         if (halves := _half_factors(one)) is not None:
             own = of_halves
-            if own == "half" and halves[0].dtype == halves[1].dtype:
-                factors = halves
-            elif own == "half":
-                own = "tf32"
+            if own in ("half", "wgmma"):
+                if halves[0].dtype == halves[1].dtype:
+                    factors = halves
+                else:
+                    own = "tf32"
         attributes = {**one.attributes, "precision": own}
         return Tensor(one.op, factors, attributes, one.shape, one.dtype, name=one.name)
 

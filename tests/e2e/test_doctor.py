@@ -71,7 +71,7 @@ def test_all_is_well():
     assert (done.code, done.err) == (0, "")
     for label in LABELS:
         assert len(re.findall(rf"^  (?:ok|--) {re.escape(label)} ", done.out, re.MULTILINE)) == 1, label
-    assert re.search(r"GPU-[0-9a-f-]{36}, 32\.0 GiB, 32\.0 GiB free, sm_90$", line(done, "GPU 0"))
+    assert re.search(r"GPU-[0-9a-f-]{36}, 32\.0 GiB, 32\.0 GiB free, sm_90a$", line(done, "GPU 0"))
     assert "as NumPy computes it" in line(done, "one op")
     assert "none: one process" in line(done, "launcher")
     assert "--device auto -> Emulated GPU" in done.out
@@ -237,7 +237,8 @@ def test_no_nvcc(tmp_path):
         ("echo broken >&2; exit 1", "--version fails: broken", 69),
         ("kill -11 $$", "--version fails: killed by signal 11", 69),
         ("test $1 = --version && echo release 13.0 && exit; echo too bad; exit 1", "13.0, ", 69),
-        ('test $1 = --list-gpu-code && echo sm_50 sm_75 && exit; exec "$REAL" "$@"', "does not know sm_90", 0),
+        ('test $1 = --list-gpu-code && echo sm_50 sm_75 && exit; exec "$REAL" "$@"', "does not know sm_90a", 0),
+        ('test $1 = --list-gpu-code && echo sm_80 sm_90 && exit; exec "$REAL" "$@"', ", knows sm_90a", 0),
     ],
 )
 def test_a_broken_nvcc(tmp_path, text, expected, code):

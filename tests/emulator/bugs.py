@@ -3,7 +3,7 @@
     tests/emulator/run python tests/emulator/bugs.py NAME [SEED...]
 
 Ends with status 3 and a line `error: ...` when CUDA raised an exception, with status 0 and `result: ...` otherwise.
-With seeds it runs once for each seed of the random orders.
+With seeds it runs once for each seed of the random orders. `of_warpgroups` as the name runs all of cuda/wgmma.cu.
 Numbers behind a bug's name in the output are what the program computed.
 """
 
@@ -13,6 +13,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import capturing
 import numpy as np
@@ -496,6 +497,47 @@ def missing_syncthreads_between_stages() -> list[float]:
     return sum_of_stages("stages_overwritten")
 
 
+# Those of cuda/wgmma.cu, by their numbers.
+WARPGROUP_BUGS = (
+    *("wgmma_without_bugs", "other_swizzle", "not_swizzled", "wrong_stride", "wrong_leading_stride"),
+    *("within_a_pattern",),
+    *("missing_proxy_fence", "missing_wgmma_wait", "missing_wgmma_commit", "stage_released_early", "wrong_phase"),
+    *("wrong_phase_of_copiers", "too_many_arrivals", "too_few_arrivals", "mbarrier_overwritten", "missing_wgmma_fence"),
+    *("sums_used_early", "misaligned_mbarrier", "wgmma_past_end", "missing_mbarrier", "descriptor_of_reserved_bits"),
+    "leading_stride_within_a_pattern",
+)
+
+
+def of_warpgroup(number: int) -> float:
+    """How far the product is off that one of the bugs is planted in; NaN where one of its numbers is."""
+    source = (Path(__file__).parent / "cuda" / "wgmma.cu").read_text()
+    image = pycuda.compiler.compile('#line 1 "wgmma.cu"\n' + source, no_extern_c=True, arch="sm_90a")
+    multiply, shared = cuda.module_from_buffer(image).get_function("wgmma_half_k_mn"), 1024 + 2 * 192 * 128 + 64
+    multiply.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-8, 9, shape).astype(np.float16) for shape in ((64, 256), (256, 128)))
+    c = cuda.to_device(np.zeros((64, 128), np.float32))
+    numbers = np.int32(4), np.int32(number)
+    multiply(cuda.to_device(a), cuda.to_device(b), c, *numbers, block=(160, 1, 1), shared=shared)
+    cuda.Context.synchronize()
+    return float(np.abs(np.reshape(floats(c, 64 * 128), (64, 128)) - a.astype(np.float32) @ b.astype(np.float32)).max())
+
+
+BUGS |= {name: functools.partial(of_warpgroup, number) for number, name in enumerate(WARPGROUP_BUGS)}
+
+
+@bug
+def wgmma_of_sm_90() -> None:
+    source = 'extern "C" __global__ void k() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }'
+    pycuda.compiler.compile(source, no_extern_c=True, arch="sm_90")
+
+
+@bug
+def sm_90a_on_8_0() -> None:
+    source = 'extern "C" __global__ void k() {}'
+    cuda.module_from_buffer(pycuda.compiler.compile(source, no_extern_c=True, arch="sm_90a"))
+
+
 @bug
 def unknown_assembly() -> None:
     source = 'extern "C" __global__ void k(int *x) { asm volatile("prefetch.global.L2 [%0];" ::"l"(x)); }'
@@ -854,5 +896,17 @@ def in_orders(name: str, seeds: list[str]) -> None:
         os.wait()
 
 
+def of_warpgroups() -> None:
+    """Runs all bugs of cuda/wgmma.cu in forks of one process, each behind its name on standard output and error."""
+    for name in WARPGROUP_BUGS:
+        for stream in (sys.stdout, sys.stderr):
+            print(f"--- {name}", file=stream, flush=True)
+        if os.fork() == 0:
+            sys.exit(main(name))
+        os.wait()
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "of_warpgroups":
+        sys.exit(of_warpgroups())
     sys.exit(in_orders(sys.argv[1], sys.argv[2:]) if sys.argv[2:] else main(sys.argv[1]))

@@ -46,6 +46,7 @@ class Arguments:
     preprocessor: list[str] = field(default_factory=list)
     standard: str = "c++17"
     arch: int = 900
+    specific: bool = False  # an architecture such as sm_90a, with instructions of its own
     no_line_markers: bool = False
     usage: bool = False  # -Xptxas -v
     host: list[str] = field(default_factory=list)
@@ -118,10 +119,10 @@ def apply(result: Arguments, kind: str, value: str) -> None:
     elif kind in ("arch", "gencode"):
         if value in ("native", "all", "all-major"):
             return
-        number = re.search(r"(?:sm|compute)_(\d+)[af]?", value)
+        number = re.search(r"(?:sm|compute)_(\d+)([af]?)", value)
         if not number:
             raise CompileError(f"nvcc fatal   : Unsupported gpu architecture '{value}'")
-        result.arch = int(number[1]) * 10
+        result.arch, result.specific = int(number[1]) * 10, bool(number[2])
         if not 500 <= result.arch <= 900:
             raise CompileError(f"nvcc fatal   : Unsupported gpu architecture '{value}' (the emulated device is sm_90)")
     elif kind == "ptxas":
@@ -249,6 +250,20 @@ def cp_async(size: int) -> Call:
     return lambda x: f"emu_cp_async({x[0]}, {x[1]}, {size}, {x[3] if len(x) > 3 else size}, {SITE});"
 
 
+def wgmma(columns: int, factor: str) -> Call:
+    """Half as many sums as there are columns, both descriptors, and whether either matrix is MN-major."""
+
+    def call(x: Sequence[str]) -> str:
+        count = columns // 2
+        sums = ", ".join(f"&{one}" for one in x[:count])
+        a, b, *_, a_mn, b_mn = x[count:]
+        return (
+            f"float *emu_d[] = {{{sums}}}; emu_wgmma(emu_d, {columns}, {a}, {b}, {a_mn}, {b_mn}, EMU_{factor}, {SITE});"
+        )
+
+    return call
+
+
 # By an instruction's text with constraints in the place of operands.
 INSTRUCTIONS: dict[str, Call] = {
     **{
@@ -274,14 +289,40 @@ INSTRUCTIONS: dict[str, Call] = {
     "cp.async.commit_group": lambda _: "emu_async_commit();",
     **{f"cp.async.wait_group {groups}": lambda x: f"emu_async_wait({x[0]});" for groups in ("n", *range(8))},
     "cp.async.wait_all": lambda _: "emu_async_wait(~0u);",
+    "mbarrier.init.shared::cta.b64 [r],r": lambda x: f"emu_mbarrier_init({x[0]}, {x[1]}, {SITE});",
+    "mbarrier.arrive.shared::cta.b64 _,[r]": lambda x: f"emu_mbarrier_arrive({x[0]}, {SITE});",
+    # It returns when the phase has ended, where a GPU may give up before that.
+    "{ .reg.predp;mbarrier.try_wait.parity.shared::cta.b64p,[r],r;selp.b32=r,1,0,p;}": lambda x: (
+        f"emu_mbarrier_wait({x[0]}, {x[1]}, {SITE}); {x[2]} = 1;"
+    ),
+    "fence.proxy.async.shared::cta": lambda _: "emu_proxy_fence();",
+    "wgmma.fence.sync.aligned": lambda _: f"emu_wgmma_fence({SITE});",
+    "wgmma.commit_group.sync.aligned": lambda _: f"emu_wgmma_commit({SITE});",
+    **{
+        f"wgmma.wait_group.sync.aligned {groups}": lambda x: f"emu_wgmma_wait({x[0]}, {SITE});"
+        for groups in ("n", *range(8))
+    },
+    # Both factors from shared memory, added to the sums, neither negated.
+    **{
+        f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "
+        f"{{{','.join(['+f'] * (columns // 2))}}},l,l,1,1,1,n,n": wgmma(columns, factor)
+        for columns in range(8, 257, 8)
+        for kind, factor in (("bf16", "BF16"), ("f16", "F16"))
+    },
 }
+# Instructions of these names are those of one architecture alone.
+SPECIFIC = re.compile(r"wgmma\.|setmaxnreg\.")
 
 
-def call_for(statement: str) -> str:
+def call_for(statement: str, specific: bool) -> str:
     """Returns C++ for what stands in the brackets of an asm statement.
 
+    Args:
+        statement: as above.
+        specific: the architecture is one with instructions of its own.
+
     Raises:
-        CompileError: the emulator does not know it.
+        CompileError: the emulator does not know it, or the architecture has no such instruction.
     """
     template, *sections = pieces(statement, ":")
     text = " ".join("".join(re.findall(r'"((?:[^"\\]|\\.)*)"', template)).removesuffix("\\n").split()).rstrip("; ")
@@ -297,6 +338,8 @@ def call_for(statement: str) -> str:
     if call is None:
         said = f"{name} {form}".strip()
         raise CompileError(f"error: the emulator does not know the inline assembly '{text}', with operands as '{said}'")
+    if SPECIFIC.match(name) and not specific:
+        raise CompileError(f"ptxas error   : Instruction '{name}' is not supported but on .target 'sm_90a'")
     return f"do {{ {call([expressions[int(n)] if n else constant for n, constant in used])} }} while (0)"
 
 
@@ -315,8 +358,8 @@ def pieces(text: str, separator: str) -> list[str]:
 class Rewriter:
     """Walks over preprocessed text once and collects what has to change."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, text: str, arguments: Arguments) -> None:
+        self.text, self.arguments = text, arguments
         self.out: list[str] = []
         self.copied = 0
         self.kernels: list[Kernel] = []
@@ -520,7 +563,8 @@ class Rewriter:
         """Rewrites one asm statement; returns where its closing bracket is."""
         opening = self.text.index("(", end)
         stop = closing(self.text, opening)
-        self.replace(start, stop, call_for(strip_line_marks(self.text[opening + 1 : stop - 1])))
+        statement = strip_line_marks(self.text[opening + 1 : stop - 1])
+        self.replace(start, stop, call_for(statement, self.arguments.specific))
         return stop
 
     # -- the appended part
@@ -528,8 +572,11 @@ class Rewriter:
     def trampolines(self) -> str:
         """Records of all kernels, to be compiled behind the source."""
         lines = ['\n# 1 "trampolines"']
+        made_for = f"{self.arguments.arch // 10}{'a' * self.arguments.specific}"
+        visible = '__attribute__((used, visibility("default")))'
+        lines.append(f'extern "C" {visible} const char emu_architecture[] = "{made_for}";')
         if checked():
-            lines.append('extern "C" { __attribute__((used, visibility("default"))) char emu_checked_build; }')
+            lines.append(f'extern "C" {{ {visible} char emu_checked_build; }}')
         for index, kernel in enumerate(self.kernels):
             reach = set(kernel.shared)
             seen: set[str] = set()
@@ -633,7 +680,7 @@ def gnu(standard: str) -> str:
 
 def compile_source(arguments: Arguments, source: str, output: Path) -> None:
     """Compiles one source to a module."""
-    rewriter = Rewriter(preprocess(arguments, source))
+    rewriter = Rewriter(preprocess(arguments, source), arguments)
     text = rewriter.run() + rewriter.trampolines()
     flags = [f"-std={gnu(arguments.standard)}", "-fPIC", "-w", "-gdwarf-4", "-g1", "-fno-gnu-unique",
              "-fno-strict-aliasing", "-fno-math-errno", "-fno-semantic-interposition",

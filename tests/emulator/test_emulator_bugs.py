@@ -63,6 +63,8 @@ ROWS = [
     ),
     Row("missing_cp_async_wait", "unwritten memory: read of 4 bytes of shared memory", LAUNCH_FAILURE, ADDRESS),
     Row("missing_syncthreads_between_stages", "and write at bugs.cu:201", LAUNCH_FAILURE, RACE),
+    Row("wgmma_of_sm_90", "", "Instruction 'wgmma.fence.sync.aligned' is not supported but on .target 'sm_90a'"),
+    Row("sm_90a_on_8_0", "a cubin for sm_90a, on a device", "no kernel image", {"EMULATOR_CAPABILITY": "8.0"}),
     Row("unknown_assembly", "", "does not know the inline assembly 'prefetch.global.L2 [%0]'"),
     Row("missing_syncthreads", "race: write at bugs.cu:36", LAUNCH_FAILURE, RACE),
     Row("missing_syncthreads_global", "race: write at bugs.cu:41", LAUNCH_FAILURE, RACE),
@@ -122,6 +124,53 @@ ROWS = [
     Row("leak", "leak at exit: 12345-byte allocation 1 of device 0 was never freed"),
 ]
 
+# Of cuda/wgmma.cu: one process runs them all.
+WARPGROUP_ROWS = [
+    Row("other_swizzle", "swizzling mode 2, of which the emulator knows 1", LAUNCH_FAILURE, RACE),
+    Row("wrong_stride", "a stride of 512 bytes, where 8 rows take 1024", LAUNCH_FAILURE, RACE),
+    Row("leading_stride_within_a_pattern", "a leading stride of 512 bytes, where panels lie", LAUNCH_FAILURE, RACE),
+    Row("within_a_pattern", "it begins in row 1 of the swizzle's pattern", LAUNCH_FAILURE, RACE),
+    Row("descriptor_of_reserved_bits", "bits are set that mean nothing", LAUNCH_FAILURE, RACE),
+    Row("wgmma_past_end", "out of bounds: a row of wgmma at", ILLEGAL_ADDRESS, RACE),
+    Row("missing_proxy_fence", "reads through the async proxy what block (0,0,0)", LAUNCH_FAILURE, RACE),
+    Row("missing_wgmma_wait", "race: read at wgmma.cu:26", LAUNCH_FAILURE, RACE),
+    Row("missing_wgmma_commit", "read of a register that it has not been waited for", LAUNCH_FAILURE, RACE),
+    Row("sums_used_early", "read of a register that it has not been waited for", LAUNCH_FAILURE, RACE),
+    Row("missing_wgmma_fence", "no wgmma.fence between it and what the thread did", LAUNCH_FAILURE, RACE),
+    Row("stage_released_early", "the wgmma of warp 0 touch the same word of shared", LAUNCH_FAILURE, RACE),
+    Row("wrong_phase", "race: read at wgmma.cu:26", LAUNCH_FAILURE, RACE),
+    Row("wrong_phase_of_copiers", "160 of 160 threads wait in mbarrier.try_wait", "launch timed out", RACE),
+    Row("too_many_arrivals", "160 of 160 threads wait in mbarrier.try_wait", "launch timed out", RACE),
+    Row("too_few_arrivals", "race: read at wgmma.cu:26", LAUNCH_FAILURE, RACE),
+    Row("missing_mbarrier", "mbarrier.try_wait: no mbarrier at 0xc000", LAUNCH_FAILURE, RACE),
+    Row("mbarrier_overwritten", "something wrote over the mbarrier at 0xc000", LAUNCH_FAILURE, RACE),
+    Row("misaligned_mbarrier", "misaligned address: mbarrier.init at", "misaligned address", RACE),
+]
+
+
+@pytest.fixture(scope="module")
+def of_warpgroups(emulator: Any) -> dict[str, tuple[str, str]]:
+    """What each bug of cuda/wgmma.cu says on standard output and error."""
+    done = emulator.python("bugs.py", "of_warpgroups", **RACE)
+    out, err = (re.split(r"^--- (\w+)\n", text, flags=re.MULTILINE)[1:] for text in (done.stdout, done.stderr))
+    return dict(zip(out[::2], zip(out[1::2], err[1::2], strict=True), strict=True))
+
+
+@pytest.mark.parametrize("row", WARPGROUP_ROWS, ids=lambda row: row.bug)
+def test_bug_of_warpgroups_is_reported(of_warpgroups: dict[str, tuple[str, str]], row: Row) -> None:
+    out, err = of_warpgroups[row.bug]
+    assert row.message in err
+    assert row.error in out
+
+
+def test_layouts_that_are_wrong_change_results_of_warpgroups(of_warpgroups: dict[str, tuple[str, str]]) -> None:
+    assert of_warpgroups["wgmma_without_bugs"] == ("result: 0.0\n", "")
+    for bug in ("not_swizzled", "wrong_leading_stride"):
+        out, err = of_warpgroups[bug]
+        assert float(out.removeprefix("result: ")) > 1000
+        assert not err
+    assert len(of_warpgroups) == len(WARPGROUP_ROWS) + 3
+
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.bug}-{row.mode.replace(' ', '-')}")
 def test_planted_bug_is_reported(emulator: Any, row: Row) -> None:
@@ -139,7 +188,7 @@ def test_nothing_stands_below_the_report_of_a_fault(emulator: Any, name: str) ->
 
 def test_readme_table_has_every_row() -> None:
     readme = (HERE / "README.md").read_text()
-    for row in ROWS:
+    for row in [*ROWS, *WARPGROUP_ROWS]:
         line = f"| `{row.bug}` | {row.mode} | {row.message or row.error} |"
         assert line in readme, line
 

@@ -255,7 +255,7 @@ specification.loader.exec_module(nvcc)
 
 
 def rewrite(text: str) -> str:
-    rewriter = nvcc.Rewriter(text)
+    rewriter = nvcc.Rewriter(text, nvcc.Arguments())
     return str(rewriter.run() + rewriter.trampolines())
 
 
@@ -313,7 +313,7 @@ def test_lines_keep_their_numbers(parts: list[str]) -> None:
     body = "".join(part.format(i) if "{}" in part else part for i, part in enumerate(parts))
     text = f"__global__ void k() {{\n{body}\nMARK;\n}}\n"
     before = text[: text.index("MARK")].count("\n")
-    out = nvcc.Rewriter(text).run()
+    out = nvcc.Rewriter(text, nvcc.Arguments()).run()
     assert out[: out.index("MARK")].count("\n") == before
     assert "__shared__" not in out
 

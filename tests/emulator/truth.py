@@ -29,11 +29,12 @@ def check(function: Callable[[], None]) -> Callable[[], None]:
     return function
 
 
-def cubin(name: str) -> bytes:
+def cubin(name: str, arch: str | None = None) -> bytes:
     """Compiles one source."""
     return pycuda.compiler.compile(
-        (FOLDER / f"{name}.cu").read_text(), no_extern_c=True, options=["-std=c++17"], include_dirs=[str(FOLDER)]
-    )
+        (FOLDER / f"{name}.cu").read_text(), no_extern_c=True, options=["-std=c++17"], include_dirs=[str(FOLDER)],
+        arch=arch,
+    )  # fmt: skip
 
 
 def kernel(file: str, name: str) -> cuda.Function:
@@ -211,6 +212,25 @@ def mma_lanes() -> None:
             found = c.copy()
             kernel("mma", name)(*map(cuda.In, stored), cuda.InOut(found), np.int32(swapped), block=(32, 1, 1))
             assert (found == a @ b + c).all() == (not swapped), name
+
+
+@check
+def wgmma_lanes() -> None:
+    """Whole numbers, in both majors of both factors; its instructions are those of compute capability 9.0 alone."""
+    if cuda.Context.get_device().compute_capability() != (9, 0):
+        return
+    module, steps, shared = cuda.module_from_buffer(cubin("wgmma", "sm_90a")), 3, 1024 + 2 * 192 * 128 + 64
+    for name in ("wgmma_bf16_k_k", "wgmma_bf16_mn_mn", "wgmma_half_k_mn", "wgmma_half_mn_k"):
+        a, b = (rng.integers(-8, 9, shape).astype(np.float32) for shape in ((64, steps * 64), (steps * 64, 128)))
+        stored = [
+            (one.view(np.uint32) >> np.uint32(16)).astype(np.uint16) if "bf16" in name else one.astype(np.float16)
+            for one in (a, b)
+        ]
+        c, function = np.empty((64, 128), np.float32), module.get_function(name)
+        function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
+        numbers = np.int32(steps), np.int32(0)
+        function(*map(cuda.In, stored), cuda.Out(c), *numbers, block=(160, 1, 1), shared=shared)
+        np.testing.assert_array_equal(c, a @ b, err_msg=name)
 
 
 @check

@@ -194,10 +194,16 @@ def test_halves_on_tensor_cores(cuda_backend, dtype, shapes):
     assert not any(f"{other}<" in text for other in ("product", "product_tf32"))
 
 
-@pytest.mark.parametrize(("rows", "tiles"), [(32, {32, 64, 128}), (31, {32, 64})])
-def test_halves_of_every_tile(cuda_backend, rows, tiles):
+@pytest.mark.parametrize(
+    ("rows", "of_halves", "tiles"), [(32, "half", {32, 64, 128}), (32, "wgmma", {32, 64, 128}), (31, "wgmma", {32, 64})]
+)
+def test_halves_of_every_tile(cuda_backend, monkeypatch, rows, of_halves, tiles):
+    if of_halves == "wgmma" != cuda_backend.of_halves:
+        pytest.skip("the device is not of compute capability 9.0")
+    monkeypatch.setattr(cuda_backend, "of_halves", of_halves)
     text = check_halves(cuda_backend, TILED, "bfloat16", rows)
-    assert {int(one) for one in re.findall(r"product_half<\w+, (\d+)", text)} == tiles
+    assert {int(one) for one in re.findall(r"product_(?:half|wgmma)<\w+, (\d+)", text)} == tiles
+    assert ("product_wgmma<" in text) == (of_halves == "wgmma" and 128 in tiles)
 
 
 def test_factors_of_two_types_are_exact_on_tensor_cores(cuda_backend):

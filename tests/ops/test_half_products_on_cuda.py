@@ -1,5 +1,7 @@
 """Products of half precision on tensor cores, which read two bytes a number: `kernels/product_half.cuh`."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -20,8 +22,13 @@ def whole(rng, *shape):
     return rng.integers(-16, 17, shape).astype(np.float32)
 
 
+def calls(source):
+    """Return which kernels a source calls, and with which template arguments."""
+    return re.findall(r"^ *(product\w*)<(.*)>\(shared, of", source, re.MULTILINE)
+
+
 def run(backend, program, values, rows=None):
-    assert backend.of_halves == "half"
+    assert backend.of_halves in ("half", "wgmma")
     executable = backend.executable(program, values, rows=rows)
     executable.run()
     return executable
@@ -32,6 +39,7 @@ def test_every_layout_and_edge(cuda_backend, dtype):
     """The batch is M, N or K in turn; rows begin at multiples of 16 bytes or anywhere; 600 terms are sliced."""
 
     def step(x, y, w, v):
+        x, y, w, v = (ops.cast(one, dtype) for one in (x, y, w, v))  # transposed are then those that are multiplied
         turned_x, turned_y = ops.transpose(x), ops.transpose(y)
         return {
             "rows x features": product(x, w, dtype),
@@ -41,7 +49,7 @@ def test_every_layout_and_edge(cuda_backend, dtype):
             "rows x stored by columns": product(y, ops.transpose(ops.transpose(v) * 3), dtype),
             "over rows": product(turned_x, y, dtype),
             "rows that lie side by side": product(turned_y * 2, x, dtype),
-            "rounded": ops.cast(x, dtype) @ ops.cast(w, dtype),
+            "rounded": x @ w,
         }
 
     sizes = (0, 1, 7, 8, 9, 16, 31, 33, 64, 129, 600)
@@ -65,8 +73,9 @@ def test_every_layout_and_edge(cuda_backend, dtype):
         for name, value in expected.items():
             np.testing.assert_array_equal(made.outputs[name], value, err_msg=f"{name}, {rows} rows")
     (source,) = sources
-    assert source.count("product_half<dp_") == len(expected)
-    assert "product<" not in source
+    found = calls(source)
+    assert [kernel for kernel, _ in found] == ["product_half"] * len(expected)
+    assert len({tuple(rest.split(", ")[-2:]) for _, rest in found}) == 4
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -103,19 +112,24 @@ def test_batches_of_matrices(cuda_backend, dtype):
 
 
 @pytest.mark.parametrize(
-    ("length", "tile", "dtype", "layouts"),
+    ("length", "of_halves", "tile", "dtype", "layouts"),
     [
-        (448, 32, "bfloat16", ["nn"]),
-        (449, 64, "float16", ["nn", "nt", "tn", "tt"]),
-        (896, 64, "bfloat16", ["tt"]),
-        (897, 128, "bfloat16", ["nn", "nt", "tn", "tt"]),
+        (448, "half", 32, "bfloat16", ["nn"]),
+        (449, "half", 64, "float16", ["nn", "nt", "tn", "tt"]),
+        (896, "wgmma", 64, "bfloat16", ["tt"]),
+        (897, "half", 128, "bfloat16", ["nn", "nt", "tn", "tt"]),
+        (897, "wgmma", 128, "float16", ["nt"]),
     ],
 )
-def test_every_tile(cuda_backend, length, tile, dtype, layouts):
+def test_every_tile(cuda_backend, monkeypatch, length, of_halves, tile, dtype, layouts):
     """On both sides of the lengths from which on larger tiles give enough blocks; of numbers with all digits."""
+    if of_halves == "wgmma" != cuda_backend.of_halves:
+        pytest.skip("the device is not of compute capability 9.0")
+    monkeypatch.setattr(cuda_backend, "of_halves", of_halves)
     rng, terms = np.random.default_rng(0), 109
 
     def step(a, b, a_t, b_t):
+        a, b, a_t, b_t = (ops.cast(one, dtype) for one in (a, b, a_t, b_t))
         right, left = ops.transpose(b_t), ops.transpose(a_t)
         factors = {"nn": (a, b), "nt": (a, right), "tn": (left, b), "tt": (left, right)}
         return {one: ops.relu(product(*factors[one], dtype)) for one in layouts}
@@ -123,7 +137,10 @@ def test_every_tile(cuda_backend, length, tile, dtype, layouts):
     shapes = {"a": (length, terms), "b": (terms, length), "a_t": (terms, length), "b_t": (length, terms)}
     values = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
     made = run(cuda_backend, trace(step, {name: (shape, "float32") for name, shape in shapes.items()}), values)
-    assert made.source.count(f"product_half<dp_{dtype}, {tile}, {tile}, ") == len(layouts)
+    found = [(kernel, rest.split(", ")) for kernel, rest in calls(made.source)]
+    kernel = "product_wgmma" if of_halves == "wgmma" and tile == 128 else "product_half"
+    assert {(name, rest[1]) for name, rest in found} == {(kernel, str(tile))}
+    assert {tuple("nt"[one == "true"] for one in rest[-2:]) for _, rest in found} == set(map(tuple, layouts))
     a, b, a_t, b_t = (value.astype(dtype).astype(np.float64) for value in values.values())
     exact = {"nn": a @ b, "nt": a @ b_t.T, "tn": a_t.T @ b, "tt": a_t.T @ b_t.T}
     for name in layouts:

@@ -39,8 +39,8 @@ STORED = (*("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint
 _RESERVE = 0.05
 # Shared samples that a backend keeps when nobody reads them: features, targets, weights, and those for validation.
 _KEPT_SAMPLES = 6
-# Compute capability from which tensor cores know TF32 and bfloat16.
-_TF32_FROM = 80
+# Compute capability from which tensor cores know TF32 and bfloat16, and that whose warpgroups multiply.
+_TF32_FROM, _WGMMA = (8, 0), (9, 0)
 
 
 class CudaBackend(Backend):
@@ -60,7 +60,7 @@ class CudaBackend(Backend):
         name: "cuda".
         dtype: of the products, and of whatever is not told another.
         precision: as above.
-        of_halves: of products of factors in half precision: "half", on tensor cores, where there are some.
+        of_halves: of products of factors in half precision: on tensor cores, where there are some, "half" or "wgmma".
         gpu: the device's UUID, or None.
         gpu_record: the device.
         heap: its memory.
@@ -94,8 +94,8 @@ class CudaBackend(Backend):
         if self.dtype != np.float32:
             raise ConfigError(f"dtype = {self.dtype.name!r}: the CUDA kernels compute in float32; use --device cpu")
         self.gpu_record = gpu = open_gpu(number, select, host)
-        has_tf32 = int(gpu.architecture.removeprefix("sm_")) >= _TF32_FROM
-        self.of_halves = "half" if has_tf32 else "float32"
+        has_tf32 = gpu.capability >= _TF32_FROM
+        self.of_halves = "wgmma" if gpu.capability == _WGMMA else "half" if has_tf32 else "float32"
         if precision == "tf32" and not has_tf32:
             # Not a DeviceError, after which `--device auto` would take the CPU.
             raise ConfigError(

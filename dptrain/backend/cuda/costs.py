@@ -18,7 +18,7 @@ from dptrain.program.memory import nbytes
 from dptrain.program.tensor import Tensor
 
 # The unit that a product's precision stands for; all else is computed by ordinary instructions.
-_UNITS: dict[str, Unit] = {"tf32": "TF32", "half": "half"}
+_UNITS: dict[str, Unit] = {"tf32": "TF32", "half": "half", "wgmma": "half"}
 # Whose elements need no more elements of an operand than there are of themselves.
 _BY_ELEMENT = (Element, Gather, Insert, Join, ViewMap)
 # What stands behind a time.
@@ -62,7 +62,7 @@ def _load(kernel: Kernel, made: Composition, own: Resources | None) -> Load:
             if one not in function.pointers or one in function.group.roles:
                 unit = _UNITS.get(str(one.attributes.get("precision")), "FP32")
                 operations[unit] += flops(one)
-    shared = own.shared if own is not None else _shared(kernel) if kernel.threads else None
+    shared = _shared(kernel) if kernel.threads and (own is None or kernel.dynamic) else own and own.shared
     return Load(
         kernel.name,
         sum(blocks_of(one, kernel.threads) for one in kernel.functions) if kernel.threads else 0,
@@ -118,6 +118,8 @@ def _computed(function: Function) -> list[Tensor]:
 
 def _shared(kernel: Kernel) -> int | None:
     """Return the bytes of a kernel's shared memory, where the C++ that says them is no more than macros and numbers."""
+    if kernel.dynamic:
+        return kernel.dynamic
     found = [_value(one.shared) for one in kernel.functions]
     known = [one for one in found if one is not None]
     return max(known) if len(known) == len(found) else None

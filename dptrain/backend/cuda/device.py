@@ -16,7 +16,7 @@ from typing import Any
 from dptrain.backend.cuda.compile import Cubin
 from dptrain.backend.cuda.graphs import Graph, capture
 from dptrain.backend.cuda.packs import Packs
-from dptrain.backend.cuda.probe import device_uuid
+from dptrain.backend.cuda.probe import architecture_of, device_uuid
 from dptrain.backend.cuda.selection import masked, visible_device
 from dptrain.errors import DeviceError
 from dptrain.runtime.extras import pip_install
@@ -52,7 +52,7 @@ class Gpu:
         name: the product's.
         uuid: "GPU-..." or "MIG-..." as nvidia-smi prints it, or None where the driver does not tell.
         memory: bytes in all.
-        architecture: such as "sm_90".
+        capability: its compute capability.
         backends: those that are to be closed before the GPU.
         samples: samples that backends share, by what tells the host's arrays apart.
         thread: which opened it, the only one that can use it.
@@ -71,7 +71,7 @@ class Gpu:
     name: str
     uuid: str | None
     memory: int
-    architecture: str
+    capability: tuple[int, int]
     backends: "weakref.WeakSet[Any]" = field(default_factory=weakref.WeakSet)
     samples: "weakref.WeakValueDictionary[tuple[Any, ...], Any]" = field(default_factory=weakref.WeakValueDictionary)
     modules: dict[Path, Any] = field(default_factory=dict)
@@ -84,6 +84,27 @@ class Gpu:
 
     # Held by the class: when the process ends, the module's names go before the last buffers do.
     _ident = staticmethod(threading.get_ident)
+
+    @property
+    def architecture(self) -> str:
+        """What kernels are compiled for, such as "sm_80"."""
+        return architecture_of(*self.capability)
+
+    def allow_shared(self, function: Any, nbytes: int) -> bool:
+        """Let a kernel have so many bytes of dynamic shared memory: beyond 48 KB one must be allowed to.
+
+        Returns:
+            Whether the GPU gives a block so many beside those that the kernel has anyway.
+        """
+        own, known = function.shared_size_bytes, cuda.device_attribute
+        if own + nbytes <= self.device.get_attribute(known.MAX_SHARED_MEMORY_PER_BLOCK):
+            return True
+        if own + nbytes > self.device.get_attribute(known.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN):
+            return False
+        # The most it was ever allowed: earlier launches may be queued again, by a graph.
+        allowed = cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
+        function.set_attribute(allowed, max(nbytes, function.get_attribute(allowed)))
+        return True
 
     def module(self, cubin: Cubin) -> Any:
         """Return PyCUDA's module of a compiled file, loading it if it is not yet.
@@ -176,8 +197,7 @@ def open_gpu(number: int, select: str, host: str) -> Gpu:
             raise DeviceError(
                 f"host {host}: no GPU answers{said} ({error}); see nvidia-smi, or use --device cpu"
             ) from error
-        architecture = "sm_{}{}".format(*device.compute_capability())
-        _gpu = Gpu(device, context, device.name(), _uuid(index), device.total_memory(), architecture)
+        _gpu = Gpu(device, context, device.name(), _uuid(index), device.total_memory(), device.compute_capability())
         if _gpu.thread is not threading.main_thread():
             _thread.ending = _Ending()
         atexit.register(_close_gpu)

@@ -303,7 +303,9 @@ class CudaExecutable:
                     if blocks:
                         prepared = module.get_function(kernel.name)
                         prepared.prepare(letters)
-                        call = prepared.prepared_async_call
+                        if not gpu.allow_shared(prepared, kernel.dynamic):
+                            raise DeviceError(f"{gpu.name}: gives no block {kernel.dynamic:,} bytes of shared memory")
+                        call = partial(prepared.prepared_async_call, shared_size=kernel.dynamic)
                         own.append(partial(_launch, call, blocks, kernel.threads, backend.stream, values))
                         alike.append((kernel.name, blocks, values))
                     counts.append(len(own))

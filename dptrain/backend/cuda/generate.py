@@ -19,7 +19,7 @@ import numpy as np
 from dptrain.backend.cuda.convolutions import implicit
 from dptrain.backend.cuda.expressions import Writer, join_of, join_type
 from dptrain.backend.cuda.groups import Group, Grouping, Places, factors_of, is_product
-from dptrain.backend.cuda.products import THREADS, product_plan
+from dptrain.backend.cuda.products import ProductPlan, product_plan
 from dptrain.program.cpp import Ex, cast, ctype, extents
 from dptrain.program.lowering import Convolution, UserKernel, lowering_of
 from dptrain.program.places import ONE, Place, extent
@@ -127,6 +127,7 @@ class Function:
         blocks: how many it needs.
         threads: of a block; None for any.
         shared: bytes of shared memory, in C++.
+        dynamic: the same as a number, where they are more than a kernel has without asking; else 0.
         call: what is called instead of a generated kernel.
     """
 
@@ -145,6 +146,7 @@ class Function:
     blocks: int = 1
     threads: int | None = None
     shared: str = str(_SHARED)
+    dynamic: int = 0
     call: LibraryCall | OwnCall | None = None
 
     @property
@@ -403,9 +405,9 @@ class Generator:
             bytes_of = (a.dtype.itemsize * steps[0], b.dtype.itemsize * steps[1], 4 * M * N)
             made.call = LibraryCall((transposed_a, transposed_b), (a, b, result), (M, N, K), (batch, *bytes_of))
             return
-        plan = product_plan(M, N, K)
+        plan = product_plan(M, N, K, _precision(result))
         self._cut(made, (M, N, K), plan, batch)
-        kernel = self._tiled(made, result, plan[0], (transposed_a, transposed_b))
+        kernel = self._tiled(made, result, plan, (transposed_a, transposed_b))
         vector = 16 // a.dtype.itemsize
         wide = [(M if transposed_a else K) % vector == 0, (K if transposed_b else N) % vector == 0]
         made.arguments += [
@@ -424,16 +426,17 @@ class Generator:
     def _convolution(self, made: Function, result: Tensor, names: Sequence[str], w: Writer, places: Places) -> None:
         found = implicit(result, self._sizes.count)
         M, N, K = found.sizes
-        tile, slices, _ = plan = product_plan(M * found.count, N, K)
+        plan = product_plan(M * found.count, N, K, _precision(result))
         self._cut(made, found.sizes, plan, found.count)
-        kernel = self._tiled(made, result, tile, found.transposed)
+        kernel = self._tiled(made, result, plan, found.transposed)
         made.needs.add("convolution.cuh")
         block, parts, arrived = "block", "parts", "arrived"
         if found.count > 1:
-            made.arguments.append(Argument("int", "tiles", made.blocks // (slices * found.count)))
+            made.arguments.append(Argument("int", "tiles", made.blocks // (plan.slices * found.count)))
             w.write("const int phase = block / (tiles * slices);")
             block = "block % (tiles * slices)"
-            parts, arrived = f"parts + (long long)phase * tiles * slices * {tile * tile}", "arrived + phase * tiles"
+            cells = plan.tiling.rows * plan.tiling.columns
+            parts, arrived = f"parts + (long long)phase * tiles * slices * {cells}", "arrived + phase * tiles"
         body = self._epilogue(made, places.group, result, w, places)
         wide = (f"{one} && aligned({name})" for one, name in zip(found.wide, names, strict=True))
         w.write(
@@ -447,15 +450,15 @@ class Generator:
             f"}}, {', '.join(found.matrices)});",
         )
 
-    def _cut(self, made: Function, sizes: tuple[int, int, int], plan: tuple[int, int, int], matrices: int) -> None:
+    def _cut(self, made: Function, sizes: tuple[int, int, int], plan: ProductPlan, matrices: int) -> None:
         """Note the blocks of products of these M, N and K by a plan, and the arguments that say them."""
-        (M, N, _), (tile, slices, depth) = sizes, plan
-        tiles = -(-M // tile) * -(-N // tile) * matrices
-        made.blocks = tiles * slices
-        cells = tile * tile * tiles * slices if slices > 1 else 0
+        (M, N, _), tiling = sizes, plan.tiling
+        tiles = plan.tiles(M, N) * matrices
+        made.blocks = tiles * plan.slices
+        cells = tiling.rows * tiling.columns * made.blocks if plan.slices > 1 else 0
         made.arguments += [
             *(Argument("int", name, value) for name, value in zip("MNK", sizes, strict=True)),
-            *(Argument("int", name, value) for name, value in (("depth", depth), ("slices", slices))),
+            *(Argument("int", name, value) for name, value in (("depth", plan.depth), ("slices", plan.slices))),
             Argument("float *", "parts", 4 * cells),
             Argument("unsigned int *", "arrived", 4 * tiles),
         ]
@@ -468,22 +471,21 @@ class Generator:
             self._store(made, w, places, mains)
         return body
 
-    def _tiled(self, made: Function, result: Tensor, tile: int, transposed: tuple[bool, bool]) -> str:
+    def _tiled(self, made: Function, result: Tensor, plan: ProductPlan, transposed: tuple[bool, bool]) -> str:
         """Return the name of a tiled product's kernel; note its header, threads and shared memory."""
-        precision = result.attributes.get("precision", "float32")
-        made.threads = THREADS[precision][tile]
-        inner = _TILES[precision][tile]
-        numbers = ", ".join([*map(str, (tile, tile, *inner)), *(str(one).lower() for one in transposed)])
-        if precision == "float32":
-            made.needs.add("product.cuh")
-            made.shared = f"PRODUCT_SHARED({tile}, {tile}, {inner[0]})"
-            return f"product<{numbers}>"
-        made.needs.add(f"product_{precision}.cuh")
-        if precision == "tf32":
-            made.shared = f"(Tf32Shape<{numbers}>::SHARED * 4)"
-            return f"product_tf32<{numbers}>"
-        made.shared = f"HalfShape<{numbers}>::SHARED"
-        return f"product_half<{ctype(result.inputs[0].dtype)}, {numbers}>"
+        tiling = plan.tiling
+        made.threads, made.dynamic = tiling.threads, tiling.shared
+        made.needs.add(f"{tiling.kernel}.cuh")
+        sizes = tiling.rows, tiling.columns, *tiling.inner
+        numbers = ", ".join([*map(str, sizes), *(str(one).lower() for one in transposed)])
+        made.shared = {
+            "product": f"PRODUCT_SHARED({', '.join(map(str, sizes[:3]))})",
+            "product_tf32": f"(Tf32Shape<{numbers}>::SHARED * 4)",
+            "product_half": f"HalfShape<{numbers}>::SHARED",
+            "product_wgmma": f"WgmmaShape<{numbers}>::SHARED",
+        }[tiling.kernel]
+        of_type = f"{ctype(result.inputs[0].dtype)}, " if tiling.kernel in ("product_half", "product_wgmma") else ""
+        return f"{tiling.kernel}<{of_type}{numbers}>"
 
     def _call(self, made: Function, group: Group, w: Writer, places: Places) -> None:
         (tensor,) = group.roles
@@ -567,12 +569,8 @@ class Generator:
         return name if place is None else f"{name}[{w.at(place).text}]"
 
 
-# Of the tiles of products, by precision: terms a stage, and sums a thread or a warp in both directions.
-_TILES = {
-    "float32": {32: (32, 4, 4), 64: (16, 4, 4), 128: (8, 8, 8)},
-    "tf32": {32: (32, 16, 16), 64: (32, 32, 32), 128: (16, 32, 64)},
-    "half": {32: (64, 16, 16), 64: (32, 32, 32), 128: (32, 64, 32)},
-}
+def _precision(product: Tensor) -> str:
+    return str(product.attributes.get("precision", "float32"))
 
 
 @dataclass
@@ -589,6 +587,11 @@ class Kernel:
     functions: list[Function]
     threads: int
 
+    @property
+    def dynamic(self) -> int:
+        """Bytes of dynamic shared memory that it is launched with."""
+        return max(one.dynamic for one in self.functions)
+
 
 def kernels(levels: Sequence[Sequence[Function]]) -> list[Kernel]:
     """Return the kernels of one stage: those of a level are independent, and share launches where they can.
@@ -601,7 +604,7 @@ def kernels(levels: Sequence[Sequence[Function]]) -> list[Kernel]:
         functions = [one for one in level if one.call is None]
         found += [Kernel(one.name, [one], 0) for one in level if one.call is not None]
         wanted = sorted({one.threads for one in functions if one.threads is not None})
-        usual = wanted[0] if len(wanted) == 1 else BLOCK
+        usual = wanted[0] if len(wanted) == 1 and wanted[0] <= BLOCK else BLOCK
         for threads in dict.fromkeys([*wanted, usual]):
             own = [one for one in functions if (one.threads or usual) == threads]
             for part in _parted(own):
@@ -670,7 +673,14 @@ def source(found: Sequence[Kernel], wide_index: bool) -> str:
             f'extern "C" __global__ void __launch_bounds__({bounds})',
             f"    {kernel.name}({', '.join(parameters)}) {{",
             f"    constexpr int bytes = {_greatest(kernel.functions)};",
-            "    __shared__ __align__(32) float4 shared[bytes / 16];",
+            *(
+                [
+                    "    extern __shared__ __align__(1024) float4 shared[];",
+                    f'    static_assert(bytes == {kernel.dynamic}, "it is launched with as many");',
+                ]
+                if kernel.dynamic
+                else ["    __shared__ __align__(32) float4 shared[bytes / 16];"]
+            ),
             "    const Run &run = pack[blockIdx.y];",
             "    int block = blockIdx.x;",
         ]

@@ -31,7 +31,12 @@ def own_launch(
     if 0 in launch.grid:
         return lambda: None
     prepared = _prepared(gpu, kernel)
-    _opt_in(gpu, kernel, prepared, launch.shared)
+    if not gpu.allow_shared(prepared, launch.shared):
+        most = gpu.device.get_attribute(cuda.device_attribute.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+        raise DeviceError(
+            f"op {kernel.name!r}: kernel {kernel.kernel!r} asks for {launch.shared:,} bytes of dynamic shared memory "
+            f"beside {prepared.shared_size_bytes:,} of its own: {gpu.name} gives a block {most:,}"
+        )
     arguments = [one.pointer if isinstance(one, DeviceArray) else one for one in launch.arguments]
 
     def queue() -> None:
@@ -44,26 +49,6 @@ def own_launch(
             ) from error
 
     return queue
-
-
-def _opt_in(gpu: Gpu, kernel: OwnKernel, prepared: Any, shared: int) -> None:
-    """Let a kernel have so many bytes of dynamic shared memory: beyond 48 KB a kernel must be allowed to.
-
-    Raises:
-        DeviceError: the GPU gives no block so many.
-    """
-    own, known = prepared.shared_size_bytes, cuda.device_attribute
-    if own + shared <= gpu.device.get_attribute(known.MAX_SHARED_MEMORY_PER_BLOCK):
-        return
-    most = gpu.device.get_attribute(known.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
-    if own + shared > most:
-        raise DeviceError(
-            f"op {kernel.name!r}: kernel {kernel.kernel!r} asks for {shared:,} bytes of dynamic shared memory beside "
-            f"{own:,} of its own: {gpu.name} gives a block {most:,}"
-        )
-    # The most it was ever allowed: earlier launches may be queued again, by a graph.
-    allowed = cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
-    prepared.set_attribute(allowed, max(shared, prepared.get_attribute(allowed)))
 
 
 def _prepared(gpu: Gpu, kernel: OwnKernel) -> Any:

@@ -43,7 +43,7 @@ def _gpu(driver: ctypes.CDLL, index: int, with_memory: bool) -> dict[str, Any]:
     gpu = {
         "name": name.value.decode(errors="replace"),
         "uuid": device_uuid(driver, index),
-        "architecture": f"sm_{major.value}{minor.value}",
+        "architecture": architecture_of(major.value, minor.value),
         "total": total.value,
         "free": None,
         "error": None,
@@ -59,6 +59,14 @@ def _gpu(driver: ctypes.CDLL, index: int, with_memory: bool) -> dict[str, Any]:
         if code:
             gpu |= {"free": None, "error": _error(driver, code)}
     return gpu
+
+
+def architecture_of(major: int, minor: int) -> str:
+    """Return what kernels are compiled for on a GPU of a compute capability.
+
+    9.0 has instructions that no later one has (wgmma), which nvcc knows as those of "sm_90a".
+    """
+    return f"sm_{major}{minor}{'a' if (major, minor) == (9, 0) else ''}"
 
 
 def device_uuid(driver: ctypes.CDLL, index: int) -> str | None:

@@ -1,38 +1,122 @@
-"""How our own kernels cut products of matrices into tiles and slices."""
+"""Which of our own kernels computes a product of matrices, and how it cuts it into tiles and slices."""
 
 import functools
+from dataclasses import dataclass
 
 PROVIDERS = ("dptrain", "cublaslt")
 TILES = (128, 64, 32)
-# Threads of a block, by precision and tile. On tensor cores, a block of 32 x 32 has a warp for each 16 x 16.
-THREADS = {
-    "float32": {128: 256, 64: 256, 32: 64},
-    "tf32": {128: 256, 64: 128, 32: 128},
-    "half": {128: 256, 64: 128, 32: 128},
-}
-# What `product_plan` aims at. Constants, not the GPU's number of processors, so that the order of sums, and with it the
+# What the plans aim at. Constants, not the GPU's number of processors, so that the order of sums, and with it the
 # bits, depend on shapes alone.
 _WANTED_BLOCKS, _WANTED_WARPS = 64, 1024
 _LEAST_SPLIT, _LEAST_SLICE, _MOST_SLICES = 512, 64, 32
+# Of a product by warpgroups: rows of a tile, columns, terms a stage, and stages (`WgmmaShape`). A block has a processor
+# for itself; `_WANTED_WGMMA` blocks fill a GPU.
+_WGMMA_ROWS, _WGMMA_COLUMNS, _WGMMA_DEPTH, _WGMMA_STAGES = 128, (256, 128), 64, 4
+_WANTED_WGMMA = 128
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """A kernel and its tiles.
+
+    Attributes:
+        kernel: function and header.
+        rows: of a tile.
+        columns: of a tile.
+        inner: the kernel's other numbers: terms a stage, and sums a thread or a warp in both directions.
+        threads: of a block.
+        shared: bytes of dynamic shared memory; 0 where static memory suffices.
+    """
+
+    kernel: str
+    rows: int
+    columns: int
+    inner: tuple[int, ...]
+    threads: int
+    shared: int = 0
+
+
+def _square(kernel: str, tile: int, inner: tuple[int, int, int], threads: int) -> Tiling:
+    return Tiling(kernel, tile, tile, inner, threads)
+
+
+# By precision and the length of a tile. On tensor cores, a block of 32 x 32 has a warp for each 16 x 16.
+_TILINGS = {
+    precision: {length: _square(kernel, length, *rest) for length, rest in by_length.items()}
+    for precision, kernel, by_length in (
+        ("float32", "product", {32: ((32, 4, 4), 64), 64: ((16, 4, 4), 256), 128: ((8, 8, 8), 256)}),
+        ("tf32", "product_tf32", {32: ((32, 16, 16), 128), 64: ((32, 32, 32), 128), 128: ((16, 32, 64), 256)}),
+        ("half", "product_half", {32: ((64, 16, 16), 128), 64: ((32, 32, 32), 128), 128: ((32, 64, 32), 256)}),
+    )
+}
+
+
+@dataclass(frozen=True)
+class ProductPlan:
+    """How a product is computed.
+
+    Attributes:
+        tiling: by which kernel.
+        slices: of long sums.
+        depth: terms of a slice.
+    """
+
+    tiling: Tiling
+    slices: int
+    depth: int
+
+    def tiles(self, M: int, N: int) -> int:
+        """Return how many tiles M x N results take."""
+        return _blocks(self.tiling.rows, self.tiling.columns, M, N)
 
 
 @functools.cache
-def product_plan(M: int, N: int, K: int) -> tuple[int, int, int]:
-    """Return (tile, slices, terms a slice) for an M x N result of sums over K.
+def product_plan(M: int, N: int, K: int, precision: str = "float32") -> ProductPlan:
+    """Return how an M x N result of sums over K is computed, which depends on nothing else.
 
     The largest tile that gives enough blocks and is filled by more than half; a batch of 32 rows in tiles of 64 would
     compute zeros half of the time. Where the blocks hold too few warps to fill a GPU, long sums are cut into slices.
     Slices cost a second kernel over the result, as long as about 200 terms take a block: short sums stay whole.
+
+    Args:
+        M: rows of the result.
+        N: its columns.
+        K: terms of its sums.
+        precision: "float32", "tf32", "half", or "wgmma": half precision on compute capability 9.0, where warpgroups
+            compute what takes the largest tiles and at least one of their stages.
     """
-
-    def blocks(tile: int) -> int:
-        return -(-M // tile) * -(-N // tile)
-
-    fitting = (tile for tile in TILES if 2 * min(M, N) > tile and blocks(tile) >= _WANTED_BLOCKS)
+    fitting = (tile for tile in TILES if 2 * min(M, N) > tile and _blocks(tile, tile, M, N) >= _WANTED_BLOCKS)
     tile = next(fitting, TILES[-1])
+    if precision == "wgmma" and tile == _WGMMA_ROWS and K >= _WGMMA_DEPTH:
+        return _by_warpgroups(M, N, K)
     slices = 1
     if K >= _LEAST_SPLIT:
-        warps = max(1, blocks(tile) * THREADS["float32"][tile] // 32)  # none for an empty batch
+        warps = max(1, _blocks(tile, tile, M, N) * _TILINGS["float32"][tile].threads // 32)  # none for an empty batch
         slices = max(1, min(_WANTED_WARPS // warps, K // _LEAST_SLICE, _MOST_SLICES))
-    depth = -(-K // (slices * 32)) * 32
-    return tile, max(1, -(-K // depth)) if depth else 1, depth
+    tiling = _TILINGS["half" if precision == "wgmma" else precision][tile]
+    return ProductPlan(tiling, *_sliced(K, slices, 32))
+
+
+def _by_warpgroups(M: int, N: int, K: int) -> ProductPlan:
+    """Return the plan of a product by `product_wgmma`: of 256 columns where these are enough blocks.
+
+    For 1024 multiplications, two warpgroups read 40 bytes of shared memory in a tile of 128 x 256, 48 in one of 128.
+    """
+    rows = _WGMMA_ROWS
+    wide = (one for one in _WGMMA_COLUMNS if one < 2 * N and _blocks(rows, one, M, N) >= _WANTED_BLOCKS)
+    columns = next(wide, _WGMMA_COLUMNS[-1])
+    # The swizzle's alignment, the stages, and an mbarrier each for full and empty ones and for the end.
+    shared = 1024 + _WGMMA_STAGES * (rows + columns) * 2 * _WGMMA_DEPTH + 8 * (2 * _WGMMA_STAGES + 2)
+    tiling = Tiling("product_wgmma", rows, columns, (), 384, shared)
+    slices = max(1, min(_WANTED_WGMMA // _blocks(rows, columns, M, N), K // _LEAST_SPLIT))
+    return ProductPlan(tiling, *_sliced(K, slices, _WGMMA_DEPTH))
+
+
+def _blocks(rows: int, columns: int, M: int, N: int) -> int:
+    return -(-M // rows) * -(-N // columns)
+
+
+def _sliced(K: int, slices: int, unit: int) -> tuple[int, int]:
+    """Return the number of slices, none of them empty, and the terms of one: a multiple of a unit."""
+    depth = -(-K // (slices * unit)) * unit
+    return max(1, -(-K // depth)) if depth else 1, depth

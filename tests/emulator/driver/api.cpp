@@ -18,7 +18,6 @@ namespace emu {
 bool initialised = false;
 
 namespace {
-constexpr int capability_major = 9, capability_minor = 0;
 constexpr unsigned max_threads = 1024, max_threads_per_sm = 2048, max_blocks_per_sm = 32;
 constexpr size_t shared_default = 48 * 1024, shared_optin = 227 * 1024, shared_per_sm = 228 * 1024;
 constexpr size_t shared_reserved = 1024;  // per block, taken by the system
@@ -696,8 +695,8 @@ CUresult CUDAAPI cuDeviceGetName(char *name, int length, CUdevice device) {
     READY;
     NEED(name && length > 0);
     if (!valid_device(device)) return CUDA_ERROR_INVALID_DEVICE;
-    snprintf(name, static_cast<size_t>(length), "Emulated GPU (compute capability %d.%d)%s", capability_major,
-             capability_minor, options().slices ? " MIG 1g.8gb" : "");
+    snprintf(name, static_cast<size_t>(length), "Emulated GPU (compute capability %d.%d)%s", options().capability / 10,
+             options().capability % 10, options().slices ? " MIG 1g.8gb" : "");
     return CUDA_SUCCESS;
 }
 
@@ -731,8 +730,8 @@ CUresult CUDAAPI cuDeviceComputeCapability(int *major, int *minor, CUdevice devi
     READY;
     NEED(major && minor);
     if (!valid_device(device)) return CUDA_ERROR_INVALID_DEVICE;
-    *major = capability_major;
-    *minor = capability_minor;
+    *major = options().capability / 10;
+    *minor = options().capability % 10;
     return CUDA_SUCCESS;
 }
 
@@ -797,8 +796,8 @@ CUresult CUDAAPI cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, 
         {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, max_threads_per_sm},
         {CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR, max_blocks_per_sm},
         {CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 1},
-        {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, capability_major},
-        {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, capability_minor},
+        {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, options().capability / 10},
+        {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, options().capability % 10},
         {CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED, 1},
         {CU_DEVICE_ATTRIBUTE_GLOBAL_L1_CACHE_SUPPORTED, 1},
         {CU_DEVICE_ATTRIBUTE_LOCAL_L1_CACHE_SUPPORTED, 1},
@@ -1192,7 +1191,7 @@ CUresult CUDAAPI cuFuncGetAttribute(int *value, CUfunction_attribute attribute, 
         case CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES: *value = 0; break;
         case CU_FUNC_ATTRIBUTE_NUM_REGS: *value = 32; break;
         case CU_FUNC_ATTRIBUTE_PTX_VERSION:
-        case CU_FUNC_ATTRIBUTE_BINARY_VERSION: *value = capability_major * 10 + capability_minor; break;
+        case CU_FUNC_ATTRIBUTE_BINARY_VERSION: *value = options().capability; break;
         case CU_FUNC_ATTRIBUTE_CACHE_MODE_CA: *value = 0; break;
         case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: *value = f.max_dynamic_shared; break;
         case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT: *value = f.carveout; break;

@@ -1,4 +1,5 @@
-// What the stand-in for nvcc puts in the place of inline assembly: ldmatrix, mma.sync and cp.async.
+// What the stand-in for nvcc puts in the place of inline assembly: ldmatrix, mma.sync and cp.async (wgmma and mbarriers:
+// warpgroups.cpp).
 //
 // Which lane has which element is the PTX ISA's ("Matrix fragments"). Products are exact in double, and their sum is
 // rounded once to float, as that of wmma's fragments (include/mma.h).
@@ -10,24 +11,6 @@ using namespace emu;
 
 namespace {
 constexpr unsigned all_lanes = ~0u;
-
-Fiber &self() { return *static_cast<Fiber *>(emu_self); }
-
-// Instructions get 32 bits of an address in shared memory: its distance from the block's (device.h).
-char *in_shared(unsigned address) { return emu_self->shared_static + static_cast<int32_t>(address); }
-
-std::string at(EmuSite site) {
-    return text("in kernel %s, %s, at %s:%d", kernel_name().c_str(), thread_text(self()).c_str(), site.file, site.line);
-}
-
-void check_place(const void *place, unsigned bytes, bool shared, const char *what, EmuSite site) {
-    if (reinterpret_cast<uintptr_t>(place) % bytes)
-        fail_launch(CUDA_ERROR_MISALIGNED_ADDRESS, text("misaligned address: %s at %p, which is not a multiple of %u, %s",
-                                                        what, place, bytes, at(site).c_str()));
-    if (shared && !(emu_is_shared(place) && emu_is_shared(static_cast<const char *>(place) + bytes - 1)))
-        fail_launch(CUDA_ERROR_ILLEGAL_ADDRESS,
-                    text("out of bounds: %s at %p, which is not in shared memory, %s", what, place, at(site).c_str()));
-}
 
 struct Rows {
     const uint16_t *row;
@@ -47,19 +30,6 @@ void spread(void **lanes, unsigned) {
             }
             of(lane).registers[matrix] = found[0] | found[1] << 16;
         }
-}
-
-float of_bits(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-float of_half(uint32_t bits) {
-    uint32_t sign = (bits & 0x8000u) << 16, size = bits & 0x7fffu;
-    if (size >= 0x7c00u) return of_bits(sign | 0x7f800000u | (size & 0x3ffu) << 13);
-    if (size >= 0x400u) return of_bits(sign | ((size << 13) + 0x38000000u));
-    return (sign ? -1.0f : 1.0f) * static_cast<float>(size) * 0x1p-24f;
 }
 
 struct Factors {
@@ -98,6 +68,40 @@ void multiply(void **lanes, unsigned) {
 }
 }  // namespace
 
+namespace emu {
+
+// Instructions get 32 bits of an address in shared memory: its distance from the block's (device.h).
+char *in_shared(unsigned address) { return emu_self->shared_static + static_cast<int32_t>(address); }
+
+std::string place_in_source(EmuSite site) {
+    auto &fiber = *static_cast<Fiber *>(emu_self);
+    return text("in kernel %s, %s, at %s:%d", kernel_name().c_str(), thread_text(fiber).c_str(), site.file, site.line);
+}
+
+void check_place(const void *place, unsigned bytes, bool shared, const char *what, EmuSite site) {
+    if (reinterpret_cast<uintptr_t>(place) % bytes)
+        fail_launch(CUDA_ERROR_MISALIGNED_ADDRESS, text("misaligned address: %s at %p, which is not a multiple of %u, %s",
+                                                        what, place, bytes, place_in_source(site).c_str()));
+    if (shared && !(emu_is_shared(place) && emu_is_shared(static_cast<const char *>(place) + bytes - 1)))
+        fail_launch(CUDA_ERROR_ILLEGAL_ADDRESS, text("out of bounds: %s at %p, which is not in shared memory, %s", what,
+                                                     place, place_in_source(site).c_str()));
+}
+
+float of_bits(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+float of_half(uint32_t bits) {
+    uint32_t sign = (bits & 0x8000u) << 16, size = bits & 0x7fffu;
+    if (size >= 0x7c00u) return of_bits(sign | 0x7f800000u | (size & 0x3ffu) << 13);
+    if (size >= 0x400u) return of_bits(sign | ((size << 13) + 0x38000000u));
+    return (sign ? -1.0f : 1.0f) * static_cast<float>(size) * 0x1p-24f;
+}
+
+}  // namespace emu
+
 extern "C" {
 
 void emu_ldmatrix(unsigned *registers, unsigned count, int transposed, unsigned address, EmuSite site) {
@@ -121,7 +125,7 @@ void emu_cp_async(unsigned shared, const void *global, unsigned bytes, unsigned 
     check_place(global, bytes, false, "cp.async from", site);
     if (size > bytes)
         fail_launch(CUDA_ERROR_LAUNCH_FAILED,
-                    text("cp.async of %u bytes takes %u from its source, %s", bytes, size, at(site).c_str()));
+                    text("cp.async of %u bytes takes %u from its source, %s", bytes, size, place_in_source(site).c_str()));
     begin_async_copy(to, global, bytes, bytes - size, __builtin_return_address(0));
 }
 

@@ -84,7 +84,8 @@ struct Fence {
     uint64_t tick = 0;       // what the thread did before is released,
     uint64_t of_block = 0;   // and what its block did before this barrier,
     uint64_t of_lanes[warp_size] = {};  // or the lanes of its warp before theirs
-    bool wide = false;       // for other blocks as well
+    std::shared_ptr<const Seen> seen;   // or others that it met at mbarriers
+    bool wide = false;                  // for other blocks as well
 };
 struct Release {
     uintptr_t word;
@@ -128,10 +129,18 @@ void note_atomic(const Fiber &fiber, uintptr_t word, bool reads, bool writes) {
     if (own.pending.size() > remembered) own.pending.erase(own.pending.begin());
 }
 
+// Does what a thread of the block did at a time come before what `fiber` does, by the mbarriers that it waited for?
+bool knows(const Fiber &fiber, uint32_t thread, uint64_t when) {
+    return fiber.warpgroups && thread < fiber.warpgroups->seen.size() && fiber.warpgroups->seen[thread] > when;
+}
+
+// The number in records of what a warp's wgmma do.
+uint32_t wgmma_of(const Fiber &fiber) { return static_cast<uint32_t>(fiber.block->fibers.size()) + fiber.warp; }
+
 // Does the running access of `fiber` come behind what a thread of its own block acquired?
 bool has_acquired(const Fiber &fiber, const Acquire &q) {
     if (q.block != fiber.block->index) return false;
-    if (q.thread == fiber.linear || q.fence < fiber.block->barrier.tick) return true;
+    if (q.thread == fiber.linear || q.fence < fiber.block->barrier.tick || knows(fiber, q.thread, q.fence)) return true;
     return q.thread / warp_size == fiber.warp &&
            fiber.block->warps[fiber.warp].joined[(q.thread % warp_size) * warp_size + fiber.lane] > q.fence;
 }
@@ -143,6 +152,7 @@ bool released_to(const Fiber &fiber, uint32_t block, uint32_t thread, uint64_t w
     std::vector<const Acquire *> others;
     for (const Release &r : releases[block]) {
         uint64_t until = r.thread == thread ? r.fence.tick : 0;
+        if (r.fence.seen && thread < r.fence.seen->size()) until = std::max(until, (*r.fence.seen)[thread]);
         if (r.thread / warp_size == thread / warp_size) until = std::max(until, r.fence.of_lanes[thread % warp_size]);
         if (when >= std::max(until, r.fence.of_block)) continue;
         for (const Acquire &q : acquires[r.word]) {
@@ -159,8 +169,8 @@ bool released_to(const Fiber &fiber, uint32_t block, uint32_t thread, uint64_t w
 // Is everything `a` did before the running access of `fiber`?
 bool ordered(const Fiber &fiber, const Record &a) {
     if (a.block == fiber.block->index) {
-        if (a.thread == fiber.linear) return true;
-        if (a.tick < fiber.block->barrier.tick) return true;
+        if (a.thread == fiber.linear || a.thread == wgmma_of(fiber)) return true;  // who has waited for that
+        if (a.tick < fiber.block->barrier.tick || knows(fiber, a.thread, a.tick)) return true;
         if (a.thread / warp_size == fiber.warp) {
             const Warp &warp = fiber.block->warps[fiber.warp];
             if (warp.joined[(a.thread % warp_size) * warp_size + fiber.lane] > a.tick) return true;
@@ -184,19 +194,25 @@ std::string missing(const Fiber &fiber, const Record &a) {
     return "a barrier between, or a __threadfence() of the earlier block before an atomic that the other sees";
 }
 
+// The thread of a record, in words.
+std::string thread_of(const Fiber &fiber, const Record &a) {
+    unsigned gx = fiber.grid_dim.x, gy = fiber.grid_dim.y;
+    unsigned x = fiber.block_dim.x, y = fiber.block_dim.y, threads = x * y * fiber.block_dim.z;
+    std::string block = text("block (%u,%u,%u), ", a.block % gx, a.block / gx % gy, a.block / gx / gy);
+    if (a.thread >= threads) return block + text("the wgmma of warp %u", a.thread - threads);
+    return block + text("thread (%u,%u,%u)", a.thread % x, a.thread / x % y, a.thread / x / y);
+}
+
 void race(const Fiber &fiber, const Record &a, EmuAccess a_kind, const void *address, EmuAccess kind, const void *pc,
           const char *space) {
     std::string here = code_text(pc), there = code_text(sites[a.site_and_bytes >> 4]);
     std::string key = here + there + verb(kind) + verb(a_kind);
     if (!said.insert(key).second) return;
-    unsigned threads_x = fiber.block_dim.x, threads_y = fiber.block_dim.y;
-    unsigned gx = fiber.grid_dim.x, gy = fiber.grid_dim.y;
     finding(CUDA_ERROR_LAUNCH_FAILED,
-            text("race: %s at %s by %s and %s at %s by block (%u,%u,%u), thread (%u,%u,%u) touch the same word of %s "
-                 "memory (0x%llx) without %s, in kernel %s",
-                 verb(kind), here.c_str(), thread_text(fiber).c_str(), verb(a_kind), there.c_str(), a.block % gx,
-                 a.block / gx % gy, a.block / gx / gy, a.thread % threads_x, a.thread / threads_x % threads_y,
-                 a.thread / threads_x / threads_y, space,
+            text("race: %s at %s by %s and %s at %s by %s touch the same word of %s memory (0x%llx) without %s, in "
+                 "kernel %s",
+                 verb(kind), here.c_str(), thread_text(fiber).c_str(), verb(a_kind), there.c_str(),
+                 thread_of(fiber, a).c_str(), space,
                  static_cast<unsigned long long>(reinterpret_cast<uintptr_t>(address)), missing(fiber, a).c_str(),
                  kernel_name().c_str()));
 }
@@ -269,7 +285,7 @@ void touch(RaceCell *cells, uintptr_t base, uintptr_t address, size_t bytes, Emu
 }
 
 void check_race(Fiber &fiber, RaceCell *cells, uintptr_t base, uintptr_t address, size_t bytes, EmuAccess kind,
-                const void *pc, const char *space) {
+                const void *pc, const char *space, bool meets = true) {
     auto conflicts = [&](const Record &a, EmuAccess a_kind, uintptr_t at) {
         if (a.launch == launch_counter) {
             if (!ordered(fiber, a)) race(fiber, a, a_kind, reinterpret_cast<void *>(at), kind, pc, space);
@@ -279,7 +295,7 @@ void check_race(Fiber &fiber, RaceCell *cells, uintptr_t base, uintptr_t address
         }
     };
     touch(cells, base, address, bytes, kind, pc, static_cast<uint32_t>(fiber.block->index), fiber.linear, conflicts);
-    if (kind == EMU_ATOMIC) note_atomic(fiber, address / 4, true, true);
+    if (kind == EMU_ATOMIC && meets) note_atomic(fiber, address / 4, true, true);
 }
 
 RaceCell *cells_of(Allocation &allocation) {
@@ -288,8 +304,8 @@ RaceCell *cells_of(Allocation &allocation) {
     return allocation.races;
 }
 
-// Shared memory of the running block, or of a peer in its cluster.
-void check_shared(Fiber &fiber, Block &block, uintptr_t address, size_t bytes, EmuAccess kind, const void *pc) {
+// Shared memory of the running block, or of a peer in its cluster: whether it is there, and written. Whether it is there.
+bool check_state(const Fiber &fiber, Block &block, uintptr_t address, size_t bytes, EmuAccess kind, const void *pc) {
     auto low = reinterpret_cast<uintptr_t>(block.shared_low);
     size_t offset = address - low;
     uint8_t *state = block.shared_state + offset;
@@ -302,7 +318,7 @@ void check_shared(Fiber &fiber, Block &block, uintptr_t address, size_t bytes, E
                     ? text("at byte %zu of %u bytes of dynamic shared memory", offset - dynamic, fiber.dynamic_bytes)
                     : std::string("outside every __shared__ variable");
             out_of_bounds(fiber, bytes, kind, pc, where);
-            return;
+            return false;
         }
         if (kind != EMU_WRITE && state[i] == shared_unwritten) {
             finding(CUDA_ERROR_LAUNCH_FAILED,
@@ -313,12 +329,90 @@ void check_shared(Fiber &fiber, Block &block, uintptr_t address, size_t bytes, E
             break;
         }
     }
-    if (past) return;
-    if (kind != EMU_READ) memset(state, shared_written, bytes);
-    if (options().check_races && block.shared_races)
-        check_race(fiber, block.shared_races, low, address, bytes, kind, pc, "shared");
+    if (!past && kind != EMU_READ) memset(state, shared_written, bytes);
+    return !past;
+}
+
+void check_shared(Fiber &fiber, Block &block, uintptr_t address, size_t bytes, EmuAccess kind, const void *pc,
+                  bool meets = true) {
+    if (check_state(fiber, block, address, bytes, kind, pc) && options().check_races && block.shared_races)
+        check_race(fiber, block.shared_races, reinterpret_cast<uintptr_t>(block.shared_low), address, bytes, kind, pc,
+                   "shared", meets);
+}
+
+// Has the thread that wrote something through the generic proxy fenced, before what `fiber` waited for?
+bool is_fenced(const Fiber &fiber, const Record &a) {
+    if (a.thread >= fiber.block->fibers.size()) return true;
+    const Warpgroups *writer = fiber.block->fibers[a.thread].warpgroups;
+    if (!writer) return false;
+    auto fence = std::upper_bound(writer->proxy_fences.begin(), writer->proxy_fences.end(), a.tick);
+    return fence != writer->proxy_fences.end() &&
+           (*fence < fiber.block->barrier.tick || a.thread == fiber.linear || knows(fiber, a.thread, *fence));
+}
+
+// Calls `each` with the cells of words in the shared memory of a thread's block, and their addresses.
+template <class Each>
+void cells_at(const Fiber &fiber, const void *shared, size_t bytes, Each each) {
+    auto low = reinterpret_cast<uintptr_t>(fiber.block->shared_low), address = reinterpret_cast<uintptr_t>(shared);
+    for (uintptr_t at = address; at < address + bytes; at += 4) each(fiber.block->shared_races[(at - low) / 4], at);
 }
 }  // namespace
+
+Seen &seen_by(const Fiber &fiber) {
+    auto &own = const_cast<Fiber &>(fiber).warpgroups;
+    if (!own) own = new Warpgroups;
+    own->seen.resize(fiber.block->fibers.size() + fiber.block->warps.size());
+    return own->seen;
+}
+
+void release_to(const Fiber &fiber, Seen &into) {
+    const Seen &seen = seen_by(fiber);
+    into.resize(seen.size());
+    for (size_t i = 0; i < seen.size(); ++i) into[i] = std::max(into[i], seen[i]);
+    const Warp &warp = fiber.block->warps[fiber.warp];
+    for (unsigned lane = 0; lane < warp_size && !warp.joined.empty(); ++lane)
+        if (unsigned thread = fiber.warp * warp_size + lane; thread < fiber.block->fibers.size())
+            into[thread] = std::max(into[thread], warp.joined[lane * warp_size + fiber.lane]);
+    into[fiber.linear] = into[wgmma_of(fiber)] = next_tick();
+}
+
+void acquire_from(const Fiber &fiber, const Seen &from) {
+    Seen &seen = seen_by(fiber);
+    for (size_t i = 0; i < from.size(); ++i) seen[i] = std::max(seen[i], from[i]);
+    next_tick();
+}
+
+void check_barrier(const void *word, EmuAccess kind, const void *pc) {
+    Fiber &fiber = *static_cast<Fiber *>(emu_self);
+    check_shared(fiber, *fiber.block, reinterpret_cast<uintptr_t>(word), 8, kind, pc, false);
+}
+
+void check_wgmma_begins(const Fiber &lane, const void *shared, size_t bytes, const void *pc) {
+    if (!check_state(lane, *lane.block, reinterpret_cast<uintptr_t>(shared), bytes, EMU_READ, pc)) return;
+    if (!options().check_races) return;
+    cells_at(lane, shared, bytes, [&](RaceCell &cell, uintptr_t at) {
+        const Record &a = cell.write;
+        if (a.launch != launch_counter) return;
+        if (!ordered(lane, a)) race(lane, a, EMU_WRITE, reinterpret_cast<void *>(at), EMU_READ, pc, "shared");
+        else if (!is_fenced(lane, a))
+            finding(CUDA_ERROR_LAUNCH_FAILED,
+                    text("proxies: wgmma at %s reads through the async proxy what %s wrote through the generic one at %s, "
+                         "without a fence.proxy.async of the thread that wrote it between, in kernel %s",
+                         code_text(pc).c_str(), thread_of(lane, a).c_str(), code_text(sites[a.site_and_bytes >> 4]).c_str(),
+                         kernel_name().c_str()));
+    });
+}
+
+void check_wgmma_ended(const Fiber &lane, const void *shared, size_t bytes, uint64_t begun, const void *pc) {
+    uint32_t site = site_number(pc) << 4 | 15, own = wgmma_of(lane), block = static_cast<uint32_t>(lane.block->index);
+    cells_at(lane, shared, bytes, [&](RaceCell &cell, uintptr_t at) {
+        const Record &a = cell.write;
+        if (a.launch == launch_counter && a.tick >= begun)
+            race(lane, a, EMU_WRITE, reinterpret_cast<void *>(at), EMU_READ, pc, "shared");
+        if (cell.read[0].launch != launch_counter || cell.read[0].thread != own) cell.read[1] = cell.read[0];
+        cell.read[0] = {launch_counter, block, own, site, tick_counter};
+    });
+}
 
 uint64_t next_tick() { return ++tick_counter; }
 uint64_t current_tick() { return tick_counter; }
@@ -329,6 +423,7 @@ void note_fence(const Fiber &fiber, bool reaches_other_blocks) {
     fence.tick = next_tick();
     fence.of_block = fiber.block->barrier.tick;
     fence.wide = reaches_other_blocks;
+    fence.seen = fiber.warpgroups ? std::make_shared<const Seen>(fiber.warpgroups->seen) : nullptr;
     const auto &joined = fiber.block->warps[fiber.warp].joined;
     for (unsigned lane = 0; lane < warp_size && !joined.empty(); ++lane)
         fence.of_lanes[lane] = joined[lane * warp_size + fiber.lane];
@@ -411,6 +506,10 @@ void check_access(const void *pointer, size_t bytes, EmuAccess kind, const void 
     if (int owner = stack_owner(*fiber, address)) {
         if (owner == 2 && options().check_memory && !worker_unchecked(*fiber))
             out_of_bounds(*fiber, bytes, kind, pc, "to a local variable of another thread");
+        if (owner == 1 && is_in_flight(*fiber, pointer))
+            finding(CUDA_ERROR_LAUNCH_FAILED,
+                    text("wgmma: %s of a register that it has not been waited for, in kernel %s, %s, at %s", verb(kind),
+                         kernel_name().c_str(), thread_text(*fiber).c_str(), code_text(pc).c_str()));
         return;
     }
     if (worker_unchecked(*fiber)) return;

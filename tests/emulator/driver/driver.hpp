@@ -46,6 +46,7 @@ struct Options {
     std::string trace;
     int version = CUDA_VERSION;  // what the driver says of itself
     bool slices = false;         // devices are MIG slices of one GPU
+    int capability = 90;         // ten times the compute capability
 
     bool checked() const { return check_memory || check_races; }
 };
@@ -175,6 +176,28 @@ struct AsyncCopy {
     unsigned group;
 };
 
+struct Wgmma;
+
+// Race mode: of each thread of a block, and behind them of each warp's wgmma, the tick before which all that it did comes
+// before what another one does now.
+using Seen = std::vector<uint64_t>;
+
+// What a thread has to do with mbarriers, proxies and wgmma (warpgroups.cpp).
+struct Warpgroups {
+    Seen seen;
+    std::vector<uint64_t> proxy_fences;  // ticks
+    struct Pending {
+        std::shared_ptr<Wgmma> of;
+        unsigned group;
+    };
+    std::deque<Pending> pending;
+    unsigned committed = 0;  // groups
+    bool fenced = false;     // wgmma.fence came behind whatever the thread did with registers
+    std::vector<float *> registers;  // those that wgmma wrote last,
+    uintptr_t low = 0, high = 0;     // between which they are,
+    std::vector<float> left;         // and what it left there
+};
+
 // A CUDA thread.
 struct Fiber : EmuThread {
     Block *block;
@@ -189,6 +212,7 @@ struct Fiber : EmuThread {
     unsigned spins;
     unsigned copy_group;
     std::vector<AsyncCopy> *copies;
+    Warpgroups *warpgroups;
 };
 
 struct Collective {
@@ -206,6 +230,21 @@ struct Warp {
     std::vector<uint64_t> joined;
 };
 
+// An mbarrier in shared memory.
+struct MemoryBarrier {
+    unsigned expected = 0, pending = 0;  // arrivals
+    uint64_t phase = 0;                  // how many have ended
+    std::vector<Fiber *> waiting;
+    Seen arriving, ended;  // what comes before the end of the running phase, and came before that of the last one
+};
+
+// 128 threads on their way to one wgmma.
+struct Meeting {
+    unsigned arrived = 0;
+    EmuSite site{};
+    void *lanes[4 * warp_size];
+};
+
 struct Barrier {
     unsigned arrived = 0;
     uint64_t generation = 0;
@@ -220,6 +259,8 @@ struct Block {
     std::vector<Warp> warps;
     unsigned alive = 0;
     Barrier barrier;
+    std::map<unsigned, MemoryBarrier> barriers;  // by their address
+    std::vector<Meeting> meetings;               // by warpgroup
     Cluster *cluster = nullptr;
     uint64_t index = 0;  // in the grid
     char *shared_map = nullptr;
@@ -237,6 +278,13 @@ struct Cluster {
 };
 
 Worker *current_worker();
+// Lets others run until `make_ready` is called for this thread.
+void suspend_thread(Fiber &fiber, const char *what, const EmuSite &site);
+// Lets threads go on, in the order that EMULATOR_ORDER asks for.
+void make_ready(std::vector<Fiber *> threads);
+// Ends the launch: a thread waits with others of its group, which are elsewhere.
+[[noreturn]] void elsewhere(const Fiber &fiber, const char *what, const EmuSite &site, const char *group, const EmuSite &others);
+bool same_site(const EmuSite &a, const EmuSite &b);
 
 // ---------------------------------------------------------------- checks (checks.cpp)
 
@@ -248,15 +296,35 @@ void begin_checked_launch(const Launch &launch);
 CUresult check_copy(const char *name, uintptr_t to, uintptr_t from, size_t bytes);
 void begin_checked_block(Block &block, const Module &module, const EmuKernelInfo &info);
 void release_checked_block(Block &block);
+// An mbarrier's word: as atomics, which a fence makes meet, it is none.
+void check_barrier(const void *word, EmuAccess kind, const void *pc);
+// What a warp's part of a wgmma reads: when it begins, and when it has ended.
+void check_wgmma_begins(const Fiber &lane, const void *shared, size_t bytes, const void *pc);
+void check_wgmma_ended(const Fiber &lane, const void *shared, size_t bytes, uint64_t begun, const void *pc);
 void note_fence(const Fiber &fiber, bool reaches_other_blocks);
 uint64_t next_tick();
 uint64_t current_tick();
+Seen &seen_by(const Fiber &fiber);
+// Adds what comes before what a thread does now, or lets all that comes before what it does from now on.
+void release_to(const Fiber &fiber, Seen &into);
+void acquire_from(const Fiber &fiber, const Seen &from);
 size_t race_cell_bytes();
 
 // Lets a CUDA thread copy at its next wait for the group of copies.
 void begin_async_copy(void *shared, const void *global, unsigned bytes, unsigned zero_fill, const void *pc);
 // Ends the running launch with this error (from a CUDA thread; does not return).
 [[noreturn]] void fail_launch(CUresult code, const std::string &message);
+// Is the place one of the registers of a wgmma that the thread has not waited for?
+bool is_in_flight(const Fiber &fiber, const void *place);
+void forget_warpgroups(Fiber &fiber);
+// A thread leaves the kernel.
+void check_nothing_in_flight(const Fiber &fiber);
+// What a 32-bit address in shared memory points to, in this thread's block.
+char *in_shared(unsigned address);
+void check_place(const void *place, unsigned bytes, bool shared, const char *what, EmuSite site);
+std::string place_in_source(EmuSite site);
+float of_bits(uint32_t bits);
+float of_half(uint32_t bits);
 // Reports a finding of the checks; ends the launch unless EMULATOR_ON_REPORT=continue.
 void finding(CUresult code, const std::string &message);
 std::string thread_text(const Fiber &fiber);

@@ -194,6 +194,8 @@ void Worker::add_block(uint64_t index, Cluster *cluster) {
     block.cluster = cluster;
     block.alive = threads;
     block.barrier = Barrier{};
+    block.barriers.clear();
+    block.meetings.assign((threads + 4 * warp_size - 1) / (4 * warp_size), Meeting{});
 
     // Static variables first; the dynamic part ends where a page without access begins.
     size_t static_bytes = (module.static_bytes + 127) & ~size_t{127};
@@ -251,6 +253,7 @@ void Worker::add_block(uint64_t index, Cluster *cluster) {
         fiber.copy_group = 0;
         delete fiber.copies;
         fiber.copies = nullptr;
+        forget_warpgroups(fiber);
         if (++thread.x == launch->block.x) {
             thread.x = 0;
             if (++thread.y == launch->block.y) thread.y = 0, ++thread.z;
@@ -304,6 +307,7 @@ void Worker::run_unit(uint64_t unit) {
     grid_barrier = Barrier{};
     ready.clear();
     failed = CUDA_SUCCESS;
+    unchecked = false;  // where a warp's instruction ended the launch
     idle_spins = 0;
     spin_since = 0;
     // Threads of an aborted unit leave their stacks behind.
@@ -385,6 +389,7 @@ void Worker::run_unit(uint64_t unit) {
         for (Fiber &fiber : blocks[b]->fibers) {
             delete fiber.copies;
             fiber.copies = nullptr;
+            forget_warpgroups(fiber);
         }
     }
     for (size_t i = 0; i < stacks_made; ++i) {
@@ -416,6 +421,7 @@ void Worker::loop() {
 
 void Worker::finish(Fiber *fiber) {
     if (fiber->copies && !fiber->copies->empty()) emu_async_wait(~0u);
+    check_nothing_in_flight(*fiber);
     fiber->state = State::finished;
     idle_spins = 0;
     spin_since = 0;
@@ -770,10 +776,6 @@ void suspend(Fiber &fiber, EmuScope scope, const char *what, const EmuSite &site
     fiber.worker->wait(&fiber);
 }
 
-bool same_site(const EmuSite &a, const EmuSite &b) {
-    return a.line == b.line && (a.file == b.file || strcmp(a.file, b.file) == 0);
-}
-
 // One thread arrives. Returns whether it was the last.
 bool arrive(Fiber &fiber, Barrier &barrier, uint64_t alive, uint64_t all, const char *what, const EmuSite &site) {
     if (alive != all && options().strict_barriers)
@@ -785,10 +787,7 @@ bool arrive(Fiber &fiber, Barrier &barrier, uint64_t alive, uint64_t all, const 
         barrier.site = site;
         barrier.sum = 0;
     } else if (options().strict_barriers && !same_site(barrier.site, site)) {
-        fail_launch(CUDA_ERROR_LAUNCH_TIMEOUT,
-                    text("divergent barrier in kernel %s, %s waits in %s at %s, others of its group at %s",
-                         kernel_name().c_str(), thread_text(fiber).c_str(), what, site_text(site).c_str(),
-                         site_text(barrier.site).c_str()));
+        elsewhere(fiber, what, site, "group", barrier.site);
     }
     return ++barrier.arrived == alive;
 }
@@ -821,6 +820,30 @@ Place place_of(Fiber &fiber, EmuScope scope) {
     }
 }
 }  // namespace
+
+bool emu::same_site(const EmuSite &a, const EmuSite &b) {
+    return a.line == b.line && (a.file == b.file || strcmp(a.file, b.file) == 0);
+}
+
+void emu::elsewhere(const Fiber &fiber, const char *what, const EmuSite &site, const char *group, const EmuSite &others) {
+    fail_launch(CUDA_ERROR_LAUNCH_TIMEOUT,
+                text("divergent barrier in kernel %s, %s waits in %s at %s, others of its %s at %s", kernel_name().c_str(),
+                     thread_text(fiber).c_str(), what, site_text(site).c_str(), group, site_text(others).c_str()));
+}
+
+void emu::suspend_thread(Fiber &fiber, const char *what, const EmuSite &site) { suspend(fiber, EMU_WARP, what, site); }
+
+void emu::make_ready(std::vector<Fiber *> threads) {
+    if (threads.empty()) return;
+    Worker &worker = *threads[0]->worker;
+    worker.idle_spins = 0;
+    in_order(worker, threads);
+    for (Fiber *thread : threads) {
+        thread->state = State::ready;
+        thread->waits_for = nullptr;
+        worker.ready.push_back(thread);
+    }
+}
 
 // Asynchronous copies happen as late as the rules allow, so that a missing wait reads what was there before. A race is
 // looked for from here on: a device may copy at once.
@@ -887,10 +910,7 @@ void emu_warp_collective(unsigned mask, void *mine, void (*combine)(void **, uns
         group->site = site;
         group->combine = combine;
     } else if (options().strict_barriers && !same_site(group->site, site)) {
-        fail_launch(CUDA_ERROR_LAUNCH_TIMEOUT,
-                    text("divergent barrier in kernel %s, %s waits in %s at %s, others of its warp at %s",
-                         kernel_name().c_str(), thread_text(fiber).c_str(), what, site_text(site).c_str(),
-                         site_text(group->site).c_str()));
+        elsewhere(fiber, what, site, "warp", group->site);
     }
     group->arrived |= 1u << fiber.lane;
     group->lanes[fiber.lane] = mine;
@@ -910,18 +930,22 @@ void emu_warp_collective(unsigned mask, void *mine, void (*combine)(void **, uns
         for (unsigned i = 0; i < warp_size; ++i)
             for (unsigned j = 0; j < warp_size; ++j)
                 if (complete.arrived >> i & complete.arrived >> j & 1) warp.joined[i * warp_size + j] = tick;
+        Seen seen;
+        auto of_lanes = [&](auto each) {
+            for (unsigned lane = 0; lane < lanes; ++lane)
+                if (complete.arrived >> lane & 1) each(block.fibers[fiber.warp * warp_size + lane]);
+        };
+        of_lanes([&](Fiber &other) {
+            if (other.warpgroups && !other.warpgroups->seen.empty()) release_to(other, seen);
+        });
+        if (!seen.empty()) of_lanes([&](Fiber &other) { acquire_from(other, seen); });
     }
     // The last to arrive goes on at once; the others follow in the chosen order.
     std::vector<Fiber *> others;
     for (unsigned lane = 0; lane < warp_size; ++lane)
         if ((complete.arrived >> lane & 1) && lane != fiber.lane)
             others.push_back(&block.fibers[fiber.warp * warp_size + lane]);
-    in_order(*fiber.worker, others);
-    for (Fiber *other : others) {
-        other->state = State::ready;
-        other->waits_for = nullptr;
-        fiber.worker->ready.push_back(other);
-    }
+    make_ready(others);
 }
 
 void emu_warp_barrier(unsigned mask, EmuSite site) {

@@ -105,6 +105,18 @@ CUresult load_module(Module *&result, const void *image, size_t bytes, DeviceCon
         return CUDA_ERROR_INVALID_IMAGE;
     }
     module->checked = dlsym(module->handle, "emu_checked_build") != nullptr;
+    // A cubin runs on its own major version from its minor version on; one for "sm_90a" on 9.0 alone.
+    auto *made_for = static_cast<const char *>(dlsym(module->handle, "emu_architecture"));
+    int architecture = made_for ? atoi(made_for) : 0, capability = options().capability;
+    bool exact = made_for && strchr(made_for, 'a');
+    if (context->device >= 0 && made_for &&
+        (exact ? architecture != capability : architecture / 10 != capability / 10 || architecture > capability)) {
+        say("cuModuleLoadData: a cubin for sm_%s, on a device of compute capability %d.%d", made_for, capability / 10,
+            capability % 10);
+        dlclose(module->handle);
+        close(module->file);
+        return CUDA_ERROR_NO_BINARY_FOR_GPU;
+    }
     // Places of the static shared variables, aligned as declared and no better, so that what needs more shows; checked
     // runs leave a gap after each.
     unsigned offset = 0;
@@ -180,6 +192,7 @@ int emu_inspect_module(const char *path, int print_usage) {
     for (size_t n; (n = fread(buffer, 1, sizeof buffer, file)) > 0;) image.append(buffer, n);
     fclose(file);
     DeviceContext none;
+    none.device = -1;  // of any architecture
     Module *module = nullptr;
     if (load_module(module, image.data(), image.size(), &none) != CUDA_SUCCESS) return 1;
     int complaints = 0;

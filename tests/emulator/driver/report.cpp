@@ -87,6 +87,11 @@ Options read_options() {
             refuse("EMULATOR_DRIVER", version, "a CUDA version, such as 12.4");
         o.version = 1000 * major + 10 * minor;
     }
+    if (std::string capability = variable("EMULATOR_CAPABILITY"); !capability.empty()) {
+        if (capability.size() != 3 || capability[1] != '.' || capability < "7.5" || capability > "9.0")
+            refuse("EMULATOR_CAPABILITY", capability, "a compute capability from 7.5 to 9.0");
+        o.capability = (capability[0] - '0') * 10 + capability[2] - '0';
+    }
     return o;
 }
 }  // namespace

@@ -232,7 +232,7 @@ def test_registers_are_those_of_the_compiler(monkeypatch):
     monkeypatch.setattr("dptrain.backend.cuda.compile.resources_of_text", resources)
     model = dense()
     model.compile("sgd", "sparse_categorical_crossentropy", device="cuda")
-    _, _, costs = model.explain(8, kernels=True).partition("registers by nvcc for sm_90:\n")
+    _, _, costs = model.explain(8, kernels=True).partition("registers by nvcc for sm_90a:\n")
     numbers = re.findall(r"^ *(\d+) .*  99      0 ", costs, re.M)
     assert numbers == [str(number + 1) for number in range(len(numbers))] != []
 

@@ -103,6 +103,16 @@ void emu_async_wait(unsigned pending);
 void emu_ldmatrix(unsigned *registers, unsigned count, int transposed, unsigned shared, struct EmuSite site);
 void emu_mma(float *sums, const unsigned *a, const unsigned *b, enum EmuFactor type, struct EmuSite site);
 void emu_cp_async(unsigned shared, const void *global, unsigned bytes, unsigned size, struct EmuSite site);
+void emu_mbarrier_init(unsigned shared, unsigned arrivals, struct EmuSite site);
+void emu_mbarrier_arrive(unsigned shared, struct EmuSite site);
+void emu_mbarrier_wait(unsigned shared, unsigned parity, struct EmuSite site);
+void emu_proxy_fence(void);
+void emu_wgmma_fence(struct EmuSite site);
+void emu_wgmma_commit(struct EmuSite site);
+void emu_wgmma_wait(unsigned pending, struct EmuSite site);
+// Of `columns` columns; `sums` points at half as many registers, a and b are descriptors of matrices in shared memory.
+void emu_wgmma(float *const *sums, unsigned columns, uint64_t a, uint64_t b, int a_mn_major, int b_mn_major,
+               enum EmuFactor type, struct EmuSite site);
 
 // Checked builds only: one access that the compiler did not instrument itself.
 void emu_check(const volatile void *address, size_t bytes, enum EmuAccess kind);

@@ -1,22 +1,77 @@
 """Plans of matrix products."""
 
+import numpy as np
+import pytest
+
+from dptrain.backend.cuda.compose import Composition
+from dptrain.backend.cuda.costs import loads
+from dptrain.backend.cuda.probe import architecture_of
 from dptrain.backend.cuda.products import TILES, product_plan
+from tests.ops.test_programs_on_cuda import mlp
+
+
+def chosen(M, N, K, precision="float32"):
+    """Return the kernel, rows and columns of its tile, and the number of slices."""
+    plan = product_plan(M, N, K, precision)
+    return plan.tiling.kernel, plan.tiling.rows, plan.tiling.columns, plan.slices
 
 
 def test_plans_of_products():
     """What each of the plan's rules decides, for layers of 784-128-10, 784-512-10 and 784-4096-4096-10."""
     for M, N, K in [(1, 1, 1), (32, 10, 784), (32, 128, 0), (5, 7, 100_000), (32, 128, 511), (32, 128, 512)]:
-        tile, slices, depth = product_plan(M, N, K)
-        assert tile in TILES
-        assert depth % 32 == 0
-        assert slices * depth >= K > (slices - 1) * depth or K == 0
+        plan = product_plan(M, N, K)
+        assert plan.tiling.rows in TILES
+        assert plan.depth % 32 == 0
+        assert plan.slices * plan.depth >= K > (plan.slices - 1) * plan.depth or K == 0
     # Large results: large tiles, whole sums.
-    assert product_plan(1024, 4096, 4096)[:2] == (128, 1)
-    assert product_plan(784, 512, 1024)[:2] == (64, 1)
+    assert chosen(1024, 4096, 4096) == ("product", 128, 128, 1)
+    assert chosen(784, 512, 1024) == ("product", 64, 64, 1)
     # A batch of 32 rows does not half fill a tile of 64, nor do ten classes.
-    assert product_plan(32, 4096, 4096)[0] == 32
-    assert product_plan(4096, 10, 1024)[0] == 32
+    assert chosen(32, 4096, 4096)[1] == 32
+    assert chosen(4096, 10, 1024)[1] == 32
     # Short sums are not worth a second kernel; long ones with few results are.
-    assert product_plan(32, 10, 128)[1] == product_plan(784, 128, 128)[1] == 1
-    assert product_plan(32, 128, 784)[1] >= 8
-    assert product_plan(1024, 10, 4096)[1] == 16
+    assert chosen(32, 10, 128)[3] == chosen(784, 128, 128)[3] == 1
+    assert chosen(32, 128, 784)[3] >= 8
+    assert chosen(1024, 10, 4096)[3] == 16
+
+
+def test_plans_of_products_by_warpgroups():
+    """What takes tiles of 128 otherwise and a stage of terms; of 256 columns where these give enough blocks."""
+    assert chosen(1024, 4096, 64, "wgmma") == ("product_wgmma", 128, 256, 1)
+    assert chosen(1024, 4096, 63, "wgmma") == chosen(1024, 4096, 63, "half") == ("product_half", 128, 128, 1)
+    assert chosen(1024, 1024, 64, "wgmma") == ("product_wgmma", 128, 128, 1)
+    assert chosen(128 * 64, 128, 64, "wgmma") == ("product_wgmma", 128, 128, 1)
+    assert chosen(128 * 64, 129, 64, "wgmma") == ("product_wgmma", 128, 256, 1)
+    assert chosen(1024, 896, 64, "wgmma") == chosen(1024, 896, 64, "half") == ("product_half", 64, 64, 1)
+    # 64 blocks leave half of the processors without one: two slices of 512 terms and more.
+    assert [chosen(1024, 1024, K, "wgmma")[3] for K in (1023, 1024, 8192)] == [1, 2, 2]
+    assert chosen(1024, 1025, 8192, "wgmma")[3] == 1
+    for K in (1024, 1025, 1100, 5000):
+        plan = product_plan(1024, 1024, K, "wgmma")
+        assert plan.depth % 64 == 0
+        assert plan.slices * plan.depth >= K > (plan.slices - 1) * plan.depth
+
+
+def test_a_kernel_of_warpgroups_is_launched_with_the_memory_that_it_asks_for():
+    """It has a launch of its own, whose threads no other function is written for."""
+    program, _ = mlp(np.random.default_rng(0), 1024, 1024, 10, 1024, 1024, compute="bfloat16")
+    made = Composition(program, of_halves="wgmma")
+    kernels = [kernel for stage in made.stages for kernel in stage]
+    own = [kernel for kernel in kernels if any("product_wgmma<" in "".join(one.body) for one in kernel.functions)]
+    assert own
+    for kernel in own:
+        assert {one.threads for one in kernel.functions} == {384}
+        assert kernel.dynamic == 1024 + 4 * 256 * 128 + 80
+    assert {kernel.threads for kernel in kernels} <= {128, 256, 384}
+    text = made.source()
+    assert text.count(f"static_assert(bytes == {own[0].dynamic}, ") == text.count("extern __shared__") == len(own)
+    by_name = {load.name: load for load in loads(made)}
+    assert {by_name[kernel.name].shared for kernel in own} == {own[0].dynamic}
+    assert all(by_name[kernel.name].operations["half"] for kernel in own)
+
+
+@pytest.mark.parametrize(
+    ("capability", "architecture"), [((8, 0), "sm_80"), ((9, 0), "sm_90a"), ((10, 0), "sm_100"), ((12, 0), "sm_120")]
+)
+def test_architectures(capability, architecture):
+    assert architecture_of(*capability) == architecture

@@ -1,0 +1,144 @@
+"""Products of half precision by warpgroups, on compute capability 9.0: `kernels/product_wgmma.cuh`."""
+
+import numpy as np
+import pytest
+
+from dptrain import ops
+from dptrain.backend.cuda import products
+from dptrain.program.dims import Dim
+from dptrain.program.execute import evaluate
+from dptrain.program.program import trace
+from tests.ops.test_half_products_on_cuda import calls, product, run, whole
+from tests.ops.test_programs_on_cuda import mlp
+
+
+@pytest.fixture(autouse=True)
+def by_warpgroups(cuda_backend, monkeypatch):
+    """Let products of more than 64 rows and columns be computed by warpgroups, as few blocks as these are."""
+    if cuda_backend.of_halves != "wgmma":
+        pytest.skip("the device is not of compute capability 9.0")
+    monkeypatch.setattr(products, "_WANTED_BLOCKS", 1)
+    products.product_plan.cache_clear()
+    yield
+    products.product_plan.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes"), [("bfloat16", (72, 136, 200)), ("float16", (129, 65, 101))], ids=["wide", "odd"]
+)
+def test_all_layouts_by_warpgroups(cuda_backend, dtype, sizes):
+    """Rows begin at multiples of 16 bytes or anywhere; a part of a tile or of a stage, or more than one."""
+    m, k, n = sizes
+
+    def step(a, b, c):
+        a, b = ops.cast(a, dtype), ops.cast(b, dtype)
+        left, right = ops.transpose(a), ops.transpose(b)
+        return {
+            "neither": ops.relu(product(a, b, dtype) + c),
+            "both": product(right, left, dtype),
+            "the first": product(left, a * 2, dtype),
+            "the second": product(a, ops.transpose(a * 2), dtype),
+            "rounded": a @ b,
+            "of each": product(ops.stack([a, a * 2]), ops.stack([b * 3, b]), dtype),
+        }
+
+    shapes = {"a": (m, k), "b": (k, n), "c": (n,)}
+    rng = np.random.default_rng(0)
+    values = {name: whole(rng, *shape) for name, shape in shapes.items()}
+    made = run(cuda_backend, trace(step, {name: (shape, "float32") for name, shape in shapes.items()}), values)
+    a, b, c = values.values()
+    expected = {
+        "neither": np.maximum(a @ b + c, 0),
+        "both": b.T @ a.T,
+        "the first": a.T @ a * 2,
+        "the second": a @ a.T * 2,
+        "rounded": (a @ b).astype(dtype),
+        "of each": np.stack([a @ b * 3, a @ b * 2]),
+    }
+    for name, value in expected.items():
+        np.testing.assert_array_equal(made.outputs[name], value, err_msg=f"transposed: {name}")
+    found = calls(made.source)
+    assert [kernel for kernel, _ in found] == ["product_wgmma"] * len(expected)
+    assert {rest.split(", ")[2] for _, rest in found} == {"128", "256"}
+    assert len({rest.split(", ", 3)[3] for _, rest in found}) == 4
+
+
+def test_slices_by_warpgroups(cuda_backend):
+    """Each of nine stages, more than the ring has; four panels of columns."""
+    rng = np.random.default_rng(0)
+    a, b = whole(rng, 72, 1100), whole(rng, 1100, 200)
+    program = trace(
+        lambda a, b: {"y": product(a, b, "bfloat16")}, {"a": (a.shape, "float32"), "b": (b.shape, "float32")}
+    )
+    made = run(cuda_backend, program, {"a": a, "b": b})
+    assert [kernel for kernel, _ in calls(made.source)] == ["product_wgmma"]
+    assert products.product_plan(72, 200, 1100, "wgmma").slices == 2
+    for _ in range(2):  # counters are zero again
+        np.testing.assert_array_equal(made.outputs["y"], a @ b)
+        made.run()
+
+
+def test_on_both_sides_of_every_threshold(cuda_backend):
+    """Of numbers with all digits: rows are M, N and K in turn."""
+
+    def step(x, w):
+        x, turned = ops.cast(x, "bfloat16"), ops.transpose(x)
+        return {
+            "M": ops.cast(product(x, w, "bfloat16"), "float32"),
+            "N": product(ops.transpose(w), turned, "bfloat16"),
+            "K": product(turned, x * 3, "bfloat16"),
+        }
+
+    rows = Dim.rows(1024)
+    program = trace(step, {"x": ((rows, 72), "float32"), "w": ((72, 88), "float32")})
+    rng, found = np.random.default_rng(0), []
+    for count in (63, 64, 65, 128, 129, 1024):
+        values = {"x": (count, 72), "w": (72, 88)}
+        values = {name: rng.normal(size=shape).astype(np.float32) for name, shape in values.items()}
+        made = run(cuda_backend, program, values, rows=count)
+        kernels = (f"{kernel} {rest.split(', ')[2]}" for kernel, rest in calls(made.source))
+        found.append(sorted(one.removeprefix("product_") for one in kernels))
+        x, w = (value.astype("bfloat16").astype(np.float64) for value in values.values())
+        tripled = (np.float32(3) * x.astype(np.float32)).astype("bfloat16").astype(np.float64)
+        expected = {"M": x @ w, "N": w.T @ x.T, "K": x.T @ tripled}
+        for name, value in expected.items():
+            np.testing.assert_allclose(made.outputs[name], value, rtol=1e-5, atol=1e-4, err_msg=f"{name}, {count}")
+    none, narrow, wide = ["half 128", "half 64", "half 64"], ["wgmma 128"] * 3, ["wgmma 128", "wgmma 128", "wgmma 256"]
+    assert found == [none, [*none[1:], narrow[0]], narrow, narrow, wide, wide]
+
+
+def test_a_step_of_mixed_precision(cuda_backend, another):
+    """Of a network whose layers fill tiles: that of NumPy but for rounding, and in a pack the bits of runs alone."""
+    rows = 136
+
+    def made(seed, backend):
+        rng = np.random.default_rng(seed)
+        program, data = mlp(rng, 144, 200, 136, rows, 160, compute="bfloat16")
+        return program, data | {"rows": rng.integers(0, 160, 3 * rows)}, backend
+
+    def bits(program, executable):
+        state = [variable.numpy().tobytes() for variable in program.state]
+        return [*state, *(value.tobytes() for value in executable.outputs.values())]
+
+    alone = []
+    for seed in (1, 2):
+        program, data, backend = made(seed, cuda_backend)
+        executable = backend.executable(program, data)
+        state = {variable: variable.numpy() for variable in program.state}
+        expected, new = evaluate(program, data | {"rows": data["rows"][:rows]}, state)
+        executable.run([0])
+        assert {kernel for kernel, _ in calls(executable.source)} == {"product_wgmma"}
+        np.testing.assert_allclose(executable.outputs["loss"], expected["loss"], rtol=1e-2)
+        for variable, value in new.items():
+            if variable.name.startswith("w"):
+                np.testing.assert_allclose(variable.numpy(), value, atol=0.03, err_msg=variable.name)
+        executable.run([rows, 2 * rows])
+        alone.append(bits(program, executable))
+        executable.close()
+    together = []
+    for seed in (1, 2):
+        program, data, backend = made(seed, another())
+        together.append((program, backend.executable(program, data)))
+    for _, executable in together:
+        executable.run([0, rows, 2 * rows])
+    assert [bits(*one) for one in together] == alone
