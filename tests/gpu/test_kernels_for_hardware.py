@@ -172,7 +172,7 @@ def test_compiles_without_spills(nvcc, architecture, tmp_path, record_property):
             for kernel, given in parse_resources(said).items():
                 rows.append((one, name, kernel, given.registers, given.shared, given.spilled))
     assert {(one, name) for one, name, *_ in rows} == {(one, name) for one in built for name in names}
-    table = [f"{"":93} registers  shared memory  spills (bytes)"]
+    table = [" " * 93 + " registers  shared memory  spills (bytes)"]
     for one, name, kernel, registers, shared_bytes, spills in sorted(rows):
         table.append(f"{one:6} {name:22} {kernel[:62]:62}  {registers:9}  {shared_bytes:13}  {spills:6}")
     record_property("table", "\n".join(table))
