@@ -372,6 +372,21 @@ class Programs:
             self._arenas[placed, rows] = int(1.25 * self.backend.planned_bytes(placed, rows))
         return self._arenas[placed, rows]
 
+    def settle(self, steps: Iterable[tuple[Step, Batch, Sequence[Shard]]]) -> None:
+        """Let the device decide what it measures for steps of batches like these. Collective.
+
+        Args:
+            steps: each with what its arrays are and the shards of its first batch, of which this rank may have none.
+        """
+        if not self.backend.measures:
+            return
+        traced = [(step, batch, shards) for step, batch, shards in steps if shards and not step.eager]
+        found = [
+            (self.placed(step, batch, shards[0].batch_rows), max(one.rows for one in shards))
+            for step, batch, shards in traced
+        ]
+        self.backend.settle(found, self.comm)
+
     @property
     def variables(self) -> list[Variable]:
         """What steps have read or written so far, a user's own variables included."""

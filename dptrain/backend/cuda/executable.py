@@ -341,16 +341,12 @@ class CudaExecutable:
         if isinstance(call, OwnCall):
             return self._own_call(function, call)
         assert call is not None
-        count, *steps = call.batch
+        library, count = self.backend.libraries[call.problem.kind], 1
+        if call.problem.kind == "gemm":
+            count = call.problem.sizes[2]
         starts = [self._pointers[one] for one in call.tensors]
         return [
-            partial(
-                self.backend.library.product,
-                call.transposed,
-                *(start + n * step for start, step in zip(starts, steps, strict=True)),
-                call.sizes,
-                call.tensors[0].dtype.name,
-            )
+            library.prepared(call.problem, *(start + n * step for start, step in zip(starts, call.steps, strict=True)))
             for n in range(count)
         ]
 

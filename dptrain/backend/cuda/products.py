@@ -2,7 +2,6 @@
 
 import functools
 
-PROVIDERS = ("dptrain", "cublaslt")
 TILES = (128, 64, 32)
 # Threads of a block, by precision and tile. On tensor cores, a block of 32 x 32 has a warp for each 16 x 16.
 THREADS = {
