@@ -136,6 +136,18 @@ class Backend(ABC):
             ConfigError: this cannot be done here.
         """
 
+    def prepare(  # noqa: B027 - most have nothing to do ahead
+        self, program: Program, rows: int, first_row: int = 0, *, alone: bool = True
+    ) -> None:
+        """Begin with what takes long before a program can be executed, beside what this thread does next.
+
+        Args:
+            program: as of `executable`, and so are those that follow.
+            rows: of the global batch that this rank has.
+            first_row: the global number of the first of them.
+            alone: there is one rank, or it does not meet the others.
+        """
+
     @abstractmethod
     def planned_bytes(self, program: Program, rows: int) -> int:
         """Return the bytes of a program's intermediate results on a rank with so many rows; prepares nothing."""

@@ -372,6 +372,14 @@ class Programs:
             self._arenas[placed, rows] = int(1.25 * self.backend.planned_bytes(placed, rows))
         return self._arenas[placed, rows]
 
+    def prepare(self, step: Step, batch: Batch, shards: Sequence[Shard], *, alone: bool) -> None:
+        """Let the device begin with what a step needs, for batches like one; `alone` as of `run`."""
+        shard = shards[0]
+        if step.eager or shard.of is not None or self._has_stages:  # which have other programs
+            return
+        placed = self.placed(step, batch, shard.batch_rows)
+        self.backend.prepare(placed, shard.rows, shard.first_row, alone=alone or self.comm.size == 1)
+
     def settle(self, steps: Iterable[tuple[Step, Batch, Sequence[Shard]]]) -> None:
         """Let the device decide what it measures for steps of batches like these. Collective.
 

@@ -191,6 +191,8 @@ class Trainer:
         if self._data_bytes is None and self.backend.room_for_data() is not None:
             self.programs.adopt(self.model, trains="train" in data)
             steps = [(self.model.step(name), batches) for name, batches in data.items() if batches.first]
+            for step, batches in steps:
+                self.programs.prepare(step, batches.about, batches.first, alone=batches.alone)
             reserved = sum(self.programs.arena_bytes(step, batches.about, batches.first) for step, batches in steps)
         with ExitStack() as stack:
             for batches in data.values():

@@ -9,6 +9,7 @@ import functools
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from dptrain.backend.base import Backend, amount
 from dptrain.backend.cuda.choices import OURS, Choices, Library
-from dptrain.backend.cuda.compile import find_nvcc, release, too_new
+from dptrain.backend.cuda.compile import compiled_text, find_nvcc, release, too_new
 from dptrain.backend.cuda.compose import Composition, problems
 from dptrain.backend.cuda.device import cuda, driver_version, open_gpu
 from dptrain.backend.cuda.executable import CudaExecutable
@@ -116,6 +117,7 @@ class CudaBackend(Backend):
         self.heap = Heap(gpu, self.streams)
         self.state = DeviceState(self.heap, self.download, self.write)
         self.executables: weakref.WeakSet[CudaExecutable] = weakref.WeakSet()
+        self._compositions: weakref.WeakKeyDictionary[Program, dict[Any, Composition]] = weakref.WeakKeyDictionary()
         self._tables: weakref.WeakValueDictionary[Hashable, RunTable] = weakref.WeakValueDictionary()
         self.libraries: dict[Kind, Library] = {}
         self._workspaces: list[DeviceMemory] = []
@@ -217,9 +219,24 @@ class CudaBackend(Backend):
         self, program: Program, rows: int | None = None, first_row: int = 0, *, alone: bool = True
     ) -> Composition:
         """Return a program as kernels of this device; the arguments are those of `Composition`."""
-        products = {"precision": self.precision, "of_halves": self.of_halves}
-        provider = self.choices.provider if self.libraries else None
-        return Composition(program, rows, first_row, alone=alone, provider=provider, **products)
+        key = rows, first_row, alone, self.choices.state
+        kept = self._compositions.setdefault(program, {})
+        if key not in kept:
+            products = {"precision": self.precision, "of_halves": self.of_halves}
+            provider = self.choices.provider if self.libraries else None
+            kept.clear()  # a training asks for its memory first, and then for the same again
+            kept[key] = Composition(program, rows, first_row, alone=alone, provider=provider, **products)
+        return kept[key]
+
+    def prepare(self, program: Program, rows: int, first_row: int = 0, *, alone: bool = True) -> None:
+        """Let nvcc begin: a training's kernels and those of its validation are compiled beside each other."""
+        self.compile_ahead(self.composed(program, rows, first_row, alone=alone).sources())
+
+    def compile_ahead(self, texts: Iterable[str]) -> None:
+        """Let nvcc begin with texts, in other threads."""
+        for one in texts:
+            architecture = self.gpu_record.architecture
+            self.gpu_record.compiling.begin(one, partial(compiled_text, "program", one, architecture))
 
     def settle(self, programs: Iterable[tuple[Program, int]], comm: Communicator) -> None:
         products = {"precision": self.precision, "of_halves": self.of_halves}

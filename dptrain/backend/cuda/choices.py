@@ -85,6 +85,11 @@ class Choices:
         return LIBRARIES[problem.kind] if library.takes(problem) else OURS
 
     @property
+    def state(self) -> tuple[object, ...]:
+        """Equal only where `provider` returns the same."""
+        return self._forced, len(self.chosen), self.digest
+
+    @property
     def digest(self) -> str:
         """What ranks compare of all that was chosen; empty where nothing was."""
         if not self.chosen:

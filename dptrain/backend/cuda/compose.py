@@ -21,6 +21,8 @@ from dptrain.program.tensor import Tensor
 _OWN_LAUNCH = ("product", "call")
 # Elements from which on an int is too short for indices, which run a little past the end.
 _WIDE = 2**30
+# Kernels that are compiled as one text: a text takes about 0.5 s before the first, and each 0.2 to 0.4 s.
+_TOGETHER = 8
 # Where tensors begin: what the widest loads of kernels need, and a cache line.
 ALIGNMENT = 256
 
@@ -134,6 +136,15 @@ class Composition:
     def source(self) -> str:
         """Return the C++ of all kernels."""
         return source(self._kernels, self.wide_index)
+
+    def sources(self) -> dict[str, list[Kernel]]:
+        """Return the C++ of all kernels in texts that are compiled beside each other, each with its kernels.
+
+        How they are cut depends on their number alone, so that every machine finds what another one has compiled.
+        """
+        found = [one for one in self._kernels if one.threads]
+        fields, parts = run_fields(found), (found[n : n + _TOGETHER] for n in range(0, max(len(found), 1), _TOGETHER))
+        return {source(own, self.wide_index, fields): own for own in parts}
 
     @property
     def fields(self) -> list[str]:

@@ -631,12 +631,13 @@ def blocks_of(function: Function, threads: int) -> int:
     return -(-function.blocks // (threads // 32)) if "rows" in function.needs else function.blocks
 
 
-def source(found: Sequence[Kernel], wide_index: bool) -> str:
+def source(found: Sequence[Kernel], wide_index: bool, fields: Mapping[str, str] | None = None) -> str:
     """Return the C++ of kernels.
 
     Args:
         found: the kernels.
         wide_index: there are tensors whose elements an int cannot count.
+        fields: of a `Run`, by default those that these kernels need.
     """
     found = [kernel for kernel in found if kernel.threads]
     functions = [one for kernel in found for one in kernel.functions]
@@ -646,7 +647,7 @@ def source(found: Sequence[Kernel], wide_index: bool) -> str:
         f"#define INDEX {'long long' if wide_index else 'int'}",
         *(f'#include "{one}"' for one in ("common.cuh", *headers)),
     ]
-    fields = run_fields(found)
+    fields = run_fields(found) if fields is None else fields
     text += [
         "",
         "// What each run has of its own.",
