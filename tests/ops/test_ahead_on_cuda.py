@@ -5,11 +5,12 @@ import threading
 import numpy as np
 
 from dptrain import Sequential, layers
-from dptrain.backend.cuda import backend as module
 from dptrain.backend.cuda import compile as compiling
 
 
 def test_a_training_and_its_validation_are_composed_and_compiled_once(cuda_backend, monkeypatch, tmp_path):
+    from dptrain.backend.cuda import backend as module
+
     composed, compiled, threads = [], [], set[str]()
 
     class Counted(module.Composition):

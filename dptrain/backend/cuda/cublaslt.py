@@ -31,6 +31,19 @@ WORKSPACE_BYTES = 32 * 2**20
 _ALIGNMENT = 256
 
 
+def why_not() -> str:
+    """Return why cuBLASLt cannot be used in this process, or an empty string if nothing is known against it."""
+    try:
+        from nvmath.bindings import cublasLt
+
+        cublasLt.get_version()
+    except ImportError as error:
+        return f"nvmath-python is not installed ({error}); {pip_install('cublaslt')}"
+    except Exception as error:  # nvmath has a class of its own for each reason
+        return f"the library does not load ({error})"
+    return ""
+
+
 @dataclass
 class _Matmul:
     """What one shape needs: opaque handles and the algorithm."""

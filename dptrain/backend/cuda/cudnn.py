@@ -39,6 +39,19 @@ _TYPES = {"float32": "FLOAT", "bfloat16": "BFLOAT16", "float16": "HALF"}
 _FIRST, _SECOND, _MADE = 1, 2, 3
 
 
+def why_not() -> str:
+    """Return why cuDNN cannot be used in this process, or an empty string if nothing is known against it."""
+    try:
+        import cudnn
+
+        cudnn.backend_version()
+    except ImportError as error:
+        return f"nvidia-cudnn-frontend is not installed ({error}); {pip_install('cudnn')}"
+    except Exception as error:  # the frontend has a class of its own for each reason
+        return f"the library does not load ({error})"
+    return ""
+
+
 class _Plan(NamedTuple):
     """What executes one problem.
 
