@@ -432,8 +432,14 @@ def _libraries(context: Context) -> list[Row]:
         if wanted == "dptrain":
             rows.append(Row(title, f"not asked: dptrain's own kernels compute (--{kind} dptrain)", "note"))
         elif reason := why_not():
-            state = "note" if wanted == "auto" else "bad"
-            rows.append(Row(title, reason, state, f"dptrain's own kernels do without (--{kind} dptrain)"))
+            rows.append(
+                Row(
+                    title,
+                    reason,
+                    "note" if wanted == "auto" else "bad",
+                    f"dptrain's own kernels do without (--{kind} dptrain)",
+                )
+            )
         else:
             rows.append(Row(title, "its bindings and the library load"))
     return rows

@@ -42,6 +42,8 @@ STORED = (*("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint
 _RESERVE = 0.05
 # Shared samples that a backend keeps when nobody reads them: features, targets, weights, and those for validation.
 _KEPT_SAMPLES = 6
+# Of a program: what is prepared, and what its memory is planned by.
+_KEPT_COMPOSITIONS = 2
 # Compute capability from which tensor cores know TF32 and bfloat16.
 _TF32_FROM = 80
 
@@ -224,7 +226,8 @@ class CudaBackend(Backend):
         if key not in kept:
             products = {"precision": self.precision, "of_halves": self.of_halves}
             provider = self.choices.provider if self.libraries else None
-            kept.clear()  # a training asks for its memory first, and then for the same again
+            while len(kept) >= _KEPT_COMPOSITIONS:
+                kept.pop(next(iter(kept)))
             kept[key] = Composition(program, rows, first_row, alone=alone, provider=provider, **products)
         return kept[key]
 

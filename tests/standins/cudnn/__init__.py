@@ -174,7 +174,9 @@ class pygraph:  # noqa: N801
         self._after()
         node, tensors = self._node, self._node.tensors
         for name, one in tensors.items():
-            one.check(dense=name == "filter" or name == node.made)
+            one.check(dense=name == "filter")
+        if tensors[node.made].span != math.prod(tensors[node.made].dim) * tensors[node.made].kind.itemsize:
+            raise ValueError("nothing would be written between the rows of what is made")
         if len({one.uid for one in self._tensors}) != 3 or not tensors[node.made].output:
             raise ValueError("three tensors with numbers of their own, one of them an output")
         (b, i, *image), (b_too, o, *places), (o_too, i_too, *size) = (
@@ -201,7 +203,8 @@ class pygraph:  # noqa: N801
         assert heuristics == [heur_mode.A, heur_mode.FALLBACK]
         if tuple(self._node.stride) not in UNSUPPORTED:
             names = [["NONDETERMINISTIC"], ["WINOGRAD"], ["TENSOR_CORE"], []]
-            self._plans = [(frozenset(one), 4096 * number) for number, one in enumerate(names)]
+            elements = math.prod(self._node.tensors["filter"].dim[2:])
+            self._plans = [(frozenset(one), 4096 * number * elements) for number, one in enumerate(names)]
             self._plans.append((frozenset(), 1 << 40))
         self._done.append("planned")
 
