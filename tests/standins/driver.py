@@ -20,8 +20,24 @@ class Driver:
 
     def __init__(self, refuse: Callable[[str], Exception]) -> None:
         self._library, self._refuse = ctypes.CDLL("libcuda.so.1"), refuse
-        # What queued work needs, which graphs may launch again: for ever, as nobody says when one is gone.
+        # What queued work needs, which graphs may launch again, until `release`.
         self._kept: list[Any] = []
+        self._pinned: list[ctypes.c_void_p] = []
+
+    def host(self, count: int, dtype: Any) -> np.ndarray:
+        """Return a flat array in page-locked memory: of other memory the driver copies what is there at the call."""
+        address, kind = ctypes.c_void_p(), np.dtype(dtype)
+        self._check(self._library.cuMemHostAlloc(ctypes.byref(address), ctypes.c_size_t(count * kind.itemsize), 0))
+        self._pinned.append(address)
+        assert address.value is not None
+        content = (ctypes.c_ubyte * (count * kind.itemsize)).from_address(address.value)
+        return np.frombuffer(content, kind)
+
+    def release(self) -> None:
+        """Give page-locked memory back, when nothing that was queued will run any more."""
+        self._kept.clear()
+        while self._pinned:
+            self._library.cuMemFreeHost(self._pinned.pop())
 
     def _check(self, code: int) -> None:
         if code:

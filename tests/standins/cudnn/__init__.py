@@ -73,6 +73,8 @@ def create_handle() -> Handle:
 
 def destroy_handle(handle: Handle) -> None:
     live.remove(handle)
+    if not live:
+        _driver.release()
 
 
 def set_stream(handle: Handle, stream: int) -> None:
@@ -247,9 +249,11 @@ class pygraph:  # noqa: N801
                 raise ValueError(f"{name} at {address:#x} is not aligned to 16 bytes")
             _driver.range(name, address, one.span)
             if name in node.given:
-                held[name] = reads.setdefault(address, np.zeros(one.span // one.kind.itemsize, one.kind))
+                if address not in reads:
+                    reads[address] = _driver.host(one.span // one.kind.itemsize, one.kind)
+                held[name] = reads[address]
         made = node.tensors[node.made]
-        result = np.zeros(math.prod(made.dim), np.float32)
+        result = _driver.host(math.prod(made.dim), np.float32)
         rounds = "TENSOR_CORE" in notes and node.tensors[node.given[0]].dtype is data_type.FLOAT
 
         def compute() -> Any:

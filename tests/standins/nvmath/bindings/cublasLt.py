@@ -119,6 +119,8 @@ def create() -> int:
 
 def destroy(light_handle: int) -> None:
     _destroy(light_handle, Handle)
+    if not any(isinstance(one, Handle) for one in live.values()):
+        _driver().release()
 
 
 def matmul_desc_create(compute_type: int, scale_type: int) -> int:
@@ -249,7 +251,7 @@ def matmul(
         layout = _get(one, Layout)
         count = layout.ld * (layout.columns - 1) + layout.rows
         driver.range(f"matrix {name}", pointer, TYPES[layout.type].itemsize * count)
-        operands.append((layout, np.zeros(count, TYPES[layout.type])))
+        operands.append((layout, driver.host(count, TYPES[layout.type])))
     layout = operands[3][0]
     if layout.ld != layout.rows or _host_float(beta) or epilogue & 0xFF != Epilogue.DEFAULT:
         raise cuBLASLtError("the stand-in writes dense results of products alone")
@@ -260,13 +262,13 @@ def matmul(
         if compute == FAST_TF32:
             left, right = (tf32(one.astype(np.float32)).astype(np.float64) for one in (left, right))
         result = factor * ((left.T if turn_a else left) @ (right.T if turn_b else right))
-        return np.ascontiguousarray(result.T, np.float32)
+        return np.asarray(result.T, np.float32).reshape(-1)
 
     reads = {a: operands[0][1], b: operands[1][1]}
     if a == b:  # one array for both
         operands[1] = operands[1][0], operands[0][1]
         reads = {a: operands[0][1]}
-    driver.queue(stream, reads, computed, d, np.zeros((n, m), np.float32), (workspace, workspace_size_in_bytes))
+    driver.queue(stream, reads, computed, d, operands[3][1], (workspace, workspace_size_in_bytes))
 
 
 def _host_float(address: int) -> float:
