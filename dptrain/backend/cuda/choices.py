@@ -73,7 +73,6 @@ class Choices:
         self._backend, self._asked, self._libraries = backend, dict(asked), libraries
         self.chosen: dict[str, str] = {}
         self._forced: str | None = None
-        self._told: set[str] = set()
 
     def provider(self, problem: Problem) -> str:
         """Return who computes a problem."""
@@ -158,16 +157,12 @@ class Choices:
         return self._asked[problem.kind] == "auto" and name not in self.chosen and not problem.is_empty
 
     def _tell_what_stays(self, problems: Iterable[Problem]) -> None:
-        """Say once what a library that was asked for does not compute."""
-        left = [one for one in problems if self._asked[one.kind] == LIBRARIES[one.kind] and not one.is_empty]
-        left = [one for one in left if self.provider(one) == OURS and str(one) not in self._told]
-        self._told |= {str(one) for one in left}
+        """Say what a library that was asked for does not compute."""
+        asked = [one for one in problems if self._asked[one.kind] == LIBRARIES[one.kind] and not one.is_empty]
+        left = [one for one in asked if self.provider(one) == OURS]
         if left:
-            more = f" and {len(left) - 1} more" if len(left) > 1 else ""
-            name = LIBRARIES[left[0].kind]
-            write_error(
-                f"dptrain: --{left[0].kind} {name}: it does not take {left[0]}{more}; our kernels compute that\n"
-            )
+            kind, more = left[0].kind, f" and {len(left) - 1} more" if len(left) > 1 else ""
+            _say_once(f"--{kind} {LIBRARIES[kind]}: it does not take {left[0]}{more}; our kernels compute that")
 
     def _measured(self, problems: Mapping[str, Problem]) -> dict[str, str]:
         """Return who computes problems, by what was measured on this machine now or before; say so."""
@@ -192,7 +187,7 @@ class Choices:
             if own:
                 taken = sum(found[name] != OURS for name in own)
                 when = f", {sum(name in new for name in own)} measured now" if new else ", measured before"
-                write_error(f"dptrain: --{kind} auto: {library.numerics} computes {taken} of {len(own)}{when}\n")
+                _say_once(f"--{kind} auto: {library.numerics} computes {taken} of {len(own)}{when}")
         return found
 
     @staticmethod
@@ -229,6 +224,16 @@ class Choices:
         backend.release(operands)
         right = [one for one in made if np.array_equal(made[one], made[OURS])]
         return {one: float(median(times[one][_WARM_UP:])) for one in right}
+
+
+# What this process has said: the runs of a sweep have the same to say.
+_said: set[str] = set()
+
+
+def _say_once(line: str) -> None:
+    if line not in _said:
+        _said.add(line)
+        write_error(f"dptrain: {line}\n")
 
 
 def program_of(problem: Problem) -> tuple[Program, list[Variable]]:
