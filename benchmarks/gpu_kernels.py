@@ -8,8 +8,8 @@ rounds, in which all networks take turns, of the time between events around a la
 with nothing between them. A spinning kernel keeps the GPU busy until the host has queued a step. A predicted time has
 the launch of a graph's node in it, a measured one has not; below each table stands a step as users get it, in graphs.
 
-The last table has single products, and convolutions with their gradients: dptrain's own kernels, cuBLASLt as dptrain
-calls it (where nvmath-python is installed), and PyTorch's cuBLAS and cuDNN (where it is installed), in turns.
+The last table has single products, and convolutions with their gradients: dptrain's own kernels, cuBLASLt and cuDNN as
+dptrain calls them (where their extras are installed), and PyTorch's cuBLAS and cuDNN (where it is installed), in turns.
 
 Without a GPU it ends with one line.
 """
@@ -79,8 +79,12 @@ class Gpu:
 
         self.cuda, self._spin = cuda, spinner()
 
-    def backend(self, precision: str, gemm: str = "dptrain") -> Any:
-        """Return the backend of these words; bfloat16 is a type of tensors, not of its products.
+    def backend(self, precision: str, library: str = "") -> Any:
+        """Return the backend of a precision; bfloat16 is a type of tensors, not of its products.
+
+        Args:
+            precision: as above.
+            library: "product" lets cuBLASLt compute products, "convolution" cuDNN convolutions.
 
         Raises:
             DptrainError: what it needs is not here.
@@ -88,9 +92,10 @@ class Gpu:
         from dptrain.backend.cuda.backend import CudaBackend
 
         precision = "float32" if precision == "bfloat16" else precision
-        if (precision, gemm) not in self._backends:
-            self._backends[precision, gemm] = CudaBackend(precision=precision, gemm=gemm)
-        return self._backends[precision, gemm]
+        if (precision, library) not in self._backends:
+            by = {"product": {"gemm": "cublaslt"}, "convolution": {"conv": "cudnn"}}.get(library, {})
+            self._backends[precision, library] = CudaBackend(precision=precision, **by)
+        return self._backends[precision, library]
 
     def timed(self, stream: Any, work: Sequence[Callable[[], object]]) -> list[float]:
         """Return the seconds of each piece of work on a stream, all of which is queued before the first begins."""
@@ -206,8 +211,8 @@ def cases(quick: bool) -> Iterator[tuple[str, str, tuple[int, ...]]]:
         yield from (("convolution", precision, one) for one in ((256, 32, 3, 32), (256, 16, 64, 128)))
 
 
-def ours(gpu: Gpu, gemm: str, kind: str, precision: str, sizes: tuple[int, ...]) -> Callable[[], object]:
-    """Return what queues an op of dptrain's."""
+def ours(gpu: Gpu, kind: str, precision: str, sizes: tuple[int, ...], *, library: bool) -> Callable[[], object]:
+    """Return what queues an op through dptrain, by its own kernels or by a library."""
     import numpy as np
 
     from dptrain import ops
@@ -227,8 +232,11 @@ def ours(gpu: Gpu, gemm: str, kind: str, precision: str, sizes: tuple[int, ...])
     dtype = BFLOAT16 if precision == "bfloat16" else np.dtype(np.float32)
     given = {name: Variable(rng.standard_normal(one).astype(dtype), name) for name, one in shapes.items()}
     of = product if kind == "product" else convolution
-    program = trace(lambda: of(**{name: one.value for name, one in given.items()}), {})
-    executable = gpu.backend(precision, gemm).executable(program, {})
+    # What follows from variables alone is a program of its own, which a step would not execute.
+    program = trace(lambda: of(**{name: one.value for name, one in given.items()}), {}).derived
+    assert program is not None
+    executable = gpu.backend(precision, kind if library else "").executable(program, {})
+    assert executable.launches, "nothing would be measured"
     run: Callable[[], object] = executable.run
     return run
 
@@ -272,15 +280,13 @@ def providers(gpu: Gpu, kind: str, precision: str, sizes: tuple[int, ...]) -> di
     """Return who computes an op, each tried once."""
     stream, repeats = gpu.backend(precision).stream, 1 if gpu.quick else 10
     makers: dict[str, Callable[[], tuple[Callable[[], object], Any]]] = {
-        "dptrain": lambda: (ours(gpu, "dptrain", kind, precision, sizes), stream),
-        "cuBLASLt": lambda: (
-            ours(gpu, "cublaslt", kind, precision, sizes),
-            gpu.backend(precision, "cublaslt").stream,
+        "dptrain": lambda: (ours(gpu, kind, precision, sizes, library=False), stream),
+        "library": lambda: (
+            ours(gpu, kind, precision, sizes, library=True),
+            gpu.backend(precision, kind).stream,
         ),
         "PyTorch": lambda: (on(stream, theirs(kind, precision, sizes)), stream),
     }
-    if kind == "convolution":
-        del makers["cuBLASLt"]
     found = {}
     for name, make in makers.items():
         case = found[name] = Case(lambda: 0.0)
@@ -322,7 +328,8 @@ def operations_of(kind: str, sizes: tuple[int, ...]) -> int:
 def single_ops(report: Report, gpu: Gpu, rounds: int, until: float) -> None:
     """Add the table of single ops, those for which there is time."""
     report.add("", "## Single ops: us, and Tflop/s of their median", "")
-    report.add("| op | precision | dptrain | cuBLASLt | PyTorch (cuBLAS, cuDNN) |", "|---|---|---|---|---|")
+    report.add("| op | precision | dptrain | cuBLASLt, cuDNN through dptrain | PyTorch (cuBLAS, cuDNN) |")
+    report.add("|---|---|---|---|---|")
     for kind, precision, sizes in cases(gpu.quick):
         if time.monotonic() > until:
             report.add("", "Out of time: the other ops were not measured.")
@@ -333,7 +340,7 @@ def single_ops(report: Report, gpu: Gpu, rounds: int, until: float) -> None:
                 if not case.failed:
                     case.seconds.append(case.timed())
         cells = []
-        for name in ("dptrain", "cuBLASLt", "PyTorch"):
+        for name in ("dptrain", "library", "PyTorch"):
             own = found.get(name)
             if own is None or own.failed:
                 cells.append("" if own is None else own.failed)
@@ -364,7 +371,9 @@ def main() -> int:
     if "EMULATOR_HOME" in os.environ:
         report.add("- On the emulated driver: this shows that the script works; no time means anything")
     report.add(command_line(), machine_line(), f"- GPU: {nvidia_smi()}")
-    report.add(f"- Versions: {versions(('dptrain', 'numpy', 'pycuda', 'torch', 'nvmath-python'))}")
+    report.add(
+        f"- Versions: {versions(('dptrain', 'numpy', 'pycuda', 'torch', 'nvmath-python', 'nvidia-cudnn-frontend'))}"
+    )
     steps = list(prepared(gpu))
     half = time.monotonic() + max(0.0, until - time.monotonic()) / 2
     for number in range(rounds):

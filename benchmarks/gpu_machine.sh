@@ -7,7 +7,7 @@
 #   sanitize  compute-sanitizer's memcheck and racecheck over the op tests
 #   probe     gpu_probe.py: what the GPU allows and what things cost
 #   kernels   gpu_kernels.py: each kernel of training steps beside its predicted time; products and convolutions beside
-#             cuBLASLt, cuBLAS and cuDNN, where nvmath-python and PyTorch are installed
+#             cuBLASLt and cuDNN (extras 'cublaslt' and 'cudnn'), and PyTorch, where they are installed
 #   bench     gpu_mlp.py and sweep.py: speed of training one network, and many runs of one at once, beside PyTorch and
 #             JAX, where they are installed
 #   all       all of them in this order, with less time for each: what lasts longer than its part is ended and the next

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from dptrain.backend.base import Backend
-from dptrain.backend.cuda.products import PROVIDERS
+from dptrain.backend.cuda.providers import PROVIDERS
 from dptrain.backend.cuda.selection import has_driver
 from dptrain.errors import ConfigError, DeviceError
 from dptrain.mixed_precision import DTypePolicy
@@ -57,6 +57,7 @@ def create(
     gpu_select: str = "mask",
     precision: str = "float32",
     gemm: str = "dptrain",
+    conv: str = "dptrain",
     cuda_graph: bool = True,
 ) -> Backend:
     """Return the backend of a device.
@@ -69,7 +70,8 @@ def create(
         place: where this process runs; by default alone on its node.
         gpu_select: how a rank takes its GPU: "mask" makes it the only visible one, "index" leaves the mask alone.
         precision: of a GPU's matrix products: "float32", or "tf32" on tensor cores.
-        gemm: who computes a GPU's matrix products: "dptrain" or "cublaslt".
+        gemm: who computes a GPU's matrix products: "dptrain", "cublaslt", or "auto" for who was measured to be faster.
+        conv: who computes its convolutions: "dptrain", "cudnn", or "auto".
         cuda_graph: whether a GPU replays steps as CUDA graphs.
 
     Raises:
@@ -83,12 +85,14 @@ def create(
         raise ConfigError(f"gpu_select = {gpu_select!r}: expected 'mask' or 'index'")
     if precision not in PRECISIONS:
         raise ConfigError(f"precision = {precision!r}: expected 'float32' or 'tf32'")
-    if gemm not in PROVIDERS:
-        raise ConfigError(f"gemm = {gemm!r}: expected 'dptrain' or 'cublaslt'")
+    for kind, name in (("gemm", gemm), ("conv", conv)):
+        known = PROVIDERS[kind]  # type: ignore[index]
+        if name not in known:
+            raise ConfigError(f"{kind} = {name!r}: expected {', '.join(map(repr, known[:-1]))} or {known[-1]!r}")
     without = ""
     if tries_gpu(device, dtype):
         try:
-            return _cuda(policy, place or Place(), gpu_select, precision, gemm, cuda_graph)
+            return _cuda(policy, place or Place(), gpu_select, precision, (gemm, conv), cuda_graph)
         except DeviceError as error:
             if device == "cuda":
                 raise DeviceError(f"--device cuda: {error}") from error
@@ -98,8 +102,9 @@ def create(
     # What only a GPU can do is not left out in silence.
     if precision != "float32":
         raise ConfigError(f"precision = {precision!r} needs a GPU, this is the CPU{without}; use --precision float32")
-    if gemm != "dptrain":
-        raise ConfigError(f"gemm = {gemm!r} needs a GPU, this is the CPU{without}; use --gemm dptrain")
+    for kind, name in (("gemm", gemm), ("conv", conv)):
+        if name not in ("dptrain", "auto"):  # which takes what is there
+            raise ConfigError(f"{kind} = {name!r} needs a GPU, this is the CPU{without}; use --{kind} dptrain")
     from dptrain.backend.cpu.backend import CpuBackend
 
     backend = CpuBackend(policy.data_dtype, threads, jit_compile, policy.name)
@@ -120,12 +125,15 @@ def _installed(package: str) -> bool:
         return False
 
 
-def _cuda(policy: DTypePolicy, place: Place, gpu_select: str, precision: str, gemm: str, cuda_graph: bool) -> Backend:
+def _cuda(
+    policy: DTypePolicy, place: Place, gpu_select: str, precision: str, providers: tuple[str, str], cuda_graph: bool
+) -> Backend:
     if place.trouble is not None:
         raise DeviceError(place.trouble)
     from dptrain.backend.cuda.backend import CudaBackend
 
+    gemm, conv = providers
     own = place.gpu, gpu_select, place.host, precision, gemm, place.sharers
-    backend = CudaBackend(policy.data_dtype, *own, policy.name)
-    backend.graph = backend.graph and cuda_graph
+    backend = CudaBackend(policy.data_dtype, *own, policy.name, conv)
+    backend.graph = cuda_graph
     return backend

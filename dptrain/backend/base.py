@@ -63,6 +63,7 @@ class Backend(ABC):
             given the device's own, "nccl" or "ipc" for from GPU to GPU; see `dptrain.train.transports`.
         shares_samples: samples that another backend of this process holds on the same device are not copied again;
             for who trains several models on arrays that nobody changes.
+        measures: there is something for `settle` to decide; the same on all ranks.
         joins_packs: what is executed may wait, until the backend is asked for something else, for what other backends
             of this process execute on the same device, to be launched together with it; see `launch_waiting`.
     """
@@ -74,6 +75,7 @@ class Backend(ABC):
     gpu: str | None = None
     transport: str = "host"
     shares_samples: bool = False
+    measures: bool = False
     joins_packs: bool = False
 
     # Programs
@@ -109,6 +111,41 @@ class Backend(ABC):
             rows: of the global batch that this rank has; None for all.
             first_row: the global number of the first of them.
             comm: the ranks; None for one.
+        """
+
+    def settle(self, programs: Iterable[tuple[Program, int]], comm: Communicator) -> None:  # noqa: B027 - most have none
+        """Decide what is to be measured before programs are executed, alike on all ranks. Collective.
+
+        Args:
+            programs: this rank's, each with its rows of a batch.
+            comm: the ranks.
+
+        Raises:
+            AgreedError: a rank cannot measure.
+        """
+
+    @property
+    def chosen(self) -> Mapping[str, Any]:
+        """What was decided by measuring, on which bits depend, as JSON can carry it; empty where nothing was."""
+        return {}
+
+    def choose(self, chosen: Mapping[str, Any]) -> None:  # noqa: B027 - most have nothing to choose
+        """Decide as `chosen` says, of the training that goes on here.
+
+        Raises:
+            ConfigError: this cannot be done here.
+        """
+
+    def prepare(  # noqa: B027 - most have nothing to do ahead
+        self, program: Program, rows: int, first_row: int = 0, *, alone: bool = True
+    ) -> None:
+        """Begin with what takes long before a program can be executed, beside what this thread does next.
+
+        Args:
+            program: as of `executable`, and so are those that follow.
+            rows: of the global batch that this rank has.
+            first_row: the global number of the first of them.
+            alone: there is one rank, or it does not meet the others.
         """
 
     @abstractmethod

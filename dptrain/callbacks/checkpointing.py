@@ -196,6 +196,7 @@ class Checkpointing(Callback):
             arrays.setdefault(name, np.empty(one.shape, one.dtype))
             ranks_of(self).broadcast(arrays[name])
         self._restored = [(name, together(one, arrays)) for name, one in state["callbacks"]]
+        on_all(self, "checkpoint", lambda: self.trainer.backend.choose(state.get("kernels", {})))
         self._rate = state["rate"]
         on_rank_0(self, "checkpoint", lambda: self._tell(found, state, rejected))
         return Position(**state["position"])
@@ -472,6 +473,7 @@ class Checkpointing(Callback):
             "rate": float(model.optimizer.learning_rate) if model.compiled else 0.0,
             "callbacks": held,
             "identity": self._identity,
+            **({"kernels": dict(chosen)} if (chosen := self.trainer.backend.chosen) else {}),
             "world_size": ranks_of(self).size,
             "versions": {"dptrain": __version__, "numpy": np.__version__, "python": platform.python_version()},
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -519,13 +521,16 @@ def _checked(state: Any) -> dict[str, Any]:
     """
     position = state["position"]
     numbers = [position[name] for name in ("epoch", "step", "made")]
-    skipped = position.get("skipped_at_begin")
+    skipped, kernels = position.get("skipped_at_begin"), state.get("kernels", {})
     right = (
         position.keys() <= {one.name for one in fields(Position)}
         and all(type(one) is int and 0 <= one < _MAX_COUNT for one in (*numbers, skipped or 0))
         and all(isinstance(one, int | float) for one in (state["rate"], position.get("rate_at_begin", 0)))
         and isinstance(position.get("logs", {}), dict)
         and isinstance(state["identity"], dict)
+        and isinstance(kernels, dict)
+        and isinstance(kernels.get("chosen", {}), dict)
+        and isinstance(kernels.get("libraries", []), list)
         and all(isinstance(name, str) for name, _ in state["callbacks"])
     )
     if not right:

@@ -504,8 +504,13 @@ class Config(Checked):
         "precision of a GPU's matrix products; tf32: tensor cores, factors rounded to 10 bits of mantissa",
         "precision",
     )
-    gemm: Literal["dptrain", "cublaslt"] = _field(
-        "dptrain", "kernels for a GPU's matrix products; cublaslt needs the extra 'cublaslt'", "gemm"
+    gemm: Literal["dptrain", "cublaslt", "auto"] = _field(
+        "dptrain",
+        "kernels for a GPU's matrix products; cublaslt needs the extra 'cublaslt'; auto: whichever was measured faster",
+        "gemm",
+    )
+    conv: Literal["dptrain", "cudnn", "auto"] = _field(
+        "dptrain", "kernels for a GPU's convolutions; cudnn needs the extra 'cudnn'; auto: as --gemm", "conv"
     )
     jit_compile: Annotated[Literal["auto"] | bool, Before(_on_or_off)] = _field(
         "auto", "auto, on or off: compile the CPU's steps; auto: if there is a C++ compiler", "jit-compile"
@@ -596,7 +601,7 @@ def _leaves(section: Any, prefix: str) -> Iterator[Leaf]:
 
 def device_options(config: Config) -> dict[str, Any]:
     """Return what says on which device to compute and how: keywords of `Model.compile` and `open_backend`."""
-    names = ("device", "dtype", "share_gpu", "gpu_select", "precision", "gemm", "jit_compile", "cuda_graph")
+    names = ("device", "dtype", "share_gpu", "gpu_select", "precision", "gemm", "conv", "jit_compile", "cuda_graph")
     return {name: getattr(config, name) for name in names}
 
 
@@ -655,7 +660,8 @@ def deciding(config: Config) -> dict[str, Any]:
     if follows_training(config):
         found["train"]["epochs"] = config.train.epochs
     found["train"]["shards_per_batch"] = fixed_shards(config)
-    names = ("seed", "dtype", "precision", "gemm", *(["comm_dtype"] if config.comm_dtype is not None else []))
+    later = [name for name, default in (("comm_dtype", None), ("conv", "dptrain")) if getattr(config, name) != default]
+    names = ("seed", "dtype", "precision", "gemm", *later)
     return found | {name: tree[name] for name in names}
 
 

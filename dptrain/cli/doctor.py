@@ -33,6 +33,7 @@ from dptrain import ops
 from dptrain.backend import Backend, Place
 from dptrain.backend.base import amount
 from dptrain.backend.cpu.compile import compiler, native_cache
+from dptrain.backend.cuda import cublaslt, cudnn
 from dptrain.backend.cuda.compile import find_nvcc, kernel_cache, parse_release, too_new
 from dptrain.backend.cuda.selection import has_driver, masked, probe
 from dptrain.backend.cuda.sources import kernels_dir
@@ -422,6 +423,29 @@ def _kernels(context: Context) -> list[Row]:
     return rows
 
 
+def _libraries(context: Context) -> list[Row]:
+    """What computes products and convolutions instead of our kernels, where that is asked for."""
+    rows = []
+    for kind, title, wanted, why_not in (
+        ("gemm", "cuBLASLt", context.config.gemm, cublaslt.why_not),
+        ("conv", "cuDNN", context.config.conv, cudnn.why_not),
+    ):
+        if wanted == "dptrain":
+            rows.append(Row(title, f"not asked: dptrain's own kernels compute (--{kind} dptrain)", "note"))
+        elif reason := why_not():
+            rows.append(
+                Row(
+                    title,
+                    reason,
+                    "note" if wanted == "auto" else "bad",
+                    f"dptrain's own kernels do without (--{kind} dptrain)",
+                )
+            )
+        else:
+            rows.append(Row(title, "its bindings and the library load"))
+    return rows
+
+
 def _cache(context: Context) -> list[Row]:
     place = cache_dir()
     try:
@@ -437,7 +461,7 @@ def _cache(context: Context) -> list[Row]:
 CHECKS: dict[str, list[Callable[[Context], list[Row]]]] = {
     "Python": [_python, _dptrain, _numpy, _compiler, _cores, _cache],
     "MPI": [_mpi4py, _mpirun, _ranks, _transport, _shared_memory, _locked_memory],
-    "GPU": [_driver, _gpus, _pycuda, _nvcc, _kernels],
+    "GPU": [_driver, _gpus, _pycuda, _nvcc, _kernels, _libraries],
 }
 
 

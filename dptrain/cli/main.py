@@ -65,12 +65,12 @@ All options of a training are accepted; these make a difference:
 # Of other fields than these, a command says nothing in its help.
 _TOLD = {
     "doctor": re.compile(
-        r"model\..*|optimizer\.name|train\.batch_size|device|comm|bucket_mb|share_gpu|gpu_select|dtype|precision|gemm|"
+        r"model\..*|optimizer\.name|train\.batch_size|device|comm|bucket_mb|share_gpu|gpu_select|dtype|precision|gemm|conv|"
         "jit_compile|cuda_graph|debug"
     ),
     "explain": re.compile(
         r"model\..*|optimizer\..*|train\.batch_size|train\.on_nonfinite|train\.skip_outliers|device|dtype|comm_dtype|precision|"
-        "bucket_mb|debug"
+        "gemm|conv|bucket_mb|debug"
     ),
 }
 

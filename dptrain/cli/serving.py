@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dptrain.models import Model
 
 # Fields of a run's configuration that say what computes, and how it is watched; and the limit of files.
-DEVICE = ("device", "gpu_select", "share_gpu", "precision", "gemm", "jit_compile", "stall_timeout", "debug")
+DEVICE = ("device", "gpu_select", "share_gpu", "precision", "gemm", "conv", "jit_compile", "stall_timeout", "debug")
 SAMPLES = ("data.max_bytes",)
 
 

@@ -113,6 +113,7 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
                 "started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(started)),
                 "world_size": comm.size,
                 "devices": devices,
+                **({"kernels": dict(chosen)} if (chosen := model.on_device(comm).chosen) else {}),
                 "data": {
                     "name": data.name,
                     "train": len(splits.train),

@@ -93,7 +93,7 @@ class Compiled:
             raise ConfigError(f"stages = {self.stages}: not supported with {both[0]}; leave out one of them")
 
     def check_shards(self, shards: int | None) -> None:
-        """Refuse to round what ranks send where the bits are to be the same on any number of them.
+        """Refuse to round what ranks send, and to choose by the clock, where bits are to be the same on all of them.
 
         Args:
             shards: as `shards_per_batch`, or what the environment asks for.
@@ -105,6 +105,12 @@ class Compiled:
             raise ConfigError(
                 f"comm_dtype = {self.comm_dtype!r}: not supported with a fixed number of shards, whose sums have the "
                 "same bits on any number of ranks; leave out --comm-dtype, or --reproducible and shards_per_batch"
+            )
+        auto = [f"{kind} = 'auto'" for kind in ("gemm", "conv") if self.device.get(kind) == "auto"]
+        if shards is not None and auto:
+            raise ConfigError(
+                f"{' and '.join(auto)}: not supported with a fixed number of shards (--reproducible, "
+                "shards_per_batch), as bits would depend on what was measured; choose dptrain, or a library"
             )
 
 

@@ -215,9 +215,11 @@ def _on_device(model: "Model", program: PlacedProgram, rows: int) -> _OnDevice:
     options = model.device_options
     if options.get("device") == "cuda":
         from dptrain.backend.cuda.compose import Composition  # which takes no GPU
+        from dptrain.backend.cuda.providers import asked
 
-        precision, library = options.get("precision", "float32"), options.get("gemm", "dptrain") != "dptrain"
-        made = Composition(program, rows, precision=precision, of_halves=_OF_HALVES, library=library)
+        precision = options.get("precision", "float32")
+        provider = asked(options.get("gemm", "dptrain"), options.get("conv", "dptrain"))
+        made = Composition(program, rows, precision=precision, of_halves=_OF_HALVES, provider=provider)
         launches = [
             ("launch" if one.threads else "call", ", ".join(function.name for function in one.functions))
             for stage in made.stages

@@ -213,6 +213,7 @@ class Model(Fitting, Files, Structure):
         gpu_select: str = "mask",
         precision: str = "float32",
         gemm: str = "dptrain",
+        conv: str = "dptrain",
         cuda_graph: bool = True,
         shards_per_batch: int | None = None,
         comm_dtype: str | None = None,
@@ -246,7 +247,9 @@ class Model(Fitting, Files, Structure):
             device_mb: 10^6 bytes of a GPU's memory for samples, larger sets are streamed; None for what is free.
             gpu_select: "mask" shows a rank its own GPU only, "index" leaves CUDA_VISIBLE_DEVICES alone.
             precision: of a GPU's matrix products: "float32", or "tf32" on tensor cores.
-            gemm: who computes a GPU's matrix products: "dptrain" or "cublaslt".
+            gemm: who computes a GPU's matrix products: "dptrain", "cublaslt", or "auto" for who was measured to be
+                faster on this machine.
+            conv: who computes a GPU's convolutions: "dptrain", "cudnn", or "auto".
             cuda_graph: replay steps as CUDA graphs on a GPU.
             shards_per_batch: cut every global batch into so many shards, of whose sums the bits are the same on any
                 number of ranks up to that; where a batch has fewer samples, some are empty. By default that of
@@ -290,6 +293,7 @@ class Model(Fitting, Files, Structure):
             "gpu_select": gpu_select,
             "precision": precision,
             "gemm": gemm,
+            "conv": conv,
             "jit_compile": jit_compile,
             "cuda_graph": cuda_graph,
         }

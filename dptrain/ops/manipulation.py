@@ -181,6 +181,7 @@ def _transpose_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[
     dtype=first_dtype,
     linear="each",
     lowering=ViewMap(lambda made: [IndexMap(made.attributes["axes"].index(axis)) for axis in range(made.ndim)]),
+    operator="transpose",
 )
 def transpose_to(x: Array, *, axes: tuple[int, ...]) -> Array:
     """The axes in another order."""

@@ -145,6 +145,12 @@ class Convolution(Windows):
     depends on its *phase*, h and w modulo the strides: there is a product for each phase.
     """
 
+    def shapes(self, made: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Return the shapes of images, places and kernel, whose axes may lie in the order that "kernel_axes" says."""
+        images, places, kernel = super().shapes(made)
+        axes = made.attributes.get("kernel_axes", range(4))
+        return images, places, tuple(kernel[axes.index(axis)] for axis in range(4))
+
     @property
     def makes(self) -> Literal["images", "places", "kernel"]:
         """Which of the three is the result."""

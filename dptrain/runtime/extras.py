@@ -18,6 +18,7 @@ _REQUIREMENTS = {
     "cuda": ("pycuda>=2026.1",),
     "cuda-toolkit": ("cuda-toolkit[cccl,nvcc,profiler]>=13.0,<14",),
     "nccl": ("pycuda>=2026.1", "nccl4py[cu12]>=0.6"),
+    "cudnn": ("pycuda>=2026.1", "nvidia-cudnn-frontend>=1.32", "nvidia-cudnn-cu13>=9.20"),
     "cublaslt": ("pycuda>=2026.1", "nvmath-python[cu12]>=1.0"),
 }
 

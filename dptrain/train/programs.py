@@ -362,15 +362,36 @@ class Programs:
             needed = sum(shapes.size(one.shape) * one.dtype.itemsize for one in found)
             raise DeviceError(f"{error}; the model alone takes {amount(needed)}: make it smaller") from error
 
-    def arena_bytes(self, step: Step, batch: Batch, shards: Sequence[Shard]) -> int:
-        """Return about what a step needs of the device's memory beside the state, for batches like one."""
+    def arena_bytes(self, step: Step, batch: Batch, shards: Sequence[Shard], *, alone: bool = False) -> int:
+        """Return about what a step needs of the device's memory beside the state, for batches like one.
+
+        The device begins to prepare it. `alone` is as of `run`.
+        """
         if step.eager:  # on the host
             return 0
         placed, rows = self.placed(step, batch, shards[0].batch_rows), max(one.rows for one in shards)
         if (placed, rows) not in self._arenas:
+            if shards[0].of is None and not self._has_stages:  # which cut it into other programs
+                alone = alone or self.comm.size == 1
+                self.backend.prepare(placed, shards[0].rows, shards[0].first_row, alone=alone)
             # Beside them are results, constants, and messages to other ranks.
             self._arenas[placed, rows] = int(1.25 * self.backend.planned_bytes(placed, rows))
         return self._arenas[placed, rows]
+
+    def settle(self, steps: Iterable[tuple[Step, Batch, Sequence[Shard]]]) -> None:
+        """Let the device decide what it measures for steps of batches like these. Collective.
+
+        Args:
+            steps: each with what its arrays are and the shards of its first batch, of which this rank may have none.
+        """
+        if not self.backend.measures:
+            return
+        traced = [(step, batch, shards) for step, batch, shards in steps if shards and not step.eager]
+        found = [
+            (self.placed(step, batch, shards[0].batch_rows), max(one.rows for one in shards))
+            for step, batch, shards in traced
+        ]
+        self.backend.settle(found, self.comm)
 
     @property
     def variables(self) -> list[Variable]:

@@ -186,11 +186,13 @@ class Trainer:
         Raises:
             DeviceError: the state does not fit.
         """
+        self.programs.settle([(self.model.step(name), one.about, one.first) for name, one in data.items()])
         reserved = 0
         if self._data_bytes is None and self.backend.room_for_data() is not None:
             self.programs.adopt(self.model, trains="train" in data)
             steps = [(self.model.step(name), batches) for name, batches in data.items() if batches.first]
-            reserved = sum(self.programs.arena_bytes(step, batches.about, batches.first) for step, batches in steps)
+            found = [(step, one.about, one.first, one.alone) for step, one in steps]
+            reserved = sum(self.programs.arena_bytes(*given[:3], alone=given[3]) for given in found)
         with ExitStack() as stack:
             for batches in data.values():
                 stack.enter_context(batches.open(self.backend, self._data_bytes, reserved))

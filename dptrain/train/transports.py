@@ -1,25 +1,21 @@
 """How messages between ranks travel: what the user asks for, or what was measured to be the fastest here."""
 
-import hashlib
-import json
-import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from statistics import median
+from typing import Any
 
 import numpy as np
 
 from dptrain import ops
 from dptrain.backend.base import Backend
 from dptrain.comm import Communicator, nccl
-from dptrain.errors import AgreedError, ConfigError, DeviceError, OutputError
+from dptrain.errors import AgreedError, ConfigError, DeviceError
 from dptrain.program.dims import Dim
 from dptrain.program.placement import place
 from dptrain.program.program import trace
-from dptrain.runtime.cache import cache_dir, own_folder
-from dptrain.runtime.files import write_atomically
-from dptrain.runtime.ownership import open_own
+from dptrain.runtime.measurements import Measurements, are_seconds
 from dptrain.runtime.streams import write_error
 from dptrain.runtime.text import ranges
 
@@ -29,8 +25,6 @@ _OF_GPUS, HOST = ("nccl", "ipc", "cuda-aware"), "host"
 TRANSPORTS = (HOST, *_OF_GPUS, "auto")
 # float32 in the message that is measured, how often it is, and before that is not.
 _ELEMENTS, _REPEATS, _WARM_UP = 1 << 20, 5, 2
-# Bytes of what is kept of a measurement, at most.
-_KEPT_BYTES = 1 << 12
 
 
 def choose_transport(backend: Backend, comm: Communicator, wanted: str) -> None:
@@ -107,10 +101,11 @@ def _fastest(backend: Backend, comm: Communicator) -> str:
     there = [HOST, *(one for one in _OF_GPUS if not reasons[one])]
     gpu = backend.description.partition(",")[0]  # the product
     about = [gpu, backend.numerics, comm.description, comm.size, comm.local_size, there]
-    kept = comm.broadcast_fact(_kept(about, there) if comm.rank == 0 else None)
+    known = Measurements("transports", about)
+    kept = comm.broadcast_fact(_kept(known.read(), there) if comm.rank == 0 else None)
     seconds = kept or _measured(backend, comm, there)
     if not kept and comm.rank == 0:
-        _keep(about, seconds)
+        known.keep(seconds)
     chosen = min(seconds, key=lambda one: (seconds[one], TRANSPORTS.index(one)))
     if comm.rank == 0:
         times = ", ".join(f"{one} {1e3 * each:.2f} ms" for one, each in seconds.items())
@@ -161,21 +156,6 @@ def _seconds(backend: Backend, comm: Communicator, transport: str) -> float:
     return max(found)
 
 
-def _name(about: object) -> str:
-    return f"transport-{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]}.json"
-
-
-def _kept(about: object, there: Sequence[str]) -> dict[str, float] | None:
+def _kept(found: dict[str, Any], there: Sequence[str]) -> dict[str, float] | None:
     """Return what was measured of the ways that are there; None where nothing was, or what is kept says otherwise."""
-    with suppress(OSError, ValueError), own_folder(cache_dir() / "transports") as folder:
-        with os.fdopen(open_own(folder / _name(about)), "rb") as file:
-            found = json.loads(file.read(_KEPT_BYTES))
-        if isinstance(found, dict) and HOST in found and found.keys() <= set(there):
-            return found if all(isinstance(one, float) and one > 0 for one in found.values()) else None
-    return None
-
-
-def _keep(about: object, seconds: Mapping[str, float]) -> None:
-    """Keep what was measured, where there is a place for it."""
-    with suppress(OSError, OutputError), own_folder(cache_dir() / "transports") as folder:
-        write_atomically(folder / _name(about), json.dumps(seconds).encode())
+    return found if HOST in found and found.keys() <= set(there) and are_seconds(found) else None

@@ -284,6 +284,28 @@ def test_products_by_cublaslt(small_npz, tmp_path):
     assert losses["cublaslt"] == pytest.approx(losses["dptrain"], rel=1e-5)
 
 
+def test_products_by_whoever_was_faster(small_npz, tmp_path):
+    """All ranks take rank 0's choice, and a training that goes on takes it again, whatever is measured meanwhile."""
+    options = {"PYTHONPATH": f"{ROOT}:{STANDINS}", "EMULATOR_DEVICES": "2", "DPTRAIN_CACHE": str(tmp_path / "cache")}
+    chosen = {}
+    for name, more in (("first", []), ("resumed", ["--epochs", "2", "--resume", str(tmp_path / "first")])):
+        out = tmp_path / name
+        own = ["--gemm", "auto", "--hidden", "20", "--train.steps_per_epoch", "2", "--out", str(out), *more]
+        done = emulated_ranks(2, *command(small_npz, *own), **options)
+        assert done.code == 0, done.err
+        assert len(done.messages) == 1, "rank 0 says what it chooses"
+        summary = json.loads((out / "summary.json").read_text())
+        chosen[name] = summary["kernels"]["chosen"]
+        (kept,) = (tmp_path / "cache" / "products").iterdir()
+        turned = {
+            problem: {one: 2.0 if one == slower else 1.0 for one in ("dptrain", "cublaslt")}
+            for problem, slower in chosen["first"].items()
+        }
+        kept.write_text(json.dumps(turned))  # by which the other one would be chosen each time
+    assert len(chosen["first"]) >= 3
+    assert {problem: chosen["resumed"][problem] for problem in chosen["first"]} == chosen["first"]
+
+
 def test_a_rank_in_another_precision_is_refused(tmp_path):
     """Through the API, where every rank has a `compile` of its own."""
     script = tmp_path / "script.py"

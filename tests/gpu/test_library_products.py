@@ -7,6 +7,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.emulated import emulated, inside_emulator
 
+PATH = f"{ROOT}:{ROOT / 'tests' / 'standins'}"
 pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
 
 SCRIPT = """
@@ -30,8 +31,10 @@ order, state = rng.integers(0, 50, 24), {}
 for start in (0, 6, 12, 18):
     found, new = evaluate(program, data | {"rows": order[start : start + 6]}, state)
     state |= new
-backend.executable(program, data | {"rows": order}).run([0, 6, 12, 18])
+executable = backend.executable(program, data | {"rows": order})
+executable.run([0, 6, 12, 18])
 check_state(state)
+assert executable._table.graphs, "products are parts of graphs"
 chains = [("transpose", "reshape"), ("reshape", "transpose"), ("transpose", "fold")]
 shapes = {"x": (4, 6, 8), "y": (12, 8), "left": (8, 192), "right": (192, 8)}
 values = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
@@ -54,8 +57,7 @@ print(backend.numerics)
 
 
 def test_products_of_a_library():
-    path = f"{ROOT}:{ROOT / 'tests' / 'standins'}"
-    done = emulated(sys.executable, "-c", SCRIPT, PYTHONPATH=path)
+    done = emulated(sys.executable, "-c", SCRIPT, PYTHONPATH=PATH)
     assert (done.code, done.err) == (0, "")
     assert "products by cublaslt" in done.out
 
@@ -64,15 +66,17 @@ def test_products_of_a_library():
 BEYOND = """
 import numpy as np
 from dptrain.backend.cuda.backend import CudaBackend
+from dptrain.backend.cuda.providers import Problem
 from dptrain.errors import DeviceError
 small = {small}
 if small:
-    allocate = CudaBackend._allocate_workspace
-    CudaBackend._allocate_workspace = lambda backend, nbytes: allocate(backend, nbytes - 256)
+    workspace = CudaBackend.workspace
+    CudaBackend.workspace = lambda backend, nbytes: workspace(backend, nbytes - 256)
 backend = CudaBackend(gemm="cublaslt")
 a, b, c = (backend.zeros((rows, 8)) for rows in (4, 8, 4 if small else 3))
 try:
-    backend.library.product((False, False), a.pointer, b.pointer, c.pointer, (4, 8, 8))
+    problem = Problem("gemm", "float32", "float32", (0, 0, 1, 4, 8, 8))
+    backend.libraries["gemm"].prepared(problem, a.pointer, b.pointer, c.pointer)()
 except DeviceError as error:
     print(error)
 """
@@ -84,7 +88,6 @@ except DeviceError as error:
     ids=["workspace", "result"],
 )
 def test_the_standin_notices_what_lies_beyond_an_allocation(small, message):
-    path = f"{ROOT}:{ROOT / 'tests' / 'standins'}"
-    done = emulated(sys.executable, "-c", BEYOND.format(small=small), PYTHONPATH=path)
+    done = emulated(sys.executable, "-c", BEYOND.format(small=small), PYTHONPATH=PATH)
     assert (done.code, done.err) == (0, "")
     assert f"out of bounds: {message}" in done.out

@@ -40,6 +40,7 @@ RANK = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 ONLY_IN = {
     "pycuda": "backend/cuda/device.py",
     "nvmath": "backend/cuda/cublaslt.py",
+    "cudnn": "backend/cuda/cudnn.py",
     "nccl": "comm/nccl.py",
     "mpi4py": ("comm/mpi.py", "runtime/launcher.py"),
     "matplotlib": (*("cli/curves.py", "sweeps/drawing.py", "sweeps/pictures.py", "sweeps/field_pictures.py"),),

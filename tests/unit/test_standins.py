@@ -4,6 +4,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import math
 import re
 import sys
 from enum import IntEnum
@@ -71,6 +72,49 @@ def test_stand_in_of_nccl():
     assert len(ours) >= 20
     called = set(re.findall(r"_made\.(\w+)", (ROOT / "dptrain" / "comm" / "nccl.py").read_text()))
     assert {f"Communicator.{one}" for one in called} <= real.keys()
+
+
+def test_stand_in_of_cudnn():
+    pytest.importorskip("cudnn", reason="nvidia-cudnn-frontend is not installed: pip install nvidia-cudnn-frontend")
+    real = importlib.import_module("cudnn")
+    ours = _said_in(ROOT / "tests" / "standins" / "cudnn" / "__init__.py")
+    numbers = {name: one for name, one in ours.items() if "." in name and isinstance(one, int)}
+    assert len(numbers) >= 16
+    for name, number in numbers.items():
+        kind, member = name.split(".")
+        assert int(getattr(real, kind).__members__[member]) == number, name
+    for name in ("create_handle", "destroy_handle", "set_stream"):
+        assert list(inspect.signature(getattr(real, name)).parameters) == ours[name][0]
+    for name in ("tensor", "execute", "validate", "create_execution_plans", "deselect_numeric_notes"):
+        given = inspect.signature(getattr(real.pygraph, name)).parameters
+        assert set(ours[f"pygraph.{name}"][0]) <= given.keys(), name
+    for name in ("set_output", "set_data_type", "set_dim", "set_stride", "set_uid"):
+        assert list(inspect.signature(getattr(real.Tensor, name)).parameters) == ours[f"Tensor.{name}"][0], name
+    # What a graph is built of it knows without the library; an unknown word would be refused.
+    kinds = real.data_type
+    graph = real.pygraph(
+        **{"name": "x", "io_data_type": kinds.HALF},
+        **{"intermediate_data_type": kinds.FLOAT, "compute_data_type": kinds.FLOAT, "handle": None},
+    )
+    shapes = {"image": (2, 4, 8, 8), "filter": (6, 4, 3, 3), "places": (2, 6, 8, 8)}
+    image, kernel, places = (
+        graph.tensor(
+            dim=list(one),
+            stride=[math.prod(one[1:]), 1, one[3] * one[1], one[1]],
+            data_type=kinds.HALF,
+            name=name,
+            uid=n,
+        )
+        for n, (name, one) in enumerate(shapes.items(), 1)
+    )
+    about = {"pre_padding": [1, 1], "post_padding": [1, 1], "stride": [1, 1], "dilation": [1, 1]}
+    about |= {"compute_data_type": kinds.FLOAT}
+    made = graph.conv_fprop(image=image, weight=kernel, name="y", **about)
+    assert made.set_output(True).set_data_type(kinds.FLOAT).set_uid(9).set_dim([2, 6, 8, 8]) is made
+    graph.conv_dgrad(loss=places, filter=kernel, name="dx", **about)
+    graph.conv_wgrad(image=image, loss=places, name="dw", **about)
+    with pytest.raises(TypeError):
+        graph.conv_wgrad(image=image, places=places, name="other", **about)
 
 
 def _said_in(path: Path) -> dict[str, object]:

@@ -9,20 +9,23 @@ import functools
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dptrain.backend.base import Backend, amount
-from dptrain.backend.cuda.compile import find_nvcc, release, too_new
-from dptrain.backend.cuda.compose import Composition
+from dptrain.backend.cuda.choices import OURS, Choices, Library
+from dptrain.backend.cuda.compile import compiled_text, find_nvcc, release, too_new
+from dptrain.backend.cuda.compose import Composition, problems
 from dptrain.backend.cuda.device import cuda, driver_version, open_gpu
 from dptrain.backend.cuda.executable import CudaExecutable
 from dptrain.backend.cuda.links import Links
 from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory, Heap, PinnedRing, SharedSamples, Streams, count
 from dptrain.backend.cuda.own import own_launch
 from dptrain.backend.cuda.packs import RunTable
+from dptrain.backend.cuda.providers import Kind
 from dptrain.backend.cuda.snapshot import DeviceSnapshot
 from dptrain.backend.cuda.state import DeviceState
 from dptrain.backend.cuda.transfers import DirectExchange, PinnedExchange, PinnedStaging
@@ -39,6 +42,8 @@ STORED = (*("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint
 _RESERVE = 0.05
 # Shared samples that a backend keeps when nobody reads them: features, targets, weights, and those for validation.
 _KEPT_SAMPLES = 6
+# Of a program: what is prepared, and what its memory is planned by.
+_KEPT_COMPOSITIONS = 2
 # Compute capability from which tensor cores know TF32 and bfloat16, and that whose warpgroups multiply.
 _TF32_FROM, _WGMMA = (8, 0), (9, 0)
 
@@ -52,9 +57,10 @@ class CudaBackend(Backend):
         select: "mask" or "index", as in `open_gpu`.
         host: this node's name, for messages.
         precision: of matrix products, "float32" or "tf32".
-        gemm: who computes them, "dptrain" or "cublaslt".
+        gemm: who computes them, one of `PROVIDERS["gemm"]`.
         sharers: ranks that use the GPU.
         policy: name of the models' dtype policy, for the description.
+        conv: who computes convolutions, one of `PROVIDERS["conv"]`.
 
     Attributes:
         name: "cuda".
@@ -66,7 +72,8 @@ class CudaBackend(Backend):
         heap: its memory.
         streams: what work is queued on.
         state: where variables live.
-        library: who computes products instead of our own kernels, or None.
+        libraries: what computes products or convolutions instead of our own kernels, by kind.
+        choices: who computes which of them.
         executables: that are to be closed before the device.
         numerics: what the bits of results depend on.
         description: the device in words.
@@ -87,9 +94,9 @@ class CudaBackend(Backend):
         gemm: str = "dptrain",
         sharers: int = 1,
         policy: str = "float32",
+        conv: str = "dptrain",
     ) -> None:
-        self.name, self.precision = "cuda", precision
-        self.graph = gemm == "dptrain"  # the stand-in for cuBLASLt in tests cannot be recorded
+        self.name, self.precision, self.graph = "cuda", precision, True
         self.dtype = np.dtype(dtype)
         if self.dtype != np.float32:
             raise ConfigError(f"dtype = {self.dtype.name!r}: the CUDA kernels compute in float32; use --device cpu")
@@ -112,29 +119,73 @@ class CudaBackend(Backend):
         self.heap = Heap(gpu, self.streams)
         self.state = DeviceState(self.heap, self.download, self.write)
         self.executables: weakref.WeakSet[CudaExecutable] = weakref.WeakSet()
+        self._compositions: weakref.WeakKeyDictionary[Program, dict[Any, Composition]] = weakref.WeakKeyDictionary()
         self._tables: weakref.WeakValueDictionary[Hashable, RunTable] = weakref.WeakValueDictionary()
-        self.library: Any = None
+        self.libraries: dict[Kind, Library] = {}
+        self._workspaces: list[DeviceMemory] = []
         gpu.backends.add(self)
-        if gemm == "cublaslt":
+        asked: dict[Kind, str] = {"gemm": gemm, "conv": conv}
+        without = self._open_libraries(asked)
+        self.choices, self.measures = Choices(self, asked, self.libraries), bool(self.libraries)
+        words: dict[Kind, str] = {"gemm": "products", "conv": "convolutions"}
+        by = {
+            kind: f"{words[kind]} by {'auto: dptrain or ' if asked[kind] == 'auto' else ''}{one.numerics}"
+            for kind, one in self.libraries.items()
+        }
+        products = f"{by.get('gemm', 'products by dptrain')} in {precision}"
+        others = [by["conv"]] if "conv" in by else []
+        self._numerics = ", ".join(["cuda", str(self.dtype), gpu.architecture, products, *others])
+        said = policy if precision == "float32" else f"{policy} with products in {precision}"
+        about = [gpu.name, gpu.uuid or "UUID unknown", amount(gpu.memory), said, *by.values(), *without]
+        self.description = ", ".join(about)
+
+    def _open_libraries(self, asked: Mapping[Kind, str]) -> list[str]:
+        """Open the libraries that are asked for; return in words why one is not there that "auto" does without.
+
+        Raises:
+            ConfigError: one is not installed that must be.
+            DeviceError: it does not start.
+        """
+        without = []
+        for kind, name in asked.items():
+            if name == OURS:
+                continue
+            try:
+                self.libraries[kind] = self._library(kind)
+            except (ConfigError, DeviceError) as error:
+                if name != "auto":
+                    raise
+                without.append(f"--{kind} auto finds no library ({error})")
+        return without
+
+    def _library(self, kind: Kind) -> Library:
+        if kind == "gemm":
             from dptrain.backend.cuda.cublaslt import CublasLt
 
-            self.library = CublasLt(precision, self.stream.handle, self._allocate_workspace)
-        products = f"products by dptrain in {precision}" if self.library is None else self.library.numerics
-        self.numerics = f"cuda, {self.dtype}, {gpu.architecture}, {products}"
-        products_by = "" if gemm == "dptrain" else f", products by {gemm}"
-        kind = policy if precision == "float32" else f"{policy} with products in {precision}"
-        self.description = f"{gpu.name}, {gpu.uuid or 'UUID unknown'}, {amount(gpu.memory)}, {kind}{products_by}"
+            return CublasLt(self.precision, self.stream.handle, self.workspace)
+        from dptrain.backend.cuda.cudnn import Cudnn
 
-    def _allocate_workspace(self, nbytes: int) -> int:
-        self._workspace = DeviceMemory(self.heap, nbytes, "workspace of cuBLASLt")
-        return self._workspace.pointer
+        return Cudnn(self.stream.handle, self.workspace)
+
+    @property
+    def numerics(self) -> str:  # type: ignore[override]
+        return ", ".join([self._numerics, *([self.choices.digest] if self.choices.digest else [])])
+
+    def workspace(self, nbytes: int) -> int:
+        """Return the address of scratch memory for libraries, whose calls follow each other on one stream.
+
+        It stays where it is until the backend is closed: graphs have recorded it.
+        """
+        if not self._workspaces or self._workspaces[-1].nbytes < nbytes:
+            self._workspaces.append(DeviceMemory(self.heap, nbytes, "workspace of libraries"))
+        return self._workspaces[-1].pointer
 
     def close(self) -> None:
-        if self.library is not None:
+        if self.libraries:
             with contextlib.suppress(cuda.Error):
                 self.wait()
-            self.library.close()
-            self.library = None
+            while self.libraries:
+                self.libraries.popitem()[1].close()
         for one in list(self.executables):
             one.close()
         self._last_samples.clear()
@@ -170,8 +221,37 @@ class CudaBackend(Backend):
         self, program: Program, rows: int | None = None, first_row: int = 0, *, alone: bool = True
     ) -> Composition:
         """Return a program as kernels of this device; the arguments are those of `Composition`."""
+        key = rows, first_row, alone, self.choices.state
+        kept = self._compositions.setdefault(program, {})
+        if key not in kept:
+            products = {"precision": self.precision, "of_halves": self.of_halves}
+            provider = self.choices.provider if self.libraries else None
+            while len(kept) >= _KEPT_COMPOSITIONS:
+                kept.pop(next(iter(kept)))
+            kept[key] = Composition(program, rows, first_row, alone=alone, provider=provider, **products)
+        return kept[key]
+
+    def prepare(self, program: Program, rows: int, first_row: int = 0, *, alone: bool = True) -> None:
+        """Let nvcc begin: a training's kernels and those of its validation are compiled beside each other."""
+        self.compile_ahead(self.composed(program, rows, first_row, alone=alone).sources())
+
+    def compile_ahead(self, texts: Iterable[str]) -> None:
+        """Let nvcc begin with texts, in other threads."""
+        for one in texts:
+            architecture = self.gpu_record.architecture
+            self.gpu_record.compiling.begin(one, partial(compiled_text, "program", one, architecture))
+
+    def settle(self, programs: Iterable[tuple[Program, int]], comm: Communicator) -> None:
         products = {"precision": self.precision, "of_halves": self.of_halves}
-        return Composition(program, rows, first_row, alone=alone, library=self.library is not None, **products)
+        found = [one for program, rows in programs for one in problems(program, rows, **products)]
+        self.choices.settle(dict.fromkeys(found), comm)
+
+    @property
+    def chosen(self) -> Mapping[str, Any]:
+        return self.choices.as_json()
+
+    def choose(self, chosen: Mapping[str, Any]) -> None:
+        self.choices.restore(chosen)
 
     def launch(self, kernel: OwnKernel, buffers: Sequence[DeviceArray], numbers: Mapping[str, Any]) -> None:
         """Queue a kernel of a user's own; see `own_launch`."""

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ from dptrain.errors import DeviceError
 from dptrain.runtime.cache import cache_dir, compiled
 from dptrain.runtime.extras import pip_install
 
+# Texts that are compiled at once, at most.
+_AHEAD = 8
 OPTIONS = ("-O3", "-std=c++17")
 # nvcc optimises kernels in as many threads as there are cores; it makes the same instructions of them.
 _IN_THREADS, _THREADS_SINCE = ("--split-compile", "0"), (13, 0)
@@ -144,6 +147,32 @@ def compiled_own(name: str, source: str | Path, architecture: str) -> Cubin:
             digest.update(part.read_bytes())
         file = f"own-{name}-{architecture}-{digest.hexdigest()[:24]}.cubin"
         return _kept(file, lambda: _compile(nvcc, path, architecture))
+
+
+class Ahead:
+    """Compiles texts in threads of its own, so that they are in the cache, or on their way there, when they are needed.
+
+    Who needs a text before it is there waits for the file as for another process's.
+    """
+
+    def __init__(self) -> None:
+        self._begun: set[str] = set()
+        self._threads: ThreadPoolExecutor | None = None
+
+    def begin(self, text: str, compile_it: Callable[[], object]) -> None:
+        """Begin with a text that has not been begun with.
+
+        Args:
+            text: as above.
+            compile_it: called in another thread; what it raises is met again by who needs the text.
+        """
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        if digest in self._begun:
+            return
+        self._begun.add(digest)
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(min(_AHEAD, os.cpu_count() or 1), "dptrain nvcc")
+        self._threads.submit(compile_it)
 
 
 def compiled_text(name: str, text: str, architecture: str) -> Cubin:

@@ -6,7 +6,8 @@ from functools import partial
 from typing import Any
 
 from dptrain.backend.cuda.generate import Function, Generator, Kernel, Local, kernels, names_of, run_fields, source
-from dptrain.backend.cuda.groups import Group, Grouping
+from dptrain.backend.cuda.groups import Group, Grouping, factors_of
+from dptrain.backend.cuda.providers import Problem, Provider, is_product, problem_of, with_providers
 from dptrain.program.memory import Access, Plan, in_place, nbytes, plan
 from dptrain.program.mesh import ALL_REDUCE
 from dptrain.program.messages import stages
@@ -20,6 +21,8 @@ from dptrain.program.tensor import Tensor
 _OWN_LAUNCH = ("product", "call")
 # Elements from which on an int is too short for indices, which run a little past the end.
 _WIDE = 2**30
+# Kernels that are compiled as one text: a text takes about 0.5 s before the first, and each 0.2 to 0.4 s.
+_TOGETHER = 8
 # Where tensors begin: what the widest loads of kernels need, and a cache line.
 ALIGNMENT = 256
 
@@ -54,7 +57,7 @@ class Composition:
         alone: there is one rank.
         precision: of products.
         of_halves: of those of factors in half precision, see `with_precision`.
-        library: products are a library's.
+        provider: returns who computes a product or a convolution; by default our kernels.
 
     Attributes:
         program: with results that are all computed, and none of them twice.
@@ -81,16 +84,18 @@ class Composition:
         alone: bool = True,
         precision: str = "float32",
         of_halves: str = "half",
-        library: bool = False,
+        provider: Provider | None = None,
     ) -> None:
         # Not without repeats: numbers that are equal in one run differ in another that is to share its kernels.
         program = without_ranks(program) if alone else program
         program = with_precision(program, precision, of_halves)
-        program = self.program = _with_own_results(program)
         self.sizes = _local(program, rows, first_row)
+        if provider is not None:
+            program = with_providers(program, provider, self.sizes.count, factors_of)
+        program = self.program = _with_own_results(program)
         tensors = [*program.inputs.values(), *program.state.values(), *program.tensors]
         self.wide_index = max((self.sizes.count(one.shape) for one in tensors), default=0) >= _WIDE
-        grouping = Grouping(program, library)
+        grouping = Grouping(program)
         messages = [stage.messages for stage in stages(program)]
         sent = {*grouping.parts, *grouping.parts.values()}
         self.stored = {one for one in {*program.results, *grouping.used, *sent} if one in grouping.anchors}
@@ -99,7 +104,7 @@ class Composition:
         labels |= {one: f"new {variable.path}" for variable, one in program.updates.items()}
         names = names_of(tensors, labels)
         names |= {part: f"part_of_{names[one]}" for one, part in grouping.parts.items() if part not in names}
-        generator = Generator(grouping, self.sizes, self.stored, names, library)
+        generator = Generator(grouping, self.sizes, self.stored, names)
         functions = {group: generator.function(group) for group in grouping.groups}
         self.in_place = self._replaced(functions, messages, grouping.parts)
         for copied, variable in [(new, variable) for new, variable in self.targets.items() if new not in self.in_place]:
@@ -131,6 +136,15 @@ class Composition:
     def source(self) -> str:
         """Return the C++ of all kernels."""
         return source(self._kernels, self.wide_index)
+
+    def sources(self) -> dict[str, list[Kernel]]:
+        """Return the C++ of all kernels in texts that are compiled beside each other, each with its kernels.
+
+        How they are cut depends on their number alone, so that every machine finds what another one has compiled.
+        """
+        found = [one for one in self._kernels if one.threads]
+        fields, parts = run_fields(found), (found[n : n + _TOGETHER] for n in range(0, max(len(found), 1), _TOGETHER))
+        return {source(own, self.wide_index, fields): own for own in parts}
 
     @property
     def fields(self) -> list[str]:
@@ -191,6 +205,18 @@ class Composition:
                 found += [one for after, one in moved if after == number]
             found += [one for _, one in moved]
         return plan(found, sizes, ALIGNMENT)
+
+
+def problems(program: Program, rows: int, *, precision: str, of_halves: str) -> list[Problem]:
+    """Return the products and convolutions of a program that a library could be asked for; see `Composition`."""
+    program = with_precision(without_ranks(program), precision, of_halves)
+    count = _local(program, rows, 0).count
+
+    def problem(one: Tensor) -> Problem:
+        (_, transposed_a), (_, transposed_b) = factors_of(one)
+        return problem_of(one, (transposed_a, transposed_b), count)
+
+    return [problem(one) for one in program.tensors if is_product(one)]
 
 
 def _with_own_results(program: Program) -> Program:

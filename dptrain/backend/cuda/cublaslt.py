@@ -15,12 +15,13 @@ The only module that imports nvmath. Source: cuBLAS Library User Guide, chapter 
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from dptrain.backend.cuda.providers import Problem
 from dptrain.errors import ConfigError, DeviceError
 from dptrain.runtime.extras import pip_install
 
@@ -28,6 +29,19 @@ from dptrain.runtime.extras import pip_install
 WORKSPACE_BYTES = 32 * 2**20
 # Alignment that cuBLASLt asks about, at most.
 _ALIGNMENT = 256
+
+
+def why_not() -> str:
+    """Return why cuBLASLt cannot be used in this process, or an empty string if nothing is known against it."""
+    try:
+        from nvmath.bindings import cublasLt
+
+        cublasLt.get_version()
+    except ImportError as error:
+        return f"nvmath-python is not installed ({error}); {pip_install('cublaslt')}"
+    except Exception as error:  # nvmath has a class of its own for each reason
+        return f"the library does not load ({error})"
+    return ""
 
 
 @dataclass
@@ -47,7 +61,7 @@ class CublasLt:
     Args:
         precision: "float32", or "tf32" for its fast TF32 compute type.
         stream: the stream's handle.
-        allocate: returns the address of that many bytes, aligned to 256, that stay until the backend closes.
+        workspace: returns the address of at least so many bytes, aligned to 256, that stay until the backend closes.
 
     Attributes:
         numerics: what the bits of products depend on, beyond the device.
@@ -57,7 +71,7 @@ class CublasLt:
         DeviceError: the library does not load or does not start.
     """
 
-    def __init__(self, precision: str, stream: int, allocate: Callable[[int], int]) -> None:
+    def __init__(self, precision: str, stream: int, workspace: Callable[[int], int]) -> None:
         try:
             from nvmath import CudaDataType
             from nvmath.bindings import cublas, cublasLt
@@ -81,57 +95,64 @@ class CublasLt:
             version = cublasLt.get_version()
         except Exception as error:  # nvmath has a class of its own for each reason
             raise DeviceError(f"gemm = 'cublaslt': the library does not start ({error}); use --gemm dptrain") from error
-        self.numerics = f"products by cublaslt {version} in {precision}"
-        self._workspace = allocate(WORKSPACE_BYTES)
+        self.numerics = f"cublaslt {version}"
+        self._workspace = workspace(WORKSPACE_BYTES)
         self._one, self._zero = np.ones(1, np.float32), np.zeros(1, np.float32)
 
-    def product(
-        self,
-        transposed: tuple[bool, bool],
-        a: int,
-        b: int,
-        c: int,
-        sizes: tuple[int, int, int],
-        dtype: str = "float32",
-    ) -> None:
-        """Queue c = op(a) op(b); all arrays are dense and row-major, c is float32.
+    def takes(self, problem: Problem) -> bool:
+        """Whether cuBLASLt computes a product; it says so when it is asked to."""
+        return True
+
+    def prepared(self, problem: Problem, a: int, b: int, c: int) -> Callable[[], None]:
+        """Return what queues c = op(a) op(b); all arrays are dense and row-major, c is float32.
 
         Args:
-            transposed: whether a is (K, M) instead of (M, K), and b (N, K) instead of (K, N).
+            problem: the product; of several matrices it is one.
             a: device address, as those that follow.
             b: of the second factor.
             c: of (M, N) results, overwritten.
-            sizes: M, N and K, each 1 or more.
-            dtype: of a and b: "float32", "bfloat16" or "float16".
 
         Raises:
             DeviceError: cuBLASLt has no algorithm for this product, or refuses it.
         """
+        transposed, sizes = (bool(problem.sizes[0]), bool(problem.sizes[1])), problem.sizes[3:]
+        M, N, K = sizes
         # Slices of a batch begin anywhere; an algorithm for aligned matrices would read them wrongly.
         alignments = tuple(min(pointer & -pointer, _ALIGNMENT) for pointer in (a, b, c))
-        key = (transposed, sizes, dtype, alignments)
-        try:
-            matmul = self._matmuls.get(key)
-            if matmul is None:
-                matmul = self._matmuls[key] = self._prepare(transposed, sizes, dtype, alignments)
-            self._lt.matmul(
-                self._handle,
-                matmul.operation,
-                self._one.ctypes.data,
-                *(b, matmul.layout_b),
-                *(a, matmul.layout_a),
-                self._zero.ctypes.data,
-                *(c, matmul.layout_c),
-                *(c, matmul.layout_c),
-                matmul.algorithm.ctypes.data,
-                self._workspace,
-                WORKSPACE_BYTES,
-                self._stream,
-            )
-        except self._lt.cuBLASLtError as error:
-            raise DeviceError(
-                f"gemm = 'cublaslt': no product of sizes M, N, K = {sizes} ({error}); use --gemm dptrain"
-            ) from error
+        key = (transposed, sizes, problem.dtype, alignments)
+
+        @contextlib.contextmanager
+        def said() -> Iterator[None]:
+            try:
+                yield
+            except self._lt.cuBLASLtError as error:
+                raise DeviceError(
+                    f"gemm = 'cublaslt': no product of sizes M, N, K = {sizes} ({error}); use --gemm dptrain"
+                ) from error
+
+        with said():
+            if key not in self._matmuls:
+                self._matmuls[key] = self._prepare(transposed, (M, N, K), problem.dtype, alignments)
+        matmul = self._matmuls[key]
+
+        def queue() -> None:
+            with said():
+                self._lt.matmul(
+                    self._handle,
+                    matmul.operation,
+                    self._one.ctypes.data,
+                    *(b, matmul.layout_b),
+                    *(a, matmul.layout_a),
+                    self._zero.ctypes.data,
+                    *(c, matmul.layout_c),
+                    *(c, matmul.layout_c),
+                    matmul.algorithm.ctypes.data,
+                    self._workspace,
+                    WORKSPACE_BYTES,
+                    self._stream,
+                )
+
+        return queue
 
     def close(self) -> None:
         """Give back what the library holds; all queued work has ended."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dptrain.backend.cuda.compile import Cubin
+from dptrain.backend.cuda.compile import Ahead, Cubin
 from dptrain.backend.cuda.graphs import Graph, capture
 from dptrain.backend.cuda.packs import Packs
 from dptrain.backend.cuda.probe import architecture_of, device_uuid
@@ -59,6 +59,7 @@ class Gpu:
         owner: identity of that thread, 0 when the GPU is closed.
         modules: those that are loaded, by their compiled files.
         packs: what backends are to execute together.
+        compiling: kernels that are compiled ahead.
         links: what joins it with other ranks' GPUs, by these ranks and the way.
         captures: a stream is captured, and nothing may be waited for.
         retired: PyCUDA's records of memory and streams that another thread has dropped, a garbage collection as a
@@ -76,6 +77,7 @@ class Gpu:
     samples: "weakref.WeakValueDictionary[tuple[Any, ...], Any]" = field(default_factory=weakref.WeakValueDictionary)
     modules: dict[Path, Any] = field(default_factory=dict)
     packs: Packs = field(default_factory=Packs)
+    compiling: Ahead = field(default_factory=Ahead)
     links: dict[Any, Any] = field(default_factory=dict)
     captures: bool = False
     thread: threading.Thread = field(default_factory=threading.current_thread)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dptrain.backend.cuda.compile import compiled_text
+from dptrain.backend.cuda.compile import compiled_text, kernel_cache
 from dptrain.backend.cuda.compose import ALIGNMENT, Message
 from dptrain.backend.cuda.device import cuda
 from dptrain.backend.cuda.generate import Function, Kernel, OwnCall, arguments_of, blocks_of
@@ -277,15 +277,17 @@ class CudaExecutable:
         """Compile the kernels, and prepare their launches; return the pack key."""
         backend, sizes = self.backend, self._sizes
         gpu = backend.gpu_record
-        cubin = compiled_text("program", self.source, gpu.architecture)
+        texts = self._made.sources()
+        backend.compile_ahead(list(texts)[1:])
+        cubins = {text: compiled_text("program", text, gpu.architecture) for text in texts}
         batch = (sizes.rows, sizes.first_row, sizes.global_rows)
         index = "q" if self._made.wide_index else "i"
         self._stages: list[list[_Launches]] = []
-        alike: list[Hashable] = [cubin.path]
+        alike: list[Hashable] = [one.path for one in cubins.values()]
         is_generated = True
         numbers = iter(range(len(self._messages)))
         try:
-            module = gpu.module(cubin)
+            modules = {own.name: gpu.module(cubins[text]) for text, kernels in texts.items() for own in kernels}
             for stage, messages in zip(self._made.stages, self._made.messages, strict=True):
                 own: list[Launch] = []
                 counts = [0]  # of launches, after so many kernels
@@ -301,7 +303,7 @@ class CudaExecutable:
                     values = *batch, *(named[name] for _, name in given)
                     blocks = sum(blocks_of(one, kernel.threads) for one in kernel.functions)
                     if blocks:
-                        prepared = module.get_function(kernel.name)
+                        prepared = modules[kernel.name].get_function(kernel.name)
                         prepared.prepare(letters)
                         if not gpu.allow_shared(prepared, kernel.dynamic):
                             raise DeviceError(f"{gpu.name}: gives no block {kernel.dynamic:,} bytes of shared memory")
@@ -315,7 +317,7 @@ class CudaExecutable:
                 self._stages.append(_cut(own, [(next(numbers), one) for one in after]))
         except cuda.Error as error:
             raise DeviceError(
-                f"{gpu.name}: the kernels of a program do not load ({error}); remove {cubin.path.parent}"
+                f"{gpu.name}: the kernels of a program do not load ({error}); remove {kernel_cache()}"
             ) from error
         if self._queues_messages:
             self._stages = [[_Launches(self._whole_step(), [])]]
@@ -343,16 +345,12 @@ class CudaExecutable:
         if isinstance(call, OwnCall):
             return self._own_call(function, call)
         assert call is not None
-        count, *steps = call.batch
+        library, count = self.backend.libraries[call.problem.kind], 1
+        if call.problem.kind == "gemm":
+            count = call.problem.sizes[2]
         starts = [self._pointers[one] for one in call.tensors]
         return [
-            partial(
-                self.backend.library.product,
-                call.transposed,
-                *(start + n * step for start, step in zip(starts, steps, strict=True)),
-                call.sizes,
-                call.tensors[0].dtype.name,
-            )
+            library.prepared(call.problem, *(start + n * step for start, step in zip(starts, call.steps, strict=True)))
             for n in range(count)
         ]
 

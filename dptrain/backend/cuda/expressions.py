@@ -261,7 +261,11 @@ def _take_rows(w: Writer, t: Tensor, index: Index) -> Ex:
     gather = lowering_of(t)
     batch = gather.batch if isinstance(gather, Gather) else 0
     asked, lengths = w.value(places, index[: places.ndim]), table.shape[batch : batch + 1]
-    row = w.bound(f"row_at({asked.text}, {extents(lengths)})", extent(lengths), asked)
+    length = extents(lengths)
+    if table.op is None and table.variable is None and table.value is None and not isinstance(lengths[0], Dim):
+        # Of data: another set, such as one to validate on, has other rows and the same kernels.
+        length = w.own(table, "stored", int(lengths[0]), np.dtype(np.int64))
+    row = w.bound(f"row_at({asked.text}, {length})", extent(lengths), asked)
     return w.value(table, [*index[:batch], row, *index[places.ndim :]])
 
 

@@ -18,8 +18,9 @@ import numpy as np
 
 from dptrain.backend.cuda.convolutions import implicit
 from dptrain.backend.cuda.expressions import Writer, join_of, join_type
-from dptrain.backend.cuda.groups import Group, Grouping, Places, factors_of, is_product
+from dptrain.backend.cuda.groups import Group, Grouping, Places, factors_of
 from dptrain.backend.cuda.products import ProductPlan, product_plan
+from dptrain.backend.cuda.providers import Problem, is_by_library, is_product, matrices, problem_of
 from dptrain.program.cpp import Ex, cast, ctype, extents
 from dptrain.program.lowering import Convolution, UserKernel, lowering_of
 from dptrain.program.places import ONE, Place, extent
@@ -79,19 +80,19 @@ class Argument:
 
 @dataclass(eq=False)
 class LibraryCall:
-    """A product of matrices that a library computes.
+    """Products of matrices, or a convolution, that a library computes.
 
     Attributes:
-        transposed: whether the factors lie transposed in memory.
+        by: the library.
+        problem: what it is asked for.
         tensors: both factors and the result.
-        sizes: M, N and K.
-        batch: how many matrices, and the steps in bytes from one to the next of the three.
+        steps: bytes from one matrix to the next of the three, where there are several.
     """
 
-    transposed: tuple[bool, bool]
+    by: str
+    problem: Problem
     tensors: tuple[Tensor, Tensor, Tensor]
-    sizes: tuple[int, int, int]
-    batch: tuple[int, int, int, int]
+    steps: tuple[int, int, int] = (0, 0, 0)
 
 
 @dataclass(eq=False)
@@ -173,19 +174,10 @@ class Generator:
         sizes: of the batch.
         stored: which anchors are kept in memory.
         names: what tensors are called.
-        library: products are a library's.
     """
 
-    def __init__(
-        self,
-        grouping: Grouping,
-        sizes: Local,
-        stored: set[Tensor],
-        names: dict[Tensor, str],
-        library: bool = False,
-    ) -> None:
+    def __init__(self, grouping: Grouping, sizes: Local, stored: set[Tensor], names: dict[Tensor, str]) -> None:
         self._grouping, self._sizes, self._stored, self._names = grouping, sizes, stored, names
-        self._library = library
 
     def function(self, group: Group) -> Function:
         """Return the function of a group."""
@@ -391,20 +383,14 @@ class Generator:
         names = [made.pointers.setdefault(one, self._names[one]) for one in (a, b)]
         for one in (a, b):
             made.reads.setdefault(one, set()).add(None)
+        if is_by_library(result):
+            self._library(made, w, result, (a, b), (transposed_a, transposed_b))
+            return
         if isinstance(lowering_of(result), Convolution):
             self._convolution(made, result, names, w, places)
             return
-        batch = self._sizes.count(result.shape[:-2])
-        M, N, K = (self._sizes.count((n,)) for n in (*result.shape[-2:], result.inputs[0].shape[-1]))
-        batch_a, batch_b = (self._sizes.count(one.shape[:-2]) for one in result.inputs)
-        if batch_b == 1 and batch > 1 and not transposed_a:
-            M, batch, batch_a = M * batch, 1, 1  # rows of all matrices are those of one
-        steps = (M * K if batch_a > 1 else 0, K * N if batch_b > 1 else 0)
-        if self._library and min(M, N, K) > 0:
-            self._target(made, w, result, None)
-            bytes_of = (a.dtype.itemsize * steps[0], b.dtype.itemsize * steps[1], 4 * M * N)
-            made.call = LibraryCall((transposed_a, transposed_b), (a, b, result), (M, N, K), (batch, *bytes_of))
-            return
+        found = matrices(result, transposed_a, self._sizes.count)
+        (M, N, K), batch, steps = found.sizes, found.batch, found.steps
         plan = product_plan(M, N, K, _precision(result))
         self._cut(made, (M, N, K), plan, batch)
         kernel = self._tiled(made, result, plan, (transposed_a, transposed_b))
@@ -422,6 +408,23 @@ class Generator:
             *_indented(body),
             "});",
         )
+
+    def _library(
+        self,
+        made: Function,
+        w: Writer,
+        result: Tensor,
+        factors: tuple[Tensor, Tensor],
+        transposed: tuple[bool, bool],
+    ) -> None:
+        self._target(made, w, result, None)
+        problem = problem_of(result, transposed, self._sizes.count)
+        made.call = LibraryCall(result.attributes["by"], problem, (*factors, result))
+        if problem.kind == "gemm":
+            found = matrices(result, transposed[0], self._sizes.count)
+            M, N, _ = found.sizes
+            first, second = (step * factors[0].dtype.itemsize for step in found.steps)
+            made.call.steps = first, second, 4 * M * N
 
     def _convolution(self, made: Function, result: Tensor, names: Sequence[str], w: Writer, places: Places) -> None:
         found = implicit(result, self._sizes.count)
@@ -631,12 +634,13 @@ def blocks_of(function: Function, threads: int) -> int:
     return -(-function.blocks // (threads // 32)) if "rows" in function.needs else function.blocks
 
 
-def source(found: Sequence[Kernel], wide_index: bool) -> str:
+def source(found: Sequence[Kernel], wide_index: bool, fields: Mapping[str, str] | None = None) -> str:
     """Return the C++ of kernels.
 
     Args:
         found: the kernels.
         wide_index: there are tensors whose elements an int cannot count.
+        fields: of a `Run`, by default those that these kernels need.
     """
     found = [kernel for kernel in found if kernel.threads]
     functions = [one for kernel in found for one in kernel.functions]
@@ -646,7 +650,7 @@ def source(found: Sequence[Kernel], wide_index: bool) -> str:
         f"#define INDEX {'long long' if wide_index else 'int'}",
         *(f'#include "{one}"' for one in ("common.cuh", *headers)),
     ]
-    fields = run_fields(found)
+    fields = run_fields(found) if fields is None else fields
     text += [
         "",
         "// What each run has of its own.",

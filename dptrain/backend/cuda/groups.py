@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
-
 from dptrain.backend.cuda.expressions import Index, Writer, join_of, same
+from dptrain.backend.cuda.providers import is_by_library, is_product
 from dptrain.program.cpp import Ex
 from dptrain.program.dims import Dim
 from dptrain.program.kernels import reduced_axes
@@ -161,22 +160,6 @@ def _is_of_state(tensor: Tensor) -> bool:
     return True
 
 
-def is_product(tensor: Tensor) -> bool:
-    """Whether the tiled kernels compute it.
-
-    Convolutions, and matrices whose factors have a batch each, or one: both factors in float32 or in one half type.
-    """
-    if not isinstance(lowering := lowering_of(tensor), Product | Convolution) or tensor.dtype != np.float32:
-        return False
-    a, b = (one.dtype for one in tensor.inputs)
-    if a != b or not (a == np.float32 or is_half(a)):
-        return False
-    if isinstance(lowering, Convolution):
-        return True
-    batch = extent(tensor.shape[:-2])
-    return all(extent(one.shape[:-2]) in (batch, ONE) for one in tensor.inputs)
-
-
 def is_rounding(tensor: Tensor) -> bool:
     """Whether it converts to half precision."""
     lowering = lowering_of(tensor)
@@ -192,8 +175,7 @@ class Grouping:
     """The groups of a program.
 
     Args:
-        program: what is computed; the ops `SENT` meet other ranks.
-        library: products of matrices are a library's, and nothing can be computed with them.
+        program: what is computed; the ops `SENT` meet other ranks. Nothing can be computed with a library's products.
 
     Attributes:
         groups: in an order in which they can run.
@@ -206,12 +188,11 @@ class Grouping:
         stage_count: the number of sync points, and one.
     """
 
-    def __init__(self, program: Program, library: bool = False) -> None:
+    def __init__(self, program: Program) -> None:
         self.groups: list[Group] = []
         self.group_of: dict[Tensor, Group] = {}
         self.used: set[Tensor] = set()
         self.updates: Mapping[Variable, Tensor] = program.updates
-        self._library = library
         # The old value of what becomes of a variable, and the groups that read values from before the step.
         self._old = {new: program.state[variable] for variable, new in program.updates.items()}
         self._readers: dict[Tensor, set[Group]] = {}
@@ -246,7 +227,7 @@ class Grouping:
                 wanted |= dict.fromkeys([one, *([part] if part.op is not None else [])])
             elif isinstance(lowering, Product | Convolution):
                 wanted |= dict.fromkeys([one, *(base for base, _ in factors_of(one) if base.op is not None)])
-            elif is_rounding(one) and is_product(one.inputs[0]) and not self._library:
+            elif is_rounding(one) and is_product(one.inputs[0]) and not is_by_library(one.inputs[0]):
                 wanted[one] = None  # half of what it rounds, which is then stored for nobody
             elif isinstance(lowering, WHOLE) or is_call(one):
                 wanted |= dict.fromkeys([one, *(read for read in one.inputs if read.op is not None)])
@@ -365,9 +346,11 @@ class Grouping:
 
     def _follows(self, tensor: Tensor, group: Group) -> bool:
         """Whether the blocks of a product should compute a tensor of its results."""
-        product = lowering_of(next(iter(group.roles)))
-        if isinstance(product, Product):
-            return not self._library and tensor not in self._old
+        product = next(iter(group.roles))
+        if is_by_library(product):
+            return False
+        if isinstance(lowering_of(product), Product):
+            return tensor not in self._old
         # A convolution's kernel is small beside the sums that its gradient is made of. But the new kernel waits for
         # whatever reads the old one: often the product beside this one.
         readers = self._readers.get(self._old[tensor], set()) if tensor in self._old else set()

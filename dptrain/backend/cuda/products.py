@@ -3,7 +3,6 @@
 import functools
 from dataclasses import dataclass
 
-PROVIDERS = ("dptrain", "cublaslt")
 TILES = (128, 64, 32)
 # What the plans aim at. Constants, not the GPU's number of processors, so that the order of sums, and with it the
 # bits, depend on shapes alone.

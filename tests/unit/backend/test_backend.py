@@ -86,8 +86,10 @@ def test_refused():
         backend.create("cpu", "float8", 1)
     with pytest.raises(ConfigError, match="precision = 'fp8': expected 'float32' or 'tf32'"):
         backend.create("cpu", "float32", 1, precision="fp8")
-    with pytest.raises(ConfigError, match="gemm = 'mkl': expected 'dptrain' or 'cublaslt'"):
+    with pytest.raises(ConfigError, match="gemm = 'mkl': expected 'dptrain', 'cublaslt' or 'auto'"):
         backend.create("cpu", "float32", 1, gemm="mkl")
+    with pytest.raises(ConfigError, match="conv = 'cublaslt': expected 'dptrain', 'cudnn' or 'auto'"):
+        backend.create("cpu", "float32", 1, conv="cublaslt")
 
 
 @pytest.mark.parametrize(("dtype", "device"), [("float32", "cpu"), ("float32", "auto"), ("float64", "auto")])
@@ -97,3 +99,6 @@ def test_what_only_a_gpu_does_is_not_left_out_in_silence(monkeypatch, dtype, dev
         backend.create(device, dtype, 1, precision="tf32")
     with pytest.raises(ConfigError, match=r"'cublaslt' needs a GPU, this is the CPU; use --gemm dptrain"):
         backend.create(device, dtype, 1, gemm="cublaslt")
+    with pytest.raises(ConfigError, match=r"'cudnn' needs a GPU, this is the CPU; use --conv dptrain"):
+        backend.create(device, dtype, 1, conv="cudnn")
+    assert backend.create(device, dtype, 1, gemm="auto", conv="auto").name == "cpu", "it takes what is there"

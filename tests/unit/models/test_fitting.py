@@ -222,6 +222,9 @@ def test_gradients_are_not_rounded_where_bits_are_promised(monkeypatch):
     monkeypatch.setenv("DPTRAIN_REPRODUCIBLE", "3")
     with pytest.raises(ConfigError, match="comm_dtype = 'float16': not supported with a fixed number of shards"):
         model.fit(x, y, verbose=0)
+    for kind in ("gemm", "conv"):
+        with pytest.raises(ConfigError, match=f"{kind} = 'auto': not supported with a fixed number of shards"):
+            build(shards_per_batch=3, **{kind: "auto"})
     with pytest.raises(ConfigError, match="comm_dtype = 'float32': expected None, 'bfloat16' or 'float16'"):
         build(comm_dtype="float32")
 

@@ -4,9 +4,15 @@ import pytest
 
 from dptrain.backend import create
 from dptrain.comm import SoloCommunicator
+from dptrain.runtime.measurements import Measurements
 from dptrain.train import transports
 
-ABOUT, THERE = ["cuda", 2], ["host", "ipc"]
+THERE = ["host", "ipc"]
+KNOWN = Measurements("transports", ["cuda", 2])
+
+
+def kept():
+    return transports._kept(KNOWN.read(), THERE)
 
 
 @pytest.fixture
@@ -16,10 +22,10 @@ def folder(monkeypatch, tmp_path):
 
 
 def test_a_measurement_is_kept_for_its_kind_of_machine(folder):
-    assert transports._kept(ABOUT, THERE) is None
-    transports._keep(ABOUT, {"host": 0.5, "ipc": 0.25})
-    assert transports._kept(ABOUT, THERE) == {"host": 0.5, "ipc": 0.25}
-    assert transports._kept(["cuda", 3], THERE) is None
+    assert kept() is None
+    KNOWN.keep({"host": 0.5, "ipc": 0.25})
+    assert kept() == {"host": 0.5, "ipc": 0.25}
+    assert Measurements("transports", ["cuda", 3]).read() == {}
 
 
 @pytest.mark.parametrize(
@@ -34,21 +40,21 @@ def test_a_measurement_is_kept_for_its_kind_of_machine(folder):
         '{"host": NaN}',
         '{"host": 0.5, "cuda-aware": 0.1}',  # which would end the process where MPI knows no GPUs
         '{"host": 0.5, "ipc": [0.1]}',
-        '{"host": 0.5}' + " " * 5000 + "x",
+        '{"host": 0.5}' + " " * (1 << 20) + "x",
     ],
 )
 def test_what_is_no_measurement_of_what_is_there_is_not_believed(folder, content):
-    transports._keep(ABOUT, {"host": 0.5})
-    (kept,) = folder.iterdir()
-    kept.write_text(content)
-    found = transports._kept(ABOUT, THERE)
-    assert found is None or (found == {"host": 0.5} and len(content) > transports._KEPT_BYTES)
+    KNOWN.keep({"host": 0.5})
+    (file,) = folder.iterdir()
+    file.write_text(content)
+    found = kept()
+    assert found is None or (found == {"host": 0.5} and len(content) > 1 << 20)
 
 
 def test_without_a_place_nothing_is_kept(folder):
     folder.write_text("no folder")
-    transports._keep(ABOUT, {"host": 0.5})
-    assert transports._kept(ABOUT, THERE) is None
+    KNOWN.keep({"host": 0.5})
+    assert kept() is None
 
 
 @pytest.mark.parametrize("wanted", ["host", "auto"])

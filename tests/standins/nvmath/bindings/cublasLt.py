@@ -4,11 +4,12 @@ It knows only what descriptors, layouts and preferences say, so that a wrong tra
 or pointer gives wrong numbers or an error. It is stricter than the library: every handle must be alive and of its kind,
 every attribute of its type's size, every pointer aligned as the preference promised when the algorithm was chosen, and
 the algorithm must belong to the call. Each matrix, and the whole workspace, must lie within one allocation, and an
-algorithm wants all the workspace that it was promised, of which it leaves nothing as it was. Memory is reached through
-the driver's copies, after the stream's work.
+algorithm wants all the workspace that it was promised, of whose ends it leaves nothing as it was. Calls are queued on
+the stream, and graphs can hold them.
 """
 
 import ctypes
+import functools
 import itertools
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -16,6 +17,7 @@ from enum import IntEnum
 import ml_dtypes
 import numpy as np
 
+from tests.standins.driver import Driver
 from tests.tolerances import tf32
 
 R_32F, COMPUTE_32F, FAST_TF32 = 0, 68, 77
@@ -117,6 +119,8 @@ def create() -> int:
 
 def destroy(light_handle: int) -> None:
     _destroy(light_handle, Handle)
+    if not any(isinstance(one, Handle) for one in live.values()):
+        _driver().release()
 
 
 def matmul_desc_create(compute_type: int, scale_type: int) -> int:
@@ -240,65 +244,42 @@ def matmul(
             raise cuBLASLtError(f"misaligned address: {pointer:#x} was promised to be a multiple of {alignment}")
     if workspace % 256 or not workspace or workspace_size_in_bytes < packed[7]:
         raise cuBLASLtError("CUBLAS_STATUS_INVALID_VALUE: the workspace")
-    driver = _Driver(stream)
+    driver = _driver()
     driver.range("the workspace", workspace, workspace_size_in_bytes)
+    operands = []
     for name, pointer, one in (("a", a, adesc), ("b", b, bdesc), ("c", c, cdesc), ("d", d, ddesc)):
         layout = _get(one, Layout)
-        driver.range(
-            f"matrix {name}", pointer, TYPES[layout.type].itemsize * (layout.ld * (layout.columns - 1) + layout.rows)
-        )
-    for start in (workspace, workspace + workspace_size_in_bytes - 4096):
-        driver.write(start, np.full(4096 // 4, np.nan, np.float32))
-    left, right = (
-        driver.matrix(pointer, _get(one, Layout)).astype(np.float64) for pointer, one in ((a, adesc), (b, bdesc))
-    )
-    if compute == FAST_TF32:
-        left, right = (tf32(one.astype(np.float32)).astype(np.float64) for one in (left, right))
-    result = _host_float(alpha) * ((left.T if turn_a else left) @ (right.T if turn_b else right))
-    if (factor := _host_float(beta)) != 0:
-        result = result + factor * driver.matrix(c, _get(cdesc, Layout))
-    if epilogue & Epilogue.BIAS:
-        result = result + driver.read(_get(compute_desc, Desc).attributes[8], m, R_32F)[:, None]
-    if epilogue & Epilogue.RELU:
-        result = np.where(result < 0, 0, result)
-    layout = _get(ddesc, Layout)
-    if layout.ld != layout.rows:
-        raise cuBLASLtError("the stand-in writes dense results only")
-    driver.write(d, np.ascontiguousarray(result.T, np.float32))
+        count = layout.ld * (layout.columns - 1) + layout.rows
+        driver.range(f"matrix {name}", pointer, TYPES[layout.type].itemsize * count)
+        operands.append((layout, driver.host(count, TYPES[layout.type])))
+    layout = operands[3][0]
+    if layout.ld != layout.rows or _host_float(beta) or epilogue & 0xFF != Epilogue.DEFAULT:
+        raise cuBLASLtError("the stand-in writes dense results of products alone")
+    factor = _host_float(alpha)
+
+    def computed() -> np.ndarray:
+        left, right = (_matrix(*one).astype(np.float64) for one in operands[:2])
+        if compute == FAST_TF32:
+            left, right = (tf32(one.astype(np.float32)).astype(np.float64) for one in (left, right))
+        result = factor * ((left.T if turn_a else left) @ (right.T if turn_b else right))
+        return np.asarray(result.T, np.float32).reshape(-1)
+
+    reads = {a: operands[0][1], b: operands[1][1]}
+    if a == b:  # one array for both
+        operands[1] = operands[1][0], operands[0][1]
+        reads = {a: operands[0][1]}
+    driver.queue(stream, reads, computed, d, operands[3][1], (workspace, workspace_size_in_bytes))
 
 
 def _host_float(address: int) -> float:
     return float(np.frombuffer(ctypes.string_at(address, 4), np.float32)[0])
 
 
-class _Driver:
-    def __init__(self, stream: int) -> None:
-        self._library = ctypes.CDLL("libcuda.so.1")
-        self._check(self._library.cuStreamSynchronize(ctypes.c_void_p(stream)))
+def _matrix(layout: Layout, flat: np.ndarray) -> np.ndarray:
+    """Return (rows, columns), which lie by columns."""
+    return np.stack([flat[j * layout.ld : j * layout.ld + layout.rows] for j in range(layout.columns)], axis=1)
 
-    def _check(self, code: int) -> None:
-        if code:
-            raise cuBLASLtError(f"the driver answers {code}")
 
-    def range(self, what: str, address: int, nbytes: int) -> None:
-        """Check that bytes lie within one allocation."""
-        base, size = ctypes.c_uint64(), ctypes.c_size_t()
-        found = self._library.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
-        if found or address + nbytes > base.value + size.value:
-            left = max(0, base.value + size.value - address)
-            raise cuBLASLtError(f"out of bounds: {what} of {nbytes} bytes at {address:#x}, where there are {left}")
-
-    def read(self, address: int, count: int, type: int) -> np.ndarray:
-        host = np.empty(count, TYPES[type])
-        source, nbytes = ctypes.c_uint64(address), ctypes.c_size_t(host.nbytes)
-        self._check(self._library.cuMemcpyDtoH_v2(ctypes.c_void_p(host.ctypes.data), source, nbytes))
-        return host
-
-    def matrix(self, address: int, layout: Layout) -> np.ndarray:
-        """Return (rows, columns), which lie by columns."""
-        flat = self.read(address, layout.ld * (layout.columns - 1) + layout.rows, layout.type)
-        return np.stack([flat[j * layout.ld : j * layout.ld + layout.rows] for j in range(layout.columns)], axis=1)
-
-    def write(self, address: int, host: np.ndarray) -> None:
-        target, nbytes = ctypes.c_uint64(address), ctypes.c_size_t(host.nbytes)
-        self._check(self._library.cuMemcpyHtoD_v2(target, ctypes.c_void_p(host.ctypes.data), nbytes))
+@functools.cache
+def _driver() -> Driver:
+    return Driver(cuBLASLtError)

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from dptrain import ops
+from dptrain.backend.cuda.generate import Local
 from dptrain.backend.cuda.groups import Grouping, factors_of, operand_of
+from dptrain.backend.cuda.providers import asked, with_providers
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
 from dptrain.program.gradient import gradients
@@ -37,10 +39,11 @@ def test_transposes_are_looked_through():
     assert base is program.outputs["y"].inputs[0]
 
 
-def groups_of(step, library=False, **inputs):
+def groups_of(step, *, gemm="dptrain", conv="dptrain", **inputs):
     """Return kind and names of the ops of each group of a program of float32."""
-    grouping = Grouping(trace(step, {name: (shape, "float32") for name, shape in inputs.items()}), library)
-    return {(one.kind, *(member.op.name for member in one.roles)) for one in grouping.groups}
+    program = trace(step, {name: (shape, "float32") for name, shape in inputs.items()})
+    program = with_providers(program, asked(gemm, conv), Local(4, 0, 4).count, factors_of)
+    return {(one.kind, *(member.op.name for member in one.roles)) for one in Grouping(program).groups}
 
 
 IMAGES = {"x": (Dim.rows(4), 6, 6, 3), "kernel": (3, 3, 3, 8), "bias": (8,)}
@@ -71,8 +74,17 @@ def test_a_library_of_products_leaves_convolutions_to_our_kernels():
         y = ops.relu(ops.conv(x, kernel) + bias)
         return {"y": y, "product": ops.relu(ops.reshape(y, (-1, 8)) @ ops.ones((8, 2)) + 1.0)}
 
-    found = groups_of(step, library=True, **IMAGES)
+    found = groups_of(step, gemm="cublaslt", **IMAGES)
     assert found == {("product", "conv2d", "relu"), ("product", "batch_matmul"), ("map", "relu")}
+    # cuDNN's kernels have axes of their own; what follows them is computed by itself.
+    found = groups_of(step, conv="cudnn", **IMAGES)
+    assert found == {
+        ("product", "conv2d"),
+        ("map", "transpose_to"),
+        ("map", "relu"),
+        ("product", "batch_matmul", "relu"),
+    }
+    assert groups_of(step, gemm="auto", conv="auto", **IMAGES) == groups_of(step, **IMAGES), "nothing is measured here"
 
 
 def test_a_new_kernel_is_computed_with_its_gradient_unless_others_read_the_old_one():

@@ -1,0 +1,255 @@
+"""Convolutions and their gradients by NVIDIA's cuDNN, through its own Python frontend: an optional provider (`--conv`).
+
+**Convolutions have run against a stand-in for `cudnn` only (tests/standins), never on hardware.** Names and arguments
+were compared with nvidia-cudnn-frontend 1.32.
+
+cuDNN names axes as (N, C, H, W) and is told by strides how they lie: images (B, H, W, I) as they are here, and kernels
+as (O, R, S, I), in which order `providers.py` lets them lie. Zeros behind an image, which our windows do not say,
+follow from the sizes. Where the last window ends before the image does by a stride or more, cuDNN is told of a smaller
+image, which lies in the same memory; of that image's gradient it would not write the rest, so those stay ours.
+
+What one problem needs, a graph with its execution plan, is made once and kept. Only plans are taken that
+
+- give the same bits at every run (no NONDETERMINISTIC),
+- multiply and add as a product of matrices does: no Winograd and no Fourier transform, no sums and no factors in fewer
+  bits than were asked for, and in float32 no tensor cores (there they compute in TF32),
+- need no more than `WORKSPACE_BYTES`.
+
+Which plan is the first of those depends on the GPU and on cuDNN's version, which is part of `numerics`. A problem that
+has none stays with our kernels, on every GPU of the kind alike.
+
+The only module that imports cudnn. Source: cuDNN frontend, "Convolutions" and "Graphs"; NVIDIA's developer
+documentation.
+"""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from dptrain.backend.cuda.providers import Problem
+from dptrain.errors import ConfigError, DeviceError
+from dptrain.runtime.extras import pip_install
+
+# Most that a plan may ask for: kernels' gradients in slices take some MB for each.
+WORKSPACE_BYTES = 256 * 2**20
+# Notes of plans that compute something else than a product of matrices in the precision that is asked for.
+_REFUSED = ("NONDETERMINISTIC", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION", "FFT", "WINOGRAD")
+_TILES = ("WINOGRAD_TILE_4x4", "WINOGRAD_TILE_6x6", "WINOGRAD_TILE_13x13")
+_TYPES = {"float32": "FLOAT", "bfloat16": "BFLOAT16", "float16": "HALF"}
+_FIRST, _SECOND, _MADE = 1, 2, 3
+
+
+def why_not() -> str:
+    """Return why cuDNN cannot be used in this process, or an empty string if nothing is known against it."""
+    try:
+        import cudnn
+
+        cudnn.backend_version()
+    except ImportError as error:
+        return f"nvidia-cudnn-frontend is not installed ({error}); {pip_install('cudnn')}"
+    except Exception as error:  # the frontend has a class of its own for each reason
+        return f"the library does not load ({error})"
+    return ""
+
+
+class _Plan(NamedTuple):
+    """What executes one problem.
+
+    Attributes:
+        graph: cuDNN's.
+        workspace: bytes that it needs.
+    """
+
+    graph: Any
+    workspace: int
+
+
+class Layout(NamedTuple):
+    """A tensor as cuDNN is told of it.
+
+    Attributes:
+        dim: lengths of the axes (N, C, H, W).
+        stride: elements from one to the next along each.
+    """
+
+    dim: list[int]
+    stride: list[int]
+
+
+class Cudnn:
+    """Convolutions by cuDNN.
+
+    Args:
+        stream: the stream's handle.
+        workspace: returns the address of at least so many bytes, aligned to 256, that stay until the backend closes.
+
+    Attributes:
+        numerics: what the bits of convolutions depend on, beyond the device.
+
+    Raises:
+        ConfigError: the frontend is not installed.
+        DeviceError: the library does not load or does not start.
+    """
+
+    def __init__(self, stream: int, workspace: Callable[[int], int]) -> None:
+        try:
+            import cudnn
+        except ImportError as error:
+            raise ConfigError(
+                f"conv = 'cudnn': nvidia-cudnn-frontend is not installed ({error}); {pip_install('cudnn')}"
+            ) from error
+        self._cudnn, self._workspace = cudnn, workspace
+        self._plans: dict[Problem, _Plan | None] = {}
+        self._handle: Any = None
+        try:
+            self._handle = cudnn.create_handle()
+            cudnn.set_stream(handle=self._handle, stream=stream)
+            version = cudnn.backend_version()
+        except Exception as error:  # the frontend has a class of its own for each reason
+            raise DeviceError(f"conv = 'cudnn': the library does not start ({error}); use --conv dptrain") from error
+        self.numerics = f"cudnn {version}"
+
+    def takes(self, problem: Problem) -> bool:
+        """Whether cuDNN computes a convolution."""
+        return self._plan(problem) is not None
+
+    def prepared(self, problem: Problem, a: int, b: int, c: int) -> Callable[[], None]:
+        """Return what queues a convolution.
+
+        Args:
+            problem: one that it takes.
+            a: device address of the first operand, see `ops/convolution.py`; all arrays are dense.
+            b: of the second, a kernel as (O, R, S, I).
+            c: of float32 results, overwritten; a kernel likewise.
+        """
+        plan = self._plan(problem)
+        assert plan is not None, "our own kernels compute it"
+        workspace = self._workspace(plan.workspace) if plan.workspace else 0
+        pointers = {_FIRST: a, _SECOND: b, _MADE: c}
+
+        def queue() -> None:
+            try:
+                plan.graph.execute(pointers, workspace, handle=self._handle)
+            except Exception as error:
+                raise DeviceError(f"conv = 'cudnn': {problem} fails ({error}); use --conv dptrain") from error
+
+        return queue
+
+    def close(self) -> None:
+        """Give back what the library holds; all queued work has ended."""
+        self._plans.clear()
+        if self._handle is not None:
+            self._cudnn.destroy_handle(self._handle)
+            self._handle = None
+
+    def __del__(self) -> None:
+        """Close what no backend closed."""
+        with contextlib.suppress(Exception):  # one could reach nobody from here
+            self.close()
+
+    def _plan(self, problem: Problem) -> _Plan | None:
+        if problem not in self._plans:
+            self._plans[problem] = self._built(problem)
+        return self._plans[problem]
+
+    def _built(self, problem: Problem) -> _Plan | None:
+        """Return a graph with the best plan of those that may be taken; None where there is none."""
+        cudnn = self._cudnn
+        window = windowed(problem)
+        if window is None:
+            return None
+        images, places, kernel = layouts(problem, window)
+        kinds, float32 = cudnn.data_type, cudnn.data_type.FLOAT
+        dtype = getattr(kinds, _TYPES[problem.dtype])
+        graph = cudnn.pygraph(
+            name="convolution",
+            io_data_type=dtype,
+            intermediate_data_type=float32,
+            compute_data_type=float32,
+            handle=self._handle,
+        )
+
+        def given(layout: Layout, uid: int) -> Any:
+            return graph.tensor(dim=layout.dim, stride=layout.stride, data_type=dtype, name=f"operand_{uid}", uid=uid)
+
+        about: dict[str, Any] = {
+            "pre_padding": list(window.before),
+            "post_padding": list(window.behind),
+            "stride": list(window.strides),
+            "dilation": list(window.dilation),
+            "compute_data_type": float32,
+            "name": problem.makes,
+        }
+        if problem.makes == "places":
+            made, layout = graph.conv_fprop(image=given(images, _FIRST), weight=given(kernel, _SECOND), **about), places
+        elif problem.makes == "images":
+            made, layout = graph.conv_dgrad(loss=given(places, _FIRST), filter=given(kernel, _SECOND), **about), images
+        else:
+            made, layout = graph.conv_wgrad(image=given(images, _FIRST), loss=given(places, _SECOND), **about), kernel
+        made.set_output(True).set_data_type(float32).set_uid(_MADE).set_dim(layout.dim).set_stride(layout.stride)
+        notes = [*_REFUSED, *_TILES, *(["TENSOR_CORE"] if problem.precision == "float32" else [])]
+        try:
+            graph.validate()
+            graph.build_operation_graph()
+            graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+            graph.deselect_numeric_notes([getattr(cudnn.numerical_note, one) for one in notes])
+            graph.deselect_workspace_greater_than(WORKSPACE_BYTES)
+            graph.check_support()
+            graph.build_plans()
+            return _Plan(graph, graph.get_workspace_size())
+        except (cudnn.cudnnGraphNotSupportedError, NotImplementedError):
+            return None
+        except Exception as error:
+            raise DeviceError(f"conv = 'cudnn': {problem} cannot be planned ({error}); use --conv dptrain") from error
+
+
+class Window(NamedTuple):
+    """A window as cuDNN is told of it.
+
+    Attributes:
+        image: (H, W) of what of the images it sees.
+        places: (P, Q).
+        size: (R, S).
+        strides: between its places.
+        dilation: between its elements.
+        before: rows and columns of zeros before the image.
+        behind: and behind it.
+    """
+
+    image: tuple[int, int]
+    places: tuple[int, int]
+    size: tuple[int, int]
+    strides: tuple[int, int]
+    dilation: tuple[int, int]
+    before: tuple[int, int]
+    behind: tuple[int, int]
+
+
+def windowed(problem: Problem) -> Window | None:
+    """Return the window of a convolution; None where cuDNN's numbers cannot say it."""
+    numbers = problem.sizes[4:]
+    image, places, size, strides, dilation, before = ((numbers[n], numbers[n + 1]) for n in range(0, 12, 2))
+    seen, behind = list(image), [0, 0]
+    for axis in range(2):
+        last = (places[axis] - 1) * strides[axis] + (size[axis] - 1) * dilation[axis] - before[axis]
+        # A place more would begin another stride: cuDNN counts the places itself, and finds these.
+        behind[axis] = max(0, last + 1 - image[axis])
+        if last + strides[axis] < image[axis]:
+            seen[axis] = last + 1
+    if min(before) < 0 or min(seen) < 1:
+        return None
+    if tuple(seen) != image and problem.makes == "images":
+        return None
+    return Window((seen[0], seen[1]), places, size, strides, dilation, before, (behind[0], behind[1]))
+
+
+def layouts(problem: Problem, window: Window) -> tuple[Layout, Layout, Layout]:
+    """Return how images, places and kernel lie."""
+    B, I, O = problem.sizes[1:4]  # noqa: E741 - the letters of all convolutions
+    (H, W), (P, Q), (R, S) = problem.sizes[4:6], window.places, window.size
+
+    def of(count: int, channels: int, size: tuple[int, int], stored: tuple[int, ...]) -> Layout:
+        rows, columns = stored
+        return Layout([count, channels, *size], [rows * columns * channels, 1, columns * channels, channels])
+
+    return of(B, I, window.image, (H, W)), of(B, O, (P, Q), (P, Q)), of(O, I, (R, S), (R, S))

@@ -1,0 +1,187 @@
+"""Who computes each product of matrices and each convolution of a program: our kernels, or a library of NVIDIA's.
+
+That is decided once, before kernels are grouped, and noted on the tensor as the attribute "by". What a library computes
+is a call of its own: nothing shares its launch, and it is never part of a pack.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from dptrain.program.lowering import Convolution, Product, lowering_of
+from dptrain.program.operand import OPERATORS
+from dptrain.program.passes import rewritten
+from dptrain.program.places import ONE, extent
+from dptrain.program.program import Program
+from dptrain.program.shapes import Shape
+from dptrain.program.tensor import Tensor, is_half
+
+Kind = Literal["gemm", "conv"]
+# The library for products of matrices, and that for convolutions.
+LIBRARIES: dict[Kind, str] = {"gemm": "cublaslt", "conv": "cudnn"}
+# Who can be asked for: "auto" measures which of two is faster.
+PROVIDERS: dict[Kind, tuple[str, ...]] = {kind: ("dptrain", one, "auto") for kind, one in LIBRARIES.items()}
+# The axes of a kernel (R, S, I, O) in the order in which libraries have them: O, R, S, I.
+_LIBRARY_KERNEL = (3, 0, 1, 2)
+_MAKES = ("places", "images", "kernel")
+
+
+class Problem(NamedTuple):
+    """A product or a convolution as libraries are asked for it.
+
+    Attributes:
+        kind: "gemm" or "conv".
+        dtype: of both factors; what comes out is float32.
+        precision: of the multiplications: "float32", "tf32" or "half".
+        sizes: of a product whether a is (K, M) and b is (N, K) in memory, the number of products, M, N and K; of a
+            convolution what it makes, see `_MAKES`, B, I, O and the fields of its window, see `Windows.numbers`.
+    """
+
+    kind: Kind
+    dtype: str
+    precision: str
+    sizes: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """The key in what is kept and recorded."""
+        return f"{self.kind} {self.dtype} {self.precision} {' '.join(map(str, self.sizes))}"
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to compute, which no library takes."""
+        return 0 in (self.sizes[2:] if self.kind == "gemm" else self.sizes[1:8])
+
+    @property
+    def makes(self) -> str:
+        """What a convolution makes, as `Convolution.makes`."""
+        return _MAKES[self.sizes[0]]
+
+
+Provider = Callable[[Problem], str]
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """A product of matrices as kernels and libraries compute it.
+
+    Attributes:
+        sizes: M, N and K.
+        batch: how many.
+        steps: elements from one to the next of each factor; 0 where there is one for all.
+    """
+
+    sizes: tuple[int, int, int]
+    batch: int
+    steps: tuple[int, int]
+
+
+def matrices(result: Tensor, transposed_a: bool, count: Callable[[Shape], int]) -> Matrices:
+    """Return a product that a tensor is.
+
+    Args:
+        result: what it makes.
+        transposed_a: whether the first factor is (K, M) in memory.
+        count: returns the number of elements that a rank has of a shape.
+    """
+    batch = count(result.shape[:-2])
+    M, N, K = (count((n,)) for n in (*result.shape[-2:], result.inputs[0].shape[-1]))
+    batch_a, batch_b = (count(one.shape[:-2]) for one in result.inputs)
+    if batch_b == 1 and batch > 1 and not transposed_a:
+        M, batch, batch_a = M * batch, 1, 1  # rows of all matrices are those of one
+    return Matrices((M, N, K), batch, (M * K if batch_a > 1 else 0, K * N if batch_b > 1 else 0))
+
+
+def is_product(tensor: Tensor) -> bool:
+    """Whether the tiled kernels, or a library, compute it.
+
+    Convolutions, and matrices whose factors have a batch each, or one: both factors in float32 or in one half type.
+    """
+    if not isinstance(lowering := lowering_of(tensor), Product | Convolution) or tensor.dtype != np.float32:
+        return False
+    a, b = (one.dtype for one in tensor.inputs)
+    if a != b or not (a == np.float32 or is_half(a)):
+        return False
+    if isinstance(lowering, Convolution):
+        return True
+    batch = extent(tensor.shape[:-2])
+    return all(extent(one.shape[:-2]) in (batch, ONE) for one in tensor.inputs)
+
+
+def is_by_library(tensor: Tensor) -> bool:
+    """Whether a library computes a product or a convolution."""
+    return "by" in tensor.attributes and is_product(tensor)
+
+
+def problem_of(tensor: Tensor, transposed: tuple[bool, bool], count: Callable[[Shape], int]) -> Problem:
+    """Return what a library is asked for in place of our kernels.
+
+    Args:
+        tensor: one that `is_product`.
+        transposed: whether the factors of a product of matrices lie transposed in memory.
+        count: returns the number of elements that a rank has of a shape.
+    """
+    dtype = tensor.inputs[0].dtype.name
+    own = str(tensor.attributes.get("precision", "float32"))
+    lowering = lowering_of(tensor)
+    if isinstance(lowering, Convolution):
+        images, _, kernel = lowering.shapes(tensor)
+        sizes = (_MAKES.index(lowering.makes), *(count((n,)) for n in (images[0], *kernel[2:])))
+        return Problem("conv", dtype, own, (*sizes, *lowering.numbers(tensor)))
+    found = matrices(tensor, transposed[0], count)
+    return Problem("gemm", dtype, own, (*map(int, transposed), found.batch, *found.sizes))
+
+
+def asked(gemm: str, conv: str) -> Provider:
+    """Return who computes what as far as that is known without a GPU: of "auto" nothing is, and our kernels stand."""
+    chosen = {kind: name for kind, name in (("gemm", gemm), ("conv", conv)) if name == LIBRARIES[kind]}  # type: ignore[index]
+    return lambda problem: chosen.get(problem.kind, "dptrain")
+
+
+def with_providers(
+    program: Program,
+    provider: Provider,
+    count: Callable[[Shape], int],
+    factors: Callable[[Tensor], list[tuple[Tensor, bool]]],
+) -> Program:
+    """Return a program whose products and convolutions say who computes them.
+
+    The kernel of a library's convolution lies there as (O, R, S, I): it is transposed by kernels of ours before, and so
+    is its gradient by whatever reads it.
+
+    Args:
+        program: one that says the precision of its products.
+        provider: returns who.
+        count: returns the number of elements that a rank has of a shape.
+        factors: returns the tensors whose memory the factors of a product are, and which of them lie transposed.
+    """
+    turned: dict[Tensor, Tensor] = {}
+
+    def transposed(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
+        shape = tuple(tensor.shape[axis] for axis in axes)
+        return Tensor(OPERATORS["transpose"], (tensor,), {"axes": axes}, shape, tensor.dtype)
+
+    def chosen(one: Tensor) -> Tensor:
+        if not is_product(one):
+            return one
+        (_, transposed_a), (_, transposed_b) = factors(one)
+        problem = problem_of(one, (transposed_a, transposed_b), count)
+        by = "dptrain" if problem.is_empty else provider(problem)
+        if by == "dptrain":
+            return one
+        attributes: dict[str, Any] = {**one.attributes, "by": by}
+        lowering = lowering_of(one)
+        if not isinstance(lowering, Convolution):
+            return Tensor(one.op, one.inputs, attributes, one.shape, one.dtype, name=one.name)
+        attributes["kernel_axes"] = _LIBRARY_KERNEL
+        if lowering.makes == "kernel":
+            shape = tuple(one.shape[axis] for axis in _LIBRARY_KERNEL)
+            made = Tensor(one.op, one.inputs, attributes, shape, one.dtype, name=one.name)
+            return transposed(made, tuple(_LIBRARY_KERNEL.index(axis) for axis in range(4)))
+        other, kernel = one.inputs
+        if kernel not in turned:
+            turned[kernel] = transposed(kernel, _LIBRARY_KERNEL)
+        return Tensor(one.op, (other, turned[kernel]), attributes, one.shape, one.dtype, name=one.name)
+
+    return rewritten(program, chosen)
