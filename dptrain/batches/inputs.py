@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from dptrain.batches.structure import Batch
 from dptrain.comm import Communicator
 from dptrain.comm.parts import cut
 from dptrain.data.checks import check_labels, whole_labels
+from dptrain.data.lazy import LazyArray
 from dptrain.data.loading import Split
 from dptrain.errors import ArgumentTypeError, ConfigError, DataError
 from dptrain.program import tree
@@ -216,6 +217,8 @@ def as_array(data: Any, name: str) -> Array:
     """
     if isinstance(data, np.ndarray):
         return np.asarray(data)  # a memory map stays one
+    if isinstance(data, LazyArray):
+        return cast(Array, data)
     if isinstance(data, dict) or (isinstance(data, list | tuple) and len(data) > 1 and all(map(is_array, data))):
         found = f"a dictionary with {list(data)}" if isinstance(data, dict) else f"{len(data)} arrays"
         raise DataError(

@@ -189,7 +189,9 @@ class DataConfig(Checked):
         "global: one copy of the data per node, one permutation; static: each rank keeps its share of the rows",
         "sharding",
     )
-    max_bytes: Annotated[int, Interval(ge=1, lt=2**63)] = _field(DEFAULT_MAX_BYTES, "refuse larger arrays, in bytes")
+    max_bytes: Annotated[int, Interval(ge=1, lt=2**63)] = _field(
+        DEFAULT_MAX_BYTES, "refuse larger arrays, in bytes; of decoded pictures, keep so much in memory a node"
+    )
     target: Annotated[str | None, Before(_none_word)] = _field(
         None, "column of a table to predict; of an .npy file, the file of the targets", "target"
     )
