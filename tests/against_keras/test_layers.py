@@ -7,7 +7,7 @@ import pytest
 
 import dptrain as dp
 from dptrain import activations, initializers, layers, regularizers
-from tests.unit.layers.cases import ALL_CASES, CASES
+from tests.unit.layers.cases import ALL_CASES, CASES, shifted
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras' variables
 SAMPLES, BATCH, EPOCHS = 95, 10, 20  # 10 steps an epoch, the last of 5 samples
@@ -255,6 +255,8 @@ def test_outputs_and_configurations_of_every_layer(keras, name, number, training
     case = CASES[name][number]
     ours, inputs = case.make(), case.inputs()
     ours.set_dtype("float64")
+    if keras.saving.get_registered_object("cases>shifted") is None:
+        keras.saving.register_keras_serializable("cases")(shifted)
     theirs = keras.saving.deserialize_keras_object(json.loads(json.dumps(layers.serialize(ours))))
     assert without_types(json.loads(json.dumps(theirs.get_config()))) == ours.config() | {"name": theirs.name}
     case.call(ours, inputs)
