@@ -283,7 +283,9 @@ def _check_features(x: Any, expected: tuple[int | None, ...] | None, name: str) 
         features = features.reshape(len(features), *adjusted)
     shape = features.shape[1:]
     if len(shape) != len(expected) or any(n is not None and n != own for n, own in zip(expected, shape, strict=True)):
-        flat = math.prod(n or 1 for n in expected)
+        if None in expected:
+            raise DataError(f"model expects samples of shape {expected}, data has samples of shape {shape}")
+        flat = math.prod(n for n in expected if n is not None)
         raise DataError(
             f"model expects {flat} features of shape {expected}, data has {math.prod(shape)} of shape {shape}"
         )
