@@ -598,7 +598,7 @@ class ContrastLimitedAdaptiveHistogramEqualization(ImageLayer):
             return [(ends[0], 1 - weight), (ends[1], weight)]
 
         own = ops.reshape(values + np.arange(channels, dtype=np.int32) * levels, (rows, height * width * channels))
-        found: Any = 0
+        found: Tensor | float = 0.0
         for row, row_weight in between(height, tall, down):
             for column, column_weight in between(width, wide, across):
                 start = (row[:, None] * across + column).astype(np.int32) * (channels * levels)
@@ -606,7 +606,7 @@ class ContrastLimitedAdaptiveHistogramEqualization(ImageLayer):
                 seen = ops.reshape(ops.take_along_axis(table, place, 1), (rows, height, width, channels))
                 weight = (row_weight[:, None] * column_weight)[..., None].astype(x.dtype)
                 found = seen * weight + found
-        return found
+        return ops.convert_to_tensor(found)
 
 
 class RandomColorJitter(RandomImageLayer):

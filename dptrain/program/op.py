@@ -157,7 +157,7 @@ class Op:
             kind: ShapeDtype | None
             a, b = inputs
             if a.__class__ is not Tensor or b.__class__ is not Tensor:
-                a, b = inputs = as_tensors(inputs)
+                a, b = inputs = tuple(as_tensors(inputs))
             found = self._kinds.get((a.kind, b.kind))
             if found is not None and found[1] and a.tracking == b.tracking == NOT_TRACKED and WATCH.get() is None:
                 kind = found[0]
