@@ -12,7 +12,7 @@ from dptrain.layers.arguments import lengths
 from dptrain.layers.pictures import ImageLayer
 from dptrain.layers.random_images import Factor, RandomImageLayer, factor_range, for_each, value_range_of
 from dptrain.ops import random
-from dptrain.ops.indexing import add_rows
+from dptrain.ops.indexing import add_rows, take_each
 from dptrain.ops.spatial import channels_first, channels_last
 from dptrain.program.tensor import Tensor
 
@@ -575,7 +575,7 @@ class ContrastLimitedAdaptiveHistogramEqualization(ImageLayer):
         (down, across), levels = self.tile_grid_size, 256
         # Tiles of the same size, for which the image is continued by its mirror.
         tall, wide = -(-height // down), -(-width // across)
-        values = ops.cast(ops.clip(x, *_BYTES), "int32")
+        values = ops.clip(ops.cast(ops.clip(x, *_BYTES), "int32"), *_BYTES)  # also what NaN becomes
         tiles = ops.pad(values, ((0, 0), (0, tall * down - height), (0, wide * across - width), (0, 0)), "symmetric")
         tiles = ops.reshape(tiles, (rows, down, tall, across, wide, channels))
         tiles = ops.reshape(ops.transpose(tiles, (0, 1, 3, 5, 2, 4)), (rows, down, across, channels, tall * wide))
@@ -603,7 +603,7 @@ class ContrastLimitedAdaptiveHistogramEqualization(ImageLayer):
             for column, column_weight in between(width, wide, across):
                 start = (row[:, None] * across + column).astype(np.int32) * (channels * levels)
                 place = own + np.broadcast_to(start[..., None], (height, width, channels)).reshape(-1)
-                seen = ops.reshape(ops.take_along_axis(table, place, 1), (rows, height, width, channels))
+                seen = ops.reshape(take_each(table, place), (rows, height, width, channels))
                 weight = (row_weight[:, None] * column_weight)[..., None].astype(x.dtype)
                 found = seen * weight + found
         return ops.convert_to_tensor(found)
