@@ -312,14 +312,14 @@ def make_feed(
         return None if found is None else max(found - reserved, 0)
 
     room = free() if most_bytes is None else most_bytes
-    needed = sum(backend.missing_samples(array) for array in arrays)
+    are_lazy = any(isinstance(array, LazyArray) for array in arrays)
+    needed = 0 if are_lazy else sum(backend.missing_samples(array) for array in arrays)
     if most_bytes is None and room is not None and needed > room:
         gc.collect()  # a model that was dropped, which is a cycle, holds its memory until then
         room = free()
     few = None if kept is None else kept.feed(arrays, largest, room)
     if few is not None:
         return few
-    are_lazy = any(isinstance(array, LazyArray) for array in arrays)
     if (room is None or needed <= room) and not are_lazy:
         return ResidentFeed(backend, arrays)
     row = max(1, sum(array[:1].nbytes for array in arrays))
