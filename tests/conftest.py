@@ -23,8 +23,8 @@ WITHOUT_PICTURES = ROOT / "tests" / "without_pictures"
 # Folders whose tests start many short processes, which are left to NumPy: compiled programs take minutes of all tests
 # there. Those that are about compiled steps ask for them.
 BY_NUMPY = ("e2e", "mpi")
-# What in tests/unit is about compiled code itself; the others' is compiled in half the time. It has the same bits however
-# it is compiled (tests/unit/backend/cpu/test_compilers.py).
+# What in tests/unit is about compiled code itself; the others' is compiled in half the time. It has the same bits
+# however it is compiled (tests/unit/backend/cpu/test_compilers.py).
 ABOUT_COMPILED_CODE = {"backend", "test_random_programs.py"}
 # Folders whose tests are about GPUs; what starts the emulator gives it an environment of its own.
 ABOUT_GPUS = ("ops", "gpu", "emulator")

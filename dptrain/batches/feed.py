@@ -19,9 +19,12 @@ import numpy.typing as npt
 from dptrain.backend.base import Backend, Buffer, HostArray
 from dptrain.backend.transfers import Staging
 from dptrain.batches.sampling import Shard
+from dptrain.data.lazy import LazyArray
 
 # The most that one of the two chunks holds: larger ones make no copy faster.
 _CHUNK_BYTES = 64 << 20
+# Of rows that must be made first, which takes longer than a copy: the device waits for the first chunk.
+_LAZY_CHUNK_BYTES = 4 << 20
 
 Order = npt.NDArray[np.int64]
 
@@ -293,6 +296,8 @@ def make_feed(
 ) -> Feed:
     """Return a feed that keeps the samples on the device if they fit there, and else streams them.
 
+    Lazy arrays are streamed, so that nobody waits for rows that are needed later.
+
     Args:
         backend: the device.
         arrays: (rows, ...) each; features, targets and so on.
@@ -307,18 +312,20 @@ def make_feed(
         return None if found is None else max(found - reserved, 0)
 
     room = free() if most_bytes is None else most_bytes
-    needed = sum(backend.missing_samples(array) for array in arrays)
+    are_lazy = any(isinstance(array, LazyArray) for array in arrays)
+    needed = 0 if are_lazy else sum(backend.missing_samples(array) for array in arrays)
     if most_bytes is None and room is not None and needed > room:
         gc.collect()  # a model that was dropped, which is a cycle, holds its memory until then
         room = free()
     few = None if kept is None else kept.feed(arrays, largest, room)
     if few is not None:
         return few
-    if room is None or needed <= room:
+    if (room is None or needed <= room) and not are_lazy:
         return ResidentFeed(backend, arrays)
     row = max(1, sum(array[:1].nbytes for array in arrays))
+    most = _LAZY_CHUNK_BYTES if are_lazy else _CHUNK_BYTES
     # Both chunks take half of the room, and leave the rest to other samples, such as those for validation.
-    return StreamedFeed(backend, arrays, max(largest, min(room // 4, _CHUNK_BYTES) // row, 1))
+    return StreamedFeed(backend, arrays, max(largest, min(most if room is None else room // 4, most) // row, 1))
 
 
 def _rows(shards: Sequence[Shard]) -> int:
@@ -344,7 +351,9 @@ def _gather(sources: Sequence[HostArray], rows: Order, slot: Sequence[Staging]) 
     """Copy rows of every array to the host's side of a slot."""
     for array, staging in zip(sources, slot, strict=True):
         target = staging.host[: len(rows)]
-        if target.dtype == array.dtype and array.flags.c_contiguous:
+        if isinstance(array, LazyArray):
+            array.read_into(rows, target)
+        elif target.dtype == array.dtype and array.flags.c_contiguous:
             np.take(array, rows, axis=0, out=target, mode="clip")  # without the interpreter's lock
         else:
             target[...] = array[rows]

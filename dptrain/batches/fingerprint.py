@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.backend.cpu.digest import Digests
+from dptrain.data.lazy import LazyArray
 
 Array = npt.NDArray[Any]
 
@@ -19,14 +20,14 @@ DRAW_THE_SAME = (
 
 # What is copied at once of an array that is not contiguous.
 _CHUNK_BYTES = 1 << 24
-# Rows that count of a memory map, which may be larger than any memory, and lie on a shared disk.
+# Rows that count of a memory map or a lazy array, which may be larger than any memory, and lie on a shared disk.
 _SAMPLED_ROWS = 64
 
 
 def fingerprint(*arrays: Array) -> list[Any]:
     """Return what tells arrays, (rows, ...) each, apart: shapes, dtypes and a checksum.
 
-    Every byte counts, 5 GB a second; of memory maps some rows do.
+    Every byte counts, 5 GB a second; of memory maps and lazy arrays some rows do.
     """
     digest = hashlib.blake2b(digest_size=8)
     for array in arrays:
@@ -45,6 +46,8 @@ def _parts(array: Array) -> Iterator[Array]:
 
 
 def _is_mapped(array: Any) -> bool:
+    if isinstance(array, LazyArray):
+        return True
     while isinstance(array, np.ndarray):
         if isinstance(array, np.memmap):
             return True

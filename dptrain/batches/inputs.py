@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from dptrain.batches.structure import Batch
 from dptrain.comm import Communicator
 from dptrain.comm.parts import cut
 from dptrain.data.checks import check_labels, whole_labels
+from dptrain.data.lazy import LazyArray
 from dptrain.data.loading import Split
 from dptrain.errors import ArgumentTypeError, ConfigError, DataError
 from dptrain.program import tree
@@ -216,6 +217,8 @@ def as_array(data: Any, name: str) -> Array:
     """
     if isinstance(data, np.ndarray):
         return np.asarray(data)  # a memory map stays one
+    if isinstance(data, LazyArray):
+        return cast(Array, data)
     if isinstance(data, dict) or (isinstance(data, list | tuple) and len(data) > 1 and all(map(is_array, data))):
         found = f"a dictionary with {list(data)}" if isinstance(data, dict) else f"{len(data)} arrays"
         raise DataError(
@@ -280,7 +283,9 @@ def _check_features(x: Any, expected: tuple[int | None, ...] | None, name: str) 
         features = features.reshape(len(features), *adjusted)
     shape = features.shape[1:]
     if len(shape) != len(expected) or any(n is not None and n != own for n, own in zip(expected, shape, strict=True)):
-        flat = math.prod(n or 1 for n in expected)
+        if None in expected:
+            raise DataError(f"model expects samples of shape {expected}, data has samples of shape {shape}")
+        flat = math.prod(n for n in expected if n is not None)
         raise DataError(
             f"model expects {flat} features of shape {expected}, data has {math.prod(shape)} of shape {shape}"
         )

@@ -189,7 +189,9 @@ class DataConfig(Checked):
         "global: one copy of the data per node, one permutation; static: each rank keeps its share of the rows",
         "sharding",
     )
-    max_bytes: Annotated[int, Interval(ge=1, lt=2**63)] = _field(DEFAULT_MAX_BYTES, "refuse larger arrays, in bytes")
+    max_bytes: Annotated[int, Interval(ge=1, lt=2**63)] = _field(
+        DEFAULT_MAX_BYTES, "refuse larger arrays, in bytes; of decoded pictures, keep so much in memory a node"
+    )
     target: Annotated[str | None, Before(_none_word)] = _field(
         None, "column of a table to predict; of an .npy file, the file of the targets", "target"
     )
@@ -314,7 +316,7 @@ class PruningConfig(Checked):
 
     sparsity: Annotated[float | str | None, Before(_sparsity)] = _field(
         None,
-        "such as 0.9: train with this part of each layer's kernel zero, that of smallest magnitude; 2:4: two of every "
+        "such as 0.9: train with this part of the kernels' weights zero, that of smallest magnitude; 2:4: two of every "
         "four inputs",
         "prune",
     )
@@ -323,11 +325,13 @@ class PruningConfig(Checked):
         "let the sparsity grow from 0 at pruning.begin to --prune at pruning.end, or have it from pruning.begin on",
         "prune-schedule",
     )
-    begin: Annotated[str, Before(_length)] = _field("0", "when pruning begins: steps (500), 2epochs or 25%")
-    end: Annotated[str, Before(_length)] = _field("50%", "after which the same weights are zero, likewise")
-    frequency: PositiveInt = _field(100, "choose anew which weights are zero every N steps")
+    begin: Annotated[str, Before(_length)] = _field("20%", "when pruning begins: steps (500), 2epochs or 25%")
+    end: Annotated[str, Before(_length)] = _field("70%", "after which the same weights are zero, likewise")
+    frequency: OptionalPositiveInt = _field(
+        None, "choose anew which weights are zero every N steps; if not set, a hundred times between begin and end"
+    )
     scope: Literal["layer", "global"] = _field(
-        "layer", "compare magnitudes within each layer, or over all of them", "prune-scope"
+        "global", "compare magnitudes over all layers, or within each, as 2:4 always does", "prune-scope"
     )
     block: Annotated[str | None, Before(_block)] = _field(
         None, "such as 4x4: prune whole blocks of inputs and outputs", "prune-block"

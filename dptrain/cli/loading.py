@@ -1,4 +1,4 @@
-"""What `--data` names, brought into memory: named sets, arrays, tables, pictures."""
+"""What `--data` names, opened: named sets, arrays, tables, pictures."""
 
 from pathlib import Path
 
@@ -6,11 +6,10 @@ from dptrain.cli.config import DataConfig
 from dptrain.comm import Communicator
 from dptrain.data.loading import LoadedData, load_dataset
 from dptrain.data.npy_pair import load_pair
-from dptrain.data.pictures import PICTURES, PictureFiles, PictureOptions, is_picture_folder
+from dptrain.data.pictures import PICTURES, PictureOptions, is_picture_folder, load_pictures
 from dptrain.data.preprocessing import Preprocessing
-from dptrain.data.raw import load_raw
 from dptrain.data.table_columns import TableOptions
-from dptrain.data.table_loading import TableFiles
+from dptrain.data.table_loading import load_table
 from dptrain.data.tables import is_table
 from dptrain.data.tasks import Task
 from dptrain.errors import ConfigError, DataError
@@ -28,7 +27,7 @@ _OF_TABLES = {
 def load_configured(
     data: DataConfig, comm: Communicator, task: Task | None, known: Preprocessing | None = None
 ) -> LoadedData:
-    """Return the configured data set, one copy a node. Collective.
+    """Return the configured data set. Collective.
 
     Args:
         data: names it.
@@ -37,7 +36,7 @@ def load_configured(
         known: of a model that was trained on this data, which says what its columns are for.
 
     Raises:
-        AgreedError: as `load_dataset` and `load_raw`; or options of another kind of data.
+        AgreedError: as `load_dataset`, `load_table` and `load_pictures`; or options of another kind of data.
     """
     path = data.name.removeprefix(PICTURES)
     path = str(Path(path).expanduser()) if path.startswith("~/") else path
@@ -48,12 +47,12 @@ def load_configured(
     if are_pictures:
         size = None if data.image_size is None else tuple(map(int, data.image_size.split("x")))
         pictures = PictureOptions(size, data.bad_pictures, data.test_split, data.follow_links)  # type: ignore[arg-type]
-        return load_raw(PictureFiles(path, pictures, data.max_bytes), comm, known)
+        return load_pictures(path, pictures, comm, known, max_bytes=data.max_bytes)
     if is_table(path):
         asked = TableOptions(
             data.target, data.columns, data.drop, data.categorical, data.missing, data.test_data, data.test_split, task
         )
-        return load_raw(TableFiles(path, asked, data.max_bytes), comm, known)
+        return load_table(path, asked, comm, known, max_bytes=data.max_bytes)
     if path.endswith(".npy"):
         y = str(data.target)
         return load_pair(path, y, comm, task=task, test_split=data.test_split, max_bytes=data.max_bytes)

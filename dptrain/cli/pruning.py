@@ -8,6 +8,9 @@ from dptrain.errors import ConfigError
 from dptrain.models import Model
 from dptrain.pruning import ConstantSparsity, PolynomialDecay, PruningSchedule, prune_low_magnitude
 
+# How often masks are updated where nobody says it: in small steps, yet rarely enough to cost little.
+_UPDATES = 100
+
 
 def prune(model: Model, config: Config, epoch_steps: int | None) -> None:
     """Let the weights of a model be pruned as configured, if at all.
@@ -30,7 +33,7 @@ def prune(model: Model, config: Config, epoch_steps: int | None) -> None:
         _schedule(config, epoch_steps),
         (int(rows), int(columns)),
         sparsity_m_by_n=(int(m), int(n)) if n else None,
-        global_unstructured=chosen.scope == "global",
+        global_unstructured=chosen.scope == "global" and not n,
         regrowth=chosen.regrow or None,
         layers=chosen.layers or None,
     )
@@ -66,12 +69,13 @@ def _schedule(config: Config, epoch_steps: int | None) -> PruningSchedule:
     begin, end = _steps(config, epoch_steps)
     if end < begin:
         raise ConfigError(f"pruning.begin = {chosen.begin} (step {begin}) is after pruning.end = {chosen.end} ({end})")
+    frequency = chosen.frequency or max((end - begin) // _UPDATES, 1)
     if isinstance(chosen.sparsity, str):  # m:n says itself how many
-        return ConstantSparsity(0.5, begin, end, chosen.frequency)
+        return ConstantSparsity(0.5, begin, end, frequency)
     sparsity = chosen.sparsity or 0.0
     if chosen.schedule == "constant" or begin == end:
-        return ConstantSparsity(sparsity, begin, end, chosen.frequency)
-    return PolynomialDecay(0.0, sparsity, begin, end, frequency=chosen.frequency)
+        return ConstantSparsity(sparsity, begin, end, frequency)
+    return PolynomialDecay(0.0, sparsity, begin, end, frequency=frequency)
 
 
 def _steps(config: Config, epoch_steps: int | None) -> tuple[int, int]:

@@ -29,13 +29,13 @@ class Split:
     """The training or the test part of a data set, as one rank holds it; `Model.fit` and `evaluate` take it for x.
 
     Attributes:
-        x: (rows, ...) features in their stored dtype.
+        x: (rows, ...) features in their stored dtype; of pictures a `LazyArray`.
         y: (rows,) targets.
         rows: which of them are used, in order (int64); None for all.
         total: rows over all ranks, where each has its own; None where every rank has all.
     """
 
-    x: Array
+    x: Any
     y: Array
     rows: npt.NDArray[np.int64] | None = None
     total: int | None = None
@@ -57,7 +57,7 @@ class Split:
 
 @dataclass(frozen=True)
 class LoadedData:
-    """A data set in memory.
+    """A data set, in memory but for what is mapped or decoded when it is needed.
 
     Attributes:
         name: of the data set.

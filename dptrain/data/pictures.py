@@ -1,10 +1,11 @@
 """Folders of pictures, one folder a class, decoded by Pillow.
 
 DIR/cat/*.png, DIR/dog/*.jpg ...; or the same below DIR/train and DIR/test (or val, valid, validation). Only headers are
-read until all is known: size, colours, bytes. Files that begin with a dot are passed over. Of several frames the first
-counts; transparency is dropped.
+read before the training; pixels when they are needed. Files that begin with a dot are passed over. Of several frames
+the first counts; transparency is dropped.
 """
 
+import math
 import os
 import warnings
 from collections import Counter
@@ -12,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,14 +20,18 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.comm.base import Communicator
+from dptrain.comm.parts import cut
+from dptrain.data.holdout import split_rows
+from dptrain.data.lazy import LazyArray, RowSource
+from dptrain.data.loading import LoadedData, Split
 from dptrain.data.preprocessing import Preprocessing
-from dptrain.data.raw import RawFiles, cut_off, require_part, share
-from dptrain.data.sources import DEFAULT_MAX_BYTES, check_declared
+from dptrain.data.raw import require_part
+from dptrain.data.sources import DEFAULT_MAX_BYTES
 from dptrain.errors import ConfigError, DataError, printable
 from dptrain.registry.names import suggestion
 from dptrain.runtime.extras import pip_install
 from dptrain.runtime.files import open_regular
-from dptrain.runtime.launcher import usable_cores
+from dptrain.runtime.launcher import share_of_cores
 from dptrain.runtime.text import one_line
 
 Array = npt.NDArray[Any]
@@ -41,6 +45,8 @@ _ORIENTATION = 0x0112  # of EXIF: 5 to 8 lie on their side
 _TEST = ("test", "val", "valid", "validation")
 MOST_PICTURES = 10_000_000
 _IGNORED = ("thumbs.db", "desktop.ini")
+# Pictures that are decoded at once to find bad ones.
+_CHECKED = 256
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ class PictureOptions:
 class _Picture:
     """A picture whose header was read."""
 
-    path: Path
+    path: str
     height: int
     width: int
     is_grey: bool
@@ -79,78 +85,187 @@ def is_picture_folder(path: str | os.PathLike[str]) -> bool:
     return not any("ubyte" in one.name for one in entries) and any(one.is_dir() for one in entries)
 
 
-class PictureFiles(RawFiles):
-    """A folder of pictures.
+class PictureRows(RowSource):
+    """Pictures, decoded when they are asked for by as many threads as the rank has cores.
+
+    The first ones stay in memory when they have been decoded, as many as `max_bytes` hold; a node has one copy.
+    Collective.
 
     Args:
-        path: of it.
-        asked: what the command line says about it.
-        max_bytes: the largest that each array may be.
+        paths: of the files.
+        known: size and colours of what they become.
+        comm: the ranks.
+        max_bytes: that the pictures may take which stay.
     """
 
-    def __init__(self, path: str, asked: PictureOptions, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
-        self._root = Path(path)
-        super().__init__(self._root.resolve().name)
-        self._asked, self._max_bytes = asked, max_bytes
+    dtype = np.dtype(np.uint8)
 
-    @cached_property
-    def _folders(self) -> tuple[Path, Path | None]:
-        """The folders of the training part and of the test part."""
-        train = self._root / "train"
-        if not train.is_dir():
-            return self._root, None
-        there = [one for one in _TEST if (self._root / one).is_dir()]
-        if len(there) > 1:
-            self.notes.append(f"{self._root / there[0]} is the test part; {', '.join(there[1:])} is not used")
-        return train, self._root / there[0] if there else None
+    def __init__(self, paths: Sequence[str], known: Preprocessing, comm: Communicator, max_bytes: int) -> None:
+        assert known.picture is not None
+        self.sample_shape: tuple[int, ...] = known.picture
+        self._paths, self._known, self._threads = paths, known, share_of_cores(comm.local_size)
+        row = math.prod(known.picture)
+        stays = min(len(paths), max_bytes // (row + 1))
+        # With a byte each that says whether the picture is there: it is set by a thread that has waited for those that
+        # decode, and read by one that hands work to others, so that no rank sees it before the picture.
+        memory, is_mine = comm.shared_array((stays * (row + 1),), np.uint8)
+        if is_mine:
+            memory[...] = 0  # shared memory is taken now, while it is known to be there
+        comm.node_barrier()
+        self._kept, self._is_kept = memory[: stays * row].reshape(stays, *self.sample_shape), memory[stays * row :]
 
-    @cached_property
-    def _train(self) -> tuple[list[_Picture], list[str]]:
-        return self._scanned(self._folders[0])
+    def read(self, rows: npt.NDArray[np.int64], out: Array) -> None:
+        """See `RowSource`."""
+        faults = self.decode(rows, out)
+        if faults:
+            place = min(faults)
+            raise DataError(f"{faults[place]}; remove it, or --bad-pictures skip")
 
-    def _scanned(self, folder: Path) -> tuple[list[_Picture], list[str]]:
-        """Return the good pictures of a part, and the class of each."""
-        pictures: list[_Picture] = []
-        classes: list[str] = []
-        for name, files in _classes(folder):
-            if not self._asked.follow_links:
-                for one in (folder / name, *files):
-                    require_inside(one, self._root, "--follow-links")
-            found = _headers(files, self._asked.bad, self.notes)
-            if not found:
-                raise DataError(f"{folder / name}: no pictures; remove the folder, or fill it")
-            pictures += found
-            classes += [name] * len(found)
-        return pictures, classes
+    def decode(self, rows: npt.NDArray[np.int64], out: Array) -> dict[int, str]:
+        """Fill `out` as `read`; return what is wrong with pictures that do not decode, by their place in it."""
+        there = np.zeros(len(rows), bool)
+        may_be = rows < len(self._kept)
+        there[may_be] = self._is_kept[rows[may_be]] != 0
+        if there.all() and len(rows):
+            np.take(self._kept, rows, axis=0, out=out, mode="clip")  # without the interpreter's lock
+            return {}
+        places = np.flatnonzero(there)
+        out[places] = self._kept[rows[places]]
 
-    def _learn(self) -> Preprocessing:
-        folder, test = self._folders
-        pictures, classes = self._train
-        names = tuple(sorted(set(classes)))
-        if len(names) < 2:
-            raise DataError(f"{folder}: {len(names)} folder of pictures; expected one a class, at least two")
-        size = self._asked.size or _one_size(folder, pictures)
-        grey = all(one.is_grey for one in pictures)
-        known = Preprocessing(
-            "multiclass", class_names=names, picture=(*size, 1 if grey else 3), resize=self._asked.size is not None
-        )
-        shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-        about = f"{size[0]}x{size[1]} {'grey' if grey else 'RGB'}"
-        self.notes.append(f"{len(pictures):,} pictures, {about}; {len(names)} classes: {shown}")
+        def one(place: int) -> str:
+            row = rows[place]
+            try:
+                out[place] = _decoded(self._paths[row], self._known)
+            except DataError as error:
+                return str(error)
+            if row < len(self._kept):
+                self._kept[row] = out[place]
+            return ""
+
+        missing = np.flatnonzero(~there)
+        with ThreadPoolExecutor(min(self._threads, max(len(missing), 1))) as pool:
+            found = list(pool.map(one, missing.tolist()))
+        faults = {place: fault for place, fault in zip(missing.tolist(), found, strict=True) if fault}
+        good = rows[[place for place in missing.tolist() if place not in faults]]
+        self._is_kept[good[good < len(self._kept)]] = 1
+        return faults
+
+    def bad(self, comm: Communicator) -> dict[int, str]:
+        """Return what is wrong with which pictures, by their row, after decoding all; each rank does its part."""
+        start, stop = cut(0, len(self._paths), comm.size)[comm.rank]
+        faults: dict[int, str] = {}
+        out = np.empty((_CHECKED, *self.sample_shape), np.uint8)
+        for first in range(start, stop, _CHECKED):
+            rows = np.arange(first, min(first + _CHECKED, stop))
+            faults |= {first + place: text for place, text in self.decode(rows, out[: len(rows)]).items()}
+        return {int(row): text for own in comm.allgather(sorted(faults.items())) for row, text in own}
+
+
+def load_pictures(
+    path: str,
+    asked: PictureOptions,
+    comm: Communicator,
+    known: Preprocessing | None = None,
+    *,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+) -> LoadedData:
+    """Return a folder of pictures as a data set; they are decoded when they are needed. Collective.
+
+    Rank 0 lists the files and reads their headers. Where bad pictures are skipped, all are decoded once to find them,
+    since it must be known who is left before the samples are split.
+
+    Args:
+        path: of the folder.
+        asked: what the command line says about it.
+        comm: the ranks.
+        known: of a model that was trained on such pictures; by default what the training part says.
+        max_bytes: as `PictureRows`.
+
+    Raises:
+        AgreedError: on every rank, whatever was wrong on any.
+    """
+    root = Path(path)
+    notes: list[str] = []
+
+    def scan() -> dict[str, Any] | None:
+        if comm.rank != 0:
+            return None
+        folder, test = _parts(root, notes)
+        pictures, classes = _scanned(root, folder, asked, notes)
+        own = _learned(folder, pictures, classes, asked, notes) if known is None else known
         if test is None:
             advice = "folders train and test name others"
-            self.notes.append(require_part(len(pictures), self._asked.test_split, advice))
-        return known
+            notes.append(require_part(len(pictures), asked.test_split, advice))
+            tested = 0
+        else:
+            more, more_classes = _scanned(root, test, asked, notes)
+            pictures, classes, tested = pictures + more, classes + more_classes, len(more)
+        _require_fit(pictures, own)
+        numbers = labels(classes, own, path).tolist()
+        return {"known": own.to_dict(), "files": [one.path for one in pictures], "labels": numbers, "tested": tested}
 
-    def _encode(self) -> list[Array]:
-        x, y = self._decoded(*self._train)
-        if self._folders[1] is None:
-            return cut_off(x, y, self._asked.test_split)
-        return [x, y, *self._decoded(*self._scanned(self._folders[1]))]
+    listed = comm.broadcast_fact(comm.agree("data", scan))
+    known = Preprocessing.from_dict(listed["known"])
+    files, y, tested = listed["files"], np.array(listed["labels"], np.int32), listed["tested"]
+    source = PictureRows(files, known, comm, max_bytes)
+    x = LazyArray(source, np.arange(len(files)))
+    is_test = np.arange(len(files)) >= len(files) - tested
+    if asked.bad == "skip":
+        faults = source.bad(comm)
+        if faults:
+            notes.append(_skipped([faults[row] for row in sorted(faults)]))
+            good = np.setdiff1d(np.arange(len(files)), list(faults))
+            x, y, is_test = x[good], y[good], is_test[good]
+            comm.agree("data", lambda: _require_classes(path, y[~is_test], known))
+    if tested:
+        parts = np.flatnonzero(~is_test), np.flatnonzero(is_test)
+    else:
+        parts = comm.agree("data", lambda: split_rows(y, asked.test_split))
+    train, test = (Split(x[rows], y[rows]) for rows in parts)
+    notes = comm.broadcast_fact(notes)
+    return LoadedData(root.resolve().name, train, test, len(known.class_names), known.task, known, tuple(notes))
 
-    def _decoded(self, pictures: list[_Picture], classes: list[str]) -> tuple[Array, Array]:
-        x, good = decode(pictures, self.known, self._asked.bad, self.notes, self._max_bytes)
-        return x, labels(classes, self.known, str(self._root))[good]
+
+def encode_pictures(
+    path: str, known: Preprocessing, comm: Communicator, *, max_bytes: int = DEFAULT_MAX_BYTES
+) -> tuple[LazyArray, Array | None]:
+    """Return pictures for a model that is there already, and labels where they lie in folders of classes. Collective.
+
+    Args:
+        path: of a picture, of a folder of pictures, or of a folder of classes' folders.
+        known: the model's.
+        comm: the ranks.
+        max_bytes: as `PictureRows`.
+
+    Returns:
+        (rows, height, width, channels) and (rows,), in the order of the names; pictures are decoded when they are
+        needed.
+
+    Raises:
+        AgreedError: on every rank, whatever was wrong on any.
+    """
+
+    def scan() -> dict[str, Any] | None:
+        if comm.rank != 0:
+            return None
+        folder = Path(path)
+        if is_picture_folder(folder):
+            found = [(name, file) for name, files in _classes(folder) for file in files]
+        else:
+            found = [("", file) for file in (_files(folder) if folder.is_dir() else [folder])]
+        if not found:
+            raise DataError(f"{path}: no pictures")
+        for _, file in found if folder.is_dir() else ():
+            require_inside(file, folder, "name the folder that it leads to")
+        pictures = _headers([file for _, file in found], "stop", [])
+        _require_fit(pictures, known)
+        numbers = labels([name for name, _ in found], known, path).tolist() if found[0][0] else None
+        return {"files": [one.path for one in pictures], "labels": numbers}
+
+    listed = comm.broadcast_fact(comm.agree("data", scan))
+    source = PictureRows(listed["files"], known, comm, max_bytes)
+    y = None if listed["labels"] is None else np.array(listed["labels"], np.int32)
+    return LazyArray(source, np.arange(len(listed["files"]))), y
 
 
 def labels(classes: Sequence[str], known: Preprocessing, where: str) -> npt.NDArray[np.int32]:
@@ -166,94 +281,99 @@ def labels(classes: Sequence[str], known: Preprocessing, where: str) -> npt.NDAr
     return np.array([number[name] for name in classes], np.int32)
 
 
-def decode(
-    pictures: Sequence[_Picture], known: Preprocessing, bad: str, notes: list[str], max_bytes: int
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Return pictures as an array, and the places of those that decode.
+def _parts(root: Path, notes: list[str]) -> tuple[Path, Path | None]:
+    """Return the folders of the training part and of the test part."""
+    train = root / "train"
+    if not train.is_dir():
+        return root, None
+    there = [one for one in _TEST if (root / one).is_dir()]
+    if len(there) > 1:
+        notes.append(f"{root / there[0]} is the test part; {', '.join(there[1:])} is not used")
+    return train, root / there[0] if there else None
 
-    Args:
-        pictures: whose headers were read.
-        known: their size and colours.
-        bad: "stop" at one that does not decode, or "skip" it.
-        notes: gets a line about those that were skipped.
-        max_bytes: the largest that the array may be.
 
-    Returns:
-        (good, height, width, channels) and (good,).
+def _scanned(root: Path, folder: Path, asked: PictureOptions, notes: list[str]) -> tuple[list[_Picture], list[str]]:
+    """Return the pictures of a part whose headers are good, and the class of each."""
+    pictures: list[_Picture] = []
+    classes: list[str] = []
+    for name, files in _classes(folder):
+        if not asked.follow_links:
+            for one in (folder / name, *files):
+                require_inside(one, root, "--follow-links")
+        found = _headers(files, asked.bad, notes)
+        if not found:
+            raise DataError(f"{folder / name}: no pictures; remove the folder, or fill it")
+        pictures += found
+        classes += [name] * len(found)
+    return pictures, classes
+
+
+def _learned(
+    folder: Path, pictures: Sequence[_Picture], classes: Sequence[str], asked: PictureOptions, notes: list[str]
+) -> Preprocessing:
+    names = tuple(sorted(set(classes)))
+    if len(names) < 2:
+        raise DataError(f"{folder}: {len(names)} folder of pictures; expected one a class, at least two")
+    size = asked.size or _one_size(folder, pictures)
+    grey = all(one.is_grey for one in pictures)
+    shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+    about = f"{size[0]}x{size[1]} {'grey' if grey else 'RGB'}"
+    notes.append(f"{len(pictures):,} pictures, {about}; {len(names)} classes: {shown}")
+    return Preprocessing(
+        "multiclass", class_names=names, picture=(*size, 1 if grey else 3), resize=asked.size is not None
+    )
+
+
+def _require_fit(pictures: Sequence[_Picture], known: Preprocessing) -> None:
+    """Refuse pictures that are no input of the model.
 
     Raises:
-        DataError: one does not decode, or has another size or other colours than the model takes.
+        DataError: one has another size, and none are resized, or other colours.
+    """
+    assert known.picture is not None
+    for one in pictures:
+        _require_size(one.path, one.height, one.width, known)
+        if known.picture[2] == 1 and not one.is_grey:
+            raise DataError(f"{one.path}: coloured, and the model was trained on grey pictures; convert it")
+
+
+def _require_size(path: str, height: int, width: int, known: Preprocessing) -> None:
+    assert known.picture is not None
+    if (height, width) != known.picture[:2] and not known.resize:
+        expected = f"{known.picture[0]}x{known.picture[1]}"
+        raise DataError(
+            f"{path}: {height}x{width}, expected {expected}; train with --image-size to have pictures resized"
+        )
+
+
+def _require_classes(path: str, y: Array, known: Preprocessing) -> None:
+    """Refuse a class of the training part that has no good picture.
+
+    Raises:
+        DataError: there is one.
+    """
+    for label, name in enumerate(known.class_names):
+        if not (y == label).any():
+            raise DataError(f"{path}: no good picture of class {name!r}; remove the folder, or fill it")
+
+
+def _decoded(path: str, known: Preprocessing) -> npt.NDArray[np.uint8]:
+    """Return the pixels of a file, (height, width, channels).
+
+    Raises:
+        DataError: it is no picture, damaged or too large, or has another size though none are resized.
     """
     from PIL import Image, ImageOps
 
     assert known.picture is not None
     height, width, channels = known.picture
-    check_declared(str(pictures[0].path.parent.parent), (len(pictures), *known.picture), 1, max_bytes)
-    x = np.empty((len(pictures), height, width, channels), np.uint8)
-
-    def one(place: int) -> str:
-        picture = pictures[place]
-        if (picture.height, picture.width) != (height, width) and not known.resize:
-            raise DataError(
-                f"{picture.path}: {picture.height}x{picture.width}, expected {height}x{width}; train with --image-size "
-                "to have pictures resized"
-            )
-        if channels == 1 and not picture.is_grey:
-            raise DataError(f"{picture.path}: coloured, and the model was trained on grey pictures; convert it")
-        try:
-            with open_picture(picture.path) as opened:
-                image: Any = ImageOps.exif_transpose(opened)
-                image = image.convert("L" if channels == 1 else "RGB")
-                if image.size != (width, height):
-                    image = image.resize((width, height), Image.Resampling.BILINEAR)
-                x[place] = np.asarray(image).reshape(height, width, channels)
-        except DataError as error:
-            return str(error)
-        return ""
-
-    with ThreadPoolExecutor(usable_cores()) as pool:
-        faults = list(pool.map(one, range(len(pictures))))
-    good = np.flatnonzero([not fault for fault in faults])
-    if len(good) < len(pictures):
-        _stop_or_note([fault for fault in faults if fault], bad, notes)
-        return x[good], good
-    return x, good
-
-
-def encode_pictures(
-    path: str, known: Preprocessing, comm: Communicator, *, max_bytes: int = DEFAULT_MAX_BYTES
-) -> tuple[Array, Array | None]:
-    """Return pictures for a model that is there already, and labels where they lie in folders of classes. Collective.
-
-    Args:
-        path: of a picture, of a folder of pictures, or of a folder of classes' folders.
-        known: the model's.
-        comm: the ranks.
-        max_bytes: the largest that x may be.
-
-    Returns:
-        (rows, height, width, channels) and (rows,), in the order of the names; one copy a node.
-
-    Raises:
-        AgreedError: on every rank, whatever was wrong on any.
-    """
-
-    def make() -> list[Array]:
-        folder = Path(path)
-        if is_picture_folder(folder):
-            found = [(name, file) for name, files in _classes(folder) for file in files]
-        else:
-            found = [("", file) for file in (_files(folder) if folder.is_dir() else [folder])]
-        if not found:
-            raise DataError(f"{path}: no pictures")
-        for _, file in found if folder.is_dir() else ():
-            require_inside(file, folder, "name the folder that it leads to")
-        pictures = _headers([file for _, file in found], "stop", [])
-        x, _ = decode(pictures, known, "stop", [], max_bytes)
-        return [x] if not found[0][0] else [x, labels([name for name, _ in found], known, path)]
-
-    x, *rest = share(comm, make)
-    return x, rest[0] if rest else None
+    with open_picture(path) as opened:
+        image: Any = ImageOps.exif_transpose(opened)
+        image = image.convert("L" if channels == 1 else "RGB")
+        if image.size != (width, height):
+            _require_size(path, image.height, image.width, known)  # its header may have said something else
+            image = image.resize((width, height), Image.Resampling.BILINEAR)
+        return np.asarray(image).reshape(height, width, channels)
 
 
 def _classes(folder: Path) -> Iterator[tuple[str, list[Path]]]:
@@ -292,7 +412,7 @@ def _headers(files: Sequence[Path], bad: str, notes: list[str]) -> list[_Picture
         ConfigError: as `pillow`.
         DataError: one is no picture, and these are not to be skipped.
     """
-    found, faults = [], []
+    found, faults, parent = [], [], pillow().Image
     with warnings.catch_warnings():
         warnings.simplefilter("error", pillow().DecompressionBombWarning)
         for path in files:
@@ -301,9 +421,10 @@ def _headers(files: Sequence[Path], bad: str, notes: list[str]) -> list[_Picture
                     if image.mode not in (*_GREY, *_COLOURS):
                         raise DataError(f"{path}: pixels of mode {image.mode}; expected 8 bits a colour")
                     width, height = image.size
-                    if image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8):
+                    # Not `image.getexif`, which decodes a whole PNG to find what stands behind its pixels.
+                    if parent.getexif(image).get(_ORIENTATION, 1) in (5, 6, 7, 8):
                         width, height = height, width
-                    found.append(_Picture(path, height, width, image.mode in _GREY))
+                    found.append(_Picture(str(path), height, width, image.mode in _GREY))
             except DataError as error:
                 faults.append(str(error))
     _stop_or_note(faults, bad, notes)
@@ -313,10 +434,17 @@ def _headers(files: Sequence[Path], bad: str, notes: list[str]) -> list[_Picture
 def _stop_or_note(faults: Sequence[str], bad: str, notes: list[str]) -> None:
     if not faults:
         return
-    more = f" ({len(faults)} such files in all)" if len(faults) > 1 else ""
     if bad != "skip":
-        raise DataError(f"{faults[0]}{more}; remove it, or --bad-pictures skip")
-    notes.append(f"skipped: {faults[0]}{more}")
+        raise DataError(f"{faults[0]}{_more(faults)}; remove it, or --bad-pictures skip")
+    notes.append(_skipped(faults))
+
+
+def _skipped(faults: Sequence[str]) -> str:
+    return f"skipped: {faults[0]}{_more(faults)}"
+
+
+def _more(faults: Sequence[str]) -> str:
+    return f" ({len(faults)} such files in all)" if len(faults) > 1 else ""
 
 
 def require_inside(path: Path, root: Path, advice: str) -> None:

@@ -1,72 +1,15 @@
-"""Raw data as a data set: read once a node, encoded as the training part says, shared by the node's ranks."""
+"""Raw data as a data set: what is read once a node and shared by its ranks, and what is held out as the test part."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 import numpy.typing as npt
 
 from dptrain.comm.base import Communicator
 from dptrain.data.holdout import split_rows
-from dptrain.data.loading import LoadedData, Split
-from dptrain.data.preprocessing import Preprocessing
 from dptrain.errors import ConfigError, DataError
 
 Array = npt.NDArray[Any]
-
-
-class RawFiles(ABC):
-    """Files of raw data, read when they are first asked for.
-
-    Attributes:
-        name: of the data set.
-        notes: what was decided, a line each; grows as the files are read.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.notes: list[str] = []
-
-    @cached_property
-    def known(self) -> Preprocessing:
-        """How they become arrays, learned from the training part unless it was set."""
-        return self._learn()
-
-    @cached_property
-    def arrays(self) -> list[Array]:
-        """x and y of the training part, x and y of the test part."""
-        return self._encode()
-
-    @abstractmethod
-    def _learn(self) -> Preprocessing:
-        """Return how the training part becomes arrays."""
-
-    @abstractmethod
-    def _encode(self) -> list[Array]:
-        """Return the arrays."""
-
-
-def load_raw(files: RawFiles, comm: Communicator, known: Preprocessing | None = None) -> LoadedData:
-    """Bring raw data into memory, one copy a node. Collective.
-
-    Args:
-        files: names it.
-        comm: the ranks.
-        known: how it becomes arrays; by default what the training part says.
-
-    Raises:
-        AgreedError: on every rank, whatever was wrong on any: files, contents, or data that differs between nodes.
-    """
-    if known is not None:
-        files.known = known
-    comm.agree("data", lambda: files.known if comm.rank == 0 else None)
-    files.known = Preprocessing.from_dict(comm.broadcast_fact(files.known.to_dict() if comm.rank == 0 else None))
-    x_train, y_train, x_test, y_test = share(comm, lambda: files.arrays)
-    notes = comm.broadcast_fact(files.notes)
-    train, test = (Split(x, y) for x, y in ((x_train, y_train), (x_test, y_test)))
-    classes = len(files.known.class_names)
-    return LoadedData(files.name, train, test, classes, files.known.task, files.known, tuple(notes))
 
 
 def share(comm: Communicator, make: Callable[[], list[Array]]) -> list[Array]:

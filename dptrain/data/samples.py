@@ -5,6 +5,7 @@ from typing import Any
 import numpy.typing as npt
 
 from dptrain.comm.base import Communicator
+from dptrain.data.lazy import LazyArray
 from dptrain.data.pictures import encode_pictures
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.sources import DEFAULT_MAX_BYTES
@@ -22,17 +23,17 @@ def is_raw(path: str, preprocessing: Preprocessing | None) -> bool:
 
 def read_samples(
     path: str, preprocessing: Preprocessing | None, comm: Communicator, *, max_bytes: int = DEFAULT_MAX_BYTES
-) -> tuple[Array, Array | None]:
+) -> tuple[Array | LazyArray, Array | None]:
     """Return x of raw samples, and y where they have targets. Collective.
 
     Args:
         path: of a table, a picture or a folder of pictures.
         preprocessing: the model's.
         comm: the ranks.
-        max_bytes: the largest that a table's content, and x, may be.
+        max_bytes: the largest that a table's content, and x of it, may be; of pictures, what stays in memory.
 
     Returns:
-        (rows, *sample_shape) and (rows,); one copy a node.
+        (rows, *sample_shape) and (rows,); one copy a node. Pictures are decoded when they are needed.
 
     Raises:
         AgreedError: on every rank, whatever was wrong on any: the file, its contents, or the model is not of such data.

@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 from dptrain.comm.base import Communicator
 from dptrain.data.holdout import split_rows
+from dptrain.data.loading import LoadedData, Split
 from dptrain.data.preprocessing import Preprocessing
-from dptrain.data.raw import RawFiles, cut_off, require_part, share
+from dptrain.data.raw import cut_off, require_part, share
 from dptrain.data.sources import DEFAULT_MAX_BYTES, check_declared
 from dptrain.data.table_columns import TableOptions, learn, used_columns, with_means, without_missing
 from dptrain.data.tables import Table, read_table
@@ -18,17 +19,52 @@ from dptrain.data.tables import Table, read_table
 Array = npt.NDArray[Any]
 
 
-class TableFiles(RawFiles):
-    """The training table and, where there is one, the test table.
+def load_table(
+    path: str,
+    asked: TableOptions,
+    comm: Communicator,
+    known: Preprocessing | None = None,
+    *,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+) -> LoadedData:
+    """Bring a table into memory, one copy a node. Collective.
+
+    Args:
+        path: of the training table.
+        asked: what the command line says about it.
+        comm: the ranks.
+        known: how it becomes arrays; by default what the training part says.
+        max_bytes: the largest that the content of a file, and each array, may be.
+
+    Raises:
+        AgreedError: on every rank, whatever was wrong on any: files, contents, or data that differs between nodes.
+    """
+    files = _TableFiles(path, asked, max_bytes)
+    if known is not None:
+        files.known = known
+    comm.agree("data", lambda: files.known if comm.rank == 0 else None)
+    files.known = Preprocessing.from_dict(comm.broadcast_fact(files.known.to_dict() if comm.rank == 0 else None))
+    x_train, y_train, x_test, y_test = share(comm, lambda: files.arrays)
+    notes = comm.broadcast_fact(files.notes)
+    train, test = (Split(x, y) for x, y in ((x_train, y_train), (x_test, y_test)))
+    name, classes = Path(path).name.partition(".")[0], len(files.known.class_names)
+    return LoadedData(name, train, test, classes, files.known.task, files.known, tuple(notes))
+
+
+class _TableFiles:
+    """The training table and, where there is one, the test table, read when they are first asked for.
 
     Args:
         path: of the training table.
         asked: what the command line says about it.
         max_bytes: the largest that the content of a file, and each array, may be.
+
+    Attributes:
+        notes: what was decided, a line each; grows as the files are read.
     """
 
-    def __init__(self, path: str, asked: TableOptions, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
-        super().__init__(Path(path).name.partition(".")[0])
+    def __init__(self, path: str, asked: TableOptions, max_bytes: int) -> None:
+        self.notes: list[str] = []
         self._path, self._asked, self._max_bytes = path, asked, max_bytes
 
     @cached_property
@@ -36,7 +72,9 @@ class TableFiles(RawFiles):
         table = read_table(self._path, text_columns=self._asked.categorical, max_bytes=self._max_bytes)
         return self._cleaned(table, [*used_columns(table, self._asked), str(self._asked.target)])
 
-    def _learn(self) -> Preprocessing:
+    @cached_property
+    def known(self) -> Preprocessing:
+        """How the tables become arrays, learned from the training part unless it was set."""
         train = self._train
         found, notes = learn(train, self._asked)
         self.notes += notes
@@ -54,7 +92,9 @@ class TableFiles(RawFiles):
         rows, _ = split_rows(found.targets(train.frame, train.where, train.fault), self._asked.test_split)
         return rows
 
-    def _encode(self) -> list[Array]:
+    @cached_property
+    def arrays(self) -> list[Array]:
+        """x and y of the training part, x and y of the test part."""
         x, y = self._encoded(self._train)
         if self._asked.test is None:
             return cut_off(x, y, self._asked.test_split)

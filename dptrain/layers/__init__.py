@@ -18,6 +18,7 @@ from dptrain.layers.borders import Cropping1D, Cropping2D, Cropping3D, ZeroPaddi
 from dptrain.layers.categories import CategoryEncoding, Discretization
 from dptrain.layers.colors import (
     AutoContrast,
+    ContrastLimitedAdaptiveHistogramEqualization,
     Equalization,
     RandomBrightness,
     RandomColorDegeneration,
@@ -83,9 +84,15 @@ from dptrain.layers.merging import (
 from dptrain.layers.mixing import AugMix, CutMix, MixUp, RandAugment
 from dptrain.layers.noise import AlphaDropout, GaussianDropout, GaussianNoise
 from dptrain.layers.normalization import BatchNormalization, LayerNormalization
-from dptrain.layers.pictures import CenterCrop, Resizing
+from dptrain.layers.pictures import CenterCrop, MaxNumBoundingBoxes, Resizing
 from dptrain.layers.pipeline import Pipeline
 from dptrain.layers.pooling import (
+    AdaptiveAveragePooling1D,
+    AdaptiveAveragePooling2D,
+    AdaptiveAveragePooling3D,
+    AdaptiveMaxPooling1D,
+    AdaptiveMaxPooling2D,
+    AdaptiveMaxPooling3D,
     AveragePooling1D,
     AveragePooling2D,
     AveragePooling3D,
@@ -124,6 +131,14 @@ from dptrain.registry.serialization import Registry
 LAYERS: dict[str, type[Layer]] = {
     cls.__name__: cls
     for cls in (
+        AdaptiveAveragePooling1D,
+        AdaptiveAveragePooling2D,
+        AdaptiveAveragePooling3D,
+        AdaptiveMaxPooling1D,
+        AdaptiveMaxPooling2D,
+        AdaptiveMaxPooling3D,
+        ContrastLimitedAdaptiveHistogramEqualization,
+        MaxNumBoundingBoxes,
         AugMix,
         AutoContrast,
         CutMix,
@@ -239,6 +254,12 @@ __all__ = [
     "LAYERS",
     "Activation",
     "ActivityRegularization",
+    "AdaptiveAveragePooling1D",
+    "AdaptiveAveragePooling2D",
+    "AdaptiveAveragePooling3D",
+    "AdaptiveMaxPooling1D",
+    "AdaptiveMaxPooling2D",
+    "AdaptiveMaxPooling3D",
     "Add",
     "AlphaDropout",
     "AugMix",
@@ -254,6 +275,7 @@ __all__ = [
     "CategoryEncoding",
     "CenterCrop",
     "Concatenate",
+    "ContrastLimitedAdaptiveHistogramEqualization",
     "Conv1D",
     "Conv1DTranspose",
     "Conv2D",
@@ -306,6 +328,7 @@ __all__ = [
     "Layer",
     "LayerNormalization",
     "LeakyReLU",
+    "MaxNumBoundingBoxes",
     "MaxPool1D",
     "MaxPool2D",
     "MaxPool3D",

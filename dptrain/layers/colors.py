@@ -4,15 +4,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from dptrain import ops
 from dptrain.errors import ConfigError
+from dptrain.layers.arguments import lengths
 from dptrain.layers.pictures import ImageLayer
 from dptrain.layers.random_images import Factor, RandomImageLayer, factor_range, for_each, value_range_of
 from dptrain.ops import random
-from dptrain.ops.indexing import add_rows
+from dptrain.ops.indexing import add_rows, take_each
+from dptrain.ops.spatial import channels_first, channels_last
 from dptrain.program.tensor import Tensor
 
+Array = npt.NDArray[Any]
 Range = tuple[float, float]
 _BYTES = (0, 255)
 
@@ -523,6 +527,86 @@ class Equalization(ImageLayer):
         found = ops.take(ops.reshape(table, -1), numbers)
         even = ops.reshape(ops.sum(ops.cast(counts > 0, "int32"), 1) <= 1, shape)
         return ops.cast(_stretched(ops.where(even, exact, found), _BYTES, self.value_range), x.dtype)
+
+
+class ContrastLimitedAdaptiveHistogramEqualization(ImageLayer):
+    """Each channel's values of each image spread so that they are nearly equally frequent around every place.
+
+    The image is cut into tiles. A value becomes the part of the tile's values below it, where no value counts more than
+    a limit, so that noise in even regions stays small; between the middles of tiles it is interpolated.
+
+    Source: K. Zuiderveld, "Contrast limited adaptive histogram equalization", Graphics Gems IV, 1994.
+
+    Args:
+        value_range: least and greatest value of pixels, of which 256 levels are told apart.
+        clip_limit: how often a value counts at most, in times of its mean frequency; 0 for no limit.
+        tile_grid_size: tiles of the height and the width.
+        data_format: "channels_last", which None stands for, or "channels_first".
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        value_range: Sequence[float] = _BYTES,
+        clip_limit: float = 4.0,
+        tile_grid_size: Sequence[int] = (8, 8),
+        data_format: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(data_format=data_format, **options)
+        self.value_range, self.clip_limit = value_range_of(value_range), clip_limit
+        self.tile_grid_size = lengths("tile_grid_size", tile_grid_size, 2)
+
+    def _transformed(self, images: Tensor, training: bool) -> Tensor:
+        x = self._floating(images)
+        found = ops.cast(x, "float64" if x.dtype == np.float64 else "float32")
+        found = found if x.ndim == 4 else found[None]
+        found = channels_last(found) if self.data_format == "channels_first" else found
+        found = _stretched(self._equalized(_stretched(found, self.value_range, _BYTES)), _BYTES, self.value_range)
+        found = channels_first(found) if self.data_format == "channels_first" else found
+        return ops.cast(found if x.ndim == 4 else found[0], x.dtype)
+
+    def _equalized(self, x: Tensor) -> Tensor:
+        """Return images (rows, height, width, channels) of 0 to 255 as ones of the same."""
+        rows, height, width, channels = x.shape[0], *map(int, x.shape[1:])
+        (down, across), levels = self.tile_grid_size, 256
+        # Tiles of the same size, for which the image is continued by its mirror.
+        tall, wide = -(-height // down), -(-width // across)
+        values = ops.clip(ops.cast(ops.clip(x, *_BYTES), "int32"), *_BYTES)  # also what NaN becomes
+        tiles = ops.pad(values, ((0, 0), (0, tall * down - height), (0, wide * across - width), (0, 0)), "symmetric")
+        tiles = ops.reshape(tiles, (rows, down, tall, across, wide, channels))
+        tiles = ops.reshape(ops.transpose(tiles, (0, 1, 3, 5, 2, 4)), (rows, down, across, channels, tall * wide))
+        counts = ops.sum(ops.one_hot(tiles, levels, dtype=x.dtype.name), -2)
+        if self.clip_limit > 0:
+            kept = ops.minimum(counts, self.clip_limit * tall * wide / levels)
+            counts = kept + ops.sum(counts - kept, -1, keepdims=True) / levels
+        below = ops.cumsum(counts, -1)
+        first = below[..., :1]  # the least, as they rise
+        rest = tall * wide - first
+        table = ops.clip((below - first) * 255 / ops.where(rest == 0, 1, rest), *_BYTES)
+        table = ops.reshape(table, (rows, down * across * channels * levels))
+
+        def between(length: int, size: int, tiles: int) -> list[tuple[Array, Array]]:
+            """Return the tile before and that behind each pixel along an axis, with their weights."""
+            place = (np.arange(length) - size / 2) / size
+            before = np.floor(place).astype(np.int32)
+            weight = place - before
+            ends = np.clip(before, 0, tiles - 1), np.clip(before + 1, 0, tiles - 1)
+            return [(ends[0], 1 - weight), (ends[1], weight)]
+
+        own = ops.reshape(values + np.arange(channels, dtype=np.int32) * levels, (rows, height * width * channels))
+        found: Tensor | float = 0.0
+        for row, row_weight in between(height, tall, down):
+            for column, column_weight in between(width, wide, across):
+                start = (row[:, None] * across + column).astype(np.int32) * (channels * levels)
+                place = own + np.broadcast_to(start[..., None], (height, width, channels)).reshape(-1)
+                seen = ops.reshape(take_each(table, place), (rows, height, width, channels))
+                weight = (row_weight[:, None] * column_weight)[..., None].astype(x.dtype)
+                found = seen * weight + found
+        return ops.convert_to_tensor(found)
 
 
 class RandomColorJitter(RandomImageLayer):

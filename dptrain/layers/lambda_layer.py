@@ -67,6 +67,16 @@ class Lambda(Layer):
             self._check(inputs, outputs)
         return outputs
 
+    def own_config(self) -> dict[str, Any]:
+        """See `Layer`; functions are described, an activation too, and what is None is left out, as in Keras."""
+        named: dict[str, Any] = {"function": self.function, "output_shape": self.output_shape}
+        found = {
+            name: _function_to_dict(one) if callable(one) else list(one)
+            for name, one in named.items()
+            if one is not None
+        }
+        return found | {"arguments": self.arguments}
+
     def _check(self, inputs: Any, outputs: Any) -> None:
         found = map_leaves(lambda _, one: without_rows(one.shape), outputs)
         if callable(self.output_shape):
@@ -75,6 +85,13 @@ class Lambda(Layer):
             expected = (None, *self.output_shape)
         if isinstance(outputs, Tensor) and not _fits(found, expected):
             raise ConfigError(f"layer {self.label!r}: the function returns shape {found}, output_shape says {expected}")
+
+
+def _function_to_dict(function: Callable[..., Any]) -> dict[str, Any]:
+    found = activations.serialize(function)
+    if isinstance(found, str):
+        return {"module": "builtins", "class_name": "function", "config": found, "registered_name": "function"}
+    return found
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from dptrain import ops
 from dptrain.errors import ConfigError
@@ -20,6 +20,8 @@ class ImageLayer(Layer):
     It takes a dictionary with "images" as well, whose "labels" stay as they are.
     """
 
+    _taken: ClassVar[tuple[str, ...]] = ("images", "labels")
+
     def __init__(self, *, data_format: str | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.data_format = checked_format(data_format)
@@ -32,8 +34,10 @@ class ImageLayer(Layer):
         """Return what the layer makes of the images."""
         if not isinstance(inputs, Mapping):
             return self._transformed(self._checked(inputs), training)
-        if unknown := set(inputs) - {"images", "labels"}:
-            raise ConfigError(f"not supported: {', '.join(sorted(unknown))} of layer {self.label!r}; images and labels")
+        if unknown := set(inputs) - set(self._taken):
+            raise ConfigError(
+                f"not supported: {', '.join(sorted(unknown))} of layer {self.label!r}; {' and '.join(self._taken)}"
+            )
         return {**inputs, "images": self._transformed(self._checked(inputs["images"]), training)}
 
     def transform_images(self, images: Any, transformation: Any = None, training: bool = True) -> Tensor:
@@ -70,6 +74,58 @@ class ImageLayer(Layer):
     def _height_and_width(self, images: Any) -> tuple[Any, Any]:
         vertical, horizontal = self._space_of(images)
         return images.shape[vertical], images.shape[horizontal]
+
+
+class MaxNumBoundingBoxes(ImageLayer):
+    """As many bounding boxes of every image: further ones are left out, missing ones filled in; images stay.
+
+    It takes a dictionary with "images" and "bounding_boxes", a dictionary of "boxes" (rows, boxes, 4) and "labels"
+    (rows, boxes), or the same of a single image.
+
+    Args:
+        max_number: how many.
+        fill_value: what missing boxes and their labels consist of.
+        bounding_box_format: of the boxes, such as "xyxy"; must be given where there are some, and makes no difference.
+        options: as `Layer`, and `data_format`.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    _taken = ("images", "labels", "bounding_boxes")
+
+    def __init__(
+        self, max_number: int, fill_value: int = -1, *, bounding_box_format: str | None = None, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self.max_number, self.fill_value = positive("max_number", int(max_number)), int(fill_value)
+        self.bounding_box_format = bounding_box_format
+
+    def call(self, inputs: Any, training: bool = True) -> Any:
+        """Return the images, and the boxes in another number."""
+        found = super().call(inputs, training)
+        if not isinstance(inputs, Mapping) or "bounding_boxes" not in inputs:
+            return found
+        if self.bounding_box_format is None:
+            raise ConfigError(
+                "You passed an input with a 'bounding_boxes' key, but you didn't specify a bounding box format. Pass a "
+                f"`bounding_box_format` argument to your {type(self).__name__} layer, e.g. "
+                "`bounding_box_format='xyxy'`."
+            )
+        boxes = inputs["bounding_boxes"]
+        if not isinstance(boxes, Mapping) or set(boxes) != {"boxes", "labels"}:
+            raise ConfigError(f"layer {self.label!r}: bounding_boxes have boxes and labels, and nothing else")
+        axis = inputs["images"].ndim - 3
+        return {**found, "bounding_boxes": {name: self._as_many(one, axis) for name, one in boxes.items()}}
+
+    def _as_many(self, x: Any, axis: int) -> Tensor:
+        x = self._as_tensor(x)
+        kept = x[(slice(None),) * axis + (slice(None, self.max_number),)]
+        missing = [(0, self.max_number - int(kept.shape[axis]) if place == axis else 0) for place in range(x.ndim)]
+        return ops.pad(kept, missing, constant_values=self.fill_value)
+
+    def _transformed(self, images: Tensor, training: bool) -> Tensor:
+        return images
 
 
 class Resizing(ImageLayer):

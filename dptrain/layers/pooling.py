@@ -86,6 +86,67 @@ class AveragePooling3D(Pooling):
     rank, _pool = 3, staticmethod(ops.average_pool)
 
 
+class AdaptivePooling(SpatialLayer):
+    """One number of each of so many windows of each channel; they overlap where lengths do not divide.
+
+    Args:
+        output_size: windows along all axes of space, one number, or one each.
+        data_format: "channels_last", which None stands for, or "channels_first".
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    _pool: Callable[..., Tensor]
+
+    def __init__(self, output_size: int | Sequence[int], data_format: str | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.output_size = lengths("output_size", output_size, self.rank)
+        self._set_format(data_format)
+        self.input_spec = InputSpec(ndim=self.rank + 2)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return (rows, *output_size, channels), or (rows, channels, *output_size)."""
+        return type(self)._pool(inputs, self.output_size, self.data_format)
+
+
+class AdaptiveMaxPooling1D(AdaptivePooling):
+    """The greatest element of each of so many windows of a sequence; the arguments are those of `AdaptivePooling`."""
+
+    rank, _pool = 1, staticmethod(ops.adaptive_max_pool)
+
+
+class AdaptiveMaxPooling2D(AdaptivePooling):
+    """The greatest element of each of so many windows of an image; the arguments are those of `AdaptivePooling`."""
+
+    rank, _pool = 2, staticmethod(ops.adaptive_max_pool)
+
+
+class AdaptiveMaxPooling3D(AdaptivePooling):
+    """The greatest element of each of so many windows of a volume; the arguments are those of `AdaptivePooling`."""
+
+    rank, _pool = 3, staticmethod(ops.adaptive_max_pool)
+
+
+class AdaptiveAveragePooling1D(AdaptivePooling):
+    """The mean of each of so many windows of a sequence; the arguments are those of `AdaptivePooling`."""
+
+    rank, _pool = 1, staticmethod(ops.adaptive_average_pool)
+
+
+class AdaptiveAveragePooling2D(AdaptivePooling):
+    """The mean of each of so many windows of an image; the arguments are those of `AdaptivePooling`."""
+
+    rank, _pool = 2, staticmethod(ops.adaptive_average_pool)
+
+
+class AdaptiveAveragePooling3D(AdaptivePooling):
+    """The mean of each of so many windows of a volume; the arguments are those of `AdaptivePooling`."""
+
+    rank, _pool = 3, staticmethod(ops.adaptive_average_pool)
+
+
 class GlobalPooling(SpatialLayer):
     """One number of each channel of an image.
 

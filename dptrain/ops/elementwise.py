@@ -54,7 +54,7 @@ def in_float32(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 # Two operands
 
 
-@op(**_ARITHMETIC, linear="joint", lowering=Element("{0} + {1}"), onnx="Add", operator="+", keras="numpy")
+@op(**_ARITHMETIC, linear="joint", ufunc=np.add, lowering=Element("{0} + {1}"), onnx="Add", operator="+", keras="numpy")
 def add(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 + x2."""
     np.add(x1, x2, out=out)
@@ -65,7 +65,15 @@ def _add(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]
     return unbroadcast(dy, x1), unbroadcast(dy, x2)
 
 
-@op(**_ARITHMETIC, linear="joint", lowering=Element("{0} - {1}"), onnx="Sub", operator="-", keras="numpy")
+@op(
+    **_ARITHMETIC,
+    linear="joint",
+    ufunc=np.subtract,
+    lowering=Element("{0} - {1}"),
+    onnx="Sub",
+    operator="-",
+    keras="numpy",
+)
 def subtract(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 - x2."""
     np.subtract(x1, x2, out=out)
@@ -76,7 +84,15 @@ def _subtract(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Te
     return unbroadcast(dy, x1), unbroadcast(-dy, x2)
 
 
-@op(**_ARITHMETIC, linear="each", lowering=Element("{0} * {1}"), onnx="Mul", operator="*", keras="numpy")
+@op(
+    **_ARITHMETIC,
+    linear="each",
+    ufunc=np.multiply,
+    lowering=Element("{0} * {1}"),
+    onnx="Mul",
+    operator="*",
+    keras="numpy",
+)
 def multiply(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 x2, element by element."""
     np.multiply(x1, x2, out=out)
@@ -95,6 +111,7 @@ def _multiply(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Te
     onnx="Div",
     expensive=True,
     quotient=np.nan,
+    ufunc=np.divide,
     operator="/",
     keras="numpy",
 )
@@ -158,7 +175,7 @@ def _power(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tenso
     return unbroadcast(dy * x2 * power(x1, x2 - 1), x1), unbroadcast(dy * y * log_x1, x2)
 
 
-@op(**_ARITHMETIC, lowering=Element("dp_maximum({0}, {1})"), onnx="Max", keras="numpy")
+@op(**_ARITHMETIC, ufunc=np.maximum, lowering=Element("dp_maximum({0}, {1})"), onnx="Max", keras="numpy")
 def maximum(x1: Array, x2: Array, *, out: Array) -> None:
     """The greater of x1 and x2; NaN where one is."""
     np.maximum(x1, x2, out=out)
@@ -169,7 +186,7 @@ def _maximum(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Ten
     return _to_the_chosen(dy, x1 > x2, x1, x2)
 
 
-@op(**_ARITHMETIC, lowering=Element("dp_minimum({0}, {1})"), onnx="Min", keras="numpy")
+@op(**_ARITHMETIC, ufunc=np.minimum, lowering=Element("dp_minimum({0}, {1})"), onnx="Min", keras="numpy")
 def minimum(x1: Array, x2: Array, *, out: Array) -> None:
     """The lesser of x1 and x2; NaN where one is."""
     np.minimum(x1, x2, out=out)

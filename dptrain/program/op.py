@@ -38,6 +38,7 @@ from dptrain.program.tensor import (
 Linear = Literal["joint", "each"]
 
 _VARIADIC = 0x04  # the flag of code that takes `*args`
+_NONE: dict[str, Any] = {}  # attributes of what is no more than a value
 _KINDS = 1000  # so many results of different shapes and types an op remembers
 
 
@@ -82,6 +83,8 @@ class Op:
         expensive: it is better stored than computed again for each use, as a root or a gather.
         quotient: what it makes of 0 / 0 where it is its first input over its second; None for other ops.
         operations: floating-point operations, of the tensor that it makes; views have none.
+        ufunc: of NumPy and two operands, with the bits of `compute` where it gives the op's type: eager calls then need
+            neither memory to write to nor a function in Python.
         onnx: the operator of ONNX that it is, for the same operands in one type; others have an `onnx_lowering`.
         keras: the module of `keras.src.ops` that has it as an operation of the same name.
 
@@ -105,6 +108,7 @@ class Op:
         expensive: bool = False,
         quotient: float | None = None,
         operations: Callable[[Tensor], int] = one_an_element,
+        ufunc: np.ufunc | None = None,
         onnx: str | None = None,
         keras: str | None = None,
     ) -> None:
@@ -114,7 +118,7 @@ class Op:
         self.lowering, self.is_view = lowering, isinstance(lowering, ViewMap)
         self.by_row, self.ends_gradients = by_row, ends_gradients
         self.expensive, self.quotient, self.operations = expensive, quotient, operations
-        self.onnx, self.keras = onnx, keras
+        self.ufunc, self.onnx, self.keras = ufunc, onnx, keras
         self.gradient_rule: Callable[..., Any] | None = None
         self.onnx_rule: Callable[..., Any] | None = None
         # How many inputs it takes; None for any number, and for functions that do not say.
@@ -126,8 +130,8 @@ class Op:
         self._moves = isinstance(lowering, ViewMap | Gather | Insert | Join) or (
             isinstance(lowering, Element) and lowering.converts
         )
-        # What calls without attributes make of inputs of these `Tensor.kind`s.
-        self._kinds: dict[tuple[ShapeDtype | None, ...], ShapeDtype] = {}
+        # What calls without attributes make of inputs of these `Tensor.kind`s, and whether the ufunc makes it.
+        self._kinds: dict[tuple[ShapeDtype | None, ...], tuple[ShapeDtype, bool]] = {}
         self.__doc__ = compute.__doc__
 
     def __repr__(self) -> str:
@@ -149,6 +153,17 @@ class Op:
         """
         if len(inputs) != self.operands:
             inputs, attributes = self._bound(inputs, attributes)
+        if self.ufunc is not None and not attributes:  # arithmetic of values that nobody looks at: the shortest way
+            kind: ShapeDtype | None
+            a, b = inputs
+            if a.__class__ is not Tensor or b.__class__ is not Tensor:
+                a, b = inputs = tuple(as_tensors(inputs))
+            found = self._kinds.get((a.kind, b.kind))
+            if found is not None and found[1] and a.tracking == b.tracking == NOT_TRACKED and WATCH.get() is None:
+                kind = found[0]
+                made = Tensor(None, (), _NONE, *kind, _quiet.run(self.ufunc, a.value, b.value, order="C"))
+                made.kind = kind
+                return made
         tensors = as_tensors(inputs)
         # In one loop, which is felt: half of the time of a small eager op is spent in this function.
         listed, values, tracking = [], [], NOT_TRACKED
@@ -158,10 +173,12 @@ class Op:
             if one.tracking > tracking:
                 tracking = one.tracking
         kinds = tuple(listed)
-        kind = None if attributes else self._kinds.get(kinds)
-        if kind is not None:
+        known = None if attributes else self._kinds.get(kinds)
+        if known is not None:
+            kind, at_once = known
             shape, dtype = kind
         else:
+            at_once = False
             shape = self.shape(*[one.shape for one in tensors], **attributes)
             dtype = np.dtype(self.dtype(*[one.dtype for one in tensors], **attributes))
             if not self._moves and (is_half(dtype) or any([is_half(one.dtype) for one in tensors])):
@@ -172,8 +189,10 @@ class Op:
             if TRACE.get() is not None and (kind is None or any(one.counts_rows for one in tensors)):
                 return Tensor(self, tensors, attributes, shape, dtype, name=SCOPE.get())
             if kind is not None and not attributes and None not in kinds and len(self._kinds) < _KINDS:
-                self._kinds[kinds] = kind
-        if self.is_view:
+                self._kinds[kinds] = kind, self._is_made_at_once(tensors, shape, dtype)
+        if at_once:
+            value = _quiet.run(self.ufunc, *values, order="C")  # type: ignore[arg-type]
+        elif self.is_view:
             value = np.asarray(self.compute(*values, **attributes))
         else:
             value = self._computed(values, attributes | {"first_row": 0} if self.by_row else attributes, shape, dtype)
@@ -190,6 +209,12 @@ class Op:
             made.tracking = tracking
         made.kind = kind
         return made
+
+    def _is_made_at_once(self, inputs: Sequence[Tensor], shape: Shape, dtype: DType) -> bool:
+        """Whether the ufunc makes an array of the op's type of these inputs; of single numbers it makes none."""
+        if self.ufunc is None or not shape:
+            return False
+        return self.ufunc.resolve_dtypes((*[one.dtype for one in inputs], None))[-1] == dtype
 
     def _in_float32(self, inputs: Sequence[Tensor], attributes: Mapping[str, Any], dtype: DType) -> Tensor:
         """Return what it makes of half-precision numbers: computed in float32, and rounded once."""

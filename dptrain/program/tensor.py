@@ -232,6 +232,12 @@ def as_tensors(inputs: Sequence[Any]) -> Sequence[Tensor]:
             break
     else:
         return inputs
+    if len(inputs) == 2:  # a number beside a tensor, the commonest
+        one, other = inputs
+        if one.__class__ is Tensor and other.__class__ is float and one.dtype.kind == "f":
+            return one, of_value(np.array(other, one.dtype))
+        if other.__class__ is Tensor and one.__class__ is float and other.dtype.kind == "f":
+            return of_value(np.array(one, other.dtype)), other
     typed = [one.tensor if isinstance(one, Variable) else one for one in inputs]
     met = [one.dtype for one in typed if isinstance(one, _TYPED)]
     return [one if one.__class__ is Tensor else _converted(one, met) for one in typed]

@@ -153,6 +153,42 @@ def test_whole_pixels_stay_whole(keras, size):
     assert np.abs(ours.numpy().astype(int) - theirs.astype(int)).max() <= 1
 
 
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_as_many_bounding_boxes_as_by_keras(keras, number):
+    rng = np.random.default_rng(3)
+    data = {
+        "images": rng.normal(size=(3, 4, 5, 1)).astype(np.float32),
+        "bounding_boxes": {
+            "boxes": rng.normal(size=(3, 2, 4)).astype(np.float32),
+            "labels": rng.integers(0, 9, (3, 2)),
+        },
+        "labels": np.arange(3),
+    }
+    found, expected = (
+        one.layers.MaxNumBoundingBoxes(number, 7, bounding_box_format="xyxy")({**data, "images": data["images"].copy()})
+        for one in (dp, keras)
+    )
+    np.testing.assert_array_equal(found["images"], data["images"])
+    for key in ("boxes", "labels"):
+        theirs = keras.ops.convert_to_numpy(expected["bounding_boxes"][key])
+        np.testing.assert_allclose(found["bounding_boxes"][key], theirs, rtol=1e-6)
+
+
+def test_levels_around_each_place_are_those_of_keras(keras):
+    """Keras on PyTorch cuts off a limit's decimals, and repeats the edge where it should mirror: not compared there."""
+    on_jax = keras.backend.backend() == "jax"
+    x = np.random.default_rng(5).uniform(0, 255, (2, 21, 18 if on_jax else 20, 3)).astype(np.float32)
+    limit = 40.0 if on_jax else 0.0
+    for images in (x, x[0], x.astype(np.uint8)):
+        found, expected = (
+            one.layers.ContrastLimitedAdaptiveHistogramEqualization(clip_limit=limit, tile_grid_size=(3, 4))(images)
+            for one in (dp, keras)
+        )
+        # Keras gives whole numbers back for whole numbers, cut off.
+        found = np.trunc(found) if images.dtype == np.uint8 else found
+        assert np.abs(found - keras.ops.convert_to_numpy(expected).astype(float)).max() < (1.01, 0.01)[images.ndim == 3]
+
+
 def every_augmentation(module):
     """Return layers of each kind, with arguments of their own; Equalization alone cannot be in a model of Keras'."""
     make = module.layers

@@ -7,7 +7,7 @@ import pytest
 
 import dptrain as dp
 from dptrain import activations, initializers, layers, regularizers
-from tests.unit.layers.cases import ALL_CASES, CASES
+from tests.unit.layers.cases import ALL_CASES, CASES, shifted
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras' variables
 SAMPLES, BATCH, EPOCHS = 95, 10, 20  # 10 steps an epoch, the last of 5 samples
@@ -243,6 +243,12 @@ NOT_ON_TORCH = {
 }
 
 
+# Arguments that Keras does not write.
+FORGOTTEN = {"MaxNumBoundingBoxes": {"fill_value": 0}}
+# What Keras computes in float32 whatever comes in.
+IN_FLOAT32 = ("ContrastLimitedAdaptiveHistogramEqualization",)
+
+
 @pytest.mark.filterwarnings("ignore:You passed `rms_scaling=True`:UserWarning")
 @pytest.mark.parametrize(("name", "number"), ALL_CASES)
 @pytest.mark.parametrize("training", [False, True])
@@ -255,15 +261,19 @@ def test_outputs_and_configurations_of_every_layer(keras, name, number, training
     case = CASES[name][number]
     ours, inputs = case.make(), case.inputs()
     ours.set_dtype("float64")
+    if keras.saving.get_registered_object("cases>shifted") is None:
+        keras.saving.register_keras_serializable("cases")(shifted)
     theirs = keras.saving.deserialize_keras_object(json.loads(json.dumps(layers.serialize(ours))))
-    assert without_types(json.loads(json.dumps(theirs.get_config()))) == ours.config() | {"name": theirs.name}
+    found = without_types(json.loads(json.dumps(theirs.get_config())))
+    assert FORGOTTEN.get(name, {}) | found == ours.config() | {"name": theirs.name}
     case.call(ours, inputs)
     their_inputs = [keras.ops.convert_to_tensor(one) for one in inputs]
     case.call(theirs, their_inputs)
     theirs.set_weights(ours.get_weights())
+    near = {"rtol": 1e-6, "atol": 1e-6} if name in IN_FLOAT32 else {"rtol": 1e-12, "atol": 1e-13}
     for _ in range(2):
         mine, other = case.call(ours, inputs, training), case.call(theirs, their_inputs, training)
-        np.testing.assert_allclose(mine, keras.ops.convert_to_numpy(other), rtol=1e-12, atol=1e-13)
+        np.testing.assert_allclose(mine, keras.ops.convert_to_numpy(other), **near)
     for mine, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-12, atol=1e-13)
     assert float(sum(ours.losses)) == pytest.approx(

@@ -1,6 +1,7 @@
 """What a data scientist with a folder of pictures types."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -46,6 +47,55 @@ def test_training_and_prediction(pets):
     assert {line.split(",")[1] for line in lines[1:]} == {"dark"}
 
 
+@pytest.fixture(scope="module")
+def alone(pets):
+    """What one rank trains that keeps all pictures."""
+    cases = {
+        "whole": ["--validation-split", "0.25", "--epochs", "4", "--out", "whole"],
+        "begun": ["--validation-split", "0.25", "--epochs", "2", "--out", "begun"],
+        "sweep": ["sweep", "--grid", "learning_rate=0.01,0.1", "--seeds", "0-1", "--epochs", "2", "--out", "sweep"],
+    }
+    said = in_turn(0, {name: command(*case) for name, case in cases.items()}, pets / "said-alone", cwd=pets)
+    assert {name: (one.code, one.err) for name, one in said.items()} == dict.fromkeys(cases, (0, ""))
+    return pets
+
+
+def command(*options):
+    first = options[:1] if options[0] == "sweep" else ()
+    return ["-m", "dptrain", *first, "--data", "pets", *COMMON, *options[len(first) :]]
+
+
+def results(folder):
+    lines = map(json.loads, (folder / "results.jsonl").read_text().splitlines())
+    return sorted((one["trial"], one["seed"], one["epoch"], one["loss"], one["val_loss"]) for one in lines)
+
+
+# No picture stays in memory; some do.
+@pytest.mark.parametrize(("ranks", "most"), [(0, 1), (2, 3000), (3, 1)])
+def test_pictures_that_are_decoded_again_give_the_same_numbers(alone, ranks, most):
+    here = f"{ranks}-{most}"
+    cases = {"whole": ["--validation-split", "0.25", "--epochs", "4", "--out", f"whole-{here}"]}
+    if ranks != 3:
+        cases["resumed"] = ["--validation-split", "0.25", "--epochs", "4", "--out", f"resumed-{here}"]
+        cases["resumed"] += ["--resume", "begun"]
+        cases["sweep"] = ["sweep", "--grid", "learning_rate=0.01,0.1", "--seeds", "0-1", "--epochs", "2"]
+        cases["sweep"] += ["--out", f"sweep-{here}"]
+    cases = {name: [*command(*one), "--data.max_bytes", str(most)] for name, one in cases.items()}
+    said = in_turn(ranks, cases, alone / f"said-{here}", cwd=alone)
+    assert {name: (one.code, one.err) for name, one in said.items()} == dict.fromkeys(cases, (0, ""))
+    for name in cases:
+        if name == "sweep":
+            found, expected = (results(alone / folder) for folder in (f"sweep-{here}", "sweep"))
+            assert found == expected
+            continue
+        found, expected = (dp.models.load_model(alone / folder).get_weights() for folder in (f"{name}-{here}", "whole"))
+        for left, right in zip(found, expected, strict=True):
+            if ranks == 0:
+                np.testing.assert_array_equal(left, right)
+            else:
+                np.testing.assert_allclose(left, right, rtol=1e-3, atol=1e-5)
+
+
 def test_what_is_wrong_with_pictures_is_one_line(pets, tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / "odd" / name).mkdir(parents=True)
@@ -82,3 +132,13 @@ def test_what_is_wrong_with_pictures_is_one_line(pets, tmp_path):
     assert "5x5x1 -> 128 -> 2" in said["good"].out
     done = dptrain(2, *start[2:], cwd=tmp_path)
     assert (done.code, len(done.messages)) == (65, 1)
+
+
+def test_a_picture_that_is_cut_ends_all_ranks(pets, tmp_path):
+    shutil.copytree(pets / "pets", tmp_path / "pets")
+    path = tmp_path / "pets" / "dark" / "7.png"
+    path.write_bytes(path.read_bytes()[:-40])
+    done = dptrain(2, "--data", "pets", *COMMON, cwd=tmp_path)
+    assert done.code == 65
+    assert "pets/dark/7.png: damaged" in done.err
+    assert "Traceback" not in done.err

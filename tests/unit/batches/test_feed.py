@@ -13,6 +13,7 @@ from dptrain.batches.inputs import Samples
 from dptrain.batches.sampling import GlobalSampler, LocalSampler, Sampler, Shard
 from dptrain.callbacks import Callback, CallbackList, History
 from dptrain.comm import current
+from dptrain.data.lazy import LazyArray, RowSource
 from dptrain.layers import Dense, Dropout
 from dptrain.train.programs import Programs
 from dptrain.train.trainer import Trainer, run_to_end
@@ -67,6 +68,43 @@ def test_chunks_hold_what_the_steps_ask_for(data):
                     for one, other in zip(arrays, expected, strict=True):
                         np.testing.assert_array_equal(one, other)
                 done += len(found)
+
+
+class Squares(RowSource):
+    """Rows that are made when they are asked for; notes which."""
+
+    sample_shape, dtype = (2, 3), np.dtype(np.uint8)
+
+    def __init__(self):
+        self.made = []
+
+    def read(self, rows, out):
+        self.made.append(rows.tolist())
+        out[...] = (rows**2)[:, None, None] % 251
+
+
+class Addressed(CpuBackend):
+    """Knows samples by their address, as a backend of packs does."""
+
+    def missing_samples(self, array):
+        return array.ctypes.data and array.nbytes
+
+
+def test_rows_are_made_a_chunk_at_a_time():
+    source, order = Squares(), np.random.default_rng(2).permutation(30)
+    lazy = LazyArray(source, np.arange(40))[5:35]
+    whole, y = np.asarray(lazy), np.arange(30)
+    assert (whole.shape, lazy.shape, lazy.nbytes) == ((30, 2, 3), (30, 2, 3), 180)
+    np.testing.assert_array_equal(np.asarray(lazy.reshape(30, 6)[order]), whole.reshape(30, 6)[order])
+    source.made.clear()
+    shards = [Shard(start, start + 5, 0, 5) for start in range(0, 30, 5)]
+    with make_feed(Addressed(np.float64), [lazy, y], 5, most_bytes=4 * 2 * 5 * 14) as feed:  # two steps a chunk
+        assert isinstance(feed, StreamedFeed)
+        assert source.made == []
+        for (x, own), start in zip(batches(feed, order, shards), range(0, 30, 5), strict=True):
+            np.testing.assert_array_equal(x, whole[order[start : start + 5]])
+            np.testing.assert_array_equal(own, order[start : start + 5])
+    assert [len(one) for one in source.made] == [10, 10, 10]
 
 
 def test_arrays_that_are_no_contiguous_memory(tmp_path):

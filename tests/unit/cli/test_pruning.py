@@ -2,16 +2,18 @@
 
 import csv
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
+from dptrain import layers
 from dptrain.cli.config import Config, deciding, resolve, to_dict, without_later
 from dptrain.cli.main import main
-from dptrain.cli.pruning import settled
+from dptrain.cli.pruning import prune, settled
 from dptrain.errors import ConfigError
-from dptrain.models import load_model
+from dptrain.models import Sequential, load_model
 
 FIXED = ("--batch-size", "100", "--hidden", "8", "--verbose", "0", "--jit-compile", "off")
 
@@ -41,11 +43,12 @@ def epochs(run):
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-PRUNE = ("--prune", "0.75", "--pruning.frequency", "4")
+LAYER = ("--prune-scope", "layer")
+PRUNE = ("--prune", "0.75", "--pruning.frequency", "4", *LAYER)
 
 
 def test_a_run_becomes_sparse_and_keeps_its_best_sparse_model(train):
-    run = train("run", *PRUNE, "--epochs", "4")  # 11 steps an epoch, pruned in half of them
+    run = train("run", *PRUNE, "--pruning.begin", "0", "--pruning.end", "50%", "--epochs", "4")  # 11 steps an epoch
     assert zeros(run) == [0.75, 0.75]
     found = [line["sparsity"] for line in epochs(run)]
     assert 0 < found[0] < found[1] == found[2] == found[3] == pytest.approx(0.75, abs=1e-3)
@@ -62,6 +65,25 @@ def test_a_fast_dev_run_prunes_whatever_the_lengths(small_npz, capfd):
     assert "sparsity: 0.75" in capfd.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("given", "epochs", "expected"),
+    [
+        ({}, 5, (469, 1642, 11)),  # a hundred updates and a few
+        ({}, 1, (94, 328, 2)),
+        ({"end": "150"}, 1, (94, 150, 1)),
+        ({"begin": "10", "end": "2epochs", "frequency": "7"}, 5, (10, 938, 7)),
+    ],
+)
+def test_when_it_is_pruned(given, epochs, expected):
+    config = resolve({}, "", {"pruning.sparsity": "0.9", **{f"pruning.{name}": one for name, one in given.items()}})
+    model = Sequential([layers.Input((6,)), layers.Dense(4), layers.Dense(2)])
+    prune(model, replace(config, train=replace(config.train, epochs=epochs)), 469)
+    first, second = (one.kernel.pruning for one in model.layers)
+    assert first is second  # compared over all layers
+    assert first.global_unstructured
+    assert (first.schedule.begin_step, first.schedule.end_step, first.schedule.frequency) == expected
+
+
 def test_exported(train, tmp_path):
     run = train("run", *PRUNE, "--epochs", "1", "--pruning.end", "5")
     onnx = pytest.importorskip("onnx", reason="needs the extra 'onnx'")
@@ -74,7 +96,7 @@ def test_exported(train, tmp_path):
 
 
 def test_going_on_has_the_bits_of_one_training(train):
-    fixed = (*PRUNE, "--pruning.end", "20", "--regrow")  # in the middle of the second epoch
+    fixed = (*PRUNE, "--pruning.begin", "0", "--pruning.end", "20", "--regrow")  # in the middle of the second epoch
     straight = train("straight", *fixed, "--epochs", "3")
     begun = train("begun", *fixed, "--epochs", "1")
     resumed = train("resumed", *fixed, "--epochs", "3", "--resume", str(begun))
@@ -116,7 +138,7 @@ def test_values_taken(value):
         (("--prune", "0.5", "--prune-layers", "dence"), "unknown layer 'dence'; did you mean 'dense'"),
         (("--prune", "2:5"), "layer 'dense': its kernel of shape (784, 8) has 784 inputs, no multiple of 5"),
         (("--regrow",), "pruning.regrow = 0.3: nothing is pruned; add such as --prune 0.9"),
-        (("--prune", "0.5", "--pruning.begin", "60%"), "pruning.begin = 60% (step 33) is after pruning.end = 50% (28)"),
+        (("--prune", "0.5", "--pruning.begin", "80%"), "pruning.begin = 80% (step 44) is after pruning.end = 70% (38)"),
         (("--sparsity", "0.5"), "unknown '--sparsity'; did you mean '--pruning.sparsity'?"),
     ],
 )
@@ -129,8 +151,8 @@ def test_refused(train, arguments, told):
     ("arguments", "expected"),
     [
         (("--prune", "2:4", "--prune-layers", "dense_1"), [0, 0.5]),
-        (("--prune", "0.5", "--prune-block", "8x4", "--prune-schedule", "constant"), [0.5, 0.4]),  # one of 4, 4, 2
-        (("--prune", "0.5", "--optimizer.gradient_accumulation_steps", "2"), [0.5, 0.5]),
+        ((*LAYER, "--prune", "0.5", "--prune-block", "8x4", "--prune-schedule", "constant"), [0.5, 0.4]),  # of 4, 4, 2
+        ((*LAYER, "--prune", "0.5", "--optimizer.gradient_accumulation_steps", "2"), [0.5, 0.5]),
     ],
 )
 def test_taken(train, arguments, expected):
@@ -140,8 +162,8 @@ def test_taken(train, arguments, expected):
 def test_what_decides():
     config = resolve({}, "", {"pruning.sparsity": "0.5", "train.epochs": 4})
     assert deciding(config)["pruning"]["sparsity"] == 0.5
-    assert deciding(config)["train"]["epochs"] == 4  # its end is half of the training
-    fixed = resolve({}, "", {"pruning.sparsity": "0.5", "pruning.end": "2epochs"})
+    assert deciding(config)["train"]["epochs"] == 4  # its end is a part of the training
+    fixed = resolve({}, "", {"pruning.sparsity": "0.5", "pruning.begin": "3", "pruning.end": "2epochs"})
     assert "epochs" not in deciding(fixed)["train"]
     assert "pruning" not in deciding(Config())
     assert "pruning" not in without_later(to_dict(Config()))  # as sweeps of before have it

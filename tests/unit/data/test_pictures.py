@@ -7,10 +7,11 @@ import pytest
 from PIL import Image
 
 from dptrain.comm import SoloCommunicator
-from dptrain.data.pictures import PictureFiles, PictureOptions, encode_pictures, is_picture_folder
+from dptrain.data import pictures as module
+from dptrain.data.pictures import PictureOptions, encode_pictures, is_picture_folder, load_pictures
 from dptrain.data.preprocessing import Preprocessing
-from dptrain.data.raw import load_raw
-from dptrain.errors import AgreedError, ConfigError
+from dptrain.errors import AgreedError, ConfigError, DataError
+from tests.thread_ranks import on_ranks
 
 PER_CLASS = 5
 
@@ -28,8 +29,12 @@ def fill(folder, classes=("cat", "dog"), count=PER_CLASS, size=(4, 6), mode="RGB
     return folder
 
 
-def load(folder, **options):
-    return load_raw(PictureFiles(str(folder), PictureOptions(**options)), SoloCommunicator())
+def load(folder, max_bytes=1 << 20, **options):
+    return load_pictures(str(folder), PictureOptions(**options), SoloCommunicator(), max_bytes=max_bytes)
+
+
+def read_all(data):
+    return np.concatenate([data.train.x, data.test.x])
 
 
 def test_folders_are_classes(tmp_path):
@@ -38,7 +43,7 @@ def test_folders_are_classes(tmp_path):
     assert data.preprocessing == Preprocessing("multiclass", class_names=("cat", "dog"), picture=(4, 6, 3))
     assert (data.train.x.shape, data.test.x.shape, data.train.x.dtype) == ((8, 4, 6, 3), (2, 4, 6, 3), np.uint8)
     for split in (data.train, data.test):  # reds say which picture it is
-        assert (split.x[:, 0, 0, 0] // 10 == split.y).all()
+        assert (np.asarray(split.x)[:, 0, 0, 0] // 10 == split.y).all()
     assert sorted(np.concatenate([data.train.x, data.test.x])[:, 0, 0, 0]) == [0, 1, 2, 3, 4, 10, 11, 12, 13, 14]
     assert data.notes == (
         "10 pictures, 4x6 RGB; 2 classes: cat, dog",
@@ -109,10 +114,15 @@ BAD = {
 def test_a_bad_picture_stops_or_is_skipped(tmp_path, name):
     content, message = BAD[name]
     (fill(tmp_path) / "dog" / name).write_bytes(content)
-    with pytest.raises(AgreedError, match=f"{message}.*; remove it, or --bad-pictures skip"):
-        load(tmp_path)
+    with pytest.raises((AgreedError, DataError), match=f"{message}.*; remove it, or --bad-pictures skip"):
+        read_all(load(tmp_path))  # the header of one that is cut is good
     data = load(tmp_path, bad="skip")
     assert len(data.train) + len(data.test) == 10
+    (tmp_path / "dog" / name).unlink()
+    good = load(tmp_path)
+    for split, other in ((data.train, good.train), (data.test, good.test)):
+        np.testing.assert_array_equal(split.x, other.x)
+        np.testing.assert_array_equal(split.y, other.y)
     assert any(note.startswith("skipped: ") and name in note for note in data.notes)
 
 
@@ -124,10 +134,40 @@ def test_a_bomb_is_refused_by_its_header(tmp_path, monkeypatch, limit):
         load(tmp_path)
 
 
-def test_arrays_are_bounded_before_they_are_made(tmp_path):
-    files = PictureFiles(str(fill(tmp_path)), PictureOptions(), max_bytes=719)
-    with pytest.raises(AgreedError, match="declared 720 bytes > max_bytes = 719 bytes"):
-        load_raw(files, SoloCommunicator())
+@pytest.mark.parametrize("most", [0, 73, 5 * 73, 10 * 73, 1 << 20])  # no picture stays, one, half of them, all
+def test_pictures_are_decoded_again_unless_they_stay(tmp_path, monkeypatch, most):
+    decoded, decode = [], module._decoded
+    monkeypatch.setattr(module, "_decoded", lambda path, known: decoded.append(path) or decode(path, known))
+    data = load(fill(tmp_path), max_bytes=most)
+    assert decoded == []
+    x = data.train.x
+    for _ in range(3):
+        np.testing.assert_array_equal(np.asarray(x)[:, 0, 0, 0] // 10, data.train.y)
+        np.testing.assert_array_equal(np.asarray(x[[3, 1]]), np.asarray(x)[[3, 1]])
+    again = [decoded.count(path) for path in sorted(set(decoded))]
+    stay = min(most // 73, 10)
+    assert len(again) == 8
+    assert sum(count == 1 for count in again) == {0: 0, 1: 1, 5: 4, 10: 8}[stay]
+
+
+def test_a_class_without_a_good_picture_is_told(tmp_path):
+    fill(tmp_path)
+    for path in (tmp_path / "dog").iterdir():
+        path.write_bytes(truncated())
+    with pytest.raises(AgreedError, match="no good picture of class 'dog'"):
+        load(tmp_path, bad="skip")
+
+
+@pytest.mark.parametrize("bad", ["stop", "skip"])
+def test_ranks_share_what_stays_and_look_for_bad_ones_together(tmp_path, bad):
+    (fill(tmp_path) / "dog" / "cut.png").write_bytes(truncated())
+
+    def load_on(comm):
+        data = load_pictures(str(tmp_path), PictureOptions(bad=bad), comm, max_bytes=4 * 73)
+        return [data.notes, data.train.y.tolist(), data.test.y.tolist(), len(data.train)]
+
+    ranks = on_ranks(3, load_on)
+    assert ranks == [load_on(SoloCommunicator())] * 3
 
 
 @pytest.mark.parametrize(
@@ -183,8 +223,8 @@ def test_a_model_takes_folders_of_classes_a_folder_or_a_picture(tmp_path):
     x, y = encoded(tmp_path)
     assert (x.shape, y.tolist()) == ((10, 4, 6, 3), [0] * 5 + [1] * 5)
     x, y = encoded(tmp_path / "dog")
-    assert (x[:, 0, 0, 0].tolist(), y) == ([10, 11, 12, 13, 14], None)
-    assert encoded(tmp_path / "dog" / "3.png")[0][:, 0, 0, 0].tolist() == [13]
+    assert (np.asarray(x)[:, 0, 0, 0].tolist(), y) == ([10, 11, 12, 13, 14], None)
+    assert np.asarray(encoded(tmp_path / "dog" / "3.png")[0])[:, 0, 0, 0].tolist() == [13]
 
 
 def test_other_pictures_than_the_training_s_are_refused(tmp_path):

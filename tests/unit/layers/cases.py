@@ -52,6 +52,15 @@ CASES: dict[str, list[Case]] = {
     "Activation": [Case(lambda: L.Activation("swish"), (3,), (3,)), Case(lambda: L.Activation("softmax"), (3,), (3,))],
     "ActivityRegularization": [Case(lambda: L.ActivityRegularization(0.1, 0.2), (3,), (3,))],
     "Add": [Case(L.Add, PAIR, (3, 2)), Case(L.Add, [(3, 2), (1, 2), (3, 1)], (3, 2))],
+    **{
+        f"Adaptive{kind}Pooling{rank}D": [
+            Case(lambda made=made, rank=rank: made((3, 2, 1)[:rank]), (*(5, 4, 2)[:rank], 2), (*(3, 2, 1)[:rank], 2)),
+            Case(lambda made=made: made(2, "channels_first"), (2, *(3, 4, 5)[:rank]), (2,) * (rank + 1)),
+        ]
+        for kind in ("Average", "Max")
+        for rank in (1, 2, 3)
+        for made in (getattr(L, f"Adaptive{kind}Pooling{rank}D"),)
+    },
     "AlphaDropout": [Case(lambda: L.AlphaDropout(0.25, (None, 1, None), seed=3), (3, 4), (3, 4))],
     "AugMix": [
         Case(lambda: L.AugMix((-5, 5), 2, 1, 0.4, seed=3), (3, 4, 3), (3, 4, 3)),
@@ -95,6 +104,14 @@ CASES: dict[str, list[Case]] = {
         Case(lambda: L.CenterCrop(3, 2, "channels_first"), (2, 2, 5), (2, 3, 2)),
     ],
     "Concatenate": [Case(L.Concatenate, [(3, 2), (3, 4)], (3, 6)), Case(lambda: L.Concatenate(1), PAIR, (6, 2))],
+    "ContrastLimitedAdaptiveHistogramEqualization": [
+        Case(lambda: L.ContrastLimitedAdaptiveHistogramEqualization((-3, 3), 32.0, (2, 2)), (4, 8, 2), (4, 8, 2)),
+        Case(
+            lambda: L.ContrastLimitedAdaptiveHistogramEqualization((-3, 3), 0, (1, 3), "channels_first"),
+            (1, 2, 4),
+            (1, 2, 4),
+        ),
+    ],
     "Conv1D": [
         Case(lambda: L.Conv1D(3, 2, 2, activation="tanh", bias_initializer="ones"), (5, 2), (2, 3)),
         Case(lambda: L.Conv1D(4, 3, padding="causal", dilation_rate=2, groups=2), (5, 4), (5, 4)),
@@ -258,6 +275,9 @@ CASES: dict[str, list[Case]] = {
     ],
     "Maximum": [Case(L.Maximum, PAIR, (3, 2))],
     "Minimum": [Case(L.Minimum, PAIR, (3, 2))],
+    "MaxNumBoundingBoxes": [
+        Case(lambda: L.MaxNumBoundingBoxes(3, 0, bounding_box_format="xyxy"), (2, 3, 1), (2, 3, 1))
+    ],
     "MixUp": [
         Case(lambda: L.MixUp(seed=3), (3, 4, 2), (3, 4, 2)),
         Case(lambda: L.MixUp(0.9, "channels_first", 3), (2, 3, 1), (2, 3, 1)),

@@ -214,6 +214,32 @@ def test_contrast_and_frequencies():
     np.testing.assert_array_equal(equal(GRAY[:1], training=True), GRAY[:1])
 
 
+def test_frequencies_around_each_place():
+    equal = layers.ContrastLimitedAdaptiveHistogramEqualization(clip_limit=0, tile_grid_size=(1, 2))
+    # In a tile of two values the lower becomes 255 / 2 and the higher 255. The third pixel lies in the middle between
+    # the tiles' middles: 200 is above all of the first tile, and the lower in the second.
+    found = equal(np.array([10.0, 20, 200, 210]).reshape(1, 1, 4, 1)).numpy().ravel()
+    np.testing.assert_allclose(found, [127.5, 255, (255 + 127.5) / 2, 255])
+    limited = layers.ContrastLimitedAdaptiveHistogramEqualization(clip_limit=1e-6, tile_grid_size=(2, 2))
+    np.testing.assert_allclose(limited(GRAY), np.floor(GRAY), atol=0.01)  # all values count alike
+
+
+def test_as_many_boxes_of_every_image():
+    layer = layers.MaxNumBoundingBoxes(3, bounding_box_format="xyxy")
+    boxes = {"boxes": np.arange(16.0).reshape(2, 2, 4), "labels": np.array([[1, 2], [3, 4]])}
+    found = layer({"images": NOISE[:2], "bounding_boxes": boxes})["bounding_boxes"]
+    np.testing.assert_array_equal(found["labels"], [[1, 2, -1], [3, 4, -1]])
+    np.testing.assert_array_equal(found["boxes"][:, :2], boxes["boxes"])
+    assert (found["boxes"][:, 2].numpy() == -1).all()
+    one = {key: value[0] for key, value in boxes.items()}
+    found = layers.MaxNumBoundingBoxes(1, bounding_box_format="xyxy")({"images": NOISE[0], "bounding_boxes": one})
+    assert found["bounding_boxes"]["boxes"].shape == (1, 4)
+    with pytest.raises(ConfigError, match="you didn't specify a bounding box format"):
+        layers.MaxNumBoundingBoxes(1)({"images": NOISE[:2], "bounding_boxes": boxes})
+    with pytest.raises(ConfigError, match="have boxes and labels"):
+        layer({"images": NOISE[:2], "bounding_boxes": {"boxes": boxes["boxes"]}})
+
+
 @pytest.mark.parametrize("make", [lambda: layers.MixUp(0.9, seed=1), lambda: layers.CutMix((0.9, 1), seed=1)])
 def test_pictures_and_labels_are_mixed_alike(make):
     """Each image shows its own number, so that what it is made of can be read."""

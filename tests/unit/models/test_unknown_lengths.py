@@ -58,7 +58,7 @@ def test_models_train_and_predict_on_every_size(make, shapes):
         np.testing.assert_allclose(found, np.asarray(model(x)), atol=1e-6)
         expected = np.mean((found - y) ** 2)
         np.testing.assert_allclose(model.evaluate(x, y, verbose=0), expected, rtol=1e-5)
-    with pytest.raises(DataError, match=r"model expects .* features of shape"):
+    with pytest.raises(DataError, match=r"model expects samples of shape \(.*None.*\), data has samples of shape"):
         model.predict(samples(10, *shapes[0][:-1], 5), verbose=0)
 
 

@@ -168,3 +168,44 @@ def test_functions_and_divisions_are_expensive():
     assert costly == {name for name, op in elements.items() if op.expensive}
     assert {"erf", "divide", "divide_no_nan", "power"} <= costly
     assert {"add", "relu", "maximum"}.isdisjoint(costly)
+
+
+WITH_UFUNC = [name for name, one in OPS.items() if one.ufunc is not None]
+
+
+@pytest.mark.parametrize("name", WITH_UFUNC)
+def test_a_ufunc_makes_what_the_function_makes(name):
+    op, rng = OPS[name], np.random.default_rng(3)
+    x = rng.normal(0, 3, (4, 3)).astype(np.float32)
+    x[0, :2] = np.inf, np.nan
+    pairs = [(x, x[::-1]), (x, x[1]), (x, x[:, :1]), (x.T, x.T), (x[:0], x[1]), (x[0, 2], x[1, 0]), (x, x[1, 1])]
+    types = ["float32", "float64", "int8", "int64", "bool", "uint8", "float16"]
+    with np.errstate(invalid="ignore"):
+        pairs += [(x[1:].astype(one), x[2].astype(other)) for one in types for other in types]
+    if name == "subtract":  # which NumPy has not for booleans
+        pairs = [one for one in pairs if not one[0].dtype == one[1].dtype == bool]
+    for a, b in pairs:
+        values = [ops.convert_to_tensor(one) for one in (a, b)]
+        first, again = op(*values), op(*values)  # the second call knows what comes out
+        out = np.empty(first.shape, first.dtype)
+        if first.dtype != np.float16:
+            with np.errstate(all="ignore"):
+                op.compute(a, b, out=out)
+            assert first.value.tobytes() == out.tobytes()
+        assert (again.shape, again.dtype) == (first.shape, first.dtype)
+        assert isinstance(again.value, np.ndarray)
+        assert again.value.flags.c_contiguous
+        assert again.value.tobytes() == first.value.tobytes()
+
+
+def test_arithmetic_at_once_is_seen_by_tapes_and_watchers():
+    x, seen = ops.convert_to_tensor(np.ones((2, 3), np.float32)), []
+    with watching(seen.append):
+        for _ in range(2):
+            ops.add(x, x)
+    assert [one.op.name for one in seen] == ["add", "add"]
+    variable = Variable(np.ones((2, 3), np.float32))
+    for _ in range(2):
+        made = variable * x
+    made.backward()
+    np.testing.assert_array_equal(variable.grad, np.ones((2, 3)))
