@@ -202,11 +202,10 @@ CPU_TESTS = (
     *(f"tests/unit/backend/cpu/test_{name}.py" for name in ("compiled", "products", "convolutions", "digest", "half")),
     *("tests/unit/backend/cpu/test_node_sums.py", "tests/unit/train/test_sharding.py"),
 )
-CUDA_TESTS = tuple(f"tests/ops/test_{name}.py" for name in ("convolutions_on_cuda", "half_products_on_cuda"))
 DEVICES = (
     Device("mesh", (), ("dptrain/program", *OF_RANKS), 5),
     Device("cpu", CPU_TESTS, (*ON_CPU, *OF_RANKS), 8),
-    Device("cuda", CUDA_TESTS, ON_CUDA, 10, emulated=True),
+    Device("cuda", (), ON_CUDA, 10, emulated=True),
     Device("checked", (), ON_CUDA[2:], 8, emulated=True, checks=True, like="cuda"),
     Device("mpi", ("tests/mpi/test_collectives.py",), OF_RANKS, 30, elsewhere=True),
 )
@@ -388,6 +387,11 @@ class Units:
         """Return what was found of a unit."""
         return self._units[device.like or device.name][unit]
 
+    def all(self, device: Device) -> list[str]:
+        """Return the units of a device, first those that take least."""
+        known = self._units[device.like or device.name]
+        return sorted(known, key=lambda unit: known[unit]["seconds"])
+
     def reaching(self, device: Device, mutant: Mutant) -> list[str]:
         """Return the units that reach what a mutant changes, in the order in which to run them."""
         known = self._units[device.like or device.name]
@@ -523,6 +527,18 @@ class Copy:
             return Verdict(mutant, killed["unit"], senseless, spent, said, "", run, reached)
         effect = next(one for one in EFFECTS if one in effects) if run else "not reached"
         return Verdict(mutant, "", False, spent, "", effect, run, reached)
+
+    def check(self, units: Units) -> None:
+        """Judge what has not been changed.
+
+        Raises:
+            SystemExit: something is noticed.
+        """
+        for device in DEVICES:
+            known = units.all(device)
+            some = [*[one for one in known if "::" not in one][:2], *[one for one in known if "::" in one][:2]]
+            if wrong := [line for line in self._judged(device, some, units) if line["wrong"]]:
+                sys.exit(f"{device.name}: noticed without a mutant: {wrong}")
 
     def _judged(self, device: Device, some: Sequence[str], units: Units) -> Iterator[Mapping[str, Any]]:
         request = {"gather": False, "units": some, "seconds": device.seconds}
@@ -771,7 +787,9 @@ def report(chosen: argparse.Namespace, copy: Copy) -> int:
     """Judge mutants, print and write what became of them; return 1 where fewer than 90 % are killed."""
     verdicts = []
     journal = Journal(chosen.journal, chosen.seed)
-    for one in judged(chosen.seed, chosen.count, chosen.minutes, journal, copy, copy.units()):
+    units = copy.units()
+    copy.check(units)
+    for one in judged(chosen.seed, chosen.count, chosen.minutes, journal, copy, units):
         verdicts.append(one)
         alive = f"SURVIVED, changes {one.effect}, {one.run} of {one.reached} judges"
         what = "makes no sense" if one.is_senseless else f"killed by {one.killer}" if one.killer else alive
