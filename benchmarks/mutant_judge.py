@@ -51,6 +51,8 @@ def definitions(text: str) -> list[tuple[int, int, str]]:
         if not first:
             if not code.strip() or (code.startswith("#") and not code.startswith("#define")):
                 continue
+            if re.match(r'(?:extern ""|namespace\b[^;=]*)\s*\{\s*$|\}', code):  # what stands inside is at the top
+                continue
             first, head = number, ""
         head += code + "\n"
         depth += sum(code.count(one) for one in "({[") - sum(code.count(one) for one in ")}]")
@@ -183,7 +185,8 @@ def watch_compilers(notes: Notes) -> None:
     cpp.OPTIONS = (*cpp.OPTIONS, "-Og")  # the last one counts
     cpp.library = _Noting(cpp.library, lambda text, headers=cpp.HEADERS, *_: notes.text(text, headers))
     cpp.shared = _Noting(cpp.shared, lambda name: notes.text(name, cpp.SHARED))
-    cpp.products = _Noting(cpp.products, lambda name: notes.text(f"DP_PRODUCT DP_EXPORT dp_Tiles {name}", cpp.TILES))
+    tiled = {"bfloat16": "DP_EXPORT dp_Tiles"}  # on some processors
+    cpp.products = _Noting(cpp.products, lambda name: notes.text(f"DP_PRODUCT {tiled.get(name, '')}", cpp.TILES))
     cpp.convolutions = _Noting(cpp.convolutions, lambda name: notes.text(f"DP_CONVOLUTION {name}", cpp.CONVOLUTION))
     cuda.compiled_text = _Noting(cuda.compiled_text, lambda name, text, *_: notes.text(text, all_headers))
 

@@ -66,10 +66,15 @@ CPU_TESTS = (
     *(f"tests/unit/backend/cpu/test_{name}.py" for name in ("compiled", "products", "convolutions", "digest", "half")),
     *("tests/unit/backend/cpu/test_node_sums.py", "tests/unit/train/test_sharding.py"),
 )
+CUDA_TESTS = (
+    *("tests/ops/test_products_of_views.py", "tests/ops/test_every_op_on_cuda.py"),
+    *(f"tests/ops/test_{name}_on_cuda.py" for name in ("programs", "convolutions", "half_products", "reductions")),
+    "tests/ops/test_snapshots_on_cuda.py",
+)
 DEVICES = (
     Device("mesh", (), ("dptrain/program", *OF_RANKS), 3),
     Device("cpu", CPU_TESTS, (*ON_CPU, *OF_RANKS), 4),
-    Device("cuda", (), ON_CUDA, 4, emulated=True),
+    Device("cuda", CUDA_TESTS, ON_CUDA, 4, emulated=True),
     Device("checked", (), ON_CUDA[2:], 4, emulated=True, checks=True, like="cuda"),
     Device("mpi", ("tests/mpi/test_collectives.py",), OF_RANKS, 10, elsewhere=True),
 )
@@ -125,7 +130,15 @@ class Units:
         known = self._units[device.like or device.name]
         reach = _reach(mutant)
         found = [unit for unit, one in known.items() if "lines" not in one or reach(one)]
-        return sorted(found, key=lambda unit: (-self._kills[mutant.file, unit], known[unit]["seconds"]))
+        found.sort(key=lambda unit: known[unit]["seconds"])
+        turn: Counter[str] = Counter()  # of the tests of a module, so that some of each come early
+        order = {}
+        for unit in found:
+            module = unit.partition("::")[0] if "::" in unit else ""
+            turn[module] += 1
+            is_about = Path(module).stem == f"test_{Path(mutant.file).stem}"
+            order[unit] = -self._kills[mutant.file, unit], 0 if is_about or not module else turn[module]
+        return sorted(found, key=lambda unit: order[unit])
 
     def devices(self, file: str) -> list[Device]:
         """Return the devices for a file's mutants, first that which has noticed most."""

@@ -8,7 +8,8 @@
 
 A mutant is the repository with one change: in Python an operator, a number, a condition or a loop (cosmic-ray's
 operators), in kernels and headers a bound, a fence, an index, a sign, a type or a barrier. `--seed` and a mutant's
-number draw it: a file by its length, then a place in it. What no result can depend on is not drawn (`mutant_draw.py` says why).
+number draw it: a file by its length, then a place in it. What no result can depend on is not drawn (`mutant_draw.py`
+says why).
 
 Judges are random programs, the corpus and tests, as every run of the tests has them (`mutant_trial.DEVICES`). Once,
 without a mutant, each is run by itself, and which lines and definitions of headers it reaches is kept in the folder

@@ -142,6 +142,7 @@ def test_definitions_of_headers(mutants, tmp_path):
     text = (
         "#define TWICE(x) \\\n    thrice(x)\nstatic const int A = 1, B = 2;\n"
         "template <class T> T thrice(T x) {\n    return A * x;\n}\nstruct Pair { int a; };\n"
+        'namespace {\nint inside() { return 0; }\n}\nextern "C" {\nint outside() {\n}\n}  // extern "C"\n'
     )
     (tmp_path / "kernels" / "least.h").write_text(text)
     assert mutants.judge.definitions(text) == [
@@ -149,6 +150,8 @@ def test_definitions_of_headers(mutants, tmp_path):
         *((3, 3, name) for name in "AB"),
         (4, 6, "thrice"),
         (7, 7, "Pair"),
+        (9, 9, "inside"),
+        (12, 13, "outside"),
     ]
     headers = mutants.judge.Headers(tmp_path / "kernels")
     assert headers.reached("TWICE(3)", ["least.h"]) == {f"least.h:{name}" for name in ("TWICE", "thrice", *"AB")}
