@@ -66,15 +66,12 @@ CPU_TESTS = (
     *(f"tests/unit/backend/cpu/test_{name}.py" for name in ("compiled", "products", "convolutions", "digest", "half")),
     *("tests/unit/backend/cpu/test_node_sums.py", "tests/unit/train/test_sharding.py"),
 )
-CUDA_TESTS = (
-    *("tests/ops/test_products_of_views.py", "tests/ops/test_every_op_on_cuda.py"),
-    *(f"tests/ops/test_{name}_on_cuda.py" for name in ("programs", "convolutions", "half_products", "reductions")),
-    "tests/ops/test_snapshots_on_cuda.py",
-)
+OF_TEXT = tuple(f"tests/unit/backend/cuda/test_{name}.py" for name in ("compose", "generate", "groups", "products"))
 DEVICES = (
     Device("mesh", (), ("dptrain/program", *OF_RANKS), 3),
     Device("cpu", CPU_TESTS, (*ON_CPU, *OF_RANKS), 4),
-    Device("cuda", CUDA_TESTS, ON_CUDA, 4, emulated=True),
+    Device("text", OF_TEXT, ON_CUDA[:2], 4),
+    Device("cuda", ("tests/ops/test_snapshots_on_cuda.py",), ON_CUDA, 4, emulated=True),
     Device("checked", (), ON_CUDA[2:], 4, emulated=True, checks=True, like="cuda"),
     Device("mpi", ("tests/mpi/test_collectives.py",), OF_RANKS, 10, elsewhere=True),
 )
