@@ -87,6 +87,12 @@ CORPUS = {
         ),
         outputs=("t1", "t2", "t3", "t4", "t5"),
     ),
+    "a power whose exponent comes in": Case(
+        lengths={"n": 3},
+        leaves={"x0": "input n float32 normal", "x1": "input float32 normal"},
+        lines=("t0 = (ops.absolute(x0) + 0.5) ** x1",),
+        outputs=("t0",),
+    ),
     "a number beside narrow whole ones": Case(
         lengths={"n": 3},
         leaves={"x0": "input n float32 whole"},

@@ -41,7 +41,10 @@ def test_groups_of_all_ranks():
         assert found == [[[*range(6)]], [[0, 1, 2], [3, 4, 5]], [[0, 3], [1, 4], [2, 5]], [[n] for n in range(6)]]
 
 
-@pytest.mark.parametrize("lengths", [{"batch": 2, "model": 2}, {"batch": 3, "model": 0}, {"batch": -1, "model": -3}])
+@pytest.mark.parametrize(
+    "lengths",
+    [{"batch": 2, "model": 2}, {"batch": 2, "model": 1}, {"batch": 3, "model": 0}, {"batch": -1, "model": -3}],
+)
 def test_ranks_that_do_not_fill_a_mesh_are_refused(lengths):
     with pytest.raises(ConfigError, match=r"mesh batch=-?\d, model=-?\d: needs -?\d ranks, and there are 3"):
         check_lengths(lengths, 3)

@@ -40,6 +40,8 @@ def test_a_number_is_split_into_places_and_back(shape, rows):
     parts = split(place, shape)
     for n in range(math.prod(at(rows, shape))):
         assert tuple(of(one, {"i": n}, rows) for one in parts) == np.unravel_index(n, at(rows, shape))
+    for one, n in zip(parts, shape, strict=True):
+        assert one.most == after(extent((n,))) - after((1, 0))
     assert merged(parts, shape) == place
 
 

@@ -75,10 +75,11 @@ def test_a_training_in_half_precision_keeps_its_matrices_in_two_bytes(dtype):
 
 def test_no_tensor_has_a_name_that_the_generator_gives():
     words = ["total", "sum", "parts", "best_1", "i", "k3", "chunk", "for", "B", "shared", "conv2d", "Product", "true"]
-    words += ["m", "phase", "pixels", "patches", "Patches"]
+    words += ["m", "phase", "pixels", "patches", "Patches", "2nd", "0 x", "/"]
     tensors = [Variable(np.zeros(1, np.float32), one).value for one in words for _ in range(2)]
     names = names_of(tensors, dict(zip(tensors, [one for one in words for _ in range(2)], strict=True)))
     assert len(set(names.values())) == len(tensors)
+    assert all(one.isidentifier() for one in names.values())
     assert not [one for one in names.values() if _RESERVED.fullmatch(one) or one in ("Product", "Patches")]
 
 

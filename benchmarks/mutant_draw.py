@@ -1,0 +1,247 @@
+"""Drawing mutants for `mutants.py`: which places of which files are changed, and how."""
+
+import ast
+import difflib
+import functools
+import random
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# What decides which code is generated, with which numbers in it, and what ranks send.
+PYTHON = (
+    "dptrain/backend/cpu/calls.py",
+    "dptrain/backend/cpu/codegen.py",
+    "dptrain/backend/cuda/compose.py",
+    "dptrain/backend/cuda/convolutions.py",
+    "dptrain/backend/cuda/expressions.py",
+    "dptrain/backend/cuda/generate.py",
+    "dptrain/backend/cuda/groups.py",
+    "dptrain/backend/cuda/products.py",
+    "dptrain/program/additive.py",
+    "dptrain/program/fuse.py",
+    "dptrain/program/kernels.py",
+    "dptrain/program/local.py",
+    "dptrain/program/lowering.py",
+    "dptrain/program/memory.py",
+    "dptrain/program/merge.py",
+    "dptrain/program/mesh.py",
+    "dptrain/program/messages.py",
+    "dptrain/program/operand.py",
+    "dptrain/program/passes.py",
+    "dptrain/program/placement.py",
+    "dptrain/program/cpp.py",
+    "dptrain/program/places.py",
+    "dptrain/program/statements.py",
+    "dptrain/program/views.py",
+    *(f"dptrain/comm/{name}.py" for name in ("mesh", "node", "node_sum", "parts")),
+    "dptrain/train/sharding.py",
+)
+KERNELS = ("*.cuh", "*.h")
+# Those of them that generated CUDA C++ includes.
+CUDA_HEADERS = (
+    *("columns", "common", "convolution", "digest", "product.", "product_half", "product_tf32", "product_wgmma"),
+    *("half", "random", "scalar", "tiles", "windows"),
+)
+# In kernels and headers: what is sought in a line of code, and what may stand there instead.
+TEXT = (
+    ("bound", r" < ", (" <= ", " > ")),
+    ("bound", r" <= ", (" < ",)),
+    ("bound", r" > ", (" >= ", " < ")),
+    ("bound", r" >= ", (" > ",)),
+    ("bound", r" == ", (" != ",)),
+    ("bound", r" && ", (" || ",)),
+    ("bound", r" \|\| ", (" && ",)),
+    ("index", r" \+ (?=[\w(])", (" - ",)),
+    ("index", r" - (?=[\w(])", (" + ",)),
+    ("index", r" \* (?=[\w(])", (" + ",)),
+    ("index", r" / (?=[\w(])", (" * ",)),
+    ("index", r" % (?=[\w(])", (" / ",)),
+    ("index", r"\+= ", ("= ", "-= ")),
+    ("index", r"(?<=\[)(?=\w)", ("1 + ",)),
+    ("index", r"(?<![\w.#])[0-9]+(?![\w.])", ("({0} + 1)",)),
+    ("sign", r"(?<=[(,=] )-(?=\w)|(?<=\()-(?=\w)", ("",)),
+    ("sign", r"!(?=\w)", ("",)),
+    ("type", r"\b(?:int64_t|long long)\b", ("int",)),
+    ("type", r"\bdouble\b", ("float",)),
+    ("type", r"\bunsigned\b", ("int",)),
+    ("barrier", r"__syncthreads\(\);|__syncwarp\(\);|\b\w*barrier\w*\([^;{]*\);", (";",)),
+    ("fence", r"__threadfence\w*\(\);|std::atomic_thread_fence\([^;]*\);", (";",)),
+    ("fence", r"memory_order_(?:acquire|release|acq_rel)", ("memory_order_relaxed",)),
+)
+# Cosmic-ray's operators that change no computation, or only make what no reader would write.
+LEFT_OUT = (
+    *("Decorator", "Exception", "VariableReplacer", "VariableInserter"),
+    *("BitOr", "BitAnd", "BitXor", "Shift", "Invert"),
+)
+# Those that put one comparison for another that is the same for numbers, names and None, of which Python has one each.
+SAME = ("Eq_Is", "Is_Eq", "NotEq_IsNot", "IsNot_NotEq")
+# Functions whose results people read.
+SHOWN = re.compile(r"__repr__|__str__|describe|explain\w*|sentence")
+# Numbers of which any is right: how long blocks are, and from which length on another way, as right, is faster.
+SIZES = {
+    "dptrain/backend/cpu/codegen.py": ("_BLOCK", "_LONG", "_SUMMED", "_WIDE"),
+    "dptrain/backend/cuda/generate.py": (
+        "_SUMMED",
+        "_DRAWN",
+        "_MAPPED",
+        "_LONG_ROW",
+        "_CHUNK_ROWS",
+        "_CHUNKS",
+        "_ARGUMENTS",
+    ),
+    "dptrain/backend/cuda/groups.py": ("_LONG_SUM", "_LONG_TOTAL", "_SIDE_BY_SIDE"),
+    "dptrain/backend/cuda/products.py": (
+        *("_WANTED_BLOCKS", "_WANTED_WARPS", "_LEAST_SPLIT", "_LEAST_SLICE", "_MOST_SLICES"),
+    ),
+    "dptrain/backend/cuda/expressions.py": ("_LEAST_THRESHOLD",),
+    "dptrain/program/messages.py": ("_GATHERED", "_BESIDE", "_LARGE"),
+    "dptrain/comm/node.py": ("PIECE", "LEAST"),
+    "dptrain/train/sharding.py": ("_PARTS",),
+    "kernels/native_convolution.h": ("dp_FRAME", "dp_SHORT", "dp_SUMS", "dp_SUMMED", "dp_HANDED"),
+    "kernels/native_product.h": (
+        "dp_MR",
+        "dp_DEPTH",
+        "dp_HEIGHT",
+        "dp_PACKED",
+        "dp_FEW",
+        "dp_MANY",
+        "dp_LONG",
+        "dp_COPIED",
+        "PART",
+    ),
+    "kernels/native_ranks.h": ("DP_YIELDS", "DP_ATTENDED"),
+    "kernels/native_threads.h": ("WATCHING", "YIELDING", "CLAIMS"),
+    "kernels/native_tiles.h": ("PART", "HEIGHT", "DEPTH"),
+}
+# What is changed, and what makes the whole text with the change.
+Change = tuple[str, Callable[[], str]]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one file.
+
+    Attributes:
+        number: which of the seed's.
+        file: relative to the repository.
+        kind: what was changed.
+        text: the file with the change.
+    """
+
+    number: int
+    file: str
+    kind: str
+    text: str
+
+    def difference(self) -> str:
+        """Return the lines that differ, as `diff -u` shows them without context."""
+        before = (ROOT / self.file).read_text().splitlines()
+        lines = difflib.unified_diff(before, self.text.splitlines(), self.file, self.file, lineterm="", n=0)
+        return "\n".join(list(lines)[2:])
+
+
+def files() -> dict[str, int]:
+    """Return the files that are changed, with their numbers of lines."""
+    kernels = sorted(str(path.relative_to(ROOT)) for form in KERNELS for path in (ROOT / "kernels").glob(form))
+    return {name: len((ROOT / name).read_text().splitlines()) for name in (*PYTHON, *kernels)}
+
+
+def draw(seed: int, number: int) -> Mutant:
+    """Return a mutant of a seed."""
+    rng = random.Random(f"{seed} {number}")
+    known = files()
+    (file,) = rng.choices(list(known), list(known.values()))
+    kind, make = rng.choice(rng.choice(places(file)))
+    return Mutant(number, file, kind, make())
+
+
+@functools.cache
+def places(file: str) -> list[list[Change]]:
+    """Return for each place of a file where something can be changed what comes of it."""
+    found = _places_in_python(file) if file.endswith(".py") else _places_in_kernel(file)
+    return [found[key] for key in sorted(found)]
+
+
+def _places_in_python(file: str) -> dict[tuple[int, int], list[Change]]:
+    from cosmic_ray.ast import ast_nodes, get_ast
+    from cosmic_ray.mutating import mutate_code
+    from cosmic_ray.plugins import get_operator, operator_names
+
+    source = (ROOT / file).read_text()
+    nodes, computes_nothing = list(ast_nodes(get_ast(source))), _computes_nothing(source, SIZES.get(file, ()))
+    found = defaultdict(list)
+    for name in operator_names():
+        if any(part in name for part in LEFT_OUT) or name.endswith(SAME) or get_operator(name).arguments():
+            continue
+        operator = get_operator(name)()
+        begins = [begin for node in nodes for begin, _ in operator.mutation_positions(node)]
+        for occurrence, begin in enumerate(begins):
+            if not any(first <= begin < last for first, last in computes_nothing):
+                make = functools.partial(mutate_code, source, operator, occurrence)
+                found[begin].append((name.removeprefix("core/"), make))
+    return found
+
+
+def _computes_nothing(source: str, sizes: Sequence[str] = ()) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Return where annotations, checks, raised errors, texts for people and the constants `sizes` begin and end."""
+    nodes: list[ast.AST | None] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Raise) or (isinstance(node, ast.FunctionDef) and SHOWN.fullmatch(node.name)):
+            nodes.append(node)
+        if isinstance(node, ast.Assign):
+            nodes += _values_of(node, sizes)
+        nodes.append(getattr(node, "annotation", None))
+        nodes.append(getattr(node, "returns", None))
+        nodes.append(node.value if isinstance(node, ast.keyword) and node.arg in ("strict", "frozen") else None)
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "reshape":  # any negative length is unknown
+            nodes += [one for one in node.args if isinstance(one, ast.UnaryOp)]
+    return [((one.lineno, one.col_offset), (one.end_lineno, one.end_col_offset)) for one in nodes if one is not None]
+
+
+def _values_of(node: ast.Assign, names: Sequence[str]) -> list[ast.AST]:
+    """Return the values that an assignment gives to some names."""
+    target, value = node.targets[0], node.value
+    pairs: list[tuple[ast.AST, ast.AST]] = [(target, value)]
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        pairs = list(zip(target.elts, value.elts, strict=False))
+    return [one for left, one in pairs if getattr(left, "id", "") in names]
+
+
+def _places_in_kernel(file: str) -> dict[tuple[int, int], list[Change]]:
+    source = (ROOT / file).read_text()
+    others = _of_other_processors(source)
+    size = re.compile(rf"\b(?:{'|'.join(SIZES.get(file, ('(?!)',)))}) = ([^,;]*)[,;]")
+    found, begin = defaultdict(list), 0
+    for number, line in enumerate(source.splitlines(keepends=True), 1):
+        code = "" if line.lstrip().startswith(("//", "#")) or number in others else line.split("//")[0]
+        sizes = [match.span(1) for match in size.finditer(code)]
+        for kind, sought, instead in TEXT:
+            for match in re.finditer(sought, code):
+                if any(low <= match.start() < high for low, high in sizes):
+                    continue
+                first, last = begin + match.start(), begin + match.end()
+                for new in instead:
+                    text = source[:first] + new.format(match[0]) + source[last:]
+                    found[first, 0].append((kind, functools.partial(str, text)))
+        begin += len(line)
+    return found
+
+
+def _of_other_processors(source: str) -> set[int]:
+    """Return the lines that a processor with AVX-512 does not compile."""
+    found: set[int] = set()
+    branches: list[tuple[bool, bool]] = []  # whether a condition is about processors, and another than the first holds
+    for number, line in enumerate(source.splitlines(), 1):
+        if line.startswith("#if"):
+            branches.append((re.search(r"__(?:AVX|FMA|x86|AMX|unix)", line) is not None, False))
+        elif line.startswith(("#el",)):
+            branches[-1] = branches[-1][0], True
+        elif line.startswith("#endif"):
+            branches.pop()
+        if any(of_processors and is_other for of_processors, is_other in branches):
+            found.add(number)
+    return found
