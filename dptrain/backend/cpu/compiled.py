@@ -1,13 +1,14 @@
 """Executing a program by compiled code: many steps in one call, without Python in between."""
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 
 import numpy as np
 
 from dptrain.backend.cpu.codegen import Code, NativeFunction, generate
-from dptrain.backend.cpu.compile import convolutions, library, products, shared
+from dptrain.backend.cpu.compile import convolutions, library, parallel, products
 from dptrain.backend.cpu.denormals import flush_to_zero
 from dptrain.backend.cpu.node_sums import NodeSums, is_native
 from dptrain.comm.base import Communicator
@@ -97,6 +98,8 @@ class CompiledExecutable:
         self._comm = comm if comm is not None and comm.size > 1 else None
         self._batch_rows = program.rows
         self._rows, self._first_row = self._batch_rows if rows is None else rows, first_row
+        convolved = {one.dtype.name for one in program.tensors if isinstance(lowering_of(one), Convolution)}
+        _shared(convolved, convolved)  # compiled while this program is fused, and then itself compiled
         self.fused, self.code = lowered(program, alone=self._comm is None, join=join)
         self._library, addresses = self._compiled()
         self.outputs: Mapping[str, Array] = {}
@@ -122,11 +125,8 @@ class CompiledExecutable:
         factors = [one.reads[0].root for one in kernels if isinstance(one, Product)]
         calls = [one.tensor for one in kernels if isinstance(one, Call)]
         convolved = [one for one in calls if isinstance(lowering_of(one), Convolution)]
-        types, of_windows = ({one.dtype.name for one in found} for found in (factors + convolved, convolved))
-        made = [products(name) if name in types else None for name in _PRODUCTS]
-        made += [convolutions(name) if name in of_windows else None for name in _CONVOLUTIONS]
-        own, parallel = library(self.code.source), shared("dp_parallel")
-        return own, [parallel, *(0 if one is None else one.result() for one in made)]
+        shared = _shared(*({one.dtype.name for one in found} for found in (factors + convolved, convolved)))
+        return library(self.code.source), [0 if one is None else one.result() for one in shared]
 
     def bind(self, arrays: Mapping[str, Array]) -> None:
         """Let inputs read other arrays from now on.
@@ -317,6 +317,18 @@ class CompiledExecutable:
     def _ends(self, message: Sequence[tuple[Tensor, Tensor]]) -> list[int]:
         """Return where the tensors of a message begin, and the end."""
         return in_a_row(size(local(part.shape, self._rows)) for part, _ in message)
+
+
+def _shared(multiplied: Collection[str], convolved: Collection[str]) -> list[Future[int] | None]:
+    """Begin to compile what all programs share; return what will be the addresses, in the order of the `Context`.
+
+    Args:
+        multiplied: types of factors of products.
+        convolved: of convolutions.
+    """
+    made = [products(name) if name in multiplied else None for name in _PRODUCTS]
+    made += [convolutions(name) if name in convolved else None for name in _CONVOLUTIONS]
+    return [parallel(), *made]
 
 
 def lowered(program: Program, *, alone: bool = True, join: bool = True) -> tuple[Fused, Code]:

@@ -269,9 +269,9 @@ def test_threads_have_one_threads_bits():
         return [*executable.outputs.values(), *(one.numpy() for one in (w1, w2, b, old))], executable.code.source
 
     alone, source = trained(1)
-    shared = re.findall(r"dp_rows\(c, kernel\d+, (\w+), ", source)
+    shared = re.findall(r"dp_rows\(c, numbers \+ \d+, kernel\d+, (\w+), ", source)
     assert str(features**2) in shared  # by elements
-    for one in ("dp_summed", "dp_product_then", "dp_product_summed"):
+    for one in ("dp_summed", "dp_then", "dp_then_summed"):
         assert f"{one}<" in source or f"{one}(" in source
     for threads in (2, 3):
         for one, other in zip(trained(threads)[0], alone, strict=True):
@@ -339,7 +339,7 @@ def test_an_epilogue_leaves_alone_what_its_product_reads():
 
     program = trace(step, {"x": ((Dim.rows(rows), features), "float32"), "w": ((features, features), "float32")})
     executable = CompiledExecutable(program, HostMemory(), data, threads=2)
-    assert "dp_product_summed<" in executable.code.source
+    assert "dp_then_summed<" in executable.code.source
     executable.run()
     expected = np.maximum(data["x"].astype(float) @ (2 * data["w"]), 0)
     np.testing.assert_allclose(executable.outputs["y"], expected, rtol=0, atol=1e-4)

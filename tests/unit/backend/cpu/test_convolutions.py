@@ -1,13 +1,15 @@
 """Convolutions on a CPU: right, and of the same bits on any number of threads and beside any other images."""
 
 import ctypes
+import itertools
+import threading
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dptrain.backend.cpu.compile import compiler, convolutions, shared
+from dptrain.backend.cpu.compile import CONVOLUTION, _address, _header, compiler, convolutions, library, shared
 from dptrain.ops.convolution import conv2d, conv2d_input, conv2d_kernel
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
@@ -46,20 +48,26 @@ class Case:
         MAKES[makes][0].compute(np.float64(one), np.float64(other), **self.window, size=size, out=out)
         return out
 
-    def found(self, makes, one, other, threads=1):
-        """Return what the function makes that programs call."""
+    def found(self, makes, one, other, threads=1, function=None, epilogue=None, step=1):
+        """Return what programs' function makes, or another; with an epilogue, also whether it has been executed."""
         images, places, kernel = self.shapes
         shape = {"places": places, "images": images, "kernel": kernel}[makes]
         rows = one.shape[0]
         out = np.full(shape if makes == "kernel" else (rows, *shape[1:]), np.nan, one.dtype)
         window = (*images[1:3], *places[1:3], *kernel[:2], *sum(map(tuple, self.window.values()), ()))
         pointer, number = ctypes.c_void_p, ctypes.c_int64
-        kinds = [pointer, number, ctypes.c_int, pointer, *[number] * 3, *[pointer] * 3]
-        call = ctypes.CFUNCTYPE(None, *kinds)(convolutions(one.dtype.name).result())
+        kinds = [pointer, number, ctypes.c_int, pointer, *[number] * 3, *[pointer] * 3, THEN, pointer, number, number]
+        call = ctypes.CFUNCTYPE(ctypes.c_bool, *kinds)(function or convolutions(one.dtype.name).result())
         fields = (ctypes.c_int64 * 12)(*window)
         arrays = (x.ctypes.data for x in (one, other, out))
-        call(shared("dp_parallel"), threads, MAKES[makes][1], fields, rows, *kernel[2:], *arrays)
-        return out
+        then = THEN() if epilogue is None else THEN(lambda context, low, high: epilogue(out, low, high))
+        done = call(
+            *(shared("dp_parallel"), threads, MAKES[makes][1], fields, rows, *kernel[2:], *arrays, then, None, step, 0)
+        )
+        return out if epilogue is None else (out, done)
+
+
+THEN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)  # dp_Range
 
 
 def check(case, makes, dtype="float64"):
@@ -105,6 +113,12 @@ CASES = {
     "short rows": Case(40, (4, 4), (3, 3), (24, 64), before=(1, 1), behind=(1, 1)),
     "single places": Case(33, (3, 3), (3, 3), (16, 10)),
     "one channel": Case(20, (28, 28), (5, 5), (1, 6), before=(2, 2), behind=(2, 2)),
+    "to one channel": Case(3, (20, 33), (3, 3), (5, 1), before=(1, 1), behind=(1, 1)),
+    "to three channels": Case(3, (20, 45), (3, 5), (7, 3), (2, 2), (2, 1), before=(3, 1), behind=(1, 2)),
+    "to eleven channels": Case(5, (30, 46), (3, 5), (3, 11), (3, 3), (1, 2), before=(2, 5), behind=(2, 3)),
+    "few channels on both sides": Case(2, (17, 31), (5, 5), (3, 5)),
+    "few channels of tall images": Case(1, (250, 40), (5, 5), (8, 6), before=(2, 2), behind=(2, 2)),
+    "few channels, many lines": Case(3, (12, 48), (5, 5), (13, 6), (1, 3)),
     "large kernels": Case(4, (6, 6), (3, 3), (200, 160), before=(1, 1), behind=(1, 1)),
     "strides over all": Case(30, (13, 16), (1, 1), (20, 30), (3, 2)),
     "far zeros": Case(5, (4, 5), (2, 2), (3, 4), before=(6, 7), behind=(5, 9)),
@@ -119,6 +133,68 @@ def test_shapes(name, makes):
     assert CASES[name].fits
     check(CASES[name], makes)
     check(CASES[name], makes, "float32")
+
+
+def in_planes(header, lanes):
+    """Return C++ whose convolutions put pixels into vectors always, or never."""
+    own = "return N % width && "
+    assert header.count(own) == 1
+    return header.replace(own, f"return {lanes} || {lanes} && ")
+
+
+@pytest.mark.parametrize("makes", ["places", "images"])
+def test_vectors_of_pixels_have_the_bits_of_vectors_of_channels(makes):
+    """So it may depend on the CPU which of both computes a convolution."""
+    texts = [
+        "\n".join(in_planes(_header(one), lanes) if one == "native_planes.h" else _header(one) for one in CONVOLUTION)
+        for lanes in ("true", "false")
+    ]
+    functions = [_address(library(f"{text}\nDP_CONVOLUTION(float)", ()).dp_convolution_float) for text in texts]
+    for case in CASES.values():
+        given = case.arrays(makes, "float32")
+        pixels, channels = (case.found(makes, *given, function=one) for one in functions)
+        np.testing.assert_array_equal(pixels, channels)
+
+
+def test_the_kernels_gradient_meets_no_pixels_that_others_meet():
+    """Infinities of other columns, rows and channels lie in the same vectors."""
+    case = Case(2, (28, 30), (5, 5), (2, 6))
+    images, places = case.arrays("kernel", "float32")
+    expected = case.expected("kernel", images, places)
+    images[:, :, 29, 1] = np.inf  # which the last column of the kernel alone meets, in the second channel
+    found = case.found("kernel", images, places)
+    assert not np.isfinite(found[:, 4, 1]).any()
+    found[:, 4, 1] = expected[:, 4, 1]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("makes", ["places", "images"])
+@pytest.mark.parametrize("step", [1, 16])
+def test_an_epilogue_gets_each_image_once_and_complete(makes, step, threads):
+    shapes = "one channel", "short rows", "strides over all", "wide gaps", "strides into zeros", "large kernels"
+    executed = set()
+    for name in shapes:
+        case = CASES[name]
+        given = case.arrays(makes, "float32")
+        expected, parts, lock = case.found(makes, *given), [], threading.Lock()
+
+        def then(out, low, high, parts=parts, expected=expected, lock=lock):
+            with lock:
+                parts.append((low, high, np.array_equal(out[low:high], expected[low:high])))
+
+        found, done = case.found(makes, *given, threads=threads, epilogue=then, step=step)
+        np.testing.assert_array_equal(found, expected)
+        executed.add(done)
+        assert done == bool(parts)
+        # Not with a last phase that meets nothing, nor where threads need parts of images.
+        assert done or (makes, name) in (("images", "strides over all"), ("images", "wide gaps")) or threads > 1
+        if done:
+            ends = [0, *(high for _, high, _ in sorted(parts))]
+            assert [(low, high) for low, high, _ in sorted(parts)] == list(itertools.pairwise(ends))
+            assert ends[-1] == len(found)
+            assert all(low % step == 0 and whole for low, _, whole in parts)
+    assert True in executed
 
 
 def test_nothing_behind_an_image_is_read():
