@@ -28,9 +28,9 @@ using dp_Multiply = bool(dp_Parallel *parallel, int64_t threads, bool at, bool b
                          const F *a, int64_t lda, const F *b, int64_t ldb, T *out, bool add, dp_Range *epilogue,
                          void *context, int64_t step, int64_t operations);
 template <class T>
-using dp_Convolution = bool(dp_Parallel *parallel, int64_t threads, dp_Makes makes, const dp_Window *w, int64_t B, int64_t I,
-                            int64_t O, const T *one, const T *other, T *out, dp_Range *epilogue, void *context,
-                            int64_t step, int64_t operations);
+using dp_Convolution = bool(dp_Parallel *parallel, int64_t threads, dp_Makes makes, dp_Implementation by, const dp_Window *w,
+                            int64_t B, int64_t I, int64_t O, const T *one, const T *other, T *out, dp_Range *epilogue,
+                            void *context, int64_t step, int64_t operations);
 
 struct Context {
     char **p;           // where roots lie

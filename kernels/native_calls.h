@@ -62,11 +62,6 @@ template <class F> static void dp_each(const dp_Window &w, F f) {
 static inline auto dp_convolution(const Context &c, const float *) { return c.convolution_float; }
 static inline auto dp_convolution(const Context &c, const double *) { return c.convolution_double; }
 
-// Whether a convolution is a product of the images as they lie.
-static inline bool dp_is_product(const dp_Window &w) {
-    return w.R * w.S * w.sh * w.sw == 1 && w.bh == 0 && w.bw == 0 && w.P == w.H && w.Q == w.W;
-}
-
 static inline bool dp_is_empty(const dp_Window &w, int64_t B, int64_t I, int64_t O) {
     return B * I * O * w.H * w.W * w.P * w.Q * w.R * w.S == 0;
 }
@@ -89,28 +84,28 @@ static bool dp_product_of_images(Context &c, bool bt, int64_t B, int64_t pixels,
 
 // Each returns whether the epilogue, which goes over images, has been executed.
 template <class T>
-static bool dp_conv2d(Context &c, const dp_Window &w, int64_t B, int64_t I, int64_t O, const T *x, const T *kernel, T *y,
+static bool dp_conv2d(Context &c, dp_Implementation by, const dp_Window &w, int64_t B, int64_t I, int64_t O, const T *x, const T *kernel, T *y,
                       const dp_Epilogue &then = {nullptr, nullptr, 1, 0}) {
     if (dp_is_empty(w, B, I, O)) return dp_fill(y, B * w.P * w.Q * O, (T)0), false;
-    if (dp_is_product(w)) return dp_product_of_images(c, false, B, w.P * w.Q, O, I, x, kernel, y, then);
-    return dp_convolution(c, x)(c.parallel, c.threads, DP_PLACES, &w, B, I, O, x, kernel, y, then.f, then.context, then.step,
+    if (by == DP_PRODUCT) return dp_product_of_images(c, false, B, w.P * w.Q, O, I, x, kernel, y, then);
+    return dp_convolution(c, x)(c.parallel, c.threads, DP_PLACES, by, &w, B, I, O, x, kernel, y, then.f, then.context, then.step,
                                 then.operations);
 }
 
 template <class T>
-static bool dp_conv2d_input(Context &c, const dp_Window &w, int64_t B, int64_t I, int64_t O, const T *dy, const T *kernel,
+static bool dp_conv2d_input(Context &c, dp_Implementation by, const dp_Window &w, int64_t B, int64_t I, int64_t O, const T *dy, const T *kernel,
                             T *dx, const dp_Epilogue &then = {nullptr, nullptr, 1, 0}) {
     if (dp_is_empty(w, B, I, O)) return dp_fill(dx, B * w.H * w.W * I, (T)0), false;
-    if (dp_is_product(w)) return dp_product_of_images(c, true, B, w.P * w.Q, I, O, dy, kernel, dx, then);
-    return dp_convolution(c, dy)(c.parallel, c.threads, DP_IMAGES, &w, B, I, O, dy, kernel, dx, then.f, then.context,
+    if (by == DP_PRODUCT) return dp_product_of_images(c, true, B, w.P * w.Q, I, O, dy, kernel, dx, then);
+    return dp_convolution(c, dy)(c.parallel, c.threads, DP_IMAGES, by, &w, B, I, O, dy, kernel, dx, then.f, then.context,
                                  then.step, then.operations);
 }
 
 template <class T>
-static void dp_conv2d_kernel(Context &c, const dp_Window &w, int64_t B, int64_t I, int64_t O, const T *x, const T *dy,
+static void dp_conv2d_kernel(Context &c, dp_Implementation by, const dp_Window &w, int64_t B, int64_t I, int64_t O, const T *x, const T *dy,
                              T *dkernel) {
     if (dp_is_empty(w, B, I, O)) return dp_fill(dkernel, w.R * w.S * I * O, (T)0);
-    dp_convolution(c, x)(c.parallel, c.threads, DP_KERNEL, &w, B, I, O, x, dy, dkernel, nullptr, nullptr, 1, 0);
+    dp_convolution(c, x)(c.parallel, c.threads, DP_KERNEL, by, &w, B, I, O, x, dy, dkernel, nullptr, nullptr, 1, 0);
 }
 
 // What follows is told in its type how many channels there are where vectors hold them without a rest, or else 0.

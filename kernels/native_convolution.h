@@ -97,9 +97,8 @@ template <class T> struct dp_Convolved {
     T *out;
     // Elements of out between images, rows and columns of places.
     int64_t image, row, column;
-
-    // Whether vectors hold pixels, and these, then.
-    bool planar = dp_in_planes(patches, N, W, false);
+    // Whether vectors hold pixels; in these planes, then.
+    bool planar;
     dp_Planes<T> planes{patches};
     std::vector<int64_t> place = planar ? planes.places(patches) : patches.places();
     const T *packed = nullptr;
@@ -229,9 +228,8 @@ template <class T> struct dp_KernelGradient {
     int64_t N;
     const T *dy;
     T *out;
-
     // Whether vectors hold pixels; then each sum is so many, side by side.
-    bool planar = dp_in_planes(patches, N, dp_Planes<T>::LANES, true);
+    bool planar;
     dp_Planes<T> planes{patches};
     int64_t lanes = planar ? dp_Planes<T>::LANES : 1;
     std::vector<int64_t> place = planar ? planes.places(patches) : patches.places();
@@ -357,15 +355,15 @@ struct dp_Then {
 
 // Whether what comes next has been done, here and below.
 template <class T>
-bool dp_convolve(dp_Parallel *parallel, int64_t threads, const dp_Window &w, int64_t B, int64_t I, int64_t O, const T *x,
+bool dp_convolve(dp_Parallel *parallel, int64_t threads, bool planar, const dp_Window &w, int64_t B, int64_t I, int64_t O, const T *x,
                  const T *kernel, T *y, const dp_Then &then) {
     const dp_Patches<T> from = dp_patches_of(w, B, I, O, x, kernel);
-    dp_Convolved<T> made{from, false, O, y, w.P * w.Q * O, w.Q * O, O};
+    dp_Convolved<T> made{from, false, O, y, w.P * w.Q * O, w.Q * O, O, planar};
     return made.run(parallel, threads, then.f, then.context, then.step, then.operations);
 }
 
 template <class T>
-bool dp_convolve_input(dp_Parallel *parallel, int64_t threads, const dp_Window &w, int64_t B, int64_t I, int64_t O,
+bool dp_convolve_input(dp_Parallel *parallel, int64_t threads, bool planar, const dp_Window &w, int64_t B, int64_t I, int64_t O,
                        const T *dy, const T *kernel, T *dx, const dp_Then &then) {
     bool done = false;
     const int64_t rows = std::min(w.sh, w.H), columns = std::min(w.sw, w.W);
@@ -383,7 +381,7 @@ bool dp_convolve_input(dp_Parallel *parallel, int64_t threads, const dp_Window &
         const int64_t image = w.H * w.W * I, row = w.sh * w.W * I, column = w.sw * I;
         if (!from.taps.empty()) {
             from.measure();
-            dp_Convolved<T> made{from, true, I, to, image, row, column};
+            dp_Convolved<T> made{from, true, I, to, image, row, column, planar};
             const bool last = phase + 1 == rows * columns;  // when all others are complete
             done = made.run(parallel, threads, last ? then.f : nullptr, then.context, then.step, then.operations);
             continue;
@@ -399,23 +397,25 @@ bool dp_convolve_input(dp_Parallel *parallel, int64_t threads, const dp_Window &
 }
 
 template <class T>
-bool dp_convolve_kernel(dp_Parallel *parallel, int64_t threads, const dp_Window &w, int64_t B, int64_t I, int64_t O,
+bool dp_convolve_kernel(dp_Parallel *parallel, int64_t threads, bool planar, const dp_Window &w, int64_t B, int64_t I, int64_t O,
                         const T *x, const T *dy, T *dkernel) {
-    dp_KernelGradient<T> made{dp_patches_of<T>(w, B, I, O, x, nullptr), O, dy, dkernel};
+    dp_KernelGradient<T> made{dp_patches_of<T>(w, B, I, O, x, nullptr), O, dy, dkernel, planar};
     made.run(parallel, threads);
     return false;
 }
 }  // namespace
 
 // Export the convolutions of numbers T as dp_convolution_T; only images have an epilogue.
-#define DP_CONVOLUTION(T)                                                                                                   \
-    extern "C" bool dp_convolution_##T(dp_Parallel *parallel, int64_t threads, dp_Makes makes, const dp_Window *w,     \
-                                       int64_t B, int64_t I, int64_t O, const T *one, const T *other, T *out,          \
-                                       dp_Range *epilogue, void *context, int64_t step, int64_t operations) {          \
+#define DP_CONVOLUTION(T)                                                                                              \
+    extern "C" bool dp_convolution_##T(dp_Parallel *parallel, int64_t threads, dp_Makes makes, dp_Implementation by,  \
+                                       const dp_Window *w, int64_t B, int64_t I, int64_t O, const T *one,              \
+                                       const T *other, T *out, dp_Range *epilogue, void *context, int64_t step,        \
+                                       int64_t operations) {                                                           \
         const dp_Then then{epilogue, context, step, operations};                                                       \
-        if (makes == DP_PLACES) return dp_convolve(parallel, threads, *w, B, I, O, one, other, out, then);             \
-        if (makes == DP_IMAGES) return dp_convolve_input(parallel, threads, *w, B, I, O, one, other, out, then);       \
-        return dp_convolve_kernel(parallel, threads, *w, B, I, O, one, other, out);                                    \
+        const bool planar = by == DP_PIXELS;                                                                           \
+        if (makes == DP_PLACES) return dp_convolve(parallel, threads, planar, *w, B, I, O, one, other, out, then);     \
+        if (makes == DP_IMAGES) return dp_convolve_input(parallel, threads, planar, *w, B, I, O, one, other, out, then); \
+        return dp_convolve_kernel(parallel, threads, planar, *w, B, I, O, one, other, out);                            \
     }
 
 #endif

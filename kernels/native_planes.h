@@ -5,9 +5,8 @@
 // an element of the kernel meets along a row of places then lies side by side. A register tile has some channels that come
 // out and some vectors of places; the kernel is read one number at a time. It is turned round as it is stored.
 //
-// Every element of y and dx is the same chain as in native_convolution.h, with the same bits: which of both computes it is
-// a matter of speed, so it may depend on the CPU's vectors. The kernel's gradient sums LANES chains, whatever the width of
-// vectors, and adds them up at the end: which of both makes it is told by the shapes alone.
+// Every element of y and dx is the same chain as in native_convolution.h, with the same bits. The kernel's gradient sums
+// LANES chains, whatever the width of vectors, and adds them up at the end.
 #ifndef DPTRAIN_NATIVE_PLANES_H
 #define DPTRAIN_NATIVE_PLANES_H
 
@@ -70,19 +69,6 @@ template <class T> struct dp_Planes {
         return frame;
     }
 };
-
-// Whether vectors of pixels compute N channels sooner than vectors of `width` channels, by what each multiplies. A number
-// that is copied takes as long as two multiplications; so does dy in the kernel's gradient. There a tile's rows are elements
-// of the kernel side by side, and fewer than eight sums wait for each other; elsewhere half a vector is copied as well.
-template <class T> bool dp_in_planes(const dp_Patches<T> &from, int64_t N, int64_t width, bool gradient) {
-    const int64_t k = from.depth(), pixels = from.P * from.Q, wide = (N + width - 1) / width;
-    const int64_t vectors = from.P * ((from.Q + width - 1) / width);
-    const int64_t copied = from.lines(from.P) * dp_Planes<T>(from).line + (gradient ? pixels * N : 0);
-    const bool is_dense = from.taps.size() > 1 && from.taps[1].column - from.taps[0].column == 1;
-    const int64_t sums = wide * from.C * (is_dense ? from.right - from.left + 1 : 1);
-    const int64_t others = gradient ? pixels * wide * k * 8 / std::min(sums, (int64_t)8) : pixels * (wide * k + N / 2);
-    return N % width && vectors * N * k * 5 / 4 + 2 * copied < others;
-}
 
 // What comes out of patches in planes; `own` is a dp_Convolved.
 template <class T> struct dp_PlanesTile {

@@ -137,6 +137,8 @@ def _windows(call: Call, numbers: Numbers) -> str | None:
         channels = image[3]
         # Of other numbers, compilers make code of single elements where they know them.
         types += f", {0 if isinstance(channels, Dim) or channels % 8 else channels}"
+    else:
+        window = f"DP_{op.lowering.implementation(tensor).upper()}, {window}"
     return f"dp_{op.name}<{types}>(c, {window}, {sizes}, {given}, {{out}})"
 
 

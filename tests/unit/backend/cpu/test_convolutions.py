@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dptrain.backend.cpu.compile import CONVOLUTION, _address, _header, compiler, convolutions, library, shared
+from dptrain.backend.cpu.compile import compiler, convolutions, shared
 from dptrain.ops.convolution import conv2d, conv2d_input, conv2d_kernel
+from dptrain.program.program import trace
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 MAKES = {"places": (conv2d, 0), "images": (conv2d_input, 1), "kernel": (conv2d_kernel, 2)}  # dp_Makes
@@ -48,21 +49,46 @@ class Case:
         MAKES[makes][0].compute(np.float64(one), np.float64(other), **self.window, size=size, out=out)
         return out
 
-    def found(self, makes, one, other, threads=1, function=None, epilogue=None, step=1):
-        """Return what programs' function makes, or another; with an epilogue, also whether it has been executed."""
+    def found(self, makes, one, other, threads=1, by=1, epilogue=None, step=1):
+        """Return what the function makes that programs call; with an epilogue, also whether it has been executed."""
         images, places, kernel = self.shapes
         shape = {"places": places, "images": images, "kernel": kernel}[makes]
         rows = one.shape[0]
         out = np.full(shape if makes == "kernel" else (rows, *shape[1:]), np.nan, one.dtype)
         window = (*images[1:3], *places[1:3], *kernel[:2], *sum(map(tuple, self.window.values()), ()))
         pointer, number = ctypes.c_void_p, ctypes.c_int64
-        kinds = [pointer, number, ctypes.c_int, pointer, *[number] * 3, *[pointer] * 3, THEN, pointer, number, number]
-        call = ctypes.CFUNCTYPE(ctypes.c_bool, *kinds)(function or convolutions(one.dtype.name).result())
+        kinds = [
+            pointer,
+            number,
+            ctypes.c_int,
+            ctypes.c_int,
+            pointer,
+            *[number] * 3,
+            *[pointer] * 3,
+            THEN,
+            pointer,
+            number,
+            number,
+        ]
+        call = ctypes.CFUNCTYPE(ctypes.c_bool, *kinds)(convolutions(one.dtype.name).result())
         fields = (ctypes.c_int64 * 12)(*window)
         arrays = (x.ctypes.data for x in (one, other, out))
         then = THEN() if epilogue is None else THEN(lambda context, low, high: epilogue(out, low, high))
         done = call(
-            *(shared("dp_parallel"), threads, MAKES[makes][1], fields, rows, *kernel[2:], *arrays, then, None, step, 0)
+            *(
+                shared("dp_parallel"),
+                threads,
+                MAKES[makes][1],
+                by,
+                fields,
+                rows,
+                *kernel[2:],
+                *arrays,
+                then,
+                None,
+                step,
+                0,
+            )
         )
         return out if epilogue is None else (out, done)
 
@@ -70,15 +96,22 @@ class Case:
 THEN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)  # dp_Range
 
 
+BY = {"channels": 1, "pixels": 2}  # dp_Implementation
+
+
 def check(case, makes, dtype="float64"):
+    """Check both implementations, which make places and images of the same bits."""
     one, other = case.arrays(makes, dtype)
-    found, expected = case.found(makes, one, other), case.expected(makes, one, other)
+    expected = case.expected(makes, one, other)
     terms = {"places": case.shapes[2][:3], "images": case.shapes[2], "kernel": case.shapes[1][:3]}[makes]
-    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE[dtype] * 20 * np.sqrt(np.prod(terms)))
-    np.testing.assert_array_equal(case.found(makes, one, other, threads=3), found)
+    found = [case.found(makes, one, other, by=by) for by in BY.values()]
+    for result, by in zip(found, BY.values(), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=0, atol=TOLERANCE[dtype] * 20 * np.sqrt(np.prod(terms)))
+        np.testing.assert_array_equal(case.found(makes, one, other, threads=3, by=by), result)
     if makes != "kernel":
+        np.testing.assert_array_equal(*found)
         row = len(one) // 2
-        np.testing.assert_array_equal(case.found(makes, one[row : row + 1].copy(), other)[0], found[row])
+        np.testing.assert_array_equal(case.found(makes, one[row : row + 1].copy(), other)[0], found[0][row])
 
 
 LENGTHS = st.tuples(st.integers(1, 20), st.integers(1, 33))
@@ -135,43 +168,45 @@ def test_shapes(name, makes):
     check(CASES[name], makes, "float32")
 
 
-def in_planes(header, lanes):
-    """Return C++ whose convolutions put pixels into vectors always, or never."""
-    own = "return N % width && "
-    assert header.count(own) == 1
-    return header.replace(own, f"return {lanes} || {lanes} && ")
+@pytest.mark.parametrize(
+    ("name", "makes", "expected"),
+    [
+        ("one channel", "places", "pixels"),
+        ("one channel", "images", "pixels"),
+        ("one channel", "kernel", "pixels"),
+        ("many channels", "images", "channels"),
+        ("few channels on both sides", "kernel", "pixels"),
+        ("to eleven channels", "kernel", "channels"),
+        ("single places", "places", "channels"),
+        ("wide gaps", "images", "channels"),
+        ("to three channels", "places", "channels"),
+        ("to one channel", "places", "pixels"),
+    ],
+)
+def test_shapes_tell_what_vectors_hold(name, makes, expected):
+    case = CASES[name]
+    made = traced(case, makes)
+    assert made.op.lowering.implementation(made) == expected
 
 
-@pytest.mark.parametrize("makes", ["places", "images"])
-def test_vectors_of_pixels_have_the_bits_of_vectors_of_channels(makes):
-    """So it may depend on the CPU which of both computes a convolution."""
-    texts = [
-        "\n".join(in_planes(_header(one), lanes) if one == "native_planes.h" else _header(one) for one in CONVOLUTION)
-        for lanes in ("true", "false")
-    ]
-    functions = [_address(library(f"{text}\nDP_CONVOLUTION(float)", ()).dp_convolution_float) for text in texts]
-    for case in CASES.values():
-        given = case.arrays(makes, "float32")
-        pixels, channels = (case.found(makes, *given, function=one) for one in functions)
-        np.testing.assert_array_equal(pixels, channels)
+@pytest.mark.parametrize(("makes", "expected"), [("places", "product"), ("images", "product"), ("kernel", "channels")])
+def test_a_kernel_of_one_element_is_a_product(makes, expected):
+    made = traced(Case(4, (9, 8), (1, 1), (20, 30)), makes)
+    assert made.op.lowering.implementation(made) == expected
 
 
-def test_the_kernels_gradient_meets_no_pixels_that_others_meet():
-    """Infinities of other columns, rows and channels lie in the same vectors."""
-    case = Case(2, (28, 30), (5, 5), (2, 6))
-    images, places = case.arrays("kernel", "float32")
-    expected = case.expected("kernel", images, places)
-    images[:, :, 29, 1] = np.inf  # which the last column of the kernel alone meets, in the second channel
-    found = case.found("kernel", images, places)
-    assert not np.isfinite(found[:, 4, 1]).any()
-    found[:, 4, 1] = expected[:, 4, 1]
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3)
+def traced(case, makes):
+    """Return what is made, as a tensor of a program."""
+    given = {name: (one.shape, one.dtype) for name, one in zip("ab", case.arrays(makes, "float32"), strict=True)}
+    images, places, kernel = case.shapes
+    size = {"places": places[1:3], "images": images[1:3], "kernel": kernel[:2]}[makes]
+    return trace(lambda a, b: {"made": MAKES[makes][0](a, b, **case.window, size=size)}, given).outputs["made"]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("makes", ["places", "images"])
-@pytest.mark.parametrize("step", [1, 16])
-def test_an_epilogue_gets_each_image_once_and_complete(makes, step, threads):
+@pytest.mark.parametrize(("step", "by"), [(1, "channels"), (16, "pixels")])
+def test_an_epilogue_gets_each_image_once_and_complete(makes, step, by, threads):
     shapes = "one channel", "short rows", "strides over all", "wide gaps", "strides into zeros", "large kernels"
     executed = set()
     for name in shapes:
@@ -183,7 +218,7 @@ def test_an_epilogue_gets_each_image_once_and_complete(makes, step, threads):
             with lock:
                 parts.append((low, high, np.array_equal(out[low:high], expected[low:high])))
 
-        found, done = case.found(makes, *given, threads=threads, epilogue=then, step=step)
+        found, done = case.found(makes, *given, threads=threads, by=BY[by], epilogue=then, step=step)
         np.testing.assert_array_equal(found, expected)
         executed.add(done)
         assert done == bool(parts)
