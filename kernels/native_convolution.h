@@ -13,7 +13,11 @@
 // A patch is read where it lies: one table says how far each of its elements is from its first, and the first ones of pixels
 // side by side lie one stride apart. So a register tile is that of native_product.h, which looks up a place for each line.
 // Images that need zeros around them are copied into a frame of zeros, some rows at a time, which the second cache holds. A
-// tile's rows are pixels of one row of the result, or, where that is short, of several images.
+// tile's rows are pixels of one row of the result, or, where that is short, of several images. Where channels that come out
+// are few, vectors hold pixels instead (native_planes.h), as the caller says.
+//
+// A thread runs the `epilogue`, what is computed from y or dx next, on images that it has just made; of dx with strides in
+// the last phase.
 //
 // Threads share images, or rows of them; what they compute for dkernel is added up in the end, in an order, and in parts,
 // that the shapes alone decide. Every element of y and dx is a chain of fused multiply-adds per block of lines, so that its

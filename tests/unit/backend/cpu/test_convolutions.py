@@ -49,7 +49,7 @@ class Case:
         MAKES[makes][0].compute(np.float64(one), np.float64(other), **self.window, size=size, out=out)
         return out
 
-    def found(self, makes, one, other, threads=1, by=1, epilogue=None, step=1):
+    def found(self, makes, one, other, threads=1, by=1, epilogue=None, step=1, function=None):
         """Return what the function makes that programs call; with an epilogue, also whether it has been executed."""
         images, places, kernel = self.shapes
         shape = {"places": places, "images": images, "kernel": kernel}[makes]
@@ -70,7 +70,7 @@ class Case:
             number,
             number,
         ]
-        call = ctypes.CFUNCTYPE(ctypes.c_bool, *kinds)(convolutions(one.dtype.name).result())
+        call = ctypes.CFUNCTYPE(ctypes.c_bool, *kinds)(function or convolutions(one.dtype.name).result())
         fields = (ctypes.c_int64 * 12)(*window)
         arrays = (x.ctypes.data for x in (one, other, out))
         then = THEN() if epilogue is None else THEN(lambda context, low, high: epilogue(out, low, high))
