@@ -28,8 +28,8 @@ using dp_Multiply = bool(dp_Parallel *parallel, int64_t threads, bool at, bool b
                          const F *a, int64_t lda, const F *b, int64_t ldb, T *out, bool add, dp_Range *epilogue,
                          void *context, int64_t step, int64_t operations);
 template <class T>
-using dp_Convolution = bool(dp_Parallel *parallel, int64_t threads, dp_Makes makes, dp_Implementation by, const dp_Window *w,
-                            int64_t B, int64_t I, int64_t O, const T *one, const T *other, T *out, dp_Range *epilogue,
+using dp_Convolution = bool(dp_Parallel *parallel, int64_t threads, dp_Makes makes, const dp_Window *w, int64_t B,
+                            int64_t I, int64_t O, const T *one, const T *other, T *out, dp_Range *epilogue,
                             void *context, int64_t step, int64_t operations);
 
 struct Context {
@@ -44,8 +44,10 @@ struct Context {
     dp_Multiply<double, double> *multiply_double;
     dp_Multiply<dp_bfloat16, float> *multiply_bfloat16;
     dp_Multiply<dp_float16, float> *multiply_float16;
-    dp_Convolution<float> *convolution_float;
-    dp_Convolution<double> *convolution_double;
+    dp_Convolution<float> *channels_float;   // whose vectors hold channels, or pixels
+    dp_Convolution<double> *channels_double;
+    dp_Convolution<float> *pixels_float;
+    dp_Convolution<double> *pixels_double;
     const struct dp_Message *const *messages;               // of native_ranks.h
     int64_t (*sum)(const struct dp_Message *message);       // over the ranks; not 0 where that fails
     char *sums;         // of blocks of rows, in the loop that is executed

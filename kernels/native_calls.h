@@ -59,8 +59,12 @@ template <class F> static void dp_each(const dp_Window &w, F f) {
                 }
 }
 
-static inline auto dp_convolution(const Context &c, const float *) { return c.convolution_float; }
-static inline auto dp_convolution(const Context &c, const double *) { return c.convolution_double; }
+static inline auto dp_convolution(const Context &c, dp_Implementation by, const float *) {
+    return by == DP_PIXELS ? c.pixels_float : c.channels_float;
+}
+static inline auto dp_convolution(const Context &c, dp_Implementation by, const double *) {
+    return by == DP_PIXELS ? c.pixels_double : c.channels_double;
+}
 
 static inline bool dp_is_empty(const dp_Window &w, int64_t B, int64_t I, int64_t O) {
     return B * I * O * w.H * w.W * w.P * w.Q * w.R * w.S == 0;
@@ -88,7 +92,7 @@ static bool dp_conv2d(Context &c, dp_Implementation by, const dp_Window &w, int6
                       const dp_Epilogue &then = {nullptr, nullptr, 1, 0}) {
     if (dp_is_empty(w, B, I, O)) return dp_fill(y, B * w.P * w.Q * O, (T)0), false;
     if (by == DP_PRODUCT) return dp_product_of_images(c, false, B, w.P * w.Q, O, I, x, kernel, y, then);
-    return dp_convolution(c, x)(c.parallel, c.threads, DP_PLACES, by, &w, B, I, O, x, kernel, y, then.f, then.context, then.step,
+    return dp_convolution(c, by, x)(c.parallel, c.threads, DP_PLACES, &w, B, I, O, x, kernel, y, then.f, then.context, then.step,
                                 then.operations);
 }
 
@@ -97,7 +101,7 @@ static bool dp_conv2d_input(Context &c, dp_Implementation by, const dp_Window &w
                             T *dx, const dp_Epilogue &then = {nullptr, nullptr, 1, 0}) {
     if (dp_is_empty(w, B, I, O)) return dp_fill(dx, B * w.H * w.W * I, (T)0), false;
     if (by == DP_PRODUCT) return dp_product_of_images(c, true, B, w.P * w.Q, I, O, dy, kernel, dx, then);
-    return dp_convolution(c, dy)(c.parallel, c.threads, DP_IMAGES, by, &w, B, I, O, dy, kernel, dx, then.f, then.context,
+    return dp_convolution(c, by, dy)(c.parallel, c.threads, DP_IMAGES, &w, B, I, O, dy, kernel, dx, then.f, then.context,
                                  then.step, then.operations);
 }
 
@@ -105,7 +109,7 @@ template <class T>
 static void dp_conv2d_kernel(Context &c, dp_Implementation by, const dp_Window &w, int64_t B, int64_t I, int64_t O, const T *x, const T *dy,
                              T *dkernel) {
     if (dp_is_empty(w, B, I, O)) return dp_fill(dkernel, w.R * w.S * I * O, (T)0);
-    dp_convolution(c, x)(c.parallel, c.threads, DP_KERNEL, by, &w, B, I, O, x, dy, dkernel, nullptr, nullptr, 1, 0);
+    dp_convolution(c, by, x)(c.parallel, c.threads, DP_KERNEL, &w, B, I, O, x, dy, dkernel, nullptr, nullptr, 1, 0);
 }
 
 // What follows is told in its type how many channels there are where vectors hold them without a rest, or else 0.

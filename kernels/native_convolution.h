@@ -92,7 +92,7 @@ template <class T> struct dp_Lines {
 };
 
 // out, at pixels of its own, = patches times their taps' matrices (C, N), or (N, C) where `bt`.
-template <class T> struct dp_Convolved {
+template <class T, bool planar> struct dp_Convolved {
     static const int W = dp_Chains<T>::W, NR = dp_Chains<T>::NR;
 
     dp_Patches<T> patches;
@@ -101,8 +101,7 @@ template <class T> struct dp_Convolved {
     T *out;
     // Elements of out between images, rows and columns of places.
     int64_t image, row, column;
-    // Whether vectors hold pixels; in these planes, then.
-    bool planar;
+    // In which vectors of pixels lie.
     dp_Planes<T> planes{patches};
     std::vector<int64_t> place = planar ? planes.places(patches) : patches.places();
     const T *packed = nullptr;
@@ -160,7 +159,7 @@ template <class T> struct dp_Convolved {
     // Images from b on, together if there are so many before `end`, and their rows from p0 on.
     void compute(int64_t b, int64_t end, int64_t p0) const {
         const int64_t b1 = std::min(b + together, end), p1 = std::min(p0 + rows, patches.P);
-        if (planar)
+        if constexpr (planar)
             compute_planes(b, p0, p1);
         else
             compute_lines(b, b1, p0, p1);
@@ -215,7 +214,7 @@ template <class T> struct dp_Convolved {
         const int64_t panels = (N + NR - 1) / NR;
         T *const numbers = dp_scratch<T, 2>(k * ((N + W - 1) / W * W));
         packed = numbers;
-        if (planar)
+        if constexpr (planar)
             pack_numbers(numbers);
         else
             parallel(k * N > dp_COPIED ? threads : 1, panels, pack, this);
@@ -225,17 +224,16 @@ template <class T> struct dp_Convolved {
 };
 
 // out (taps C, N) = patches, transposed, times dy (B P Q, N).
-template <class T> struct dp_KernelGradient {
+template <class T, bool planar> struct dp_KernelGradient {
     static const int W = dp_Chains<T>::W, NR = dp_Chains<T>::NR;
 
     dp_Patches<T> patches;
     int64_t N;
     const T *dy;
     T *out;
-    // Whether vectors hold pixels; then each sum is so many, side by side.
-    bool planar;
+    // In which vectors of pixels lie; each sum is so many, side by side.
     dp_Planes<T> planes{patches};
-    int64_t lanes = planar ? dp_Planes<T>::LANES : 1;
+    static const int64_t lanes = planar ? dp_Planes<T>::LANES : 1;
     std::vector<int64_t> place = planar ? planes.places(patches) : patches.places();
     // Rows of a tile: the first, their number, and where they stand.
     struct Rows {
@@ -257,7 +255,7 @@ template <class T> struct dp_KernelGradient {
         for (int64_t b = begin; b < end; b += own.together)
             for (int64_t p = 0; p < from.P; p += own.rows, add = true) {
                 const int64_t b1 = std::min(b + own.together, end), p1 = std::min(p + own.rows, from.P);
-                if (own.planar)
+                if constexpr (planar)
                     own.compute_planes(b, p, p1, first, last, to, add);
                 else
                     own.compute(b, b1, p, p1, first, last, to, add);
@@ -306,11 +304,11 @@ template <class T> struct dp_KernelGradient {
         const dp_KernelGradient &own = *(const dp_KernelGradient *)data;
         const int64_t k = own.patches.depth(), all = k * own.N * own.lanes;
         const int64_t from = k * number / own.slices * own.N, to = k * (number + 1) / own.slices * own.N;
-        T *const sums = own.planar ? own.sums : own.out;
-        if (!own.planar) std::copy(own.sums + from, own.sums + to, sums + from);
+        T *const sums = planar ? own.sums : own.out;
+        if (!planar) std::copy(own.sums + from, own.sums + to, sums + from);
         for (int64_t chunk = 1; chunk < own.chunks; ++chunk)
             for (int64_t i = from * own.lanes; i < to * own.lanes; ++i) sums[i] += own.sums[chunk * all + i];
-        for (int64_t i = from; own.planar && i < to; ++i) {
+        for (int64_t i = from; planar && i < to; ++i) {
             T *const lane = sums + i * own.lanes;
             for (int64_t half = own.lanes / 2; half; half /= 2)
                 for (int64_t l = 0; l < half; ++l) lane[l] += lane[l + half];
@@ -358,16 +356,16 @@ struct dp_Then {
 };
 
 // Whether what comes next has been done, here and below.
-template <class T>
-bool dp_convolve(dp_Parallel *parallel, int64_t threads, bool planar, const dp_Window &w, int64_t B, int64_t I, int64_t O, const T *x,
+template <bool planar, class T>
+bool dp_convolve(dp_Parallel *parallel, int64_t threads, const dp_Window &w, int64_t B, int64_t I, int64_t O, const T *x,
                  const T *kernel, T *y, const dp_Then &then) {
     const dp_Patches<T> from = dp_patches_of(w, B, I, O, x, kernel);
-    dp_Convolved<T> made{from, false, O, y, w.P * w.Q * O, w.Q * O, O, planar};
+    dp_Convolved<T, planar> made{from, false, O, y, w.P * w.Q * O, w.Q * O, O};
     return made.run(parallel, threads, then.f, then.context, then.step, then.operations);
 }
 
-template <class T>
-bool dp_convolve_input(dp_Parallel *parallel, int64_t threads, bool planar, const dp_Window &w, int64_t B, int64_t I, int64_t O,
+template <bool planar, class T>
+bool dp_convolve_input(dp_Parallel *parallel, int64_t threads, const dp_Window &w, int64_t B, int64_t I, int64_t O,
                        const T *dy, const T *kernel, T *dx, const dp_Then &then) {
     bool done = false;
     const int64_t rows = std::min(w.sh, w.H), columns = std::min(w.sw, w.W);
@@ -385,7 +383,7 @@ bool dp_convolve_input(dp_Parallel *parallel, int64_t threads, bool planar, cons
         const int64_t image = w.H * w.W * I, row = w.sh * w.W * I, column = w.sw * I;
         if (!from.taps.empty()) {
             from.measure();
-            dp_Convolved<T> made{from, true, I, to, image, row, column, planar};
+            dp_Convolved<T, planar> made{from, true, I, to, image, row, column};
             const bool last = phase + 1 == rows * columns;  // when all others are complete
             done = made.run(parallel, threads, last ? then.f : nullptr, then.context, then.step, then.operations);
             continue;
@@ -400,26 +398,27 @@ bool dp_convolve_input(dp_Parallel *parallel, int64_t threads, bool planar, cons
     return done;
 }
 
-template <class T>
-bool dp_convolve_kernel(dp_Parallel *parallel, int64_t threads, bool planar, const dp_Window &w, int64_t B, int64_t I, int64_t O,
+template <bool planar, class T>
+bool dp_convolve_kernel(dp_Parallel *parallel, int64_t threads, const dp_Window &w, int64_t B, int64_t I, int64_t O,
                         const T *x, const T *dy, T *dkernel) {
-    dp_KernelGradient<T> made{dp_patches_of<T>(w, B, I, O, x, nullptr), O, dy, dkernel, planar};
+    dp_KernelGradient<T, planar> made{dp_patches_of<T>(w, B, I, O, x, nullptr), O, dy, dkernel};
     made.run(parallel, threads);
     return false;
 }
 }  // namespace
 
-// Export the convolutions of numbers T as dp_convolution_T; only images have an epilogue.
-#define DP_CONVOLUTION(T)                                                                                              \
-    extern "C" bool dp_convolution_##T(dp_Parallel *parallel, int64_t threads, dp_Makes makes, dp_Implementation by,  \
-                                       const dp_Window *w, int64_t B, int64_t I, int64_t O, const T *one,              \
-                                       const T *other, T *out, dp_Range *epilogue, void *context, int64_t step,        \
-                                       int64_t operations) {                                                           \
+// Export the convolutions of numbers T whose vectors hold channels or pixels; only images have an epilogue.
+#define DP_EXPORT_CONVOLUTION(T, vectors, planar)                                                                      \
+    extern "C" bool dp_##vectors##_##T(dp_Parallel *parallel, int64_t threads, dp_Makes makes, const dp_Window *w,     \
+                                       int64_t B, int64_t I, int64_t O, const T *one, const T *other, T *out,          \
+                                       dp_Range *epilogue, void *context, int64_t step, int64_t operations) {          \
         const dp_Then then{epilogue, context, step, operations};                                                       \
-        const bool planar = by == DP_PIXELS;                                                                           \
-        if (makes == DP_PLACES) return dp_convolve(parallel, threads, planar, *w, B, I, O, one, other, out, then);     \
-        if (makes == DP_IMAGES) return dp_convolve_input(parallel, threads, planar, *w, B, I, O, one, other, out, then); \
-        return dp_convolve_kernel(parallel, threads, planar, *w, B, I, O, one, other, out);                            \
+        if (makes == DP_PLACES) return dp_convolve<planar>(parallel, threads, *w, B, I, O, one, other, out, then);     \
+        if (makes == DP_IMAGES) return dp_convolve_input<planar>(parallel, threads, *w, B, I, O, one, other, out, then); \
+        return dp_convolve_kernel<planar>(parallel, threads, *w, B, I, O, one, other, out);                            \
     }
+// Each is a library of its own, as few programs need both.
+#define DP_CONVOLUTION_CHANNELS(T) DP_EXPORT_CONVOLUTION(T, channels, false)
+#define DP_CONVOLUTION_PIXELS(T) DP_EXPORT_CONVOLUTION(T, pixels, true)
 
 #endif

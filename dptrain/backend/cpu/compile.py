@@ -138,10 +138,10 @@ def products(dtype: str) -> Future[int]:
 
 
 @functools.cache
-def convolutions(dtype: str) -> Future[int]:
-    """Begin to compile the convolutions of a type; as `products`."""
+def convolutions(vectors: str, dtype: str) -> Future[int]:
+    """Begin to compile the convolutions of a type whose vectors hold "channels" or "pixels"; as `products`."""
     scalar = TYPES[dtype]
-    return _beginning(f"DP_CONVOLUTION({scalar})\n", CONVOLUTION, f"dp_convolution_{scalar}")
+    return _beginning(f"DP_CONVOLUTION_{vectors.upper()}({scalar})\n", CONVOLUTION, f"dp_{vectors}_{scalar}")
 
 
 def _beginning(source: str, headers: tuple[str, ...], function: str) -> Future[int]:

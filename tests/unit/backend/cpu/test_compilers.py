@@ -106,16 +106,17 @@ def test_products_in_tiles_however_they_are_compiled(compiler, tuned):
 @pytest.mark.parametrize("target", [TARGETS[-1], *NARROW], ids="-".join)
 def test_convolutions_have_the_same_bits_however_they_are_compiled(target):
     """With FMA: narrower vectors compute the same chains. Without, vectors of pixels those of vectors of channels."""
-    library = compiled_by("g++", target, "DP_CONVOLUTION(float)", compiling.CONVOLUTION)
-    function = compiling._address(library.dp_convolution_float)
+    both = "".join(f"DP_CONVOLUTION_{one.upper()}(float)\n" for one in BY)
+    library = compiled_by("g++", target, both, compiling.CONVOLUTION)
+    functions = [compiling._address(library[f"dp_{one}_float"]) for one in BY]
     for name in ("one channel", "to three channels", "to eleven channels", "few channels, many lines"):
         for makes in MAKES:
             given = CASES[name].arrays(makes, "float32")
-            channels, pixels = (CASES[name].found(makes, *given, by=by, function=function) for by in BY.values())
+            channels, pixels = (CASES[name].found(makes, *given, function=one) for one in functions)
             if makes != "kernel":
                 np.testing.assert_array_equal(pixels, channels)
             if target not in NARROW:
-                np.testing.assert_array_equal(pixels, CASES[name].found(makes, *given, by=BY["pixels"]))
+                np.testing.assert_array_equal(pixels, CASES[name].found(makes, *given, by="pixels"))
             np.testing.assert_allclose(pixels, channels, rtol=0, atol=1e-3)
 
 

@@ -49,7 +49,7 @@ class Case:
         MAKES[makes][0].compute(np.float64(one), np.float64(other), **self.window, size=size, out=out)
         return out
 
-    def found(self, makes, one, other, threads=1, by=1, epilogue=None, step=1, function=None):
+    def found(self, makes, one, other, threads=1, by="channels", epilogue=None, step=1, function=None):
         """Return what the function makes that programs call; with an epilogue, also whether it has been executed."""
         images, places, kernel = self.shapes
         shape = {"places": places, "images": images, "kernel": kernel}[makes]
@@ -57,46 +57,20 @@ class Case:
         out = np.full(shape if makes == "kernel" else (rows, *shape[1:]), np.nan, one.dtype)
         window = (*images[1:3], *places[1:3], *kernel[:2], *sum(map(tuple, self.window.values()), ()))
         pointer, number = ctypes.c_void_p, ctypes.c_int64
-        kinds = [
-            pointer,
-            number,
-            ctypes.c_int,
-            ctypes.c_int,
-            pointer,
-            *[number] * 3,
-            *[pointer] * 3,
-            THEN,
-            pointer,
-            number,
-            number,
-        ]
-        call = ctypes.CFUNCTYPE(ctypes.c_bool, *kinds)(function or convolutions(one.dtype.name).result())
+        kinds = [pointer, number, ctypes.c_int, pointer, *[number] * 3, *[pointer] * 3, THEN, pointer, number, number]
+        call = ctypes.CFUNCTYPE(ctypes.c_bool, *kinds)(function or convolutions(by, one.dtype.name).result())
         fields = (ctypes.c_int64 * 12)(*window)
         arrays = (x.ctypes.data for x in (one, other, out))
         then = THEN() if epilogue is None else THEN(lambda context, low, high: epilogue(out, low, high))
-        done = call(
-            *(
-                shared("dp_parallel"),
-                threads,
-                MAKES[makes][1],
-                by,
-                fields,
-                rows,
-                *kernel[2:],
-                *arrays,
-                then,
-                None,
-                step,
-                0,
-            )
-        )
+        own = shared("dp_parallel"), threads, MAKES[makes][1], fields, rows, *kernel[2:]
+        done = call(*own, *arrays, then, None, step, 0)
         return out if epilogue is None else (out, done)
 
 
 THEN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)  # dp_Range
 
 
-BY = {"channels": 1, "pixels": 2}  # dp_Implementation
+BY = "channels", "pixels"
 
 
 def check(case, makes, dtype="float64"):
@@ -104,8 +78,8 @@ def check(case, makes, dtype="float64"):
     one, other = case.arrays(makes, dtype)
     expected = case.expected(makes, one, other)
     terms = {"places": case.shapes[2][:3], "images": case.shapes[2], "kernel": case.shapes[1][:3]}[makes]
-    found = [case.found(makes, one, other, by=by) for by in BY.values()]
-    for result, by in zip(found, BY.values(), strict=True):
+    found = [case.found(makes, one, other, by=by) for by in BY]
+    for result, by in zip(found, BY, strict=True):
         np.testing.assert_allclose(result, expected, rtol=0, atol=TOLERANCE[dtype] * 20 * np.sqrt(np.prod(terms)))
         np.testing.assert_array_equal(case.found(makes, one, other, threads=3, by=by), result)
     if makes != "kernel":
@@ -218,7 +192,7 @@ def test_an_epilogue_gets_each_image_once_and_complete(makes, step, by, threads)
             with lock:
                 parts.append((low, high, np.array_equal(out[low:high], expected[low:high])))
 
-        found, done = case.found(makes, *given, threads=threads, by=BY[by], epilogue=then, step=step)
+        found, done = case.found(makes, *given, threads=threads, by=by, epilogue=then, step=step)
         np.testing.assert_array_equal(found, expected)
         executed.add(done)
         assert done == bool(parts)
