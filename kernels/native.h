@@ -28,8 +28,9 @@ using dp_Multiply = bool(dp_Parallel *parallel, int64_t threads, bool at, bool b
                          const F *a, int64_t lda, const F *b, int64_t ldb, T *out, bool add, dp_Range *epilogue,
                          void *context, int64_t step, int64_t operations);
 template <class T>
-using dp_Convolution = void(dp_Parallel *parallel, int64_t threads, dp_Makes makes, const dp_Window *w, int64_t B, int64_t I,
-                            int64_t O, const T *one, const T *other, T *out);
+using dp_Convolution = bool(dp_Parallel *parallel, int64_t threads, dp_Makes makes, const dp_Window *w, int64_t B,
+                            int64_t I, int64_t O, const T *one, const T *other, T *out, dp_Range *epilogue,
+                            void *context, int64_t step, int64_t operations);
 
 struct Context {
     char **p;           // where roots lie
@@ -43,8 +44,10 @@ struct Context {
     dp_Multiply<double, double> *multiply_double;
     dp_Multiply<dp_bfloat16, float> *multiply_bfloat16;
     dp_Multiply<dp_float16, float> *multiply_float16;
-    dp_Convolution<float> *convolution_float;
-    dp_Convolution<double> *convolution_double;
+    dp_Convolution<float> *channels_float;   // whose vectors hold channels, or pixels
+    dp_Convolution<double> *channels_double;
+    dp_Convolution<float> *pixels_float;
+    dp_Convolution<double> *pixels_double;
     const struct dp_Message *const *messages;               // of native_ranks.h
     int64_t (*sum)(const struct dp_Message *message);       // over the ranks; not 0 where that fails
     char *sums;         // of blocks of rows, in the loop that is executed
@@ -142,21 +145,25 @@ template <class T> DP_INLINE void dp_fill(T *v, int64_t n, T value) {
     for (int64_t k = 0; k < n; ++k) v[k] = value;
 }
 
+// A loop over rows, and the end of its sums over blocks of them; `s` are the numbers that they read.
+typedef void dp_Loop(Context &c, const int *s, int64_t low, int64_t high);
+typedef void dp_Ending(Context &c, const int *s, int64_t blocks);
+
 // Do rows 0 to `rows` of a loop whose rows do not need each other, on several threads where that pays, which get multiples of
 // `step` rows. An operation on an element takes some 0.1 ns, handing a part over 1 us.
-static inline void dp_rows(Context &c, void (*loop)(Context &, int64_t, int64_t), int64_t rows, int64_t operations,
-                           int64_t step = 1) {
+static inline void dp_rows(Context &c, const int *s, dp_Loop *loop, int64_t rows, int64_t operations, int64_t step = 1) {
     struct Shared {
         Context &c;
-        void (*loop)(Context &, int64_t, int64_t);
+        const int *s;
+        dp_Loop *loop;
         int64_t rows, step, steps, parts;
         int64_t begin(int64_t part) const { return dp_least(steps * part / parts * step, rows); }
-    } shared{c, loop, rows, step, (rows + step - 1) / step, operations >> 15};
+    } shared{c, s, loop, rows, step, (rows + step - 1) / step, operations >> 15};
     shared.parts = dp_least(shared.parts, dp_least(shared.steps, 4 * c.threads));
-    if (c.threads < 2 || shared.parts < 2) return loop(c, 0, rows);
+    if (c.threads < 2 || shared.parts < 2) return loop(c, s, 0, rows);
     c.parallel(c.threads, shared.parts, [](void *data, int64_t part) {
-        const Shared &s = *(Shared *)data;
-        s.loop(s.c, s.begin(part), s.begin(part + 1));
+        const Shared &own = *(Shared *)data;
+        own.loop(own.c, own.s, own.begin(part), own.begin(part + 1));
     }, &shared);
 }
 
@@ -185,11 +192,11 @@ static inline int64_t dp_blocks(Context &c, int64_t rows, int64_t bytes) {
 }
 
 // The same for a loop that sums blocks of rows, and then their sums.
-static inline void dp_summed(Context &c, void (*loop)(Context &, int64_t, int64_t), void (*ending)(Context &, int64_t),
-                             int64_t rows, int64_t operations, int64_t bytes) {
+static inline void dp_summed(Context &c, const int *s, dp_Loop *loop, dp_Ending *ending, int64_t rows, int64_t operations,
+                             int64_t bytes) {
     const int64_t blocks = dp_blocks(c, rows, bytes);
-    dp_rows(c, loop, rows, operations, dp_block(rows));
-    ending(c, blocks);
+    dp_rows(c, s, loop, rows, operations, dp_block(rows));
+    ending(c, s, blocks);
 }
 
 static inline auto dp_multiply(const Context &c, const float *) { return c.multiply_float; }
@@ -197,36 +204,48 @@ static inline auto dp_multiply(const Context &c, const double *) { return c.mult
 static inline auto dp_multiply(const Context &c, const dp_bfloat16 *) { return c.multiply_bfloat16; }
 static inline auto dp_multiply(const Context &c, const dp_float16 *) { return c.multiply_float16; }
 
+// What threads do next with rows of a result that they have just computed, multiples of `step` of them; and its operations
+// on single elements.
+struct dp_Epilogue {
+    dp_Range *f;
+    void *context;
+    int64_t step, operations;
+};
+
 // out (m, n) = a (m, k) times b (k, n), each transposed or not, with lda, ldb and n elements between the lines; or is
-// added to it. An epilogue may run on multiples of `step` rows once they have been computed; returns whether it has.
+// added to it. Returns whether the epilogue has been executed.
 template <class F, class T>
 static bool dp_product(Context &c, bool at, bool bt, int64_t m, int64_t n, int64_t k, const F *a, int64_t lda,
-                       const F *b, int64_t ldb, T *out, bool add = false, dp_Range *epilogue = nullptr,
-                       int64_t step = 1, int64_t operations = 0) {
+                       const F *b, int64_t ldb, T *out, bool add = false, const dp_Epilogue &then = {nullptr, nullptr, 1, 0}) {
     if (m == 0 || n == 0 || k == 0) {
         if (!add) dp_fill(out, m * n, (T)0);
         return false;
     }
     auto *const multiply = dp_multiply(c, a);
-    return multiply(c.parallel, c.threads, at, bt, m, n, k, a, lda, b, ldb, out, add, epilogue, &c, step, operations);
+    return multiply(c.parallel, c.threads, at, bt, m, n, k, a, lda, b, ldb, out, add, then.f, then.context, then.step,
+                    then.operations);
 }
 
-// The same, and then a loop over the rows of out in which none needs another.
-template <void (*loop)(Context &, int64_t, int64_t), class F, class T>
-static void dp_product_then(Context &c, bool at, bool bt, int64_t m, int64_t n, int64_t k, const F *a, int64_t lda,
-                            const F *b, int64_t ldb, T *out, int64_t operations, int64_t step = 1) {
-    dp_Range *const epilogue = [](void *context, int64_t low, int64_t high) { loop(*(Context *)context, low, high); };
-    if (!dp_product(c, at, bt, m, n, k, a, lda, b, ldb, out, false, epilogue, step, operations))
-        dp_rows(c, loop, m, operations, step);
+// Make something of so many rows, and then execute a loop over them in which none needs another: as the epilogue, where
+// `make` returns that it has executed it.
+template <dp_Loop *loop, class F>
+static void dp_then(Context &c, const int *s, int64_t rows, int64_t operations, F make, int64_t step = 1) {
+    struct Called {
+        Context &c;
+        const int *s;
+    } called{c, s};
+    dp_Range *const epilogue = [](void *context, int64_t low, int64_t high) {
+        loop(((Called *)context)->c, ((Called *)context)->s, low, high);
+    };
+    if (!make(dp_Epilogue{epilogue, &called, step, operations})) dp_rows(c, s, loop, rows, operations, step);
 }
 
 // And the end of its sums, if it sums blocks of rows.
-template <void (*loop)(Context &, int64_t, int64_t), void (*ending)(Context &, int64_t), class F, class T>
-static void dp_product_summed(Context &c, bool at, bool bt, int64_t m, int64_t n, int64_t k, const F *a, int64_t lda,
-                              const F *b, int64_t ldb, T *out, int64_t operations, int64_t bytes) {
-    const int64_t blocks = dp_blocks(c, m, bytes);
-    dp_product_then<loop>(c, at, bt, m, n, k, a, lda, b, ldb, out, operations, dp_block(m));
-    ending(c, blocks);
+template <dp_Loop *loop, dp_Ending *ending, class F>
+static void dp_then_summed(Context &c, const int *s, int64_t rows, int64_t operations, int64_t bytes, F make) {
+    const int64_t blocks = dp_blocks(c, rows, bytes);
+    dp_then<loop>(c, s, rows, operations, make, dp_block(rows));
+    ending(c, s, blocks);
 }
 
 #endif

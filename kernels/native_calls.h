@@ -59,38 +59,57 @@ template <class F> static void dp_each(const dp_Window &w, F f) {
                 }
 }
 
-static inline auto dp_convolution(const Context &c, const float *) { return c.convolution_float; }
-static inline auto dp_convolution(const Context &c, const double *) { return c.convolution_double; }
-
-// Whether a convolution is a product of the images as they lie.
-static inline bool dp_is_product(const dp_Window &w) {
-    return w.R * w.S * w.sh * w.sw == 1 && w.bh == 0 && w.bw == 0 && w.P == w.H && w.Q == w.W;
+static inline auto dp_convolution(const Context &c, dp_Implementation by, const float *) {
+    return by == DP_PIXELS ? c.pixels_float : c.channels_float;
+}
+static inline auto dp_convolution(const Context &c, dp_Implementation by, const double *) {
+    return by == DP_PIXELS ? c.pixels_double : c.channels_double;
 }
 
 static inline bool dp_is_empty(const dp_Window &w, int64_t B, int64_t I, int64_t O) {
     return B * I * O * w.H * w.W * w.P * w.Q * w.R * w.S == 0;
 }
 
+// A product (B pixels, n) of lines as they lie, whose epilogue goes over images.
 template <class T>
-static void dp_conv2d(Context &c, const dp_Window &w, int64_t B, int64_t I, int64_t O, const T *x, const T *kernel, T *y) {
-    if (dp_is_empty(w, B, I, O)) return dp_fill(y, B * w.P * w.Q * O, (T)0);
-    if (dp_is_product(w)) return (void)dp_product(c, false, false, B * w.P * w.Q, O, I, x, I, kernel, O, y);
-    dp_convolution(c, x)(c.parallel, c.threads, DP_PLACES, &w, B, I, O, x, kernel, y);
+static bool dp_product_of_images(Context &c, bool bt, int64_t B, int64_t pixels, int64_t n, int64_t k, const T *a,
+                                 const T *b, T *out, const dp_Epilogue &then) {
+    struct Images {
+        const dp_Epilogue &then;
+        int64_t pixels;
+    } images{then, pixels};
+    dp_Range *const of_rows = [](void *context, int64_t low, int64_t high) {
+        const Images &own = *(Images *)context;
+        own.then.f(own.then.context, low / own.pixels, high / own.pixels);
+    };
+    return dp_product(c, false, bt, B * pixels, n, k, a, k, b, bt ? k : n, out, false,
+                      dp_Epilogue{then.f ? of_rows : nullptr, &images, then.step * pixels, then.operations});
+}
+
+// Each returns whether the epilogue, which goes over images, has been executed.
+template <class T>
+static bool dp_conv2d(Context &c, dp_Implementation by, const dp_Window &w, int64_t B, int64_t I, int64_t O, const T *x, const T *kernel, T *y,
+                      const dp_Epilogue &then = {nullptr, nullptr, 1, 0}) {
+    if (dp_is_empty(w, B, I, O)) return dp_fill(y, B * w.P * w.Q * O, (T)0), false;
+    if (by == DP_PRODUCT) return dp_product_of_images(c, false, B, w.P * w.Q, O, I, x, kernel, y, then);
+    return dp_convolution(c, by, x)(c.parallel, c.threads, DP_PLACES, &w, B, I, O, x, kernel, y, then.f, then.context, then.step,
+                                then.operations);
 }
 
 template <class T>
-static void dp_conv2d_input(Context &c, const dp_Window &w, int64_t B, int64_t I, int64_t O, const T *dy, const T *kernel,
-                            T *dx) {
-    if (dp_is_empty(w, B, I, O)) return dp_fill(dx, B * w.H * w.W * I, (T)0);
-    if (dp_is_product(w)) return (void)dp_product(c, false, true, B * w.P * w.Q, I, O, dy, O, kernel, O, dx);
-    dp_convolution(c, dy)(c.parallel, c.threads, DP_IMAGES, &w, B, I, O, dy, kernel, dx);
+static bool dp_conv2d_input(Context &c, dp_Implementation by, const dp_Window &w, int64_t B, int64_t I, int64_t O, const T *dy, const T *kernel,
+                            T *dx, const dp_Epilogue &then = {nullptr, nullptr, 1, 0}) {
+    if (dp_is_empty(w, B, I, O)) return dp_fill(dx, B * w.H * w.W * I, (T)0), false;
+    if (by == DP_PRODUCT) return dp_product_of_images(c, true, B, w.P * w.Q, I, O, dy, kernel, dx, then);
+    return dp_convolution(c, by, dy)(c.parallel, c.threads, DP_IMAGES, &w, B, I, O, dy, kernel, dx, then.f, then.context,
+                                 then.step, then.operations);
 }
 
 template <class T>
-static void dp_conv2d_kernel(Context &c, const dp_Window &w, int64_t B, int64_t I, int64_t O, const T *x, const T *dy,
+static void dp_conv2d_kernel(Context &c, dp_Implementation by, const dp_Window &w, int64_t B, int64_t I, int64_t O, const T *x, const T *dy,
                              T *dkernel) {
     if (dp_is_empty(w, B, I, O)) return dp_fill(dkernel, w.R * w.S * I * O, (T)0);
-    dp_convolution(c, x)(c.parallel, c.threads, DP_KERNEL, &w, B, I, O, x, dy, dkernel);
+    dp_convolution(c, by, x)(c.parallel, c.threads, DP_KERNEL, &w, B, I, O, x, dy, dkernel, nullptr, nullptr, 1, 0);
 }
 
 // What follows is told in its type how many channels there are where vectors hold them without a rest, or else 0.

@@ -54,14 +54,20 @@ static const int dp_BYTES = 16, dp_MR = 8;
 static const int dp_BYTES = 16, dp_MR = 4;
 #endif
 
-// sum + one * line: rounded once with FMA, twice without it.
+// sum + one * line, of one number or of as many: rounded once with FMA, twice without it.
 #if defined(__AVX512F__)
+static inline __m512 dp_fma(__m512 one, __m512 line, __m512 sum) { return _mm512_fmadd_ps(one, line, sum); }
+static inline __m512d dp_fma(__m512d one, __m512d line, __m512d sum) { return _mm512_fmadd_pd(one, line, sum); }
 static inline __m512 dp_fma(float one, __m512 line, __m512 sum) { return _mm512_fmadd_ps(_mm512_set1_ps(one), line, sum); }
 static inline __m512d dp_fma(double one, __m512d line, __m512d sum) { return _mm512_fmadd_pd(_mm512_set1_pd(one), line, sum); }
 #elif defined(__FMA__)
+static inline __m256 dp_fma(__m256 one, __m256 line, __m256 sum) { return _mm256_fmadd_ps(one, line, sum); }
+static inline __m256d dp_fma(__m256d one, __m256d line, __m256d sum) { return _mm256_fmadd_pd(one, line, sum); }
 static inline __m256 dp_fma(float one, __m256 line, __m256 sum) { return _mm256_fmadd_ps(_mm256_set1_ps(one), line, sum); }
 static inline __m256d dp_fma(double one, __m256d line, __m256d sum) { return _mm256_fmadd_pd(_mm256_set1_pd(one), line, sum); }
 #elif defined(__aarch64__)
+static inline float32x4_t dp_fma(float32x4_t one, float32x4_t line, float32x4_t sum) { return vfmaq_f32(sum, one, line); }
+static inline float64x2_t dp_fma(float64x2_t one, float64x2_t line, float64x2_t sum) { return vfmaq_f64(sum, one, line); }
 static inline float32x4_t dp_fma(float one, float32x4_t line, float32x4_t sum) { return vfmaq_n_f32(sum, line, one); }
 static inline float64x2_t dp_fma(double one, float64x2_t line, float64x2_t sum) { return vfmaq_n_f64(sum, line, one); }
 #else  // a macro: GCC makes a tile of inlined functions 10 % slower

@@ -19,8 +19,9 @@ from dptrain.program.dims import Dim
 from dptrain.program.explain import COLUMNS, messages_of, names_of, shown, table, wrapped, wrapped_code
 from dptrain.program.explain import explain as tables
 from dptrain.program.fuse import fuse
-from dptrain.program.kernels import Kernel, Loop
+from dptrain.program.kernels import Call, Kernel, Loop
 from dptrain.program.local import Place, localized
+from dptrain.program.lowering import Convolution, lowering_of
 from dptrain.program.memory import Plan
 from dptrain.program.mesh import BATCH, Axes, PlacedProgram
 from dptrain.program.passes import first_of_equals, rewritten, with_half_factors, without_all_reduce
@@ -36,6 +37,12 @@ if TYPE_CHECKING:
 
 # Whose registers are counted, and how it multiplies halves: two of the GPUs whose times are predicted are of it.
 _ARCHITECTURE, _OF_HALVES = "sm_90a", "wgmma"
+# How a CPU computes a convolution.
+_IMPLEMENTATIONS = {
+    "product": "a product of matrices",
+    "channels": "by vectors of channels",
+    "pixels": "by vectors of pixels",
+}
 # What a step is given, by name: shape with rows, type.
 _Data = dict[str, tuple[Shape, str]]
 
@@ -237,7 +244,11 @@ def _on_device(model: "Model", program: PlacedProgram, rows: int) -> _OnDevice:
     def about(kernel: Kernel) -> str:
         space = f"{shown(kernel.space)}: " if isinstance(kernel, Loop) else ""
         ops = (f"{names.get(one, '')} {one.op.name}".strip() for one in kernel.tensors if one.op is not None)
-        return space + ", ".join(ops)
+        convolution = lowering_of(kernel.tensors[0]) if isinstance(kernel, Call) else None
+        by = ""
+        if isinstance(convolution, Convolution):
+            by = f", {_IMPLEMENTATIONS[convolution.implementation(kernel.tensors[0])]}"
+        return space + ", ".join(ops) + by
 
     return _OnDevice(
         "CPU", [(type(one).__name__.lower(), about(one)) for one in fused.kernels], code.source, memory, len(in_place)

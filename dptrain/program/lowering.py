@@ -8,10 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dptrain.program.dims import Dim
 from dptrain.program.tensor import Tensor
 from dptrain.program.views import IndexMap, marked
 
 Maps = Callable[[Tensor], Sequence[IndexMap]]
+# Of the widest vectors of a CPU, in float32.
+_LANES = 16
 
 
 @dataclass(frozen=True)
@@ -155,6 +158,36 @@ class Convolution(Windows):
     def makes(self) -> Literal["images", "places", "kernel"]:
         """Which of the three is the result."""
         return "images" if self.image == -1 else "places" if self.places == -1 else "kernel"
+
+    def implementation(self, made: Tensor) -> Literal["product", "channels", "pixels"]:
+        """Return how a CPU computes it, by the shapes alone.
+
+        A "product" has the images as they lie for its first factor. Otherwise patches are read where they lie, by
+        vectors of "channels" of the result or, if these would fill few lanes, by vectors of "pixels" side by side. That
+        is a choice of speed: it counts multiplications of vectors, of which a number that is copied into planes takes
+        two. Images and places have the same bits either way.
+        """
+        kernel = self.shapes(made)[2]
+        H, W, P, Q, R, S, sh, sw, dh, dw, bh, bw = self.numbers(made)
+        if self.makes != "kernel" and (R, S, sh, sw, bh, bw, P, Q) == (1, 1, 1, 1, 0, 0, H, W):
+            return "product"
+        if isinstance(kernel[2], Dim) or isinstance(kernel[3], Dim):
+            return "channels"
+        C, N = kernel[2:]
+        if self.makes == "images":  # of a phase
+            C, N = N, C
+            P, Q, R, S = -(-H // sh), -(-W // sw), -(-R // sh), -(-S // sw)
+            sh = sw = 1
+        across, wide, k = -(-Q // _LANES), -(-N // _LANES), R * S * C
+        copied = ((P - 1) * sh + (R - 1) * dh + 1) * C * sw * (Q + (S - 1) * dw // sw)
+        if self.makes == "kernel":
+            # Sums for elements of the kernel side by side, fewer than eight of which wait for each other.
+            waiting = max(8 / (wide * C * (S if dw == 1 else 1)), 1)
+            pixels, channels = 2 * (copied + P * Q * N), P * Q * wide * k * waiting
+        else:
+            pixels, channels = 2 * copied, P * Q * (wide * k + N // 2)  # lanes that are left are copied as well
+        better = P * across * N * k * 5 // 4 + pixels < channels
+        return "pixels" if better and N % _LANES else "channels"
 
 
 @dataclass(frozen=True)

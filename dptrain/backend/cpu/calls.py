@@ -1,7 +1,8 @@
 """C++ for ops that are no loops over single elements; what has none here is executed by its NumPy function."""
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Protocol
 
 from dptrain.program.cpp import TYPES, ctype, extents, place_text
 from dptrain.program.dims import Dim
@@ -9,41 +10,67 @@ from dptrain.program.kernels import Call
 from dptrain.program.lowering import Convolution, Insert, Join, RandomBits, Scatter, Windows
 from dptrain.program.places import NOWHERE, Axis, after, along, extent, merged
 from dptrain.program.shapes import Shape, is_one, row_axis
+from dptrain.program.tensor import Tensor
 from dptrain.program.views import View, key_maps, part_of
 
-Address = Callable[[Any, bool], str]
-Seed = Callable[[int], str]
+
+class Numbers(Protocol):
+    """How a call's function finds what it reads: see `codegen.Numbers`."""
+
+    def address(self, root: Tensor, written: bool) -> str:
+        """Return the pointer to a root as C++, of a type that may be written where it is told so."""
+
+    def seed(self, value: int) -> str:
+        """Return where a seed stands as C++."""
 
 
-def call_text(call: Call, address: Address, seed: Seed) -> str | None:
+@dataclass(frozen=True)
+class Epilogue:
+    """A loop over rows of what a product or a convolution makes, which its threads go on with.
+
+    Attributes:
+        begin: of the C++ that executes both, up to what makes the rows.
+    """
+
+    begin: str
+
+    def after(self, made: str) -> str:
+        """Return C++ that makes the rows by an expression, which may execute the epilogue `then`, and says whether."""
+        return f"{self.begin}[&](const dp_Epilogue &then) {{ return {made}; }});"
+
+
+def call_text(call: Call, numbers: Numbers, epilogue: Callable[[], Epilogue | None]) -> str | None:
     """Return the body of a function that computes a call, or None.
 
     Args:
         call: what is computed.
-        address: returns the pointer to a root as C++, of a type that may be written where it is told so.
-        seed: returns where a seed stands as C++; each of a sweep's runs has its own, and all one text.
+        numbers: of the function.
+        epilogue: returns what goes on with the call's rows, or None; it is asked where a call's threads can do that.
     """
     op, tensor = call.tensor.op, call.tensor
     assert op is not None
     if any(one.dtype.name not in TYPES for one in (tensor, *tensor.inputs)):
         return None
     if isinstance(op.lowering, Join):
-        return _joined(call, address)
+        return _joined(call, numbers)
     if isinstance(op.lowering, Insert):
         scalar, part = ctype(tensor.dtype), part_of(tensor, key_maps(tensor.attributes["key"]), tensor.inputs[0].ndim)
-        fill = f"  dp_fill<{scalar}>({address(tensor, True)}, {extents(tensor.shape)}, 0);\n"
-        return fill + _copied(part, call.reads[0], tensor.inputs[0].shape, address)
+        fill = f"  dp_fill<{scalar}>({numbers.address(tensor, True)}, {extents(tensor.shape)}, 0);\n"
+        return fill + _copied(part, call.reads[0], tensor.inputs[0].shape, numbers)
     if not all(view.is_whole(one.shape) for view, one in zip(call.reads, tensor.inputs, strict=True)):
         return None
     write = _ARGUMENTS.get(type(op.lowering))
-    arguments = None if write is None else write(call, seed)
+    arguments = None if write is None else write(call, numbers)
     if arguments is None:
         return None
-    pointers = [address(view.root, False) for view in call.reads]
-    return "  " + arguments.format(*pointers, out=address(tensor, True)) + "\n"
+    pointers = [numbers.address(view.root, False) for view in call.reads]
+    made = arguments.format(*pointers, out=numbers.address(tensor, True))
+    takes = isinstance(op.lowering, Convolution) and op.lowering.makes != "kernel"
+    then = epilogue() if takes else None
+    return f"  {made};\n" if then is None else f"  {then.after(f'{made[:-1]}, then)')}\n"
 
 
-def _copied(to: View, of: View, shape: Shape, address: Address) -> str:
+def _copied(to: View, of: View, shape: Shape, numbers: Numbers) -> str:
     """Return loops that copy elements from one view to another, both read along the same axes."""
     indices = [along(Axis(f"i{axis}", extent((n,)))) for axis, n in enumerate(shape)]
     lines = [
@@ -53,29 +80,32 @@ def _copied(to: View, of: View, shape: Shape, address: Address) -> str:
     indent = "  " * (len(lines) + 1)
     if lines:
         lines.insert(-1, "DP_LOOP\n")
-    target, source = (place_text(one.place.at(indices)) for one in (to, of))
-    return f"{''.join(lines)}{indent}({address(to.root, True)})[{target}] = ({address(of.root, False)})[{source}];\n"
+    target, source = (
+        f"({numbers.address(one.root, one is to)})[{place_text(one.place.at(indices))}]" for one in (to, of)
+    )
+    return f"{''.join(lines)}{indent}{target} = {source};\n"
 
 
-def _joined(call: Call, address: Address) -> str:
+def _joined(call: Call, numbers: Numbers) -> str:
     tensor, axis = call.tensor, call.tensor.attributes["axis"]
     start, lines = NOWHERE, []
     for view, one in zip(call.reads, tensor.inputs, strict=True):
         axes = [along(Axis(n)) for n in range(tensor.ndim)]
         axes[axis] += start
-        lines.append(_copied(View(tensor, merged(axes, tensor.shape)), view, one.shape, address))
+        lines.append(_copied(View(tensor, merged(axes, tensor.shape)), view, one.shape, numbers))
         start += after(extent(one.shape[axis : axis + 1]))
     return "".join(lines)
 
 
-def _random_bits(call: Call, seed: Seed) -> str:
+def _random_bits(call: Call, numbers: Numbers) -> str:
     own = call.tensor.attributes
     rows, features = (extents((n,)) for n in own["shape"])
     counted = row_axis(call.tensor.shape)
     first = f"first_row * {_scale(call.tensor.shape[counted])}" if counted is not None else "0"
+    seed = numbers.seed(int(own["seed"]))
     return (
-        f"dp_random_bits({{out}}, {rows}, {features}, {seed(int(own['seed']))}, {int(own['purpose'])}ull, *{{0}}, "
-        f"{int(own['number'])}ull, {first});"
+        f"dp_random_bits({{out}}, {rows}, {features}, {seed}, {int(own['purpose'])}ull, *{{0}}, "
+        f"{int(own['number'])}ull, {first})"
     )
 
 
@@ -83,15 +113,15 @@ def _scale(n: int) -> int:
     return n.scale if isinstance(n, Dim) else 1
 
 
-def _add_rows(call: Call, seed: Seed) -> str:
+def _add_rows(call: Call, numbers: Numbers) -> str:
     values, places = call.tensor.inputs
     length, *rest = call.tensor.shape
     sizes = [extents((length,)), extents(rest), extents(places.shape)]
     types = f"{ctype(values.dtype)}, {ctype(places.dtype)}"
-    return f"dp_add_rows<{types}>(c, {{out}}, {sizes[0]}, {sizes[1]}, {{0}}, {{1}}, {sizes[2]});"
+    return f"dp_add_rows<{types}>(c, {{out}}, {sizes[0]}, {sizes[1]}, {{0}}, {{1}}, {sizes[2]})"
 
 
-def _windows(call: Call, seed: Seed) -> str | None:
+def _windows(call: Call, numbers: Numbers) -> str | None:
     tensor = call.tensor
     op = tensor.op
     assert op is not None
@@ -107,10 +137,12 @@ def _windows(call: Call, seed: Seed) -> str | None:
         channels = image[3]
         # Of other numbers, compilers make code of single elements where they know them.
         types += f", {0 if isinstance(channels, Dim) or channels % 8 else channels}"
-    return f"dp_{op.name}<{types}>(c, {window}, {sizes}, {given}, {{out}});"
+    else:
+        window = f"DP_{op.lowering.implementation(tensor).upper()}, {window}"
+    return f"dp_{op.name}<{types}>(c, {window}, {sizes}, {given}, {{out}})"
 
 
-_ARGUMENTS: dict[type, Callable[[Call, Seed], str | None]] = {
+_ARGUMENTS: dict[type, Callable[[Call, Numbers], str | None]] = {
     RandomBits: _random_bits,
     Scatter: _add_rows,
     Windows: _windows,

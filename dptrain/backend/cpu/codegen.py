@@ -1,23 +1,26 @@
 """C++ for a CPU from the kernels of a program.
 
-One function a kernel; one native function calls those between two calls or messages, and a program without either is
-one function that executes many steps. Loops that consume a product run as its epilogue: each thread executes them on
-the rows that it has just computed and still has in its cache.
+One function a kernel. Kernels that differ only in where their arrays lie, as layers of one shape do, share a function,
+which is given the numbers of these places. One native function calls the kernels between two calls or messages, and a
+program without either is one function that executes many steps. Loops that consume a product or a convolution run as
+its epilogue: each thread executes them on the rows that it has just computed and still has in its cache.
 
 Nothing in the text depends on the batch size: rows, and where arrays lie, are read from the `Context` of
 `kernels/native.h`.
 
 In the text, beside the names of `program/cpp.py`: k0, k1, ... indices of a loop's outer axes, j of its last one, q of a
-block of rows; a and w arrays, p sums of a block, r a row that is kept, i places, v what is read, t what is computed.
+block of rows; a and w arrays, p sums of a block, r a row that is kept, i places, v what is read, t what is computed;
+s the numbers by which a function finds its arrays, tables and seeds in the `Context`.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from dptrain.backend.cpu.calls import call_text
+from dptrain.backend.cpu.calls import Epilogue, call_text
 from dptrain.program.cpp import (
     Ex,
     ctype,
@@ -85,6 +88,55 @@ class Code:
     epilogues: set[Loop] = field(default_factory=set)
 
 
+class Numbers:
+    """What tells the calls of one function apart: numbers that it reads from `s`.
+
+    Args:
+        writer: of the program.
+
+    Attributes:
+        given: the numbers.
+    """
+
+    def __init__(self, writer: "_Writer") -> None:
+        self.writer, self.given = writer, list[int]()
+        self._slots: dict[int, int] = {}
+        self._names: dict[Tensor, int] = {}
+
+    def _next(self, number: int) -> int:
+        self.given.append(number)
+        return len(self.given) - 1
+
+    def slot(self, root: Tensor) -> int:
+        """Return which number is that of a root's pointer."""
+        number = self.writer.slot(root)
+        if number not in self._slots:
+            self._slots[number] = self._next(number)
+        return self._slots[number]
+
+    def address(self, root: Tensor, written: bool) -> str:
+        """Return the pointer to a root as C++, of a type that may be written where it is told so."""
+        return f"({'' if written else 'const '}{ctype(root.dtype)} *)c.p[s[{self.slot(root)}]]"
+
+    def table(self, root: Tensor) -> str:
+        """Return a table's length as C++."""
+        return f"c.n[s[{self._next(self.writer.table(root))}]]"
+
+    def seed(self, value: int) -> str:
+        """Return where a seed stands as C++; each of a sweep's runs has its own, and all one text."""
+        return f"c.seeds[s[{self._next(self.writer.seed(value))}]]"
+
+    def call(self, other: "Numbers") -> str:
+        """Return what a function is given that this one calls."""
+        first = len(self.given)
+        self.given += other.given
+        return f"s + {first}"
+
+    def name(self, tensor: Tensor) -> int:
+        """Return what tells a tensor's names from others'."""
+        return self._names.setdefault(tensor, len(self._names))
+
+
 def generate(fused: Fused) -> Code:
     """Return the C++ of a fused program."""
     return _Writer(fused).code
@@ -99,8 +151,9 @@ class _Writer:
             if isinstance(kernel, Loop):
                 self.code.stored |= _between_passes(kernel)
         self._slots: dict[Tensor, int] = {}
-        self._numbers: dict[Tensor, int] = {}
-        self._functions: list[str] = []
+        self._functions: dict[tuple[str, str], str] = {}  # their names, by arguments and bodies
+        self._natives: list[str] = []
+        self._given: list[int] = []  # numbers of all calls
         for stage in fused.stages:
             calls: list[str] = []
             for number, kernel in enumerate(stage.kernels):
@@ -115,27 +168,37 @@ class _Writer:
                 self.code.parts.append(kernel)
             self._close(calls)
             self.code.parts += stage.messages
-        self.code.source = "\n".join([*self._functions, self._run()])
+        run = self._run()
+        defined = [
+            f"static void {name}(Context &c, const int *s{arguments}) {{\n{_SIZES}{body}}}\n"
+            for (arguments, body), name in self._functions.items()
+        ]
+        numbers = f"static const int numbers[] = {{{', '.join(map(str, self._given)) or 0}}};\n"
+        self.code.source = "\n".join([*defined, numbers, *self._natives, run])
 
     def _call(self, kernel: Kernel, follower: Kernel | None) -> str | None:
         """Write a kernel's function; return what calls it, None for a call that only NumPy can execute."""
+        numbers = Numbers(self)
         if isinstance(kernel, Loop):
-            loop = _LoopText(self, kernel)
+            loop = _LoopText(numbers, kernel)
             name, ending = self._define_loop(loop)
+            given = self._give(numbers)
             if ending is not None:
-                called = f"dp_summed(c, {name}, {ending}, {loop.rows}, {loop.operations}, {loop.summed});"
+                own = f"{loop.rows}, {loop.operations}, {loop.summed}"
+                called = f"dp_summed(c, {given}, {name}, {ending}, {own});"
             elif loop.shared_axis is not None:
-                called = f"dp_rows(c, {name}, {loop.parts}, {loop.operations});"
+                called = f"dp_rows(c, {given}, {name}, {loop.parts}, {loop.operations});"
             else:
-                called = f"{name}(c);"
-        elif isinstance(kernel, Product):
-            epilogue = self._epilogue(kernel, follower) if isinstance(follower, Loop) else None
-            called = f"{self._define(self._product(kernel, epilogue))}(c);"
+                called = f"{name}(c, {given});"
         else:
-            body = call_text(kernel, self._address, self._seed)
+            then = partial(self._epilogue, kernel, follower, numbers)
+            if isinstance(kernel, Product):
+                body: str | None = self._product(kernel, numbers, then())
+            else:
+                body = call_text(kernel, numbers, then)
             if body is None:
                 return None
-            called = f"{self._define(body)}(c);"
+            called = f"{self._define(body)}(c, {self._give(numbers)});"
         return called if self._is_needed(kernel) else f"if (last) {called}"
 
     def _define_loop(self, loop: "_LoopText") -> tuple[str, str | None]:
@@ -144,46 +207,55 @@ class _Writer:
         return name, self._define(loop.ending(), ", int64_t blocks") if loop.summed else None
 
     def _define(self, body: str, arguments: str = "") -> str:
-        """Write a function of this body; return its name."""
-        name = f"kernel{len(self._functions)}"
-        head = f"static void {name}(Context &c{arguments}) {{\n{_SIZES}"
-        self._functions.append(f"{head}{body}}}\n")
-        return name
+        """Write a function of this body, unless there is one; return its name."""
+        return self._functions.setdefault((arguments, body), f"kernel{len(self._functions)}")
+
+    def _give(self, numbers: Numbers) -> str:
+        """Return what a function is given that reads these numbers."""
+        self._given += numbers.given
+        return f"numbers + {len(self._given) - len(numbers.given)}"
 
     def _is_needed(self, kernel: Kernel) -> bool:
         """Whether a kernel is executed in every step, not in the last alone."""
         return any(tensor in self.fused.every_step for tensor in kernel.tensors)
 
-    def _epilogue(self, product: Product, loop: Loop) -> tuple[str, str, str] | None:
-        """Write the function of a loop that a product's threads can go on with.
+    def _epilogue(self, kernel: Product | Call, loop: Kernel | None, numbers: Numbers) -> Epilogue | None:
+        """Write the function of a loop that the threads of a product or of a convolution can go on with.
+
+        Args:
+            kernel: of both.
+            loop: what follows it.
+            numbers: of the kernel's function, which calls the loop's.
 
         Returns:
-            What computes the product and then the loop, its template arguments, and its last arguments; None where a
-            part of the loop needs more than that part of the product.
+            What computes the kernel and then the loop; None where a part of the loop needs more than that part of it.
         """
-        tensor = product.tensor
-        if tensor.ndim != 2 or space_of(loop.space) != marked(tensor.shape):
+        tensor = kernel.tensor
+        if not isinstance(loop, Loop) or (isinstance(kernel, Product) and tensor.ndim != 2):
+            return None
+        number, power = extent(tensor.shape[1:])
+        if not power and number < _WIDE:
+            return None
+        if space_of(loop.space) != marked(tensor.shape) or self._is_needed(loop) != self._is_needed(kernel):
             return None
         reads = [one for one in loop.reads if self.fused.memory_of(one.root) is self.fused.memory_of(tensor)]
         if not reads or any(one != whole(tensor) for one in reads):
             return None
-        text = _LoopText(self, loop, collapse=False)
-        if text.shared_axis != 0 or tensor.shape[1] < _WIDE or self._is_needed(loop) != self._is_needed(product):
+        text = _LoopText(Numbers(self), loop, by_row=True)
+        if text.shared_axis != 0:
             return None
         self.code.epilogues.add(loop)
         name, ending = self._define_loop(text)
+        given, rows = numbers.call(text.numbers), extents(tensor.shape[:1])
         if ending is not None:
-            return "dp_product_summed", f"{name}, {ending}", f"{text.operations}, {text.summed}"
-        return "dp_product_then", name, text.operations
-
-    def _address(self, root: Tensor, written: bool) -> str:
-        return f"({'' if written else 'const '}{ctype(root.dtype)} *)c.p[{self.slot(root)}]"
+            return Epilogue(f"dp_then_summed<{name}, {ending}>(c, {given}, {rows}, {text.operations}, {text.summed}, ")
+        return Epilogue(f"dp_then<{name}>(c, {given}, {rows}, {text.operations}, ")
 
     def _close(self, calls: list[str]) -> None:
         if not calls:
             return
         name, body = f"native{len(self.code.parts)}", "\n".join(calls)
-        self._functions.append(f'extern "C" void {name}(Context &c, int last) {{\n{_SIZES}{body}\n}}\n')
+        self._natives.append(f'extern "C" void {name}(Context &c, int last) {{\n{_SIZES}{body}\n}}\n')
         self.code.parts.append(NativeFunction(name))
 
     def _run(self) -> str:
@@ -225,15 +297,12 @@ class _Writer:
             self.code.tables.append(root)
         return next(n for n, one in enumerate(self.code.tables) if one is root)
 
-    def _seed(self, value: int) -> str:
+    def seed(self, value: int) -> int:
+        """Return the number of a seed."""
         self.code.seeds.append(value)
-        return f"c.seeds[{len(self.code.seeds) - 1}]"
+        return len(self.code.seeds) - 1
 
-    def number(self, tensor: Tensor) -> int:
-        """Return what tells a tensor's names from others'."""
-        return self._numbers.setdefault(tensor, len(self._numbers))
-
-    def _product(self, product: Product, epilogue: tuple[str, str, str] | None) -> str:
+    def _product(self, product: Product, numbers: Numbers, epilogue: Epilogue | None) -> str:
         tensor, (x1, x2) = product.tensor, product.reads
         a, b = tensor.inputs
         rank = tensor.ndim
@@ -263,18 +332,18 @@ class _Writer:
             indent += "  "
         first = [along(Axis(f"k{axis}")) if axis in outer else NOWHERE for axis in range(rank)]
         pointers = [
-            f"{self._address(view.root, view.root is tensor)} + {place_text(view.place.at(first))}"
+            f"{numbers.address(view.root, view.root is tensor)} + {place_text(view.place.at(first))}"
             for view in (*reads, whole(tensor))
         ]
         settings = ", ".join(
             (str(of_a[0]).lower(), str(of_b[0]).lower(), *map(length_text, (m, n, k))),
         )
         operands = f"{pointers[0]}, {length_text(of_a[1])}, {pointers[1]}, {length_text(of_b[1])}, {pointers[2]}"
+        arguments = f"c, {settings}, {operands}"
         if epilogue is None:
-            lines.append(f"{indent}dp_product(c, {settings}, {operands});\n")
+            lines.append(f"{indent}dp_product({arguments});\n")
         else:
-            function, loops, last = epilogue
-            lines.append(f"{indent}{function}<{loops}>(c, {settings}, {operands}, {last});\n")
+            lines.append(f"{indent}{epilogue.after(f'dp_product({arguments}, false, then)')}\n")
         return "".join(lines)
 
 
@@ -291,11 +360,13 @@ class _LoopText(Statements):
 
     Attributes:
         summed: bytes of a block's sums, 0 where there are none.
+        numbers: that its functions read.
     """
 
-    def __init__(self, writer: _Writer, loop: Loop, *, collapse: bool = True) -> None:
+    def __init__(self, numbers: Numbers, loop: Loop, *, by_row: bool = False) -> None:
         super().__init__()
-        self._writer, self._loop = writer, loop
+        self.numbers, self._loop = numbers, loop
+        self._stored = numbers.writer.code.stored
         self._rank, self._row = len(loop.space), len(loop.space) - 1
         self._lengths = [extent((n,)) for n in loop.space]
         self._outer = list(range(self._rank - 1))
@@ -310,8 +381,8 @@ class _LoopText(Statements):
             if self._is_summed(member):
                 self._offsets[member] = self.summed
                 self.summed += -(-extent(member.tensor.shape)[0] * member.tensor.dtype.itemsize // 64) * 64
-        if collapse and all(one.kind == "map" and not _is_by_last(one) for one in loop.members):
-            self._collapse()
+        if all(one.kind == "map" and not _is_by_last(one) for one in loop.members):
+            self._collapse(1 if by_row else 0)
         self._start = [
             along(Axis(f"k{axis}", self._lengths[axis], _ROW)) if axis in self._outer else NOWHERE
             for axis in range(self._rank)
@@ -359,7 +430,7 @@ class _LoopText(Statements):
         for member, place in self._offsets.items():
             tensor, scalar = member.tensor, ctype(member.tensor.dtype)
             size, start = extent(tensor.shape)[0], self._first(member)
-            lines.append(f"  {scalar} *w{place} = ({scalar} *)c.p[{self._writer.slot(tensor)}];\n")
+            lines.append(f"  {scalar} *w{place} = {self.numbers.address(tensor, True)};\n")
             lines.append(f"  dp_fill<{scalar}>(w{place}, {size}, {start});\n")
             lines.append("  for (int64_t q = 0; q < blocks; ++q) {\n")
             lines.append(f"    const {scalar} *b = (const {scalar} *)(c.sums + q * {self.summed} + {place});\n")
@@ -433,7 +504,7 @@ class _LoopText(Statements):
                 read = self._loop.member(view.root)
                 if read is None or not read.inner or read.kind in ("reduce", "sum"):
                     continue
-                later = self._passes[read] < self._passes[member] and read.tensor not in self._writer.code.stored
+                later = self._passes[read] < self._passes[member] and read.tensor not in self._stored
                 if later or (self._takes(member) and not self._lies(member, read)):
                     found.add(read.tensor)
         return found
@@ -444,14 +515,14 @@ class _LoopText(Statements):
 
     def _lies(self, member: Member, read: Member) -> bool:
         """Whether a reduction finds a row of another member side by side in memory."""
-        stored = read.tensor in self._writer.code.stored and _accumulated(member) == read.tensor.dtype
+        stored = read.tensor in self._stored and _accumulated(member) == read.tensor.dtype
         return stored and read.view.strides(self._rank)[self._row] == ONE
 
-    def _collapse(self) -> None:
-        """Let axes be one that lie one behind the other in all arrays."""
+    def _collapse(self, first: int) -> None:
+        """Let axes be one, from the first of them on, that lie one behind the other in all arrays."""
         arrays = [view.strides(self._rank) for view in self._loop.reads]
         arrays += [one.view.strides(self._rank) for one in self._loop.members]
-        for axis in reversed(range(self._rank - 1)):
+        for axis in reversed(range(first, self._rank - 1)):
             inner = axis + 1
             if all(one[axis] == times(one[inner], extent(self._loop.space[inner : inner + 1])) for one in arrays):
                 last = next(n for n in (*self._outer, self._row) if n >= inner)
@@ -461,14 +532,13 @@ class _LoopText(Statements):
     # What is read
 
     def _number(self, member: Member) -> int:
-        return self._writer.number(member.tensor)
+        return self.numbers.name(member.tensor)
 
     def _array(self, root: Tensor, *, written: bool = False) -> str:
-        slot, const = self._writer.slot(root), "" if written else "const "
-        name, kind = f"{'w' if written else 'a'}{slot}", f"{const}{ctype(root.dtype)} *"
+        name, kind = f"{'w' if written else 'a'}{self.numbers.slot(root)}", "" if written else "const "
 
         def declared() -> Ex:
-            self.write(f"{kind}{name} = ({kind})c.p[{slot}];", depth=_TOP)
+            self.write(f"{kind}{ctype(root.dtype)} *{name} = {self.numbers.address(root, written)};", depth=_TOP)
             return Ex(name)
 
         return self.kept(name, declared).text
@@ -521,7 +591,7 @@ class _LoopText(Statements):
         table, places = member.reads
         batch, shape = _batch_of(member), table.root.shape
         known = length_text(extent(shape[batch : batch + 1]))
-        length, step = known if batch else f"c.n[{self._writer.table(table.root)}]", extent(shape[batch + 1 :])
+        length, step = known if batch else self.numbers.table(table.root), extent(shape[batch + 1 :])
         asked, array = self._value(places), self._array(table.root)
         row = self.let("Index", f"dp_row({asked.text}, {length}, c.outside)", self._at_least(asked), "i")
         axis = self._outer[-1] if self._outer else None
@@ -536,7 +606,7 @@ class _LoopText(Statements):
 
     def _store(self, member: Member, value: Ex) -> None:
         """Write what a member is into memory, if it has any."""
-        if member.tensor in self._writer.code.stored:
+        if member.tensor in self._stored:
             array = _bytes(member.tensor, self._array(member.tensor, written=True), written=True)
             self.write(f"{self._target(member, array)} = {value.text};")
         self._values[member] = value

@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,7 +29,7 @@ HEADERS = ("scalar.h", "half.h", "native_window.h", "native.h", "native_calls.h"
 PRODUCT = ("scalar.h", "half.h", "native_product.h")
 SHARED = ("scalar.h", "half.h", "native_threads.h", "native_ranks.h")
 TILES = (*PRODUCT, "native_tiles.h")
-CONVOLUTION = (*PRODUCT, "native_window.h", "native_convolution.h")
+CONVOLUTION = (*PRODUCT, "native_window.h", "native_patches.h", "native_planes.h", "native_convolution.h")
 # No option lets the compiler join or reorder floating-point operations, so bits do not depend on it or on what it tunes
 # for. Without -ffp-contract=off it may round a multiply-add once, which NumPy rounds twice, and GCC decides anew for
 # each loop and each CPU that it tunes for: a row would differ from the same row among many, fused loops from single
@@ -119,6 +120,12 @@ def has_tiles() -> bool:
 
 
 @functools.cache
+def parallel() -> Future[int]:
+    """Begin to compile the threads; as `products`."""
+    return _begun(lambda: shared("dp_parallel"))
+
+
+@functools.cache
 def products(dtype: str) -> Future[int]:
     """Begin to compile the product of factors of a type, by its NumPy name, and return what will be its address.
 
@@ -131,16 +138,20 @@ def products(dtype: str) -> Future[int]:
 
 
 @functools.cache
-def convolutions(dtype: str) -> Future[int]:
-    """Begin to compile the convolutions of a type; as `products`."""
+def convolutions(vectors: str, dtype: str) -> Future[int]:
+    """Begin to compile the convolutions of a type whose vectors hold "channels" or "pixels"; as `products`."""
     scalar = TYPES[dtype]
-    return _beginning(f"DP_CONVOLUTION({scalar})\n", CONVOLUTION, f"dp_convolution_{scalar}")
+    return _beginning(f"DP_CONVOLUTION_{vectors.upper()}({scalar})\n", CONVOLUTION, f"dp_{vectors}_{scalar}")
 
 
 def _beginning(source: str, headers: tuple[str, ...], function: str) -> Future[int]:
+    return _begun(lambda: _address(library(source, headers)[function]))
+
+
+def _begun(find: Callable[[], int]) -> Future[int]:
     made = ThreadPoolExecutor(1)
     try:
-        return made.submit(lambda: _address(library(source, headers)[function]))
+        return made.submit(find)
     finally:
         made.shutdown(wait=False)
 

@@ -1,13 +1,14 @@
 """Executing a program by compiled code: many steps in one call, without Python in between."""
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 
 import numpy as np
 
 from dptrain.backend.cpu.codegen import Code, NativeFunction, generate
-from dptrain.backend.cpu.compile import convolutions, library, products, shared
+from dptrain.backend.cpu.compile import convolutions, library, parallel, products
 from dptrain.backend.cpu.denormals import flush_to_zero
 from dptrain.backend.cpu.node_sums import NodeSums, is_native
 from dptrain.comm.base import Communicator
@@ -29,7 +30,7 @@ from dptrain.runtime.python_lock import released
 
 # Types of factors, in the order of the products and of the convolutions in `Context`.
 _PRODUCTS = ("float32", "float64", "bfloat16", "float16")
-_CONVOLUTIONS = _PRODUCTS[:2]
+_CONVOLUTIONS = [(vectors, name) for vectors in ("channels", "pixels") for name in _PRODUCTS[:2]]
 
 
 class Context(ctypes.Structure):
@@ -49,8 +50,10 @@ class Context(ctypes.Structure):
         ("multiply_double", ctypes.c_void_p),
         ("multiply_bfloat16", ctypes.c_void_p),
         ("multiply_float16", ctypes.c_void_p),
-        ("convolution_float", ctypes.c_void_p),
-        ("convolution_double", ctypes.c_void_p),
+        ("channels_float", ctypes.c_void_p),
+        ("channels_double", ctypes.c_void_p),
+        ("pixels_float", ctypes.c_void_p),
+        ("pixels_double", ctypes.c_void_p),
         ("messages", ctypes.c_void_p),
         ("sum", ctypes.c_void_p),
         ("sums", ctypes.c_void_p),
@@ -97,6 +100,7 @@ class CompiledExecutable:
         self._comm = comm if comm is not None and comm.size > 1 else None
         self._batch_rows = program.rows
         self._rows, self._first_row = self._batch_rows if rows is None else rows, first_row
+        _shared([], program.tensors)  # compiled while this program is fused, and then itself compiled
         self.fused, self.code = lowered(program, alone=self._comm is None, join=join)
         self._library, addresses = self._compiled()
         self.outputs: Mapping[str, Array] = {}
@@ -121,12 +125,8 @@ class CompiledExecutable:
         kernels = self.fused.kernels
         factors = [one.reads[0].root for one in kernels if isinstance(one, Product)]
         calls = [one.tensor for one in kernels if isinstance(one, Call)]
-        convolved = [one for one in calls if isinstance(lowering_of(one), Convolution)]
-        types, of_windows = ({one.dtype.name for one in found} for found in (factors + convolved, convolved))
-        made = [products(name) if name in types else None for name in _PRODUCTS]
-        made += [convolutions(name) if name in of_windows else None for name in _CONVOLUTIONS]
-        own, parallel = library(self.code.source), shared("dp_parallel")
-        return own, [parallel, *(0 if one is None else one.result() for one in made)]
+        shared = _shared(factors, calls)
+        return library(self.code.source), [0 if one is None else one.result() for one in shared]
 
     def bind(self, arrays: Mapping[str, Array]) -> None:
         """Let inputs read other arrays from now on.
@@ -317,6 +317,25 @@ class CompiledExecutable:
     def _ends(self, message: Sequence[tuple[Tensor, Tensor]]) -> list[int]:
         """Return where the tensors of a message begin, and the end."""
         return in_a_row(size(local(part.shape, self._rows)) for part, _ in message)
+
+
+def _shared(factors: Iterable[Tensor], made: Iterable[Tensor]) -> list[Future[int] | None]:
+    """Begin to compile what all programs share; return what will be the addresses, in the order of the `Context`.
+
+    Args:
+        factors: of products.
+        made: tensors, among them those that convolutions make.
+    """
+    multiplied = {one.dtype.name for one in factors}
+    convolved = set[tuple[str, str]]()
+    for one in made:
+        convolution = lowering_of(one)
+        if isinstance(convolution, Convolution):
+            by = convolution.implementation(one)
+            convolved.add((by, one.dtype.name))
+            multiplied |= {one.dtype.name} if by == "product" else set()
+    found = [products(name) if name in multiplied else None for name in _PRODUCTS]
+    return [parallel(), *found, *(convolutions(*one) if one in convolved else None for one in _CONVOLUTIONS)]
 
 
 def lowered(program: Program, *, alone: bool = True, join: bool = True) -> tuple[Fused, Code]:

@@ -269,9 +269,9 @@ def test_threads_have_one_threads_bits():
         return [*executable.outputs.values(), *(one.numpy() for one in (w1, w2, b, old))], executable.code.source
 
     alone, source = trained(1)
-    shared = re.findall(r"dp_rows\(c, kernel\d+, (\w+), ", source)
+    shared = re.findall(r"dp_rows\(c, numbers \+ \d+, kernel\d+, (\w+), ", source)
     assert str(features**2) in shared  # by elements
-    for one in ("dp_summed", "dp_product_then", "dp_product_summed"):
+    for one in ("dp_summed", "dp_then", "dp_then_summed"):
         assert f"{one}<" in source or f"{one}(" in source
     for threads in (2, 3):
         for one, other in zip(trained(threads)[0], alone, strict=True):
@@ -327,6 +327,38 @@ def test_sums_over_rows_of_no_columns_and_of_many():
     np.testing.assert_array_equal(compare(program, 1, data)[0]["many"], 40)
 
 
+def test_loops_over_what_a_convolution_makes_are_its_epilogue():
+    """In each way in which convolutions are computed; their functions are shared by layers that are alike."""
+    rows = 33
+    rng = np.random.default_rng(6)
+    data = {"x": rng.normal(size=(rows, 12, 20, 3)).astype(np.float32)}
+    shapes = (5, 5, 3, 6), (3, 3, 6, 6), (3, 3, 6, 6), (1, 1, 6, 16), (3, 3, 16, 16)
+    kernels = [Variable((rng.normal(size=shape) / 5).astype(np.float32)) for shape in shapes]
+    biases = [Variable(rng.normal(size=shape[-1]).astype(np.float32)) for shape in shapes]
+
+    def step(x):
+        found, y = {}, x
+        for number, (kernel, bias) in enumerate(zip(kernels, biases, strict=True)):
+            y = ops.relu(ops.conv(y, kernel, padding="same") + bias)
+            found[f"sums{number}"] = ops.sum(y, axis=(0, 1, 2))
+        ops.mean(ops.square(y)).backward()
+        return found | {f"gradient{number}": kernel.grad for number, kernel in enumerate(kernels)}
+
+    program = trace(step, {"x": ((Dim.rows(rows), *data["x"].shape[1:]), "float32")})
+    compare(program, 1, data, {"rtol": 1e-4, "atol": 1e-4})
+    ends = []
+    for threads in (1, 2, 3):
+        executable = CompiledExecutable(program, HostMemory(), data, threads=threads)
+        executable.run()
+        ends.append({name: one.tobytes() for name, one in executable.outputs.items()})
+    assert ends[0] == ends[1] == ends[2]
+    source = executable.code.source
+    for by in ("PRODUCT", "CHANNELS", "PIXELS"):
+        assert re.search(rf"dp_then_summed<.*dp_conv2d<float>\(c, DP_{by}, ", source), by
+    called = re.findall(r"kernel\d+(?=\(c, numbers)", source)
+    assert len(set(called)) < len(called)
+
+
 def test_an_epilogue_leaves_alone_what_its_product_reads():
     """Though nobody reads it later: other parts of the product do. The output could lie in the place of `2 * w`."""
     rows, features = 128, 128
@@ -339,7 +371,7 @@ def test_an_epilogue_leaves_alone_what_its_product_reads():
 
     program = trace(step, {"x": ((Dim.rows(rows), features), "float32"), "w": ((features, features), "float32")})
     executable = CompiledExecutable(program, HostMemory(), data, threads=2)
-    assert "dp_product_summed<" in executable.code.source
+    assert "dp_then_summed<" in executable.code.source
     executable.run()
     expected = np.maximum(data["x"].astype(float) @ (2 * data["w"]), 0)
     np.testing.assert_allclose(executable.outputs["y"], expected, rtol=0, atol=1e-4)

@@ -18,6 +18,7 @@ from dptrain.program.dims import Dim
 from dptrain.program.execute import HostMemory
 from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
+from tests.unit.backend.cpu.test_convolutions import BY, CASES, MAKES
 from tests.unit.backend.cpu.test_products import HALF_CHAINS, in_tiles, needs_tiles, product
 
 X86 = platform.machine() in ("x86_64", "AMD64")
@@ -100,6 +101,23 @@ def test_products_in_tiles_however_they_are_compiled(compiler, tuned):
     expected = in_tiles(*matrices(bfloat16), np.zeros((M, N), np.float32))
     assert wrong_rows(library.dp_product_dp_bfloat16, expected, bfloat16) == 0
     assert np.mean(expected != chains(True, bfloat16)) > 0.5
+
+
+@pytest.mark.parametrize("target", [TARGETS[-1], *NARROW], ids="-".join)
+def test_convolutions_have_the_same_bits_however_they_are_compiled(target):
+    """With FMA: narrower vectors compute the same chains. Without, vectors of pixels those of vectors of channels."""
+    both = "".join(f"DP_CONVOLUTION_{one.upper()}(float)\n" for one in BY)
+    library = compiled_by("g++", target, both, compiling.CONVOLUTION)
+    functions = [compiling._address(library[f"dp_{one}_float"]) for one in BY]
+    for name in ("one channel", "to three channels", "to eleven channels", "few channels, many lines"):
+        for makes in MAKES:
+            given = CASES[name].arrays(makes, "float32")
+            channels, pixels = (CASES[name].found(makes, *given, function=one) for one in functions)
+            if makes != "kernel":
+                np.testing.assert_array_equal(pixels, channels)
+            if target not in NARROW:
+                np.testing.assert_array_equal(pixels, CASES[name].found(makes, *given, by="pixels"))
+            np.testing.assert_allclose(pixels, channels, rtol=0, atol=1e-3)
 
 
 def test_chains_with_fma_are_others():

@@ -1,6 +1,8 @@
 """Convolutions on a CPU: right, and of the same bits on any number of threads and beside any other images."""
 
 import ctypes
+import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from dptrain.backend.cpu.compile import compiler, convolutions, shared
 from dptrain.ops.convolution import conv2d, conv2d_input, conv2d_kernel
+from dptrain.program.program import trace
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 MAKES = {"places": (conv2d, 0), "images": (conv2d_input, 1), "kernel": (conv2d_kernel, 2)}  # dp_Makes
@@ -46,31 +49,43 @@ class Case:
         MAKES[makes][0].compute(np.float64(one), np.float64(other), **self.window, size=size, out=out)
         return out
 
-    def found(self, makes, one, other, threads=1):
-        """Return what the function makes that programs call."""
+    def found(self, makes, one, other, threads=1, by="channels", epilogue=None, step=1, function=None):
+        """Return what the function makes that programs call; with an epilogue, also whether it has been executed."""
         images, places, kernel = self.shapes
         shape = {"places": places, "images": images, "kernel": kernel}[makes]
         rows = one.shape[0]
         out = np.full(shape if makes == "kernel" else (rows, *shape[1:]), np.nan, one.dtype)
         window = (*images[1:3], *places[1:3], *kernel[:2], *sum(map(tuple, self.window.values()), ()))
         pointer, number = ctypes.c_void_p, ctypes.c_int64
-        kinds = [pointer, number, ctypes.c_int, pointer, *[number] * 3, *[pointer] * 3]
-        call = ctypes.CFUNCTYPE(None, *kinds)(convolutions(one.dtype.name).result())
+        kinds = [pointer, number, ctypes.c_int, pointer, *[number] * 3, *[pointer] * 3, THEN, pointer, number, number]
+        call = ctypes.CFUNCTYPE(ctypes.c_bool, *kinds)(function or convolutions(by, one.dtype.name).result())
         fields = (ctypes.c_int64 * 12)(*window)
         arrays = (x.ctypes.data for x in (one, other, out))
-        call(shared("dp_parallel"), threads, MAKES[makes][1], fields, rows, *kernel[2:], *arrays)
-        return out
+        then = THEN() if epilogue is None else THEN(lambda context, low, high: epilogue(out, low, high))
+        own = shared("dp_parallel"), threads, MAKES[makes][1], fields, rows, *kernel[2:]
+        done = call(*own, *arrays, then, None, step, 0)
+        return out if epilogue is None else (out, done)
+
+
+THEN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)  # dp_Range
+
+
+BY = "channels", "pixels"
 
 
 def check(case, makes, dtype="float64"):
+    """Check both implementations, which make places and images of the same bits."""
     one, other = case.arrays(makes, dtype)
-    found, expected = case.found(makes, one, other), case.expected(makes, one, other)
+    expected = case.expected(makes, one, other)
     terms = {"places": case.shapes[2][:3], "images": case.shapes[2], "kernel": case.shapes[1][:3]}[makes]
-    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE[dtype] * 20 * np.sqrt(np.prod(terms)))
-    np.testing.assert_array_equal(case.found(makes, one, other, threads=3), found)
+    found = [case.found(makes, one, other, by=by) for by in BY]
+    for result, by in zip(found, BY, strict=True):
+        np.testing.assert_allclose(result, expected, rtol=0, atol=TOLERANCE[dtype] * 20 * np.sqrt(np.prod(terms)))
+        np.testing.assert_array_equal(case.found(makes, one, other, threads=3, by=by), result)
     if makes != "kernel":
+        np.testing.assert_array_equal(*found)
         row = len(one) // 2
-        np.testing.assert_array_equal(case.found(makes, one[row : row + 1].copy(), other)[0], found[row])
+        np.testing.assert_array_equal(case.found(makes, one[row : row + 1].copy(), other)[0], found[0][row])
 
 
 LENGTHS = st.tuples(st.integers(1, 20), st.integers(1, 33))
@@ -105,6 +120,12 @@ CASES = {
     "short rows": Case(40, (4, 4), (3, 3), (24, 64), before=(1, 1), behind=(1, 1)),
     "single places": Case(33, (3, 3), (3, 3), (16, 10)),
     "one channel": Case(20, (28, 28), (5, 5), (1, 6), before=(2, 2), behind=(2, 2)),
+    "to one channel": Case(3, (20, 33), (3, 3), (5, 1), before=(1, 1), behind=(1, 1)),
+    "to three channels": Case(3, (20, 45), (3, 5), (7, 3), (2, 2), (2, 1), before=(3, 1), behind=(1, 2)),
+    "to eleven channels": Case(5, (30, 46), (3, 5), (3, 11), (3, 3), (1, 2), before=(2, 5), behind=(2, 3)),
+    "few channels on both sides": Case(2, (17, 31), (5, 5), (3, 5)),
+    "few channels of tall images": Case(1, (250, 40), (5, 5), (8, 6), before=(2, 2), behind=(2, 2)),
+    "few channels, many lines": Case(3, (12, 48), (5, 5), (13, 6), (1, 3)),
     "large kernels": Case(4, (6, 6), (3, 3), (200, 160), before=(1, 1), behind=(1, 1)),
     "strides over all": Case(30, (13, 16), (1, 1), (20, 30), (3, 2)),
     "far zeros": Case(5, (4, 5), (2, 2), (3, 4), before=(6, 7), behind=(5, 9)),
@@ -119,6 +140,70 @@ def test_shapes(name, makes):
     assert CASES[name].fits
     check(CASES[name], makes)
     check(CASES[name], makes, "float32")
+
+
+@pytest.mark.parametrize(
+    ("name", "makes", "expected"),
+    [
+        ("one channel", "places", "pixels"),
+        ("one channel", "images", "pixels"),
+        ("one channel", "kernel", "pixels"),
+        ("many channels", "images", "channels"),
+        ("few channels on both sides", "kernel", "pixels"),
+        ("to eleven channels", "kernel", "channels"),
+        ("single places", "places", "channels"),
+        ("wide gaps", "images", "channels"),
+        ("to three channels", "places", "channels"),
+        ("to one channel", "places", "pixels"),
+    ],
+)
+def test_shapes_tell_what_vectors_hold(name, makes, expected):
+    case = CASES[name]
+    made = traced(case, makes)
+    assert made.op.lowering.implementation(made) == expected
+
+
+@pytest.mark.parametrize(("makes", "expected"), [("places", "product"), ("images", "product"), ("kernel", "channels")])
+def test_a_kernel_of_one_element_is_a_product(makes, expected):
+    made = traced(Case(4, (9, 8), (1, 1), (20, 30)), makes)
+    assert made.op.lowering.implementation(made) == expected
+
+
+def traced(case, makes):
+    """Return what is made, as a tensor of a program."""
+    given = {name: (one.shape, one.dtype) for name, one in zip("ab", case.arrays(makes, "float32"), strict=True)}
+    images, places, kernel = case.shapes
+    size = {"places": places[1:3], "images": images[1:3], "kernel": kernel[:2]}[makes]
+    return trace(lambda a, b: {"made": MAKES[makes][0](a, b, **case.window, size=size)}, given).outputs["made"]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("makes", ["places", "images"])
+@pytest.mark.parametrize(("step", "by"), [(1, "channels"), (16, "pixels")])
+def test_an_epilogue_gets_each_image_once_and_complete(makes, step, by, threads):
+    shapes = "one channel", "short rows", "strides over all", "wide gaps", "strides into zeros", "large kernels"
+    executed = set()
+    for name in shapes:
+        case = CASES[name]
+        given = case.arrays(makes, "float32")
+        expected, parts, lock = case.found(makes, *given), [], threading.Lock()
+
+        def then(out, low, high, parts=parts, expected=expected, lock=lock):
+            with lock:
+                parts.append((low, high, np.array_equal(out[low:high], expected[low:high])))
+
+        found, done = case.found(makes, *given, threads=threads, by=by, epilogue=then, step=step)
+        np.testing.assert_array_equal(found, expected)
+        executed.add(done)
+        assert done == bool(parts)
+        # Not with a last phase that meets nothing, nor where threads need parts of images.
+        assert done or (makes, name) in (("images", "strides over all"), ("images", "wide gaps")) or threads > 1
+        if done:
+            ends = [0, *(high for _, high, _ in sorted(parts))]
+            assert [(low, high) for low, high, _ in sorted(parts)] == list(itertools.pairwise(ends))
+            assert ends[-1] == len(found)
+            assert all(low % step == 0 and whole for low, _, whole in parts)
+    assert True in executed
 
 
 def test_nothing_behind_an_image_is_read():
