@@ -206,7 +206,7 @@ class Copy:
             shared.symlink_to((mutant_draw.ROOT / "../shared").resolve())
 
     def units(self) -> Units:
-        """Return what every unit reaches, found now where that is not known of these files.
+        """Return what every unit reaches, found now where the folder does not say.
 
         Raises:
             SystemExit: a device does not work without a mutant.

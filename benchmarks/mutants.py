@@ -166,7 +166,7 @@ def main() -> int:
         "--journal", type=Path, help="file with verdicts: those of this run are added, and not made again"
     )
     parser.add_argument(
-        "--work", type=Path, help="folder for the copy and for what judges reach, which is not looked for again there"
+        "--work", type=Path, help="folder for the copy and what judges reach: a new one where code has changed"
     )
     parser.add_argument("--only", type=int, metavar="NUMBER", help="one mutant alone")
     parser.add_argument("--list", action="store_true", help="print mutants, and judge none")
