@@ -266,9 +266,9 @@ template <class T, bool planar> struct dp_KernelGradient {
     void compute_planes(int64_t b, int64_t p0, int64_t p1, const Rows *first, const Rows *last, T *to, bool add) const {
         const dp_PlanesSums<T> of(patches, p1 - p0, N);
         const T *const frame = planes.stand(patches, b, p0, p1);
-        const T *const turned = of.turned(dy + (b * patches.P + p0) * patches.Q * N, patches.Q, N);
+        const T *const transposed = of.transposed(dy + (b * patches.P + p0) * patches.Q * N, patches.Q, N);
         for (const Rows *tile = first; tile < last; ++tile)
-            of.compute(tile->count, N, place.data() + tile->first, frame, turned, to + tile->first * N * lanes, add);
+            of.compute(tile->count, N, place.data() + tile->first, frame, transposed, to + tile->first * N * lanes, add);
     }
 
     // Take up rows p to p1 of images b to b1.

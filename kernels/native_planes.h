@@ -3,7 +3,7 @@
 // Letters as in native_convolution.h, whose vectors hold channels: of six, ten lanes of sixteen are idle. Here the images
 // are copied into a frame of planes, one for each channel and, with strides, for each remainder of a column by them: what
 // an element of the kernel meets along a row of places then lies side by side. A register tile has some channels that come
-// out and some vectors of places; the kernel is read one number at a time. It is turned round as it is stored.
+// out and some vectors of places; the kernel is read one number at a time. It is transposed as it is stored.
 //
 // Every element of y and dx is the same chain as in native_convolution.h, with the same bits. The kernel's gradient sums
 // LANES chains, whatever the width of vectors, and adds them up at the end.
@@ -116,7 +116,7 @@ template <class T> struct dp_PlanesTile {
             }
     }
 
-    // Turn the sums of so many places round: two channels at a time, since single numbers take as long to store.
+    // Transpose the sums of so many places: two channels at a time, since single numbers take as long to store.
     template <int rows> static void store(const T *sums, int64_t places, T *out, int64_t column) {
         const int pitch = vectors(rows) * W;
         for (int r = 0; r + 1 < rows; r += 2, sums += 2 * pitch) {
@@ -183,7 +183,7 @@ template <class T> struct dp_PlanesSums {
           line(dp_Planes<T>(from).line * from.sh), of_dy(N * vectors * LANES), channel(vectors * LANES) {}
 
     // dy (rows Q, N) in planes: (rows, N, vectors of places), zeros where there are none.
-    const T *turned(const T *dy, int64_t Q, int64_t N) const {
+    const T *transposed(const T *dy, int64_t Q, int64_t N) const {
         T *const planes = dp_scratch<T, 6>(rows * of_dy);
         for (int64_t p = 0; p < rows; ++p)
             for (int64_t q = 0; q < Q; q += LANES)
