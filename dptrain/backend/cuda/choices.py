@@ -242,7 +242,7 @@ def program_of(problem: Problem) -> tuple[Program, list[Variable]]:
         transposed_a, transposed_b, batch, M, N, K = problem.sizes
         lead = (batch,) if batch > 1 else ()
         shapes = [(*lead, *((K, M) if transposed_a else (M, K))), (*lead, *((N, K) if transposed_b else (K, N)))]
-        turned, shape, attributes = (bool(transposed_a), bool(transposed_b)), (*lead, M, N), dict[str, Any]()
+        transposed, shape, attributes = (bool(transposed_a), bool(transposed_b)), (*lead, M, N), dict[str, Any]()
         op = next(one for one in OPS.values() if isinstance(one.lowering, Product))
     else:
         _, B, I, O, *numbers = problem.sizes  # noqa: E741 - the letters of all convolutions
@@ -250,7 +250,7 @@ def program_of(problem: Problem) -> tuple[Program, list[Variable]]:
         images, of_places, kernel = (B, *image, I), (B, *places, O), (*size, I, O)
         ways = {"places": (images, kernel, of_places), "images": (of_places, kernel, images)}
         first, second, shape = ways.get(problem.makes, (images, of_places, kernel))
-        shapes, turned = [first, second], (False, False)
+        shapes, transposed = [first, second], (False, False)
         made = {"places": places, "images": image, "kernel": size}[problem.makes]
         attributes = {"strides": strides, "dilation": dilation, "before": before, "size": made}
         op = next(
@@ -264,7 +264,7 @@ def program_of(problem: Problem) -> tuple[Program, list[Variable]]:
     def step() -> dict[str, Tensor]:
         factors = [one.value if dtype == np.float32 else METHODS["cast"](one.value, "float32") for one in operands]
         for n, one in enumerate(factors):
-            if turned[n]:
+            if transposed[n]:
                 axes = (*range(one.ndim - 2), one.ndim - 1, one.ndim - 2)
                 across = tuple(one.shape[axis] for axis in axes)
                 factors[n] = Tensor(OPERATORS["transpose"], (one,), {"axes": axes}, across, one.dtype)

@@ -156,7 +156,7 @@ def with_providers(
         count: returns the number of elements that a rank has of a shape.
         factors: returns the tensors whose memory the factors of a product are, and which of them lie transposed.
     """
-    turned: dict[Tensor, Tensor] = {}
+    kernels: dict[Tensor, Tensor] = {}
 
     def transposed(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
         shape = tuple(tensor.shape[axis] for axis in axes)
@@ -180,8 +180,8 @@ def with_providers(
             made = Tensor(one.op, one.inputs, attributes, shape, one.dtype, name=one.name)
             return transposed(made, tuple(_LIBRARY_KERNEL.index(axis) for axis in range(4)))
         other, kernel = one.inputs
-        if kernel not in turned:
-            turned[kernel] = transposed(kernel, _LIBRARY_KERNEL)
-        return Tensor(one.op, (other, turned[kernel]), attributes, one.shape, one.dtype, name=one.name)
+        if kernel not in kernels:
+            kernels[kernel] = transposed(kernel, _LIBRARY_KERNEL)
+        return Tensor(one.op, (other, kernels[kernel]), attributes, one.shape, one.dtype, name=one.name)
 
     return rewritten(program, chosen)
