@@ -270,12 +270,15 @@ class RandomShear(Affine):
         **options: Any,
     ) -> None:
         super().__init__(fill_mode, interpolation, seed, fill_value, data_format, **options)
-        self.x_factor, self.y_factor = x_factor, y_factor
         said = "The `factor` argument should be a number (or a list of two numbers) in the range [0, 1.0]. "
-        # Keras' files have the range -f to f in the place of f.
         self._right, self._down = (
             limits(name, given, -1 if isinstance(given, list | tuple) else 0, said)
             for name, given in (("x_factor", x_factor), ("y_factor", y_factor))
+        )
+        # Keras writes the range -f to f in the place of f, and reads only f.
+        self.x_factor, self.y_factor = (
+            most if least == -most else given
+            for given, (least, most) in ((x_factor, self._right), (y_factor, self._down))
         )
 
     def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:

@@ -17,12 +17,16 @@ def toy(rows: int = 40) -> tuple[np.ndarray, np.ndarray]:
 
 def both(keras, *layers, **options):
     """Return the model in both libraries, with Keras' weights, compiled."""
+    keras.utils.set_random_seed(0)
     result = []
     for k in (keras, dp):
         stack = [k.Input((4,)), *(getattr(k.layers, name)(*arguments) for name, *arguments in layers)]
         result.append(k.Sequential(stack, **options))
     theirs, ours = result
-    ours.set_weights([np.asarray(weight) for weight in theirs.get_weights()])
+    # A model of dptrain is float32 until `compile` says otherwise: begin both at numbers that it can hold.
+    start = [np.asarray(weight, np.float32) for weight in theirs.get_weights()]
+    for model in (theirs, ours):
+        model.set_weights(start)
     theirs.compile("sgd", "mse", jit_compile=False)
     ours.compile("sgd", "mse", dtype="float64", jit_compile=False)
     return result

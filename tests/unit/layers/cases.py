@@ -294,7 +294,10 @@ CASES: dict[str, list[Case]] = {
     ],
     "Permute": [Case(lambda: L.Permute((2, 1)), (3, 4), (4, 3))],
     "Pipeline": [
-        Case(lambda: L.Pipeline([L.RandomFlip(seed=3), L.Dense(2, name="inner"), L.Flatten()]), (3, 4, 2), (24,)),
+        Case(
+            lambda: L.Pipeline([L.RandomFlip(seed=3, name="flip"), L.Dense(2, name="inner"), L.Flatten(name="flat")]),
+            *((3, 4, 2), (24,)),
+        ),
     ],
     "RMSNormalization": [
         Case(L.RMSNormalization, (3, 4), (3, 4)),

@@ -202,6 +202,13 @@ def test_colours_stay_in_their_range_and_grey_stays_grey():
     np.testing.assert_allclose(same, NOISE, rtol=1e-4)
 
 
+def test_shears_are_written_so_that_keras_reads_them():
+    """Keras writes 0.3 as the range from -0.3, and reads no range from below 0."""
+    written = layers.RandomShear([-0.3, 0.3], [0.1, 0.2]).config()
+    assert (written["x_factor"], written["y_factor"]) == (0.3, [0.1, 0.2])
+    assert layers.RandomShear([-0.3, 0.2]).config()["x_factor"] == [-0.3, 0.2]  # no number stands for it
+
+
 def test_contrast_and_frequencies():
     x = np.array([[[0.0, 50], [50, 50]], [[10, 20], [30, 40]]])[..., None]
     found = layers.AutoContrast()(x).numpy()
