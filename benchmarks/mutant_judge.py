@@ -187,7 +187,10 @@ def watch_compilers(notes: Notes) -> None:
     cpp.shared = _Noting(cpp.shared, lambda name: notes.text(name, cpp.SHARED))
     tiled = {"bfloat16": "DP_EXPORT dp_Tiles"}  # on some processors
     cpp.products = _Noting(cpp.products, lambda name: notes.text(f"DP_PRODUCT {tiled.get(name, '')}", cpp.TILES))
-    cpp.convolutions = _Noting(cpp.convolutions, lambda name: notes.text(f"DP_CONVOLUTION {name}", cpp.CONVOLUTION))
+    cpp.convolutions = _Noting(
+        cpp.convolutions,
+        lambda vectors, name: notes.text(f"DP_CONVOLUTION_{vectors.upper()} {name}", cpp.CONVOLUTION),
+    )
     cuda.compiled_text = _Noting(cuda.compiled_text, lambda name, text, *_: notes.text(text, all_headers))
 
 

@@ -15,6 +15,8 @@ SCRIPT = """
 import sys
 import numpy as np
 import dptrain as dp
+from dptrain.train import health
+health._SECONDS = float("inf")  # no copies of the state by the clock
 steps = int(sys.argv[1])
 rng = np.random.default_rng(0)
 x, y = rng.integers(0, 256, (32 * steps, 784)).astype(np.uint8), rng.integers(0, 10, 32 * steps)
