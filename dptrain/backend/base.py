@@ -10,7 +10,9 @@ import numpy.typing as npt
 from dptrain.backend.transfers import Buffer as Buffer
 from dptrain.backend.transfers import Exchange, Staging
 from dptrain.backend.transfers import HostArray as HostArray
-from dptrain.comm.base import Communicator
+from dptrain.comm.base import Communicator, HandOvers
+from dptrain.comm.mesh import STAGE
+from dptrain.program.hand_overs import Link
 from dptrain.program.program import Program
 from dptrain.program.tensor import Variable
 
@@ -160,6 +162,21 @@ class Backend(ABC):
     def part(self, comm: Communicator) -> None:
         """Give back what joins the devices of these ranks; nothing that meets them is executed any more. Collective."""
 
+    def hand_overs(self, comm: Communicator, links: Sequence[Link], sizes: Sequence[int], ticks: int) -> HandOvers:
+        """Return what hands tensors of one step from stage to stage. Collective over the ranks of all stages.
+
+        Args:
+            comm: the ranks.
+            links: between the stages.
+            sizes: the most bytes of an item of each, alike on all ranks.
+            ticks: as of `Communicator.hand_overs`.
+        """
+        return comm.along(STAGE).hand_overs(ticks)
+
+    def made(self, executable: Executable) -> Mapping[str, Buffer]:
+        """Return what the last step of an executable made, by name, where it lies on the device until the next one."""
+        return executable.outputs
+
     @abstractmethod
     def snapshot(self, variables: Iterable[Variable]) -> Snapshot:
         """Return what looks at variables, which live on the device from now on, and copies them.
@@ -185,6 +202,10 @@ class Backend(ABC):
     @abstractmethod
     def write(self, buffer: Buffer, array: HostArray) -> None:
         """Overwrite a buffer with a host array of the same shape."""
+
+    @abstractmethod
+    def copy(self, buffer: Buffer, source: Buffer) -> None:
+        """Overwrite a buffer with another one of the same shape and type, after all work queued before."""
 
     @abstractmethod
     def exchange(self, buffer: Buffer, *, direct: bool = False) -> Exchange:

@@ -47,11 +47,17 @@ class HandOvers(ABC):
 
     That order is a clock: its ticks say when a rank waits for what, so that the last one that has not come can be told
     from those that wait for it. Not collective, but that every rank of the group makes and finishes one.
+
+    Attributes:
+        on_device: arrays are a device's, and what is queued there after `give` and `take` comes after them; else they
+            are the host's.
     """
 
+    on_device = False
+
     @abstractmethod
-    def give(self, rank: int, array: Array, tag: int) -> None:
-        """Send a contiguous array to a rank, and go on; it must stay as it is until `finish` has returned.
+    def give(self, rank: int, array: Any, tag: int) -> None:
+        """Send a contiguous array to a rank, and go on; one on the host must not change until `finish` has returned.
 
         Args:
             rank: who takes it.
@@ -60,8 +66,8 @@ class HandOvers(ABC):
         """
 
     @abstractmethod
-    def take(self, rank: int, out: Array, tag: int, tick: int) -> None:
-        """Receive what a rank gives.
+    def take(self, rank: int, out: Any, tag: int, tick: int) -> None:
+        """Receive what a rank gives, in the order in which that rank gives it.
 
         Args:
             rank: who gives it.

@@ -17,9 +17,9 @@ PATH = f"{ROOT}:{ROOT / 'tests' / 'standins'}"
 STALL = {"DPTRAIN_STALL_TIMEOUT": "2"}
 
 
-def train(folder, way: str, transport: str = "nccl", **environment: str) -> Finished:
+def train(folder, way: str, transport: str = "nccl", stages: int = 1, **environment: str) -> Finished:
     options = {"EMULATOR_DEVICES": "2", "EMULATOR_LEAKS": "off", "PYTHONPATH": PATH, "TMPDIR": str(folder)}
-    return emulated_ranks(2, SCRIPT, way, transport, timeout=60, fresh=True, **options | environment)
+    return emulated_ranks(2, SCRIPT, way, transport, str(stages), timeout=60, fresh=True, **options | environment)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,17 @@ def test_a_rank_in_trouble_ends_the_job_in_one_line_that_names_it(tmp_path, way,
 
 def test_a_killed_rank_ends_the_job(tmp_path):
     assert train(tmp_path, "killed").code != 0
+
+
+@pytest.mark.parametrize("transport", ["ipc", "nccl"])
+def test_a_stage_that_does_not_come_is_named_and_a_killed_one_ends_the_job(tmp_path, transport):
+    late = train(tmp_path, "late", transport, 2, **STALL)
+    assert late.code == 77, late.err
+    assert len(late.messages) == 1
+    assert re.search("^dptrain: rank 1/2 .*has not come for .* while rank 0 waits in a hand-over", late.messages[0])
+    killed = train(tmp_path, "killed", transport, 2)
+    assert killed.code != 0
+    assert "trained" not in killed.out
 
 
 REFUSED = """

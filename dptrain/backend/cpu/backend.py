@@ -134,6 +134,9 @@ class CpuBackend(Backend):
     def write(self, buffer: Array, array: HostArray) -> None:
         buffer[...] = array
 
+    def copy(self, buffer: Array, source: Array) -> None:
+        np.copyto(buffer, source)
+
     def exchange(self, buffer: Array, *, direct: bool = False) -> Exchange:
         return HostExchange(buffer)
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.backend.base import Backend, amount
+from dptrain.backend.base import Backend, Executable, amount
 from dptrain.backend.cuda.choices import OURS, Choices, Library
 from dptrain.backend.cuda.compile import compiled_text, find_nvcc, release, too_new
 from dptrain.backend.cuda.compose import Composition, problems
@@ -31,8 +31,9 @@ from dptrain.backend.cuda.state import DeviceState
 from dptrain.backend.cuda.transfers import DirectExchange, PinnedExchange, PinnedStaging
 from dptrain.backend.custom import OwnKernel
 from dptrain.backend.transfers import SAMPLES, Exchange, HostArray, Staging
-from dptrain.comm.base import Communicator
+from dptrain.comm.base import Communicator, HandOvers
 from dptrain.errors import ConfigError, DeviceError
+from dptrain.program.hand_overs import Link
 from dptrain.program.program import Program
 from dptrain.program.tensor import Variable
 
@@ -288,6 +289,17 @@ class CudaBackend(Backend):
         self.streams.waiting = found.waiting
         return found
 
+    def hand_overs(self, comm: Communicator, links: Sequence[Link], sizes: Sequence[int], ticks: int) -> HandOvers:
+        joined = self.links(comm)
+        if joined is None:
+            return super().hand_overs(comm, links, sizes, ticks)
+        return joined.hand_overs(links, sizes, ticks, self.streams)
+
+    def made(self, executable: Executable) -> Mapping[str, DeviceArray]:
+        assert isinstance(executable, CudaExecutable)
+        self.launch_waiting()
+        return executable.made
+
     def part(self, comm: Communicator) -> None:
         self.wait()
         self.streams.waiting = contextlib.nullcontext
@@ -340,6 +352,12 @@ class CudaBackend(Backend):
         if buffer.size:
             cuda.memcpy_htod_async(buffer.pointer, host, self.streams.ops)
             self.wait()  # the array is the caller's again
+
+    def copy(self, buffer: DeviceArray, source: DeviceArray) -> None:
+        if (buffer.shape, buffer.dtype) != (source.shape, source.dtype):
+            raise ValueError(f"cannot copy {source.dtype} {source.shape} to {buffer.dtype} {buffer.shape}")
+        if buffer.size:
+            cuda.memcpy_dtod_async(buffer.pointer, source.pointer, buffer.nbytes, self.streams.ops)
 
     def send(self, buffer: DeviceArray, array: HostArray) -> None:
         """As `write`, for an array of the buffer's type; nobody waits for one of some kilobytes."""

@@ -84,6 +84,7 @@ class CudaExecutable:
     Attributes:
         source: the generated C++.
         outputs: what the last step made, by name; who reads one waits for it.
+        made: the same where it lies on the device.
         nbytes: of its memory, state and inputs aside.
         backend: the device.
         pack_key: equal for executables that differ in what is in a `Run` alone, and can be executed as a pack; None for
@@ -117,8 +118,8 @@ class CudaExecutable:
         self._row = np.array([named[name] for name in made.fields], np.uint64)
         self.pack_key = self._load()
         self._table: RunTable | None = backend.run_table(self.pack_key, len(self._row))
-        buffers = {name: self._results[one] for name, one in made.program.outputs.items()}
-        self.outputs: Mapping[str, Array] = Outputs(buffers, backend.download)
+        self.made = {name: self._results[one] for name, one in made.program.outputs.items()}
+        self.outputs: Mapping[str, Array] = Outputs(self.made, backend.download)
         backend.executables.add(self)
 
     # Memory

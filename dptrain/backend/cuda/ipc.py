@@ -57,7 +57,7 @@ class IpcCommunicator(DeviceCommunicator):
 
     def __init__(self, comm: Communicator) -> None:
         self._comm, self.rank, self.size, self._half = comm, comm.rank, comm.size, 0
-        own, events, told = comm.agree("communicator", lambda: _mapping(_exported))
+        own, events, told = comm.agree("communicator", lambda: mapping(_exported))
         self._windows: list[Any] = []
         self._filled: list[list[Any]] = []  # by rank and half
         self._read: list[list[Any]] = []
@@ -72,7 +72,7 @@ class IpcCommunicator(DeviceCommunicator):
                 self._filled.append(known[:2])
                 self._read.append(known[2:])
 
-        comm.agree("communicator", lambda: _mapping(map_all))
+        comm.agree("communicator", lambda: mapping(map_all))
 
     def all_gather(self, part: DeviceBuffer, out: DeviceBuffer, counts: Sequence[int], stream: DeviceStream) -> None:
         """Each rank's part lies in its window."""
@@ -153,7 +153,8 @@ def _exported() -> tuple[Any, list[Any], bytes]:
     return window, events, b"".join(map(bytes, handles))
 
 
-def _mapping(action: Callable[[], T]) -> T:
+def mapping(action: Callable[[], T]) -> T:
+    """Return what `action` returns, a refusal of the driver as an error that says what to do."""
     try:
         return action()
     except cuda.Error as error:

@@ -17,10 +17,13 @@ from dptrain.backend.cuda.compile import compiled_text
 from dptrain.backend.cuda.device import cuda
 from dptrain.backend.cuda.ipc import IpcCommunicator
 from dptrain.backend.cuda.memory import DeviceArray, Streams, count
-from dptrain.comm.base import Communicator
+from dptrain.backend.cuda.passages import LinkedHandOvers, Passages, Size, padded
+from dptrain.comm.base import Communicator, HandOvers
 from dptrain.comm.device import AddingCommunicator, DeviceCommunicator
+from dptrain.comm.mesh import STAGE
 from dptrain.comm.nccl import NcclCommunicator
 from dptrain.errors import ConfigError
+from dptrain.program.hand_overs import Link
 from dptrain.program.memory import in_a_row
 from dptrain.program.mesh import ALL_GATHER
 from dptrain.program.messages import counts_of, is_contiguous, layout
@@ -63,6 +66,7 @@ class Links:
         self._nccl = NcclCommunicator.joined(comm) if transport == "nccl" else None
         self.meets_on_host = self._nccl is None
         self._groups: dict[str, DeviceCommunicator] = {}
+        self._passages: Passages | None = None
         self._queued = -1  # the record's position behind the last messages
 
     def along(self, axis: str) -> DeviceCommunicator:
@@ -76,6 +80,18 @@ class Links:
             else:
                 self._groups[axis] = self._nccl.split(group.allgather(self._comm.rank))
         return self._groups[axis]
+
+    def hand_overs(self, links: Sequence[Link], sizes: Sequence[int], ticks: int, streams: Streams) -> HandOvers:
+        """As `Backend.hand_overs`, for a backend with these streams. Collective."""
+        stages = self._comm.along(STAGE)
+        if self._passages is None:
+            group = None if self._nccl is None else self.along(STAGE)
+            assert group is None or isinstance(group, NcclCommunicator)
+            self._passages = Passages(stages, group)
+        asked = zip(links, sizes, strict=True)
+        self._passages.require([Size(one.source, one.target, one.slots, padded(n)) for one, n in asked], streams)
+        host = stages.hand_overs(ticks)
+        return LinkedHandOvers(host, links, self._passages, self, streams, stages.rank, ticks)
 
     @contextmanager
     def queueing(self) -> Iterator[None]:
@@ -94,11 +110,15 @@ class Links:
         yield
         if waits:
             self._record.__exit__()
-        if any(isinstance(one, NcclCommunicator) and one.is_aborted for one in self._groups.values()):
+        passing = [] if self._passages is None else self._passages.links.values()
+        joined = (*self._groups.values(), *passing)
+        if any(isinstance(one, NcclCommunicator) and one.is_aborted for one in joined):
             time.sleep(_END)  # what the device has made is garbage
 
     def close(self) -> None:
         """Part the GPUs, once all queued work has ended. Collective."""
+        if self._passages is not None:
+            self._passages.close()
         for one in dict.fromkeys([*self._groups.values(), *([] if self._nccl is None else [self._nccl])]):
             one.close()
 

@@ -1,5 +1,5 @@
 """Trains on two GPUs whose messages go past the host, until rank 1 does something in the third step.
-Arguments: what; how messages travel."""
+Arguments: what; how messages travel; how many stages there are, 1 where that is not said."""
 
 import os
 import signal
@@ -45,7 +45,9 @@ transports._ELEMENTS = 1000  # of what is measured
 if way == "late" and dp.rank() == 1:
     backend.CudaExecutable = Late
 x = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
-model = dp.Sequential([dp.layers.Dense(2, input_shape=(4,))])
-model.compile("sgd", "mse", device="cuda", comm=sys.argv[2], share_gpu=way == "share")
+stages = int(sys.argv[3]) if len(sys.argv) > 3 else 1
+hidden = [dp.layers.Dense(4) for _ in range(stages - 1)]
+model = dp.Sequential([dp.Input((4,)), *hidden, dp.layers.Dense(2)])
+model.compile("sgd", "mse", device="cuda", comm=sys.argv[2], share_gpu=way == "share", stages=stages)
 model.fit(x, x[:, :2], batch_size=8, epochs=2, verbose=0, callbacks=[Trouble()])
 print("trained", flush=True)

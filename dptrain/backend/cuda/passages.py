@@ -1,0 +1,377 @@
+"""Hand-overs between stages of a pipeline that go from one GPU's memory to another's.
+
+Each pair of stages that hand something over has a ring of slots at both ends, and a stream of its own at each, so that
+what is on its way holds up neither the ops nor what comes the other way. The giver's ops copy a tensor into a slot
+there; the stream sends it to the slot at the other end; the taker's ops copy it from there to where it is needed. Each
+of these waits for the one before by an event, and so does who fills a slot again.
+
+An event that is not recorded yet is not waited for. So ranks tell each other by a byte on the host what they have
+queued: the giver that a slot is filled, the taker that it is read. These bytes go as the host's own hand-overs do, with
+the same clock, by which a rank that does not come is found. Nobody waits there for a device.
+
+By NCCL (`ncclSend`, `ncclRecv`) each direction has a communicator of its own: one communicator's calls run one after
+the other, and two stages that send to each other first would wait for ever. By IPC the sender's stream copies to the
+taker's slots, which it maps.
+
+**Run on the emulated driver only, NCCL as a stand-in.** Source: CUDA C++ Programming Guide, "Interprocess
+Communication"; NCCL User Guide, "Point-to-point communication".
+"""
+# ruff: noqa: D102 - hand-overs' methods are documented once, in comm/base.py
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from dptrain.backend.cuda.device import cuda
+from dptrain.backend.cuda.ipc import mapping
+from dptrain.backend.cuda.memory import DeviceArray, Streams
+from dptrain.comm.base import Communicator, HandOvers
+from dptrain.comm.nccl import NcclCommunicator
+from dptrain.program.hand_overs import Link
+
+if TYPE_CHECKING:
+    from dptrain.backend.cuda.links import Links
+
+# Slots begin there.
+_ALIGNMENT = 256
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+# Of tags, what tells that a slot is read from what tells that one is filled.
+_READ = 1 << 14
+
+
+class Size(NamedTuple):
+    """What a passage has room for.
+
+    Attributes:
+        source: the rank that gives.
+        target: the rank that takes.
+        slots: how many.
+        nbytes: of each.
+    """
+
+    source: int
+    target: int
+    slots: int
+    nbytes: int
+
+
+class _End:
+    """An end of a passage.
+
+    Args:
+        size: of the passage.
+
+    Attributes:
+        is_mapped: other processes map its memory or its events.
+        size: as above.
+        slots: memory of this end, one slot behind the other.
+        stream: of this end.
+        filled: recorded by slot, at the giver's end where it is sent, at the other one where it has come.
+        read: by slot, when it may be filled again.
+    """
+
+    is_mapped = False
+
+    def __init__(self, size: Size) -> None:
+        self.size = size
+        self.slots, self.stream = cuda.mem_alloc(size.slots * size.nbytes), cuda.Stream(_NON_BLOCKING)
+        flags = cuda.event_flags.DISABLE_TIMING
+        if self.is_mapped:
+            flags |= cuda.event_flags.INTERPROCESS
+        self.filled, self.read = ([cuda.Event(flags) for _ in range(size.slots)] for _ in range(2))
+
+    def at(self, slot: int, nbytes: int) -> DeviceArray:
+        """Return the first bytes of a slot at this end."""
+        pointer = int(self.slots) + slot * self.size.nbytes
+        return DeviceArray(self.slots, pointer, (nbytes,), np.dtype(np.uint8))
+
+    def close(self) -> None:
+        """Free what this end has, once its stream has ended."""
+        self.stream.synchronize()
+        self.slots.free()
+
+
+class _Giver(_End, ABC):
+    """The end that gives. Slots are memory from which the stream sends, while ops overwrite what was given."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__(size)
+        self._copied = cuda.Event(cuda.event_flags.DISABLE_TIMING)
+
+    def give(self, slot: int, array: DeviceArray, streams: Streams) -> None:
+        """Queue that an array goes to a slot, whose last content has been queued to be read."""
+        if not array.nbytes:
+            return
+        ops, own = streams.ops, self.at(slot, array.nbytes)
+        ops.wait_for_event(self.filled[slot])  # the slot here has been sent
+        cuda.memcpy_dtod_async(own.pointer, array.pointer, own.nbytes, ops)
+        self._copied.record(ops)
+        self.stream.wait_for_event(self._copied)
+        self._send(slot, own)
+        self.filled[slot].record(self.stream)
+
+    @abstractmethod
+    def _send(self, slot: int, own: DeviceArray) -> None:
+        """Queue that it goes to the other end."""
+
+
+class _Taker(_End, ABC):
+    """The end that takes."""
+
+    def take(self, slot: int, out: DeviceArray, streams: Streams) -> None:
+        """Queue that an array is filled with what comes to a slot, which has been queued to be sent."""
+        if not out.nbytes:
+            return
+        ops, own = streams.ops, self.at(slot, out.nbytes)
+        self._receive(slot, own)
+        ops.wait_for_event(self.filled[slot])
+        cuda.memcpy_dtod_async(out.pointer, own.pointer, own.nbytes, ops)
+        self.read[slot].record(ops)
+
+    @abstractmethod
+    def _receive(self, slot: int, own: DeviceArray) -> None:
+        """Queue that it comes from the other end."""
+
+
+class _NcclGiver(_Giver):
+    """Sends by a communicator."""
+
+    def __init__(self, size: Size, link: NcclCommunicator) -> None:
+        super().__init__(size)
+        self._link = link
+
+    def _send(self, slot: int, own: DeviceArray) -> None:
+        self._link.send(own, 1 - self._link.rank, self.stream)
+
+
+class _NcclTaker(_Taker):
+    """Receives by a communicator."""
+
+    def __init__(self, size: Size, link: NcclCommunicator) -> None:
+        super().__init__(size)
+        self._link = link
+
+    def _receive(self, slot: int, own: DeviceArray) -> None:
+        self.stream.wait_for_event(self.read[slot])
+        self._link.receive(own, 1 - self._link.rank, self.stream)
+        self.filled[slot].record(self.stream)
+
+
+class _IpcGiver(_Giver):
+    """Copies to slots that are mapped."""
+
+    is_mapped = True
+
+    def told(self) -> list[str]:
+        """Return what the other end maps."""
+        return [bytes(one.ipc_handle()).hex() for one in self.filled]
+
+    def map(self, told: Sequence[str]) -> None:
+        """Map what the other end has told."""
+        window, *read = (bytearray(bytes.fromhex(one)) for one in told)
+        self._theirs = cuda.IPCMemoryHandle(window)
+        self.read = [cuda.Event.from_ipc_handle(one) for one in read]
+
+    def _send(self, slot: int, own: DeviceArray) -> None:
+        self.stream.wait_for_event(self.read[slot])
+        target = int(self._theirs) + slot * self.size.nbytes
+        cuda.memcpy_dtod_async(target, own.pointer, own.nbytes, self.stream)
+
+    def close(self) -> None:
+        self.stream.synchronize()
+        self._theirs.close()
+        self.read.clear()
+        super().close()
+
+
+class _IpcTaker(_Taker):
+    """Has its slots mapped."""
+
+    is_mapped = True
+
+    def __init__(self, size: Size) -> None:
+        super().__init__(size)
+        # Nothing of what lay there is another process's business.
+        cuda.memset_d8_async(int(self.slots), 0, size.slots * size.nbytes, self.stream)
+        self.stream.synchronize()
+
+    def told(self) -> list[str]:
+        """Return what the other end maps."""
+        handles = [cuda.mem_get_ipc_handle(self.slots), *(one.ipc_handle() for one in self.read)]
+        return [bytes(one).hex() for one in handles]
+
+    def map(self, told: Sequence[str]) -> None:
+        """Map what the other end has told."""
+        self.filled = [cuda.Event.from_ipc_handle(bytearray(bytes.fromhex(one))) for one in told]
+
+    def _receive(self, slot: int, own: DeviceArray) -> None:
+        """The giver copies."""
+
+
+class Passages:
+    """The ends that this rank has of passages between the ranks of a group.
+
+    Args:
+        comm: the ranks.
+        nccl: what joins their GPUs; None for memory that they map.
+    """
+
+    def __init__(self, comm: Communicator, nccl: NcclCommunicator | None) -> None:
+        self._comm, self._nccl = comm, nccl
+        self._sizes: dict[tuple[int, int], Size] = {}
+        self._ends: dict[tuple[int, int], Any] = {}
+        self.links: dict[tuple[int, int], NcclCommunicator] = {}  # made in an order that all ranks know
+
+    def require(self, sizes: Sequence[Size], streams: Streams) -> None:
+        """Make passages that are not there yet, or are too small. Collective, with the same sizes on all ranks.
+
+        Raises:
+            AgreedError: too little memory, or a GPU cannot map another's, on every rank.
+        """
+        missing = []
+        for one in sizes:
+            known = self._sizes.get(one[:2], Size(*one[:2], 0, 0))
+            grown = Size(*one[:2], max(one.slots, known.slots), max(one.nbytes, known.nbytes))
+            if grown != known:
+                missing.append(grown)
+        if missing:
+            streams.synchronize(streams.ops)
+            self._close([one[:2] for one in missing])
+            if self._nccl is None:
+                self._map(missing)
+            else:
+                self._join(missing, self._nccl)
+            self._sizes |= {one[:2]: one for one in missing}
+
+    def _join(self, sizes: Sequence[Size], nccl: NcclCommunicator) -> None:
+        rank = nccl.rank
+        for one in sizes:
+            pair = [one.source, one.target]
+            if one[:2] not in self.links:
+                self.links[one[:2]] = nccl.split(sorted(pair) if rank in pair else [rank])
+
+        def make() -> None:
+            for one in sizes:
+                link = self.links[one[:2]]
+                if rank == one.source:
+                    self._ends[one[:2]] = _NcclGiver(one, link)
+                elif rank == one.target:
+                    self._ends[one[:2]] = _NcclTaker(one, link)
+
+        self._comm.agree("communicator", lambda: mapping(make))
+
+    def _map(self, sizes: Sequence[Size]) -> None:
+        rank = self._comm.rank
+
+        def make() -> list[list[str]]:
+            told = []
+            for one in sizes:
+                if rank in one[:2]:
+                    end = self._ends[one[:2]] = (_IpcGiver if rank == one.source else _IpcTaker)(one)
+                    told.append(end.told())
+                else:
+                    told.append([])
+            return told
+
+        told = self._comm.allgather(self._comm.agree("communicator", lambda: mapping(make)))
+
+        def map_all() -> None:
+            for number, one in enumerate(sizes):
+                if rank in one[:2]:
+                    other = one.target if rank == one.source else one.source
+                    self._ends[one[:2]].map(told[other][number])
+
+        self._comm.agree("communicator", lambda: mapping(map_all))
+
+    def _close(self, keys: Sequence[tuple[int, int]]) -> None:
+        own = [self._ends.pop(key) for key in keys if key in self._ends]
+        for kind in (_Giver, _Taker):  # who maps memory lets go of it before it is freed
+            for one in own:
+                if isinstance(one, kind):
+                    one.close()
+            self._comm.barrier()
+
+    def end(self, source: int, target: int) -> Any:
+        """Return this rank's end of a passage."""
+        return self._ends[source, target]
+
+    def close(self) -> None:
+        """Give back what they hold, once all queued work has ended. Collective."""
+        self._close(list(self._sizes))
+        for one in self.links.values():
+            one.close()
+
+
+class LinkedHandOvers(HandOvers):
+    """Hand-overs of one step from GPU to GPU.
+
+    Args:
+        host: tells the others what is queued.
+        links: between the stages.
+        passages: between the ranks of a pipeline, large enough.
+        joined: the GPUs of all ranks.
+        streams: of the backend.
+        rank: this stage.
+        ticks: of the clock.
+    """
+
+    on_device = True
+
+    def __init__(
+        self,
+        host: HandOvers,
+        links: Sequence[Link],
+        passages: Passages,
+        joined: "Links",
+        streams: Streams,
+        rank: int,
+        ticks: int,
+    ) -> None:
+        self._host, self._passages, self._joined, self._streams = host, passages, joined, streams
+        self._rank, self._ticks = rank, ticks
+        self._out = {one.target: one for one in links if one.source == rank}
+        self._in = {one.source: one for one in links if one.target == rank}
+        self._given: dict[int, list[int]] = {one: [] for one in self._out}  # the tags
+        self._known_read = dict.fromkeys(self._out, 0)
+        self._taken = dict.fromkeys(self._in, 0)
+
+    def give(self, rank: int, array: DeviceArray, tag: int) -> None:
+        link, given = self._out[rank], self._given[rank]
+        number = len(given)
+        if number >= link.slots:
+            self._wait(rank, link.items[number].giver.tick)
+        self._passages.end(self._rank, rank).give(number % link.slots, array, self._streams)
+        given.append(tag)
+        self._host.give(rank, _byte(), tag)
+
+    def take(self, rank: int, out: DeviceArray, tag: int, tick: int) -> None:
+        self._host.take(rank, _byte(), tag, tick)
+        slot = self._taken[rank] % self._in[rank].slots
+        self._passages.end(rank, self._rank).take(slot, out, self._streams)
+        self._taken[rank] += 1
+        self._host.give(rank, _byte(), tag | _READ)
+
+    def finish(self) -> None:
+        for rank, given in self._given.items():
+            while self._known_read[rank] < len(given):
+                self._wait(rank, self._ticks)
+        self._host.finish()
+        with self._joined.queueing():
+            pass
+
+    def _wait(self, rank: int, tick: int) -> None:
+        """Return once a rank has queued to read the first slot of which that is not known."""
+        tag = self._given[rank][self._known_read[rank]]
+        self._host.take(rank, _byte(), tag | _READ, tick)
+        self._known_read[rank] += 1
+
+
+def padded(nbytes: int) -> int:
+    """Return the bytes of a slot for so many."""
+    return max(-(-nbytes // _ALIGNMENT), 1) * _ALIGNMENT
+
+
+def _byte() -> Any:
+    return np.zeros(1, np.uint8)
