@@ -354,7 +354,8 @@ def _check_targets(y: Any, loss: Any, output: tuple[int | None, ...] | None, row
         )
     if loss is not None and loss.takes_labels and output is not None and len(output) == 1 and output[-1] is not None:
         targets = whole_labels(targets, name)
-        check_labels(targets if loss.ignored is None else targets[targets != loss.ignored], output[-1], name)
+        if loss.labels_number_outputs:
+            check_labels(targets if loss.ignored is None else targets[targets != loss.ignored], output[-1], name)
         return targets.astype(np.int64, copy=False)
     if targets.dtype.kind not in "uifb":
         raise DataError(f"{name} has dtype {targets.dtype}: expected real numbers")

@@ -19,7 +19,7 @@ from dptrain.layers.colors import (
 from dptrain.layers.pictures import ImageLayer
 from dptrain.layers.random_images import Factor, RandomImageLayer, factor_range, for_each, one_of, value_range_of
 from dptrain.ops import random
-from dptrain.ops.indexing import add_rows
+from dptrain.ops.indexing import all_rows
 from dptrain.ops.warping import INTERPOLATIONS
 from dptrain.program.shapes import is_one
 from dptrain.program.tensor import Tensor
@@ -29,7 +29,7 @@ from dptrain.random import Purpose
 class _Mixing(RandomImageLayer):
     """Mixes each image of a batch with another one of the global batch, and their labels alike.
 
-    Ranks send each other their images: a sum of batches that have zeros in the place of other ranks' rows.
+    Ranks send each other their images.
     """
 
     def call(self, inputs: Any, training: bool = True) -> Any:
@@ -79,7 +79,7 @@ def _others(x: Tensor, transformation: Any) -> Tensor:
     if is_one(order.shape[0]):
         return x
     if "positions" in transformation:  # else the batch is one rank's
-        x = add_rows(x, transformation["positions"], length=int(x.shape[0]))
+        x = all_rows(x, transformation["positions"])
     return ops.take(x, order, 0)
 
 

@@ -11,6 +11,7 @@ from dptrain.losses.classes import (
     CategoricalFocalCrossentropy,
     CategoricalGeneralizedCrossEntropy,
     CategoricalHinge,
+    Circle,
     CosineSimilarity,
     Dice,
     Hinge,
@@ -50,6 +51,7 @@ from dptrain.losses.overlap import (
     dice,
     tversky,
 )
+from dptrain.losses.pairs import circle
 from dptrain.registry.names import by_name, not_there
 from dptrain.registry.serialization import Registry
 
@@ -63,6 +65,7 @@ _CLASSES: dict[Callable[..., Any], type[Loss]] = {
     tversky: Tversky,
     categorical_crossentropy: CategoricalCrossentropy,
     categorical_hinge: CategoricalHinge,
+    circle: Circle,
     cosine_similarity: CosineSimilarity,
     hinge: Hinge,
     huber: Huber,

@@ -35,6 +35,7 @@ class Loss(Configurable):
 
     Attributes:
         takes_labels: targets are integer labels, one a sample (True), or values (False); None where nobody knows.
+        labels_number_outputs: whether a label is the number of an output, so that there are no others.
         ignored: a label whose samples are left out, or None.
 
     Raises:
@@ -42,6 +43,7 @@ class Loss(Configurable):
     """
 
     takes_labels: bool | None = None
+    labels_number_outputs: bool = True
     ignored: int | None = None
 
     def __init__(
@@ -84,8 +86,11 @@ class Loss(Configurable):
         if not self.takes_labels:
             target = _as(target, output.dtype)
         (losses,) = as_tensors([self.call(target, output)])
-        mask = None if self.ignored is None else ops.not_equal(as_labels(target, output), self.ignored)
-        return reduce_weighted_values(losses, sample_weight, mask, self.reduction)
+        return reduce_weighted_values(losses, sample_weight, self._counted(target, output, losses), self.reduction)
+
+    def _counted(self, target: Tensor, output: Tensor, losses: Tensor) -> Tensor | None:
+        """Return which samples count; None for all."""
+        return None if self.ignored is None else ops.not_equal(as_labels(target, output), self.ignored)
 
     @property
     def depends_on_batches(self) -> bool:

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dptrain import ops
 from dptrain.errors import ConfigError
-from dptrain.losses import functions, overlap
+from dptrain.losses import functions, overlap, pairs
 from dptrain.losses.base import Loss, LossFunctionWrapper, last_axis, smoothing
+from dptrain.program.tensor import Tensor
 
 
 class _BuiltIn(LossFunctionWrapper):
@@ -377,3 +379,44 @@ class CategoricalGeneralizedCrossEntropy(_BuiltIn):
         if not 0 < q < 1:
             raise ConfigError("q must be in the interval (0, 1)")
         super().__init__(overlap.categorical_generalized_cross_entropy, reduction, name, dtype, q=q)
+
+
+class Circle(_BuiltIn):
+    """Draws embeddings of one label together and those of different ones apart, over all pairs of the global batch.
+
+    See `pairs.circle`. A sample without another of its label, or without one of another label, has the loss 0; as by
+    Keras, samples whose loss is 0 are left out of a mean.
+
+    Source: Y. Sun et al., "Circle loss: a unified perspective of pair similarity optimization", CVPR 2020.
+
+    Args:
+        gamma: factor of similarities.
+        margin: within which pairs need no correction.
+        remove_diagonal: whether a sample is no pair with itself.
+        reduction: as `Loss`.
+        name: as `Loss`.
+        dtype: as `Loss`.
+    """
+
+    takes_labels = True
+    labels_number_outputs = False
+
+    def __init__(
+        self,
+        gamma: float = 80.0,
+        margin: float = 0.4,
+        remove_diagonal: bool = True,
+        reduction: str | None = "sum_over_batch_size",
+        name: str | None = "circle",
+        dtype: str | None = None,
+    ) -> None:
+        given = {"gamma": gamma, "margin": margin, "remove_diagonal": remove_diagonal}
+        super().__init__(pairs.circle, reduction, name, dtype, **given)
+
+    def _counted(self, target: Tensor, output: Tensor, losses: Tensor) -> Tensor:
+        return ops.greater(losses, 0)
+
+    @property
+    def depends_on_batches(self) -> bool:
+        """Whether an epoch's loss depends on how its samples are cut into batches: pairs are those of a batch."""
+        return True

@@ -295,6 +295,7 @@ class SumOfLosses(Loss):
         self.parts = list(parts)
         kinds = {one.takes_labels for one in parts}
         self.takes_labels = kinds.pop() if len(kinds) == 1 else None
+        self.labels_number_outputs = all(one.labels_number_outputs for one in parts)
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
         """Return the sum for a batch; as `Loss`."""

@@ -10,9 +10,9 @@ import numpy.typing as npt
 from dptrain.errors import ConfigError
 from dptrain.ops.elementwise import where as chosen
 from dptrain.ops.linear_algebra import batch_matmul
-from dptrain.ops.manipulation import reshape, transpose_to
+from dptrain.ops.manipulation import reshape, transpose_to, zeros
 from dptrain.ops.reduction import sum as sum_over
-from dptrain.program.dims import counts_rows
+from dptrain.program.dims import Dim, counts_rows
 from dptrain.program.letters import names
 from dptrain.program.lowering import Element, Gather, Scatter
 from dptrain.program.onnx_graph import OnnxGraph, Value
@@ -82,6 +82,29 @@ def _add_rows_onnx(graph: OnnxGraph, made: Tensor, values: Value, places: Value)
     zeros = graph.expand(graph.constant(0, made.dtype), made.shape)
     numbers = graph.node("Unsqueeze", graph.cast(places, np.int64), graph.constant([-1], np.int64))
     return graph.node("ScatterND", zeros, numbers, values, reduction="add")
+
+
+def row_numbers(rows: Any) -> Tensor:
+    """Return where each row stands in the global batch (int64).
+
+    Args:
+        rows: how many; a program that asks for the places of rows of the batch is one for this number of them.
+    """
+    every = np.arange(int(rows))
+    # A rank's part of the constant is that of its own rows.
+    return zeros((rows,), np.int64) + every if isinstance(rows, Dim) else as_tensors([every])[0]
+
+
+def all_rows(x: Tensor, numbers: Tensor) -> Tensor:
+    """Return the rows of all ranks, which each of them then has.
+
+    Ranks add up tensors that have zeros in the place of other ranks' rows.
+
+    Args:
+        x: (rows, ...).
+        numbers: (rows,), where each row stands; see `row_numbers`.
+    """
+    return add_rows(x, numbers, length=int(x.shape[0])) if isinstance(x.shape[0], Dim) else x
 
 
 @op(

@@ -28,6 +28,7 @@ from dptrain.ops.elementwise import (
     sqrt,
     where,
 )
+from dptrain.ops.indexing import row_numbers
 from dptrain.ops.manipulation import concatenate, expand_dims, reshape
 from dptrain.ops.reduction import argmax
 from dptrain.ops.reduction import sum as sum_over
@@ -108,8 +109,8 @@ class SeedGenerator:
     def permutation(self, rows: Any) -> tuple[Tensor, Tensor]:
         """Return where each row stands in the global batch, and where in a random order of it; count the draw.
 
-        Every rank draws a key for all rows of the batch, and again for its own: a row's place among the keys is where
-        it stands, and the number of smaller keys its place in the order.
+        Every rank draws a key for all rows of the batch, and again for its own: the number of smaller keys is a row's
+        place in the order.
 
         Args:
             rows: how many; a program that asks for the places of rows of the batch is one for this number of them.
@@ -126,8 +127,7 @@ class SeedGenerator:
         self.count.assign(self.count + 1)
         mine, all_keys = (cast(one[:, 0], np.int64) * 2**31 + cast(one[:, 1] // 2, np.int64) for one in (own, every))
         mine = reshape(mine, (-1, 1))
-        places = sum_over(where(equal(mine, all_keys), np.arange(int(rows)), 0), 1)
-        return places, sum_over(cast(less(all_keys, mine), np.int64), 1)
+        return row_numbers(rows), sum_over(cast(less(all_keys, mine), np.int64), 1)
 
 
 # A seed is the state of random numbers; a number, of which the same are drawn every time; or None for the state that

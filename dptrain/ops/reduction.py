@@ -212,7 +212,9 @@ def logsumexp(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = 
     axes = normalized_axes(axis, tensor.ndim)
     greatest = _to_subtract(tensor, axes)
     greatest = where(isfinite(greatest), greatest, 0)
-    result = log(sum(exp(tensor - greatest), axes, keepdims=True)) + greatest
+    total = sum(exp(tensor - greatest), axes, keepdims=True)
+    nothing = equal(total, 0)  # of e^-inf alone, where the gradient of the logarithm would be infinite
+    result = where(nothing, -np.inf, log(where(nothing, 1, total)) + greatest)
     return result if keepdims else reshape(result, _reduced_shape(tensor.shape, axes=axes, keepdims=False))
 
 

@@ -24,6 +24,7 @@ UNUSUAL = {
     "BinaryCrossentropy": {"label_smoothing": 0.2, "reduction": "mean_with_sample_weight"},
     "Huber": {"delta": 2.0},
     "CosineSimilarity": {"axis": 1},
+    "Circle": {"gamma": 3.0, "margin": 0.2, "remove_diagonal": False, "reduction": "sum"},
 }
 RNG = np.random.default_rng(0)
 ROWS, C = 11, 4
@@ -212,6 +213,82 @@ def test_the_overlap_of_a_whole_batch(make, expected, shards):
     for outputs, _ in run_on_ranks(place(program), values, shards, dict.fromkeys(values, 0))[0]:
         np.testing.assert_allclose(outputs["loss"], whole["loss"], rtol=1e-12)
         np.testing.assert_allclose(outputs["gradient"], whole["gradient"], rtol=1e-11)
+
+
+def circle(labels, x, gamma, margin, itself):
+    d = np.maximum(1 - x @ x.T, 0)
+    same, found = labels[:, None] == labels, []
+    for n in range(len(x)):
+        near, far = same[n] & (itself | (np.arange(len(x)) != n)), ~same[n]
+        a = gamma * (d[n] + margin) * (d[n] - margin)
+        b = gamma * np.maximum(1 + margin - d[n], 0) * (1 - margin - d[n])
+        found.append(np.log1p(np.exp(a[near]).sum() * np.exp(b[far]).sum()))
+    return np.array(found)
+
+
+UNIT = Z / np.linalg.norm(Z, axis=1, keepdims=True)
+# The label 6 is that of one sample alone, whose loss is 0 where it is no pair with itself.
+OF_PAIRS = np.where(np.arange(ROWS) == 5, 6, LABELS * 10**10)
+
+
+@pytest.mark.parametrize("itself", [False, True])
+def test_pairs_of_the_global_batch(itself):
+    """Each sample is compared with those of all ranks, also by a rank that has none; no pair, no part in the mean."""
+    w = Variable(np.linspace(0.8, 1.2, C), "w")
+    expected = circle(OF_PAIRS, UNIT * w.numpy(), 3, 0.3, itself)
+    counted = expected > 0
+    assert np.all(counted) == itself
+    results = {
+        "sum_over_batch_size": (WEIGHTS * expected).sum() / counted.sum(),
+        "mean_with_sample_weight": (WEIGHTS * expected).sum() / (WEIGHTS * counted).sum(),
+        "none": WEIGHTS * expected,
+    }
+
+    def step(y_true, x, weights):
+        found = {}
+        for reduction in results:
+            found[reduction] = losses.Circle(3, 0.3, not itself, reduction)(y_true, x * w, weights)
+        found["sum_over_batch_size"].backward()
+        return found | {"gradient": w.grad}
+
+    values = {"y_true": OF_PAIRS, "x": UNIT, "weights": WEIGHTS}
+    program = trace(step, {name: ((Dim.rows(ROWS), *one.shape[1:]), one.dtype) for name, one in values.items()})
+    whole, _ = evaluate(program, values)
+    for name, value in results.items():
+        np.testing.assert_allclose(whole[name], value, rtol=1e-12)
+    for n in range(C):
+        ends = [circle(OF_PAIRS, UNIT * (w.numpy() + h * np.eye(C)[n]), 3, 0.3, itself) for h in (1e-6, -1e-6)]
+        slope = (WEIGHTS * (ends[0] - ends[1])).sum() / 2e-6 / counted.sum()
+        np.testing.assert_allclose(whole["gradient"][n], slope, rtol=1e-6)
+    for shards in ([11], [4, 0, 7], [0, 11]):
+        starts = np.cumsum([0, *shards])
+        for rank, (outputs, _) in enumerate(run_on_ranks(place(program), values, shards, dict.fromkeys(values, 0))[0]):
+            for name, value in whole.items():
+                own = slice(starts[rank], starts[rank + 1]) if name == "none" else ()
+                np.testing.assert_allclose(outputs[name], value[own], rtol=1e-11, atol=1e-14)
+
+
+def test_pairs_with_other_references():
+    found = losses.circle(LABELS[:3], UNIT[:3], LABELS, UNIT, gamma=3, margin=0.3)
+    np.testing.assert_allclose(found, circle(LABELS, UNIT, 3, 0.3, False)[:3], rtol=1e-12)
+
+
+def test_training_on_pairs():
+    """Compiled as eagerly; labels may be any numbers, and pairs are those of a batch, also in an evaluation."""
+    trained = []
+    for eager in (False, True):
+        model = dp.Sequential([dp.layers.Dense(C, input_shape=(C,)), dp.layers.UnitNormalization()], seed=1)
+        model.compile(dp.optimizers.Adam(0.05), "Circle", dtype="float64", run_eagerly=eager)
+        model.fit(Z, OF_PAIRS, batch_size=8, epochs=2, verbose=0)
+        trained.append(model)
+    for one, other in zip(*(model.get_weights() for model in trained), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-13)
+    x, expected = model(Z).numpy(), []
+    for rows in (slice(8), slice(8, ROWS)):
+        each = circle(OF_PAIRS[rows], x[rows], 80, 0.4, False)
+        expected.append(each.sum() / max((each > 0).sum(), 1))
+    found = model.evaluate(Z, OF_PAIRS, batch_size=8, verbose=0)
+    np.testing.assert_allclose(found, np.average(expected, weights=[8, ROWS - 8]), rtol=1e-9)
 
 
 @pytest.mark.parametrize(

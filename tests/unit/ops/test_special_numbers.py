@@ -5,6 +5,8 @@ import pytest
 
 from dptrain import ops
 from dptrain.errors import ConfigError
+from dptrain.program.gradient import gradients
+from dptrain.program.tensor import differentiable
 
 INF, NAN = np.inf, np.nan
 BYTES = np.array([[200, 0, 7], [255, 128, 1]], np.uint8)
@@ -88,6 +90,12 @@ def test_value_and_type(case):
     found = compute()
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_gradient_of_logsumexp_where_there_is_nothing():
+    x = differentiable(np.array([[-INF, -INF], [-INF, 1.0]]))
+    (found,) = gradients(ops.sum(ops.logsumexp(x, 1)), [x])
+    np.testing.assert_array_equal(found, [[0, 0], [0, 1]])
 
 
 def test_no_greatest_of_nothing():

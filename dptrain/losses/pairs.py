@@ -1,0 +1,69 @@
+"""Losses of pairs of samples: each sample of the global batch with all of them, on any number of ranks.
+
+A rank compares its own rows with those of all ranks, which it gets as one sum of embeddings and one of labels.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from dptrain import ops
+from dptrain.ops.indexing import all_rows, row_numbers
+from dptrain.program.tensor import Tensor, as_tensors
+
+
+def circle(
+    y_true: Any,
+    y_pred: Any,
+    ref_labels: Any = None,
+    ref_embeddings: Any = None,
+    remove_diagonal: bool = True,
+    gamma: float = 80,
+    margin: float = 0.4,
+) -> Tensor:
+    """Return log(1 + sum_p e^a_p sum_n e^b_n) for each sample, p and n those that it is compared with.
+
+    p are of the same label, n of others; without either the loss is 0. With d = max(1 - cosine, 0), the distance of two
+    embeddings, and the margin m, a = gamma (d + m) (d - m) and b = gamma max(1 + m - d, 0) (1 - m - d).
+
+    Source: Y. Sun et al., "Circle loss: a unified perspective of pair similarity optimization", CVPR 2020.
+
+    Args:
+        y_true: whole numbers, (rows,) or (rows, 1); any that tell apart.
+        y_pred: embeddings of length 1, (rows, features), as `UnitNormalization` makes them.
+        ref_labels: of the embeddings that they are compared with; y_true by default.
+        ref_embeddings: these, (references, features); y_pred by default, that of the whole batch.
+        remove_diagonal: whether the n-th sample is no pair with the n-th reference, which by default is itself.
+        gamma: factor of similarities.
+        margin: as above.
+    """
+    labels, output = as_tensors([y_true, y_pred])
+    labels, output = _whole(labels), output if output.dtype.kind in "fV" else ops.cast(output, "float32")
+    numbers = row_numbers(output.shape[0])
+    others = all_rows(output, numbers) if ref_embeddings is None else _references(ref_embeddings)
+    their_labels = all_rows(labels, numbers) if ref_labels is None else _references(ref_labels, _whole)
+    distance = ops.maximum(1 - ops.matmul(output, ops.transpose(others)), 0)
+    same = ops.equal(ops.expand_dims(labels, 1), their_labels)
+    different = ops.logical_not(same)
+    if remove_diagonal:
+        itself = ops.equal(ops.expand_dims(numbers, 1), np.arange(int(others.shape[0])))
+        same = ops.logical_and(same, ops.logical_not(itself))
+    near = gamma * (margin + distance) * (distance - margin)
+    far = gamma * ops.maximum(1 + margin - distance, 0) * (1 - margin - distance)
+    return ops.softplus(_logsumexp(same, near) + _logsumexp(different, far))
+
+
+def _whole(labels: Tensor) -> Tensor:
+    return ops.reshape(ops.cast(labels, "int64"), (-1,))
+
+
+def _references(given: Any, made: Any = lambda x: x) -> Tensor:
+    """Return what samples are compared with: of rows of the batch, those of all ranks."""
+    (found,) = as_tensors([given])
+    found = made(found)
+    return all_rows(found, row_numbers(found.shape[0]))
+
+
+def _logsumexp(mask: Tensor, x: Tensor) -> Tensor:
+    """Return log(sum(e^x)) of each row's elements in the mask."""
+    return ops.logsumexp(ops.where(mask, x, -np.inf), axis=1)
