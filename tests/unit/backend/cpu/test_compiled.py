@@ -426,8 +426,8 @@ def test_images():
         assert [type(one) for one in generate(fuse(without_ranks(program))).parts] == [NativeFunction]
 
 
-# Channels, type, image, window, strides, before: vectors that are filled, their parts and single numbers, on both sides of
-# each; windows of two by two, at the edges too, and others; pixels that no window sees, and windows that see none.
+# Channels, type, image, window, strides, before: vectors that are filled, and their parts down to single numbers;
+# windows of two by two, at the edges too, and others; pixels that no window sees, and windows that see none.
 POOLED = [
     *((n, "float32", (4, 6), (2, 2), (2, 2), (0, 0)) for n in (15, 16, 34)),
     *((n, "float64", (5, 7), (3, 3), (2, 1), (1, 1)) for n in (6, 11)),
