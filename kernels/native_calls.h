@@ -48,17 +48,6 @@ template <class T> static T *dp_scratch(int64_t size) {
     return (T *)memory.of(size * sizeof(T));
 }
 
-// Call f(p, q, r, s, inside, element of the image) for each element of each window.
-template <class F> static void dp_each(const dp_Window &w, F f) {
-    for (int64_t p = 0; p < w.P; ++p)
-        for (int64_t q = 0; q < w.Q; ++q)
-            for (int64_t r = 0; r < w.R; ++r)
-                for (int64_t s = 0; s < w.S; ++s) {
-                    const int64_t h = p * w.sh + r * w.dh - w.bh, v = q * w.sw + s * w.dw - w.bw;
-                    f(p, q, r, s, h >= 0 && h < w.H && v >= 0 && v < w.W, h * w.W + v);
-                }
-}
-
 static inline auto dp_convolution(const Context &c, dp_Implementation by, const float *) {
     return by == DP_PIXELS ? c.pixels_float : c.channels_float;
 }
@@ -112,7 +101,8 @@ static void dp_conv2d_kernel(Context &c, dp_Implementation by, const dp_Window &
     dp_convolution(c, by, x)(c.parallel, c.threads, DP_KERNEL, &w, B, I, O, x, dy, dkernel, nullptr, nullptr, 1, 0);
 }
 
-// What follows is told in its type how many channels there are where vectors hold them without a rest, or else 0.
+// What follows is told in its type how many channels there are, or 0: a convolution only where vectors hold them without
+// a rest.
 //
 // Call f(image) for each of B images, which threads share where these operations on single elements are worth it.
 template <class F> static void dp_images(Context &c, int64_t B, int64_t operations, F f) {
@@ -185,19 +175,78 @@ static void dp_depthwise2d_input(Context &c, const dp_Window &w, int64_t B, int6
     });
 }
 
+// So that what is known of a window and its channels is constants in the code.
+#define DP_FORCED __attribute__((always_inline))
+
+// What of a window lies in the image: `rows` of `columns` pixels, the first of them number `first` of the image's; number
+// `out` of the windows.
+struct dp_Seen {
+    int64_t out, first, rows, columns;
+};
+
+// Call f(window) for each window of an image; the commonest size has code of its own.
+template <class F> DP_FORCED static inline void dp_each(const dp_Window &w, F f) {
+    for (int64_t p = 0; p < w.P; ++p) {
+        const int64_t h = p * w.sh - w.bh, top = h < 0 ? 0 : h, rows = dp_least(h + w.R, w.H) - top;
+        for (int64_t q = 0; q < w.Q; ++q) {
+            const int64_t v = q * w.sw - w.bw, left = v < 0 ? 0 : v, columns = dp_least(v + w.S, w.W) - left;
+            const int64_t out = p * w.Q + q, first = top * w.W + left;
+            if (rows == 2 && columns == 2)
+                f(dp_Seen{out, first, 2, 2});
+            else
+                f(dp_Seen{out, first, rows, columns});
+        }
+    }
+}
+
+// Numbers side by side, in a vector.
+#if defined(__AVX512F__)
+static const int dp_VECTOR = 64;
+#elif defined(__AVX__)
+static const int dp_VECTOR = 32;
+#else
+static const int dp_VECTOR = 16;
+#endif
+template <class T, int n> struct dp_Block {
+    typedef T Vector __attribute__((vector_size(n * sizeof(T)), aligned(sizeof(T)), may_alias));
+    static const int lanes = n;
+};
+template <class T> struct dp_Block<T, 1> {
+    typedef T Vector;
+    static const int lanes = 1;
+};
+
+// Call f(dp_Block, i) for blocks of C channels from i: vectors as long as they are filled, then halves of them and less. Six
+// are a vector of four and one of two. What f has of a block stays in registers all over a window.
+template <class T, int lanes = dp_VECTOR / (int)sizeof(T), class F>
+DP_FORCED static inline void dp_channels(int64_t C, F f, int64_t i = 0) {
+    for (; i + lanes <= C; i += lanes) f(dp_Block<T, lanes>(), i);
+    if constexpr (lanes > 1) dp_channels<T, lanes / 2>(C, f, i);
+}
+
+// Call f(pixel) for each that a window sees.
+template <class F> DP_FORCED static inline void dp_pixels(const dp_Seen &seen, int64_t W, F f) {
+    for (int64_t r = 0; r < seen.rows; ++r)
+        for (int64_t s = 0; s < seen.columns; ++s) f(seen.first + r * W + s);
+}
+
 template <class T, int channels>
 static void dp_max_pool2d(Context &c, const dp_Window &w, int64_t B, int64_t given, const T *x, T *y) {
     const int64_t C = channels ? channels : given;
     dp_images(c, B, B * w.P * w.Q * w.R * w.S * C, [=, &w](int64_t b) {
         const T *const image = x + b * w.H * w.W * C;
         T *const out = y + b * w.P * w.Q * C;
-        dp_fill(out, w.P * w.Q * C, dp_lowest<T>());
-        dp_each(w, [&](int64_t p, int64_t q, int64_t, int64_t, bool inside, int64_t at) {
-            if (!inside) return;
-            const T *of = image + at * C;
-            T *to = out + (p * w.Q + q) * C;
-            DP_LOOP
-            for (int64_t i = 0; i < C; ++i) to[i] = dp_maximum(to[i], of[i]);
+        dp_each(w, [=, &w](const dp_Seen &seen) DP_FORCED {
+            dp_channels<T>(C, [=, &w, &seen](auto block, int64_t i) DP_FORCED {
+                typedef typename decltype(block)::Vector Vector;
+                Vector best = Vector{} + dp_lowest<T>();
+                dp_pixels(seen, w.W, [&](int64_t at) DP_FORCED {
+                    const Vector one = *(const Vector *)(image + at * C + i);
+                    const Vector greater = best > one ? best : one;  // dp_maximum
+                    best = best != best ? best : greater;
+                });
+                *(Vector *)(out + seen.out * C + i) = best;
+            });
         });
     });
 }
@@ -208,18 +257,20 @@ static void dp_max_pool2d_input(Context &c, const dp_Window &w, int64_t B, int64
                                 T *dx) {
     const int64_t C = channels ? channels : given;
     dp_images(c, B, 2 * B * w.P * w.Q * w.R * w.S * C, [=, &w](int64_t b) {
-        T *const left = dp_scratch<T>(C);  // what a window has not given to an element yet
-        dp_fill(dx + b * w.H * w.W * C, w.H * w.W * C, (T)0);
-        dp_each(w, [&](int64_t p, int64_t q, int64_t r, int64_t s, bool inside, int64_t at) {
-            const int64_t image = (b * w.H * w.W + at) * C, out = ((b * w.P + p) * w.Q + q) * C;
-            if (r == 0 && s == 0) memcpy(left, dy + out, C * sizeof(T));
-            if (!inside) return;
-            DP_LOOP
-            for (int64_t i = 0; i < C; ++i) {
-                const bool chosen = x[image + i] == y[out + i];
-                dx[image + i] += chosen ? left[i] : (T)0;
-                left[i] = chosen ? (T)0 : left[i];
-            }
+        const int64_t image = b * w.H * w.W * C, places = b * w.P * w.Q * C;
+        dp_fill(dx + image, w.H * w.W * C, (T)0);
+        dp_each(w, [=, &w](const dp_Seen &seen) DP_FORCED {
+            dp_channels<T>(C, [=, &w, &seen](auto block, int64_t i) DP_FORCED {
+                typedef typename decltype(block)::Vector Vector;
+                const Vector best = *(const Vector *)(y + places + seen.out * C + i), none{};
+                Vector left = *(const Vector *)(dy + places + seen.out * C + i);  // not given to a pixel yet
+                dp_pixels(seen, w.W, [&](int64_t at) DP_FORCED {
+                    const auto chosen = *(const Vector *)(x + image + at * C + i) == best;
+                    Vector &to = *(Vector *)(dx + image + at * C + i);
+                    to = to + (chosen ? left : none);
+                    left = chosen ? none : left;
+                });
+            });
         });
     });
 }
@@ -230,18 +281,20 @@ static void dp_max_pool2d_take(Context &c, const dp_Window &w, int64_t B, int64_
                                const T *values, T *taken) {
     const int64_t C = channels ? channels : given;
     dp_images(c, B, 2 * B * w.P * w.Q * w.R * w.S * C, [=, &w](int64_t b) {
-        T *const left = dp_scratch<T>(C);  // whether a window has not taken an element yet
-        dp_fill(taken + b * w.P * w.Q * C, w.P * w.Q * C, (T)0);
-        dp_each(w, [&](int64_t p, int64_t q, int64_t r, int64_t s, bool inside, int64_t at) {
-            const int64_t image = (b * w.H * w.W + at) * C, out = ((b * w.P + p) * w.Q + q) * C;
-            if (r == 0 && s == 0) dp_fill(left, C, (T)1);
-            if (!inside) return;
-            DP_LOOP
-            for (int64_t i = 0; i < C; ++i) {
-                const bool chosen = left[i] != 0 && x[image + i] == y[out + i];
-                taken[out + i] += chosen ? values[image + i] : (T)0;
-                left[i] = chosen ? (T)0 : left[i];
-            }
+        const int64_t image = b * w.H * w.W * C, places = b * w.P * w.Q * C;
+        dp_each(w, [=, &w](const dp_Seen &seen) DP_FORCED {
+            dp_channels<T>(C, [=, &w, &seen](auto block, int64_t i) DP_FORCED {
+                typedef typename decltype(block)::Vector Vector;
+                const Vector best = *(const Vector *)(y + places + seen.out * C + i), none{};
+                Vector found{}, left = none + (T)1;  // 1 until the window has taken an element
+                dp_pixels(seen, w.W, [&](int64_t at) DP_FORCED {
+                    const auto chosen = (left != none) & (*(const Vector *)(x + image + at * C + i) == best);
+                    const Vector one = *(const Vector *)(values + image + at * C + i);
+                    found = found + (chosen ? one : none);
+                    left = chosen ? none : left;
+                });
+                *(Vector *)(taken + places + seen.out * C + i) = found;
+            });
         });
     });
 }

@@ -135,8 +135,9 @@ def _windows(call: Call, numbers: Numbers) -> str | None:
     types = ctype(tensor.dtype)
     if not isinstance(op.lowering, Convolution):
         channels = image[3]
-        # Of other numbers, compilers make code of single elements where they know them.
-        types += f", {0 if isinstance(channels, Dim) or channels % 8 else channels}"
+        # Of other numbers, compilers make code of single elements where they know them; pooling has vectors of its own.
+        known = not isinstance(channels, Dim) and not (kernel and channels % 8)
+        types += f", {channels if known else 0}"
     else:
         window = f"DP_{op.lowering.implementation(tensor).upper()}, {window}"
     return f"dp_{op.name}<{types}>(c, {window}, {sizes}, {given}, {{out}})"

@@ -13,6 +13,7 @@ from dptrain.backend.cpu.codegen import NativeFunction, generate
 from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.errors import ConfigError, DataError, DeviceError
 from dptrain.ops import random
+from dptrain.ops.convolution import max_pool2d, max_pool2d_input, max_pool2d_take
 from dptrain.ops.indexing import take_rows
 from dptrain.program.dims import Dim
 from dptrain.program.execute import HostMemory, evaluate
@@ -425,18 +426,46 @@ def test_images():
         assert [type(one) for one in generate(fuse(without_ranks(program))).parts] == [NativeFunction]
 
 
-def test_the_gradient_of_a_gradient_of_pooling():
+# Channels, type, image, window, strides, before: vectors that are filled, and their parts down to single numbers;
+# windows of two by two, at the edges too, and others; pixels that no window sees, and windows that see none.
+POOLED = [
+    *((n, "float32", (4, 6), (2, 2), (2, 2), (0, 0)) for n in (15, 16, 34)),
+    *((n, "float64", (5, 7), (3, 3), (2, 1), (1, 1)) for n in (6, 11)),
+    (5, "int32", (3, 5), (2, 2), (1, 2), (1, 0)),
+    (6, "float32", (7, 8), (1, 2), (3, 3), (0, 0)),
+    (6, "float32", (3, 3), (2, 2), (1, 1), (3, 0)),
+    (4, "float32", (5, 5), (4, 5), (1, 1), (2, 3)),
+]
+
+
+def test_pooling():
     """The first of equals is taken, and nothing of a window whose greatest is not a number."""
+    rng = np.random.default_rng(0)
+    data, specs, own = {}, {}, []
+    for number, (channels, dtype, image, window, strides, before) in enumerate(POOLED):
+        # Those that lie behind the image on the other side as well.
+        size = tuple((n + 2 * a - k) // s + 1 for n, a, k, s in zip(image, before, window, strides, strict=True))
+        own.append(({"window": window, "strides": strides, "before": before}, size))
+        for name, shape in (("x", image), ("dy", size), ("values", image)):
+            array = rng.integers(-3, 4, (2, *shape, channels)).astype("float32")
+            if dtype != "int32":
+                odd = (np.nan, np.inf, -np.inf) if name == "x" else (np.inf,)
+                array[rng.random(array.shape) < 0.1] = rng.choice(odd)
+                array.flat[: len(odd)] = odd
+            data[f"{name}{number}"] = array.astype(dtype)
+            specs[f"{name}{number}"] = ((Dim.rows(2), *shape, channels), dtype)
 
-    def step(x):
-        (dx,) = gradients(ops.sum(ops.max_pool(x, (2, 3), (1, 2), "same") ** 3), [x])
-        (ddx,) = gradients(ops.sum(ops.square(dx)), [x])
-        return {"dx": dx, "ddx": ddx}
+    def step(*given):
+        found = {}
+        for number, (attributes, size) in enumerate(own):
+            x, dy, values = given[3 * number : 3 * number + 3]
+            y = max_pool2d(x, **attributes, size=size)
+            found |= {f"y{number}": y, f"dx{number}": max_pool2d_input(x, y, dy, **attributes)}
+            found[f"taken{number}"] = max_pool2d_take(x, y, values, **attributes)
+        return found
 
-    x = np.random.default_rng(1).integers(-2, 3, (5, 6, 7, 2)).astype(float)
-    x[3, 2, 3, 1] = np.nan
-    program = trace(step, {"x": ((Dim.rows(5), 6, 7, 2), "float64")})
-    compare(program, 1, {"x": x})
+    program = trace(step, specs)
+    compare(program, 1, data, {"rtol": 0, "atol": 0})
     assert [type(one) for one in generate(fuse(program)).parts] == [NativeFunction]
 
 
