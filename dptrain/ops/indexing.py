@@ -92,7 +92,8 @@ def row_numbers(rows: Any) -> Tensor:
     """
     every = np.arange(int(rows))
     # A rank's part of the constant is that of its own rows.
-    return zeros((rows,), np.int64) + every if isinstance(rows, Dim) else as_tensors([every])[0]
+    shape: Any = (rows,)
+    return zeros(shape, np.int64) + every if isinstance(rows, Dim) else as_tensors([every])[0]
 
 
 def all_rows(x: Tensor, numbers: Tensor) -> Tensor:
