@@ -79,8 +79,9 @@ template <class T> DP_INLINE T dp_power(T a, T b) {
         if (b % 2 != 0) result = (T)(result * a);
     return result;
 }
-DP_INLINE float dp_power(float a, float b) { return powf(a, b); }
-DP_INLINE double dp_power(double a, double b) { return pow(a, b); }
+// Exponents of which a compiler that optimizes makes a product or a quotient, with other last bits than pow, are one always.
+DP_INLINE float dp_power(float a, float b) { return b == 2 ? a * a : b == -1 ? 1 / a : powf(a, b); }
+DP_INLINE double dp_power(double a, double b) { return b == 2 ? a * a : b == -1 ? 1 / a : pow(a, b); }
 
 DP_INLINE double dp_exp(double x) { return exp(x); }
 DP_INLINE double dp_expm1(double x) { return expm1(x); }

@@ -87,6 +87,13 @@ CORPUS = {
         ),
         outputs=("t1", "t2", "t3", "t4", "t5"),
     ),
+    "powers that a compiler makes a product or a quotient of": Case(
+        lengths={"n": 4, "e": 27, "f": 6},
+        leaves={"x2": "input n e f float32 normal"},
+        lines=("t4 = x2**2 + x2", "t5 = x2**-1.0 + x2"),
+        outputs=("t4", "t5"),
+        seed=11000204,
+    ),
     "a power whose exponent comes in": Case(
         lengths={"n": 3},
         leaves={"x0": "input n float32 normal", "x1": "input float32 normal"},

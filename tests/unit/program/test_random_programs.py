@@ -49,6 +49,11 @@ def test_corpus(name):
     assert not (wrong_on_mesh(case, compiles=True) if case.mesh else wrong_on_cpu(case, thorough=False))
 
 
+@needs_compiler
+def test_powers_have_the_same_bits_however_much_is_optimized():
+    assert not wrong_on_cpu(CORPUS["powers that a compiler makes a product or a quotient of"], thorough=True)
+
+
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_programs_on_meshes(part):
     """Op by op, and in the kernels and the memory of compiled code."""
