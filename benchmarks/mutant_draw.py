@@ -65,7 +65,7 @@ TEXT = (
     ("index", r"(?<![\w.#])[0-9]+(?![\w.])", ("({0} + 1)",)),
     ("sign", r"(?<=[(,=] )-(?=\w)|(?<=\()-(?=\w)", ("",)),
     ("sign", r"!(?=\w)", ("",)),
-    ("type", r"\b(?:int64_t|long long)\b", ("int",)),
+    ("type", r"\b(?:int64_t|long long)\b", ("signed char",)),  # an int holds all lengths that tests can have
     ("type", r"\bdouble\b", ("float",)),
     ("type", r"\bunsigned\b", ("int",)),
     ("barrier", r"__syncthreads\(\);|__syncwarp\(\);|\b\w*barrier\w*\([^;{]*\);", (";",)),

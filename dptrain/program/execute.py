@@ -11,7 +11,7 @@ import numpy as np
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError
 from dptrain.program.context import WATCH
-from dptrain.program.memory import aligned, nbytes
+from dptrain.program.memory import Arena, aligned, nbytes
 from dptrain.program.mesh import ALL_REDUCE, OWN_PART, PlacedProgram, constant_of, own_part
 from dptrain.program.messages import all_reduced, exchange, stages
 from dptrain.program.program import ROWS, Program
@@ -140,9 +140,14 @@ class _Step:
 
 
 class HostMemory:
-    """The arrays of variables that executables read and write in place; a `Storage`."""
+    """The arrays of variables that executables read and write in place; a `Storage`.
+
+    Attributes:
+        arena: of the executables' intermediate results.
+    """
 
     def __init__(self) -> None:
+        self.arena = Arena()
         self._arrays: dict[Variable, Array] = {}
 
     def adopt(self, variables: Iterable[Variable]) -> None:

@@ -5,7 +5,9 @@ are the same for all backends.
 """
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -125,6 +127,43 @@ def plan(kernels: Sequence[Access], sizes: Mapping[Any, int], alignment: int = A
         placed.append((start, start + length, births[one], deaths[one]))
     alone = in_a_row([sizes[one] for one in births], alignment)[-1]
     return Plan(max((end for _, end, _, _ in placed), default=0), offsets, alone)
+
+
+class Arena:
+    """Memory on the host in which programs that run one after the other keep their intermediate results.
+
+    Nothing in it outlives a run, so it is as large as the largest of them needs: those for a smaller last batch and for
+    validation take none of their own.
+    """
+
+    def __init__(self) -> None:
+        self._memory = aligned((0,), np.uint8)
+        self._in_use = threading.Lock()
+
+    def reserve(self, size: int) -> None:
+        """Have so many bytes, for programs to come.
+
+        Raises:
+            MemoryError: there are not as many.
+        """
+        if size > len(self._memory):
+            self._memory = aligned((size,), np.uint8)
+
+    @contextmanager
+    def lent(self, size: int) -> Iterator[Array]:
+        """Lend at least `size` bytes for one run; memory of its own to a program that runs while another one does.
+
+        Raises:
+            MemoryError: there are not as many.
+        """
+        if not self._in_use.acquire(blocking=False):  # by another thread
+            yield aligned((size,), np.uint8)
+            return
+        try:
+            self.reserve(size)
+            yield self._memory
+        finally:
+            self._in_use.release()
 
 
 def in_a_row(sizes: Iterable[int], alignment: int = 1) -> list[int]:

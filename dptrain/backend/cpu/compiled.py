@@ -78,7 +78,7 @@ class CompiledExecutable:
         fused: its kernels.
         code: their C++.
         outputs: what the last step made, by name.
-        nbytes: of its memory, state and inputs aside.
+        nbytes: of the arena that it needs, which those that share `memory` have together.
 
     Raises:
         ConfigError: an array is missing or has another shape.
@@ -106,6 +106,7 @@ class CompiledExecutable:
         self.outputs: Mapping[str, Array] = {}
         memory.adopt(program.state)
         self._arrays = {one: memory.array(variable) for variable, one in program.state.items()}
+        self._arena, self._lent = memory.arena, np.empty(0, np.uint8)
         self._place()
         self._pointers = np.zeros(max(len(self.code.roots), 1), np.uint64)
         self._lengths = np.zeros(max(len(self.code.tables), 1), np.int64)
@@ -146,11 +147,20 @@ class CompiledExecutable:
                 raise ConfigError(f"input {name!r} has shape {given.shape}: expected {shape}")
             else:
                 self._arrays[one] = given
-        if self._has_met:
-            self._connect()
+        self._is_connected = False
 
-    def _connect(self) -> None:
-        """Let the code know where all memory is."""
+    def _connect(self, arena: Array) -> None:
+        """Let the code know where all memory is.
+
+        Args:
+            arena: bytes, in which all that is computed lies, but for messages and what replaces state.
+        """
+        if self._is_connected and arena is self._lent:
+            return
+        self._lent, self._is_connected = arena, True
+        for one, start in self._offsets.items():
+            place = arena[start : start + nbytes(one, self._rows)]
+            self._arrays[one] = place.view(one.dtype).reshape(local(one.shape, self._rows))
         for number, root in enumerate(self.code.roots):
             is_order = root is self.fused.program.inputs.get(ROWS) and self._is_one_call
             self._pointers[number] = (self._order if is_order else self._array(root)).ctypes.data
@@ -171,6 +181,11 @@ class CompiledExecutable:
             DataError: a step asks for rows that a table does not have.
         """
         self._meet()
+        with self._arena.lent(self.nbytes) as arena:
+            self._connect(arena)
+            self._run(starts)
+
+    def _run(self, starts: Sequence[int]) -> None:
         positions = np.ascontiguousarray(starts, np.int64)
         if (
             ROWS in self.fused.program.inputs
@@ -204,7 +219,7 @@ class CompiledExecutable:
         if not self._has_met:
             self._lay_out_sums()
             self._has_met = True
-            self._connect()
+            self._is_connected = False
 
     def close(self) -> None:
         """Nothing is held."""
@@ -270,15 +285,12 @@ class CompiledExecutable:
     # Memory
 
     def _place(self) -> None:
-        """Give every root that is computed its memory, but for messages: in the state it replaces, or in the arena."""
+        """Give roots that replace state their memory, and those that are neither state nor messages their place."""
         replaced, found = planned(self.fused, self.code, self._rows)
         for one, old in replaced.items():
             self._arrays[one] = self._arrays[old].reshape(local(one.shape, self._rows))
-        arena = aligned((found.size,), np.uint8)
-        for one, start in found.offsets.items():
-            place = arena[start : start + nbytes(one, self._rows)]
-            self._arrays[one] = place.view(one.dtype).reshape(local(one.shape, self._rows))
-        self.nbytes = found.size
+        self._offsets, self.nbytes = found.offsets, found.size
+        self._arena.reserve(found.size)
 
     def _lay_out_sums(self) -> None:
         """Give what ranks sum its memory: that which they share where they do, else as much for part and sum."""

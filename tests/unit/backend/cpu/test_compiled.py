@@ -587,10 +587,36 @@ def test_weights_are_written_over():
     variables, step, data = training()
     memory = HostMemory()
     executable = CompiledExecutable(trace(step, specs(8)), memory, data)
+    executable.run()
     before = [memory.array(one).ctypes.data for one in variables.values()]
     assert all(address % 64 == 0 for address in before)
     places = dict(zip(executable.code.roots, executable.addresses, strict=True))
     assert [places[new] for new in executable.fused.updates.values()] == before
+
+
+def test_programs_of_one_memory_share_an_arena():
+    """What runs while another does, in another thread, has memory of its own; and a larger one moves all."""
+
+    def program(rows):
+        return trace(lambda x: {"y": ops.sum(ops.exp(x) @ ops.transpose(x), axis=0)}, {"x": ((rows, 3), np.float32)})
+
+    rng = np.random.default_rng(0)
+    memory, given = HostMemory(), {rows: rng.normal(size=(rows, 3)).astype(np.float32) for rows in (8, 40, 16)}
+    made = {rows: CompiledExecutable(program(rows), memory, {"x": x}) for rows, x in given.items()}
+    wanted = {rows: np.exp(x) @ x.T for rows, x in given.items()}
+
+    def check(rows):
+        made[rows].run()
+        np.testing.assert_allclose(made[rows].outputs["y"], wanted[rows].sum(axis=0), rtol=1e-5)
+
+    for rows in (8, 40, 16, 8):
+        check(rows)
+    with memory.arena.lent(0) as arena:
+        assert len(arena) == max(one.nbytes for one in made.values()) > 0
+        arena[...] = 255
+        check(8)
+        assert (arena == 255).all()
+    check(8)
 
 
 def test_refused():
