@@ -60,20 +60,27 @@ class Device:
 ON_CUDA = ("dptrain/program", "dptrain/backend/cuda", *(f"kernels/{name}" for name in CUDA_HEADERS))
 CPU_HEADERS = ("kernels/native", "kernels/scalar.h", "kernels/half.h", "kernels/digest.h")
 ON_CPU = ("dptrain/program", "dptrain/backend/cpu", *CPU_HEADERS)
+OF_SHARDS = ("dptrain/train/sharding.py", "dptrain/program/local.py")
 OF_RANKS = ("dptrain/comm", "dptrain/train", "kernels/native_ranks.h")
 CPU_TESTS = (
     *("tests/unit/program", "--ignore=tests/unit/program/test_random_programs.py", "tests/unit/comm"),
     *(f"tests/unit/backend/cpu/test_{name}.py" for name in ("compiled", "products", "convolutions", "digest", "half")),
     *("tests/unit/backend/cpu/test_node_sums.py", "tests/unit/train/test_sharding.py"),
 )
+CUDA_TESTS = (
+    *("products_of_views", "snapshots_on_cuda", "programs_on_cuda", "reductions_on_cuda", "cumulative_on_cuda"),
+    *("half_products_on_cuda", "wgmma_products_on_cuda", "half_precision_on_cuda", "convolutions_on_cuda"),
+)
 OF_TEXT = tuple(f"tests/unit/backend/cuda/test_{name}.py" for name in ("compose", "generate", "groups", "products"))
 DEVICES = (
     Device("mesh", (), ("dptrain/program", *OF_RANKS), 3),
     Device("cpu", CPU_TESTS, (*ON_CPU, *OF_RANKS), 4),
     Device("text", OF_TEXT, ON_CUDA[:2], 4),
-    Device("cuda", ("tests/ops/test_snapshots_on_cuda.py",), ON_CUDA, 4, emulated=True),
+    Device("cuda", tuple(f"tests/ops/test_{name}.py" for name in CUDA_TESTS), ON_CUDA, 12, emulated=True),
     Device("checked", (), ON_CUDA[2:], 4, emulated=True, checks=True, like="cuda"),
     Device("mpi", ("tests/mpi/test_collectives.py",), OF_RANKS, 10, elsewhere=True),
+    Device("links", ("tests/gpu/test_links.py",), ("kernels/ranks.h",), 20, elsewhere=True),
+    Device("shards", ("tests/mpi/test_shards.py",), OF_SHARDS, 20, elsewhere=True),
 )
 
 
