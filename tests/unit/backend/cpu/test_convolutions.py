@@ -130,6 +130,9 @@ CASES = {
     "strides over all": Case(30, (13, 16), (1, 1), (20, 30), (3, 2)),
     "far zeros": Case(5, (4, 5), (2, 2), (3, 4), before=(6, 7), behind=(5, 9)),
     "strides into zeros": Case(9, (8, 7), (3, 2), (12, 20), (2, 3), (1, 2), (1, 3), (4, 2)),
+    "zeros behind rows alone": Case(3, (4, 64), (1, 3), (8, 8), (1, 2), behind=(0, 1)),
+    "hundreds of images": Case(300, (2, 3), (1, 2), (8, 9)),
+    "hundreds of channels": Case(2, (2, 3), (1, 1), (300, 9)),
     "wide gaps": Case(9, (21, 20), (3, 3), (6, 18), (2, 3), (4, 3), (4, 3), (4, 3)),
 }
 
