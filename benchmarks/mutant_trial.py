@@ -79,7 +79,6 @@ DEVICES = (
     Device("cuda", tuple(f"tests/ops/test_{name}.py" for name in CUDA_TESTS), ON_CUDA, 12, emulated=True),
     Device("checked", (), ON_CUDA[2:], 4, emulated=True, checks=True, like="cuda"),
     Device("mpi", ("tests/mpi/test_collectives.py",), OF_RANKS, 10, elsewhere=True),
-    Device("links", ("tests/gpu/test_links.py",), ("kernels/ranks.h",), 20, elsewhere=True),
     Device("shards", ("tests/mpi/test_shards.py",), OF_SHARDS, 20, elsewhere=True),
 )
 
