@@ -1,12 +1,15 @@
 """Flush-to-zero inside steps, and only there."""
 
+import ctypes
 import platform
 
 import numpy as np
 import pytest
 
+from dptrain import ops
 from dptrain.backend.cpu import denormals
 from dptrain.backend.cpu.backend import CpuBackend
+from dptrain.backend.cpu.compile import compiler, library, shared
 from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
 
@@ -38,6 +41,41 @@ def test_restored_after_an_exception():
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_decayed_moments_are_zero_in_a_step(jit_compile):
     moment = Variable(np.full(1000, SMALLEST_NORMAL), "moment")
-    program = trace(lambda: moment.assign(moment * 0.5) or {}, {})
+    program = trace(lambda: moment.assign(ops.multiply(moment, 0.5)) or {}, {})
     CpuBackend(jit_compile=jit_compile).executable(program, {}).run()
     assert not moment.numpy().any()
+
+
+HALVES = """
+#include <atomic>
+#include <chrono>
+#include <thread>
+static std::thread::id caller;
+static std::atomic<bool> is_shared;
+extern "C" void begin() { caller = std::this_thread::get_id(), is_shared = false; }
+extern "C" void halve(float *halves, int64_t part) {  // the caller waits until another thread has done a part
+    volatile float smallest = 1.17549435e-38f;
+    halves[part] = smallest * 0.5f;
+    if (std::this_thread::get_id() != caller) is_shared = true;
+    for (int n = 0; n < 2000 && !is_shared; ++n) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+"""
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+def test_threads_take_the_callers_environment():
+    """Also threads that began in another."""
+    parallel = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
+    made = library(HALVES, ("scalar.h",))
+    halve = ctypes.cast(made.halve, ctypes.c_void_p)
+    halves = np.empty(8, np.float32)
+
+    def run():
+        made.begin()
+        parallel(shared("dp_parallel"))(3, len(halves), halve, halves.ctypes.data)
+        return halves.copy()
+
+    assert (run() > 0).all()
+    with denormals.flush_to_zero():
+        assert not run().any()
+    assert (run() > 0).all()
