@@ -131,8 +131,10 @@ def test_winograd_against_numpy(rows, image, channels, before, behind, makes, dt
         check(case, makes, dtype, ["winograd"])
 
 
-# Blocks of tiles within an image and over several, of the last of which few are left; blocks of a long sum.
+# Blocks of tiles within an image and over several, of the last of which few are left; blocks of a long sum; images that
+# end before the columns with which a row of tiles begins.
 TILES = {
+    "a column": Case(2, (5, 1), (3, 3), (16, 32), before=(1, 0), behind=(1, 2)),
     "a tile": Case(1, (4, 4), (3, 3), (16, 16)),
     "many channels": Case(20, (8, 8), (3, 3), (64, 48), before=(1, 1), behind=(1, 1)),
     "large kernels": Case(3, (6, 7), (3, 3), (560, 288), before=(1, 1), behind=(1, 1)),
