@@ -115,6 +115,7 @@ SIZES = {
     ),
     "kernels/native_ranks.h": ("DP_YIELDS", "DP_ATTENDED"),
     "kernels/native_threads.h": ("WATCHING", "YIELDING", "CLAIMS"),
+    "kernels/native_winograd.h": ("dp_TILED", "dp_LEAST", "dp_LEFT"),
     "kernels/native_tiles.h": ("PART", "HEIGHT", "DEPTH"),
 }
 # What is changed, and what makes the whole text with the change.

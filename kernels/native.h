@@ -18,8 +18,8 @@
 
 typedef int64_t Index;  // into arrays
 
-// Those of native_threads.h, native_product.h and native_convolution.h, which are compiled once for all programs; products
-// and convolutions are null in a program that has none of their type.
+// Those of native_threads.h, native_product.h, native_convolution.h and native_winograd.h, which are compiled once for all
+// programs; products and convolutions are null in a program that has none of their type.
 typedef void dp_Part(void *data, int64_t part);
 typedef void dp_Parallel(int64_t threads, int64_t parts, dp_Part *f, void *data);
 typedef void dp_Range(void *context, int64_t low, int64_t high);
@@ -44,10 +44,12 @@ struct Context {
     dp_Multiply<double, double> *multiply_double;
     dp_Multiply<dp_bfloat16, float> *multiply_bfloat16;
     dp_Multiply<dp_float16, float> *multiply_float16;
-    dp_Convolution<float> *channels_float;   // whose vectors hold channels, or pixels
+    dp_Convolution<float> *channels_float;   // whose vectors hold channels, or pixels; Winograd's
     dp_Convolution<double> *channels_double;
     dp_Convolution<float> *pixels_float;
     dp_Convolution<double> *pixels_double;
+    dp_Convolution<float> *winograd_float;
+    dp_Convolution<double> *winograd_double;
     const struct dp_Message *const *messages;               // of native_ranks.h
     int64_t (*sum)(const struct dp_Message *message);       // over the ranks; not 0 where that fails
     char *sums;         // of blocks of rows, in the loop that is executed

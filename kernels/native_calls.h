@@ -49,10 +49,10 @@ template <class T> static T *dp_scratch(int64_t size) {
 }
 
 static inline auto dp_convolution(const Context &c, dp_Implementation by, const float *) {
-    return by == DP_PIXELS ? c.pixels_float : c.channels_float;
+    return by == DP_WINOGRAD ? c.winograd_float : by == DP_PIXELS ? c.pixels_float : c.channels_float;
 }
 static inline auto dp_convolution(const Context &c, dp_Implementation by, const double *) {
-    return by == DP_PIXELS ? c.pixels_double : c.channels_double;
+    return by == DP_WINOGRAD ? c.winograd_double : by == DP_PIXELS ? c.pixels_double : c.channels_double;
 }
 
 static inline bool dp_is_empty(const dp_Window &w, int64_t B, int64_t I, int64_t O) {

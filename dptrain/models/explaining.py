@@ -42,6 +42,7 @@ _IMPLEMENTATIONS = {
     "product": "a product of matrices",
     "channels": "by vectors of channels",
     "pixels": "by vectors of pixels",
+    "winograd": "by Winograd's F(2x2, 3x3)",
 }
 # What a step is given, by name: shape with rows, type.
 _Data = dict[str, tuple[Shape, str]]

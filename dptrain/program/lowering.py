@@ -159,13 +159,13 @@ class Convolution(Windows):
         """Which of the three is the result."""
         return "images" if self.image == -1 else "places" if self.places == -1 else "kernel"
 
-    def implementation(self, made: Tensor) -> Literal["product", "channels", "pixels"]:
+    def implementation(self, made: Tensor) -> Literal["product", "channels", "pixels", "winograd"]:
         """Return how a CPU computes it, by the shapes alone.
 
-        A "product" has the images as they lie for its first factor. Otherwise patches are read where they lie, by
-        vectors of "channels" of the result or, if these would fill few lanes, by vectors of "pixels" side by side. That
-        is a choice of speed: it counts multiplications of vectors, of which a number that is copied into planes takes
-        two. Images and places have the same bits either way.
+        A "product" has the images as they lie for its first factor. "winograd" is F(2x2, 3x3), for many channels.
+        Otherwise patches are read where they lie, by vectors of "channels" of the result or, if these would fill few
+        lanes, by vectors of "pixels" side by side, with the same bits of images and places. All are choices of speed,
+        which count multiplications of vectors; a number that is copied into planes takes two.
         """
         kernel = self.shapes(made)[2]
         H, W, P, Q, R, S, sh, sw, dh, dw, bh, bw = self.numbers(made)
@@ -178,6 +178,13 @@ class Convolution(Windows):
             C, N = N, C
             P, Q, R, S = -(-H // sh), -(-W // sw), -(-R // sh), -(-S // sw)
             sh = sw = 1
+        plain = self.makes != "kernel" and kernel[:2] == (3, 3) and self.numbers(made)[6:10] == (1, 1, 1, 1)
+        if plain and not C % _LANES and not N % _LANES:
+            # Of each tile's 4x4 pixels and 16 products, and of the kernel, as if a call had four images; kernels that
+            # no second cache holds wait for memory.
+            tiles, transformed = -(-P // 2) * -(-Q // 2), 4 if C * N <= 1 << 16 else 16
+            if tiles * (C * N + 16 * (C + N)) + transformed * C * N < P * Q * C * N * 9 // 16:
+                return "winograd"
         across, wide, k = -(-Q // _LANES), -(-N // _LANES), R * S * C
         copied = ((P - 1) * sh + (R - 1) * dh + 1) * C * sw * (Q + (S - 1) * dw // sw)
         if self.makes == "kernel":

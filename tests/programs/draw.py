@@ -100,7 +100,7 @@ class Drawing:
 
     def __init__(self, seed: int, device: str) -> None:
         self.rng = np.random.default_rng(seed)
-        self.seed, self.small = seed, device != "cpu"
+        self.seed, self.device, self.small = seed, device, device != "cpu"
         self.most = MOST // 4 if self.small else MOST
         self.lengths: dict[str, int] = {}
         self.leaves: dict[str, str] = {}
@@ -603,6 +603,16 @@ def by_channel(d: Drawing) -> None:
     differentiated(d)
 
 
+def tiled(d: Drawing) -> None:
+    """A convolution of many channels, where tiles save time or just do not, and its gradients."""
+    channels, size = 16 if d.device == "cuda" else 48, d.choose([5, 6, 7, 8])
+    x = d.leaf("input", ["n", size, size, channels], "float32", d.choose(["normal", "normal", "special"]))
+    w = d.leaf("variable", [3, 3, channels, channels], "float32", d.choose(["normal", "whole"]))
+    y = d.line(f"ops.conv({x} + 1, {w} * 0.05, padding={d.choose(['same', 'valid'])!r})")
+    d.line(d.choose(["ops.relu({} + 0.5)", "ops.sum({}, (1, 2))"]).format(y))
+    differentiated(d)
+
+
 def pooled(d: Drawing) -> None:
     """The greatest of windows, its gradient, and the gradient of that."""
     x = d.leaf("input", ["n", d.choose([4, 5, 6]), d.choose([3, 5, 8]), 2], "float32", d.choose(["normal", "whole"]))
@@ -748,6 +758,7 @@ SITUATIONS = {
             spread_out,
             pooled,
             by_channel,
+            tiled,
             batches_by_one_matrix,
             wide_products,
             long_products,
@@ -781,7 +792,7 @@ def _program(d: Drawing, seed: int, on_mesh: bool) -> Case:
     d.lengths["n"] = d.choose([0, 1, 2, 3, 5, 7, 8, 16, 33, 65, 130])
     if situation == "many_rows":
         d.lengths["n"] = d.choose([0, 1, 1023, 1024, 1025, 1100, 4097] + ([] if d.small else [16385]))
-    if situation == "many_steps":
+    if situation in ("many_steps", "tiled"):
         d.lengths["n"] = d.choose([0, 1, 2, 3])
     d.steps = d.choose([1, 1, 2, 3, 0 if situation == "" else 1])
     if on_mesh:

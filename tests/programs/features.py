@@ -6,6 +6,7 @@ from itertools import pairwise, permutations
 import numpy as np
 
 from dptrain.program.dims import Dim
+from dptrain.program.lowering import Convolution
 from dptrain.program.messages import stages
 from dptrain.program.placement import place
 from dptrain.program.program import Program
@@ -14,11 +15,15 @@ from tests.programs.case import Case
 
 _VIEWS = {"reshape_to": "reshape", "transpose_to": "transpose", "getitem": "slice"}
 _ORDERS = [f"{a}, then {b}" for a, b in permutations(_VIEWS.values(), 2)]
+# Which a CPU alone has.
+TILED = frozenset(
+    f"{made} of many channels {how}" for made in ("conv2d", "conv2d_input") for how in ("in tiles", "as patches")
+)
 # All that `features` may return.
 WANTED = frozenset(
     {f"{place} a product: {order}" for place in ("before", "behind") for order in _ORDERS}
     | {"strided slice", "slice backwards", "dilation of height", "dilation of width", "batch by one matrix"}
-    | {"gradient of a convolution with strides"}
+    | {"gradient of a convolution with strides", *TILED}
     | {"width of a multiple of 8", "512 terms and more", "more than 64 rows with more than 32 columns"}
     | {f"{count} {what}" for count in ("0", "1", "more than 1024") for what in ("rows", "steps")}
     | {"several rows for each of the batch", "flag from a number", "whole number from a fraction", "number from a flag"}
@@ -73,6 +78,10 @@ def _of_tensor(one: Tensor) -> Iterator[str]:
         height, width = one.attributes["dilation"]
         yield from ["dilation of height"] if height > 1 and shapes[1][0] > 1 else []
         yield from ["dilation of width"] if width > 1 and shapes[1][1] > 1 else []
+    if name in ("conv2d", "conv2d_input") and shapes[1][:2] == (3, 3) and min(shapes[1][2:]) >= 32:
+        assert isinstance(one.op.lowering, Convolution)
+        tiled = one.op.lowering.implementation(one) == "winograd"
+        yield f"{name} of many channels {'in tiles' if tiled else 'as patches'}"
     if name == "conv2d_input" and max(one.attributes["strides"]) > 1:
         yield "gradient of a convolution with strides"
     if name == "batch_matmul":

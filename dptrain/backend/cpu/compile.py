@@ -30,6 +30,7 @@ PRODUCT = ("scalar.h", "half.h", "native_product.h")
 SHARED = ("scalar.h", "half.h", "native_threads.h", "native_ranks.h")
 TILES = (*PRODUCT, "native_tiles.h")
 CONVOLUTION = (*PRODUCT, "native_window.h", "native_patches.h", "native_planes.h", "native_convolution.h")
+WINOGRAD = (*PRODUCT, "native_window.h", "native_winograd.h")
 # No option lets the compiler join or reorder floating-point operations, so bits do not depend on it or on what it tunes
 # for. Without -ffp-contract=off it may round a multiply-add once, which NumPy rounds twice, and GCC decides anew for
 # each loop and each CPU that it tunes for: a row would differ from the same row among many, fused loops from single
@@ -138,10 +139,10 @@ def products(dtype: str) -> Future[int]:
 
 
 @functools.cache
-def convolutions(vectors: str, dtype: str) -> Future[int]:
-    """Begin to compile the convolutions of a type whose vectors hold "channels" or "pixels"; as `products`."""
-    scalar = TYPES[dtype]
-    return _beginning(f"DP_CONVOLUTION_{vectors.upper()}({scalar})\n", CONVOLUTION, f"dp_{vectors}_{scalar}")
+def convolutions(by: str, dtype: str) -> Future[int]:
+    """Begin to compile the convolutions of a type by "channels", "pixels" or "winograd"; as `products`."""
+    scalar, headers = TYPES[dtype], WINOGRAD if by == "winograd" else CONVOLUTION
+    return _beginning(f"DP_CONVOLUTION_{by.upper()}({scalar})\n", headers, f"dp_{by}_{scalar}")
 
 
 def _beginning(source: str, headers: tuple[str, ...], function: str) -> Future[int]:

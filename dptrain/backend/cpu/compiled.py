@@ -30,7 +30,7 @@ from dptrain.runtime.python_lock import released
 
 # Types of factors, in the order of the products and of the convolutions in `Context`.
 _PRODUCTS = ("float32", "float64", "bfloat16", "float16")
-_CONVOLUTIONS = [(vectors, name) for vectors in ("channels", "pixels") for name in _PRODUCTS[:2]]
+_CONVOLUTIONS = [(by, name) for by in ("channels", "pixels", "winograd") for name in _PRODUCTS[:2]]
 
 
 class Context(ctypes.Structure):
@@ -54,6 +54,8 @@ class Context(ctypes.Structure):
         ("channels_double", ctypes.c_void_p),
         ("pixels_float", ctypes.c_void_p),
         ("pixels_double", ctypes.c_void_p),
+        ("winograd_float", ctypes.c_void_p),
+        ("winograd_double", ctypes.c_void_p),
         ("messages", ctypes.c_void_p),
         ("sum", ctypes.c_void_p),
         ("sums", ctypes.c_void_p),

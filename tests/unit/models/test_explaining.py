@@ -213,11 +213,13 @@ def test_memory_and_kernels_are_those_of_the_device(step):
 def test_how_a_convolution_is_computed_is_shown():
     layers = dp.layers
     shapes = [layers.Conv2D(6, 5, input_shape=(28, 28, 1)), layers.Conv2D(16, 1), layers.Conv2D(32, 3)]
+    shapes += [layers.Conv2D(32, 3)]
     text = dp.Sequential([*shapes, layers.Flatten()]).explain(8, "predict", kernels=True)
     assert re.findall("conv2d, (.*)", text) == [
         "by vectors of pixels",
         "a product of matrices",
         "by vectors of channels",
+        "by Winograd's F(2x2, 3x3)",
     ]
 
 

@@ -13,7 +13,7 @@ from tests.programs.case import Case
 from tests.programs.check import by_numpy, expected, run_alone, wrong_on_cpu
 from tests.programs.corpus import CORPUS
 from tests.programs.draw import THRESHOLDS, program
-from tests.programs.features import WANTED, features
+from tests.programs.features import TILED, WANTED, features
 from tests.programs.meshes import wrong_on_mesh
 from tests.programs.same import same_for_rows
 from tests.programs.shrink import shrunk
@@ -64,7 +64,7 @@ def test_random_programs_on_meshes(part):
 
 def test_all_that_must_be_is_drawn():
     """Within so many seeds, on either device."""
-    for device, others in (("cpu", {"alone, pack, alone"}), ("cuda", set())):
+    for device, others in (("cpu", {"alone, pack, alone"}), ("cuda", TILED)):
         missing = set(WANTED) - others
         for seed in range(1000):
             missing -= features(program(seed, device))

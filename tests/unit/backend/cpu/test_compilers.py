@@ -18,7 +18,7 @@ from dptrain.program.dims import Dim
 from dptrain.program.execute import HostMemory
 from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
-from tests.unit.backend.cpu.test_convolutions import BY, CASES, MAKES
+from tests.unit.backend.cpu.test_convolutions import BY, CASES, MAKES, TILES
 from tests.unit.backend.cpu.test_products import HALF_CHAINS, in_tiles, needs_tiles, product
 
 X86 = platform.machine() in ("x86_64", "AMD64")
@@ -106,9 +106,13 @@ def test_products_in_tiles_however_they_are_compiled(compiler, tuned):
 @pytest.mark.parametrize("target", [TARGETS[-1], *NARROW], ids="-".join)
 def test_convolutions_have_the_same_bits_however_they_are_compiled(target):
     """With FMA: narrower vectors compute the same chains. Without, vectors of pixels those of vectors of channels."""
-    both = "".join(f"DP_CONVOLUTION_{one.upper()}(float)\n" for one in BY)
-    library = compiled_by("g++", target, both, compiling.CONVOLUTION)
-    functions = [compiling._address(library[f"dp_{one}_float"]) for one in BY]
+    text = "".join(f"DP_CONVOLUTION_{one.upper()}(float)\n" for one in (*BY, "winograd"))
+    library = compiled_by("g++", target, text, (*compiling.CONVOLUTION, *compiling.WINOGRAD[-1:]))
+    *functions, winograd = (compiling._address(library[f"dp_{one}_float"]) for one in (*BY, "winograd"))
+    for makes in ("places", "images"):
+        given = TILES["many channels"].arrays(makes, "float32")
+        found = [TILES["many channels"].found(makes, *given, by="winograd", function=one) for one in (None, winograd)]
+        np.testing.assert_allclose(*found, rtol=0, atol=1e-3 if target in NARROW else 0)
     for name in ("one channel", "to three channels", "to eleven channels", "few channels, many lines"):
         for makes in MAKES:
             given = CASES[name].arrays(makes, "float32")

@@ -73,19 +73,20 @@ THEN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)  
 BY = "channels", "pixels"
 
 
-def check(case, makes, dtype="float64"):
-    """Check both implementations, which make places and images of the same bits."""
+def check(case, makes, dtype="float64", implementations=BY):
+    """Check implementations, of which the first two make places and images of the same bits."""
     one, other = case.arrays(makes, dtype)
     expected = case.expected(makes, one, other)
     terms = {"places": case.shapes[2][:3], "images": case.shapes[2], "kernel": case.shapes[1][:3]}[makes]
-    found = [case.found(makes, one, other, by=by) for by in BY]
-    for result, by in zip(found, BY, strict=True):
+    found = [case.found(makes, one, other, by=by) for by in implementations]
+    row = len(one) // 2
+    for result, by in zip(found, implementations, strict=True):
         np.testing.assert_allclose(result, expected, rtol=0, atol=TOLERANCE[dtype] * 20 * np.sqrt(np.prod(terms)))
         np.testing.assert_array_equal(case.found(makes, one, other, threads=3, by=by), result)
-    if makes != "kernel":
+        if makes != "kernel":
+            np.testing.assert_array_equal(case.found(makes, one[row : row + 1].copy(), other, by=by)[0], result[row])
+    if implementations == BY and makes != "kernel":
         np.testing.assert_array_equal(*found)
-        row = len(one) // 2
-        np.testing.assert_array_equal(case.found(makes, one[row : row + 1].copy(), other)[0], found[0][row])
 
 
 LENGTHS = st.tuples(st.integers(1, 20), st.integers(1, 33))
@@ -109,6 +110,55 @@ def test_against_numpy(data, rows, image, kernel, channels, makes, dtype):
     case = Case(rows, image, kernel, channels, strides, dilation, before, behind)
     if case.fits:
         check(case, makes, dtype)
+
+
+EDGE = st.integers(0, 3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 12),
+    LENGTHS,
+    st.tuples(st.sampled_from([16, 32, 48]), st.sampled_from([16, 32, 48, 64])),
+    st.tuples(EDGE, EDGE),
+    st.tuples(EDGE, EDGE),
+    st.sampled_from(["places", "images"]),
+    st.sampled_from(sorted(TOLERANCE)),
+)
+def test_winograd_against_numpy(rows, image, channels, before, behind, makes, dtype):
+    case = Case(rows, image, (3, 3), channels, before=before, behind=behind)
+    if case.fits:
+        check(case, makes, dtype, ["winograd"])
+
+
+# Blocks of tiles within an image and over several, of the last of which few are left; blocks of a long sum; images that
+# end before the columns with which a row of tiles begins.
+TILES = {
+    "a column": Case(2, (5, 1), (3, 3), (16, 32), before=(1, 0), behind=(1, 2)),
+    "a tile": Case(1, (4, 4), (3, 3), (16, 16)),
+    "many channels": Case(20, (8, 8), (3, 3), (64, 48), before=(1, 1), behind=(1, 1)),
+    "large kernels": Case(3, (6, 7), (3, 3), (560, 288), before=(1, 1), behind=(1, 1)),
+    "a wide image": Case(2, (21, 75), (3, 3), (32, 64), before=(1, 0), behind=(0, 1)),
+}
+
+
+@pytest.mark.parametrize("makes", ["places", "images"])
+@pytest.mark.parametrize("name", TILES)
+def test_tiles(name, makes):
+    assert TILES[name].fits
+    check(TILES[name], makes, "float32", ["winograd"])
+
+
+@pytest.mark.parametrize("makes", ["places", "images"])
+def test_winograd_rounds_as_little_as_patches(makes):
+    """Of normal numbers: its errors are at most three times those of sums over patches."""
+    for channels in (16, 64, 256):
+        case = Case(2, (14, 14), (3, 3), (channels, channels), before=(1, 1), behind=(1, 1))
+        given = case.arrays(makes, "float32")
+        expected = case.expected(makes, *given)
+        wrong = {by: case.found(makes, *given, by=by) - expected for by in ("channels", "winograd")}
+        for norm in (np.std, lambda error: np.abs(error).max()):
+            assert norm(wrong["winograd"]) <= 3 * norm(wrong["channels"])
 
 
 # Several blocks of lines; frames of some rows, and images together; many parts of a sum, one, and its elements in
@@ -161,9 +211,40 @@ def test_shapes(name, makes):
     ],
 )
 def test_shapes_tell_what_vectors_hold(name, makes, expected):
-    case = CASES[name]
+    assert chosen(CASES[name], makes) == expected
+
+
+SAME = {"before": (1, 1), "behind": (1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        (Case(4, (16, 16), (3, 3), (32, 32), **SAME), "winograd"),
+        (Case(4, (16, 16), (3, 3), (32, 40), **SAME), "channels"),
+        (Case(4, (16, 16), (3, 3), (40, 32), **SAME), "channels"),
+        (Case(4, (16, 16), (3, 3), (16, 32), **SAME), "channels"),  # too few
+        (Case(4, (6, 6), (3, 3), (64, 64), **SAME), "winograd"),
+        (Case(4, (5, 5), (3, 3), (64, 64), **SAME), "channels"),  # tiles are not full
+        (Case(4, (7, 7), (3, 3), (256, 256), **SAME), "winograd"),
+        (Case(4, (7, 7), (3, 3), (272, 256), **SAME), "channels"),  # a large kernel for few tiles
+        (Case(4, (14, 14), (3, 3), (512, 512), **SAME), "winograd"),
+        (Case(4, (16, 16), (3, 3), (32, 32), (2, 1), **SAME), "channels"),
+        (Case(4, (16, 16), (3, 3), (32, 32), (1, 2), **SAME), "channels"),
+        (Case(4, (16, 16), (3, 3), (32, 32), (1, 1), (2, 1), **SAME), "channels"),
+        (Case(4, (16, 16), (3, 3), (32, 32), (1, 1), (1, 2), **SAME), "channels"),
+        (Case(4, (16, 16), (3, 2), (32, 32)), "channels"),
+        (Case(4, (16, 16), (2, 3), (32, 32)), "channels"),
+    ],
+)
+def test_shapes_tell_where_tiles_save_time(case, expected):
+    assert chosen(case, "places") == chosen(case, "images") == expected
+    assert chosen(case, "kernel") == "channels"
+
+
+def chosen(case, makes):
     made = traced(case, makes)
-    assert made.op.lowering.implementation(made) == expected
+    return made.op.lowering.implementation(made)
 
 
 @pytest.mark.parametrize(("makes", "expected"), [("places", "product"), ("images", "product"), ("kernel", "channels")])
@@ -174,22 +255,22 @@ def test_a_kernel_of_one_element_is_a_product(makes, expected):
 
 def traced(case, makes):
     """Return what is made, as a tensor of a program."""
-    given = {name: (one.shape, one.dtype) for name, one in zip("ab", case.arrays(makes, "float32"), strict=True)}
     images, places, kernel = case.shapes
+    read = {"places": (images, kernel), "images": (places, kernel), "kernel": (images, places)}[makes]
+    given = {name: (shape, "float32") for name, shape in zip("ab", read, strict=True)}
     size = {"places": places[1:3], "images": images[1:3], "kernel": kernel[:2]}[makes]
     return trace(lambda a, b: {"made": MAKES[makes][0](a, b, **case.window, size=size)}, given).outputs["made"]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("makes", ["places", "images"])
-@pytest.mark.parametrize(("step", "by"), [(1, "channels"), (16, "pixels")])
+@pytest.mark.parametrize(("step", "by"), [(1, "channels"), (16, "pixels"), (1, "winograd"), (3, "winograd")])
 def test_an_epilogue_gets_each_image_once_and_complete(makes, step, by, threads):
     shapes = "one channel", "short rows", "strides over all", "wide gaps", "strides into zeros", "large kernels"
     executed = set()
-    for name in shapes:
-        case = CASES[name]
+    for name, case in TILES.items() if by == "winograd" else [(name, CASES[name]) for name in shapes]:
         given = case.arrays(makes, "float32")
-        expected, parts, lock = case.found(makes, *given), [], threading.Lock()
+        expected, parts, lock = case.found(makes, *given, by=by), [], threading.Lock()
 
         def then(out, low, high, parts=parts, expected=expected, lock=lock):
             with lock:
