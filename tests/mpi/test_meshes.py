@@ -50,7 +50,7 @@ def test_steps_in_float64_agree_to_1e_12(trained, ranks):
 def test_a_model_trains_of_which_no_rank_holds_half(tmp_path, form, checkpoints):
     """Weights, gradients and Adam's slots take 16 bytes a parameter on one device; each of four ranks has 4.
 
-    A checkpoint is written from a copy of the rank's weights and slots, 3 bytes.
+    A checkpoint is written from a copy of the rank's weights and slots, 3 bytes, and early stopping keeps one byte.
     """
     script = str(ROOT / "benchmarks/sharded_memory.py")
     kept = ["--checkpoints", str(tmp_path / "checkpoints")] if checkpoints else []
@@ -59,7 +59,7 @@ def test_a_model_trains_of_which_no_rank_holds_half(tmp_path, form, checkpoints)
     assert (done.code, done.err) == (0, "")
     found = json.loads(done.out)
     assert found["bytes_a_parameter"] < 8
-    assert found.get("with_checkpoints", 0) < 10
+    assert found.get("with_checkpoints", 0) < 12
     assert ("with_checkpoints" in found) == checkpoints
 
 
