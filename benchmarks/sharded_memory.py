@@ -40,7 +40,10 @@ def peak() -> int:
 
 def train(made: dp.Sequential, units: int, checkpoints: str | None = None) -> None:
     rows = np.zeros((64, units), np.float32)
-    kept = [dp.callbacks.BackupAndRestore(checkpoints, delete_checkpoint=False)] if checkpoints else []
+    kept = []
+    if checkpoints:
+        kept.append(dp.callbacks.BackupAndRestore(checkpoints, delete_checkpoint=False))
+        kept.append(dp.callbacks.EarlyStopping("loss", patience=9, restore_best_weights=True))
     made.fit(rows, rows, batch_size=8, epochs=2, verbose=0, callbacks=kept)
 
 
@@ -49,7 +52,9 @@ def main() -> None:
     parser.add_argument("--units", type=int, default=1536)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--form", choices=FORMS, default="data parallel", help="one a process: a peak stays")
-    parser.add_argument("--checkpoints", metavar="FOLDER", help="then train once more, and save there")
+    parser.add_argument(
+        "--checkpoints", metavar="FOLDER", help="then train once more, save there, and keep the best weights"
+    )
     given = parser.parse_args()
     train(model(8, current().size, given.form), 8)
     before = peak()

@@ -47,6 +47,9 @@ class Callback:
         trainer: what does it (not in Keras).
         same_on_all_ranks: names of attributes that must be the same on all ranks, because the hooks wait for the other
             ranks or change what is trained; None where a rank may have the callback alone (not in Keras).
+        copies_of_weights: names of attributes, on all ranks, that are None or copies of what each rank has of the
+            model's weights (`Model.local_weights`), which nobody changes. A checkpoint holds them by parts, as it does
+            the weights; `load_state_dict` gets this rank's parts, on whatever mesh (not in Keras).
         shows_only: whether its hooks neither stop the training nor wait for other ranks, so that ranks need not meet
             after a batch for its sake; said by a class of itself, not of its subclasses (not in Keras).
     """
@@ -54,6 +57,7 @@ class Callback:
     params: dict[str, Any]
     trainer: "Trainer"
     same_on_all_ranks: tuple[str, ...] | None = None
+    copies_of_weights: tuple[str, ...] = ()
     shows_only = False
 
     def __init__(self) -> None:

@@ -35,7 +35,7 @@ from dptrain.saving.checkpoints import Checkpoint, CheckpointDirectory, Content,
 from dptrain.saving.manifest import Described, PartOf, StoredArray
 from dptrain.saving.parts import Part, read_part
 from dptrain.saving.reading import joined, portable_dtype, reading
-from dptrain.saving.state import Arrays, apart, together, variables
+from dptrain.saving.state import Arrays, apart, standing_for, together, variables
 from dptrain.saving.weights import architecture_of
 from dptrain.version import __version__
 
@@ -43,6 +43,8 @@ _MODEL, _REST, _STATE = "model.safetensors", "training.safetensors", "state.json
 # Of callbacks' states, beside those of the model's variables.
 _OF_CALLBACKS = "callbacks"
 _NOTHING = object()
+# Copies of a weight that callbacks hold: they need not fit into the memory of one machine.
+_MAX_COPIES = 16
 # Steps and epochs that can be counted.
 _MAX_COUNT = 2**53
 _SAME = "start with the same settings, or name those that may differ (--resume-anyway, BackupAndRestore.resume_anyway)"
@@ -143,7 +145,7 @@ class Checkpointing(Callback):
         self._restored: list[tuple[str, Any]] = []
         self._rate = 0.0
         self._parts: dict[str, Part] = {}  # of what a training changes, by unique paths
-        self._names: dict[str, str] = {}  # of weights in the model, by these paths
+        self._names: dict[str, str] = {}  # of weights in the model, by these paths and in the model's order
         self._pending: _Pending | None = None
 
     # Called by the training loop
@@ -178,20 +180,24 @@ class Checkpointing(Callback):
                 return None
             found, state = Checkpoint.from_json(facts[0]), facts[1]
             parts = self._parts_of(variables(self.model))
+            copies = {name: parts[path] for name, path in state["copies"].items()}
             try:
-                arrays = on_all(self, "checkpoint", partial(self._read, found, parts))
+                arrays = on_all(self, "checkpoint", partial(self._read, found, parts | copies))
                 break
             except (AgreedError, DataError) as error:  # nothing has changed so far
                 if error.exit_code != ExitCode.DATA:
                     raise
                 rejected.append(str(error))
-        for path, part in parts.items():
+        for path, part in (parts | copies).items():
             value = arrays.get(path)
             if value is None:
                 value = np.empty(part.variable.shape, portable_dtype(part.variable.dtype))
             part.ranks.broadcast(value)
-            part.variable.assign(value)
-        held = {name: one for name, one in found.manifest.arrays.items() if _is_of_callbacks(name, parts)}
+            if path in copies:
+                arrays[path] = value
+            else:
+                part.variable.assign(value)
+        held = {name: one for name, one in found.manifest.arrays.items() if _is_of_callbacks(name, parts | copies)}
         for name, one in held.items():
             arrays.setdefault(name, np.empty(one.shape, one.dtype))
             ranks_of(self).broadcast(arrays[name])
@@ -218,6 +224,8 @@ class Checkpointing(Callback):
                 _load(own[key], state[1])
         # In the middle of an epoch the hooks of its begin come again, and get the learning rate that they got.
         again = position.step and not begun
+        if not again:
+            self._restored = []
         self.model.optimizer.resume_learning_rate(position.rate_at_begin if again else self._rate)
 
     def steps_left(self, made: int) -> int | None:
@@ -393,7 +401,7 @@ class Checkpointing(Callback):
         # Slots follow from the optimizer and the weights, which say it in fewer words.
         if refused := [line for line in refused if not line.startswith("state.")] or refused:
             raise ConfigError(f"{found.path} is the checkpoint of another training: {joined(refused)}; {_SAME}")
-        _require_arrays(str(found.path), found.manifest.arrays, self.model)
+        _require_arrays(str(found.path), found.manifest.arrays, own, state["copies"])
         if any(name.endswith("learning_rate") for name in differing):  # which was asked for, and so holds
             state["rate"] = state["position"]["rate_at_begin"] = float(self.model.optimizer.learning_rate)
         return found, state
@@ -442,36 +450,61 @@ class Checkpointing(Callback):
         """Copy what this rank is to write, and begin to."""
         assert self._directory is not None
         comm, files = ranks_of(self), dict[str, Content]()
-        of_all = {path: part for path, part in self._parts.items() if part.ranks.size == comm.size}
-        mine = {path: part for path, part in self._parts.items() if part.ranks.rank == 0 and part.is_here}
-        own = {path: part for path, part in mine.items() if path not in of_all}
+        copies = self._copies(hooks)
+        parts = self._parts | {name: self._parts[path] for name, (path, _) in copies.items()}
+        of_all = {name for name, part in parts.items() if part.ranks.size == comm.size}
+        mine = {name: part for name, part in parts.items() if part.ranks.rank == 0 and part.is_here}
         # Copies, all of them: the training goes on while they are written.
-        if own:
-            arrays = {path: part.variable.numpy() for path, part in own.items()}
-            parts = {path: PartOf(path, part.start, part.whole) for path, part in own.items()}
+        values = {
+            name: part.of(copies[name][1]) if name in copies else part.variable.numpy() for name, part in mine.items()
+        }
+        if own := mine.keys() - of_all:
+            arrays = {name: values[name] for name in own}
+            stored = {name: PartOf(name, mine[name].start, mine[name].whole) for name in own}
             name = f"shard-{comm.rank}-of-{comm.size}.safetensors"
-            files[name] = Content(lambda: safetensors_file.pieces(arrays), parts)
+            files[name] = Content(lambda: safetensors_file.pieces(arrays), stored)
         if comm.rank == 0:
-            files |= self._of_all(hooks, position, of_all)
+            whole = {name: values[name] for name in mine if name in of_all}
+            files |= self._of_all(hooks, position, whole, {name: path for name, (path, _) in copies.items()})
         if self._pending is None:
             self._directory.save(position.made, files, value=self._value(position), mesh=_mesh(comm))
         else:
             self._directory.write(self._pending.temporary, self._pending.name, files)
 
-    def _of_all(self, hooks: CallbackList, position: Position, parts: Mapping[str, Part]) -> dict[str, Content]:
-        """Return the files of what every rank has: weights, what else a training changes, and where it stands."""
+    def _copies(self, hooks: CallbackList) -> dict[str, tuple[str, Array]]:
+        """Return callbacks' copies of weights, each with the path of its weight, by the names of arrays."""
+        return {
+            name: (path, value)
+            for key, callback in _numbered(hooks)
+            for copies in _copies_of(key, callback).values()
+            for path, (name, value) in zip(self._names, copies.items(), strict=True)
+        }
+
+    def _of_all(
+        self, hooks: CallbackList, position: Position, values: Arrays, copies: Mapping[str, str]
+    ) -> dict[str, Content]:
+        """Return the files of what every rank has: weights, what else a training changes, and where it stands.
+
+        Args:
+            hooks: all callbacks.
+            position: where it stands.
+            values: of what every rank has.
+            copies: the paths of weights of which callbacks hold copies, by the names of these.
+        """
         model, architecture = self.model, self._architecture
-        names = {path: name for path, name in self._names.items() if path in parts}
-        weights = {name: parts[path].variable.numpy() for path, name in names.items()}
-        arrays: Arrays = {path: part.variable.numpy() for path, part in parts.items() if path not in names}
-        held = [
-            [key[0], apart(callback.state_dict(), f"{_OF_CALLBACKS}/{number}", arrays)]
-            for number, (key, callback) in enumerate(_numbered(hooks))
-        ]
+        names = {path: name for path, name in self._names.items() if path in values}
+        weights = {name: values[path] for path, name in names.items()}
+        arrays: Arrays = {path: one for path, one in values.items() if path not in names}
+        held = []
+        for key, callback in _numbered(hooks):
+            by_part = {name: list(map(standing_for, found)) for name, found in _copies_of(key, callback).items()}
+            rest = {name: one for name, one in callback.state_dict().items() if name not in by_part}
+            held.append([key[0], apart(rest, _prefix(key), arrays) | by_part])
         state = {
             "position": plain(asdict(position)),
             "rate": float(model.optimizer.learning_rate) if model.compiled else 0.0,
             "callbacks": held,
+            "copies": dict(copies),
             "identity": self._identity,
             **({"kernels": dict(chosen)} if (chosen := self.trainer.backend.chosen) else {}),
             "world_size": ranks_of(self).size,
@@ -503,6 +536,21 @@ def _whole(path: str, array: Array) -> PartOf:
     return PartOf(path, (0,) * array.ndim, array.shape)
 
 
+def _prefix(key: tuple[str, int]) -> str:
+    """Return how names of arrays begin that a callback holds."""
+    return f"{_OF_CALLBACKS}/{key[0]}/{key[1]}"
+
+
+def _copies_of(key: tuple[str, int], callback: Callback) -> dict[str, Arrays]:
+    """Return a callback's copies of weights by name of the attribute, each by the names of the arrays."""
+    found = {name: getattr(callback, name) for name in callback.copies_of_weights}
+    return {
+        attribute: {f"{_prefix(key)}/{attribute}/{number}": one for number, one in enumerate(values)}
+        for attribute, values in found.items()
+        if values is not None
+    }
+
+
 def _is_of_callbacks(name: str, own: Collection[str]) -> bool:
     """Whether an array of a checkpoint is one that callbacks hold, and none of the model's own."""
     return name not in own and name.startswith(f"{_OF_CALLBACKS}/")
@@ -522,12 +570,15 @@ def _checked(state: Any) -> dict[str, Any]:
     position = state["position"]
     numbers = [position[name] for name in ("epoch", "step", "made")]
     skipped, kernels = position.get("skipped_at_begin"), state.get("kernels", {})
+    copies = state.setdefault("copies", {})  # which older checkpoints do not tell from other arrays
     right = (
         position.keys() <= {one.name for one in fields(Position)}
         and all(type(one) is int and 0 <= one < _MAX_COUNT for one in (*numbers, skipped or 0))
         and all(isinstance(one, int | float) for one in (state["rate"], position.get("rate_at_begin", 0)))
         and isinstance(position.get("logs", {}), dict)
         and isinstance(state["identity"], dict)
+        and isinstance(copies, dict)
+        and all(isinstance(path, str) for path in copies.values())
         and isinstance(kernels, dict)
         and isinstance(kernels.get("chosen", {}), dict)
         and isinstance(kernels.get("libraries", []), list)
@@ -538,20 +589,33 @@ def _checked(state: Any) -> dict[str, Any]:
     return dict(state)
 
 
-def _require_arrays(where: str, arrays: Mapping[str, StoredArray], model: Any) -> None:
+def _require_arrays(
+    where: str, arrays: Mapping[str, StoredArray], own: Mapping[str, Variable], copies: Mapping[str, str]
+) -> None:
     """Check that the arrays of a checkpoint are those of the model's variables, and that callbacks' fit into memory.
+
+    Args:
+        where: it is, for messages.
+        arrays: of the checkpoint.
+        own: the variables.
+        copies: of variables that callbacks hold: the path of each one's.
 
     Raises:
         DataError: one is missing, or has another shape or dtype.
     """
-    own = variables(model)
-    for path, one in own.items():
+    for name, path in copies.items():
+        if path not in own or not _is_of_callbacks(name, own):
+            raise DataError(f"{where}: damaged: {short(name)} is no callback's copy of {short(path)}")
+    if max(Counter(copies.values()).values(), default=0) > _MAX_COPIES:
+        raise DataError(f"{where}: damaged: more than {_MAX_COPIES} copies of a weight")
+    expected = {**own, **{name: own[path] for name, path in copies.items()}}
+    for path, one in expected.items():
         found = arrays.get(path)
         wanted = portable_dtype(one.dtype)
         if found is None or found.shape != one.shape or found.dtype != wanted.name:
             there = "not there" if found is None else f"{found.dtype} {found.shape}"
             raise DataError(f"{where}: damaged: {path} is {there}, expected {wanted} {one.shape}")
-    held = [one for name, one in arrays.items() if _is_of_callbacks(name, own)]
+    held = [one for name, one in arrays.items() if _is_of_callbacks(name, expected)]
     nbytes = sum(size(one.shape) * np.dtype(one.dtype).itemsize for one in held)
     if nbytes > memory():
         raise DataError(f"{where}: {nbytes} bytes of callbacks' arrays, more than the memory of this machine")

@@ -23,10 +23,15 @@ class EarlyStopping(MonitorCallback):
         restore_best_weights: give the model the weights of the best epoch when the training ends, however it ends.
         start_from_epoch: epochs before it looks.
 
+    Attributes:
+        best_weights: what this rank has of the model's weights after the best epoch, None where they are not kept:
+            what `get_weights` returned then, and parts of weights that are sharded (`Model.local_weights`).
+
     Source: keras/src/callbacks/early_stopping.py, Keras 3.15.
     """
 
     same_on_all_ranks = ("monitor", "min_delta", "patience", "mode", "baseline", "restore_best_weights")
+    copies_of_weights = ("best_weights",)
 
     def __init__(
         self,
@@ -69,15 +74,15 @@ class EarlyStopping(MonitorCallback):
         current = self.get_monitor_value(logs)
         if current is None or epoch < self.start_from_epoch:
             return
-        if self.restore_best_weights and self.best_weights is None:
-            self.best_weights = self.model.get_weights()
+        is_better = self.is_improvement(current, self.best)
+        if self.restore_best_weights and (is_better or self.best_weights is None):
+            self.best_weights = None  # memory need not have room for two copies
+            self.best_weights = self.model.local_weights()
             self.best_epoch = epoch
         self.wait += 1
-        if self.is_improvement(current, self.best):
+        if is_better:
             self.best = current
             self.best_epoch = epoch
-            if self.restore_best_weights:
-                self.best_weights = self.model.get_weights()
             if self.baseline is None or self.is_improvement(current, self.baseline):
                 self.wait = 0
             return
@@ -92,7 +97,7 @@ class EarlyStopping(MonitorCallback):
         if self.restore_best_weights and self.best_weights is not None:
             if self.verbose > 0:
                 say(self, f"Restoring model weights from the end of the best epoch: {self.best_epoch + 1}.")
-            self.model.set_weights(self.best_weights)
+            self.model.set_local_weights(self.best_weights)
 
     def get_monitor_value(self, logs: Logs | None) -> float | None:
         """Return the log that is monitored; None, with a warning, where it is not there."""

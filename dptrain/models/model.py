@@ -689,6 +689,28 @@ class Model(Fitting, Files, Structure):
         whole = tuple(map(int, variable.shape))
         return Part(variable, (0,) * len(whole), whole, comm)
 
+    def local_weights(self) -> list[Array]:
+        """Return copies of what this rank has of `weights`: of those that are sharded, its parts.
+
+        A rank has nothing, an array of shape (0,), of weights of another stage.
+        """
+        return [one.numpy() for one in self._local(self.weights)]
+
+    def set_local_weights(self, values: Sequence[Array]) -> None:
+        """Give this rank's parts of `weights` new values.
+
+        Args:
+            values: as `local_weights` returns them. Whole ones will do as well, of which this rank takes its part.
+
+        Raises:
+            ConfigError: another number of them, or another shape.
+        """
+        weights = self.weights
+        if len(values) != len(weights):
+            raise ConfigError(f"{self.label}: found values of {len(values)} weights, expected {len(weights)}")
+        for weight, own, value in zip(weights, self._local(weights), values, strict=True):
+            (own if value.shape == own.shape else weight).assign(value)
+
     @contextmanager
     def readable_on(self, rank: int = 0) -> Iterator[None]:
         """Let a rank read all variables by itself while this context lasts, the sharded ones too. Collective."""
@@ -728,8 +750,11 @@ class Model(Fitting, Files, Structure):
 
     def _on_device(self) -> list[Variable]:
         """Return what this rank's device holds."""
-        found = self.variables_on_device()
-        return found if self._programs is None else self._programs.local(found)
+        return self._local(self.variables_on_device())
+
+    def _local(self, variables: list[Variable]) -> list[Variable]:
+        """Return what this rank has of variables: parts of those that are sharded."""
+        return variables if self._programs is None else self._programs.local(variables)
 
     def variables_on_device(self) -> list[Variable]:
         """Return all that a step may read or write: weights, random numbers, optimizers, metrics."""

@@ -32,6 +32,15 @@ class Part:
     ranks: Communicator
     is_here: bool = True
 
+    def of(self, value: Array) -> Array:
+        """Return this part of a value, which is whole, or this part already."""
+        own = self.variable.shape
+        if value.shape == own:
+            return value
+        if not self.is_here:
+            return np.empty(own, value.dtype)
+        return value[tuple(slice(first, first + length) for first, length in zip(self.start, own, strict=True))]
+
 
 def read_part(folder: Directory, array: StoredArray, start: Sequence[int], shape: Sequence[int]) -> Array:
     """Return a part of an array, of which only the blocks are read that it needs.

@@ -108,12 +108,17 @@ def apart(state: Any, prefix: str, arrays: Arrays) -> Any:
     """
     if isinstance(state, np.ndarray):
         arrays[prefix] = np.array(state, order="C")
-        return {_ARRAY: prefix}
+        return standing_for(prefix)
     if isinstance(state, Mapping):
         return {key: apart(one, f"{prefix}/{key}", arrays) for key, one in state.items()}
     if isinstance(state, list | tuple):
         return [apart(one, f"{prefix}/{number}", arrays) for number, one in enumerate(state)]
     return plain(state)
+
+
+def standing_for(name: str) -> dict[str, str]:
+    """Return what stands for an array of this name in what `together` is given."""
+    return {_ARRAY: name}
 
 
 def together(state: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Any:

@@ -17,6 +17,7 @@ from dptrain.comm.mesh import BATCH
 from dptrain.program.messages import all_reduced
 from dptrain.program.shapes import size
 from dptrain.program.tensor import Variable
+from dptrain.runtime import heap
 from dptrain.runtime.failure import phase
 from dptrain.train.health import HealthCheck, OnNonfinite, digest_every, refuse_validation
 from dptrain.train.programs import Programs, Step, Trained
@@ -321,6 +322,8 @@ class Trainer:
         known = [id(one) for own in groups.values() for one in own]
         if known != [id(one) for shared in self._shared for one in shared.variables]:
             self._shared = [Shared(self.backend, group, own) for group, own in groups.items()]
+            if sharding is not None:
+                heap.trim()  # of the whole values, which lay there one after the other
         for shared in self._shared:
             shared.give()
 

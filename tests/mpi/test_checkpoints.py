@@ -1,5 +1,6 @@
 """Checkpoints move between meshes to the bit, survive kills, and are refused in one line where they are damaged."""
 
+import hashlib
 import json
 import random
 import shutil
@@ -18,6 +19,7 @@ FORMS = (
     "",
     "batch=2,model=2",
     "--shard-optimizer",
+    "--stages=2",
     "batch=1,model=4",
     "batch=2,model=2 --shard-weights",
 )
@@ -54,12 +56,13 @@ def test_a_training_moves_between_meshes(moved, copied, tmp_path):
     assert {name for name in found.manifest.files if name.startswith("shard")} == {
         f"shard-{rank}-of-4.safetensors" for rank in range(4)
     }
-    kernel = found.manifest.arrays["dense/kernel"]
-    assert (kernel.shape, len(kernel.parts)) == ((12, 17), 4)
-    done = train_on(folder, 3, 14, "--shard-weights")
+    for name in ("dense/kernel", "callbacks/Stopping/0/best_weights/0"):
+        kernel = found.manifest.arrays[name]
+        assert (kernel.shape, len(kernel.parts)) == ((12, 17), 4)
+    done = train_on(folder, 3, 16, "--shard-weights")
     assert (done.code, done.err) == (0, "")
     (tmp_path / "alone").mkdir()
-    done = train_on(tmp_path / "alone", 0, 14, "")
+    done = train_on(tmp_path / "alone", 0, 16, "")
     assert (done.code, done.err) == (0, "")
     with np.load(folder / "out.npz") as together, np.load(tmp_path / "alone/out.npz") as alone:
         for path, one in alone.items():
@@ -85,13 +88,29 @@ def flip(path, place):
     path.write_bytes(content)
 
 
+def without_copies(path):
+    """Let a checkpoint not tell copies of weights from other arrays, as those of earlier versions."""
+    state, document = json.loads((path / "state.json").read_bytes()), json.loads((path / "manifest.json").read_bytes())
+    assert len(state.pop("copies")) == 10
+    content = json.dumps(state).encode()
+    (path / "state.json").write_bytes(content)
+    document["files"]["state.json"] = [len(content), len(content), hashlib.sha256(content).hexdigest()]
+    (path / "manifest.json").write_bytes(sealed(document))
+
+
 def test_a_damaged_shard_is_named_and_the_checkpoint_before_taken(copied):
+    """Whichever version has written that."""
     folder, (newest, before) = copied
     flip(folder / "checkpoints" / newest / "shard-2-of-4.safetensors", -3)
-    done = train_on(folder, 3, 14, "--shard-weights", PYTHONWARNINGS="default")
+    without_copies(folder / "checkpoints" / before)
+    with np.load(folder / "out.npz") as found:
+        best = {path: one.tobytes() for path, one in found.items() if path.startswith("best/")}
+    done = train_on(folder, 3, 16, "--shard-weights", PYTHONWARNINGS="default")
     assert done.code == 0, done.err
     assert f"{newest}: damaged: shard-2-of-4.safetensors is not what was written, from byte " in done.err
     assert f"; going on from {before}" in done.err
+    with np.load(folder / "out.npz") as found:
+        assert {path: found[path].tobytes() for path in best} == best
 
 
 def outside(path):
@@ -116,7 +135,7 @@ def test_without_a_good_checkpoint_all_ranks_end_in_one_line(copied, damage, sai
     shutil.rmtree(folder / "checkpoints" / before)
     damage(folder / "checkpoints" / newest / "shard-2-of-4.safetensors")
     content = (folder / "out.npz").read_bytes()
-    done = train_on(folder, 2, 14, "--shard-weights")
+    done = train_on(folder, 2, 16, "--shard-weights")
     assert done.code == 65, done.err
     (line,) = done.messages
     assert line.startswith("dptrain: ")

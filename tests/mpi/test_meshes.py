@@ -46,11 +46,15 @@ def test_steps_in_float64_agree_to_1e_12(trained, ranks):
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12 * np.abs(expected).max(), err_msg=key)
 
 
-@pytest.mark.parametrize(("form", "checkpoints"), [("FSDP", True), ("pipeline", False)])
-def test_a_model_trains_of_which_no_rank_holds_half(tmp_path, form, checkpoints):
+@pytest.mark.parametrize(
+    ("form", "most", "checkpoints"),
+    [("FSDP", 8, True), ("pipeline", 8, False), pytest.param("ZeRO-1", 12, False, marks=pytest.mark.slow)],
+)
+def test_a_model_trains_of_which_no_rank_holds_all(tmp_path, form, most, checkpoints):
     """Weights, gradients and Adam's slots take 16 bytes a parameter on one device; each of four ranks has 4.
 
-    A checkpoint is written from a copy of the rank's weights and slots, 3 bytes.
+    With ZeRO-1 it has 10: all weights and gradients. Memory that ranks share takes another. A checkpoint is written
+    from a copy of the rank's weights and slots, 3 bytes, and early stopping keeps one byte.
     """
     script = str(ROOT / "benchmarks/sharded_memory.py")
     kept = ["--checkpoints", str(tmp_path / "checkpoints")] if checkpoints else []
@@ -58,8 +62,8 @@ def test_a_model_trains_of_which_no_rank_holds_half(tmp_path, form, checkpoints)
     done = in_turn(4, case, tmp_path / form, limit=120)[form]
     assert (done.code, done.err) == (0, "")
     found = json.loads(done.out)
-    assert found["bytes_a_parameter"] < 8
-    assert found.get("with_checkpoints", 0) < 10
+    assert found["bytes_a_parameter"] < most
+    assert found.get("with_checkpoints", 0) < 12
     assert ("with_checkpoints" in found) == checkpoints
 
 

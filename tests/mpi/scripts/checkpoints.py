@@ -1,8 +1,8 @@
 """Trains a model that keeps checkpoints, on one mesh after another. Arguments: FOLDER OUT.npz EPOCHS FORM...
 
-A form is "", "--shard-weights", "--shard-optimizer", a mesh or both. On each the training goes on from the checkpoint
-that the one before has left, for EPOCHS more, and begins with its bits: else the script fails. Rank 0 saves what comes
-out.
+A form is "", "--shard-weights", "--shard-optimizer", a mesh or both, or "--stages=2". On each the training goes on from
+the checkpoint that the one before has left, for EPOCHS more, and begins with its bits: else the script fails. Rank 0
+saves what comes out, and as "best/PATH" the weights of the first epoch, which early stopping keeps for the end.
 
 PLANTED="R CALL N" lets rank R kill itself at its Nth call of os.CALL in `runtime.files`; PLANTED="R step N" after N
 steps.
@@ -11,6 +11,7 @@ steps.
 import os
 import signal
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -18,7 +19,7 @@ import numpy as np
 
 import dptrain as dp
 from dptrain import layers
-from dptrain.callbacks import BackupAndRestore, Callback
+from dptrain.callbacks import BackupAndRestore, Callback, EarlyStopping
 from dptrain.cli.mesh import arranged, lay_out
 from dptrain.comm import current
 from dptrain.distribution import set_distribution
@@ -30,12 +31,22 @@ RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(90, 12)), RNG.integers(0, 3, 90)
 
 
+@contextmanager
+def without_gathering():
+    """Let no sharded variable be made whole."""
+    with mock.patch.object(Sharding, "read", side_effect=AssertionError("gathered")):
+        yield
+
+
 class Watch(Callback):
-    """Compares the state at the beginning with the one that was saved, and dies after so many steps."""
+    """Compares the state at the beginning with the one that was saved, keeps the last, and dies after so many steps."""
 
     def __init__(self, saved, dies):
         super().__init__()
         self.saved, self.dies = saved, dies
+
+    def on_train_end(self, logs=None):
+        self.ended = whole(self.model)
 
     def on_train_begin(self, logs=None):
         if self.saved is not None:
@@ -51,12 +62,28 @@ class Keeper(BackupAndRestore):
     """Neither saves nor restores with a sharded variable made whole."""
 
     def resume(self, hooks):
-        with mock.patch.object(Sharding, "read", side_effect=AssertionError("gathered")):
+        with without_gathering():
             return super().resume(hooks)
 
     def save(self, hooks, position):
-        with mock.patch.object(Sharding, "read", side_effect=AssertionError("gathered")):
+        with without_gathering():
             super().save(hooks, position)
+
+
+class Stopping(EarlyStopping):
+    """Keeps the weights of the epoch with the highest loss, the first, by parts."""
+
+    def __init__(self):
+        super().__init__("loss", mode="max", patience=99, restore_best_weights=True)
+
+    def on_epoch_end(self, epoch, logs=None):
+        with without_gathering():
+            super().on_epoch_end(epoch, logs)
+        assert self.best_epoch == 0
+
+    def on_train_end(self, logs=None):
+        with without_gathering():
+            super().on_train_end(logs)
 
 
 def whole(model):
@@ -74,8 +101,9 @@ def same_bits(found, expected):
 def build(form):
     dp.utils.set_random_seed(5)
     flags = form.split()
-    sharded = {one[2:].replace("-", "_"): True for one in flags if one.startswith("--")}
-    mesh = next((one for one in flags if "=" in one), None)
+    given = [one[2:].replace("-", "_").partition("=") for one in flags if one.startswith("--")]
+    sharded = {name: int(number) if number else True for name, _, number in given}
+    mesh = next((one for one in flags if not one.startswith("--")), None)
     if mesh is not None:
         arranged(mesh, current())
     # With a fixed number of shards no layer may need all samples of a batch at once.
@@ -112,13 +140,16 @@ def planted():
 
 if __name__ == "__main__":
     folder, out, epochs, *forms = sys.argv[1:]
-    dies, saved, model = planted(), None, None
+    dies, saved, best = planted(), None, None
     for number, form in enumerate(forms, 1):
         model = build(form)
         keeper = Keeper(Path(folder), save_freq=2, double_checkpoint=True, delete_checkpoint=False)
-        total = number * int(epochs)
-        model.fit(X, Y, batch_size=30, epochs=total, verbose=0, callbacks=[keeper, Watch(saved, dies)])
-        saved = whole(model)
+        watch, total = Watch(saved, dies), number * int(epochs)
+        model.fit(X, Y, batch_size=30, epochs=total, verbose=0, callbacks=[keeper, watch, Stopping()])
+        saved, before = watch.ended, best
+        best = {f"best/{path}": one.numpy() for path, one in model.weights_by_path().items()}
+        if before is not None:
+            same_bits(best, before)
         set_distribution(None)
     if current().rank == 0:
-        np.savez(out, **saved)
+        np.savez(out, **saved, **best)

@@ -47,11 +47,11 @@ class FakeModel:
         self.weights = [np.zeros(1)]
         self.saved: list[tuple[str, str]] = []
 
-    def get_weights(self) -> list[np.ndarray]:
+    def local_weights(self) -> list[np.ndarray]:
         return [weight.copy() for weight in self.weights]
 
-    def set_weights(self, weights: list[np.ndarray]) -> None:
-        self.weights = [weight.copy() for weight in weights]
+    def set_local_weights(self, values: list[np.ndarray]) -> None:
+        self.weights = [value.copy() for value in values]
 
     def save(self, filepath, overwrite=True) -> None:
         assert overwrite

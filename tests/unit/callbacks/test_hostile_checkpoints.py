@@ -26,7 +26,7 @@ def train(folder: Path, epochs: int, *callbacks) -> None:
 
 def watchers(folder: Path) -> list:
     return [
-        EarlyStopping("loss", patience=5),
+        EarlyStopping("loss", patience=5, restore_best_weights=True),
         ReduceLROnPlateau("loss"),
         ModelCheckpoint(folder / "best.keras", "loss"),
     ]
@@ -78,7 +78,7 @@ def with_state(trained: Path, change) -> bytes:
     return json.dumps(state).encode()
 
 
-HUGE = 10**400
+HUGE, COPY = 10**400, "callbacks/EarlyStopping/0/best_weights/0"
 CHANGES = {
     "no position": lambda state: state.pop("position"),
     "negative epoch": lambda state: state["position"].update(epoch=-1),
@@ -93,6 +93,13 @@ CHANGES = {
     "an array of the model": lambda state: state["callbacks"].append(["x", {"array of the checkpoint": "dense/bias"}]),
     "history of another kind": lambda state: state.update(callbacks=[["History", {"epoch": 1, "history": []}]]),
     "a word for a best value": lambda state: state.update(callbacks=[["EarlyStopping", {"best": "x"}]]),
+    "a list for copies": lambda state: state.update(copies=[COPY]),
+    "a number for a path": lambda state: state["copies"].update({"callbacks/x": 1}),
+    "a copy of nothing": lambda state: state["copies"].update({COPY: "none"}),
+    "a copy of another": lambda state: state["copies"].update({COPY: "dense/bias"}),
+    "a copy that is not there": lambda state: state["copies"].update({"callbacks/x": "dense/bias"}),
+    "the model's own for a copy": lambda state: state["copies"].update({"dense/kernel": "dense/kernel"}),
+    "too many copies": lambda state: state["copies"].update({f"callbacks/{n}": "dense/bias" for n in range(17)}),
     "a list for a wait": lambda state: state.update(callbacks=[["ReduceLROnPlateau", {"wait": [1]}]]),
 }
 

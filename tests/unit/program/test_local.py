@@ -13,6 +13,7 @@ from dptrain.backend.cpu.backend import CpuBackend
 from dptrain.backend.cpu.compiled import lowered, planned
 from dptrain.comm.parts import cut
 from dptrain.errors import ConfigError
+from dptrain.program import messages
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
 from dptrain.program.local import Place, localized
@@ -209,6 +210,37 @@ def test_only_two_gathered_layers_are_there_at_a_time():
     # Activations of a row aside; gradients are scattered as soon as they are there.
     assert sizes[12] - sizes[4] < one_layer / 4
     assert sizes[12] < 4 * one_layer
+
+
+class Momentum(Deep):
+    """As `Deep`, with a slot for each weight."""
+
+    def traced(self):
+        self.slots = {name: Variable(np.zeros_like(one.numpy()), name) for name, one in self.weights.items()}
+
+        def step(x):
+            for one in self.weights.values():
+                x = ops.relu(x @ one)
+            ops.mean(x * x).backward()
+            for name, one in self.weights.items():
+                self.slots[name].assign(self.slots[name] + 0.1 * (one.grad - self.slots[name]))
+                one.assign(one - 0.1 * self.slots[name])
+            return {}
+
+        return trace(step, {"x": ((Dim.rows(4), 64), self.dtype)})
+
+    def layouts(self, weights, slots):
+        return {self.slots[name]: axes for name, axes in slots.items()}
+
+
+@pytest.mark.parametrize(("large", "layers"), [(1, 12.25), (1 << 20, 15)])
+def test_parts_of_gradients_and_new_weights_lie_where_whole_gradients_lay(monkeypatch, large, layers):
+    """ZeRO-1: beside twelve whole gradients there is the part of one alone, or of what one message brings."""
+    monkeypatch.setattr(messages, "_LARGE", large)
+    step, names = Momentum(12), [f"w{n}" for n in range(12)]
+    program = program_of({}, dict.fromkeys(names, (BATCH, None)), {"batch": 4}, step)
+    one_layer = 64 * 64 * 8
+    assert layers <= planned(*lowered(program, alone=False), 1)[1].size / one_layer < layers + 0.1
 
 
 def test_what_is_summed_in_place_may_be_gathered_at_once():

@@ -85,6 +85,10 @@ def test_parts_are_those_of_the_whole_value(monkeypatch):
         made.take(own)
         parts = made.local(own)
         taken = [one.numpy() for one in parts]
+        for variable, part in zip(own, taken, strict=True):
+            of = made.part(variable).of
+            np.testing.assert_array_equal(of(whole[variable.name] + comm.rank * (variable.name == "c")), part)
+            assert of(part) is part
         read = [one.numpy() for one in own[:2]]
         for one in own[:2]:
             one.assign(2 * one.numpy())
