@@ -199,13 +199,15 @@ class Optimizer(ABC):
 
         Args:
             shape: of the variable.
-            initializer: as of a layer's weight.
+            initializer: as of a layer's weight, or a value that is drawn when it is needed.
             dtype: float32 by default.
             aggregation: not used: every rank has the same.
             name: of the variable.
         """
-        own = partial(initializers.get(initializer), tuple(shape), 0, 0)
-        value: Any = Drawn(tuple(shape), dtype or FLOATX, own) if initializer == "zeros" else own()
+        value: Any = initializer
+        if not isinstance(initializer, Drawn):
+            own = partial(initializers.get(initializer), tuple(shape), 0, 0)
+            value = Drawn(tuple(shape), dtype or FLOATX, own) if initializer == "zeros" else own()
         self._added.append(self._variable(value, name or "variable", dtype or FLOATX))
         return self._added[-1]
 
@@ -339,7 +341,17 @@ class Optimizer(ABC):
         """Whether a schedule says the learning rate, which then goes by the steps and cannot be set."""
         return self._schedule is not None
 
-    def resume_learning_rate(self, rate: float) -> None:
+    @property
+    def rates(self) -> dict[str, float]:
+        """Learning rates by the names under which they are logged."""
+        return {"learning_rate": float(self.learning_rate)}
+
+    @property
+    def resumed_rate(self) -> Any:
+        """What `resume_learning_rate` takes, as JSON can carry it."""
+        return float(self.learning_rate)
+
+    def resume_learning_rate(self, rate: Any) -> None:
         """Go on with the learning rate that an interrupted training had; a schedule knows it from the steps."""
         if not self.follows_schedule:
             self.learning_rate = rate
@@ -580,6 +592,11 @@ class Optimizer(ABC):
             average.assign(keep * average + (1 - keep) * one)
             if due is not None:
                 one.assign(where(due, average, one))
+
+    @property
+    def ends_with_averages(self) -> bool:
+        """Whether `finalize_variable_values` replaces what a training has come to."""
+        return self.use_ema
 
     def finalize_variable_values(self, var_list: Iterable[Variable]) -> None:
         """Let variables become their moving averages, if there are any: what `fit` ends with."""

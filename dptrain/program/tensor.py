@@ -445,6 +445,14 @@ class Variable(Operand):
             return self.storage.read(self)
         return np.array(self.tensor.numpy())
 
+    def snapshot(self) -> Drawn:
+        """Return the value as it is now, as the first one of another variable; it is copied when that is read.
+
+        What lives on a device is read from there then: a variable that a trace makes is read before its first step.
+        """
+        at_hand: Callable[[], Array] = self.numpy if self.storage is not None else self._draw or self._held.numpy
+        return Drawn(self.shape, self.dtype, at_hand)
+
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
         return np.asarray(self.numpy(), dtype)
 

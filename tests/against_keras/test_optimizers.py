@@ -42,6 +42,7 @@ OWN = {
         {"exclude_layers": ["kern"], "adam_lr_ratio": 0.5},
     ],
     "Lion": [{}, {"beta_1": 0.5, "beta_2": 0.9}],
+    "ScheduleFreeAdamW": [{}, {"beta_1": 0.5, "beta_2": 0.9, "epsilon": 1e-3, "warmup_steps": 30}],
 }
 ALL = [(name, number) for name in OWN for number in range(len(OWN[name]))]
 

@@ -150,7 +150,7 @@ def test_the_numbers_of_a_step_are_computed_once():
 
 
 @pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1, "gradient_accumulation_steps": 2}])
-@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "rmsprop", "nadam", "adagrad", "lion"])
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "rmsprop", "nadam", "adagrad", "lion", "schedulefreeadamw"])
 def test_a_variable_is_updated_by_one_loop(name, options):
     """So each element of it, of its gradient and of its slots is read and written once; numbers have their own loop."""
     program = place(traced(OPTIMIZERS[name](**options), two_variables("float32")))
@@ -524,10 +524,11 @@ OWN = {
     "ftrl": {"learning_rate_power": -0.25, "initial_accumulator_value": 0.5, "beta": 0.5},
     "lamb": {"beta_1": 0.5, "beta_2": 0.75, "epsilon": 1e-3},
     "muon": {"ns_steps": 3, "nesterov": False, "exclude_layers": ["head"], "rms_rate": None, "momentum": 0.5},
+    "schedulefreeadamw": {"beta_1": 0.5, "beta_2": 0.75, "epsilon": 1e-3, "warmup_steps": 5},
 }
 
 
-RECENT = ["adafactor", "ftrl", "lamb", "muon"]
+RECENT = ["adafactor", "ftrl", "lamb", "muon", "schedulefreeadamw"]
 
 
 def regression(optimizer):
@@ -716,6 +717,10 @@ def test_a_rule_of_the_users_own():
         (lambda: SGD(momentum="much"), "momentum = 'much': expected a number"),
         (lambda: SGD(momentum=None), "momentum = None: expected a number"),
         (lambda: RMSprop(rho=2), "rho = 2"),
+        (
+            lambda: optimizers.ScheduleFreeAdamW(warmup_steps=0.5),
+            "warmup_steps = 0.5: expected an integer of at least 0",
+        ),
         (lambda: optimizers.get("rmsprob"), "unknown optimizer 'rmsprob'; did you mean 'rmsprop'"),
     ],
 )
