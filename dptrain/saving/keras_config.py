@@ -443,6 +443,8 @@ def _value(value: Any, label: str) -> Any:
     if cls is not None:
         return _custom(cls, config)
     module = str(value.get("module"))
+    if module.startswith("keras.src.backend.torch.optimizers."):  # as Keras on PyTorch writes one within another
+        module = "keras.optimizers"
     if module == "keras.layers" or class_name in MODELS:
         return read_layer(value)
     if module not in _kinds():

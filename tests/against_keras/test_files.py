@@ -30,7 +30,7 @@ OPTIMIZERS = {
     "momentum": lambda module: module.optimizers.SGD(0.05, momentum=0.9),
     "several": lambda module: module.optimizers.MultiOptimizer(
         module.optimizers.OptimizerMap(
-            module.optimizers.ScheduleFreeAdamW(0.01), {"(.*/)?first/.*": module.optimizers.SGD(0.05, momentum=0.9)}
+            module.optimizers.Adam(0.01), {"(.*/)?first/.*": module.optimizers.SGD(0.05, momentum=0.9)}
         )
     ),
 }

@@ -78,6 +78,8 @@ COMMON = {
 def test_two_hundred_steps(keras, name, number, common):
     if (name, common) == ("Ftrl", "schedule"):
         pytest.skip("it divides by the learning rate, which begins with 0")
+    if name == "ScheduleFreeAdamW" and keras.backend.backend() == "torch":
+        pytest.skip("on PyTorch Keras takes the old momentum for the new one")
     close = 1e-5 if (name, number) == ("Muon", 0) else 1e-9  # Keras has the root of the greater side in float32
     rng = np.random.default_rng(1)
     start = {path: 0.5 * rng.standard_normal(shape) for path, shape in SHAPES.items()}
