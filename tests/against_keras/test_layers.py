@@ -162,6 +162,8 @@ def nearest_of_the_simplex(keras):
     + [(name, "adam") for name in middles(dp) if not name.startswith("activation ")],
 )
 def test_200_steps(keras, monkeypatch, name, optimizer):
+    if name == "spectral normalization" and keras.backend.backend() == "jax":
+        pytest.skip("on JAX Keras trains the kernel as it was before it is normalized")
     if "sparsemax" in name:
         monkeypatch.setattr(keras.src.backend.nn, "sparsemax", nearest_of_the_simplex(keras))
     keras.utils.set_random_seed(1)
