@@ -124,6 +124,10 @@ def middles(k):
         "l1": lambda: [L.Dense(6, kernel_regularizer="l1")],
         "l2": lambda: [L.Dense(6, kernel_regularizer="l2", bias_regularizer=k.regularizers.L1(0.003))],
         "l1 and l2": lambda: [L.Dense(6, kernel_regularizer=k.regularizers.l1_l2(l1=0.02, l2=0.03))],
+        "orthogonal": lambda: [
+            L.Dense(6, kernel_regularizer=k.regularizers.OrthogonalRegularizer(0.1)),
+            L.Dense(6, kernel_regularizer=k.regularizers.OrthogonalRegularizer(0.1, "columns")),
+        ],
         "frozen and regularized": lambda: [L.Dense(6, kernel_regularizer="l2", trainable=False)],
         "regularized batch normalization": lambda: [
             L.BatchNormalization(beta_regularizer=k.regularizers.L2(0.1), gamma_regularizer=k.regularizers.L1(0.1))
