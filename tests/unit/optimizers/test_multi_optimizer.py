@@ -20,6 +20,7 @@ from dptrain.optimizers import (
     serialize,
 )
 from dptrain.program.tensor import Variable
+from dptrain.saving.keras_config import compile_arguments
 from tests.unit.callbacks import build, toy
 from tests.unit.optimizers.test_optimizers import gradients_of, step, traced, two_variables
 from tests.unit.program.test_mesh import DATA, Perceptron
@@ -128,6 +129,15 @@ def test_configurations_rebuild_it():
     assert "lambda" in by_lambda.describe()["optimizer_map"]
     with pytest.raises(ConfigError, match="writing the lambda"):
         by_lambda.get_config()
+
+
+def test_optimizers_within_another_one_as_keras_on_pytorch_writes_them():
+    described = serialize(several())
+    inner = described["config"]["optimizer_map"]["config"]
+    inner["default_optimizer"]["module"] = "keras.src.backend.torch.optimizers.torch_adam"
+    inner["optimizer_map"]["dense/bias"]["module"] = "keras.src.backend.torch.optimizers.torch_sgd"
+    found = compile_arguments({"optimizer": described, "loss": "mse"})["optimizer"]
+    assert serialize(found) == serialize(several())
 
 
 def test_an_interrupted_training_goes_on_with_all_rates(tmp_path):
