@@ -161,6 +161,7 @@ class Optimizer(ABC):
         self.loss_scale_factor = _optional("loss_scale_factor", loss_scale_factor)
         self.gradient_accumulation_steps = None if steps is None else int(steps)
         self.built, self._version = False, 0
+        self._drafts = False  # slots are made for their order alone
         self._slots: dict[Variable, dict[str, Variable]] = {}
         self._added: list[Variable] = []
         self._excluded: set[Variable] = set()
@@ -289,7 +290,7 @@ class Optimizer(ABC):
         known = list(variables)
         self.build(known)
         like = copy.copy(self)
-        like._slots, like._added = {}, []
+        like._slots, like._added, like._drafts = {}, [], True
         like.build(known)
         own = {id(slot): self._slots[one][name] for one in known for name, slot in like._slots[one].items()}
         slots = {id(slot) for each in self._slots.values() for slot in each.values()}

@@ -61,7 +61,8 @@ class ScheduleFreeAdamW(Optimizer):
         for one in variables:
             slots = self._slots[one]
             if "momentum" not in slots:
-                slots["momentum"] = self.add_variable_from_reference(one, "momentum", one.snapshot())
+                first = "zeros" if self._drafts else one.snapshot()
+                slots["momentum"] = self.add_variable_from_reference(one, "momentum", first)
             self.add_optimizer_variables([one], "velocity")
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:

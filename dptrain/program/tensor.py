@@ -446,12 +446,12 @@ class Variable(Operand):
         return np.array(self.tensor.numpy())
 
     def snapshot(self) -> Drawn:
-        """Return the value as it is now, as the first one of another variable; it is copied when that is read.
+        """Return the value as it is now, also inside a trace, as the first one of another variable.
 
-        What lives on a device is read from there then: a variable that a trace makes is read before its first step.
+        What is not drawn yet is drawn when that is read. A sharded value is gathered now: all ranks must call this.
         """
-        at_hand: Callable[[], Array] = self.numpy if self.storage is not None else self._draw or self._held.numpy
-        return Drawn(self.shape, self.dtype, at_hand)
+        held = self._held if self.storage is None else self._own(self.storage.read(self))
+        return Drawn(self.shape, self.dtype, self._draw or held.numpy)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
         return np.asarray(self.numpy(), dtype)

@@ -578,6 +578,29 @@ def test_a_traced_program_of_recent_optimizers_has_the_bits_of_eager_steps(name,
         assert np.isfinite(one).all()
 
 
+@pytest.mark.parametrize("own_step", [False, True])
+def test_schedule_free_begins_with_the_weights_as_they_are(own_step):
+    """Also with those that become trainable between two trainings, whose values are on the device then."""
+
+    class Own(dp.Sequential):
+        def train_step(self, data):
+            return super().train_step(data)
+
+    stack = [dp.layers.Dense(3, input_shape=(2,)), dp.layers.Dense(1)]
+    model = Own(stack) if own_step else dp.Sequential(stack)
+    model.compile(dp.optimizers.ScheduleFreeAdamW(1e-4, weight_decay=0.5), "mse", jit_compile=False)
+    model.layers[0].trainable = False
+    for trained in (stack[1:], stack):
+        before = [one.numpy() for layer in trained for one in layer.weights]
+        for layer in trained:
+            layer.trainable = True
+        model.fit(np.ones((4, 2)), np.ones(4), batch_size=4, verbose=0)
+        weights = [one for layer in trained for one in layer.weights]
+        for one, old in zip(weights, before, strict=True):
+            np.testing.assert_allclose(model.optimizer.slots_of(one)["momentum"].numpy(), old, atol=0.01)
+            np.testing.assert_allclose(one.numpy(), old, atol=0.01)
+
+
 def test_muon_steps_are_nearly_orthogonal_and_vectors_follow_adam():
     rng = np.random.default_rng(3)
     kernel, bias, table = (
