@@ -62,6 +62,10 @@ class ArgumentTypeError(ConfigError, TypeError):
     """A `ConfigError` where Keras raises a `TypeError`."""
 
 
+class NoAttributeError(ConfigError, AttributeError):
+    """A `ConfigError` where Keras raises an `AttributeError`."""
+
+
 class DataError(DptrainError, ValueError):
     """A data set, model file or checkpoint is missing or malformed."""
 

@@ -9,7 +9,17 @@ from dptrain.errors import ConfigError
 from dptrain.registry.names import not_there
 from dptrain.registry.serialization import Configurable, Registry
 
-__all__ = ["L1", "L1L2", "L2", "REGULARIZERS", "Regularizer", "deserialize", "get", "serialize"]
+__all__ = [
+    "L1",
+    "L1L2",
+    "L2",
+    "REGULARIZERS",
+    "OrthogonalRegularizer",
+    "Regularizer",
+    "deserialize",
+    "get",
+    "serialize",
+]
 
 if not TYPE_CHECKING:  # for which any name would do
     __getattr__ = not_there("regularizers", __all__)
@@ -93,12 +103,52 @@ class L2(L1L2):
         return {"l2": self.l2}
 
 
+class OrthogonalRegularizer(Regularizer):
+    """factor times the mean magnitude of the cosines between the rows of a matrix, or between its columns.
+
+    Args:
+        factor: finite, 0 or more.
+        mode: "rows" or "columns".
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    def __init__(self, factor: float = 0.01, mode: str = "rows") -> None:
+        self.factor = _factor(factor, "factor")
+        if mode not in ("rows", "columns"):
+            raise ConfigError(
+                f'Invalid value for argument `mode`. Expected one of {{"rows", "columns"}}. Received: mode={mode}'
+            )
+        self.mode = mode
+
+    def __call__(self, x: Any) -> Any:
+        """Return the penalty; 0 of a single row or column.
+
+        Raises:
+            ConfigError: x is no matrix.
+        """
+        if len(x.shape) != 2:
+            raise ConfigError(f"Inputs to OrthogonalRegularizer must have rank 2. Received: inputs.shape={x.shape}")
+        vectors = ops.normalize(x if self.mode == "rows" else ops.transpose(x), axis=1)
+        number = vectors.shape[0]
+        cosines = ops.matmul(vectors, ops.transpose(vectors))
+        pairs = max(number * (number - 1), 1)  # each of them twice
+        others = ops.where(ops.eye(number, dtype="bool"), 0, ops.absolute(cosines))
+        return ops.sum(others) * (self.factor / pairs)
+
+    def config(self) -> dict[str, Any]:
+        """Return factor and mode."""
+        return {"factor": self.factor, "mode": self.mode}
+
+
 # Keras' other names of the classes.
-l1, l2, l1_l2 = L1, L2, L1L2
+l1, l2, l1_l2, orthogonal_regularizer = L1, L2, L1L2, OrthogonalRegularizer
 
 # Names as Keras accepts them.
-_CLASSES: dict[str, type[L1L2]] = {"L1": L1, "L2": L2, "L1L2": L1L2}
+_CLASSES: dict[str, type[Regularizer]] = {"L1": L1, "L2": L2, "L1L2": L1L2}
 REGULARIZERS = _CLASSES | {name.lower(): cls for name, cls in _CLASSES.items()}
+REGULARIZERS |= dict.fromkeys(("OrthogonalRegularizer", "orthogonal_regularizer"), OrthogonalRegularizer)
 
 # As Keras, a function of the weight serves as well.
 RegularizerLike = Regularizer | Callable[[Any], Any]

@@ -58,7 +58,7 @@ class Position:
         epoch: counted from 0, the one at hand or the next.
         step: steps of it that are done.
         made: steps since the training began, over all epochs.
-        rate_at_begin: the learning rate with which the epoch began.
+        rate_at_begin: the learning rate with which the epoch began; of several optimizers a list.
         skipped_at_begin: steps that had been left out then; None where none are.
         ended: whether no epoch is to follow, whatever their number.
         stops: whether no step of the epoch at hand is to follow: its validation was interrupted.
@@ -68,7 +68,7 @@ class Position:
     epoch: int
     step: int
     made: int
-    rate_at_begin: float = 0.0
+    rate_at_begin: Any = 0.0
     ended: bool = False
     logs: Logs = field(default_factory=dict)
     stops: bool = False
@@ -403,7 +403,7 @@ class Checkpointing(Callback):
             raise ConfigError(f"{found.path} is the checkpoint of another training: {joined(refused)}; {_SAME}")
         _require_arrays(str(found.path), found.manifest.arrays, own, state["copies"])
         if any(name.endswith("learning_rate") for name in differing):  # which was asked for, and so holds
-            state["rate"] = state["position"]["rate_at_begin"] = float(self.model.optimizer.learning_rate)
+            state["rate"] = state["position"]["rate_at_begin"] = self.model.optimizer.resumed_rate
         return found, state
 
     def _tell(self, found: Checkpoint, state: Mapping[str, Any], rejected: Sequence[str]) -> None:
@@ -502,7 +502,7 @@ class Checkpointing(Callback):
             held.append([key[0], apart(rest, _prefix(key), arrays) | by_part])
         state = {
             "position": plain(asdict(position)),
-            "rate": float(model.optimizer.learning_rate) if model.compiled else 0.0,
+            "rate": model.optimizer.resumed_rate if model.compiled else 0.0,
             "callbacks": held,
             "copies": dict(copies),
             "identity": self._identity,
@@ -574,7 +574,7 @@ def _checked(state: Any) -> dict[str, Any]:
     right = (
         position.keys() <= {one.name for one in fields(Position)}
         and all(type(one) is int and 0 <= one < _MAX_COUNT for one in (*numbers, skipped or 0))
-        and all(isinstance(one, int | float) for one in (state["rate"], position.get("rate_at_begin", 0)))
+        and all(_is_rate(one) for one in (state["rate"], position.get("rate_at_begin", 0)))
         and isinstance(position.get("logs", {}), dict)
         and isinstance(state["identity"], dict)
         and isinstance(copies, dict)
@@ -587,6 +587,11 @@ def _checked(state: Any) -> dict[str, Any]:
     if not right:
         raise DataError(f"{_STATE} is none of a checkpoint")
     return dict(state)
+
+
+def _is_rate(rate: Any) -> bool:
+    """Whether this may be a learning rate, or a list of those of several optimizers."""
+    return all(isinstance(one, int | float) for one in (rate if isinstance(rate, list) else [rate]))
 
 
 def _require_arrays(

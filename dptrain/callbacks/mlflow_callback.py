@@ -115,7 +115,7 @@ class MlflowCallback(Callback):
 
     def _log(self, epoch: int, logs: dict[str, Any]) -> None:
         entities, now = mlflow_module().entities, round(time.time() * 1000)
-        values = logs | {"learning_rate": float(self.model.optimizer.learning_rate)}
+        values = logs | self.model.optimizer.rates
         metrics = [entities.Metric(key, float(value), now, epoch) for key, value in values.items()]
         self._client.log_batch(self.run_id, metrics=metrics)
 

@@ -142,7 +142,7 @@ class TensorBoard(Callback):
     def _write_epoch(self, epoch: int, logs: Logs) -> None:
         if logs:
             train = {name: value for name, value in logs.items() if not name.startswith("val_")}
-            train["learning_rate"] = float(self.model.optimizer.learning_rate)
+            train |= self.model.optimizer.rates
             if self.write_steps_per_second:
                 seconds = max(time.perf_counter() - self._epoch_began, 1e-9)
                 train["steps_per_second"] = (self._iterations() - self._iterations_before) / seconds

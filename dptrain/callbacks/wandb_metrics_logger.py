@@ -73,8 +73,8 @@ class WandbMetricsLogger(Callback):
         number = {"epoch/epoch": self.initial_global_step + epoch}
 
         def log() -> None:
-            rate = {"epoch/learning_rate": float(self.model.optimizer.learning_rate)}
-            self._run.log(number | values | rate)
+            rates = {f"epoch/{name}": rate for name, rate in self.model.optimizer.rates.items()}
+            self._run.log(number | values | rates)
 
         on_rank_0(self, "Weights & Biases", log)
 

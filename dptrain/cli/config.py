@@ -271,10 +271,13 @@ class OptimizerConfig(Checked):
         "muon",
         "nadam",
         "rmsprop",
+        "schedulefreeadamw",
         "sgd",
     ] = _field("adam", "update rule", "optimizer")
     learning_rate: OptionalPositive = _field(
-        None, "step size; the optimizer's own default if not set (sgd: 0.01, else 0.001)", "learning-rate"
+        None,
+        "step size; the optimizer's own default if not set (sgd: 0.01, schedulefreeadamw: 0.0025, else 0.001)",
+        "learning-rate",
     )
     schedule: Annotated[str | None, Before(_schedule)] = _field(
         None,
@@ -293,7 +296,8 @@ class OptimizerConfig(Checked):
     momentum: Rate = _field(0.0, "sgd, rmsprop: momentum", "momentum")
     nesterov: bool = _field(False, "sgd: Nesterov momentum", "nesterov")
     epsilon: OptionalPositive = _field(
-        None, "all but sgd, lion, adafactor and ftrl: added to the divisor; 1e-7 if not set"
+        None,
+        "all but sgd, lion, adafactor and ftrl: added to the divisor; 1e-7 if not set, schedulefreeadamw: 1e-8",
     )
     weight_decay: OptionalNonnegative = _field(
         None,

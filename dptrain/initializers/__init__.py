@@ -40,6 +40,15 @@ __all__ = [
     "serialize",
 ]
 
+# Keras' other names of the classes.
+IdentityInitializer = identity = Identity
+OrthogonalInitializer = orthogonal = Orthogonal
+glorot_normal, glorot_uniform = GlorotNormal, GlorotUniform
+he_normal, he_uniform = HeNormal, HeUniform
+lecun_normal, lecun_uniform = LecunNormal, LecunUniform
+ones, zeros = Ones, Zeros
+random_normal, random_uniform, truncated_normal = RandomNormal, RandomUniform, TruncatedNormal
+
 if not TYPE_CHECKING:  # for which any name would do
     __getattr__ = not_there("initializers", __all__)
 

@@ -16,9 +16,11 @@ from dptrain.optimizers.ftrl import Ftrl
 from dptrain.optimizers.lamb import Lamb
 from dptrain.optimizers.lion import Lion
 from dptrain.optimizers.loss_scale_optimizer import LossScaleOptimizer
+from dptrain.optimizers.multi_optimizer import MultiOptimizer, OptimizerMap
 from dptrain.optimizers.muon import Muon
 from dptrain.optimizers.nadam import Nadam
 from dptrain.optimizers.rmsprop import RMSprop
+from dptrain.optimizers.schedule_free_adamw import ScheduleFreeAdamW
 from dptrain.optimizers.sgd import SGD
 from dptrain.registry import serialization
 from dptrain.registry.names import not_there
@@ -27,9 +29,12 @@ from dptrain.registry.serialization import Registry
 # Names as Keras accepts them; the command line, serialisation and the test matrix read this table.
 OPTIMIZERS: dict[str, type[Any]] = {
     kind.__name__.lower(): kind
-    for kind in (*(Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Ftrl, Lamb, Lion, Muon, Nadam, RMSprop, SGD),)
+    for kind in (
+        *(Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Ftrl, Lamb, Lion, Muon, Nadam, RMSprop),
+        *(ScheduleFreeAdamW, SGD),
+    )
 }
-CLASSES |= OPTIMIZERS | {"lossscaleoptimizer": LossScaleOptimizer}
+CLASSES |= OPTIMIZERS | {"lossscaleoptimizer": LossScaleOptimizer, "multioptimizer": MultiOptimizer}
 
 __all__ = [
     "CLASSES",
@@ -45,10 +50,13 @@ __all__ = [
     "Lamb",
     "Lion",
     "LossScaleOptimizer",
+    "MultiOptimizer",
     "Muon",
     "Nadam",
     "Optimizer",
+    "OptimizerMap",
     "RMSprop",
+    "ScheduleFreeAdamW",
     "deserialize",
     "get",
     "schedules",

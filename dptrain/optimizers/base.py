@@ -161,6 +161,7 @@ class Optimizer(ABC):
         self.loss_scale_factor = _optional("loss_scale_factor", loss_scale_factor)
         self.gradient_accumulation_steps = None if steps is None else int(steps)
         self.built, self._version = False, 0
+        self._drafts = False  # slots are made for their order alone
         self._slots: dict[Variable, dict[str, Variable]] = {}
         self._added: list[Variable] = []
         self._excluded: set[Variable] = set()
@@ -199,13 +200,15 @@ class Optimizer(ABC):
 
         Args:
             shape: of the variable.
-            initializer: as of a layer's weight.
+            initializer: as of a layer's weight, or a value that is drawn when it is needed.
             dtype: float32 by default.
             aggregation: not used: every rank has the same.
             name: of the variable.
         """
-        own = partial(initializers.get(initializer), tuple(shape), 0, 0)
-        value: Any = Drawn(tuple(shape), dtype or FLOATX, own) if initializer == "zeros" else own()
+        value: Any = initializer
+        if not isinstance(initializer, Drawn):
+            own = partial(initializers.get(initializer), tuple(shape), 0, 0)
+            value = Drawn(tuple(shape), dtype or FLOATX, own) if initializer == "zeros" else own()
         self._added.append(self._variable(value, name or "variable", dtype or FLOATX))
         return self._added[-1]
 
@@ -287,7 +290,7 @@ class Optimizer(ABC):
         known = list(variables)
         self.build(known)
         like = copy.copy(self)
-        like._slots, like._added = {}, []
+        like._slots, like._added, like._drafts = {}, [], True
         like.build(known)
         own = {id(slot): self._slots[one][name] for one in known for name, slot in like._slots[one].items()}
         slots = {id(slot) for each in self._slots.values() for slot in each.values()}
@@ -339,7 +342,17 @@ class Optimizer(ABC):
         """Whether a schedule says the learning rate, which then goes by the steps and cannot be set."""
         return self._schedule is not None
 
-    def resume_learning_rate(self, rate: float) -> None:
+    @property
+    def rates(self) -> dict[str, float]:
+        """Learning rates by the names under which they are logged."""
+        return {"learning_rate": float(self.learning_rate)}
+
+    @property
+    def resumed_rate(self) -> Any:
+        """What `resume_learning_rate` takes, as JSON can carry it."""
+        return float(self.learning_rate)
+
+    def resume_learning_rate(self, rate: Any) -> None:
         """Go on with the learning rate that an interrupted training had; a schedule knows it from the steps."""
         if not self.follows_schedule:
             self.learning_rate = rate
@@ -580,6 +593,11 @@ class Optimizer(ABC):
             average.assign(keep * average + (1 - keep) * one)
             if due is not None:
                 one.assign(where(due, average, one))
+
+    @property
+    def ends_with_averages(self) -> bool:
+        """Whether `finalize_variable_values` replaces what a training has come to."""
+        return self.use_ema
 
     def finalize_variable_values(self, var_list: Iterable[Variable]) -> None:
         """Let variables become their moving averages, if there are any: what `fit` ends with."""

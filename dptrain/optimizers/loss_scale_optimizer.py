@@ -67,7 +67,6 @@ class LossScaleOptimizer(Optimizer):
         self.step_counter = self._variable(np.array(0, np.int32), "step_counter")
         self.dynamic_scale = self._variable(np.array(initial_scale, FLOATX), "dynamic_scale")
         inner_optimizer.loss_scale_factor = None  # or gradients would be scaled twice
-        self.use_ema = inner_optimizer.use_ema
         self.gradient_accumulation_steps = inner_optimizer.gradient_accumulation_steps
 
     def build(self, variables: Iterable[Variable]) -> None:
@@ -172,6 +171,25 @@ class LossScaleOptimizer(Optimizer):
     def follows_schedule(self) -> bool:
         """As `Optimizer.follows_schedule`."""
         return self.inner_optimizer.follows_schedule
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """As `Optimizer.rates`."""
+        return self.inner_optimizer.rates
+
+    @property
+    def resumed_rate(self) -> Any:
+        """As `Optimizer.resumed_rate`."""
+        return self.inner_optimizer.resumed_rate
+
+    def resume_learning_rate(self, rate: Any) -> None:
+        """As `Optimizer.resume_learning_rate`."""
+        self.inner_optimizer.resume_learning_rate(rate)
+
+    @property
+    def ends_with_averages(self) -> bool:
+        """As `Optimizer.ends_with_averages`."""
+        return self.inner_optimizer.ends_with_averages
 
     def exclude_from_weight_decay(
         self, var_list: Iterable[Variable] | None = None, var_names: Iterable[str] | None = None

@@ -445,6 +445,14 @@ class Variable(Operand):
             return self.storage.read(self)
         return np.array(self.tensor.numpy())
 
+    def snapshot(self) -> Drawn:
+        """Return the value as it is now, also inside a trace, as the first one of another variable.
+
+        What is not drawn yet is drawn when that is read. A sharded value is gathered now: all ranks must call this.
+        """
+        held = self._held if self.storage is None else self._own(self.storage.read(self))
+        return Drawn(self.shape, self.dtype, self._draw or held.numpy)
+
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
         return np.asarray(self.numpy(), dtype)
 

@@ -19,6 +19,10 @@ _MODULES = {
 _ALIKE = 0.65
 
 
+def _letters(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
 def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
     """Return `table[name]`.
 
@@ -32,7 +36,7 @@ def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
     """
     if name in table:
         return table[name]
-    if isinstance(name, str) and keras_has(_MODULES.get(kind, ""), name):
+    if isinstance(name, str) and keras_has(_MODULES.get(kind, ""), name) and _letters(name) not in map(_letters, table):
         raise ConfigError(f"not supported: {kind} {name!r}: Keras has it, dptrain does not yet")
     raise ConfigError(f"unknown {kind} {name!r}{suggestion(str(name), table)}")
 

@@ -66,7 +66,7 @@ def _kinds() -> dict[str, Mapping[str, Any]]:
     """Return the classes that can be in a file, by Keras' module and the class's name."""
     tables: dict[str, Mapping[str, Any]] = {
         "keras.layers": LAYERS,
-        "keras.optimizers": OPTIMIZER_CLASSES,
+        "keras.optimizers": {**OPTIMIZER_CLASSES, "optimizermap": optimizers.OptimizerMap},
         "keras.losses": LOSSES,
         "keras.metrics": METRICS,
         "keras.initializers": initializers.INITIALIZERS,
@@ -431,8 +431,10 @@ def _value(value: Any, label: str) -> Any:
     """Return an argument; one that is described as an object is built."""
     if isinstance(value, list):
         return [_value(one, label) for one in value]
-    if not isinstance(value, Mapping) or "class_name" not in value:
+    if not isinstance(value, Mapping):
         return value
+    if "class_name" not in value:
+        return {key: _value(one, label) for key, one in value.items()}
     if value["class_name"] in ("function", "__lambda__"):
         return _function(value)
     if value["class_name"] == "DTypePolicy":
@@ -441,6 +443,8 @@ def _value(value: Any, label: str) -> Any:
     if cls is not None:
         return _custom(cls, config)
     module = str(value.get("module"))
+    if module.startswith("keras.src.backend.torch.optimizers."):  # as Keras on PyTorch writes one within another
+        module = "keras.optimizers"
     if module == "keras.layers" or class_name in MODELS:
         return read_layer(value)
     if module not in _kinds():

@@ -7,6 +7,7 @@
                                       before "layers"; <attribute>/<layer> where the attribute is a list
     .../seed_generator/vars/0         [seed, draws] of a layer with random numbers; Keras may do without
     optimizer/vars/0, 1, ...          see optimizer_variables; only where the model is compiled
+    optimizer/optimizers/<optimizer>/vars/...  once more, of those within a MultiOptimizer
 
 <layer> is the layer's class in snake case, the second of a class with "_1" behind it and so on, whatever the layer's
 own name is. A Sequential's input layer does not count. Metrics, which Keras writes as well, are passed over.
@@ -18,7 +19,7 @@ import functools
 import io
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, BinaryIO
 
@@ -28,7 +29,7 @@ from dptrain.errors import ConfigError, DataError
 from dptrain.layers import Layer
 from dptrain.metrics import Metric
 from dptrain.ops.random import SeedGenerator
-from dptrain.optimizers import Optimizer
+from dptrain.optimizers import MultiOptimizer, Optimizer
 from dptrain.program.tensor import Variable
 from dptrain.registry.names import snake_case
 from dptrain.saving import optimizer_variables
@@ -97,6 +98,8 @@ def _children(one: Any) -> Iterator[tuple[str, Any]]:
         compiled = vars(one).get("_compiled")
         if compiled is not None:
             yield "optimizer", compiled.optimizer
+    elif isinstance(one, MultiOptimizer):
+        yield "optimizers", one.optimizers  # of which each is written once more, as Keras looks there too
 
 
 @functools.cache
@@ -200,7 +203,7 @@ def load(
             loaded.warnings = [f"{where}: skipped what does not fit the model: {joined(loaded.warnings)}"]
         iterations: Array | None = None
         for path, owner in known.items():
-            if isinstance(owner, Optimizer) and with_optimizer and found.get(path):
+            if isinstance(owner, Optimizer) and with_optimizer and found.get(path) and not _is_within(path, known):
                 own = _variables(model, path, owner)
                 values, reason = optimizer_variables.read(where, owner, own, found[path])
                 loaded.values |= values
@@ -218,7 +221,10 @@ def _variables(model: Any, path: str, optimizer: Optimizer) -> list[Variable]:
 
     Without those of pruning, which Keras does not have: the weights' zeros say where masks are 0.
     """
-    found = optimizer.variables_for(model.trainable_weights) if path == "optimizer" else optimizer.variables
+    trained = model.trainable_weights
+    if path.startswith("optimizer/"):  # one of several within the model's
+        trained = [one for one in trained if one in optimizer._slots]
+    found = optimizer.variables_for(trained) if path.partition("/")[0] == "optimizer" else optimizer.variables
     own = {id(one) for one in optimizer.pruning_variables}
     return [one for one in found if id(one) not in own]
 
@@ -240,8 +246,14 @@ def _draws(where: str, stored: list[Stored] | None, iterations: Array | None) ->
 
 
 def optimizers_of(model: Any) -> list[Optimizer]:
-    """Return the optimizers that a file has the states of."""
-    return [one for one in owners(model).values() if isinstance(one, Optimizer)]
+    """Return the optimizers that a file has the states of; without those that are within another one."""
+    known = owners(model)
+    return [one for path, one in known.items() if isinstance(one, Optimizer) and not _is_within(path, known)]
+
+
+def _is_within(path: str, known: Mapping[str, Owner]) -> bool:
+    """Whether this is the group of an optimizer within another one, which has its variables too."""
+    return isinstance(known.get(path.rpartition("/optimizers/")[0]), Optimizer)
 
 
 def stored_variables(model: Any) -> list[Variable]:

@@ -2,7 +2,7 @@
 
 Keras numbers them: 0 the iterations (integer), 1 the learning rate (absent where a schedule gives it), then the slots
 in the order in which they were made, which is `Optimizer.variables`. An optimizer that has made no update is written
-with the first two alone.
+with the first two alone. A `MultiOptimizer` has both, and then the variables of each of its optimizers.
 
 Source: `build` of the optimizers in keras/src/optimizers, Keras 3.15.
 """
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.errors import DataError
-from dptrain.optimizers import LossScaleOptimizer, Optimizer
+from dptrain.optimizers import LossScaleOptimizer, MultiOptimizer, Optimizer
 from dptrain.program.tensor import Variable
 from dptrain.registry.names import snake_case
 from dptrain.saving.reading import Array, Stored
@@ -25,11 +25,34 @@ def arrays(optimizer: Optimizer, own: Sequence[Variable], dtype: str) -> list[Ar
         count, rate, *scale = [one.numpy() for one in optimizer.own_variables]
         inner = arrays(optimizer.inner_optimizer, own[len(optimizer.own_variables) :], dtype)
         return [count.astype(np.int32), rate.astype(dtype), *scale, *inner]
-    count, *rest = [one.numpy() for one in own]
+    return _arrays(optimizer, own, dtype, used=int(own[0]) > 0)
+
+
+def _arrays(optimizer: Optimizer, own: Sequence[Variable], dtype: str, *, used: bool) -> list[Array]:
+    count = own[0].numpy()
     result = [count.astype(np.int32 if count < 2**31 else np.int64)]
+    if isinstance(optimizer, MultiOptimizer):
+        inner = [_arrays(each, part, dtype, used=used) for each, part in _parts(optimizer, own)]
+        return [*result, own[1].numpy().astype(dtype), *(array for each in inner for array in each)]
+    rest = [one.numpy() for one in own[1:]] if used else [one.numpy() for one in own[1 : _scalars(optimizer)]]
     if not optimizer.follows_schedule:
-        result.append(rest.pop(0).astype(dtype))
-    return result + rest if count else result
+        rest[0] = rest[0].astype(dtype)
+    return result + rest
+
+
+def _parts(optimizer: MultiOptimizer, own: Sequence[Variable]) -> list[tuple[Optimizer, list[Variable]]]:
+    """Return the optimizers within another one, and which of its variables are theirs."""
+    ids = [{id(one) for one in each.variables} for each in optimizer.optimizers]
+    return [
+        (each, [one for one in own if id(one) in known]) for each, known in zip(optimizer.optimizers, ids, strict=True)
+    ]
+
+
+def _scalars(optimizer: Optimizer) -> int:
+    """Return how many variables an optimizer has before its first update."""
+    if isinstance(optimizer, MultiOptimizer):
+        return len(optimizer.own_variables) + sum(map(_scalars, optimizer.optimizers))
+    return 1 if optimizer.follows_schedule else 2
 
 
 def read(
@@ -56,9 +79,8 @@ def read(
             **found,
             **{one: np.asarray(new).astype(one.dtype) for one, new in zip(own[2:first], scale, strict=True)},
         }, ""
-    scalars = 1 if optimizer.follows_schedule else 2
     shapes, wanted = [one.shape for one in stored], [one.shape for one in own]
-    if shapes == wanted[:scalars] != wanted and int(stored[0].read()) == 0:
+    if shapes == [()] * _scalars(optimizer) != wanted and int(stored[0].read()) == 0:
         return {}, ""  # it was never used, as it is here
     if shapes != wanted:
         if len(shapes) != len(wanted):
@@ -68,14 +90,25 @@ def read(
             reason = f"its variable {number} has shape {wanted[number]}, the saved optimizer's {shapes[number]}."
         name = snake_case(type(optimizer).__name__)
         return {}, f"Skipping variable loading for optimizer '{name}', because {reason}"
+    if isinstance(optimizer, MultiOptimizer):
+        at, count = dict(zip(own, stored, strict=True)), optimizer.own_variables[0]
+        loaded = {count: _iterations(where, at[count].read()).astype(count.dtype)}
+        for each, part in _parts(optimizer, own):
+            loaded |= read(where, each, part, [at[one] for one in part])[0]
+        return loaded, ""
     values: list[Any] = [one.read() for one in stored]
     if any(one.dtype.kind not in "iuf" for one in values):
         raise DataError(f"{where}: the optimizer's variables are no real numbers")
-    if values[0].dtype.kind not in "iu" or not 0 <= int(values[0]) < 2**62:
-        raise DataError(f"{where}: the optimizer's iterations are {values[0]!s}, expected a whole number from 0")
-    if scalars == 2:
+    _iterations(where, values[0])
+    if not optimizer.follows_schedule:
         values[1] = np.float64(_rate(where, float(own[1]), values[1]))
     return {one: np.asarray(value).astype(one.dtype) for one, value in zip(own, values, strict=True)}, ""
+
+
+def _iterations(where: str, stored: Array) -> Array:
+    if stored.dtype.kind not in "iu" or not 0 <= int(stored) < 2**62:
+        raise DataError(f"{where}: the optimizer's iterations are {stored!s}, expected a whole number from 0")
+    return stored
 
 
 def _rate(where: str, configured: float, stored: Array) -> float:

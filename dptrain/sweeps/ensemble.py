@@ -363,7 +363,7 @@ def _history_of(member: Model) -> History:
 def _state(member: Model) -> bytes:
     """Return what other ranks need to have a member as this one has it after a training."""
     history = _history_of(member).state_dict()
-    about = {"shape": member.build_shape, "rate": float(member.optimizer.learning_rate), "history": history}
+    about = {"shape": member.build_shape, "rate": member.optimizer.resumed_rate, "history": history}
     return encode(member, about)
 
 

@@ -244,7 +244,7 @@ class _Keeper(Callback):
         if not self._segment.begin:
             return
         about, arrays = decode(self._begin_with, f"the state of run {self._segment.run.number}")
-        if about["ended"] and self.model.optimizer.use_ema:
+        if about["ended"] and self.model.optimizer.ends_with_averages:
             raise DataError("its moving averages have taken the place of its weights: it cannot train on")
         restore(self.model, arrays)
         self.seconds_before, self.logs = about["seconds"], about["logs"]
@@ -276,7 +276,7 @@ class _Keeper(Callback):
         about = {
             "seconds": self.seconds_before + self._seconds(),
             "logs": self.logs,
-            "rate": float(self.model.optimizer.learning_rate),
+            "rate": self.model.optimizer.resumed_rate,
             "ended": ended,
         }
         return encode(self.model, about)

@@ -164,7 +164,8 @@ class HealthCheck:
             return
         # NaNs need not have the same bits everywhere: a state that is not finite, and may be so, is not compared.
         clean = not (self._not_finite(found) & self._common).any()
-        about = struct.pack("<dq", self._rate(), self._done)
+        rates = self._rates()
+        about = struct.pack(f"<{len(rates)}dq", *rates, self._done)
         digests = [number_of(found[numbers, 0].tobytes(), about) for _, numbers in self._groups]
         facts = gathered(self._comm, wrong, clean, *digests)
         differ = any(
@@ -195,9 +196,9 @@ class HealthCheck:
         wrong: npt.NDArray[np.bool_] = (found[:, 1] != 0) & ~meant
         return wrong
 
-    def _rate(self) -> float:
-        """Return the learning rate, which a schedule says that is no variable."""
-        return float(self._model.optimizer.learning_rate) if self._model.optimizer.follows_schedule else 0.0
+    def _rates(self) -> list[float]:
+        """Return the learning rates, if a schedule says one of them, which is no variable."""
+        return list(self._model.optimizer.rates.values()) if self._model.optimizer.follows_schedule else []
 
     @property
     def _step(self) -> Step:
@@ -216,7 +217,7 @@ class HealthCheck:
             for one, digest, common in zip(self._variables, found[:, 0], self._common, strict=True)
             if common
         }
-        own["learning rate"] = str(self._rate())
+        own["learning rate"] = ", ".join(map(str, self._rates()))
         facts = self._comm.allgather(own)
         away: list[dict[str, float]] = []
         if deviating(facts, []) is None:

@@ -98,7 +98,7 @@ class SyncPoints:
         resumed = self._source is not None and before.step and before.epoch == epoch
         self.skipped_at_begin = before.skipped_at_begin if resumed else model.skipped_steps
         if self._keepers:
-            self._rate_at_begin = before.rate_at_begin if resumed else float(model.optimizer.learning_rate)
+            self._rate_at_begin = before.rate_at_begin if resumed else model.optimizer.resumed_rate
 
     def most(self, steps: int) -> int:
         """Return how many of so many steps may be queued before the next sync point."""

@@ -28,6 +28,11 @@ OPTIMIZERS = {
     "rmsprop": lambda module: module.optimizers.RMSprop(0.003),
     "sgd": lambda module: module.optimizers.SGD(0.1),
     "momentum": lambda module: module.optimizers.SGD(0.05, momentum=0.9),
+    "several": lambda module: module.optimizers.MultiOptimizer(
+        module.optimizers.OptimizerMap(
+            module.optimizers.Adam(0.01), {"(.*/)?first/.*": module.optimizers.SGD(0.05, momentum=0.9)}
+        )
+    ),
 }
 
 

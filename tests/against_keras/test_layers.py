@@ -124,6 +124,10 @@ def middles(k):
         "l1": lambda: [L.Dense(6, kernel_regularizer="l1")],
         "l2": lambda: [L.Dense(6, kernel_regularizer="l2", bias_regularizer=k.regularizers.L1(0.003))],
         "l1 and l2": lambda: [L.Dense(6, kernel_regularizer=k.regularizers.l1_l2(l1=0.02, l2=0.03))],
+        "orthogonal": lambda: [
+            L.Dense(6, kernel_regularizer=k.regularizers.OrthogonalRegularizer(0.1)),
+            L.Dense(6, kernel_regularizer=k.regularizers.OrthogonalRegularizer(0.1, "columns")),
+        ],
         "frozen and regularized": lambda: [L.Dense(6, kernel_regularizer="l2", trainable=False)],
         "regularized batch normalization": lambda: [
             L.BatchNormalization(beta_regularizer=k.regularizers.L2(0.1), gamma_regularizer=k.regularizers.L1(0.1))
@@ -162,6 +166,8 @@ def nearest_of_the_simplex(keras):
     + [(name, "adam") for name in middles(dp) if not name.startswith("activation ")],
 )
 def test_200_steps(keras, monkeypatch, name, optimizer):
+    if name == "spectral normalization" and keras.backend.backend() == "jax":
+        pytest.skip("on JAX Keras trains the kernel as it was before it is normalized")
     if "sparsemax" in name:
         monkeypatch.setattr(keras.src.backend.nn, "sparsemax", nearest_of_the_simplex(keras))
     keras.utils.set_random_seed(1)

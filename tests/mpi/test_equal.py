@@ -16,13 +16,26 @@ def sgd(**options) -> dict:
     return {"class_name": "SGD", "config": {"learning_rate": 0.5, **options}}
 
 
+# Paths that end in "/bias" follow ScheduleFreeAdamW, the others RMSprop.
+SEVERAL = {
+    "class_name": "MultiOptimizer",
+    "config": {
+        "optimizer_map": {
+            "class_name": "OptimizerMap",
+            "config": {
+                "default_optimizer": {"class_name": "RMSprop", "config": {}},
+                "optimizer_map": {".*/bias": {"class_name": "ScheduleFreeAdamW", "config": {}}},
+            },
+        }
+    },
+}
 CASES = {
     "uneven last batch": {},
     "drop last": {"drop_last": True},
     "fewer samples than ranks": {"samples": 3, "batch_size": 8, "epochs": 5},
     "batch as small as the ranks": {"samples": 41, "batch_size": 8},
     "dropout": {"dropout": 0.3},
-    "rmsprop": {"optimizer": "rmsprop"},
+    "several optimizers": {"optimizer": SEVERAL},
     "sgd": {"optimizer": "sgd"},
     "clipped norms": {"optimizer": sgd(clipnorm=0.05, momentum=0.9, nesterov=True)},
     "accumulated gradients": {"optimizer": sgd(global_clipnorm=0.05, gradient_accumulation_steps=3, weight_decay=0.01)},

@@ -49,7 +49,11 @@ elif task == "layers":
         L.Dense(10, "softmax"),
     ]
     model = dp.Sequential(layers, seed=5)
-    model.compile(dp.optimizers.SGD(0.05), "sparse_categorical_crossentropy", metrics=["accuracy"], device=device)
+    chosen = dp.optimizers.OptimizerMap(
+        dp.optimizers.SGD(0.05), {"dense_1/.*": dp.optimizers.ScheduleFreeAdamW(0.003, warmup_steps=10)}
+    )
+    optimizer = dp.optimizers.MultiOptimizer(chosen)
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"], device=device)
 else:
     x, x_test = (one.reshape(len(one), -1).astype(np.float64) / 255 for one in (x, x_test))
     y, y_test = (np.stack([one, one % 2], 1) / 10 for one in (y, y_test))

@@ -29,7 +29,9 @@ CudaExecutable.execute = noted
 def build(learning_rate, dropout):
     layers = [dp.layers.Dense(5, "tanh", input_shape=(6,)), dp.layers.Dropout(dropout), dp.layers.Dense(3, "softmax")]
     model = dp.Sequential(layers)
-    model.compile(dp.optimizers.Adam(learning_rate), "sparse_categorical_crossentropy", device="cuda")
+    others = {".*/bias": dp.optimizers.ScheduleFreeAdamW(learning_rate)}
+    chosen = dp.optimizers.OptimizerMap(dp.optimizers.Adam(learning_rate), others)
+    model.compile(dp.optimizers.MultiOptimizer(chosen), "sparse_categorical_crossentropy", device="cuda")
     return model
 
 

@@ -61,7 +61,8 @@ class Own(dp.Model):
 
 
 def own():
-    return Own(), (ROWS, CLASSES), dp.optimizers.SGD(0.05, momentum=0.9)
+    chosen = dp.optimizers.OptimizerMap(dp.optimizers.ScheduleFreeAdamW(0.01), {".*/bias": dp.optimizers.Adam(0.02)})
+    return Own(), (ROWS, CLASSES), dp.optimizers.MultiOptimizer(chosen)
 
 
 MODELS = {"perceptron": perceptron, "convnet": convnet, "embedding": embedding, "own step": own}

@@ -41,7 +41,9 @@ class FakeModel:
     """Weights that a test can look at, and an optimizer with a learning rate."""
 
     def __init__(self, learning_rate: float = 0.1) -> None:
-        self.optimizer = SimpleNamespace(learning_rate=learning_rate, iterations=0)
+        self.optimizer = SimpleNamespace(
+            learning_rate=learning_rate, rates={"learning_rate": learning_rate}, iterations=0
+        )
         self.metrics_by_key: dict[str, Metric] = {}
         self.stop_training = False
         self.weights = [np.zeros(1)]

@@ -75,6 +75,14 @@ def lion(p, g, slots, t, rate, beta_1=0.9, beta_2=0.99):
     return p - rate * direction
 
 
+def schedule_free(p, g, slots, t, rate, beta_1=0.9, beta_2=0.999, epsilon=1e-8, warmup_steps=1):
+    z, x = slots.get("z", p), slots.get("x", p)
+    v = mean(slots, "v", beta_2, g**2) / (1 - beta_2**t)
+    z = slots["z"] = z - rate * min(1, t / warmup_steps) * g / (np.sqrt(v) + epsilon)
+    x = slots["x"] = x + (z - x) / t
+    return (1 - beta_1) * z + beta_1 * x
+
+
 # By the name in `OPTIMIZERS`; "adamw" is adam with the decay that the caller adds.
 RULES = {
     "sgd": [Rule(sgd), Rule(sgd, momentum=0.9), Rule(sgd, momentum=0.9, nesterov=True)],
@@ -91,4 +99,8 @@ RULES = {
     "adamax": [Rule(adamax), Rule(adamax, beta_1=0.5, beta_2=0.75, epsilon=1e-3)],
     "nadam": [Rule(nadam), Rule(nadam, beta_1=0.5, beta_2=0.75, epsilon=1e-3)],
     "lion": [Rule(lion), Rule(lion, beta_1=0.5, beta_2=0.75)],
+    "schedulefreeadamw": [
+        Rule(schedule_free),
+        Rule(schedule_free, beta_1=0.0, beta_2=0.75, epsilon=1e-3, warmup_steps=7),
+    ],
 }

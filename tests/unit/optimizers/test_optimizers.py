@@ -150,7 +150,7 @@ def test_the_numbers_of_a_step_are_computed_once():
 
 
 @pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1, "gradient_accumulation_steps": 2}])
-@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "rmsprop", "nadam", "adagrad", "lion"])
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "rmsprop", "nadam", "adagrad", "lion", "schedulefreeadamw"])
 def test_a_variable_is_updated_by_one_loop(name, options):
     """So each element of it, of its gradient and of its slots is read and written once; numbers have their own loop."""
     program = place(traced(OPTIMIZERS[name](**options), two_variables("float32")))
@@ -524,10 +524,11 @@ OWN = {
     "ftrl": {"learning_rate_power": -0.25, "initial_accumulator_value": 0.5, "beta": 0.5},
     "lamb": {"beta_1": 0.5, "beta_2": 0.75, "epsilon": 1e-3},
     "muon": {"ns_steps": 3, "nesterov": False, "exclude_layers": ["head"], "rms_rate": None, "momentum": 0.5},
+    "schedulefreeadamw": {"beta_1": 0.5, "beta_2": 0.75, "epsilon": 1e-3, "warmup_steps": 5},
 }
 
 
-RECENT = ["adafactor", "ftrl", "lamb", "muon"]
+RECENT = ["adafactor", "ftrl", "lamb", "muon", "schedulefreeadamw"]
 
 
 def regression(optimizer):
@@ -575,6 +576,29 @@ def test_a_traced_program_of_recent_optimizers_has_the_bits_of_eager_steps(name,
     for one, other in zip(*results, strict=True):
         assert one.tobytes() == other.tobytes()
         assert np.isfinite(one).all()
+
+
+@pytest.mark.parametrize("own_step", [False, True])
+def test_schedule_free_begins_with_the_weights_as_they_are(own_step):
+    """Also with those that become trainable between two trainings, whose values are on the device then."""
+
+    class Own(dp.Sequential):
+        def train_step(self, data):
+            return super().train_step(data)
+
+    stack = [dp.layers.Dense(3, input_shape=(2,)), dp.layers.Dense(1)]
+    model = Own(stack) if own_step else dp.Sequential(stack)
+    model.compile(dp.optimizers.ScheduleFreeAdamW(1e-4, weight_decay=0.5), "mse", jit_compile=False)
+    model.layers[0].trainable = False
+    for trained in (stack[1:], stack):
+        before = [one.numpy() for layer in trained for one in layer.weights]
+        for layer in trained:
+            layer.trainable = True
+        model.fit(np.ones((4, 2)), np.ones(4), batch_size=4, verbose=0)
+        weights = [one for layer in trained for one in layer.weights]
+        for one, old in zip(weights, before, strict=True):
+            np.testing.assert_allclose(model.optimizer.slots_of(one)["momentum"].numpy(), old, atol=0.01)
+            np.testing.assert_allclose(one.numpy(), old, atol=0.01)
 
 
 def test_muon_steps_are_nearly_orthogonal_and_vectors_follow_adam():
@@ -716,6 +740,10 @@ def test_a_rule_of_the_users_own():
         (lambda: SGD(momentum="much"), "momentum = 'much': expected a number"),
         (lambda: SGD(momentum=None), "momentum = None: expected a number"),
         (lambda: RMSprop(rho=2), "rho = 2"),
+        (
+            lambda: optimizers.ScheduleFreeAdamW(warmup_steps=0.5),
+            "warmup_steps = 0.5: expected an integer of at least 0",
+        ),
         (lambda: optimizers.get("rmsprob"), "unknown optimizer 'rmsprob'; did you mean 'rmsprop'"),
     ],
 )

@@ -47,8 +47,9 @@ def polynomial(final=0.75, **options):
         dp.optimizers.Adam(use_ema=True, ema_overwrite_frequency=4),
         dp.optimizers.Adam(gradient_accumulation_steps=2, global_clipnorm=0.1),
         dp.optimizers.LossScaleOptimizer(dp.optimizers.RMSprop()),
+        dp.optimizers.MultiOptimizer(dp.optimizers.OptimizerMap(dp.optimizers.ScheduleFreeAdamW())),
     ],
-    ids=["adam", "sgd", "muon", "adafactor", "ema", "accumulation", "loss scale"],
+    ids=["adam", "sgd", "muon", "adafactor", "ema", "accumulation", "loss scale", "schedule free, by several"],
 )
 def test_zeros_stay_through_every_update(optimizer):
     every = optimizer.gradient_accumulation_steps or 1 if isinstance(optimizer, dp.optimizers.Optimizer) else 1

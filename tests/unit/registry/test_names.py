@@ -65,13 +65,17 @@ def test_suggestions(name, known, expected):
     assert suggestion(name, known) == expected
 
 
+def test_a_word_of_keras_for_what_is_there():
+    with pytest.raises(ConfigError, match=r"^unknown optimizer 'rm_sprop'; did you mean 'rmsprop'\?"):
+        dp.optimizers.get("rm_sprop")
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: dp.optimizers.get("multi_optimizer"), "optimizer 'multi_optimizer'"),
-        (lambda: dp.optimizers.get("MultiOptimizer"), "optimizer 'MultiOptimizer'"),
+        (lambda: dp.initializers.get("stft"), "initializer 'stft'"),
+        (lambda: dp.initializers.get("STFTInitializer"), "initializer 'STFTInitializer'"),
         (lambda: dp.losses.get("ctc"), "loss 'ctc'"),
-        (lambda: dp.regularizers.get("orthogonal_regularizer"), "regularizer 'orthogonal_regularizer'"),
         (lambda: dp.layers.deserialize({"class_name": "LSTM", "config": {}}), "layer 'LSTM'"),
     ],
 )

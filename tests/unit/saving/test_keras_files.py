@@ -25,6 +25,9 @@ OPTIMIZERS = {
     "rmsprop": dp.optimizers.RMSprop(0.01),
     "sgd": dp.optimizers.SGD(0.1),
     "momentum": dp.optimizers.SGD(0.1, momentum=0.9),
+    "several": dp.optimizers.MultiOptimizer(
+        dp.optimizers.OptimizerMap(dp.optimizers.ScheduleFreeAdamW(0.01), {"dense/.*": dp.optimizers.SGD(0.1)})
+    ),
 }
 KERNELS = {"dense": (RNG.random((6, 4)), RNG.random(4)), "dense_1": (RNG.random((4, 2)), RNG.random(2))}
 
@@ -166,7 +169,7 @@ def test_ten_steps_and_ten_more_are_twenty(tmp_path, optimizer, dtype):
     def build() -> dp.Sequential:
         stack = [dp.layers.Flatten(input_shape=(2, 3)), dp.layers.Dense(5, "tanh"), dp.layers.Dropout(0.3)]
         model = dp.Sequential([*stack, dp.layers.Dense(2, "softmax")], seed=9)
-        chosen = type(OPTIMIZERS[optimizer])(**OPTIMIZERS[optimizer].config())
+        chosen = dp.optimizers.deserialize(dp.optimizers.serialize(OPTIMIZERS[optimizer]))
         model.compile(chosen, "sparse_categorical_crossentropy", metrics=["accuracy"], dtype=dtype, **CPU)
         return model
 
