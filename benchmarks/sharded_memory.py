@@ -39,7 +39,7 @@ def peak() -> int:
 
 
 def train(made: dp.Sequential, units: int, checkpoints: str | None = None) -> None:
-    rows = np.zeros((64, units), np.float32)
+    rows = np.zeros((16, units), np.float32)
     kept = []
     if checkpoints:
         kept.append(dp.callbacks.BackupAndRestore(checkpoints, delete_checkpoint=False))

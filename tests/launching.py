@@ -258,8 +258,8 @@ def in_turn(
 
     Ranks are fresh: each has a seed of `hash` of its own.
 
-    A script that ends the job has the launch's exit code; those behind it are launched again. On several ranks that is
-    any that fails, alone only one that raises, not one that exits.
+    A script that ends the job has the launch's exit code; those behind it are launched again. That is one that fails on
+    some ranks alone: what all ranks end together ends the script, with all that is said then, but not the job.
 
     Args:
         ranks: how many; 0 runs them without mpirun.

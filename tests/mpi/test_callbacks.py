@@ -1,42 +1,82 @@
 """Callbacks on several ranks: what they decide, write and say once, and what happens where rank 0 cannot write."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
-from tests.launching import Finished, mpirun
+from tests.launching import Finished, in_turn, mpirun
 
 SCRIPT = str(ROOT / "tests/mpi/scripts/callbacks.py")
 
 
-def start(way: str, folder, ranks: int = 2, **environment: str) -> Finished:
-    return mpirun(ranks, SCRIPT, way, str(folder), timeout=30, **environment)
+def start(way: str, folder, **environment: str) -> Finished:
+    return mpirun(2, SCRIPT, way, str(folder), timeout=30, **environment)
 
 
 def facts(folder) -> dict:
     return json.loads((folder / "out.json").read_text())
 
 
-def test_one_rank_stops_all_after_the_same_step(tmp_path):
-    done = start("stop on rank 1", tmp_path, 3)
-    assert (done.code, done.err) == (0, "")
-    assert facts(tmp_path)["steps"][-1] == [1, 2]
-    assert facts(tmp_path)["epochs"] == [0, 1]
+FAILURES = [
+    ("csv that cannot be written", 74, "No such file or directory; choose another `filename` of CSVLogger (rank 0"),
+    ("backup that cannot be written", 74, "choose another `backup_dir` of BackupAndRestore (rank 0, host "),
+    ("disk fails later", 74, "No space left on device (needs "),
+    (
+        "only rank 0 has one",
+        2,
+        "the ranks have different callbacks: callbacks: rank 0 has [['CSVLogger']], rank 1 ",
+    ),
+    (
+        "ranks save at other steps",
+        2,
+        "the ranks have different callbacks: callbacks: rank 0 has [['BackupAndRestore'",
+    ),
+    ("nan", 76, "NaN or Inf loss encountered at batch "),
+    ("monitor nobody knows", 2, "EarlyStopping callback received monitor=learning_rate"),
+    ("rate of a schedule set", 2, "created with a `LearningRateSchedule` object"),
+    ("rate of a schedule lowered", 2, "created with a `LearningRateSchedule` object"),
+]
 
 
-def test_one_rank_stops_an_evaluation_and_a_prediction(tmp_path):
-    done = start("evaluation stopped on rank 1", tmp_path, 3)
+def started(ranks: int, ways: list[str], folder: Path) -> tuple[dict[str, Finished], Path]:
+    """Start what goes on in a process where others have ended; return the outcomes, and where their folders are."""
+    for way in ways:
+        (folder / way).mkdir()
+    return in_turn(ranks, {way: [SCRIPT, way, str(folder / way)] for way in ways}, folder / "in turn"), folder
+
+
+@pytest.fixture(scope="module")
+def on_two(tmp_path_factory):
+    ways = ["schedule that differs", "live line on rank 0", "plain", "evaluation watched on rank 1"]
+    ways += ["kill epoch", "kill step"]  # without being killed
+    return started(2, ways, tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def on_three(tmp_path_factory):
+    ways = ["stop on rank 1", "evaluation stopped on rank 1", "csv", *(way for way, *_ in FAILURES)]
+    return started(3, ways, tmp_path_factory.mktemp("three"))
+
+
+def test_one_rank_stops_all_after_the_same_step(on_three):
+    done, folder = on_three[0]["stop on rank 1"], on_three[1] / "stop on rank 1"
     assert (done.code, done.err) == (0, "")
-    assert facts(tmp_path)["steps"][-12:] == [[kind, step] for kind in (9, 9, 8, 8) for step in range(3)]
+    assert facts(folder)["steps"][-1] == [1, 2]
+    assert facts(folder)["epochs"] == [0, 1]
+
+
+def test_one_rank_stops_an_evaluation_and_a_prediction(on_three):
+    done, folder = on_three[0]["evaluation stopped on rank 1"], on_three[1] / "evaluation stopped on rank 1"
+    assert (done.code, done.err) == (0, "")
+    assert facts(folder)["steps"][-12:] == [[kind, step] for kind in (9, 9, 8, 8) for step in range(3)]
 
 
 @pytest.mark.parametrize("way", ["kill epoch", "kill step"])
-def test_a_killed_training_goes_on_with_the_same_bits(tmp_path, way):
-    whole, again = tmp_path / "whole", tmp_path / "again"
-    for folder in (whole, again):
-        folder.mkdir()
-    assert start(way, whole).code == 0
+def test_a_killed_training_goes_on_with_the_same_bits(on_two, tmp_path, way):
+    whole, again = on_two[1] / way, tmp_path
+    assert on_two[0][way].code == 0
     killed = start(way, again, KILL="1")
     assert killed.code == 70
     assert "RuntimeError: killed" in killed.err
@@ -51,64 +91,43 @@ def test_a_killed_training_goes_on_with_the_same_bits(tmp_path, way):
     assert not (again / "backup").exists()
 
 
-def test_files_and_lines_come_once(tmp_path):
-    done = start("csv", tmp_path, 3)
+def test_files_and_lines_come_once(on_three):
+    done, folder = on_three[0]["csv"], on_three[1] / "csv"
     assert (done.code, done.err) == (0, "")
-    found = facts(tmp_path)
+    found = facts(folder)
     assert found["epochs"] == [0, 1, 2]
     assert found["history"]["learning_rate"] == [0.01, 0.01, 0.005]
     assert found["rate"] == 0.0025
-    assert len((tmp_path / "log.csv").read_text().splitlines()) == 4
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["1.keras", "2.keras", "3.keras"]
+    assert len((folder / "log.csv").read_text().splitlines()) == 4
+    assert sorted(path.name for path in (folder / "new").iterdir()) == ["1.keras", "2.keras", "3.keras"]
     for line in ("Epoch 2/4 - 7 steps - ", "Epoch 2: finished saving model to ", "Epoch 3: early stopping"):
         assert done.out.count(line) == 1
 
 
-def test_a_schedule_that_differs_is_rank_0s(tmp_path):
-    done = start("schedule that differs", tmp_path)
+def test_a_schedule_that_differs_is_rank_0s(on_two):
+    done, folder = on_two[0]["schedule that differs"], on_two[1] / "schedule that differs"
     assert (done.code, done.err) == (0, "")
-    assert facts(tmp_path)["history"]["learning_rate"] == [0.01] * 4
+    assert facts(folder)["history"]["learning_rate"] == [0.01] * 4
 
 
-@pytest.mark.parametrize(
-    ("way", "code", "message"),
-    [
-        ("csv that cannot be written", 74, "No such file or directory; choose another `filename` of CSVLogger (rank 0"),
-        ("backup that cannot be written", 74, "choose another `backup_dir` of BackupAndRestore (rank 0, host "),
-        ("disk fails later", 74, "No space left on device (needs "),
-        (
-            "only rank 0 has one",
-            2,
-            "the ranks have different callbacks: callbacks: rank 0 has [['CSVLogger']], rank 1 ",
-        ),
-        (
-            "ranks save at other steps",
-            2,
-            "the ranks have different callbacks: callbacks: rank 0 has [['BackupAndRestore'",
-        ),
-        ("nan", 76, "NaN or Inf loss encountered at batch "),
-        ("monitor nobody knows", 2, "EarlyStopping callback received monitor=learning_rate"),
-        ("rate of a schedule set", 2, "created with a `LearningRateSchedule` object"),
-        ("rate of a schedule lowered", 2, "created with a `LearningRateSchedule` object"),
-    ],
-)
-def test_a_failure_ends_all_ranks_with_one_message(tmp_path, way, code, message):
-    done = start(way, tmp_path, 3)
+@pytest.mark.parametrize(("way", "code", "message"), FAILURES)
+def test_a_failure_ends_all_ranks_with_one_message(on_three, way, code, message):
+    done = on_three[0][way]
     assert done.code == code, done.err
     assert message in done.err
     assert done.err.count("dptrain.errors.AgreedError: ") == 1, "rank 0 speaks for all"
 
 
-def test_a_live_line_on_rank_0_alone(tmp_path):
-    done = start("live line on rank 0", tmp_path)
+def test_a_live_line_on_rank_0_alone(on_two):
+    done = on_two[0]["live line on rank 0"]
     assert (done.code, done.err) == (0, "")
     assert done.out.count("Epoch 2/4 - 7 steps - ") == 1
 
 
-def test_batches_of_a_validation_that_one_rank_watches_are_those_of_all(tmp_path):
-    alone, together = tmp_path / "alone", tmp_path / "together"
-    for folder, way in ((alone, "plain"), (together, "evaluation watched on rank 1")):
-        folder.mkdir()
-        done = start(way, folder)
-        assert (done.code, done.err) == (0, "")
-    assert facts(together)["history"]["val_loss"] == pytest.approx(facts(alone)["history"]["val_loss"], rel=1e-5)
+def test_batches_of_a_validation_that_one_rank_watches_are_those_of_all(on_two):
+    done, folder = on_two
+    ways = ("plain", "evaluation watched on rank 1")
+    for way in ways:
+        assert (done[way].code, done[way].err) == (0, "")
+    alone, together = (facts(folder / way)["history"]["val_loss"] for way in ways)
+    assert together == pytest.approx(alone, rel=1e-5)

@@ -71,7 +71,7 @@ def test_a_training_moves_between_meshes(moved, copied, tmp_path):
 
 def test_a_reproducible_training_moves_to_the_bit(tmp_path):
     for name, *launches in (
-        ("moved", (4, 2, "batch=2,model=2 --shard-weights"), (3, 4, "--shard-weights"), (2, 6, "--shard-optimizer")),
+        ("moved", (4, 2, "batch=2,model=2 --shard-weights"), (3, 4, "--shard-weights"), (0, 6, "")),
         ("alone", (0, 6, "")),
     ):
         (tmp_path / name).mkdir()
@@ -105,7 +105,7 @@ def test_a_damaged_shard_is_named_and_the_checkpoint_before_taken(copied):
     without_copies(folder / "checkpoints" / before)
     with np.load(folder / "out.npz") as found:
         best = {path: one.tobytes() for path, one in found.items() if path.startswith("best/")}
-    done = train_on(folder, 3, 16, "--shard-weights", PYTHONWARNINGS="default")
+    done = train_on(folder, 0, 16, "", PYTHONWARNINGS="default")
     assert done.code == 0, done.err
     assert f"{newest}: damaged: shard-2-of-4.safetensors is not what was written, from byte " in done.err
     assert f"; going on from {before}" in done.err
@@ -149,6 +149,7 @@ def test_killed_trainings_go_on_on_other_meshes(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     from mesh_kills import disturbed, undisturbed
 
-    kills, difference = disturbed(random.Random(5), undisturbed(), 3)
-    assert any(one.hit for one in kills)
+    # On three ranks in a save of sharded slots, then at a step with sharded weights; one rank goes on.
+    kills, difference = disturbed(random.Random(395), undisturbed(), 2)
+    assert [(one.kind, one.hit) for one in kills] == [("a save", True), ("a step", True)]
     assert difference <= 1e-12

@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -69,19 +70,34 @@ def test_an_exception_past_an_excepthook_of_its_own_names_the_rank(tmp_path, bad
     assert line.endswith("user code: ValueError: at the end (hook.py:7)")
 
 
+WRONG = [
+    ("labels", 65, "y: label 2 at index 5; 2 classes allow 0-1"),
+    ("shape", 65, "model expects 4 features of shape (4,), data has 3 of shape (3,)"),
+    ("other batch size", 2, "the ranks call fit differently: arguments: rank 0 has ["),
+    ("other data", 2, "the training sets (shapes, dtypes, checksum) differ: rank 0 has "),
+    ("other weights", 2, "the training sets (shapes, dtypes, checksum) differ: rank 0 has "),
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("agreed")
+
+
+@pytest.fixture(scope="module")
+def agreed(small_npz, place) -> dict[str, Finished]:
+    """How three ranks take what they all end for, one after the other."""
+    ways = [*(way for way, *_ in WRONG), "parameters"]
+    cases = {f"{way} {bad}": [SCRIPT, way, str(bad)] for way in ways for bad in (0, 1)}
+    cases |= {message: ["-m", "dptrain", *with_data(small_npz, wrong)] for wrong, _, message in BAD_COMMAND_LINES}
+    cases |= {name: damaged(small_npz, place / name, *name.split()) for name in DAMAGED}
+    return in_turn(3, cases, place / "in turn", cwd=place)
+
+
 @pytest.mark.parametrize("bad", [0, 1])
-@pytest.mark.parametrize(
-    ("way", "code", "message"),
-    [
-        ("labels", 65, "y: label 2 at index 5; 2 classes allow 0-1"),
-        ("shape", 65, "model expects 4 features of shape (4,), data has 3 of shape (3,)"),
-        ("other batch size", 2, "the ranks call fit differently: arguments: rank 0 has ["),
-        ("other data", 2, "the training sets (shapes, dtypes, checksum) differ: rank 0 has "),
-        ("other weights", 2, "the training sets (shapes, dtypes, checksum) differ: rank 0 has "),
-    ],
-)
-def test_wrong_arguments_on_one_rank_are_an_error_on_all_that_names_it(way, code, message, bad):
-    done = fail(way, bad)
+@pytest.mark.parametrize(("way", "code", "message"), WRONG)
+def test_wrong_arguments_on_one_rank_are_an_error_on_all_that_names_it(agreed, way, code, message, bad):
+    done = agreed[f"{way} {bad}"]
     assert done.code == code
     assert done.err.count("dptrain.errors.AgreedError: ") == 1, "rank 0 speaks for all"
     assert message in done.err
@@ -101,68 +117,92 @@ def test_an_error_that_all_agree_on_before_mpi_starts_does_not_wait_for_a_rank_t
     assert "ended before it imported dptrain while rank 0 waits in the start of MPI (start-up)" in done.err
 
 
-def test_data_drawn_without_a_seed_is_refused_with_how_to_seed_it(tmp_path):
-    script = tmp_path / "unseeded.py"
-    script.write_text(
-        "import sys, numpy as np, dptrain as dp\n"
-        "model = dp.Sequential([dp.layers.Dense(2, input_shape=(5,))])\nmodel.compile('sgd', 'mse')\n"
-        "draw = lambda: (np.random.rand(8, 5), np.random.rand(8, 2))\n"
-        "ways = {'fit': lambda: model.fit(*draw()), 'evaluate': lambda: model.evaluate(*draw()),\n"
-        "        'generator': lambda: model.fit((draw() for _ in range(3)), shuffle=False)}\n"
-        "ways[sys.argv[1]]()\n"
-    )
-    for way, code in (("fit", 2), ("evaluate", 2), ("generator", 65)):
-        done = mpirun(2, str(script), way)
+UNSEEDED = """
+import sys, numpy as np, dptrain as dp
+if sys.argv[2:]:
+    dp.utils.set_random_seed(0)
+model = dp.Sequential([dp.layers.Dense(2, input_shape=(5,))])
+model.compile('sgd', 'mse')
+draw = lambda: (np.random.rand(8, 5), np.random.rand(8, 2))
+ways = {'fit': lambda: model.fit(*draw()), 'evaluate': lambda: model.evaluate(*draw()),
+        'generator': lambda: model.fit((draw() for _ in range(3)), shuffle=False)}
+ways[sys.argv[1]]()
+"""
+NOBODY_CAN = [
+    ("fit(x, y, sample_weight=np.ones((8, 3)))", "sample_weight: expected (8,) real numbers, one a sample"),
+    ("fit(x, y, epochs=1.5)", "epochs = 1.5: expected an integer >= 0"),
+    ("fit(x, y, validation_data=(x, y), validation_batch_size=1)", "batch_size = 1 is the global batch and leaves"),
+    ("evaluate(x, y, batch_size='8')", "batch_size = '8': expected an integer >= 1"),
+    ("predict(x, steps=0)", "steps = 0: expected an integer >= 1"),
+    ("train_on_batch(x[:0], y[:0])", "the training set is empty"),
+    ("test_on_batch(x[:0], y[:0])", "the training set is empty"),
+]
+CALLED = """
+import sys, numpy as np, dptrain as dp
+model = dp.Sequential([dp.layers.Dense(6, input_shape=(5,)), dp.layers.Reshape((2, 3))])
+model.compile('sgd', 'mse')
+x, y = np.ones((8, 5)), np.ones((8, 2, 3))
+eval("model." + sys.argv[1])
+"""
+OF_NUMPY = """
+import os, numpy as np, dptrain as dp
+x, y = np.ones((32, 1)), np.ones((32, 2))
+two = 2 if os.environ.get('PMI_RANK') == '0' else np.int64(2)
+model = dp.Sequential([dp.layers.Dense(2, input_shape=(1,))])
+model.compile(dp.optimizers.SGD(np.float32(0.5)), 'mse')
+more = {'validation_data': (x, y), 'validation_freq': two, 'steps_per_epoch': two, 'verbose': 0}
+history = model.fit(x, y, batch_size=np.int64(8), epochs=two, **more).history
+assert (len(history['loss']), len(history['val_loss'])) == (2, 1), history
+"""
+CONFIGURED = """
+import os, sys
+from dptrain.cli.main import main
+more = ['--epochs', '7'] if os.environ['PMI_RANK'] == sys.argv[1] else []
+sys.exit(main([*sys.argv[2:], *more]))
+"""
+
+
+@pytest.fixture(scope="module")
+def on_two(small_npz, place) -> dict[str, Finished]:
+    """How two ranks take what they all end for, one after the other."""
+    folder = place / "on two"
+    folder.mkdir()
+    scripts = {"unseeded": UNSEEDED, "called": CALLED, "of NumPy": OF_NUMPY, "configured": CONFIGURED}
+    for name, text in scripts.items():
+        (folder / name).write_text(text)
+    ways = [["evaluate"], ["generator"], ["fit", "seeded"]]
+    cases = {f"unseeded {' '.join(way)}": [str(folder / "unseeded"), *way] for way in ways}
+    cases |= {call: [str(folder / "called"), call] for call, _ in NOBODY_CAN}
+    cases |= {"of NumPy": [str(folder / "of NumPy")]}
+    arguments = ["--data", str(small_npz), "--out", str(folder / "run")]
+    cases |= {f"configured {bad}": [str(folder / "configured"), str(bad), *arguments] for bad in (0, 1)}
+    cases |= {f"nodes {bad}": nodes(small_npz, folder / f"nodes {bad}", bad) for bad in (0, 1)}
+    return in_turn(2, cases, folder / "in turn", cwd=folder)
+
+
+def test_data_drawn_without_a_seed_is_refused_with_how_to_seed_it(on_two, tmp_path):
+    (tmp_path / "unseeded.py").write_text(UNSEEDED)
+    alone = mpirun(2, str(tmp_path / "unseeded.py"), "fit")
+    for done, code in ((alone, 2), (on_two["unseeded evaluate"], 2), (on_two["unseeded generator"], 65)):
         assert done.code == code
         assert "seed what is random, with dp.utils.set_random_seed(0) at the top" in done.messages[-1], done.err
-    script.write_text("import dptrain as dp; dp.utils.set_random_seed(0)\n" + script.read_text())
-    assert mpirun(2, str(script), "fit").code == 0
+    assert on_two["unseeded fit seeded"].code == 0
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        ("fit(x, y, sample_weight=np.ones((8, 3)))", "sample_weight: expected (8,) real numbers, one a sample"),
-        ("fit(x, y, epochs=1.5)", "epochs = 1.5: expected an integer >= 0"),
-        ("fit(x, y, validation_data=(x, y), validation_batch_size=1)", "batch_size = 1 is the global batch and leaves"),
-        ("evaluate(x, y, batch_size='8')", "batch_size = '8': expected an integer >= 1"),
-        ("predict(x, steps=0)", "steps = 0: expected an integer >= 1"),
-        ("train_on_batch(x[:0], y[:0])", "the training set is empty"),
-        ("test_on_batch(x[:0], y[:0])", "the training set is empty"),
-    ],
-)
-def test_what_no_rank_can_do_is_said_once(tmp_path, call, message):
-    script = tmp_path / "wrong.py"
-    script.write_text(
-        "import numpy as np, dptrain as dp\n"
-        "model = dp.Sequential([dp.layers.Dense(6, input_shape=(5,)), dp.layers.Reshape((2, 3))])\n"
-        "model.compile('sgd', 'mse')\n"
-        f"x, y = np.ones((8, 5)), np.ones((8, 2, 3))\nmodel.{call}\n"
-    )
-    done = mpirun(2, str(script), timeout=30)
+@pytest.mark.parametrize(("call", "message"), NOBODY_CAN)
+def test_what_no_rank_can_do_is_said_once(on_two, call, message):
+    done = on_two[call]
     assert done.code == (65 if "sample_weight" in call else 2)
     assert done.err.count(f"AgreedError: {message}") == 1, done.err
 
 
-def test_numbers_of_numpy_are_arguments_as_pythons_are(tmp_path):
-    script = tmp_path / "of_numpy.py"
-    script.write_text(
-        "import os, numpy as np, dptrain as dp\n"
-        "x, y = np.ones((32, 1)), np.ones((32, 2))\n"
-        "two = 2 if os.environ.get('PMI_RANK') == '0' else np.int64(2)\n"
-        "model = dp.Sequential([dp.layers.Dense(2, input_shape=(1,))])\n"
-        "model.compile(dp.optimizers.SGD(np.float32(0.5)), 'mse')\n"
-        "more = {'validation_data': (x, y), 'validation_freq': two, 'steps_per_epoch': two, 'verbose': 0}\n"
-        "history = model.fit(x, y, batch_size=np.int64(8), epochs=two, **more).history\n"
-        "assert (len(history['loss']), len(history['val_loss'])) == (2, 1), history\n"
-    )
-    done = mpirun(2, str(script), timeout=30)
-    assert done.code == 0, done.err
+def test_numbers_of_numpy_are_arguments_as_pythons_are(on_two):
+    assert on_two["of NumPy"].code == 0, on_two["of NumPy"].err
 
 
 @pytest.mark.parametrize("bad", [0, 1])
-def test_parameters_that_diverge_on_one_rank_end_all(bad):
-    done = fail("parameters", bad)
+def test_parameters_that_diverge_on_one_rank_end_all(agreed, bad):
+    done = agreed[f"parameters {bad}"]
     assert done.code == 76
     assert done.err.count("dptrain.errors.AgreedError: ") == 1, "rank 0 speaks for all"
     assert f"the replicas differ after step 8 of epoch 1: rank {bad} (host " in done.err
@@ -185,52 +225,54 @@ def test_the_job_ends_within_a_second_of_the_failure(tmp_path):
     assert time.time() - float((tmp_path / "time").read_text()) < 5, "a second, and what a loaded machine adds"
 
 
-def damage(folder, kind):
-    path = folder / "small.npz"
-    if kind == "missing":
-        path.unlink()
-    elif kind == "html":
-        path.write_bytes(b"<!DOCTYPE html><html>not found</html>")
-    elif kind == "truncated":
-        path.write_bytes(path.read_bytes()[:-50])
+# How the data is damaged, how it is divided, and on which rank.
+DAMAGED = [
+    f"{kind} {sharding} {bad}"
+    for kind in ("missing", "html", "truncated")
+    for sharding in ("global", "static")
+    for bad in (0, 1)
+]
 
 
-@pytest.mark.parametrize("bad", [0, 1])
-@pytest.mark.parametrize("sharding", ["global", "static"])
-@pytest.mark.parametrize("kind", ["missing", "html", "truncated"])
-def test_damaged_data_on_one_rank(small_npz, tmp_path, kind, sharding, bad):
-    """Each rank has a working directory of its own, as on nodes without a shared file system."""
-    for rank in range(3):
-        folder = tmp_path / str(rank)
-        folder.mkdir()
-        (folder / "small.npz").write_bytes(small_npz.read_bytes())
-    damage(tmp_path / str(bad), kind)
-    script = tmp_path / "start.py"
-    script.write_text(
-        f"import os, sys\nos.chdir(os.path.join({str(tmp_path)!r}, os.environ['PMI_RANK']))\n"
+def start(folder) -> str:
+    """Return a script that is the command line, on each rank in a folder of its own."""
+    (folder / "start.py").write_text(
+        f"import os, sys\nos.chdir(os.path.join({str(folder)!r}, os.environ['PMI_RANK']))\n"
         "from dptrain.cli.main import main\nsys.exit(main(sys.argv[1:]))\n"
     )
-    arguments = ["--data", "./small.npz", "--sharding", sharding, "--epochs", "1", "--out", "run"]
-    done = mpirun(3, str(script), *arguments, timeout=30)
+    return str(folder / "start.py")
+
+
+def damaged(small_npz, folder, kind, sharding, bad) -> list[str]:
+    """Return a training's script and arguments; each rank has a folder of its own, as on nodes that share no files."""
+    for rank in range(3):
+        (folder / str(rank)).mkdir(parents=True)
+        path = folder / str(rank) / "small.npz"
+        content = small_npz.read_bytes()
+        if str(rank) != bad:
+            path.write_bytes(content)
+        elif kind == "html":
+            path.write_bytes(b"<!DOCTYPE html><html>not found</html>")
+        elif kind == "truncated":
+            path.write_bytes(content[:-50])
+    return [start(folder), "--data", "./small.npz", "--sharding", sharding, "--epochs", "1", "--out", "run"]
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_data_on_one_rank(agreed, place, name):
+    done, bad = agreed[name], name[-1]
     assert done.code == 65, done.err
     assert len(done.messages) == 1
     assert done.messages[0].startswith("dptrain: ")
     assert f"(rank {bad}, host " in done.messages[0]
     assert "small.npz" in done.messages[0]
     assert "Traceback" not in done.err
-    assert not (tmp_path / "0" / "run").exists(), "nothing is written before the data is known to be good"
+    assert not (place / name / "0" / "run").exists(), "nothing is written before the data is known to be good"
 
 
 @pytest.mark.parametrize("bad", [0, 1])
-def test_different_configurations(small_npz, tmp_path, bad):
-    script = tmp_path / "start.py"
-    script.write_text(
-        "import os, sys\nfrom dptrain.cli.main import main\n"
-        f"more = ['--epochs', '7'] if os.environ['PMI_RANK'] == '{bad}' else []\n"
-        f"sys.exit(main(['--data', {str(small_npz)!r}, '--out', {str(tmp_path / 'run')!r}, *more]))\n"
-    )
-    done = mpirun(2, str(script), timeout=30)
-    values = ["5", "5"]
+def test_different_configurations(on_two, bad):
+    done, values = on_two[f"configured {bad}"], ["5", "5"]
     values[bad] = "7"
     assert done.code == 2
     assert done.messages == [
@@ -277,13 +319,8 @@ def with_data(data, arguments: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize(("arguments", "code", "message"), BAD_COMMAND_LINES)
-def test_bad_command_lines_are_one_line_on_any_number_of_ranks(
-    small_npz, bad_alone, tmp_path, arguments, code, message
-):
-    outcomes = [dptrain(3, *with_data(small_npz, arguments), cwd=tmp_path, timeout=30)]
-    if "--batch-size" not in arguments:
-        outcomes.append(bad_alone[message])
-    for done in outcomes:
+def test_bad_command_lines_are_one_line_on_any_number_of_ranks(agreed, bad_alone, arguments, code, message):
+    for done in (agreed[message], bad_alone[message]) if "--batch-size" not in arguments else (agreed[message],):
         assert done.code == code, done.err
         assert len(done.messages) == 1, done.err
         assert message in done.messages[0]
@@ -334,20 +371,20 @@ def test_torchrun_is_refused_in_one_line_and_mpi_beside_its_variables_is_not(sma
     assert sum("CPU, " in line for line in done.out.splitlines()) == 2
 
 
-@pytest.mark.parametrize("bad", [0, 1])
-def test_nodes_with_different_files(small_npz, tmp_path, bad):
+def nodes(small_npz, folder, bad) -> list[str]:
+    """Return a training's script and arguments, each rank of which has data of its own."""
     with np.load(small_npz) as data:
         arrays = dict(data)
     for rank in range(2):
-        (tmp_path / str(rank)).mkdir()
+        (folder / str(rank)).mkdir(parents=True)
         kept = {name: array[: 100 if rank == bad else None] for name, array in arrays.items()}
-        np.savez(tmp_path / str(rank) / "small.npz", **kept)
-    script = tmp_path / "start.py"
-    script.write_text(
-        f"import os, sys\nos.chdir(os.path.join({str(tmp_path)!r}, os.environ['PMI_RANK']))\n"
-        "from dptrain.cli.main import main\nsys.exit(main(sys.argv[1:]))\n"
-    )
-    done = mpirun(2, str(script), "--data", "./small.npz", timeout=30)
+        np.savez(folder / str(rank) / "small.npz", **kept)
+    return [start(folder), "--data", "./small.npz"]
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_nodes_with_different_files(on_two, bad):
+    done = on_two[f"nodes {bad}"]
     assert done.code == 2
     assert len(done.messages) == 1
     assert done.messages[0].startswith("dptrain: the ranks see different data: x_train: rank 0 has [[")

@@ -22,7 +22,7 @@ model.fit(x, y, epochs=100_000_000, verbose=0)
 """
 
 
-@pytest.mark.parametrize("ranks", [0, 3])
+@pytest.mark.parametrize("ranks", [0, 2])
 @pytest.mark.parametrize("what", ["train", "script", "sweep"])
 def test_it_ends_all_with_one_line(small_npz, tmp_path, what, ranks):
     if what == "script" and ranks == 0:

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.launching import find_mpirun, mpirun, python, run, when_ready
+from tests.launching import completed, find_mpirun, interpreter, mpirun, python, run, when_ready
 
 # So that the training lasts longer than it takes to send a signal, and tells of its beginning.
-SLOWLY = ("--epochs", "4", "--batch-size", "2", "--hidden", "8", "--dropout", "0.2", "--jit-compile", "off")
+SLOWLY = ("--epochs", "8", "--batch-size", "8", "--hidden", "8", "--dropout", "0.2", "--jit-compile", "off")
 
 
-def command(ranks: int, *arguments: str) -> list[str]:
-    return [*([find_mpirun(), "-n", str(ranks)] if ranks else []), sys.executable, *arguments]
+def command(ranks: int, *arguments: str, fresh: bool = False) -> list[str]:
+    python = interpreter(completed({}), arguments, fresh)
+    return [*([find_mpirun(), "-n", str(ranks)] if ranks else []), *python, *arguments]
 
 
 def signalled(start: list[str], number: int, one_rank: bool, cwd: Path) -> tuple[int, str]:
@@ -55,8 +56,8 @@ def whole(small_npz, tmp_path_factory):
 
 @pytest.mark.parametrize(("ranks", "name"), [(0, "SIGTERM"), (2, "SIGUSR1")])
 def test_a_signal_saves_and_the_next_start_goes_on(small_npz, tmp_path, whole, ranks, name):
-    start = command(ranks, "-m", "dptrain", "--data", str(small_npz), *SLOWLY, "--out", "out")
-    code, err = signalled(start, getattr(signal, name), False, tmp_path)
+    start = ("-m", "dptrain", "--data", str(small_npz), *SLOWLY, "--out", "out")
+    code, err = signalled(command(ranks, *start, fresh=True), getattr(signal, name), False, tmp_path)
     assert code == 75, err
     (line,) = (line for line in err.splitlines() if line.startswith("dptrain: "))
     saved = r"after (\d+) steps, saved as out/checkpoints/0000\d\d-step-(\d+)"
@@ -64,27 +65,26 @@ def test_a_signal_saves_and_the_next_start_goes_on(small_npz, tmp_path, whole, r
     assert match, line
     assert match[1] == match[2]
     assert not (tmp_path / "out" / "summary.json").exists()
-    done = run(start, timeout=100, cwd=tmp_path)
+    done = python(ranks, *start, timeout=100, cwd=tmp_path)
     assert (done.code, done.err) == (0, "")
     assert "Epoch 1/" not in done.out
     assert results(tmp_path / "out") == whole(ranks)
 
 
 @pytest.mark.parametrize(
-    ("sharded", "ranks", "on", "said"),
+    ("sharded", "on", "said"),
     [
-        ([], 0, [], ""),
-        (["--shard-weights"], 2, ["--mesh", "model=2", "--shard-optimizer"], "; mesh model=2; slots sharded (ZeRO-1)"),
-        (["--stages", "2", "--microbatches", "3"], 2, ["--shard-weights"], "; weights and slots sharded (FSDP)"),
-        (["--shard-weights"], 2, ["--stages", "2"], "; 2 stages"),
+        ([], ["--mesh", "model=2", "--shard-optimizer"], "; mesh model=2; slots sharded (ZeRO-1)"),
+        (["--stages", "2", "--microbatches", "3"], ["--shard-weights"], "; weights and slots sharded (FSDP)"),
+        (["--shard-weights"], ["--stages", "2"], "; 2 stages"),
     ],
 )
-def test_a_signal_to_one_rank_is_all_ranks_and_others_go_on(small_npz, tmp_path, whole, sharded, ranks, on, said):
-    """Another number of ranks, or another mesh, on which other ranks have other parts of weights and slots."""
+def test_a_signal_to_one_rank_is_all_ranks_and_others_go_on(small_npz, tmp_path, whole, sharded, on, said):
+    """On another mesh, on which other ranks have other parts of weights and slots."""
     start = ("-m", "dptrain", "--data", str(small_npz), *SLOWLY, "--out", "out")
     code, err = signalled(command(2, *start, *sharded), signal.SIGTERM, True, tmp_path)
     assert code == 75, err
-    done = python(ranks, *start, *on, timeout=100, cwd=tmp_path)
+    done = python(2, *start, *on, timeout=100, cwd=tmp_path)
     assert (done.code, done.err) == (0, "")
     assert f" an epoch{said}\n" in done.out
     for found, expected in zip(results(tmp_path / "out")[1], whole(0)[1], strict=True):

@@ -15,7 +15,7 @@ def test_ranks_compute_what_one_computes():
     assert alone.code == 0, alone.err
     expected = [float(word) for word in alone.out.split()]
     assert len(expected) == 4
-    for ranks in (2, 3, 7):
+    for ranks in (2, 7):
         found = mpirun(ranks, SCRIPT)
         assert found.code == 0, found.err
         np.testing.assert_allclose([float(word) for word in found.out.split()], expected, rtol=1e-10)

@@ -7,7 +7,7 @@ from tests.conftest import ROOT
 from tests.launching import in_turn
 
 SCRIPT = str(ROOT / "tests/mpi/scripts/pruning.py")
-FORMS = {2: ["whole", "--shard-weights"], 3: ["whole", "--shard-optimizer"], 4: ["batch=2,model=2"]}
+FORMS = {2: ["--shard-weights"], 3: ["whole", "--shard-optimizer"], 4: ["batch=2,model=2"]}
 
 
 def train(folder, ranks, *forms):

@@ -31,7 +31,7 @@ def on_one_rank(small_npz, tmp_path_factory) -> Path:
     return out
 
 
-@pytest.mark.parametrize(("ranks", "places"), [(1, 1), (2, 2), (3, 1), (4, 3)])
+@pytest.mark.parametrize(("ranks", "places"), [(2, 3), (3, 1)])
 def test_any_number_of_ranks_trains_the_same_runs(small_npz, on_one_rank, tmp_path, ranks, places):
     out = tmp_path / "s"
     done = dptrain(
@@ -159,16 +159,16 @@ def test_what_there_is_is_reported_when_rank_1_fails_or_is_told_to_stop(small_np
         "if current().rank == 1: worker.Worker.advance = fail\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
-    arguments = (*SWEEP, "--seeds", "0-9", "--data", str(small_npz), "--out", str(out), "--verbose", "0")
+    arguments = (*SWEEP, "--seeds", "0-5", "--data", str(small_npz), "--out", str(out), "--verbose", "0")
     stopped = mpirun(2, "-c", script, *arguments, timeout=60)
     assert stopped.code == (70 if how == "error" else 75)
     rows = [row.split(",") for row in (out / "trials.csv").read_text().splitlines()]
     values = rows[0].index("n")
-    assert 1 <= sum(int(row[values]) for row in rows[1:]) < 40
+    assert 1 <= sum(int(row[values]) for row in rows[1:]) < 24
     assert ("Not everything was trained (SIGTERM)" in (out / "report.html").read_text()) == (how == "SIGTERM")
     done = dptrain(2, *arguments, timeout=60)
     assert (done.code, done.err) == (0, "")
-    assert len(lines(out)) == 2 * 40
+    assert len(lines(out)) == 2 * 24
 
 
 def test_ranks_with_different_plans_are_refused(small_npz, tmp_path):

@@ -1,10 +1,8 @@
 """A loss that is no sum over samples has the value of one process on any number of ranks, in evaluation too."""
 
-import functools
 import json
 
 import numpy as np
-import pytest
 
 from tests.conftest import ROOT
 from tests.launching import mpirun
@@ -24,16 +22,10 @@ if dp.rank() == 0:
 """
 
 
-@pytest.fixture(scope="module")
-def evaluate(tmp_path_factory):
-    script = tmp_path_factory.mktemp("whole") / "script.py"
+def test_ignored_classes(tmp_path):
+    script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    return functools.cache(lambda ranks: mpirun(ranks, str(script), PYTHONPATH=str(ROOT)))
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_ignored_classes(evaluate, ranks):
-    alone, together = evaluate(1), evaluate(ranks)
+    alone, together = (mpirun(ranks, str(script), PYTHONPATH=str(ROOT)) for ranks in (1, 3))
     assert (alone.code, alone.err, together.code, together.err) == (0, "", 0, "")
     (one, *values), (other, *others) = json.loads(alone.out), json.loads(together.out)
     for key in one:

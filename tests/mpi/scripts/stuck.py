@@ -55,7 +55,7 @@ DEEDS = {
     "loop": loop,
     "lock": loop_with_pythons_lock,
     "sleep": lambda: time.sleep(60),
-    "slow": lambda: time.sleep(4),
+    "slow": lambda: time.sleep(3),
     "exit 0": lambda: sys.exit(0),
     "exit 3": lambda: sys.exit(3),
     "os exit 0": lambda: os._exit(0),
