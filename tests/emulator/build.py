@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import importlib.metadata
+import itertools
 import os
 import platform
 import py_compile
@@ -343,6 +344,11 @@ def command_folder(root: Path) -> Path:
         (work / "nvcc").chmod(0o755)
         place(folder, work)
         py_compile.compile(str(folder / "emulator" / "nvcc.py"))
+        if int(compiler.split(".")[0]) >= 12:  # older ones may fail to load what they precompiled
+            precompile = f"import sys; sys.path.append('{folder}/emulator'); import nvcc; nvcc.precompile()"
+            for kind, level in itertools.product(("off", "all"), "01"):
+                options = {"EMULATOR_MACHINE": flags, "EMULATOR_SANITIZE": kind, "EMULATOR_OPTIMIZE": level}
+                call([sys.executable, "-S", "-I", "-c", precompile], environment=dict(os.environ) | options)
     return folder
 
 

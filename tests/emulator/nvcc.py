@@ -22,6 +22,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
+DEVICE_HEADER, C_HEADERS = "emulator/device.h", "-DEMU_C_HEADERS"
 INCLUDE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "include")
 
 
@@ -621,23 +622,62 @@ def machine_flags() -> list[str]:
     return os.environ.get("EMULATOR_MACHINE", "").split()
 
 
+def options(standard: str) -> list[str]:
+    """What g++ compiles a source of a GNU standard with."""
+    flags = [f"-std={standard}", "-fPIC", "-w", "-gdwarf-4", "-g1", "-fno-gnu-unique",
+             "-fno-strict-aliasing", "-fno-math-errno", "-fno-semantic-interposition",
+             "-fwrapv", *machine_flags()]  # fmt: skip
+    if checked():
+        # No way back from what is misaligned, which ends the launch: compiled in a fifth less time.
+        flags += [f"-O{level()}", "-finline-functions", "-fno-tree-vectorize", "-fsanitize=thread,alignment",
+                  "-fno-sanitize-recover=alignment", "--param=tsan-distinguish-volatile=1"]  # fmt: skip
+    else:
+        # Compiling is most of what tests on the emulator take, and -O1 a third cheaper than -O2. The others join
+        # products and sums, as nvcc does, and stores of vectors, whose misalignment is then noticed.
+        flags += [f"-O{level()}", "-fexpensive-optimizations", "-ftree-slp-vectorize"]
+    return flags
+
+
 def preprocess(arguments: Arguments, source: str, action: str = "-E") -> str:
     """The source behind the emulator's headers, all macros expanded; or with -MM the files that it includes."""
-    text = run_preprocessor(arguments, source, action, "-DEMU_C_HEADERS")
+    text = run_preprocessor(arguments, source, action, C_HEADERS)
     # A source that needs C++'s headers gets those alone: they do not go together with C's.
     return run_preprocessor(arguments, source, action) if re.search(r"\bstd\b", text) else text
 
 
 def run_preprocessor(arguments: Arguments, source: str, action: str, *more: str) -> str:
     """What g++ prints with these options and more."""
+    standard = gnu(arguments.standard)
+    as_precompiled = (action, standard, *more) == ("-E", "gnu++17", C_HEADERS) and not arguments.no_line_markers
     command = [
-        "g++", action, "-x", "c++", f"-std={gnu(arguments.standard)}", f"-I{INCLUDE}",
-        "-D__CUDACC__", "-D__NVCC__", f"-D__CUDA_ARCH__={arguments.arch}", "-D__CUDACC_VER_MAJOR__=13",
-        "-D__CUDACC_VER_MINOR__=0", "-DDPTRAIN_EMULATOR=1", "-include", "emulator/device.h",
-        *(["-DEMU_CHECKED=1"] if checked() else []), *(["-P"] if arguments.no_line_markers else []),
-        *machine_flags(), *arguments.preprocessor, *more, source,
+        "g++", action, "-x", "c++", *([f"-I{precompiled()}", "-fpch-preprocess"] if as_precompiled else []),
+        f"-I{INCLUDE}", "-include", DEVICE_HEADER, *macros(), f"-D__CUDA_ARCH__={arguments.arch}",
+        *(["-P"] if arguments.no_line_markers else []), *options(standard), *arguments.preprocessor, *more, source,
     ]  # fmt: skip
     return run(command)
+
+
+def macros() -> list[str]:
+    """What is defined for every source, whatever the architecture."""
+    defined = ["__CUDACC__", "__NVCC__", "__CUDACC_VER_MAJOR__=13", "__CUDACC_VER_MINOR__=0", "DPTRAIN_EMULATOR=1"]
+    return [f"-D{one}" for one in [*defined, *(["EMU_CHECKED=1"] if checked() else [])]]
+
+
+def precompiled() -> str:
+    """The folder of the precompiled header for these options of g++."""
+    return os.path.join(os.path.dirname(INCLUDE), "precompiled", f"{'checked' if checked() else 'plain'}-O{level()}")
+
+
+def precompile() -> None:
+    """Compiles the header before every source: parsing it is half of what small ones take.
+
+    What is preprocessed then names the file. For a source that needs C++'s headers or another standard, or defines a
+    macro that the header uses, g++ reads the header itself.
+    """
+    header, result = (os.path.join(folder, DEVICE_HEADER) for folder in (INCLUDE, precompiled()))
+    os.makedirs(os.path.dirname(result), exist_ok=True)
+    made = [*macros(), C_HEADERS, *options("gnu++17"), header, "-o", f"{result}.gch"]
+    run(["g++", "-x", "c++-header", f"-I{INCLUDE}", *made])
 
 
 def gnu(standard: str) -> str:
@@ -650,17 +690,6 @@ def compile_source(arguments: Arguments, source: str, output: str) -> None:
     """Compiles one source to a module."""
     rewriter = Rewriter(preprocess(arguments, source), arguments)
     text = rewriter.run() + rewriter.trampolines()
-    flags = [f"-std={gnu(arguments.standard)}", "-fPIC", "-w", "-gdwarf-4", "-g1", "-fno-gnu-unique",
-             "-fno-strict-aliasing", "-fno-math-errno", "-fno-semantic-interposition",
-             "-fwrapv", *machine_flags()]  # fmt: skip
-    if checked():
-        # No way back from what is misaligned, which ends the launch: compiled in a fifth less time.
-        flags += [f"-O{level()}", "-finline-functions", "-fno-tree-vectorize", "-fsanitize=thread,alignment",
-                  "-fno-sanitize-recover=alignment", "--param=tsan-distinguish-volatile=1"]  # fmt: skip
-    else:
-        # Compiling is most of what tests on the emulator take, and -O1 a third cheaper than -O2. The others join
-        # products and sums, as nvcc does, and stores of vectors, whose misalignment is then noticed.
-        flags += [f"-O{level()}", "-fexpensive-optimizations", "-ftree-slp-vectorize"]
     if os.environ.get("EMULATOR_KEEP"):
         with open(os.environ["EMULATOR_KEEP"], "w") as kept:
             kept.write(text)
@@ -669,7 +698,7 @@ def compile_source(arguments: Arguments, source: str, output: str) -> None:
     try:
         # Two steps: the link must not see -fsanitize, or it would add the compiler's own runtime. Nor does it look at
         # C++'s library, of which the driver brings what a source needs.
-        run(["g++", "-c", *flags, "-x", "c++-cpp-output", "-", "-o", unit], text)
+        run(["g++", "-c", *options(gnu(arguments.standard)), "-x", "c++-cpp-output", "-", "-o", unit], text)
         run(["g++", "-shared", "-Wl,-Bsymbolic", "-Wl,-z,now", unit, f"-L{library()}", "-l:libcuda.so.1",
              "-nodefaultlibs", "-lgcc", "-lm", "-lc", "-o", result])  # fmt: skip
         inspect(result, arguments.usage)
