@@ -13,7 +13,6 @@ import importlib.metadata
 import itertools
 import os
 import platform
-import py_compile
 import shutil
 import subprocess
 import sys
@@ -324,31 +323,44 @@ EMULATOR_MACHINE="{flags}" exec "{python}" -S -I -c \
 """
 
 
-def command_folder(root: Path) -> Path:
-    """A folder for PATH with `nvcc`: a copy of nvcc.py and its headers, of which its `--version` tells the digest."""
+def compiler_folder(root: Path, compiler: str, flags: str) -> Path:
+    """A folder whose `emulator` is a copy of nvcc.py and its headers, the one before every source precompiled.
+
+    Args:
+        root: of all folders.
+        compiler: version of g++.
+        flags: of it, for this processor.
+    """
     sources = [HERE / "nvcc.py", *sorted(path for path in (HERE / "include").rglob("*") if path.is_file())]
     contents = [part for path in sources for part in (str(path.relative_to(HERE)), path.read_bytes())]
-    compiler = subprocess.run(["g++", "-dumpfullversion"], capture_output=True, text=True, check=True).stdout.strip()
-    flags = " ".join(machine_flags())
-    code = digest(*contents)
-    folder = root / f"bin-{digest(NVCC, compiler, flags, sys.executable, code)}"
+    folder = root / f"nvcc-{digest(compiler, flags, *contents)}"
     if not (folder / "complete").exists():
         work = Path(tempfile.mkdtemp(dir=root, prefix="work-"))
         for path in sources:
             copy = work / "emulator" / path.relative_to(HERE)  # where the driver knows headers by: emulator/include
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, copy)
-        (work / "nvcc").write_text(
-            NVCC.format(compiler=compiler, flags=flags, digest=code, python=sys.executable, folder=folder)
-        )
-        (work / "nvcc").chmod(0o755)
-        place(folder, work)
-        py_compile.compile(str(folder / "emulator" / "nvcc.py"))
         if int(compiler.split(".")[0]) >= 12:  # older ones may fail to load what they precompiled
-            precompile = f"import sys; sys.path.append('{folder}/emulator'); import nvcc; nvcc.precompile()"
+            precompile = f"import sys; sys.path.append('{work}/emulator'); import nvcc; nvcc.precompile()"
             for kind, level in itertools.product(("off", "all"), "01"):
                 options = {"EMULATOR_MACHINE": flags, "EMULATOR_SANITIZE": kind, "EMULATOR_OPTIMIZE": level}
                 call([sys.executable, "-S", "-I", "-c", precompile], environment=dict(os.environ) | options)
+        place(folder, work)
+    return folder
+
+
+def command_folder(root: Path) -> Path:
+    """A folder for PATH with `nvcc`."""
+    compiler = subprocess.run(["g++", "-dumpfullversion"], capture_output=True, text=True, check=True).stdout.strip()
+    flags = " ".join(machine_flags())
+    code = compiler_folder(root, compiler, flags)
+    text = NVCC.format(compiler=compiler, flags=flags, digest=code.name, python=sys.executable, folder=code)
+    folder = root / f"bin-{digest(text)}"
+    if not (folder / "complete").exists():
+        work = Path(tempfile.mkdtemp(dir=root, prefix="work-"))
+        (work / "nvcc").write_text(text)
+        (work / "nvcc").chmod(0o755)
+        place(folder, work)
     return folder
 
 
