@@ -3,13 +3,14 @@
     tests/emulator/run python tests/emulator/bugs.py NAME [SEED...]
 
 Ends with status 3 and a line `error: ...` when CUDA raised an exception, with status 0 and `result: ...` otherwise.
-With seeds it runs once for each seed of the random orders. `of_warpgroups` as the name runs all of cuda/wgmma.cu.
-Numbers behind a bug's name in the output are what the program computed.
+With seeds it runs once for each seed of the random orders. `serve` as the name takes names, and what goes with them,
+from standard input (`served`).
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -498,21 +499,28 @@ def missing_syncthreads_between_stages() -> list[float]:
 
 
 # Those of cuda/wgmma.cu, by their numbers.
+# fmt: off
 WARPGROUP_BUGS = (
-    *("wgmma_without_bugs", "other_swizzle", "not_swizzled", "wrong_stride", "wrong_leading_stride"),
-    *("within_a_pattern",),
-    *("missing_proxy_fence", "missing_wgmma_wait", "missing_wgmma_commit", "stage_released_early", "wrong_phase"),
-    *("wrong_phase_of_copiers", "too_many_arrivals", "too_few_arrivals", "mbarrier_overwritten", "missing_wgmma_fence"),
-    *("sums_used_early", "misaligned_mbarrier", "wgmma_past_end", "missing_mbarrier", "descriptor_of_reserved_bits"),
+    "wgmma_without_bugs", "other_swizzle", "not_swizzled", "wrong_stride", "wrong_leading_stride", "within_a_pattern",
+    "missing_proxy_fence", "missing_wgmma_wait", "missing_wgmma_commit", "stage_released_early", "wrong_phase",
+    "wrong_phase_of_copiers", "too_many_arrivals", "too_few_arrivals", "mbarrier_overwritten", "missing_wgmma_fence",
+    "sums_used_early", "misaligned_mbarrier", "wgmma_past_end", "missing_mbarrier", "descriptor_of_reserved_bits",
     "leading_stride_within_a_pattern",
 )
+# fmt: on
+
+
+@functools.cache
+def image_of_warpgroups() -> bytes:
+    """cuda/wgmma.cu, compiled."""
+    source = (Path(__file__).parent / "cuda" / "wgmma.cu").read_text()
+    return pycuda.compiler.compile('#line 1 "wgmma.cu"\n' + source, no_extern_c=True, arch="sm_90a")
 
 
 def of_warpgroup(number: int) -> float:
     """How far the product is off that one of the bugs is planted in; NaN where one of its numbers is."""
-    source = (Path(__file__).parent / "cuda" / "wgmma.cu").read_text()
-    image = pycuda.compiler.compile('#line 1 "wgmma.cu"\n' + source, no_extern_c=True, arch="sm_90a")
-    multiply, shared = cuda.module_from_buffer(image).get_function("wgmma_half_k_mn"), 1024 + 2 * 192 * 128 + 64
+    module = cuda.module_from_buffer(image_of_warpgroups())
+    multiply, shared = module.get_function("wgmma_half_k_mn"), 1024 + 2 * 192 * 128 + 64
     multiply.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-8, 9, shape).astype(np.float16) for shape in ((64, 256), (256, 128)))
@@ -886,9 +894,17 @@ def main(name: str) -> int:
         context.pop()
 
 
+def prepare(name: str) -> None:
+    """Compiles what a bug needs, which takes longer than what it runs."""
+    if name in WARPGROUP_BUGS:
+        image_of_warpgroups()
+    else:
+        image()
+
+
 def in_orders(name: str, seeds: list[str]) -> None:
     """Runs one bug for each seed, in forks: importing and compiling takes longer than what they run."""
-    image()
+    prepare(name)
     for seed in seeds:
         if os.fork() == 0:
             os.environ["EMULATOR_SEED"] = seed
@@ -896,17 +912,25 @@ def in_orders(name: str, seeds: list[str]) -> None:
         os.wait()
 
 
-def of_warpgroups() -> None:
-    """Runs all bugs of cuda/wgmma.cu in forks of one process, each behind its name on standard output and error."""
-    for name in WARPGROUP_BUGS:
-        for stream in (sys.stdout, sys.stderr):
-            print(f"--- {name}", file=stream, flush=True)
-        if os.fork() == 0:
-            sys.exit(main(name))
-        os.wait()
+def served() -> list[str]:
+    """Returns a name and seeds in a fork, for each line of standard input; ends with that.
+
+    A line is JSON: the name and seeds, environment variables, and the files that take standard output and error. The
+    answer is the fork's exit code. What is compiled here serves all forks: either all of them are checked, or none is.
+    """
+    for line in sys.stdin:
+        arguments, options, files = json.loads(line)
+        prepare(arguments[0])
+        process = os.fork()
+        if process == 0:
+            for number, file in enumerate([os.devnull, *files]):
+                os.dup2(os.open(file, os.O_RDWR), number)
+            os.environ.update(options)
+            return arguments
+        print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
+    sys.exit()
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "of_warpgroups":
-        sys.exit(of_warpgroups())
-    sys.exit(in_orders(sys.argv[1], sys.argv[2:]) if sys.argv[2:] else main(sys.argv[1]))
+    name, *seeds = served() if sys.argv[1] == "serve" else sys.argv[1:]
+    sys.exit(in_orders(name, seeds) if seeds else main(name))

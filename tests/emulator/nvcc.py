@@ -8,25 +8,22 @@ in the preprocessed text, whose line markers keep every error and report at the 
 - `__launch_bounds__` and `__cluster_dims__` go into the trampoline's record;
 - inline assembly becomes a call of the driver (`INSTRUCTIONS`).
 
-Environment: EMULATOR_HOME is the folder that `build.py` made, EMULATOR_SANITIZE chooses a checked build.
+Environment: EMULATOR_HOME is the folder that `build.py` made, EMULATOR_SANITIZE chooses a checked build,
+EMULATOR_MACHINE holds flags for this processor. Starting Python is a good part of what small sources take: this imports
+little, and what it imports it uses.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
-import platform
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import NoReturn
 
-INCLUDE = Path(__file__).resolve().parent / "include"
+DEVICE_HEADER, C_HEADERS = "emulator/device.h", "-DEMU_C_HEADERS"
+INCLUDE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "include")
 
 
 class CompileError(Exception):
@@ -36,20 +33,19 @@ class CompileError(Exception):
 # ------------------------------------------------------------------ command line
 
 
-@dataclass
 class Arguments:
     """The part of nvcc's command line that matters here; what only tunes code generation is accepted and dropped."""
 
-    inputs: list[str] = field(default_factory=list)
-    action: str = ""
-    output: str = ""
-    preprocessor: list[str] = field(default_factory=list)
-    standard: str = "c++17"
-    arch: int = 900
-    specific: bool = False  # an architecture such as sm_90a, with instructions of its own
-    no_line_markers: bool = False
-    usage: bool = False  # -Xptxas -v
-    host: list[str] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.inputs: list[str] = []
+        self.action = ""
+        self.output = ""
+        self.preprocessor: list[str] = []
+        self.standard = "c++17"
+        self.arch = 900
+        self.specific = False  # an architecture such as sm_90a, with instructions of its own
+        self.no_line_markers = False
+        self.usage = False  # -Xptxas -v
 
 
 VALUE_OPTIONS = {
@@ -67,7 +63,7 @@ FLAGS = {
     "-expt-relaxed-constexpr", "--expt-extended-lambda", "-extended-lambda", "--extended-lambda", "-res-usage",
     "--restrict", "-restrict", "-Wno-deprecated-gpu-targets", "-dc", "-dlto", "--extra-device-vectorization",
 }  # fmt: skip
-ACTIONS = {"--cubin", "-cubin", "--ptx", "-ptx", "--fatbin", "-fatbin", "--preprocess", "-E", "--version", "-V", "-MM"}
+ACTIONS = {"--cubin", "-cubin", "--ptx", "-ptx", "--fatbin", "-fatbin", "--preprocess", "-E", "-MM"}
 
 
 def parse(argv: list[str]) -> Arguments:
@@ -83,7 +79,7 @@ def parse(argv: list[str]) -> Arguments:
         position += 1
         name, joined, value = word.partition("=")
         if word in ACTIONS:
-            result.action = {"-E": "preprocess", "-V": "version", "-MM": "dependencies"}.get(word, word.lstrip("-"))
+            result.action = {"-E": "preprocess", "-MM": "dependencies"}.get(word, word.lstrip("-"))
         elif word in FLAGS:
             result.usage |= word == "-res-usage"
         elif word[:2] in ("-I", "-D", "-U") and not word.startswith("--"):
@@ -134,26 +130,24 @@ def apply(result: Arguments, kind: str, value: str) -> None:
 # ------------------------------------------------------------------ rewriting
 
 
-@dataclass
 class Kernel:
     """One __global__ function that can be launched."""
 
-    name: str  # as C++ spells it from file scope
-    launch_bounds: str = ""
-    cluster: str = ""
-    words: set[str] = field(default_factory=set)
-    shared: set[int] = field(default_factory=set)
-    lockstep: str = ""  # a volatile pointer to shared memory in a kernel without __syncwarp
+    def __init__(self) -> None:
+        self.name = ""  # as C++ spells it from file scope
+        self.launch_bounds = ""
+        self.cluster = ""
+        self.words: set[str] = set()
+        self.shared: set[int] = set()
+        self.lockstep = ""  # a volatile pointer to shared memory in a kernel without __syncwarp
 
 
-@dataclass
 class Scope:
-    """An open brace: a namespace (or extern "C"), or the body of something."""
+    """An open brace: a namespace (or extern "C"), or the body of something, for which that is None."""
 
-    namespace: str | None  # None for a body
-    kernel: Kernel | None = None
-    function: str = ""
-    start: int = 0
+    def __init__(self, namespace: str | None, function: str, start: int) -> None:
+        self.namespace, self.function, self.start = namespace, function, start
+        self.kernel: Kernel | None = None
 
 
 TOKEN = re.compile(
@@ -405,7 +399,7 @@ class Rewriter:
                 parentheses -= 1
             elif token == "__global__":
                 self.replace(match.start(), match.end(), '__attribute__((used, visibility("default")))')
-                pending = Kernel("")
+                pending = Kernel()
             elif token in ("__launch_bounds__", "__cluster_dims__"):
                 opening = self.text.index("(", match.end())
                 end = closing(self.text, opening)
@@ -452,14 +446,14 @@ class Rewriter:
     def open_scope(self, statement: int, brace: int, kernel: Kernel | None) -> None:
         head = self.head(statement, brace)
         if self.in_body:
-            self.scopes.append(Scope(None, None, "", brace))
+            self.scopes.append(Scope(None, "", brace))
             return
         space = re.search(r"\bnamespace\s*([\w:]*)\s*$", head)
         if space or re.search(r'\bextern\s*"C(\+\+)?"\s*$', head):
-            self.scopes.append(Scope(space[1] if space else "", None, "", brace))
+            self.scopes.append(Scope(space[1] if space else "", "", brace))
             return
         name = re.search(r"([\w:~]+|operator\s*\S+)\s*\(", head)
-        scope = Scope(None, None, name[1] if name else "", brace)
+        scope = Scope(None, name[1] if name else "", brace)
         if kernel and name and not re.search(r"\btemplate\s*<", head):
             kernel.name = self.qualified(name[1])
             scope.kernel = kernel
@@ -484,7 +478,7 @@ class Rewriter:
         """Whether the place comes from the .cu file or its own includes, not from a header of the system."""
         marker = self.text.rfind("\n# ", 0, position)
         line = self.text[marker + 1 : self.text.find("\n", marker + 1)] if marker >= 0 else ""
-        return not (str(INCLUDE) in line or "/usr/" in line)
+        return not (INCLUDE in line or "/usr/" in line)
 
     def qualified(self, name: str) -> str:
         return "::".join([s.namespace for s in self.scopes if s.namespace] + [name])
@@ -605,12 +599,12 @@ class Rewriter:
 # ------------------------------------------------------------------ compiling
 
 
-def home() -> Path:
-    """The folder with lib/libcuda.so.1."""
+def library() -> str:
+    """The folder with libcuda.so.1."""
     place = os.environ.get("EMULATOR_HOME")
     if not place:
         raise CompileError("nvcc fatal   : EMULATOR_HOME is not set; start through tests/emulator/run")
-    return Path(place)
+    return os.path.join(place, "lib")
 
 
 def checked() -> bool:
@@ -624,65 +618,13 @@ def level() -> str:
 
 
 def machine_flags() -> list[str]:
-    """Fused multiply-add where the processor has it: a GPU has, and fmaf() in software is slow."""
-    if platform.machine() == "x86_64":
-        try:
-            flags = Path("/proc/cpuinfo").read_text().split("flags", 1)[1].split("\n", 1)[0].split()
-        except (OSError, IndexError):
-            return []
-        if {"avx2", "fma", "bmi2", "f16c"} <= set(flags):
-            return ["-march=x86-64-v3"]
-    return []
+    """Flags for this processor (build.py)."""
+    return os.environ.get("EMULATOR_MACHINE", "").split()
 
 
-def version() -> str:
-    """PyCUDA keys its cache of compiled kernels by this text, so everything that changes the result is in it."""
-    digest = hashlib.sha256(Path(__file__).read_bytes())
-    for header in sorted(INCLUDE.rglob("*")):
-        if header.is_file():
-            digest.update(header.read_bytes())
-    compiler = subprocess.run(["g++", "-dumpfullversion"], capture_output=True, text=True, check=False).stdout.strip()
-    flavour = f"{'checked' if checked() else 'plain'} -O{level()}"
-    return (
-        "nvcc: emulated CUDA compiler of dptrain\n"
-        f"Cuda compilation tools, release 13.0, V13.0.0 (g++ {compiler}, {flavour}, {' '.join(machine_flags())}, "
-        f"{os.environ.get('EMULATOR_HOME', '')}, {digest.hexdigest()[:16]})\n"
-    )
-
-
-def preprocess(arguments: Arguments, source: str, action: str = "-E") -> str:
-    """The source behind the emulator's headers, all macros expanded; or with -MM the files that it includes."""
-    text = run_preprocessor(arguments, source, action, "-DEMU_C_HEADERS")
-    # A source that needs C++'s headers gets those alone: they do not go together with C's.
-    return run_preprocessor(arguments, source, action) if re.search(r"\bstd\b", text) else text
-
-
-def run_preprocessor(arguments: Arguments, source: str, action: str, *more: str) -> str:
-    """What g++ prints with these options and more."""
-    command = [
-        "g++", action, "-x", "c++", f"-std={gnu(arguments.standard)}", f"-I{INCLUDE}",
-        "-D__CUDACC__", "-D__NVCC__", f"-D__CUDA_ARCH__={arguments.arch}", "-D__CUDACC_VER_MAJOR__=13",
-        "-D__CUDACC_VER_MINOR__=0", "-DDPTRAIN_EMULATOR=1", "-include", "emulator/device.h",
-        *(["-DEMU_CHECKED=1"] if checked() else []), *(["-P"] if arguments.no_line_markers else []),
-        *machine_flags(), *arguments.preprocessor, *more, source,
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise CompileError(done.stderr.rstrip())
-    return done.stdout
-
-
-def gnu(standard: str) -> str:
-    """The GNU flavour of a C++ standard, at least C++17: the device header needs it."""
-    number = standard.removeprefix("gnu++").removeprefix("c++")
-    return "gnu++" + ("17" if number in ("03", "11", "14") else number)
-
-
-def compile_source(arguments: Arguments, source: str, output: Path) -> None:
-    """Compiles one source to a module."""
-    rewriter = Rewriter(preprocess(arguments, source), arguments)
-    text = rewriter.run() + rewriter.trampolines()
-    flags = [f"-std={gnu(arguments.standard)}", "-fPIC", "-w", "-gdwarf-4", "-g1", "-fno-gnu-unique",
+def options(standard: str) -> list[str]:
+    """What g++ compiles a source of a GNU standard with."""
+    flags = [f"-std={standard}", "-fPIC", "-w", "-gdwarf-4", "-g1", "-fno-gnu-unique",
              "-fno-strict-aliasing", "-fno-math-errno", "-fno-semantic-interposition",
              "-fwrapv", *machine_flags()]  # fmt: skip
     if checked():
@@ -693,63 +635,116 @@ def compile_source(arguments: Arguments, source: str, output: Path) -> None:
         # Compiling is most of what tests on the emulator take, and -O1 a third cheaper than -O2. The others join
         # products and sums, as nvcc does, and stores of vectors, whose misalignment is then noticed.
         flags += [f"-O{level()}", "-fexpensive-optimizations", "-ftree-slp-vectorize"]
-    library = home() / "lib"
-    with tempfile.TemporaryDirectory(prefix="emulator-nvcc-") as folder:
-        unit = Path(folder) / "unit.ii"
-        unit.write_text(text)
-        if os.environ.get("EMULATOR_KEEP"):
-            Path(os.environ["EMULATOR_KEEP"]).write_text(text)
-        result = Path(folder) / "unit.so"
-        # Two steps: the link must not see -fsanitize, or it would add the compiler's own runtime.
-        for command in (
-            ["g++", "-c", *flags, str(unit), "-o", str(Path(folder) / "unit.o")],
-            ["g++", "-shared", "-Wl,-Bsymbolic", "-Wl,-z,now", str(Path(folder) / "unit.o"), f"-L{library}",
-             "-l:libcuda.so.1", "-o", str(result)],
-        ):  # fmt: skip
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise CompileError(done.stderr.rstrip())
+    return flags
+
+
+def preprocess(arguments: Arguments, source: str, action: str = "-E") -> str:
+    """The source behind the emulator's headers, all macros expanded; or with -MM the files that it includes."""
+    text = run_preprocessor(arguments, source, action, C_HEADERS)
+    # A source that needs C++'s headers gets those alone: they do not go together with C's.
+    return run_preprocessor(arguments, source, action) if re.search(r"\bstd\b", text) else text
+
+
+def run_preprocessor(arguments: Arguments, source: str, action: str, *more: str) -> str:
+    """What g++ prints with these options and more."""
+    standard = gnu(arguments.standard)
+    as_precompiled = (action, standard, *more) == ("-E", "gnu++17", C_HEADERS) and not arguments.no_line_markers
+    command = [
+        "g++", action, "-x", "c++", *([f"-I{precompiled()}", "-fpch-preprocess"] if as_precompiled else []),
+        f"-I{INCLUDE}", "-include", DEVICE_HEADER, *macros(), f"-D__CUDA_ARCH__={arguments.arch}",
+        *(["-P"] if arguments.no_line_markers else []), *options(standard), *arguments.preprocessor, *more, source,
+    ]  # fmt: skip
+    return run(command)
+
+
+def macros() -> list[str]:
+    """What is defined for every source, whatever the architecture."""
+    defined = ["__CUDACC__", "__NVCC__", "__CUDACC_VER_MAJOR__=13", "__CUDACC_VER_MINOR__=0", "DPTRAIN_EMULATOR=1"]
+    return [f"-D{one}" for one in [*defined, *(["EMU_CHECKED=1"] if checked() else [])]]
+
+
+def precompiled() -> str:
+    """The folder of the precompiled header for these options of g++."""
+    return os.path.join(os.path.dirname(INCLUDE), "precompiled", f"{'checked' if checked() else 'plain'}-O{level()}")
+
+
+def precompile() -> None:
+    """Compiles the header before every source: parsing it is half of what small ones take.
+
+    What is preprocessed then names the file. For a source that needs C++'s headers or another standard, or defines a
+    macro that the header uses, g++ reads the header itself.
+    """
+    header, result = (os.path.join(folder, DEVICE_HEADER) for folder in (INCLUDE, precompiled()))
+    os.makedirs(os.path.dirname(result), exist_ok=True)
+    made = [*macros(), C_HEADERS, *options("gnu++17"), header, "-o", f"{result}.gch"]
+    run(["g++", "-x", "c++-header", f"-I{INCLUDE}", *made])
+
+
+def gnu(standard: str) -> str:
+    """The GNU flavour of a C++ standard, at least C++17: the device header needs it."""
+    number = standard.removeprefix("gnu++").removeprefix("c++")
+    return "gnu++" + ("17" if number in ("03", "11", "14") else number)
+
+
+def compile_source(arguments: Arguments, source: str, output: str) -> None:
+    """Compiles one source to a module."""
+    rewriter = Rewriter(preprocess(arguments, source), arguments)
+    text = rewriter.run() + rewriter.trampolines()
+    if os.environ.get("EMULATOR_KEEP"):
+        with open(os.environ["EMULATOR_KEEP"], "w") as kept:
+            kept.write(text)
+    # The result comes into place at once: nobody may read half a file.
+    unit, result = f"{output}.{os.getpid()}.o", f"{output}.{os.getpid()}"
+    try:
+        # Two steps: the link must not see -fsanitize, or it would add the compiler's own runtime. Nor does it look at
+        # C++'s library, of which the driver brings what a source needs.
+        run(["g++", "-c", *options(gnu(arguments.standard)), "-x", "c++-cpp-output", "-", "-o", unit], text)
+        run(["g++", "-shared", "-Wl,-Bsymbolic", "-Wl,-z,now", unit, f"-L{library()}", "-l:libcuda.so.1",
+             "-nodefaultlibs", "-lgcc", "-lm", "-lc", "-o", result])  # fmt: skip
         inspect(result, arguments.usage)
-        # Into place at once: nobody may read half a file.
-        partial = output.with_name(f"{output.name}.{os.getpid()}")
-        partial.write_bytes(result.read_bytes())
-        partial.replace(output)
+        os.replace(result, output)
+    finally:
+        for path in (unit, result):
+            if os.path.exists(path):
+                os.unlink(path)
 
 
-def inspect(module: Path, usage: bool) -> None:
+def run(command: list[str], given: str = "") -> str:
+    """What a command prints.
+
+    Raises:
+        CompileError: with what it says when it fails.
+    """
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CompileError(done.stderr.rstrip())
+    return done.stdout
+
+
+def inspect(module: str, usage: bool) -> None:
     """Lets the driver library read the module back and complain where ptxas would."""
-    driver = ctypes.CDLL(str(home() / "lib" / "libcuda.so.1"))
-    if driver.emu_inspect_module(str(module).encode(), int(usage)):
+    driver = ctypes.CDLL(os.path.join(library(), "libcuda.so.1"))
+    if driver.emu_inspect_module(os.path.abspath(module).encode(), int(usage)):
         raise CompileError("")
-
-
-def stop(message: str) -> NoReturn:
-    if message:
-        print(message, file=sys.stderr)
-    sys.exit(1)
 
 
 def main(argv: list[str]) -> None:
     """Runs the stand-in."""
     try:
         arguments = parse(argv)
-        if arguments.action == "version":
-            print(version(), end="")
-            return
         if len(arguments.inputs) != 1:
             raise CompileError("nvcc fatal   : exactly one input file is needed")
         source = arguments.inputs[0]
-        if not Path(source).is_file():
+        if not os.path.isfile(source):
             raise CompileError(f"nvcc fatal   : Don't know what to do with '{source}'")
         if arguments.action in ("preprocess", "dependencies"):
             print(preprocess(arguments, source, "-MM" if arguments.action == "dependencies" else "-E"), end="")
             return
         if arguments.action not in ("cubin", "ptx", "fatbin"):
             raise CompileError("nvcc fatal   : the emulator makes cubins only (--cubin)")
-        compile_source(arguments, source, Path(arguments.output or f"{Path(source).stem}.{arguments.action}"))
+        stem = os.path.splitext(os.path.basename(source))[0]
+        compile_source(arguments, source, arguments.output or f"{stem}.{arguments.action}")
     except CompileError as error:
-        stop(str(error))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+        if str(error):
+            print(error, file=sys.stderr)
+        sys.exit(1)

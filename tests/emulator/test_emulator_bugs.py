@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,7 +125,7 @@ ROWS = [
     Row("leak", "leak at exit: 12345-byte allocation 1 of device 0 was never freed"),
 ]
 
-# Of cuda/wgmma.cu: one process runs them all.
+# Of cuda/wgmma.cu.
 WARPGROUP_ROWS = [
     Row("other_swizzle", "swizzling mode 2, of which the emulator knows 1", LAUNCH_FAILURE, RACE),
     Row("wrong_stride", "a stride of 512 bytes, where 8 rows take 1024", LAUNCH_FAILURE, RACE),
@@ -148,33 +149,23 @@ WARPGROUP_ROWS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def of_warpgroups(emulator: Any) -> dict[str, tuple[str, str]]:
-    """What each bug of cuda/wgmma.cu says on standard output and error."""
-    done = emulator.python("bugs.py", "of_warpgroups", **RACE)
-    out, err = (re.split(r"^--- (\w+)\n", text, flags=re.MULTILINE)[1:] for text in (done.stdout, done.stderr))
-    return dict(zip(out[::2], zip(out[1::2], err[1::2], strict=True), strict=True))
+def test_layouts_that_are_wrong_change_results_of_warpgroups(emulator: Any) -> None:
+    def result(bug: str) -> float:
+        done = emulator.bug(bug, **RACE)
+        assert (done.returncode, done.stderr) == (0, "")
+        return float(done.stdout.removeprefix("result: "))
 
-
-@pytest.mark.parametrize("row", WARPGROUP_ROWS, ids=lambda row: row.bug)
-def test_bug_of_warpgroups_is_reported(of_warpgroups: dict[str, tuple[str, str]], row: Row) -> None:
-    out, err = of_warpgroups[row.bug]
-    assert row.message in err
-    assert row.error in out
-
-
-def test_layouts_that_are_wrong_change_results_of_warpgroups(of_warpgroups: dict[str, tuple[str, str]]) -> None:
-    assert of_warpgroups["wgmma_without_bugs"] == ("result: 0.0\n", "")
+    assert result("wgmma_without_bugs") == 0
     for bug in ("not_swizzled", "wrong_leading_stride"):
-        out, err = of_warpgroups[bug]
-        assert float(out.removeprefix("result: ")) > 1000
-        assert not err
-    assert len(of_warpgroups) == len(WARPGROUP_ROWS) + 3
+        assert result(bug) > 1000
+    numbered = re.search(r"^WARPGROUP_BUGS = (\(.*?\n\))", (HERE / "bugs.py").read_text(), re.MULTILINE | re.DOTALL)
+    assert numbered
+    assert len(ast.literal_eval(numbered[1])) == len(WARPGROUP_ROWS) + 3
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.bug}-{row.mode.replace(' ', '-')}")
+@pytest.mark.parametrize("row", [*ROWS, *WARPGROUP_ROWS], ids=lambda row: f"{row.bug}-{row.mode.replace(' ', '-')}")
 def test_planted_bug_is_reported(emulator: Any, row: Row) -> None:
-    done = emulator.python("bugs.py", row.bug, **row.options)
+    done = emulator.bug(row.bug, **row.options)
     assert row.message in done.stderr
     assert done.returncode == (3 if row.error else 0), done.stdout + done.stderr
     assert row.error in done.stdout
@@ -182,7 +173,7 @@ def test_planted_bug_is_reported(emulator: Any, row: Row) -> None:
 
 @pytest.mark.parametrize("name", ["device_assert", "race_between_blocks", "missing_event", "use_after_free"])
 def test_nothing_stands_below_the_report_of_a_fault(emulator: Any, name: str) -> None:
-    done = emulator.python("bugs.py", name, **RACE)
+    done = emulator.bug(name, **RACE)
     assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["emulator"], done.stderr
 
 
@@ -195,40 +186,39 @@ def test_readme_table_has_every_row() -> None:
 
 @pytest.mark.parametrize("order", ["forward", "reverse", "shuffled"])
 def test_fences_on_both_sides_order_blocks(emulator: Any, order: str) -> None:
-    done = emulator.python("bugs.py", "fences_between_blocks", EMULATOR_SANITIZE="all", EMULATOR_ORDER=order)
+    done = emulator.bug("fences_between_blocks", EMULATOR_SANITIZE="all", EMULATOR_ORDER=order)
     assert (done.stdout, done.stderr) == ("result: [4.0, 4.0, 4.0]\n", "")
 
 
 @pytest.mark.parametrize("streams", ["inorder", "random"])
 @pytest.mark.parametrize("bug", ["event_present", "host_between_streams", "graph_branches_ordered"])
 def test_what_events_and_the_host_order_is_no_race(emulator: Any, bug: str, streams: str) -> None:
-    done = emulator.python("bugs.py", bug, *"123", EMULATOR_SANITIZE="all", EMULATOR_STREAMS=streams)
+    done = emulator.bug(bug, *"123", EMULATOR_SANITIZE="all", EMULATOR_STREAMS=streams)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(set(done.stdout.splitlines())) == 1
 
 
 @pytest.mark.parametrize("order", ["forward", "reverse", "shuffled"])
 def test_stages_that_are_waited_for_are_no_race(emulator: Any, order: str) -> None:
-    done = emulator.python("bugs.py", "stages_waited_for", EMULATOR_SANITIZE="all", EMULATOR_ORDER=order)
+    done = emulator.bug("stages_waited_for", EMULATOR_SANITIZE="all", EMULATOR_ORDER=order)
     assert (done.stdout, done.stderr) == ("result: [3.0]\n", "")
 
 
 def test_two_source_lines_of_a_race(emulator: Any) -> None:
-    done = emulator.python("bugs.py", "missing_syncthreads", **RACE)
+    done = emulator.bug("missing_syncthreads", **RACE)
     assert re.search(r"write at bugs\.cu:36 by .* and read at bugs\.cu:38 by .* of shared memory", done.stderr)
 
 
 def test_missing_syncthreads_changes_the_result_with_the_order_of_threads(emulator: Any) -> None:
     results = {
-        emulator.python("bugs.py", "missing_syncthreads", EMULATOR_ORDER=order).stdout
-        for order in ("forward", "reverse", "shuffled")
+        emulator.bug("missing_syncthreads", EMULATOR_ORDER=order).stdout for order in ("forward", "reverse", "shuffled")
     }
     assert len(results) == 3
 
 
 def in_random_orders(emulator: Any, bug: str, orders: int) -> list[str]:
     """What a bug prints in each of so many random orders of streams."""
-    done = emulator.python("bugs.py", bug, *map(str, range(orders)), EMULATOR_STREAMS="random")
+    done = emulator.bug(bug, *map(str, range(orders)), EMULATOR_STREAMS="random")
     return done.stdout.splitlines()
 
 
@@ -243,7 +233,7 @@ def test_branches_of_a_graph_run_in_any_order_unless_an_event_orders_them(emulat
 
 
 def test_a_graph_is_checked_when_it_runs_not_when_it_is_recorded(emulator: Any) -> None:
-    done = emulator.python("bugs.py", "graph_writes_past_end", **ADDRESS)
+    done = emulator.bug("graph_writes_past_end", **ADDRESS)
     assert done.stdout.startswith("recorded\nerror: ")
 
 
@@ -252,22 +242,22 @@ def test_missing_synchronize_shows(emulator: Any) -> None:
 
 
 def test_leaks_can_fail_the_run(emulator: Any) -> None:
-    assert emulator.python("bugs.py", "leak", EMULATOR_LEAKS="fail").returncode == 86
-    assert "leak" not in emulator.python("bugs.py", "leak", EMULATOR_LEAKS="off").stderr
+    assert emulator.bug("leak", EMULATOR_LEAKS="fail").returncode == 86
+    assert "leak" not in emulator.bug("leak", EMULATOR_LEAKS="off").stderr
 
 
 def test_reports_can_be_collected_without_ending_the_kernel(emulator: Any) -> None:
-    done = emulator.python("bugs.py", "unwritten_shared", EMULATOR_SANITIZE="address", EMULATOR_ON_REPORT="continue")
+    done = emulator.bug("unwritten_shared", EMULATOR_SANITIZE="address", EMULATOR_ON_REPORT="continue")
     assert done.returncode == 0
     assert "unwritten memory" in done.stderr
 
 
 def test_lenient_barriers_let_threads_leave(emulator: Any) -> None:
-    done = emulator.python("bugs.py", "barrier_after_exit", EMULATOR_BARRIERS="lenient")
+    done = emulator.bug("barrier_after_exit", EMULATOR_BARRIERS="lenient")
     assert done.returncode == 0, done.stderr
 
 
 def test_a_kernel_that_counts_on_lockstep_runs_when_asked_to(emulator: Any) -> None:
-    done = emulator.python("bugs.py", "lockstep", EMULATOR_ON_REPORT="continue")
+    done = emulator.bug("lockstep", EMULATOR_ON_REPORT="continue")
     assert "lockstep: kernel lockstep_sum" in done.stderr
     assert done.stdout.startswith("result: [")

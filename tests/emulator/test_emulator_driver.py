@@ -244,6 +244,26 @@ context.pop()
     )
 
 
+def test_the_header_is_precompiled_for_the_sources_that_it_fits(emulator: Any, tmp_path: Path) -> None:
+    compiler = emulator.run("g++", "-dumpfullversion").stdout
+    if int(compiler.split(".")[0]) < 12:
+        pytest.skip("older ones may fail to load what they precompiled")
+    plain = 'extern "C" __global__ void k(int *x) { x[threadIdx.x] = 1; }'
+    for level, text, options, fits in (
+        ("1", plain, ["-DOWN=1", "-arch=sm_75"], True),
+        ("0", plain, ["-DEMU_INLINE=inline"], False),
+        ("1", "#include <type_traits>\n" + plain, [], False),
+        ("1", plain, ["-std=c++20"], False),
+    ):
+        source, kept = tmp_path / "k.cu", tmp_path / "k.ii"
+        source.write_text(text)
+        command = ["nvcc", "--cubin", *options, "-o", str(tmp_path / "k.cubin"), str(source)]
+        done = emulator.run(*command, EMULATOR_KEEP=str(kept), EMULATOR_OPTIMIZE=level)
+        assert (done.returncode, done.stderr) == (0, "")
+        found = re.findall(r'^#pragma GCC pch_preprocess ".*/precompiled/(.*?)/', kept.read_text(), re.MULTILINE)
+        assert found == [f"plain-O{level}"] * fits
+
+
 # ------------------------------------------------------------------ the nvcc stand-in, without a compiler
 
 specification = importlib.util.spec_from_file_location("dptrain_emulator_nvcc", HERE / "nvcc.py")

@@ -288,7 +288,7 @@ def test_a_script_that_fails_or_cannot_begin(tmp_path):
     options = {
         **machine(),
         "BENCH_ARGUMENTS": "--quick --hidden nonsense",
-        "SWEEP_ARGUMENTS": "--quick --frameworks dptrain --runs 3",
+        "SWEEP_ARGUMENTS": "--help",
     }
     failed = emulated("bash", str(MACHINE), "bench", str(tmp_path / "a"), **options)
     assert failed.code == 1

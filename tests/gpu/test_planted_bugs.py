@@ -19,7 +19,7 @@ RACE = {"EMULATOR_SANITIZE": "race"}
 LATE = {"EMULATOR_STREAMS": "random", "EMULATOR_SEED": "1"}
 CUDA = "dptrain/backend/cuda/"
 # Processes that share them: each collects the tests.
-PARTS = 4
+PARTS = 2
 # name -> (file, what stands there, what is put in its place, which tests, the emulator's options)
 BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
     "no barrier between tiles": (
