@@ -18,7 +18,7 @@ def weights(path: Path) -> dict[str, np.ndarray]:
     return safetensors.numpy.load_file(path / "model.safetensors")
 
 
-@pytest.mark.parametrize("ranks", [0, 1, 2, 3, 4, 8])
+@pytest.mark.parametrize("ranks", [0, 2, 4])
 def test_train_leaves_a_run_directory(small_npz, tmp_path, ranks):
     arguments = ["--data", str(small_npz), "--epochs", "2", "--batch-size", "64", "--name", "my run"]
     done = dptrain(ranks, *arguments, cwd=tmp_path, fresh=ranks in (0, 2))
@@ -58,11 +58,10 @@ def test_train_leaves_a_run_directory(small_npz, tmp_path, ranks):
     assert not (path / "curves.png").exists()
 
 
-@pytest.mark.parametrize("ranks", [0, 2])
-def test_curves_are_drawn_where_matplotlib_is_installed(small_npz, tmp_path, ranks):
+def test_curves_are_drawn_where_matplotlib_is_installed(small_npz, tmp_path):
     pytest.importorskip("matplotlib", reason="curves need the extra 'plots'")
     arguments = ["--data", str(small_npz), "--epochs", "1", "--verbose", "0", "--out", str(tmp_path / "run")]
-    done = dptrain(ranks, *arguments, PYTHONPATH=str(ROOT / "tests" / "without_gpu"))
+    done = dptrain(2, *arguments, PYTHONPATH=str(ROOT / "tests" / "without_gpu"))
     assert (done.code, done.out, done.err) == (0, "", "")
     assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
 
@@ -111,9 +110,8 @@ def test_help_and_version_are_printed_once(ranks):
     assert max(map(len, done.out.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("ranks", [0, 2])
-def test_fast_dev_run_leaves_nothing(small_npz, tmp_path, ranks):
-    done = dptrain(ranks, "--data", str(small_npz), "--fast-dev-run", cwd=tmp_path)
+def test_fast_dev_run_leaves_nothing(small_npz, tmp_path):
+    done = dptrain(2, "--data", str(small_npz), "--fast-dev-run", cwd=tmp_path)
     assert (done.code, done.err) == (0, "")
     assert ", 2 steps an epoch" in done.out
     assert "Fast dev run: everything works" in done.out
@@ -137,6 +135,7 @@ def test_fast_dev_run_with_less_than_a_batch(small_npz, tmp_path):
     done = dptrain(0, "--data", str(small_npz), "--batch-size", "2000", "--fast-dev-run", cwd=tmp_path)
     assert (done.code, done.err) == (0, "")
     assert ", 1 step an epoch" in done.out
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_verbose_0_prints_nothing(small_npz, tmp_path):
@@ -146,7 +145,7 @@ def test_verbose_0_prints_nothing(small_npz, tmp_path):
 
 
 def test_a_run_is_never_overwritten(small_npz, tmp_path):
-    arguments = ["--data", str(small_npz), "--epochs", "1", "--out", str(tmp_path / "run")]
+    arguments = ["--data", str(small_npz), "--hidden", "8", "--epochs", "1", "--out", str(tmp_path / "run")]
     assert dptrain(0, *arguments).code == 0
     before = (tmp_path / "run" / "model.safetensors").read_bytes()
     for ranks in (0, 2):
@@ -225,7 +224,7 @@ def test_debug_shows_the_traceback_and_others_do_not(tmp_path):
 
 
 def test_reproducible_gives_the_same_bits_on_other_ranks_and_after_a_resume(small_npz, tmp_path):
-    arguments = ["--data", str(small_npz), "--reproducible", "--batch-size", "100"]
+    arguments = ["--data", str(small_npz), "--hidden", "8", "--reproducible", "--batch-size", "100"]
     ways = {"whole": (0, "2", "never"), "begun": (2, "1", "never"), "resumed": (3, "2", str(tmp_path / "begun"))}
     for out, (ranks, epochs, source) in ways.items():
         done = dptrain(ranks, *arguments, "--epochs", epochs, "--resume", source, "--out", str(tmp_path / out))
@@ -237,26 +236,25 @@ def test_reproducible_gives_the_same_bits_on_other_ranks_and_after_a_resume(smal
 
 
 # So that an epoch takes longer than it takes a live line to change.
-SLOWLY = ("--jit-compile", "off", "--steps_per_execution", "1")
-LIVE = r"Epoch 1/2 +\d+/1003 [^\r\n]*ETA[^\r\n]*samples/s - loss: [0-9.]+"
+SLOWLY = ("--batch-size", "1", "--train.steps_per_epoch", "500", "--jit-compile", "off", "--steps_per_execution", "1")
+LIVE = r"Epoch 1/2 +\d+/500 [^\r\n]*ETA[^\r\n]*samples/s - loss: [0-9.]+"
 
 
 @pytest.mark.parametrize(("launched", "columns"), [(False, 60), (True, 80)])
 def test_a_live_line_on_a_terminal(small_npz, tmp_path, launched, columns):
-    arguments = ["--data", str(small_npz), "--epochs", "2", "--batch-size", "1", *SLOWLY]
+    arguments = ["--data", str(small_npz), "--epochs", "2", *SLOWLY]
     command = [*([find_mpirun(), "-n", "1"] if launched else []), sys.executable, "-m", "dptrain", *arguments]
     done = on_terminal(command, columns=columns, cwd=tmp_path)
     assert done.code == 0, done.out
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.out)
     assert re.search(LIVE, plain), plain
-    assert "Epoch 2/2 - 1003 steps - " in plain
+    assert "Epoch 2/2 - 500 steps - " in plain
     # The terminal, which knows of no words, breaks no line.
     assert max(map(len, plain.replace("\r", "\n").splitlines())) <= columns
 
 
-@pytest.mark.parametrize("ranks", [0, 2])
-def test_no_escape_code_reaches_a_file(small_npz, tmp_path, ranks):
-    done = dptrain(ranks, "--data", str(small_npz), "--epochs", "2", "--out", str(tmp_path / "run"), TERM="xterm")
+def test_no_escape_code_reaches_a_file(small_npz, tmp_path):
+    done = dptrain(2, "--data", str(small_npz), "--epochs", "2", "--out", str(tmp_path / "run"), TERM="xterm")
     assert (done.code, done.err) == (0, "")
     assert "\x1b" not in done.out
     assert "\r" not in done.out
@@ -267,15 +265,13 @@ def test_no_escape_code_reaches_a_file(small_npz, tmp_path, ranks):
     ("arguments", "environment", "live", "lines"),
     [
         (["--progress", "live"], {}, True, 2),
-        (["--progress", "none"], {}, False, 0),
-        ([], {"DPTRAIN_PROGRESS": "live"}, True, 2),
         ([], {"DPTRAIN_PROGRESS": "none"}, False, 0),
         (["--progress", "lines"], {"DPTRAIN_PROGRESS": "none"}, False, 2),
     ],
 )
 def test_progress_as_asked(small_npz, tmp_path, arguments, environment, live, lines):
     base = ["--data", str(small_npz), "--epochs", "2", "--out", str(tmp_path / "run")]
-    slowly = ["--batch-size", "1", *SLOWLY] if live else []
+    slowly = SLOWLY if live else []
     done = dptrain(0, *base, *slowly, *arguments, **environment)
     assert (done.code, done.err) == (0, "")
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.out)

@@ -1,5 +1,6 @@
 """Training with `--device cuda`, on the emulated driver: the CPU's numbers, alone and with two ranks."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import safetensors.numpy
 
 from tests.conftest import ROOT
 from tests.emulated import emulated_ranks, inside_emulator, skip_without_emulator
-from tests.launching import Finished, dptrain, in_turn, run
+from tests.launching import dptrain, run
 
 pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
 STANDINS = ROOT / "tests" / "standins"
@@ -27,31 +28,25 @@ model.fit(np.zeros((8, 3), np.float32), np.zeros((8, 2), np.float32), verbose=0)
 SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "fifty_steps.py")
 
 
-TASKS = ("classify", "regress", "layers")
-
-
 @pytest.fixture(scope="module")
 def steps(small_npz, tmp_path_factory):
-    """Return a function that trains 50 steps and returns what the script saved; all tasks are trained in turn."""
+    """Return a function that trains 50 steps and returns what the script saved."""
     skip_without_emulator()
     place = tmp_path_factory.mktemp("steps")
-    kept: dict[tuple[str, int], dict[str, Finished]] = {}
 
+    @functools.cache
     def train(device: str, ranks: int, task: str) -> dict[str, np.ndarray]:
-        if (device, ranks) not in kept:
-            folder = place / f"{device}, {ranks}"
-            cases = {each: [SCRIPT, str(small_npz), f"{folder}, {each}.npz", device, each] for each in TASKS}
-            kept[device, ranks] = in_turn(ranks, cases, folder, launch=emulated_ranks, EMULATOR_DEVICES="2")
-        done = kept[device, ranks][task]
+        out = place / f"{device}, {ranks}, {task}.npz"
+        done = emulated_ranks(ranks, SCRIPT, str(small_npz), str(out), device, task, EMULATOR_DEVICES="2")
         assert (done.code, done.err) == (0, "")
-        with np.load(place / f"{device}, {ranks}, {task}.npz") as saved:
+        with np.load(out) as saved:
             return dict(saved)
 
     return train
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("ranks", [0, 2])
+# Of dropout, Adam and files on two ranks: test_files_on_cuda.py; of a regression: custom_op in test_examples.py.
+@pytest.mark.parametrize(("ranks", "task"), [(0, "classify"), (2, "layers")])
 def test_the_losses_of_the_cpu(steps, ranks, task):
     cpu, cuda = steps("cpu", 0, task), steps("cuda", ranks, task)
     assert len(cuda["losses"]) == 50
@@ -61,11 +56,10 @@ def test_the_losses_of_the_cpu(steps, ranks, task):
     assert cuda["losses"][-1][0] < cuda["losses"][0][0]
 
 
-@pytest.mark.parametrize("ranks", [0, 2])
-def test_two_runs_have_the_same_bits(steps, small_npz, tmp_path, ranks):
-    first = steps("cuda", ranks, "classify")
+def test_two_runs_have_the_same_bits(steps, small_npz, tmp_path):
+    first = steps("cuda", 2, "layers")
     random = {"EMULATOR_ORDER": "shuffled", "EMULATOR_STREAMS": "random", "EMULATOR_DEVICES": "2"}
-    done = emulated_ranks(ranks, SCRIPT, str(small_npz), str(tmp_path / "out.npz"), "cuda", "classify", **random)
+    done = emulated_ranks(2, SCRIPT, str(small_npz), str(tmp_path / "out.npz"), "cuda", "layers", **random)
     assert (done.code, done.err) == (0, "")
     with np.load(tmp_path / "out.npz") as saved:
         second = dict(saved)
@@ -106,7 +100,7 @@ def weights_in(out: Path) -> dict[str, bytes]:
     return {name: weights[name].tobytes() for name in sorted(weights)}
 
 
-STAGED = ["--hidden", "20", "--dropout", "0.2", "--train.steps_per_epoch", "3"]
+STAGED = ["--hidden", "20", "--dropout", "0.2", "--train.steps_per_epoch", "2"]
 
 
 @pytest.fixture(scope="module")
@@ -146,9 +140,9 @@ def test_stages_that_hand_over_from_gpu_to_gpu_have_the_same_bits(small_npz, sta
     copied, usually_copied = copies_to_host(tmp_path / "trace"), copies_to_host(staged / "trace")
     assert not copied - usually_copied
     mask, activations = 25 * 20, 25 * 20 * 4  # of a microbatch, which rank 0 keeps or gives away
-    assert usually_copied[mask] == usually_copied[activations] == 3 * 8
+    assert usually_copied[mask] == usually_copied[activations] == 2 * 8
     assert copied[mask] == 0
-    assert copied[activations] == (0 if transport == "ipc" else 3 * 8)  # the stand-in sends them from the host
+    assert copied[activations] == (0 if transport == "ipc" else 2 * 8)  # the stand-in sends them from the host
 
 
 @pytest.fixture(scope="module")
@@ -167,10 +161,8 @@ def usual_weights(usual) -> dict[str, bytes]:
 
 # Ways that gradients and samples may take, all to the same end; 0.01 MB are 2500 of the 15910 parameters.
 OTHER_WAYS = {
-    "buckets": ["--bucket-mb", "0.01"],
     "buckets of shards": ["--bucket-mb", "0.01", "--train.shards_per_batch", "2"],
-    "streamed samples": ["--data.device_mb", "0.5"],
-    "both": ["--bucket-mb", "0.03", "--data.device_mb", "0.4"],
+    "buckets, streamed samples": ["--bucket-mb", "0.01", "--data.device_mb", "0.4"],
     "NCCL": ["--bucket-mb", "0.03", "--comm", "nccl"],
     "memory of other processes": ["--bucket-mb", "0.03", "--comm", "ipc"],
 }
@@ -250,15 +242,6 @@ def test_a_checked_run_finds_nothing(small_npz, tmp_path):
     assert (done.code, done.err) == (0, "")
 
 
-def test_each_rank_has_a_gpu_of_its_own(small_npz, tmp_path):
-    done = emulated_ranks(2, *quick(small_npz), EMULATOR_DEVICES="3", COLUMNS="150", cwd=tmp_path)
-    assert (done.code, done.err) == (0, "")
-    rows = [line for line in done.out.splitlines() if "Emulated GPU" in line]
-    assert len(rows) == 2
-    assert len({row.split("GPU-")[1][:36] for row in rows}) == 2
-    assert "32.0 GiB" in rows[0]
-
-
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_epochs_after_the_first_take_and_free_no_memory(tmp_path, ranks):
     """Freeing waits for all that the device has to do."""
@@ -286,14 +269,13 @@ def test_kernels_are_compiled_once_for_all_ranks(small_npz, tmp_path):
         assert len(cubins) == 3
 
 
-@pytest.mark.parametrize("ranks", [0, 2])
-def test_products_in_tf32(small_npz, tmp_path, ranks):
+def test_products_in_tf32(small_npz, tmp_path):
     """Close to float32's numbers, but not the same: the flag reaches the kernels."""
     losses = {}
     for precision in ("float32", "tf32"):
         out = tmp_path / precision
         more = ["--precision", precision, "--hidden", "20", "--train.steps_per_epoch", "2", "--out", str(out)]
-        done = emulated_ranks(ranks, *command(small_npz, *more), EMULATOR_DEVICES="2", COLUMNS="200")
+        done = emulated_ranks(2, *command(small_npz, *more), EMULATOR_DEVICES="2", COLUMNS="200")
         assert (done.code, done.err) == (0, "")
         assert ("with products in tf32" in done.out) == (precision == "tf32")
         summary = json.loads((out / "summary.json").read_text())
@@ -347,15 +329,15 @@ def test_a_rank_in_another_precision_is_refused(tmp_path):
     assert "products by dptrain in tf32" in done.err
 
 
-@pytest.mark.parametrize("more", [["--precision", "tf32"], ["--gemm", "cublaslt"]])
-@pytest.mark.parametrize("device", ["cpu", "auto"])
-def test_without_a_gpu_its_products_are_refused(small_npz, tmp_path, device, more):
+@pytest.mark.parametrize(
+    ("ranks", "device", "more"), [(0, "cpu", ["--precision", "tf32"]), (2, "auto", ["--gemm", "cublaslt"])]
+)
+def test_without_a_gpu_its_products_are_refused(small_npz, tmp_path, ranks, device, more):
     arguments = ["-m", "dptrain", "--data", str(small_npz), "--device", device, *more]
-    for ranks in (0, 2):
-        refused = emulated_ranks(ranks, *arguments, CUDA_VISIBLE_DEVICES="", cwd=tmp_path)
-        assert refused.code == 2
-        (message,) = refused.messages
-        assert f"{more[0][2:]} = '{more[1]}' needs a GPU, this is the CPU" in message
+    refused = emulated_ranks(ranks, *arguments, CUDA_VISIBLE_DEVICES="", cwd=tmp_path)
+    assert refused.code == 2
+    (message,) = refused.messages
+    assert f"{more[0][2:]} = '{more[1]}' needs a GPU, this is the CPU" in message
 
 
 def test_within_a_mask_that_stands(small_npz, tmp_path):
@@ -363,6 +345,7 @@ def test_within_a_mask_that_stands(small_npz, tmp_path):
     alone = emulated_ranks(0, *quick(small_npz), CUDA_VISIBLE_DEVICES="2", cwd=tmp_path, **options)
     both = emulated_ranks(2, *quick(small_npz), CUDA_VISIBLE_DEVICES="1,2", cwd=tmp_path, **options)
     assert (alone.code, both.code) == (0, 0), alone.err + both.err
+    assert "32.0 GiB" in next(row for row in both.out.splitlines() if "Emulated GPU" in row)
     uuids = [
         [row.split("GPU-")[1][:36] for row in one.out.splitlines() if "Emulated GPU" in row] for one in (alone, both)
     ]
@@ -371,13 +354,11 @@ def test_within_a_mask_that_stands(small_npz, tmp_path):
 
 
 def test_more_ranks_than_gpus(small_npz, tmp_path):
-    refused = emulated_ranks(3, *quick(small_npz), EMULATOR_DEVICES="2", cwd=tmp_path)
-    assert refused.code == 69
-    (message,) = refused.messages
-    assert ": 3 ranks, 2 GPUs; use -n 2, --share-gpu or --device cpu" in message
+    """Without a mask: test_doctor.py, which asks the same."""
     within = emulated_ranks(2, *quick(small_npz), EMULATOR_DEVICES="2", CUDA_VISIBLE_DEVICES="1", cwd=tmp_path)
     assert within.code == 69
-    assert ": 2 ranks, 1 GPU (CUDA_VISIBLE_DEVICES=1); use -n 1, --share-gpu" in within.err
+    (message,) = within.messages
+    assert ": 2 ranks, 1 GPU (CUDA_VISIBLE_DEVICES=1); use -n 1, --share-gpu" in message
     shared = emulated_ranks(3, *quick(small_npz, "--share-gpu"), EMULATOR_DEVICES="2", cwd=tmp_path)
     assert (shared.code, shared.err) == (0, "")
 
@@ -398,11 +379,11 @@ def test_no_gpu_and_too_little_memory(small_npz, tmp_path):
     assert hidden.code == 69
     assert len(hidden.messages) == 1
     assert "no GPU answers (CUDA_VISIBLE_DEVICES=)" in hidden.err
-    for ranks in (0, 2):
-        full = emulated_ranks(ranks, *command(small_npz), EMULATOR_DEVICES="2", EMULATOR_MEMORY="1M", cwd=tmp_path)
-        assert full.code == 69
-        assert "CUDA out of memory on Emulated GPU" in full.err
-        assert "of 1.0 MiB are free" in full.err
+    # Alone: test_devices.py, test_a_model_that_cannot_fit.
+    full = emulated_ranks(2, *command(small_npz), EMULATOR_DEVICES="2", EMULATOR_MEMORY="1M", cwd=tmp_path)
+    assert full.code == 69
+    assert "CUDA out of memory on Emulated GPU" in full.err
+    assert "of 1.0 MiB are free" in full.err
 
 
 def test_without_pycuda(small_npz, tmp_path):

@@ -26,10 +26,9 @@ def uuids(done: Finished) -> list[str]:
     return re.findall(r"GPU-[0-9a-f-]{36}", done.out)
 
 
-@pytest.mark.parametrize("device", ["cuda", "auto"])
-def test_a_launcher_that_shows_each_rank_its_own_gpu(small_npz, tmp_path, device):
-    own = uuids(masked(["2", "0"], tmp_path, "--data", str(small_npz), "--device", device))
-    all_three = uuids(masked(["0,1,2", "0,1,2", "0,1,2"], tmp_path, "--data", str(small_npz), "--device", device))
+def test_a_launcher_that_shows_each_rank_its_own_gpu(small_npz, tmp_path):
+    own = uuids(masked(["2", "0"], tmp_path, "--data", str(small_npz), "--device", "auto"))
+    all_three = uuids(masked(["0,1,2", "0,1,2", "0,1,2"], tmp_path, "--data", str(small_npz), "--device", "cuda"))
     assert len(set(all_three)) == 3
     assert own == [all_three[2], all_three[0]]
 
@@ -129,6 +128,7 @@ def test_out_of_memory_names_a_batch_that_fits(small_npz, tmp_path, ranks):
     batch, tried = 1000, []
     for _ in range(5):
         arguments = ["--data", str(small_npz), "--device", "cuda", "--epochs", "1", "--batch-size", str(batch)]
+        arguments += ["--train.steps_per_epoch", "1"]
         memory = {"EMULATOR_MEMORY": "5M" if ranks == 0 else "4M", "EMULATOR_DEVICES": "2"}
         done = emulated_ranks(ranks, "-m", "dptrain", *arguments, cwd=tmp_path, **memory)
         if done.code == 0:

@@ -1,5 +1,6 @@
 """`python -m dptrain doctor` where all is well, and where one thing after the other is broken."""
 
+import os
 import re
 import subprocess
 import sys
@@ -56,8 +57,8 @@ def without(package: str, folder: Path) -> str:
     return f"{folder}:{ROOT}"
 
 
-@pytest.mark.parametrize("columns", [60, 80])
-def test_lines_are_broken_between_words_on_a_terminal(columns):
+def test_lines_are_broken_between_words_on_a_terminal():
+    columns = 60
     done = on_terminal([sys.executable, "-m", "dptrain", "doctor"], columns=columns)
     report = shown(done.out.partition("dptrain: --device cuda would")[0])
     assert report[0].startswith("dptrain ")
@@ -86,7 +87,7 @@ def test_kernels_are_compiled_at_the_first_call(tmp_path):
         assert f" {compiled} compiled for sm_90" in line(done, "kernels")
 
 
-@pytest.mark.parametrize("options", [[], ["--gpu-select", "index"], ["--share-gpu"]])
+@pytest.mark.parametrize("options", [["--gpu-select", "index"], ["--share-gpu"]])
 def test_all_ranks_take_part(options):
     devices = "1" if "--share-gpu" in options else "2"
     model = ["--hidden", "8", "--batch-size", "32"]
@@ -128,9 +129,8 @@ def test_a_gpu_on_one_rank_only(tmp_path):
     assert re.search(r"^  ok one op .*\n  !! one op .*no GPU.*\(rank 1\)$", done.out, re.MULTILINE)
 
 
-@pytest.mark.parametrize("ranks", [0, 2])
-def test_hidden_gpus(ranks):
-    done = emulated_ranks(ranks, "-m", "dptrain", "doctor", CUDA_VISIBLE_DEVICES="")
+def test_hidden_gpus():
+    done = emulated_ranks(2, "-m", "dptrain", "doctor", CUDA_VISIBLE_DEVICES="")
     refused(done, "CUDA_ERROR_NO_DEVICE (CUDA_VISIBLE_DEVICES=)")
     assert "unset it" in line(done, "NVIDIA driver")
 
@@ -144,37 +144,42 @@ def test_no_pycuda(tmp_path):
     assert "an NVIDIA driver is here, but no PyCUDA" in done.out
 
 
-def test_what_pycuda_is_compiled_with(tmp_path):
+def test_what_pycuda_is_compiled_with(tmp_path, monkeypatch):
     (tmp_path / "include").mkdir()
     (tmp_path / "include" / "cuda.h").touch()
-    options = {"PYTHONPATH": without("pycuda", tmp_path), "CPATH": str(tmp_path / "include")}
-    done = emulated(sys.executable, "-m", "dptrain", "doctor", **options)
-    assert re.search(r"not installed\n", line(done, "PyCUDA"))
-    done = emulated(sys.executable, "-m", "dptrain", "doctor", CXX="no-such-compiler", **options)
-    assert "to compile it there is no C++ compiler (g++)\n" in line(done, "PyCUDA")
+    monkeypatch.setenv("CPATH", str(tmp_path / "include"))
+    script(tmp_path, "nvcc", "")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    context = doctor.Context(Config(), SoloCommunicator())
+    context.pycuda = 1, "ModuleNotFoundError: No module named 'pycuda'"
+    (row,) = doctor._pycuda(context)
+    assert (row.text, row.state) == ("not installed", "bad")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    (row,) = doctor._pycuda(context)
+    assert row.text == "not installed; to compile it there is no C++ compiler (g++)"
 
 
-def test_an_old_pycuda(tmp_path):
-    (tmp_path / "sitecustomize.py").write_text("import pycuda; pycuda.VERSION_TEXT = '2025.1.2'")
-    done = emulated(sys.executable, "-m", "dptrain", "doctor", PYTHONPATH=f"{tmp_path}:{ROOT}")
-    assert "-- PyCUDA        2025.1.2, which does not know CUDA 13" in line(done, "PyCUDA")
-    assert "pip install 'pycuda>=2026.1'" in line(done, "PyCUDA")
+def test_an_old_pycuda():
+    context = doctor.Context(Config(), SoloCommunicator())
+    context.pycuda = 0, "2025.1.2"
+    (row,) = doctor._pycuda(context)
+    assert (row.text, row.state) == ("2025.1.2, which does not know CUDA 13", "note")
+    assert "pip install 'pycuda>=2026.1'" in row.fix
 
 
 def test_no_driver(tmp_path):
     if has_driver():
         pytest.skip("this machine has an NVIDIA driver")
-    for ranks in (0, 2):
-        done = dptrain(ranks, "doctor", "--device", "cuda", PYTHONPATH=without("pycuda", tmp_path))
-        refused(done, "the driver's library does not load", asked="cuda")
-        assert "install or repair the driver" in line(done, "NVIDIA driver")
+    done = dptrain(0, "doctor", "--device", "cuda", PYTHONPATH=without("pycuda", tmp_path))
+    refused(done, "the driver's library does not load", asked="cuda")
+    assert "install or repair the driver" in line(done, "NVIDIA driver")
 
 
-@pytest.mark.parametrize("device", ["auto", "cpu"])
-def test_a_machine_without_a_gpu_is_well(tmp_path, device):
+@pytest.mark.parametrize(("ranks", "device"), [(2, "auto"), (0, "cpu")])
+def test_a_machine_without_a_gpu_is_well(tmp_path, ranks, device):
     if doctor._signs_of_a_gpu():
         pytest.skip("this machine has a GPU or its driver")
-    done = dptrain(2, "doctor", "--device", device, PYTHONPATH=without("pycuda", tmp_path))
+    done = dptrain(ranks, "doctor", "--device", device, PYTHONPATH=without("pycuda", tmp_path))
     assert (done.code, done.err) == (0, "")
     assert "!!" not in done.out.split("\n", 1)[1]
     assert "--device cuda says what a GPU would need" in line(done, "GPU")
@@ -196,15 +201,14 @@ def test_a_card_without_a_driver_is_a_gpu(tmp_path, monkeypatch, maker, kind, th
 
 
 @pytest.mark.parametrize(
-    ("body", "expected"),
+    ("device", "body", "expected"),
     [
-        ("return 999;", "cuInit fails: error 999"),
-        ("__builtin_trap();", "a process that asks the driver is killed by signal 4"),
-        ("*(volatile int *)0 = 1; return 0;", "a process that asks the driver is killed by signal 11"),
-        ("_exit(3);", "a process that asks the driver exits with 3"),
+        ("cuda", "return 999;", "cuInit fails: error 999"),
+        ("auto", "*(volatile int *)0 = 1; return 0;", "a process that asks the driver is killed by signal 11"),
+        ("auto", "_exit(3);", "a process that asks the driver exits with 3"),
     ],
 )
-def test_a_damaged_driver(tmp_path, body, expected):
+def test_a_damaged_driver(tmp_path, device, body, expected):
     source = tmp_path / "driver.c"
     source.write_text(
         f"#include <unistd.h>\nint cuInit(unsigned flags) {{ {body} }}\n"
@@ -215,12 +219,11 @@ def test_a_damaged_driver(tmp_path, body, expected):
         subprocess.run(["gcc", "-shared", "-fPIC", "-O0", "-w", "-o", library, str(source)], check=True)
     except OSError:
         pytest.skip("no C compiler")
-    for device in ("auto", "cuda"):
-        done = dptrain(0, "doctor", "--device", device, LD_LIBRARY_PATH=str(tmp_path))
-        assert done.code == 69
-        assert len(done.messages) == 1
-        assert expected in done.messages[0]
-        assert expected in line(done, "NVIDIA driver")
+    done = dptrain(0, "doctor", "--device", device, LD_LIBRARY_PATH=str(tmp_path))
+    assert done.code == 69
+    assert len(done.messages) == 1
+    assert expected in done.messages[0]
+    assert expected in line(done, "NVIDIA driver")
 
 
 def test_no_nvcc(tmp_path):
@@ -243,8 +246,9 @@ def test_no_nvcc(tmp_path):
 )
 def test_a_broken_nvcc(tmp_path, text, expected, code):
     path = script(tmp_path, "nvcc", text)
-    command = f'REAL=$(command -v nvcc) PATH={path} exec "{sys.executable}" -m dptrain doctor'
-    done = emulated("sh", "-c", command, DPTRAIN_CACHE=str(tmp_path / "cache"))
+    through = ["sh", "-c", f'REAL=$(command -v nvcc) PATH={path} exec "$@"', "sh"]
+    # What another nvcc has compiled is there, and must not be taken.
+    done = emulated_ranks(0, "-m", "dptrain", "doctor", through=through)
     assert done.code == code, done.out + done.err
     assert expected in line(done, "nvcc")
     if code:
@@ -268,11 +272,10 @@ def test_a_cache_that_cannot_be_written(tmp_path):
     assert "set DPTRAIN_CACHE to a folder of yours that can be written" in line(done, "cache")
 
 
-@pytest.mark.parametrize("ranks", [0, 2])
-def test_a_full_gpu(ranks):
-    done = emulated_ranks(ranks, "-m", "dptrain", "doctor", EMULATOR_MEMORY="1K", EMULATOR_DEVICES="2")
+def test_a_full_gpu():
+    done = emulated_ranks(2, "-m", "dptrain", "doctor", EMULATOR_MEMORY="1K", EMULATOR_DEVICES="2")
     refused(done, "CUDA out of memory on Emulated GPU")
-    assert ("could not be measured: CUDA out of memory" in done.out) == (ranks == 2)
+    assert "could not be measured: CUDA out of memory" in done.out
 
 
 def test_no_mpi4py(tmp_path):
@@ -292,23 +295,29 @@ def test_a_launcher_of_another_mpi():
     assert (other.code, other.out, other.err) == (69, "", "")
 
 
-@pytest.mark.parametrize(
-    ("said", "state", "expected"),
-    [
-        ("echo 'mpirun (Open MPI) 4.1.4'", "!!", r"is Open MPI's, mpi4py uses MPICH: .*\n .*-> start with .*mpirun"),
-        ("echo 'HYDRA build details:'", "ok", r"bin/mpirun \(MPICH\)"),
-        ("echo 'Intel(R) MPI Library for Linux* OS, Version 2021.1'", "ok", r"\(Intel MPI\)"),
-        ("echo no >&2; exit 2", "!!", "--version fails: no"),
-        ("exit 2", "!!", "--version fails: nothing"),
-    ],
-)
-def test_mpirun_belongs_to_the_library(tmp_path, said, state, expected):
-    if mpi_family(doctor.Context(Config(), SoloCommunicator()).mpi_library[1]) != "MPICH":
+MPIRUNS = [
+    ("echo 'mpirun (Open MPI) 4.1.4'", "bad", "is Open MPI's, mpi4py uses MPICH: .*"),
+    ("echo 'HYDRA build details:'", "ok", r"bin/mpirun \(MPICH\)"),
+    ("echo 'Intel(R) MPI Library for Linux* OS, Version 2021.1'", "ok", r"\(Intel MPI\)"),
+    ("echo no >&2; exit 2", "bad", "--version fails: no"),
+    ("exit 2", "bad", "--version fails: nothing"),
+]
+
+
+def test_mpirun_belongs_to_the_library(tmp_path, monkeypatch):
+    context = doctor.Context(Config(), SoloCommunicator())
+    if mpi_family(context.mpi_library[1]) != "MPICH":
         pytest.skip("mpi4py does not use MPICH here")
-    done = dptrain(0, "doctor", PATH=script(tmp_path, "mpirun", said))
+    for said, state, expected in MPIRUNS:
+        with monkeypatch.context() as patch:
+            patch.setenv("PATH", script(tmp_path, "mpirun", said))
+            (row,) = doctor._mpirun(context)
+        assert row.state == state, row
+        assert re.search(expected, row.text), row
+    done = dptrain(0, "doctor", PATH=script(tmp_path, "mpirun", MPIRUNS[0][0]))
     found = line(done, "mpirun")
-    assert found.startswith(f"  {state} ")
-    assert re.search(expected, found), found
+    assert found.startswith("  !! ")
+    assert re.search(rf"{MPIRUNS[0][2]}\n .*-> start with .*mpirun", found), found
 
 
 def test_a_check_that_fails_is_a_line():

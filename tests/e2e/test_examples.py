@@ -15,8 +15,7 @@ EXAMPLES = ROOT / "examples"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [0, 2])
-@pytest.mark.parametrize(("name", "least"), [("fashion_mnist", 0.95), ("mnist_rmsprop", 0.97)])
+@pytest.mark.parametrize(("name", "least", "ranks"), [("fashion_mnist", 0.95, 0), ("mnist_rmsprop", 0.97, 2)])
 def test_on_real_digits(mnist_dir, name, least, ranks):
     """Fashion-MNIST has the files and the shapes of MNIST, which is at hand.
 
@@ -38,9 +37,9 @@ def started(ranks: int, name: str, *arguments: str) -> list[str]:
 
 
 def test_two_models_trained_in_turn():
-    options = ["--dtype", "float64", "--steps", "5", "--width", "4"]
-    alone, *together = (started(ranks, "gan", *options) for ranks in (0, 2, 3))
-    assert together == [alone, alone]
+    options = ["--dtype", "float64", "--steps", "5", "--batch-size", "10", "--width", "4"]
+    alone, together = (started(ranks, "gan", *options) for ranks in (0, 3))
+    assert together == alone
     losses = [[float(one) for one in re.findall(r"_loss ([0-9.]+)", line)] for line in alone[:-1]]
     assert np.array(losses).shape == (4, 2)
     assert 0 < losses[-1][0] < losses[0][0] < 0.8  # the discriminator learns
@@ -95,18 +94,19 @@ def test_an_ensemble_is_better_calibrated_than_its_members():
 
 
 @pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
-@pytest.mark.parametrize("ranks", [0, 2])
 @pytest.mark.parametrize(
-    ("name", "arguments"),
+    ("name", "ranks", "arguments"),
     [
-        ("gan", ["--steps", "2", "--epochs", "2", "--width", "2"]),
-        ("custom_layer", ["--epochs", "1"]),
-        ("custom_op", ["--epochs", "1"]),
-        ("siamese", ["--epochs", "1", "--images", "40", "--width", "1"]),
+        ("gan", 2, ["--steps", "2", "--epochs", "2", "--width", "2"]),
+        ("custom_op", 2, ["--epochs", "1"]),
+        ("siamese", 0, ["--epochs", "1", "--images", "40", "--width", "1"]),
     ],
 )
-def test_on_the_emulated_gpu(name, arguments, ranks):
-    """Queues are executed in random orders that the streams allow: models of one step must share theirs."""
+def test_on_the_emulated_gpu(name, ranks, arguments):
+    """Queues are executed in random orders that the streams allow: models of one step must share theirs.
+
+    The layer of `custom_layer` is compared in tests/ops/test_custom_ops.py.
+    """
     cpu = started(0, name, *arguments)
     options = {"EMULATOR_DEVICES": "2", "EMULATOR_STREAMS": "random"}
     done = emulated_ranks(ranks, str(EXAMPLES / f"{name}.py"), "--device", "cuda", *arguments, **options)

@@ -11,12 +11,11 @@ pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator i
 SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "files_on_cuda.py")
 
 
-@pytest.mark.parametrize("ranks", [0, 2])
-def test_training_goes_on_where_it_stopped(tmp_path, ranks):
+def test_training_goes_on_where_it_stopped(tmp_path):
     if importlib.util.find_spec("h5py") is None:
         pytest.skip("Keras' files need the extra 'keras-files'")
     skip_without_emulator()
-    done = emulated_ranks(ranks, SCRIPT, str(tmp_path), EMULATOR_DEVICES="2")
+    done = emulated_ranks(2, SCRIPT, str(tmp_path), EMULATOR_DEVICES="2")
     assert (done.code, done.err) == (0, "")
     # Lines of two ranks may arrive as one.
-    assert done.out.replace("\n", "") == "same" * max(1, ranks)
+    assert done.out.replace("\n", "") == "samesame"

@@ -109,12 +109,11 @@ def test_the_dry_run_trains_nothing(small_npz, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("launched", "columns"), [(False, 60), (True, 80)])
-def test_a_terminal_gets_a_live_table_and_breaks_no_line(small_npz, tmp_path, launched, columns):
-    launcher = [find_mpirun(), "-n", "1"] if launched else []
-    command = [*launcher, sys.executable, "-m", "dptrain", "sweep", "--data", str(small_npz), "--epochs", "1"]
+def test_a_terminal_gets_a_live_table_and_breaks_no_line(small_npz, tmp_path):
+    columns = 60
+    command = [find_mpirun(), "-n", "1", sys.executable, "-m", "dptrain", "sweep", "--data", str(small_npz)]
     options = ["--seeds", "0,1", "--grid", "learning_rate=1e-3,3e-3", "--grid", "hidden=8", "--grid", "dropout=0,0.2"]
-    done = on_terminal([*command, *options], columns=columns, cwd=tmp_path)
+    done = on_terminal([*command, *options, "--epochs", "1"], columns=columns, cwd=tmp_path)
     assert done.code == 0, done.out
     assert "\x1b[?25l" in done.out, "a live table hides the cursor"
     assert "8/8 runs done" in done.out
@@ -263,15 +262,23 @@ def wrong_alone(small_npz, tmp_path_factory):
     return in_turn(0, cases, folder / "in turn", cwd=here), here
 
 
-@pytest.mark.parametrize("ranks", [0, 2])
 @pytest.mark.parametrize(("arguments", "message"), WRONG)
-def test_wrong_words(small_npz, wrong_alone, tmp_path, ranks, arguments, message):
-    if ranks == 0:
-        finished, here = wrong_alone
-        done = finished[message]
-    else:
-        here = tmp_path
-        done = sweep(small_npz, *arguments, ranks=ranks, cwd=here)
+def test_wrong_words(wrong_alone, arguments, message):
+    finished, here = wrong_alone
+    refused(finished[message], message, here)
+
+
+# Of each place that refuses one: the command line, a field, the metric that is compared, the data, a file.
+@pytest.mark.parametrize(
+    "start", ["unknown field 'lr'", "optimizer.learning_rate", "metric = ", "2000 folds", "halving: ", "--plan nowhere"]
+)
+def test_wrong_words_on_two_ranks(small_npz, tmp_path, start):
+    ((arguments, message),) = [one for one in WRONG if one[1].startswith(start)]
+    refused(sweep(small_npz, *arguments, ranks=2, cwd=tmp_path), message, tmp_path)
+
+
+def refused(done, message, here):
+    """One line on standard error says it, and nothing is left behind."""
     assert done.code == 2
     assert [line for line in done.out.splitlines() if not line.startswith(("dptrain ", "measuring "))] == []
     [line] = done.messages
