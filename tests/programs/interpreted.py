@@ -25,9 +25,7 @@ class InterpretedExecutable(CompiledExecutable):
         return super()._step(part) if isinstance(part, list) else None
 
     @np.errstate(all="ignore")
-    def run(self, starts: Sequence[int] = (0,)) -> None:
-        """See `CompiledExecutable`."""
-        self._meet()
+    def _run(self, starts: Sequence[int]) -> None:
         for number, start in enumerate(starts, 1):
             if ROWS in self.fused.program.inputs:
                 self._window[...] = self._order[start : start + len(self._window)]
