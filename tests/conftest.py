@@ -146,13 +146,24 @@ def _without_gpu(request: pytest.FixtureRequest):
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _headers_parsed_once(tmp_path_factory: pytest.TempPathFactory):
+    """Compile generated programs of this process with precompiled headers, if a test compiles any."""
+    from dptrain.backend.cpu import compile as compiling
+    from tests.precompiled import compiler_with
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiling, "_compiled", compiler_with(tmp_path_factory.mktemp("headers")))
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _compiled_as_quickly_as_needed(request: pytest.FixtureRequest):
-    """Optimize little what is compiled in this process for tests that are not about compiled code."""
+    """Optimize nothing of what is compiled in this process for tests that are not about compiled code."""
     from dptrain.backend.cpu import compile as compiling
 
     room, *places = request.path.relative_to(ROOT / "tests").parts
-    level = "-Og" if room == "unit" and ABOUT_COMPILED_CODE.isdisjoint(places) else "-O3"
+    level = "-O0" if room == "unit" and ABOUT_COMPILED_CODE.isdisjoint(places) else "-O3"
     if level != compiling.OPTIONS[0]:
         compiling.OPTIONS = (level, *compiling.OPTIONS[1:])
         compiling.library.cache_clear()

@@ -14,7 +14,7 @@ from dptrain.program.placement import place
 from dptrain.program.program import Program
 from dptrain.program.tensor import Array, Variable
 from tests.programs.case import Case
-from tests.programs.check import Make, by_numpy, compiled, expected, hardly_optimized, joined, results, unlike
+from tests.programs.check import Make, by_numpy, compiled, expected, joined, not_optimized, results, unlike
 from tests.programs.interpreted import InterpretedExecutable
 from tests.thread_ranks import on_mesh
 
@@ -114,7 +114,7 @@ def wrong_on_mesh(case: Case, *, compiles: bool) -> str:
     found: dict[str, Mapping[str, Array]] = {}
     for way, execute in ways.items():
         try:
-            found[way] = hardly_optimized(execute)
+            found[way] = not_optimized(execute)
             said = right.wrong(found[way])
         except Exception as error:
             said = f"{type(error).__name__}: {error}"

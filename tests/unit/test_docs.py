@@ -1,5 +1,6 @@
 """Pages that are written from the code are up to date."""
 
+import functools
 import importlib.util
 from importlib.util import find_spec
 
@@ -14,6 +15,9 @@ assert spec is not None
 assert spec.loader is not None
 refusals = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(refusals)
+# They read all sources, for the page and for other tests.
+refusals.missing_arguments = functools.cache(lambda read=refusals.missing_arguments: list(read()))
+refusals.refusals = functools.cache(refusals.refusals)
 
 
 def test_the_page_of_refusals_is_what_the_code_refuses():

@@ -163,8 +163,9 @@ def test_every_schedule_is_tried():
     assert SCHEDULES.keys() - {"Halving"} == schedules.SCHEDULES.keys()
 
 
-@pytest.mark.parametrize("kind", SCHEDULES)
-@pytest.mark.parametrize(("freq", "accumulated"), [("epoch", None), (3, 2)])
+@pytest.mark.parametrize(
+    ("kind", "freq", "accumulated"), [("Halving", "epoch", None), *((one, 3, 2) for one in SCHEDULES)]
+)
 def test_a_schedule_goes_on_by_its_steps(tmp_path, kind, freq, accumulated):
     def make():
         return build(Adam(SCHEDULES[kind](), gradient_accumulation_steps=accumulated))

@@ -130,7 +130,7 @@ def layouts(draw, shape):
     return tuple(found)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data(), weighted=st.booleans())
 def test_any_layout_on_any_mesh(data, weighted):
     step = Perceptron(weighted)
@@ -164,8 +164,7 @@ def mixed(variables, seeds):
     return step
 
 
-@pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_all_kinds_of_ops(data):
     rng = np.random.default_rng(2)

@@ -13,6 +13,14 @@ def _without_pictures(request, monkeypatch):
 
 
 @pytest.fixture
+def no_pictures(monkeypatch):
+    """For what is about a report's numbers."""
+    from dptrain.sweeps import drawing
+
+    monkeypatch.setattr(drawing, "installed", lambda: False)
+
+
+@pytest.fixture
 def figures(monkeypatch):
     """Every figure that is drawn, to look into: a wide one and a narrow one for each picture."""
     from dptrain.sweeps import drawing

@@ -231,6 +231,7 @@ def test_nothing_a_user_wrote_becomes_html(tmp_path):
     assert page.texts.count(NASTY) >= 4  # title, headline, fact, command
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_differences_are_those_of_the_best_trial_and_then_of_other_pairs(tmp_path):
     noise = [0.0, 0.003, -0.002, 0.004, -0.003, 0.001, -0.002, -0.001]
     values = {
@@ -254,17 +255,16 @@ def test_differences_are_those_of_the_best_trial_and_then_of_other_pairs(tmp_pat
     assert "1 other pair of trials" in page.text
 
 
-def test_remarks_of_a_ranking(tmp_path, monkeypatch):
-    monkeypatch.setattr(drawing, "installed", lambda: False)
+@pytest.mark.usefixtures("no_pictures")
+def test_remarks_of_a_ranking(tmp_path):
     ended = [*endings({0: [0.5, 0.6]}), ending(1, 0, 0.5, Status.PRUNED), ending(2, 0, 0.4, Status.PAUSED)]
     page = written(tmp_path / "report.html", trials(4), [*ended, ending(3, 0, status=Status.FAILED)])
     remarks = {row["trial"]: row["remarks"] for row in page.table("place")}
     assert remarks == {"0": "", "1": "stopped early", "2": "unfinished", "3": "1 failed, no value"}
 
 
-def test_which_interval_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(drawing, "installed", lambda: False)
-
+@pytest.mark.usefixtures("no_pictures")
+def test_which_interval_it_is(tmp_path):
     def methods(value):
         page = written(tmp_path / "report.html", trials(2), endings({0: [0.5, 0.6], 1: [0.7, value]}))
         return page.text.partition("How the numbers are made")[2]
@@ -273,6 +273,7 @@ def test_which_interval_it_is(tmp_path, monkeypatch):
     assert "logit" not in methods(90.0)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_ranges_are_those_that_were_swept(tmp_path):
     space = {"random": {"learning_rate": "log:1e-5..10.0"}, "grid": {"model.hidden": [[64], [128]]}, "samples": 2}
     page = written(tmp_path / "report.html", trials(2), endings({0: [0.5, 0.6], 1: [0.7, 0.9]}), space=space)
@@ -301,6 +302,7 @@ def test_report_needs_nothing_from_outside(tmp_path):
     assert "@import" not in text
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_metrics_that_are_not_finite_are_failures_with_a_reason(tmp_path):
     ended = [*endings({0: [0.5, 0.6]}), ending(0, 2, math.nan)]
     page = written(tmp_path / "report.html", trials(1), ended)

@@ -1,5 +1,6 @@
 """Sweeps as a whole, on one process: what is trained, what becomes of runs that fail, what a continued sweep does."""
 
+import functools
 import json
 import math
 import os
@@ -35,13 +36,16 @@ def sweep(space, build_model=build, **options):
     return dp.sweep(build_model, space, **{"seeds": "0-2", "x": X, "y": Y, "verbose": 0} | FIT | options)
 
 
-def alone(seed, **setting):
+@functools.cache
+def alone(seed, epochs=FIT["epochs"], **setting):
+    """Return what each epoch of a run logs that is no part of a sweep."""
     dp.utils.set_random_seed(seed)
     try:
         model = build(**setting)
     finally:
         dp.utils.set_random_seed(0)
-    return model.fit(X, Y, verbose=0, **FIT).history
+    history = model.fit(X, Y, verbose=0, **FIT | {"epochs": epochs}).history
+    return [{key: values[epoch] for key, values in history.items()} for epoch in range(epochs)]
 
 
 def epochs_of(path, run):
@@ -61,7 +65,7 @@ def test_a_run_has_the_bits_of_the_same_run_alone(tmp_path, places):
     for run in result.runs:
         expected = alone(run["seed"], units=run["units"], learning_rate=run["learning_rate"])
         found = epochs_of(tmp_path / "s", run["run"])
-        assert found == [{key: values[epoch] for key, values in expected.items()} for epoch in range(3)]
+        assert found == expected
         assert run["metrics"] == found[-1]
         assert (run["status"], run["epochs_trained"], run["reason"]) == ("done", 3, "")
     values = [run["metrics"]["val_loss"] for run in result.runs if run["trial"] == 2]
@@ -85,28 +89,19 @@ def test_runs_are_trained_a_step_each_in_turn(monkeypatch):
 
 def test_halving_stops_trials_and_changes_no_bit_of_the_others(tmp_path):
     rates = [0.1, 1e-6, 0.01, 1e-5, 1e-4, 1e-3]
-    result = sweep({"learning_rate": rates}, out=tmp_path / "s", halving=2, runs_per_device=2, epochs=5)
+    result = sweep({"learning_rate": rates}, seeds="0-1", out=tmp_path / "s", halving=2, runs_per_device=2, epochs=5)
     trained = {trial["trial"]: trial["epochs_trained"] for trial in result.trials}
     assert sorted(trained.values())[-1] == 5
     assert list(trained.values()).count(1) >= 2
     assert result.best["epochs_trained"] == 5
     for run in result.runs:
-        expected = alone_for(5, run["seed"], learning_rate=run["learning_rate"])
+        expected = alone(run["seed"], epochs=5, learning_rate=run["learning_rate"])
         found = epochs_of(tmp_path / "s", run["run"])
         assert len(found) == run["epochs_trained"] == trained[run["trial"]]
         assert found == expected[: len(found)]
         assert run["status"] == ("done" if run["epochs_trained"] == 5 else "pruned")
     best = [f"{run['run']}-5" for run in result.runs if run["trial"] == result.best["trial"]]
     assert sorted(file.stem for file in (tmp_path / "s" / "states").iterdir()) == sorted(best)
-
-
-def alone_for(epochs, seed, **setting):
-    dp.utils.set_random_seed(seed)
-    try:
-        history = build(**setting).fit(X, Y, verbose=0, **FIT | {"epochs": epochs}).history
-    finally:
-        dp.utils.set_random_seed(0)
-    return [{key: values[epoch] for key, values in history.items()} for epoch in range(epochs)]
 
 
 def test_what_diverges_or_fails_does_not_end_the_sweep(tmp_path):
