@@ -129,16 +129,16 @@ def plan(kernels: Sequence[Access], sizes: Mapping[Any, int], alignment: int = A
     return Plan(max((end for _, end, _, _ in placed), default=0), offsets, alone)
 
 
-class Arena:
-    """Memory on the host in which programs that run one after the other keep their intermediate results.
+class Arena(threading.local):
+    """Memory on the host in which programs that a thread runs one after the other keep their intermediate results.
 
     Nothing in it outlives a run, so it is as large as the largest of them needs: those for a smaller last batch and for
-    validation take none of their own.
+    validation take none of their own. Each thread has another.
     """
 
     def __init__(self) -> None:
         self._memory = aligned((0,), np.uint8)
-        self._in_use = threading.Lock()
+        self._in_use = False
 
     def reserve(self, size: int) -> None:
         """Have so many bytes, for programs to come.
@@ -151,19 +151,20 @@ class Arena:
 
     @contextmanager
     def lent(self, size: int) -> Iterator[Array]:
-        """Lend at least `size` bytes for one run; memory of its own to a program that runs while another one does.
+        """Lend at least `size` bytes for one run; memory of its own to a program that runs within another's run.
 
         Raises:
             MemoryError: there are not as many.
         """
-        if not self._in_use.acquire(blocking=False):  # by another thread
+        if self._in_use:
             yield aligned((size,), np.uint8)
             return
+        self.reserve(size)
+        self._in_use = True
         try:
-            self.reserve(size)
             yield self._memory
         finally:
-            self._in_use.release()
+            self._in_use = False
 
 
 def in_a_row(sizes: Iterable[int], alignment: int = 1) -> list[int]:

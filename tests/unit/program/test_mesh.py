@@ -216,6 +216,7 @@ def test_placements_as_text():
     assert str(Placement((BATCH, "model"))) == "sharded 0, sharded 1 over model"
     assert str(Placement((None,), (BATCH, "model"))) == "partial, partial over model"
     assert str(Placement((), (BATCH,), "max")) == "partial max"
+    assert Placement((), (BATCH, "model"), "max").without(BATCH) == Placement((), ("model",), "max")
 
 
 def test_what_does_not_fit_is_said():
