@@ -174,11 +174,11 @@ class Convolution(Windows):
         if isinstance(kernel[2], Dim) or isinstance(kernel[3], Dim):
             return "channels"
         C, N = kernel[2:]
+        plain = self.makes != "kernel" and (R, S, sh, sw, dh, dw) == (3, 3, 1, 1, 1, 1)
         if self.makes == "images":  # of a phase
             C, N = N, C
             P, Q, R, S = -(-H // sh), -(-W // sw), -(-R // sh), -(-S // sw)
             sh = sw = 1
-        plain = self.makes != "kernel" and kernel[:2] == (3, 3) and self.numbers(made)[6:10] == (1, 1, 1, 1)
         if plain and not C % _LANES and not N % _LANES:
             # Of each tile's 4x4 pixels and 16 products, and of the kernel, as if a call had four images; kernels that
             # no second cache holds wait for memory.

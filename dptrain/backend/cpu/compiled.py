@@ -108,7 +108,7 @@ class CompiledExecutable:
         self.outputs: Mapping[str, Array] = {}
         memory.adopt(program.state)
         self._arrays = {one: memory.array(variable) for variable, one in program.state.items()}
-        self._arena, self._lent = memory.arena, np.empty(0, np.uint8)
+        self._arena = memory.arena
         self._place()
         self._pointers = np.zeros(max(len(self.code.roots), 1), np.uint64)
         self._lengths = np.zeros(max(len(self.code.tables), 1), np.int64)
@@ -149,7 +149,7 @@ class CompiledExecutable:
                 raise ConfigError(f"input {name!r} has shape {given.shape}: expected {shape}")
             else:
                 self._arrays[one] = given
-        self._is_connected = False
+        self._lent: Array | None = None  # the memory that the code knows; none
 
     def _connect(self, arena: Array) -> None:
         """Let the code know where all memory is.
@@ -157,9 +157,9 @@ class CompiledExecutable:
         Args:
             arena: bytes, in which all that is computed lies, but for messages and what replaces state.
         """
-        if self._is_connected and arena is self._lent:
+        if arena is self._lent:
             return
-        self._lent, self._is_connected = arena, True
+        self._lent = arena
         for one, start in self._offsets.items():
             place = arena[start : start + nbytes(one, self._rows)]
             self._arrays[one] = place.view(one.dtype).reshape(local(one.shape, self._rows))
@@ -221,7 +221,6 @@ class CompiledExecutable:
         if not self._has_met:
             self._lay_out_sums()
             self._has_met = True
-            self._is_connected = False
 
     def close(self) -> None:
         """Nothing is held."""
