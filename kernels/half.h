@@ -1,5 +1,6 @@
 // Half precision: two bytes that a number is kept in. All that is computed of it is computed in float, so these types
-// convert and no more. Rounding is to the nearest, to even between two, as by NumPy and ml_dtypes.
+// convert and no more. Rounding is to the nearest, to even between two, as by NumPy and ml_dtypes: of a double to float16
+// at once, to bfloat16 by way of float.
 #ifndef DPTRAIN_HALF_H
 #define DPTRAIN_HALF_H
 
@@ -35,6 +36,13 @@ struct dp_float16 {
     unsigned short bits;
     dp_float16() = default;
     DP_COPIED(dp_float16)
+    template <typename T> DP_MEMBER dp_float16(T x) : dp_float16((float)x) {}
+    // A float is odd on the way where it is not exact, so that nothing lies between two halves that was not there before.
+    DP_MEMBER dp_float16(double x) {
+        const float near = (float)x;
+        const bool exact = near == x || x != x, above = (near < 0 ? -near : near) > (x < 0 ? -x : x);
+        *this = dp_float16(exact ? near : DP_OF_BITS((DP_AS_BITS(near) - (above ? 1u : 0u)) | 1u));
+    }
     DP_MEMBER dp_float16(float x) {
         const unsigned int whole = DP_AS_BITS(x), sign = whole >> 16 & 0x8000u, size = whole & 0x7fffffffu;
         if (size > 0x7f800000u) {

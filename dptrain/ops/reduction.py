@@ -1,7 +1,7 @@
 """Sums, means and extremes over axes. Over the rows of the batch they are those of the whole batch."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -174,12 +174,17 @@ def max(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False,
     if tensor.dtype.kind == "b":
         return cast(max(cast(tensor, "int32"), axis, keepdims, initial), "bool")
     axes = normalized_axes(axis, tensor.ndim)
-    if initial is None and any(not isinstance(tensor.shape[one], Dim) and tensor.shape[one] == 0 for one in axes):
+    if initial is None and _is_empty(tensor, axes):
         raise ConfigError(
             f"the greatest or least of no elements, of shape {tensor.shape} over axes {axes}: give `initial`"
         )
     found = reduce_max(tensor, axes=axes, keepdims=bool(keepdims))
     return found if initial is None else maximum(found, initial)
+
+
+def _is_empty(tensor: Tensor, axes: Iterable[int]) -> bool:
+    """Whether one of axes is known to have no elements."""
+    return any(not isinstance(tensor.shape[one], Dim) and tensor.shape[one] == 0 for one in axes)
 
 
 def in_reverse_order(x: Tensor) -> Tensor:
@@ -269,10 +274,18 @@ def _argmax_along_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
 
 
 def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
-    """Return the place of the greatest element along an axis (int64), the first of equals; by default in a vector."""
+    """Return the place of the greatest element along an axis (int64), the first of equals; by default in a vector.
+
+    Raises:
+        ConfigError: there is no such axis, or no element along it.
+    """
     (tensor,) = as_tensors([x])
     found = reshape(tensor, (-1,)) if axis is None else tensor
     (place,) = normalized_axes(0 if axis is None else axis, found.ndim)
+    if _is_empty(found, [place]):
+        raise ConfigError(
+            f"the place of the greatest or least of no elements, of shape {found.shape} over axis {place}"
+        )
     made = argmax_along(found, axis=place)
     if not keepdims:
         return made

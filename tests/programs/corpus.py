@@ -400,4 +400,11 @@ CORPUS = {
         shards=(1, 2),
         mesh={"batch": 2},
     ),
+    "a number that lies halfway between two of two bytes once it is one of four": Case(  # C++ rounded twice
+        lengths={"n": 61, "a": 11, "b": 8},
+        leaves={"x0": "input n a b float64 normal"},
+        lines=("t0 = ops.cast(x0, 'float16')", "t1 = ops.cast(t0, 'float32')"),
+        outputs=("t1",),
+        seed=21001685,
+    ),
 }

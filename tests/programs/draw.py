@@ -428,7 +428,8 @@ def casts(d: Drawing) -> None:
         half = d.line(f"ops.cast({x.name}, '{d.choose(['bfloat16', 'float16'])}')")
         forms = ["{}", "{} * 1.5 + {}", "ops.relu({})", "ops.sum({})", "ops.tanh({})", "{} / 3", "{} > 0.5"]
         if x.tensor.shape:
-            forms += [f"ops.{name}({{}}, -1)" for name in ("softmax", "max", "argmax", "mean", "flip")]
+            reductions = ("max", "argmax") if all(x.tensor.shape) else ()  # of nothing there is no greatest
+            forms += [f"ops.{name}({{}}, -1)" for name in ("softmax", *reductions, "mean", "flip")]
             forms += ["ops.concatenate([{}, {}], -1)", "ops.expand_dims({}, -1) @ ops.ones((1, 3), {}.dtype)"]
         made = d.choose(forms).format(half, half)
         d.line(f"ops.cast({made}, 'float32')")

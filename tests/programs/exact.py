@@ -5,11 +5,12 @@ much the results may differ is found as in Monte Carlo arithmetic (D. S. Parker,
 randomness in floating-point arithmetic", 1997): the program is executed again, with each result of an op that rounds
 moved by a few units in the last place of its own type, sums by some of the magnitude of their terms: at random, and all
 up, and all down; and once with each rounded. What then moves by more than it is worth, such as a comparison of two
-nearly equal numbers, cannot be judged.
+nearly equal numbers, cannot be judged. Nor can what follows from it, though that may be the same in all these
+executions by chance: so the program is executed again with such elements of all its tensors at random.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,11 +28,12 @@ _UNITS = 4
 RUNS, TIMES = 8, 8
 # What an element may move by under noise, for each 1 of its magnitude, before it can no longer be judged.
 _JUDGED = 0.01
-# Of what is random, such as after some steps of a training that diverges, a few elements move little by chance: where
-# fewer than this share of a tensor's can be judged, none is.
-_LEAST_JUDGED = 0.1
+# Executions with what cannot be judged at random.
+_AT_RANDOM = 4
 # Returns for a shape how far each element is moved, of what is most: numbers from -1 to 1.
 Noise = Callable[[tuple[int, ...]], Array]
+# See `Exact`.
+_Unstable = tuple[Array, Array, Array]
 
 
 class Exact:
@@ -42,16 +44,25 @@ class Exact:
         noise: that results are moved by, None for none.
         rounds: results are rounded to their type.
         on_ranks: what ranks may compute of summands is not known.
+        unstable: which elements cannot be judged, and the least and the greatest that they were in other executions, by
+            their tensor's `id`: each becomes one of both.
 
     Attributes:
         found: what is known, by `id`.
     """
 
     def __init__(
-        self, values: Mapping[int, Array], noise: Noise | None = None, rounds: bool = False, on_ranks: bool = False
+        self,
+        values: Mapping[int, Array],
+        noise: Noise | None = None,
+        rounds: bool = False,
+        on_ranks: bool = False,
+        unstable: Mapping[int, _Unstable] | None = None,
     ) -> None:
         self._noise, self._rounds, self._on_ranks = noise, rounds, on_ranks
+        self._unstable = unstable or {}
         self._sizes: dict[int, Array] = {}
+        self._of_huge: set[int] = set()
         self.found = {one: _wide(value) for one, value in values.items()}
 
     def __call__(self, tensor: Tensor) -> Array:
@@ -76,6 +87,8 @@ class Exact:
         of_sums = any(id(one) in self._sizes for one in tensor.inputs)
         if (size := self._size(tensor, inputs, attributes)) is not None:
             self._sizes[id(tensor)] = size
+        if any(id(one) in self._of_huge for one in tensor.inputs):
+            self._of_huge.add(id(tensor))
         if tensor.op.is_view:
             return np.asarray(tensor.op.compute(*inputs, **attributes))
         rounds = tensor.dtype.kind in "fV"
@@ -96,13 +109,26 @@ class Exact:
                 out[np.abs(out) <= np.finfo(tensor.dtype).eps * size] = 0
             if self._rounds and self._on_ranks and of_sums and size is not None and rounds:
                 out[np.isinf(out)] = np.nan  # as infinity times summands of both signs, where it was times their sum
+            if self._rounds and self._on_ranks and self._is_of_huge(tensor, inputs, out):
+                out[~np.isfinite(out)] = 1  # which is divided last on ranks, and need not overflow there
             if self._rounds and tensor.op.name == "power":
                 out[np.isnan(inputs[0] + 0 * inputs[1])] = 1  # as NaN ** 0, where a sum is 0 that nearly is
             if self._rounds and tensor.op.name.startswith("conv") and not np.isfinite(inputs[1]).all():
                 out[...] = np.nan  # a device may multiply the zeros of the padding, or leave them out
             if self._rounds and _is_tiled(tensor) and not np.isfinite(inputs[0]).all():
                 out[...] = np.nan  # of a tile, all of which an infinite pixel reaches, or of windows that see it
+            if id(tensor) in self._unstable and self._noise is not None:
+                at, *either = self._unstable[id(tensor)]
+                out[at] = np.where(self._noise(out.shape) > 0, *either)[at]
         return out
+
+    def _is_of_huge(self, tensor: Tensor, inputs: list[Array], out: Array) -> bool:
+        """Whether a tensor follows from a quotient by a sum that is so large that its square overflows."""
+        if tensor.op is not None and tensor.op.name.startswith("divide") and id(tensor.inputs[1]) in self._sizes:
+            greatest = _GREATEST if tensor.dtype == np.float32 else float(np.finfo(np.float64).max)
+            if (np.abs(out[np.broadcast_to(inputs[1] != 0, out.shape)]) > np.sqrt(greatest)).any():
+                self._of_huge.add(id(tensor))
+        return id(tensor) in self._of_huge and tensor.dtype.kind in "fV"
 
     def _size(self, tensor: Tensor, inputs: list[Array], attributes: Mapping[str, Any]) -> Array | None:
         """Return the magnitude of all terms of a sum, and of what is linear in it, which ranks compute of each part.
@@ -186,37 +212,48 @@ def _wide(value: Array) -> Array:
     return value.astype(np.float64, copy=False) if value.dtype.kind in "fV" else value
 
 
-def states_of(
-    program: Program,
-    values: Mapping[str, Array],
-    starts: list[int],
-    order: str,
-    noise: Noise | None = None,
-    rounds: bool = False,
-    on_ranks: bool = False,
-) -> dict[str, Array]:
-    """Return what comes out of the last step, and the state after it, by name.
+class _Execution:
+    """A program executed once for each step.
 
     Args:
-        program: executed once for each start.
+        program: what is executed.
         values: of its inputs; of the one called `order`, those of all steps.
         starts: where the rows of each step begin there.
         order: name of that input.
         noise: see `Exact`, as what follows.
         rounds: each result.
         on_ranks: as above.
+        unstable: of each step.
+
+    Attributes:
+        values: what comes out of the last step, and the state after it, by name.
+        found: what each step computes, by `id`.
     """
-    state: dict[Variable, Array] = {variable: _wide(variable.numpy()) for variable in program.state}
-    outputs: dict[str, Array] = {}
-    for start in starts:
-        known = {id(one): state[variable] for variable, one in program.state.items()}
-        for name, one in program.inputs.items():
-            value = values[name]
-            known[id(one)] = value[start : start + one.shape[0]] if name == order else value
-        exact = Exact(known, noise, rounds, on_ranks)
-        outputs = {name: exact(one) for name, one in program.outputs.items()}
-        state |= {variable: exact(one) for variable, one in program.updates.items()}
-    return outputs | {f"state {variable.name}": value for variable, value in state.items()}
+
+    def __init__(
+        self,
+        program: Program,
+        values: Mapping[str, Array],
+        starts: list[int],
+        order: str,
+        noise: Noise | None = None,
+        rounds: bool = False,
+        on_ranks: bool = False,
+        unstable: Sequence[Mapping[int, _Unstable]] = (),
+    ) -> None:
+        self.found: list[Mapping[int, Array]] = []
+        state: dict[Variable, Array] = {variable: _wide(variable.numpy()) for variable in program.state}
+        outputs: dict[str, Array] = {}
+        for step, start in enumerate(starts):
+            known = {id(one): state[variable] for variable, one in program.state.items()}
+            for name, one in program.inputs.items():
+                value = values[name]
+                known[id(one)] = value[start : start + one.shape[0]] if name == order else value
+            exact = Exact(known, noise, rounds, on_ranks, unstable[step] if unstable else None)
+            outputs = {name: exact(one) for name, one in program.outputs.items()}
+            state |= {variable: exact(one) for variable, one in program.updates.items()}
+            self.found.append(exact.found)
+        self.values = outputs | {f"state {variable.name}": value for variable, value in state.items()}
 
 
 class Expected:
@@ -224,9 +261,9 @@ class Expected:
 
     Args:
         program: what is executed.
-        values: as `states_of`, as those that follow.
-        starts: of the steps.
-        order: name of the input with all rows.
+        values: of its inputs; of the one called `order`, those of all steps.
+        starts: where the rows of each step begin there.
+        order: name of that input.
         seed: of the noise.
         on_ranks: whether ranks compute it as well.
 
@@ -245,28 +282,35 @@ class Expected:
         seed: int,
         on_ranks: bool = False,
     ) -> None:
-        self.values = states_of(program, values, starts, order)
+        def executed(run: int, unstable: Sequence[Mapping[int, _Unstable]] = ()) -> _Execution:
+            noise = _noise(run, seed)
+            return _Execution(program, values, starts, order, noise, not run, on_ranks, unstable)
+
+        right = _Execution(program, values, starts, order)
+        self.values = right.values
         self.dtypes = {name: one.dtype for name, one in program.outputs.items() if starts}
         self.dtypes |= {f"state {variable.name}": variable.dtype for variable in program.state}
-        runs = 3 if len(starts) > 100 else RUNS
         moved = {name: np.zeros(value.shape) for name, value in self.values.items()}
+        runs = 3 if len(starts) > 100 else RUNS
+        ranges = [{one: (value, value) for one, value in found.items()} for found in right.found]
         for run in range(runs):
-            noisy = states_of(program, values, starts, order, _noise(run, seed), not run, on_ranks)
-            for name, value in self.values.items():
-                moved[name] = np.fmax(moved[name], _distance(noisy[name], value))
+            noisy = executed(run)
+            _widen(moved, noisy.values, self.values)
+            for seen, found in zip(ranges, noisy.found, strict=True):
+                for one, (least, greatest) in seen.items():
+                    seen[one] = np.fmin(least, found[one]), np.fmax(greatest, found[one])
+        sums = {id(one) for one in program.tensors if one.op is not None and one.op.name in _SUMS}
+        unstable = [_unstable(seen, found, sums) for seen, found in zip(ranges, right.found, strict=True)]
+        for run in range(runs, runs + _AT_RANDOM) if any(unstable) else ():
+            _widen(moved, executed(run, unstable).values, self.values)
         self.tolerances = {}
         for name, value in self.values.items():
             rtol, atol = TOLERANCES.get(self.dtypes[name].name, (0.0, 0.0))
-            size = np.where(np.isfinite(value), np.abs(value.astype(np.float64)), 0)
-            allowed = np.asarray(TIMES * moved[name] + rtol * size + atol)
-            judged = moved[name] <= _JUDGED * (1 + size)
-            allowed[~judged | (judged.sum() < _LEAST_JUDGED * judged.size)] = np.nan
+            allowed = np.asarray(TIMES * moved[name] + rtol * _size(value) + atol)
+            allowed[~_is_judged(moved[name], value)] = np.nan
             self.tolerances[name] = allowed
-        state = [f"state {variable.name}" for variable in program.state]
-        if len(starts) > 1 and any(np.isnan(self.tolerances[name]).any() for name in state):
-            for name, dtype in self.dtypes.items():  # flags made of numbers at random may be the same in all runs
-                if dtype.kind not in "fV":
-                    self.tolerances[name] = np.full_like(self.tolerances[name], np.nan)
+        for name in _of_random_state(program, unstable):
+            self.tolerances[name] = np.full_like(self.tolerances[name], np.nan)
 
     @property
     def judged(self) -> tuple[int, int]:
@@ -290,6 +334,60 @@ class Expected:
                 where = f"{name}{list(place)}" if place else name
                 return f"{where} is {own[place]}: expected {value[place]} ({bad.sum()} of {bad.size} elements)"
         return ""
+
+
+def _of_random_state(program: Program, unstable: Sequence[Mapping[int, _Unstable]]) -> Iterator[str]:
+    """Yield what follows from state that the steps before the last leave at random, as a training that diverges does.
+
+    Whether it moved in a few executions is chance: a function that saturates makes the same of most numbers.
+    """
+    at_random: set[Tensor] = set()
+    for step in range(len(unstable)):
+        before = unstable[step - 1] if step else {}
+        at_random = {
+            one
+            for variable, one in program.state.items()
+            if (update := program.updates.get(variable)) is not None and (id(update) in before or update in at_random)
+        }
+        for one in program.tensors:
+            if any(read in at_random for read in one.inputs):
+                at_random.add(one)
+    yield from (name for name, one in program.outputs.items() if one in at_random)
+    yield from (f"state {variable.name}" for variable, one in program.updates.items() if one in at_random)
+
+
+def _widen(moved: dict[str, Array], found: Mapping[str, Array], right: Mapping[str, Array]) -> None:
+    """Take note of how far what was found lies from what is right, where that is farther than before."""
+    for name, value in right.items():
+        moved[name] = np.fmax(moved[name], _distance(found[name], value))
+
+
+def _unstable(
+    ranges: Mapping[int, tuple[Array, Array]], right: Mapping[int, Array], sums: Collection[int]
+) -> dict[int, _Unstable]:
+    """Return of each tensor, the values of which cannot all be judged, which those are, and the ends of their ranges.
+
+    A sum of many such values can be farther off than in a few executions, unless it is a whole number.
+    """
+    found = {}
+    for one, (least, greatest) in ranges.items():
+        at = ~_is_judged(np.fmax(_distance(least, right[one]), _distance(greatest, right[one])), right[one])
+        if at.any():
+            if one in sums and least.dtype.kind == "f":
+                with np.errstate(all="ignore"):  # infinities of both signs
+                    wider = TIMES * _finite(greatest - least)
+                    least, greatest = least - wider, greatest + wider
+            found[one] = at, greatest, least
+    return found
+
+
+def _is_judged(moved: Array, value: Array) -> Array:
+    """Say of each element whether it moved by so little that it can be judged."""
+    return np.asarray(moved <= _JUDGED * (1 + _size(value)))
+
+
+def _size(value: Array) -> Array:
+    return np.abs(_finite(value).astype(np.float64))
 
 
 def _distance(found: Array, value: Array) -> Array:

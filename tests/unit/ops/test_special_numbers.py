@@ -102,6 +102,10 @@ def test_no_greatest_of_nothing():
     for function in (ops.max, ops.min):
         with pytest.raises(ConfigError, match=r"no elements, of shape \(0, 3\) over axes \(0,\): give `initial`"):
             function(EMPTY, 0)
+    for function in (ops.argmax, ops.argmin):
+        with pytest.raises(ConfigError, match=r"no elements, of shape \(0, 3\) over axis 0"):
+            function(EMPTY, 0)
+        assert function(EMPTY, 1).shape == (0,)
     with pytest.raises(ConfigError, match=r"weights of shape \(2,\) for \(2, 3\) over axis 1"):
         ops.average(FLAGS, 1, [1.0, 2.0])
 

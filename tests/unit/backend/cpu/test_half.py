@@ -1,4 +1,4 @@
-"""Half precision in C++: every number of two bytes, and roundings of float32, as by NumPy and ml_dtypes."""
+"""Half precision in C++: every number of two bytes, and roundings of wider types, as by NumPy and ml_dtypes."""
 
 import ctypes
 
@@ -12,7 +12,12 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 
 SOURCE = """
 extern "C" void widen(const {kind} *x, float *y, int64_t n) {{ for (int64_t i = 0; i < n; ++i) y[i] = (float)x[i]; }}
-extern "C" void narrow(const float *x, {kind} *y, int64_t n) {{ for (int64_t i = 0; i < n; ++i) y[i] = ({kind})x[i]; }}
+template <typename T> void narrow(const T *x, {kind} *y, int64_t n) {{
+    for (int64_t i = 0; i < n; ++i) y[i] = ({kind})x[i];
+}}
+extern "C" void of_float32(const float *x, {kind} *y, int64_t n) {{ narrow(x, y, n); }}
+extern "C" void of_float64(const double *x, {kind} *y, int64_t n) {{ narrow(x, y, n); }}
+extern "C" void of_int64(const int64_t *x, {kind} *y, int64_t n) {{ narrow(x, y, n); }}
 """
 
 
@@ -33,10 +38,17 @@ def test_conversions(dtype):
     compiled.widen(every.ctypes.data_as(ctypes.c_void_p), wide.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(2**16))
     np.testing.assert_array_equal(wide, every.astype(np.float32))
     assert np.array_equal(np.signbit(wide), np.signbit(every.astype(np.float32)))
-    x = roundings()
-    made = np.empty(x.size, dtype)
-    compiled.narrow(x.ctypes.data_as(ctypes.c_void_p), made.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(x.size))
+    near = roundings()
     with np.errstate(all="ignore"):
-        expected = x.astype(dtype)
-    np.testing.assert_array_equal(made.astype(np.float32), expected.astype(np.float32))
-    assert np.array_equal(np.signbit(made), np.signbit(expected))
+        ordered = np.sort(every.astype(np.float64)[np.isfinite(every)])
+        halfway = (ordered[1:] + ordered[:-1]) / 2
+        doubles = np.concatenate([near, halfway, halfway * (1 + 2**-40), halfway * (1 - 2**-40), [1e300, -1e-320]])
+    numbers = {"float32": near, "float64": doubles, "int64": np.arange(-70_000, 70_000)}
+    for name, x in numbers.items():
+        made = np.empty(x.size, dtype)
+        narrow = getattr(compiled, f"of_{name}")
+        narrow(x.ctypes.data_as(ctypes.c_void_p), made.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(x.size))
+        with np.errstate(all="ignore"):
+            expected = x.astype(dtype)
+        np.testing.assert_array_equal(made.astype(np.float32), expected.astype(np.float32), err_msg=name)
+        assert np.array_equal(np.signbit(made), np.signbit(expected)), name
