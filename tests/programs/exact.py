@@ -113,9 +113,10 @@ class Exact:
                 out[~np.isfinite(out)] = 1  # which is divided last on ranks, and need not overflow there
             if self._rounds and tensor.op.name == "power":
                 out[np.isnan(inputs[0] + 0 * inputs[1])] = 1  # as NaN ** 0, where a sum is 0 that nearly is
-            if self._rounds and tensor.op.name.startswith("conv") and not np.isfinite(inputs[1]).all():
+            differs = self._rounds or self._noise is not None
+            if differs and tensor.op.name.startswith("conv") and not np.isfinite(inputs[1]).all():
                 out[...] = np.nan  # a device may multiply the zeros of the padding, or leave them out
-            if self._rounds and _is_tiled(tensor) and not np.isfinite(inputs[0]).all():
+            if differs and _is_tiled(tensor) and not np.isfinite(inputs[0]).all():
                 out[...] = np.nan  # of a tile, all of which an infinite pixel reaches, or of windows that see it
             if id(tensor) in self._unstable and self._noise is not None:
                 at, *either = self._unstable[id(tensor)]
