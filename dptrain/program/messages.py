@@ -1,7 +1,7 @@
 """When ranks meet, and what travels together: all that can be sent before any other message has to be waited for."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +88,9 @@ def levels(program: Program) -> tuple[dict[Tensor, int], dict[Tensor, int]]:
 
     Sums are sent as soon as they can be. A gather is sent just before the first reader needs it, so that gathered
     weights do not all lie in memory at once: with what else is gathered then, up to about the largest gather. Programs
-    of a mesh's ranks say the stage themselves, see `local.scheduled`.
+    of a mesh's ranks say the stage themselves, see `local.scheduled`. Elements of what is there from the beginning wait
+    for their first reader too: an optimizer's decayed weights and slots would lie in memory throughout the backward
+    pass.
     """
     tensors = program.tensors
     level: dict[Tensor, int] = {}
@@ -135,7 +137,24 @@ def levels(program: Program) -> tuple[dict[Tensor, int], dict[Tensor, int]]:
         send(gather, 0)
     for tensor, gather in behind.items():
         level[tensor] = level[gather]
+    _wait_for_readers(program, level, sent)
     return level, sent
+
+
+def _wait_for_readers(program: Program, level: dict[Tensor, int], sent: Mapping[Tensor, int]) -> None:
+    """Put elements of what is there from the beginning into the first stage that reads them."""
+    waits: set[Tensor] = set()
+    for tensor in program.tensors:
+        of_elements = tensor.op is not None and (tensor.op.is_view or isinstance(tensor.op.lowering, Element))
+        if of_elements and tensor.inputs and all(one.op is None or one in waits for one in tensor.inputs):
+            waits.add(tensor)
+    first = dict.fromkeys(program.results, max(level.values(), default=0))
+    for tensor in reversed(program.tensors):
+        if tensor in waits:
+            level[tensor] = first[tensor]
+        at = sent.get(tensor, level[tensor])
+        for one in tensor.inputs:
+            first[one] = min(first.get(one, at), at)
 
 
 def is_read_through(tensor: Tensor) -> bool:

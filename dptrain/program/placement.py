@@ -176,6 +176,7 @@ class _Placing:
         self._scattered: dict[Tensor, _Part] = {}
         self._over_rows: dict[_Divisor, _Divisor] = {}
         self._numbers: set[Tensor] = set()  # the same at every place, of constants and variables
+        self._of_state: set[Tensor] = set()  # elements of constants and variables alone
         self._kept: list[Tensor] = []  # so that no two tensors of this work can have the same id
 
     def add(self, tensor: Tensor) -> None:
@@ -470,17 +471,53 @@ class _Placing:
                 part = self._reduce(part, mesh)
         for axis, mesh in enumerate(axes):
             if mesh is not None and part.placement.axes[axis] != mesh:
-                shape = list(part.tensor.shape)
-                if mesh == BATCH and rows is not None:
-                    shape[axis] = rows.counting(shape[axis])
-                made = Tensor(OWN_PART, (part.tensor,), {"mesh": mesh, "axis": axis}, tuple(shape), part.tensor.dtype)
-                part = self._note(made, part.placement.sharded(axis, mesh))
+                part = self._own(part.tensor, axis, mesh, rows if mesh == BATCH else None)
         return part
+
+    def _own(self, tensor: Tensor, axis: int, mesh: str, rows: Dim | None) -> _Part:
+        """Return this rank's part of what it has whole; of elements of variables, elements of its parts of these."""
+        rest = [(tensor, axis)]
+        while rest:
+            one, along = rest[-1]
+            read = []
+            if one in self._of_state and rows is None and _is_elementwise(one):
+                read = [(below, along - one.ndim + below.ndim) for below in one.inputs]
+                read = [(below, at) for below, at in read if at >= 0 and below.shape[at] != 1]
+            missing = [(below, at) for below, at in read if ("own", id(below), at, mesh) not in self._nodes]
+            if missing:
+                rest += missing
+                continue
+            rest.pop()
+            if ("own", id(one), along, mesh) in self._nodes and rows is None:
+                continue
+            if read:
+                parts = {below: self._nodes["own", id(below), at, mesh] for below, at in read}
+                made = one.with_inputs([parts.get(below, below) for below in one.inputs])
+            else:
+                shape = list(one.shape)
+                if rows is not None:
+                    shape[along] = rows.counting(shape[along])
+                made = Tensor(OWN_PART, (one,), {"mesh": mesh, "axis": along}, tuple(shape), one.dtype)
+            self._nodes["own", id(one), along, mesh] = made
+            self._note(made, self.placements[one].sharded(along, mesh))
+        made = self._nodes["own", id(tensor), axis, mesh]
+        return _Part(made, self.placements[made])
 
     def _note(self, tensor: Tensor, placement: Placement, divisor: _Divisor | None = None) -> _Part:
         self.placements[tensor] = placement
         self._kept.append(tensor)
+        is_leaf = tensor.variable is not None or tensor.value is not None
+        if is_leaf or ((_is_elementwise(tensor) or tensor.op is OWN_PART) and self._of_state.issuperset(tensor.inputs)):
+            self._of_state.add(tensor)
         return _Part(tensor, placement, divisor)
+
+
+def _is_elementwise(tensor: Tensor) -> bool:
+    """Whether a tensor is made of its inputs' elements at the same place."""
+    if tensor.op is None or not tensor.inputs:
+        return False
+    lowering = tensor.op.lowering
+    return tensor.op is OPERATORS["identity"] or (isinstance(lowering, Element) and not lowering.by_last)
 
 
 def _refusal(reader: str, tensor: Tensor, placed: str) -> ConfigError:

@@ -95,7 +95,12 @@ class Exact:
         out = np.empty(tensor.shape, np.float64 if rounds else tensor.dtype)
         with np.errstate(all="ignore"):
             tensor.op.compute(*inputs, **attributes, out=out)
-            if is_half(tensor.dtype):  # which only rounding makes, and what moves elements: what is rounded has noise
+            if is_half(tensor.dtype):  # which only rounding makes, and what moves elements
+                if self._noise is not None and _is_computed(tensor.inputs[0]):
+                    # Elsewhere results may be off by `TIMES` the noise. Of a rounded one nobody sees by how much.
+                    size = self._sizes.get(id(tensor.inputs[0]), np.abs(out))
+                    by = TIMES * _UNITS * float(np.finfo(tensor.inputs[0].dtype).eps)
+                    out += self._noise(out.shape) * by * _finite(size)
                 out[...] = out.astype(tensor.dtype)
             elif rounds and self._noise is not None:
                 self._move(tensor, inputs, attributes, out)
@@ -119,8 +124,10 @@ class Exact:
             if differs and _is_tiled(tensor) and not np.isfinite(inputs[0]).all():
                 out[...] = np.nan  # of a tile, all of which an infinite pixel reaches, or of windows that see it
             if id(tensor) in self._unstable and self._noise is not None:
-                at, *either = self._unstable[id(tensor)]
-                out[at] = np.where(self._noise(out.shape) > 0, *either)[at]
+                at, greatest, least = self._unstable[id(tensor)]
+                out[at] = np.where(self._noise(out.shape) > 0, greatest, least)[at]
+                if out.dtype.kind in "iu":  # of what is no number any more, and may be an index
+                    np.clip(out, least.min(), greatest.max(), out=out)
         return out
 
     def _is_of_huge(self, tensor: Tensor, inputs: list[Array], out: Array) -> bool:
@@ -156,6 +163,8 @@ class Exact:
                 return np.asarray(numbers[0] + numbers[1])
             if name in ("multiply", "negative"):
                 return np.asarray(functools.reduce(np.multiply, numbers))
+            if name == "divide" and sizes[1] is None:
+                return np.asarray(numbers[0] / numbers[1])
         return None
 
     def _move(self, tensor: Tensor, inputs: list[Array], attributes: Mapping[str, Any], out: Array) -> None:
@@ -189,6 +198,13 @@ def _noise(run: int, seed: int) -> Noise | None:
 
 def _is_short(value: Array) -> bool:
     return np.array_equal(value, value.astype(np.float16), equal_nan=value.dtype.kind in "fV")
+
+
+def _is_computed(tensor: Tensor) -> bool:
+    """Whether the numbers of a tensor are rounded results of float32 or float64."""
+    while tensor.op is not None and tensor.op.is_view:
+        tensor = tensor.inputs[0]
+    return tensor.op is not None and tensor.dtype.kind == "f" and not is_half(tensor.dtype)
 
 
 def _is_tiled(tensor: Tensor) -> bool:
@@ -344,7 +360,7 @@ def _of_random_state(program: Program, unstable: Sequence[Mapping[int, _Unstable
     """
     at_random: set[Tensor] = set()
     for step in range(len(unstable)):
-        before = unstable[step - 1] if step else {}
+        before = {one for one, (at, *_) in unstable[step - 1].items() if at.any()} if step else set()
         at_random = {
             one
             for variable, one in program.state.items()
@@ -370,16 +386,16 @@ def _unstable(
 
     A sum of many such values can be farther off than in a few executions, unless it is a whole number.
     """
-    found = {}
+    found: dict[int, _Unstable] = {}
     for one, (least, greatest) in ranges.items():
         at = ~_is_judged(np.fmax(_distance(least, right[one]), _distance(greatest, right[one])), right[one])
-        if at.any():
+        if at.any() or (least.dtype.kind in "iu" and least.size):
             if one in sums and least.dtype.kind == "f":
                 with np.errstate(all="ignore"):  # infinities of both signs
                     wider = TIMES * _finite(greatest - least)
                     least, greatest = least - wider, greatest + wider
             found[one] = at, greatest, least
-    return found
+    return found if any(at.any() for at, *_ in found.values()) else {}
 
 
 def _is_judged(moved: Array, value: Array) -> Array:

@@ -233,11 +233,31 @@ class Momentum(Deep):
         return {self.slots[name]: axes for name, axes in slots.items()}
 
 
+class Decayed(Momentum):
+    """As `Momentum`, with products of slots and of weights alone, as those of SGD with momentum and of AdamW."""
+
+    def traced(self):
+        self.slots = {name: Variable(np.zeros_like(one.numpy()), name) for name, one in self.weights.items()}
+
+        def step(x):
+            for one in self.weights.values():
+                x = ops.relu(x @ one)
+            ops.mean(x * x).backward()
+            for name, one in self.weights.items():
+                one.assign(one * 0.99)
+                self.slots[name].assign(self.slots[name] * 0.9 + one.grad)
+                one.assign(one - 0.1 * self.slots[name])
+            return {}
+
+        return trace(step, {"x": ((Dim.rows(4), 64), self.dtype)})
+
+
+@pytest.mark.parametrize("network", [Momentum, Decayed])
 @pytest.mark.parametrize(("large", "layers"), [(1, 12.25), (1 << 20, 15)])
-def test_parts_of_gradients_and_new_weights_lie_where_whole_gradients_lay(monkeypatch, large, layers):
+def test_parts_of_gradients_and_new_weights_lie_where_whole_gradients_lay(monkeypatch, large, layers, network):
     """ZeRO-1: beside twelve whole gradients there is the part of one alone, or of what one message brings."""
     monkeypatch.setattr(messages, "_LARGE", large)
-    step, names = Momentum(12), [f"w{n}" for n in range(12)]
+    step, names = network(12), [f"w{n}" for n in range(12)]
     program = program_of({}, dict.fromkeys(names, (BATCH, None)), {"batch": 4}, step)
     one_layer = 64 * 64 * 8
     assert layers <= planned(*lowered(program, alone=False), 1)[1].size / one_layer < layers + 0.1
@@ -267,6 +287,39 @@ def test_what_is_summed_in_place_may_be_gathered_at_once():
         executable.run()
         np.testing.assert_allclose(executable.outputs["norm"], outputs["norm"])
         np.testing.assert_allclose(parts[slot].numpy(), updates[slot][at.key((6,), (BATCH,))])
+
+    on_mesh(action, batch=2, model=2)
+
+
+@pytest.mark.parametrize("axes", [(BATCH, None), (None, BATCH), (BATCH, "model")])
+def test_a_rank_computes_its_own_part_of_what_follows_from_weights(axes):
+    """Elements of weights that all ranks have, hundreds of ops in a row, beside a slot of which each has a part."""
+    shape = (5, 6)
+
+    def action(comm):
+        at = Place(comm.lengths, comm.coordinates)
+        weight, slot = (Variable(np.arange(30.0).reshape(shape) + n, f"v{n}") for n in (0, 1))
+        column, row = Variable(np.arange(5.0).reshape(5, 1), "column"), Variable(np.arange(6.0), "row")
+
+        def step(x):
+            decayed = weight * column + row
+            for _ in range(600):
+                decayed = ops.sin(decayed) * 1.5
+            slot.assign(slot * 0.9 + ops.transpose(x) @ x[:, :1] + decayed)
+            return {"total": ops.sum(x)}
+
+        program = trace(step, {"x": ((Dim.rows(4), 5), "float64")})
+        data = np.arange(20.0).reshape(4, 5)
+        _, updates = evaluate(program, {"x": data})
+        layouts = {slot: axes}
+        parts = {slot: Variable(slot.numpy()[at.key(shape, axes)], "slot")}
+        local = localized(place(program, layouts=layouts), at, parts)
+        assert all(one.shape != shape for one in local.tensors if one.op is not None)
+        start, stop = cut(0, 4, comm.replicas)[comm.replica]
+        own = {"rows": stop - start, "first_row": start, "comm": comm}
+        executable = CpuBackend(np.float64, jit_compile=False).executable(local, {"x": data[start:stop]}, **own)
+        executable.run()
+        np.testing.assert_allclose(parts[slot].numpy(), updates[slot][at.key(shape, axes)], rtol=1e-12)
 
     on_mesh(action, batch=2, model=2)
 
