@@ -29,7 +29,7 @@ from dptrain.program.placement import place
 from dptrain.program.program import Program, trace
 from dptrain.program.shapes import Shape, size
 from dptrain.program.tensor import Drawn, Tensor, Variable
-from dptrain.train.sharding import Sharded, layouts_of
+from dptrain.train.sharding import Sharded, layouts_of, slots_of
 
 if TYPE_CHECKING:
     from dptrain.backend.cuda.compose import Composition
@@ -94,7 +94,8 @@ def explain(
     traced, totals = _traced(model, batch_size, step, dtype)
     shared = _shared(model, traced, mesh or _mesh_at_hand(model))
     layouts = {} if shared is None else shared.layouts
-    program = place(traced, totals, comm_dtype=_comm_dtype(model), layouts=layouts)
+    slots = slots_of(model) if layouts else {}
+    program = place(traced, totals, comm_dtype=_comm_dtype(model), layouts=layouts, slots=slots)
     local = None if shared is None else localized(program, shared.place, shared.parts)
     rows = batch_size if shared is None else -(-batch_size // shared.place.lengths[BATCH])
     weights, trained = (sum(size(one.shape) for one in some) for some in (model.weights, model.trainable_weights))

@@ -12,6 +12,7 @@ from dptrain.program.mesh import PlacedProgram
 from dptrain.program.pieces import Piece
 from dptrain.program.shapes import local, size
 from dptrain.program.tensor import Tensor, Variable
+from dptrain.train.sharding import slots_of
 
 if TYPE_CHECKING:
     from dptrain.models.model import Model
@@ -31,10 +32,7 @@ def explain_stages(model: "Model", program: PlacedProgram, stages: int, microbat
     Raises:
         ConfigError: there are fewer layers with weights than stages.
     """
-    slots: dict[Variable, list[Variable]] = {}
-    for optimizer in model.optimizers:
-        for slot, weight in optimizer.slots:
-            slots.setdefault(weight, []).append(slot)
+    slots = slots_of(model)
     count = microbatches_of(program.rows, stages, microbatches)
     weights = cut_into_stages(program, model.weights, slots, stages, program.rows, count)
     owners = with_slots(weights, slots)

@@ -118,7 +118,7 @@ class Demands:
         bucket_bytes: int | None = None,
     ) -> None:
         self.mode, self.slots, self._bucket_bytes = mode, slots, bucket_bytes
-        self.placed = placed = place(program, layouts=mode.layouts)
+        self.placed = placed = place(program, layouts=mode.layouts, slots=slots)
         self._weights = [one for one in placed.state if one in slots]
         self.tensors, self._results = placed.tensors, set(placed.results)
         self._views = {one: source_of(one) for one in self.tensors}

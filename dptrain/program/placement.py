@@ -28,6 +28,7 @@ Source of the rules: Y. Xu et al., "GSPMD: General and scalable parallelization 
 arXiv:2105.04663, and DTensor of PyTorch.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -84,6 +85,7 @@ def place(
     bucket_bytes: int | None = None,
     comm_dtype: str | None = None,
     layouts: Mapping[Variable, Axes] | None = None,
+    slots: Mapping[Variable, Collection[Variable]] | None = None,
 ) -> PlacedProgram:
     """Return the program of one rank.
 
@@ -96,6 +98,8 @@ def place(
         comm_dtype: half precision in which gradients in weights travel; None for the type that they have.
         layouts: for each axis of a variable the axis of the mesh over which it is sharded, or None; other variables
             are replicated. Executors take such a program as `local.localized` returns it.
+        slots: of trained variables: where these, or the variable, are sharded over `BATCH`, its gradient is
+            reduce-scattered as soon as it is there, and an optimizer computes with a rank's part.
 
     Raises:
         ConfigError: an op needs the rows of all ranks at once, or a layout does not fit its variable.
@@ -104,12 +108,16 @@ def place(
     laid = {variable: one for variable, one in laid.items() if not one.is_replicated}
     chosen = set(summed)
     rounded = _alone_for_weights(program) if comm_dtype is not None else set()
+    for_gradients = _for_gradients(program)
+    scattered = _gradients(program, laid, slots or {}) if comm_dtype is None else {}
     while True:
-        placing = _Placing(chosen, laid, rounded, comm_dtype)
+        placing = _Placing(chosen, laid, rounded, comm_dtype, for_gradients)
         for tensor in program.tensors:
             placing.add(tensor)
             if comm_dtype is not None and tensor in program.of_weights:
                 placing.reduce(tensor)  # not later, as a part of something else
+            if tensor in scattered:
+                placing.scatter(tensor, scattered[tensor])
         refused = {one for one in chosen if not placing.stays_partial(program.updates.get(one))}
         if not refused:
             break
@@ -127,16 +135,45 @@ def place(
 
 def _alone_for_weights(program: Program) -> set[Tensor]:
     """Return the gradients in weights, and tensors of their size that nothing else is made of."""
-    readers: dict[Tensor, list[Tensor]] = {}
-    for tensor in program.tensors:
-        for one in tensor.inputs:
-            readers.setdefault(one, []).append(tensor)
-    found, results = set(program.of_weights), set(program.results)
+    readers, results = _readers(program), set(program.results)
+    found = set(program.of_weights)
     for tensor in reversed(program.tensors):
         if tensor in readers and row_axis(tensor.shape) is None and tensor not in results:
             elements = size(tensor.shape)
             if all(one in found and size(one.shape) == elements for one in readers[tensor]):
                 found.add(tensor)
+    return found
+
+
+def _for_gradients(program: Program) -> set[Tensor]:
+    """Return the gradients in weights, and what nothing else is made of."""
+    readers, results = _readers(program), set(program.results)
+    found = set(program.of_weights)
+    for tensor in reversed(program.tensors):
+        if tensor in readers and tensor not in results and found.issuperset(readers[tensor]):
+            found.add(tensor)
+    return found
+
+
+def _readers(program: Program) -> dict[Tensor, list[Tensor]]:
+    readers: dict[Tensor, list[Tensor]] = {}
+    for tensor in program.tensors:
+        for one in tensor.inputs:
+            readers.setdefault(one, []).append(tensor)
+    return readers
+
+
+def _gradients(
+    program: Program, laid: Mapping[Variable, Placement], slots: Mapping[Variable, Collection[Variable]]
+) -> dict[Tensor, Axes]:
+    """Return how gradients are sharded: as the variable, or as its slots if all lie alike; those over `BATCH`."""
+    times = Counter(program.of_weights.values())
+    found = {}
+    for gradient, variable in program.of_weights.items():
+        beside = [one for one in slots.get(variable, ()) if one.shape == variable.shape and one in laid]
+        axes = {laid[one].axes for one in ([variable] if variable in laid else beside)}
+        if times[variable] == 1 and len(axes) == 1 and BATCH in (only := axes.pop()):
+            found[gradient] = only
     return found
 
 
@@ -164,8 +201,9 @@ class _Placing:
         layouts: Mapping[Variable, Placement],
         rounded: Collection[Tensor],
         comm_dtype: str | None,
+        for_gradients: Collection[Tensor],
     ) -> None:
-        self._summed, self._layouts = summed, layouts
+        self._summed, self._layouts, self._for_gradients = summed, layouts, for_gradients
         self._rounded, self._comm_dtype = rounded, comm_dtype
         self._travels_rounded: set[Tensor] = set()
         meshes = [mesh for one in layouts.values() for mesh in one.axes if mesh is not None]
@@ -182,7 +220,9 @@ class _Placing:
     def add(self, tensor: Tensor) -> None:
         """Place a tensor, whose inputs have been placed."""
         is_leaf = tensor.op is None and (tensor.value is not None or tensor.variable is not None)
-        if (is_leaf and tensor.shape == ()) or (tensor.inputs and self._numbers.issuperset(tensor.inputs)):
+        drawn = tensor.op is not None and tensor.op.by_row
+        of_numbers = bool(tensor.inputs) and not drawn and self._numbers.issuperset(tensor.inputs)
+        if of_numbers or (is_leaf and tensor.shape == ()):
             self._numbers.add(tensor)
         if tensor.op is None:
             self.parts[tensor] = self._note(tensor, self._given(tensor))
@@ -195,6 +235,12 @@ class _Placing:
     def reduce(self, tensor: Tensor) -> None:
         """Let all that is made of a tensor be made of the ranks' sum."""
         self.parts[tensor] = self._whole(self.parts[tensor])
+
+    def scatter(self, tensor: Tensor, axes: Axes) -> None:
+        """Let all that is made of a tensor be made of each rank's part of the ranks' sum."""
+        part = self.parts[tensor]
+        if BATCH in part.placement.partial and part.placement.join == "sum":
+            self.parts[tensor] = self._moved(part, axes, "a gradient", None, part.placement.partial)
 
     def _given(self, tensor: Tensor) -> Placement:
         """Return where a constant, an input or a variable lies."""
@@ -357,16 +403,17 @@ class _Placing:
         summed = [n for letter, n in _axes_of(named, tensor) if letter != "1" and letter not in named.output]
         if 0 in [n for n in summed if not isinstance(n, Dim)]:
             return None  # a sum of nothing is 0, not 0 / 0
-        divisor = self._taken_over(op, parts)
+        divisor = self._taken_over(op, parts, tensor in self._for_gradients)
         if divisor is None or divisor.over_rows or not any(isinstance(n, Dim) for n in summed):
             return divisor
         return self._over_rows.setdefault(divisor, replace(divisor, over_rows=True))
 
-    def _taken_over(self, op: Op, parts: list[_Part]) -> _Divisor | None:
+    def _taken_over(self, op: Op, parts: list[_Part], for_gradients: bool) -> _Divisor | None:
         divisors = [one.divisor for one in parts]
         known = [number for number, one in enumerate(divisors) if one is not None]
         linear_in = range(len(parts)) if op.linear_in is None else op.linear_in
-        if _puts_zeros(op, len(known) < len(linear_in)) and not all(self._may_divide_zeros(one) for one in divisors):
+        puts_zeros = _puts_zeros(op, len(known) < len(linear_in))
+        if puts_zeros and not (for_gradients and all(self._may_divide_zeros(one) for one in divisors)):
             return None  # by a sum that is 0 they would be 0 / 0, not 0
         if op.linear == "each" and len(known) == 1 and known[0] in linear_in:
             return divisors[known[0]]
@@ -466,9 +513,10 @@ class _Placing:
                 placement = part.placement.without(mesh).sharded(axis, mesh)
                 part = self._sent(REDUCE_SCATTER, part, placement, over=over, mesh=mesh, axis=axis)
                 self._scattered[before.tensor] = part
-                part = self._divided(replace(part, divisor=divisor))
             elif mesh not in partial:
                 part = self._reduce(part, mesh)
+        if divisor is not None:
+            part = self._divided(replace(part, divisor=divisor))
         for axis, mesh in enumerate(axes):
             if mesh is not None and part.placement.axes[axis] != mesh:
                 part = self._own(part.tensor, axis, mesh, rows if mesh == BATCH else None)
@@ -483,25 +531,22 @@ class _Placing:
             if one in self._of_state and rows is None and _is_elementwise(one):
                 read = [(below, along - one.ndim + below.ndim) for below in one.inputs]
                 read = [(below, at) for below, at in read if at >= 0 and below.shape[at] != 1]
-            missing = [(below, at) for below, at in read if ("own", id(below), at, mesh) not in self._nodes]
-            if missing:
+            keys = {below: (OWN_PART, id(below), at, mesh, rows) for below, at in read}
+            known = {below: self._nodes[key] for below, key in keys.items() if key in self._nodes}
+            if missing := dict.fromkeys((below, at) for below, at in read if below not in known):
                 rest += missing
                 continue
             rest.pop()
-            if ("own", id(one), along, mesh) in self._nodes and rows is None:
-                continue
             if read:
-                parts = {below: self._nodes["own", id(below), at, mesh] for below, at in read}
-                made = one.with_inputs([parts.get(below, below) for below in one.inputs])
+                made = one.with_inputs([known.get(below, below) for below in one.inputs])
             else:
                 shape = list(one.shape)
                 if rows is not None:
                     shape[along] = rows.counting(shape[along])
                 made = Tensor(OWN_PART, (one,), {"mesh": mesh, "axis": along}, tuple(shape), one.dtype)
-            self._nodes["own", id(one), along, mesh] = made
-            self._note(made, self.placements[one].sharded(along, mesh))
-        made = self._nodes["own", id(tensor), axis, mesh]
-        return _Part(made, self.placements[made])
+            self._nodes[OWN_PART, id(one), along, mesh, rows] = made
+            part = self._note(made, self.placements[one].sharded(along, mesh))
+        return part
 
     def _note(self, tensor: Tensor, placement: Placement, divisor: _Divisor | None = None) -> _Part:
         self.placements[tensor] = placement

@@ -192,7 +192,8 @@ class Programs:
     def _of_rank(self, program: Program, totals: Collection[Variable], sent: Mapping[str, Any]) -> PlacedProgram:
         """Return a program as this rank executes it."""
         layouts = {} if self.sharding is None else self.sharding.layouts(program.state)
-        placed = place(program, totals, layouts=layouts, **sent)
+        slots = self.sharding.slots() if self.sharding is not None and layouts else {}
+        placed = place(program, totals, layouts=layouts, slots=slots, **sent)
         if self.sharding is None or not layouts:
             return placed
         return localized(placed, self.sharding.place, self.sharding.parts(layouts))

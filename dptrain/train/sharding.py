@@ -78,6 +78,15 @@ def layouts_of(
     return found
 
 
+def slots_of(owner: Owner) -> dict[Variable, list[Variable]]:
+    """Return the slots of a model's trained weights."""
+    found: dict[Variable, list[Variable]] = {}
+    for optimizer in owner.optimizers:
+        for slot, weight in optimizer.slots:
+            found.setdefault(weight, []).append(slot)
+    return found
+
+
 class Sharding:
     """The layouts of a model's variables, and the variables that have this rank's parts; a `Storage` of the whole ones.
 
@@ -141,11 +150,7 @@ class Sharding:
 
     def slots(self) -> dict[Variable, list[Variable]]:
         """Return the slots of trained weights."""
-        found: dict[Variable, list[Variable]] = {}
-        for optimizer in self._owner.optimizers:
-            for slot, weight in optimizer.slots:
-                found.setdefault(weight, []).append(slot)
-        return found
+        return slots_of(self._owner)
 
     @property
     def weights(self) -> list[Variable]:

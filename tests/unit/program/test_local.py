@@ -1,7 +1,9 @@
 """What a rank of a mesh executes: programs of its own parts, whose weights are gathered while they are needed."""
 
 import itertools
+from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from dptrain.backend.cpu.backend import CpuBackend
 from dptrain.backend.cpu.compiled import lowered, planned
 from dptrain.comm.parts import cut
 from dptrain.errors import ConfigError
+from dptrain.optimizers import Adagrad, Adam, RMSprop
 from dptrain.program import messages
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
@@ -41,12 +44,14 @@ def of_rank(step, layouts, at):
     parts = {
         one: Variable(one.numpy()[at.key(one.shape, axes)], one.path) for one, axes in layouts.items() if any(axes)
     }
-    return localized(place(step.program, layouts=layouts), at, parts), parts
+    optimizer = getattr(step, "optimizer", None)
+    slots = {one: [*optimizer.slots_of(one).values()] for one in step.weights.values()} if optimizer else {}
+    return localized(place(step.program, layouts=layouts, slots=slots), at, parts), parts
 
 
-def assert_trains(comm, layouts_of, weighted=False, compiled=True, steps=3):
+def assert_trains(comm, layouts_of, weighted=False, compiled=True, steps=3, optimizer=Adam):
     """Assert that ranks get to the weights and results that one device gets to; return the program of this rank."""
-    alone, step = Perceptron(weighted), Perceptron(weighted)
+    alone, step = (Perceptron(weighted, optimizer(0.01)) for _ in range(2))
     state = {one: one.numpy() for one in alone.program.state}
     for _ in range(steps):
         outputs, updates = evaluate(alone.program, DATA, state)
@@ -94,6 +99,25 @@ def test_any_layout_on_any_mesh(data, weighted):
         return {one: chosen[number] for number, one in enumerate(step.program.state)}
 
     on_mesh(lambda comm: assert_trains(comm, layouts, weighted, compiled=False), **lengths)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [RMSprop, Adagrad, partial(Adam, clipnorm=0.1), partial(Adam, global_clipnorm=0.1), partial(Adam, clipvalue=0.01)],
+)
+@pytest.mark.parametrize("form", ["ZeRO-1", "FSDP"])
+def test_gradients_are_reduce_scattered_whatever_an_optimizer_does_with_them(optimizer, form):
+    """Squares, norms and clipping are of a rank's part, and only numbers are all-reduced."""
+    weights, slots, lengths = FORMS[form]
+
+    def action(comm):
+        layouts = lambda step: step.layouts(weights, slots)  # noqa: E731
+        return assert_trains(comm, layouts, weighted=True, compiled=False, optimizer=optimizer)
+
+    for program in on_mesh(action, **lengths):
+        travelling = [one for one in program.tensors if one.op in SENT and one.shape]
+        assert Counter(one.op for one in travelling)[REDUCE_SCATTER] == 4
+        assert all(one.op in (REDUCE_SCATTER, ALL_GATHER) for one in travelling)
 
 
 def test_ranks_pack_the_same_messages():
