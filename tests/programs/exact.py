@@ -21,7 +21,8 @@ from dptrain.program.tensor import Array, Tensor, Variable, is_half
 from tests.tolerances import TOLERANCES
 
 _GREATEST, _LEAST = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
-_SUMS = ("reduce_sum", "batch_matmul", "conv2d", "conv2d_input", "conv2d_kernel", "add_rows")
+_CONVOLUTIONS = ("conv2d", "conv2d_input", "conv2d_kernel", "depthwise2d", "depthwise2d_input")
+_SUMS = ("reduce_sum", "batch_matmul", "add_rows", *_CONVOLUTIONS)
 # What ops may be off by, in units of the type's epsilon: functions of C++ and CUDA by a few.
 _UNITS = 4
 # Executions with noise; results may be off by so many times as much as they were.
@@ -119,7 +120,7 @@ class Exact:
             if self._rounds and tensor.op.name == "power":
                 out[np.isnan(inputs[0] + 0 * inputs[1])] = 1  # as NaN ** 0, where a sum is 0 that nearly is
             differs = self._rounds or self._noise is not None
-            if differs and tensor.op.name.startswith("conv") and not np.isfinite(inputs[1]).all():
+            if differs and tensor.op.name in _CONVOLUTIONS and not np.isfinite(inputs[1]).all():
                 out[...] = np.nan  # a device may multiply the zeros of the padding, or leave them out
             if differs and _is_tiled(tensor) and not np.isfinite(inputs[0]).all():
                 out[...] = np.nan  # of a tile, all of which an infinite pixel reaches, or of windows that see it
