@@ -1,6 +1,6 @@
-"""Peak memory of a rank that trains with Adam, in bytes a parameter: data parallel, ZeRO-1, FSDP and a pipeline.
+"""Peak memory of a rank, in bytes a parameter: data parallel, ZeRO-1, FSDP and a pipeline.
 
-    mpirun -n 4 python benchmarks/sharded_memory.py [--units 1536] [--layers 8] [--checkpoints FOLDER]
+    mpirun -n 4 python benchmarks/sharded_memory.py [--units 1536] [--layers 8] [--optimizer adam] [--checkpoints DIR]
 
 What the process takes before, Python and a small model that has been trained, is taken away; memory that ranks share
 counts for each of them. Linux alone says it (/proc).
@@ -18,6 +18,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import dptrain as dp
 from dptrain.comm import current
 
+OPTIMIZERS = {
+    **{name: {"class_name": name, "config": {}} for name in ("adam", "adamw", "rmsprop", "adagrad")},
+    "momentum": {"class_name": "sgd", "config": {"momentum": 0.9}},
+    "clipped adam": {"class_name": "adam", "config": {"global_clipnorm": 1.0}},
+}
 FORMS = {
     "data parallel": {},
     "ZeRO-1": {"shard_optimizer": True},
@@ -26,9 +31,10 @@ FORMS = {
 }
 
 
-def model(units: int, count: int, form: str) -> dp.Sequential:
+def model(units: int, count: int, form: str, optimizer: str) -> dp.Sequential:
     made = dp.Sequential([dp.Input((units,)), *(dp.layers.Dense(units, use_bias=False) for _ in range(count))])
-    made.compile("adam", "mse", jit_compile=True, **FORMS[form])
+    chosen = dp.optimizers.get(OPTIMIZERS[optimizer])
+    made.compile(chosen, "mse", jit_compile=True, **FORMS[form])
     return made
 
 
@@ -52,14 +58,16 @@ def main() -> None:
     parser.add_argument("--units", type=int, default=1536)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--form", choices=FORMS, default="data parallel", help="one a process: a peak stays")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adam")
     parser.add_argument(
         "--checkpoints", metavar="FOLDER", help="then train once more, save there, and keep the best weights"
     )
     given = parser.parse_args()
-    train(model(8, current().size, given.form), 8)
+    train(model(8, current().size, given.form, given.optimizer), 8)
     before = peak()
-    made = model(given.units, given.layers, given.form)
-    found = {"form": given.form, "ranks": current().size, "parameters": made.count_params()}
+    made = model(given.units, given.layers, given.form, given.optimizer)
+    found = {"form": given.form, "optimizer": given.optimizer, "ranks": current().size}
+    found |= {"parameters": made.count_params()}
     ways = {"bytes_a_parameter": None} | ({"with_checkpoints": given.checkpoints} if given.checkpoints else {})
     for name, folder in ways.items():
         train(made, given.units, folder)
