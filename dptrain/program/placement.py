@@ -109,15 +109,15 @@ def place(
     chosen = set(summed)
     rounded = _alone_for_weights(program) if comm_dtype is not None else set()
     for_gradients = _for_gradients(program)
-    scattered = _gradients(program, laid, slots or {}) if comm_dtype is None else {}
+    scattered = _gradients(program, laid, slots or {})
     while True:
         placing = _Placing(chosen, laid, rounded, comm_dtype, for_gradients)
         for tensor in program.tensors:
             placing.add(tensor)
-            if comm_dtype is not None and tensor in program.of_weights:
-                placing.reduce(tensor)  # not later, as a part of something else
             if tensor in scattered:
                 placing.scatter(tensor, scattered[tensor])
+            if comm_dtype is not None and tensor in program.of_weights:
+                placing.reduce(tensor)  # not later, as a part of something else
         refused = {one for one in chosen if not placing.stays_partial(program.updates.get(one))}
         if not refused:
             break
@@ -511,7 +511,13 @@ class _Placing:
                 axis, before = axes.index(mesh), part
                 over = part.placement.join
                 placement = part.placement.without(mesh).sharded(axis, mesh)
-                part = self._sent(REDUCE_SCATTER, part, placement, over=over, mesh=mesh, axis=axis)
+                about = {"over": over, "mesh": mesh, "axis": axis}
+                if part.tensor in self._travels_rounded:
+                    narrow = METHODS["cast"](part.tensor, self._comm_dtype)
+                    sent = self._sent(REDUCE_SCATTER, self._note(narrow, part.placement), placement, **about)
+                    part = self._note(METHODS["cast"](sent.tensor, part.tensor.dtype), placement)
+                else:
+                    part = self._sent(REDUCE_SCATTER, part, placement, **about)
                 self._scattered[before.tensor] = part
             elif mesh not in partial:
                 part = self._reduce(part, mesh)

@@ -61,7 +61,12 @@ def test_ranks_compute_what_one_computes(tmp_path, streams, dtype, bucket_bytes,
 @pytest.mark.parametrize(
     ("ranks", "shards", "transport", "forms"),
     [
-        (3, "5+0+6", "host", ["ZeRO-1", "FSDP", "tensor parallel"]),  # parts of weights are uneven, too
+        (
+            3,
+            "5+0+6",
+            "host",
+            ["ZeRO-1", "FSDP", "tensor parallel", "ZeRO-1/bfloat16"],
+        ),  # parts of weights are uneven, too
         (3, "5+0+6", "nccl", ["ZeRO-1", "FSDP"]),
         (3, "5+0+6", "ipc", ["ZeRO-1", "FSDP"]),
         (4, "4+7", "host", ["2 x 2"]),

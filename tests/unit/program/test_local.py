@@ -15,7 +15,7 @@ from dptrain.backend.cpu.backend import CpuBackend
 from dptrain.backend.cpu.compiled import lowered, planned
 from dptrain.comm.parts import cut
 from dptrain.errors import ConfigError
-from dptrain.optimizers import Adagrad, Adam, RMSprop
+from dptrain.optimizers import SGD, Adagrad, Adam, RMSprop
 from dptrain.program import messages
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
@@ -39,17 +39,19 @@ FORMS = {
 }
 
 
-def of_rank(step, layouts, at):
+def of_rank(step, layouts, at, comm_dtype=None):
     """Return the program of a rank, and its parts of variables."""
     parts = {
         one: Variable(one.numpy()[at.key(one.shape, axes)], one.path) for one, axes in layouts.items() if any(axes)
     }
     optimizer = getattr(step, "optimizer", None)
     slots = {one: [*optimizer.slots_of(one).values()] for one in step.weights.values()} if optimizer else {}
-    return localized(place(step.program, layouts=layouts, slots=slots), at, parts), parts
+    return localized(place(step.program, layouts=layouts, slots=slots, comm_dtype=comm_dtype), at, parts), parts
 
 
-def assert_trains(comm, layouts_of, weighted=False, compiled=True, steps=3, optimizer=Adam):
+def assert_trains(
+    comm, layouts_of, weighted=False, compiled=True, steps=3, optimizer=Adam, comm_dtype=None, rtol=1e-12
+):
     """Assert that ranks get to the weights and results that one device gets to; return the program of this rank."""
     alone, step = (Perceptron(weighted, optimizer(0.01)) for _ in range(2))
     state = {one: one.numpy() for one in alone.program.state}
@@ -58,18 +60,18 @@ def assert_trains(comm, layouts_of, weighted=False, compiled=True, steps=3, opti
         state |= updates
     layouts = layouts_of(step)
     at = Place(comm.lengths, comm.coordinates)
-    program, parts = of_rank(step, layouts, at)
+    program, parts = of_rank(step, layouts, at, comm_dtype)
     start, stop = cut(0, ROWS, comm.replicas)[comm.replica]
     own = {name: one[start:stop] for name, one in DATA.items()}
     backend = CpuBackend(np.float64, jit_compile=compiled)
     executable = backend.executable(program, own, rows=stop - start, first_row=start, comm=comm)
     executable.run([0] * steps)
-    np.testing.assert_allclose(executable.outputs["loss"], outputs["loss"], rtol=1e-12)
-    np.testing.assert_allclose(executable.outputs["logits"], outputs["logits"][start:stop], rtol=1e-12)
+    np.testing.assert_allclose(executable.outputs["loss"], outputs["loss"], rtol=rtol)
+    np.testing.assert_allclose(executable.outputs["logits"], outputs["logits"][start:stop], rtol=rtol, atol=rtol / 10)
     for mine, other in zip(step.program.state, alone.program.state, strict=True):
         key = at.key(mine.shape, layouts[mine]) if mine in parts else ()
         found = parts.get(mine, mine).numpy()
-        np.testing.assert_allclose(found, state[other][key], rtol=1e-12, atol=1e-13, err_msg=mine.path)
+        np.testing.assert_allclose(found, state[other][key], rtol=rtol, atol=rtol / 10, err_msg=mine.path)
     return program
 
 
@@ -118,6 +120,23 @@ def test_gradients_are_reduce_scattered_whatever_an_optimizer_does_with_them(opt
         travelling = [one for one in program.tensors if one.op in SENT and one.shape]
         assert Counter(one.op for one in travelling)[REDUCE_SCATTER] == 4
         assert all(one.op in (REDUCE_SCATTER, ALL_GATHER) for one in travelling)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("form", ["ZeRO-1", "FSDP"])
+def test_gradients_are_reduce_scattered_in_half_precision(form, compiled):
+    weights, slots, lengths = FORMS[form]
+
+    def action(comm):
+        layouts = lambda step: step.layouts(weights, slots)  # noqa: E731
+        optimizer = partial(SGD, momentum=0.9)
+        about = {"optimizer": optimizer, "comm_dtype": "bfloat16", "rtol": 1e-3}
+        return assert_trains(comm, layouts, weighted=True, compiled=compiled, **about)
+
+    for program in on_mesh(action, **lengths):
+        travelling = [one for one in program.tensors if one.op in SENT and one.shape]
+        assert {one.op for one in travelling} == {REDUCE_SCATTER, ALL_GATHER}
+        assert all((one.dtype == "bfloat16") == (one.op is REDUCE_SCATTER) for one in travelling)
 
 
 def test_ranks_pack_the_same_messages():
