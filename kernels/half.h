@@ -40,7 +40,7 @@ struct dp_float16 {
     // A float is odd on the way where it is not exact, so that nothing lies between two halves that was not there before.
     DP_MEMBER dp_float16(double x) {
         const float near = (float)x;
-        const bool exact = near == x || x != x, above = (near < 0 ? -near : near) > (x < 0 ? -x : x);
+        const bool exact = near == x, above = (near < 0 ? -near : near) > (x < 0 ? -x : x);
         *this = dp_float16(exact ? near : DP_OF_BITS((DP_AS_BITS(near) - (above ? 1u : 0u)) | 1u));
     }
     DP_MEMBER dp_float16(float x) {

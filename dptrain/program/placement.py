@@ -220,9 +220,7 @@ class _Placing:
     def add(self, tensor: Tensor) -> None:
         """Place a tensor, whose inputs have been placed."""
         is_leaf = tensor.op is None and (tensor.value is not None or tensor.variable is not None)
-        drawn = tensor.op is not None and tensor.op.by_row
-        of_numbers = bool(tensor.inputs) and not drawn and self._numbers.issuperset(tensor.inputs)
-        if of_numbers or (is_leaf and tensor.shape == ()):
+        if (is_leaf and tensor.shape == ()) or (tensor.inputs and self._numbers.issuperset(tensor.inputs)):
             self._numbers.add(tensor)
         if tensor.op is None:
             self.parts[tensor] = self._note(tensor, self._given(tensor))

@@ -409,13 +409,15 @@ CORPUS = {
     ),
     "zeros beside random numbers that are divided by a sum": Case(  # which is 0; were NaN on ranks
         lengths={"n": 4, "a": 3},
-        leaves={"x0": "input n a float32 normal"},
+        leaves={"x0": "input n a float32 normal", "w1": "variable a float32 normal"},
         lines=(
             "t0 = ops.cast(seeds.bits((x0.shape[0], 3)), 'float32') * 2.0 ** (-32)",
             "t1 = ops.where(t0 > 2, t0 / ops.sum(ops.relu(t0 - 2)), 0)",
             "t2 = ops.where(x0 > 200, 1 / ops.sum(ops.relu(x0 - 200)), 0)",
+            "t3 = ops.sum(t2, 0)",  # which comes out, and is a gradient as well
+            "d4_w1 = gradients(ops.sum(w1 * t3), [w1])[0]",
         ),
-        outputs=("t1", "t2"),
+        outputs=("t1", "t2", "t3", "d4_w1"),
         shards=(1, 3),
         mesh={"batch": 2},
         seed=32004406,

@@ -122,6 +122,21 @@ def test_gradients_are_reduce_scattered_whatever_an_optimizer_does_with_them(opt
         assert all(one.op in (REDUCE_SCATTER, ALL_GATHER) for one in travelling)
 
 
+def test_gradients_of_one_weight_are_added_up_before_they_travel():
+    step, slot = Deep(1), Variable(np.zeros((64, 64)), "slot")
+    (weight,) = step.weights.values()
+
+    def two_losses(x):
+        for power in (2, 3):
+            ops.mean((x @ weight) ** power).backward()
+        slot.assign(slot * 0.9 + weight.grad)
+        return {}
+
+    program = trace(two_losses, {"x": ((Dim.rows(4), 64), "float64")})
+    placed = place(program, layouts={slot: (BATCH, None)}, slots={weight: [slot]})
+    assert [one.op for one in placed.tensors if one.op in SENT and one.shape] == [REDUCE_SCATTER]
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("form", ["ZeRO-1", "FSDP"])
 def test_gradients_are_reduce_scattered_in_half_precision(form, compiled):
@@ -357,7 +372,8 @@ def test_a_rank_computes_its_own_part_of_what_follows_from_weights(axes):
         layouts = {slot: axes}
         parts = {slot: Variable(slot.numpy()[at.key(shape, axes)], "slot")}
         local = localized(place(program, layouts=layouts), at, parts)
-        assert all(one.shape != shape for one in local.tensors if one.op is not None)
+        sines = [one for one in local.tensors if one.op is not None and one.op.name == "sin"]
+        assert {one.shape for one in sines} == {parts[slot].shape}
         start, stop = cut(0, 4, comm.replicas)[comm.replica]
         own = {"rows": stop - start, "first_row": start, "comm": comm}
         executable = CpuBackend(np.float64, jit_compile=False).executable(local, {"x": data[start:stop]}, **own)
