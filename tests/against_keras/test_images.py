@@ -141,5 +141,9 @@ def test_blocks_columns_and_pools(keras):
         columns = ops.unfold(images, *arguments)
         same(keras, columns, keras.ops.unfold(keras.ops.convert_to_tensor(images), *arguments))
         theirs = keras.ops.fold(keras.ops.convert_to_tensor(columns.numpy()), (6, 8), *arguments)
-        same(keras, ops.fold(columns, (6, 8), *arguments), theirs)
+        made = ops.fold(columns, (6, 8), *arguments)
+        if keras.backend.backend() == "jax":  # which leaves out the last columns of an image that no window reaches
+            assert not made[..., theirs.shape[2] :, :].numpy().any()
+            made = made[..., : theirs.shape[2], : theirs.shape[3]]
+        same(keras, made, theirs)
     same(keras, ops.psnr(images, images + 0.1, 2.0), keras.ops.psnr(images, images + 0.1, 2.0))

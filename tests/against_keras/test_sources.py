@@ -103,8 +103,15 @@ def datasets(count: int | None, **options):
 def compare(keras, method: str, make, **arguments) -> None:
     ours, theirs = (run(library, keras, method, make, **arguments) for library in (dp, keras))
     assert ours[1:3] == theirs[1:3], "steps and warnings"
-    assert [event[:2] for event in ours[3]] == [event[:2] for event in theirs[3]]
-    for one, other in zip(ours[3], theirs[3], strict=True):
+    events = theirs[3]
+    if keras.backend.backend() == "jax":  # which begins a batch before it knows that there is none
+        events = [
+            event
+            for event, after in zip(events, [*events[1:], (None,)], strict=True)
+            if not event[0].endswith("batch_begin") or after[0] == event[0].replace("begin", "end")
+        ]
+    assert [event[:2] for event in ours[3]] == [event[:2] for event in events]
+    for one, other in zip(ours[3], events, strict=True):
         assert list(one[2]) == list(other[2]), one
         np.testing.assert_allclose(list(one[2].values()), list(other[2].values()), rtol=RTOL, err_msg=str(one[:2]))
     assert ours[4] == theirs[4], "what the sources were asked"
@@ -132,6 +139,8 @@ def compare(keras, method: str, make, **arguments) -> None:
     ],
 )
 def test_a_generator(keras, count, arguments):
+    if keras.backend.backend() == "jax" and count == 6:
+        pytest.skip("Keras on JAX has a loss for an epoch without a batch")
     compare(keras, "fit", {"x": generators(count)}, **arguments)
 
 
@@ -210,6 +219,8 @@ def test_workers_give_the_batches_in_order(keras):
 
 
 def test_a_torch_loader(keras):
+    if keras.backend.backend() == "jax":
+        pytest.skip("Keras on JAX cannot take this loader's tensors, which have gradients")
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
@@ -265,6 +276,8 @@ def test_what_is_refused(keras, case):
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")  # by Keras, where there is none
 def test_nothing_to_evaluate(keras):
+    if keras.backend.backend() == "jax":
+        pytest.skip("Keras on JAX ends in a TypeError of its own")
     for library in (dp, keras):
         model = library.Sequential([library.layers.Input((4,)), library.layers.Dense(2)])
         model.compile("sgd", "mse")
