@@ -44,8 +44,10 @@ def of_rank(step, layouts, at, comm_dtype=None):
     parts = {
         one: Variable(one.numpy()[at.key(one.shape, axes)], one.path) for one, axes in layouts.items() if any(axes)
     }
-    optimizer = getattr(step, "optimizer", None)
-    slots = {one: [*optimizer.slots_of(one).values()] for one in step.weights.values()} if optimizer else {}
+    if hasattr(step, "optimizer"):
+        slots = {one: [*step.optimizer.slots_of(one).values()] for one in step.weights.values()}
+    else:
+        slots = {step.weights[name]: [one] for name, one in getattr(step, "slots", {}).items()}
     return localized(place(step.program, layouts=layouts, slots=slots, comm_dtype=comm_dtype), at, parts), parts
 
 
@@ -281,11 +283,14 @@ class Momentum(Deep):
                 x = ops.relu(x @ one)
             ops.mean(x * x).backward()
             for name, one in self.weights.items():
-                self.slots[name].assign(self.slots[name] + 0.1 * (one.grad - self.slots[name]))
-                one.assign(one - 0.1 * self.slots[name])
+                self.update(one, self.slots[name])
             return {}
 
         return trace(step, {"x": ((Dim.rows(4), 64), self.dtype)})
+
+    def update(self, weight, slot):
+        slot.assign(slot + 0.1 * (weight.grad - slot))
+        weight.assign(weight - 0.1 * slot)
 
     def layouts(self, weights, slots):
         return {self.slots[name]: axes for name, axes in slots.items()}
@@ -294,20 +299,10 @@ class Momentum(Deep):
 class Decayed(Momentum):
     """As `Momentum`, with products of slots and of weights alone, as those of SGD with momentum and of AdamW."""
 
-    def traced(self):
-        self.slots = {name: Variable(np.zeros_like(one.numpy()), name) for name, one in self.weights.items()}
-
-        def step(x):
-            for one in self.weights.values():
-                x = ops.relu(x @ one)
-            ops.mean(x * x).backward()
-            for name, one in self.weights.items():
-                one.assign(one * 0.99)
-                self.slots[name].assign(self.slots[name] * 0.9 + one.grad)
-                one.assign(one - 0.1 * self.slots[name])
-            return {}
-
-        return trace(step, {"x": ((Dim.rows(4), 64), self.dtype)})
+    def update(self, weight, slot):
+        weight.assign(weight * 0.99)
+        slot.assign(slot * 0.9 + weight.grad)
+        weight.assign(weight - 0.1 * slot)
 
 
 @pytest.mark.parametrize("network", [Momentum, Decayed])
