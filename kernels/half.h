@@ -37,7 +37,8 @@ struct dp_float16 {
     dp_float16() = default;
     DP_COPIED(dp_float16)
     template <typename T> DP_MEMBER dp_float16(T x) : dp_float16((float)x) {}
-    // A float is odd on the way where it is not exact, so that nothing lies between two halves that was not there before.
+    // By way of a float that is rounded to odd, so that the second rounding is the double's own (S. Boldo, G. Melquiond,
+    // "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008).
     DP_MEMBER dp_float16(double x) {
         const float near = (float)x;
         const bool exact = near == x, above = (near < 0 ? -near : near) > (x < 0 ? -x : x);

@@ -109,7 +109,7 @@ def place(
     chosen = set(summed)
     rounded = _alone_for_weights(program) if comm_dtype is not None else set()
     for_gradients = _for_gradients(program)
-    scattered = _gradients(program, laid, slots or {})
+    scattered = _gradient_layouts(program, laid, slots or {})
     while True:
         placing = _Placing(chosen, laid, rounded, comm_dtype, for_gradients)
         for tensor in program.tensors:
@@ -163,7 +163,7 @@ def _readers(program: Program) -> dict[Tensor, list[Tensor]]:
     return readers
 
 
-def _gradients(
+def _gradient_layouts(
     program: Program, laid: Mapping[Variable, Placement], slots: Mapping[Variable, Collection[Variable]]
 ) -> dict[Tensor, Axes]:
     """Return how gradients are sharded: as the variable, or as its slots if all lie alike; those over `BATCH`."""
