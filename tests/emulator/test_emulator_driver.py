@@ -104,6 +104,25 @@ context.pop()
     assert "Unknown option '--no-such-option'" in done.stdout
 
 
+def test_a_module_that_does_not_load_leaves_no_log(emulator: Any) -> None:
+    """Callers read as much of the buffers as the sizes say, which nobody else has filled."""
+    done = emulator.code(
+        """
+import ctypes
+import pycuda.driver as cuda
+cuda.init(); context = cuda.Device(0).retain_primary_context(); context.push()
+INFO, ERROR = ctypes.create_string_buffer(64), ctypes.create_string_buffer(64)
+options = (ctypes.c_int * 4)(3, 4, 5, 6)  # CU_JIT_INFO_LOG_BUFFER, _SIZE_BYTES, CU_JIT_ERROR_LOG_BUFFER, _SIZE_BYTES
+values = (ctypes.c_void_p * 4)(ctypes.addressof(INFO), 64, ctypes.addressof(ERROR), 64)
+module = ctypes.c_void_p()
+code = ctypes.CDLL("libcuda.so.1").cuModuleLoadDataEx(ctypes.byref(module), b"no module", 4, options, values)
+print(code != 0, values[1] or 0, values[3] or 0)
+context.pop()
+"""
+    )
+    assert done.stdout == "True 0 0\n", done.stderr
+
+
 def test_trace(emulator: Any, tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
     assert emulator.python("truth.py", "votes", EMULATOR_TRACE=str(file)).returncode == 0

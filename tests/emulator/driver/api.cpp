@@ -1094,16 +1094,8 @@ static CUresult load(CUmodule *result, const void *image, size_t bytes) {
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuModuleLoadData(CUmodule *result, const void *image) { return load(result, image, 0); }
-
-CUresult CUDAAPI cuModuleLoadDataEx(CUmodule *result, const void *image, unsigned, CUjit_option *, void **) {
-    return load(result, image, 0);
-}
-
-// Linking is not modelled. The logs say so: callers read them, and take the sizes from the options.
-CUresult CUDAAPI cuLinkCreate(unsigned count, CUjit_option *options, void **values, CUlinkState *) {
-    static constexpr char why[] = "the emulator links no modules: it has no dynamic parallelism and no device libraries";
-    say("cuLinkCreate: %s", why);
+// Logs of a compiler and a linker: callers read as much of their buffers as the sizes say afterwards.
+static void write_logs(unsigned count, CUjit_option *options, void **values, const char *error) {
     char *buffer = nullptr;
     for (unsigned i = 0; i < count; ++i) {
         if (options[i] == CU_JIT_ERROR_LOG_BUFFER) buffer = static_cast<char *>(values[i]);
@@ -1111,10 +1103,24 @@ CUresult CUDAAPI cuLinkCreate(unsigned count, CUjit_option *options, void **valu
     }
     for (unsigned i = 0; i < count; ++i) {
         if (options[i] != CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES) continue;
-        size_t room = reinterpret_cast<size_t>(values[i]), written = buffer ? std::min(room, sizeof why - 1) : 0;
-        if (written) memcpy(buffer, why, written);
+        size_t room = reinterpret_cast<size_t>(values[i]), written = buffer ? std::min(room, strlen(error)) : 0;
+        if (written) memcpy(buffer, error, written);
         values[i] = reinterpret_cast<void *>(written);
     }
+}
+
+CUresult CUDAAPI cuModuleLoadData(CUmodule *result, const void *image) { return load(result, image, 0); }
+
+CUresult CUDAAPI cuModuleLoadDataEx(CUmodule *result, const void *image, unsigned count, CUjit_option *options, void **values) {
+    write_logs(count, options, values, "");
+    return load(result, image, 0);
+}
+
+// Linking is not modelled. The log says so.
+CUresult CUDAAPI cuLinkCreate(unsigned count, CUjit_option *options, void **values, CUlinkState *) {
+    static constexpr char why[] = "the emulator links no modules: it has no dynamic parallelism and no device libraries";
+    say("cuLinkCreate: %s", why);
+    write_logs(count, options, values, why);
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 
