@@ -2,8 +2,8 @@
 //
 // product<tile sizes, layout>(shared, operands, block, epilogue, a, b): c_MN = a b, for a tile of BM x BN results a block of
 // BM / TM * BN / TN threads; see `Product` in tiles.cuh for the operands, and `Dense` for a and b, which say where their
-// elements are. The epilogue gets (row, column, sum) of each result, the row counted over the batch, and writes what
-// becomes of it.
+// elements are. The epilogue gets (row, column, sum, own) of each result, the row counted over the batch, and writes what
+// becomes of it; `own` numbers the thread's columns. Where results are summed over rows, `columns` ends it; see `TileColumns`.
 //
 // Deterministic: K and slices are summed in a fixed order that depends on the shapes alone.
 //
@@ -22,8 +22,9 @@
 #define PRODUCT_SHARED(BM, BN, BK) (2 * BK * (BM + PAD + BN + PAD) * 4)
 
 template <int BM, int BN, int BK, int TM, int TN, bool A_TRANSPOSED, bool B_TRANSPOSED, class Epilogue, class A = Dense,
-          class B = Dense>
-__device__ __forceinline__ void product(void *shared, Product of, int block, Epilogue epilogue, A a = A(), B b = B()) {
+          class B = Dense, class Columns = NoColumns>
+__device__ __forceinline__ void product(void *shared, Product of, int block, Epilogue epilogue, A a = A(), B b = B(),
+                                        Columns columns = Columns()) {
     constexpr int THREADS = (BM / TM) * (BN / TN);
     constexpr int PITCH_A = BM + PAD, PITCH_B = BN + PAD;
     constexpr int STAGE_A = BK * PITCH_A, STAGE_B = BK * PITCH_B;
@@ -95,7 +96,10 @@ __device__ __forceinline__ void product(void *shared, Product of, int block, Epi
 #pragma unroll
         for (int j = 0; j < TN; ++j) {
             const int n = of.n0 + j / 4 * STEP_N + tn + j % 4;
-            if (n < N) epilogue((Index)(of.matrix * M + m), (Index)n, sums[i][j]);
+            if (n < N) epilogue((Index)(of.matrix * M + m), (Index)n, sums[i][j], j);
         }
     }
+    WholeBlock team;
+    auto column = [&](int j) { return j / 4 * STEP_N + tn + j % 4; };
+    columns(tile_columns<BN, TN, BM / TM>(shared, threadIdx.x / (BN / TN), of, of.m0 / BM, column, team));
 }

@@ -128,9 +128,9 @@ template <int BM, int BN, int BK, int WM, int WN, bool A_TRANSPOSED, bool B_TRAN
 };
 
 template <class Number, int BM, int BN, int BK, int WM, int WN, bool A_TRANSPOSED, bool B_TRANSPOSED, class Epilogue,
-          class A = Dense, class B = Dense>
+          class A = Dense, class B = Dense, class Columns = NoColumns>
 __device__ __forceinline__ void product_half(void *shared, ProductOf<Number> of, int block, Epilogue epilogue,
-                                             A of_a = A(), B of_b = B()) {
+                                             A of_a = A(), B of_b = B(), Columns columns = Columns()) {
     using S = HalfShape<BM, BN, BK, WM, WN, A_TRANSPOSED, B_TRANSPOSED>;
     using PartA = typename S::PartA;
     using PartB = typename S::PartB;
@@ -205,7 +205,11 @@ __device__ __forceinline__ void product_half(void *shared, ProductOf<Number> of,
 #pragma unroll
         for (int j = 0; j < FRAGMENTS_N * 2; ++j) {
             const int n = of.n0 + wn + j / 2 * 8 + lane % 4 * 2 + j % 2;
-            if (n < N) epilogue((Index)(of.matrix * M + m), (Index)n, sums[i / 2][j / 2][i % 2 * 2 + j % 2]);
+            if (n < N) epilogue((Index)(of.matrix * M + m), (Index)n, sums[i / 2][j / 2][i % 2 * 2 + j % 2], j);
         }
     }
+    WholeBlock team;
+    auto column = [&](int j) { return wn + j / 2 * 8 + lane % 4 * 2 + j % 2; };
+    const int slot = warp / S::WARPS_N * 8 + lane / 4;
+    columns(tile_columns<BN, FRAGMENTS_N * 2, BM / WM * 8>(shared, slot, of, of.m0 / BM, column, team));
 }

@@ -52,8 +52,9 @@ template <int BM, int BN, int BK, int WM, int WN, bool A_TRANSPOSED, bool B_TRAN
 };
 
 template <int BM, int BN, int BK, int WM, int WN, bool A_TRANSPOSED, bool B_TRANSPOSED, class Epilogue, class A = Dense,
-          class B = Dense>
-__device__ __forceinline__ void product_tf32(void *memory, Product of, int block, Epilogue epilogue, A a = A(), B b = B()) {
+          class B = Dense, class Columns = NoColumns>
+__device__ __forceinline__ void product_tf32(void *memory, Product of, int block, Epilogue epilogue, A a = A(), B b = B(),
+                                             Columns columns = Columns()) {
     float *shared = (float *)memory;
     using S = Tf32Shape<BM, BN, BK, WM, WN, A_TRANSPOSED, B_TRANSPOSED>;
     constexpr int PITCH_A = S::PartA::PITCH, PITCH_B = S::PartB::PITCH;
@@ -136,9 +137,12 @@ __device__ __forceinline__ void product_tf32(void *memory, Product of, int block
             for (int e = lane; e < 16 * 16; e += WARP) {
                 const int m = of.m0 + wm + i * 16 + e / 16, n = of.n0 + wn + j * 16 + e % 16;
                 if (m < M && n < N)
-                    epilogue((Index)(of.matrix * M + m), (Index)n, patch[e / 16 * S::PATCH_PITCH + e % 16]);
+                    epilogue((Index)(of.matrix * M + m), (Index)n, patch[e / 16 * S::PATCH_PITCH + e % 16], j);
             }
             __syncwarp();  // the next fragment replaces this one
         }
     }
+    WholeBlock team;
+    auto column = [&](int j) { return wn + j * 16 + lane % 16; };
+    columns(tile_columns<BN, FRAGMENTS_N, BM / WM * 2>(shared, warp / S::WARPS_N * 2 + lane / 16, of, of.m0 / BM, column, team));
 }

@@ -121,9 +121,10 @@ template <int BM, int BN, bool A_TRANSPOSED, bool B_TRANSPOSED> struct WgmmaShap
     static_assert(BEHIND <= STAGES - 2, "one stage is multiplied while the products of the one before are waited for");
 };
 
-template <class Number, int BM, int BN, bool A_TRANSPOSED, bool B_TRANSPOSED, class Epilogue, class A = Dense, class B = Dense>
+template <class Number, int BM, int BN, bool A_TRANSPOSED, bool B_TRANSPOSED, class Epilogue, class A = Dense, class B = Dense,
+          class Columns = NoColumns>
 __device__ __forceinline__ void product_wgmma(void *shared, ProductOf<Number> of, int block, Epilogue epilogue,
-                                              A of_a = A(), B of_b = B()) {
+                                              A of_a = A(), B of_b = B(), Columns columns = Columns()) {
     using S = WgmmaShape<BM, BN, A_TRANSPOSED, B_TRANSPOSED>;
     using PartA = typename S::PartA;
     using PartB = typename S::PartB;
@@ -202,10 +203,16 @@ __device__ __forceinline__ void product_wgmma(void *shared, ProductOf<Number> of
         *reinterpret_cast<float2 *>(at) = make_float2(sums[e], sums[e + 1]);
     }
     __syncwarp();
-#pragma unroll 4
-    for (int i = lane; i < 16 * BN; i += WARP) {
-        const int m = of.m0 + warp * 16 + i / BN, n = of.n0 + i % BN;
-        if (m < M && n < N)
-            epilogue((Index)(of.matrix * M + m), (Index)n, patch[i / BN * S::PATCH_PITCH + i % BN]);
+#pragma unroll 1
+    for (int i = 0; i < 16; ++i) {
+        const int m = of.m0 + warp * 16 + i;
+#pragma unroll
+        for (int j = 0; j < BN / WARP; ++j) {
+            const int n = of.n0 + j * WARP + lane;
+            if (m < M && n < N)
+                epilogue((Index)(of.matrix * M + m), (Index)n, patch[i * S::PATCH_PITCH + j * WARP + lane], j);
+        }
     }
+    auto column = [&](int j) { return j * WARP + lane; };
+    columns(tile_columns<BN, BN / WARP, S::MULTIPLIERS / WARP>(stages, warp, of, of.m0 / BM, column, team));
 }

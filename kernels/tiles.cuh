@@ -100,7 +100,7 @@ template <class Number> struct ProductOf {
     long long matrix;
 
     template <int BM, int BN> __device__ __forceinline__ void enter(int block) {
-        const int tiles_m = (M + BM - 1) / BM, tiles_n = (N + BN - 1) / BN;
+        const int tiles_m = max(1, (M + BM - 1) / BM), tiles_n = (N + BN - 1) / BN;  // no rows: where columns are summed
         const int of_matrix = block % (tiles_m * tiles_n), rest = block / (tiles_m * tiles_n);
         m0 = of_matrix % tiles_m * BM;
         n0 = of_matrix / tiles_m * BN;
@@ -134,3 +134,83 @@ template <class Number> struct ProductOf {
     }
 };
 using Product = ProductOf<float>;
+
+// Sums over the rows of a result, for each column, where a block has a tile of it: BatchNormalization's, a bias's gradient.
+//
+// A kernel calls its epilogue with the number of the column among the EACH that the thread has, so that this adds up what
+// becomes of them; SLOTS threads have the same columns. Then it hands this on, and thread n knows of column n of the tile:
+// first the block's sum (`join`), then, in the last block, that of all tiles of rows (`over_tiles`), in a tree of FAN tiles
+// a node. Deterministic: shapes alone decide who adds what, in which order.
+template <int BN, int EACH, int SLOTS, class Column, class Team> struct TileColumns {
+    static constexpr int FAN = 32;
+    void *shared;          // a double for each of SLOTS * BN, which nobody reads any more
+    int slot;              // of the thread
+    int row_tile;          // number of the tile among those of the same columns
+    int first, N;          // column of the result that the tile begins with, and how many there are
+    const Column &number;  // of a thread's column: which one of the tile
+    Team &team;            // the threads that call; at least BN
+
+    __device__ __forceinline__ Index column() const { return first + team.number(); }
+    __device__ __forceinline__ bool has_column() const { return team.number() < BN && column() < N; }
+
+    // What a block's threads have.
+    template <class Join, class T> __device__ __forceinline__ typename Wide<T>::type join(const T (&own)[EACH]) const {
+        typedef typename Wide<T>::type W;
+        team.meet();
+#pragma unroll
+        for (int e = 0; e < EACH; ++e) ((W *)shared)[slot * BN + number(e)] = own[e];
+        return over_slots<Join, W>(SLOTS);
+    }
+
+    // What `count` tiles of rows have left in `parts`, (tiles, N), from tile `begin` on.
+    template <class Join, class W> __device__ __forceinline__ W join(const W *parts, int begin, int count) const {
+        const int slots = min(team.count() / BN, SLOTS), own = team.number() / BN, of_tile = team.number() % BN;
+        W value = Join::template identity<W>();
+        if (own < slots && first + of_tile < N)
+#pragma unroll 4
+            for (int tile = own; tile < count; tile += slots)
+                value = Join::join(value, parts[(long long)(begin + tile) * N + first + of_tile]);
+        team.meet();
+        if (own < slots) ((W *)shared)[own * BN + of_tile] = value;
+        return over_slots<Join, W>(slots);
+    }
+
+    template <class Join, class W> __device__ __forceinline__ W over_slots(int count) const {
+        team.meet();
+        W value = Join::template identity<W>();
+        if (team.number() < BN)
+            for (int one = 0; one < count; ++one) value = Join::join(value, ((const W *)shared)[one * BN + team.number()]);
+        return value;
+    }
+
+    // Whether this block knows the sums of all tiles of rows. `leave(n)` stores the block's sums as part n, `take(begin, count)`
+    // replaces them by those of parts. `arrived` has, behind a counter for each tile, one for each node and tile of columns.
+    template <class Leave, class Take>
+    __device__ __forceinline__ bool over_tiles(int tile, int tiles, unsigned int *arrived, Leave leave, Take take) const {
+        const int of_columns = (N + BN - 1) / BN;
+        int counter = tiles * of_columns + first / BN;  // a pointer that goes on, nvcc 13.0 would compile for minutes
+        for (int before = 0; tiles > 1;) {
+            const int node = tile / FAN, nodes = (tiles + FAN - 1) / FAN, count = min(FAN, tiles - node * FAN);
+            leave(before + tile);
+            if (!is_last_block(arrived + counter + node * of_columns, count, shared, team)) return false;
+            take(before + node * FAN, count);
+            counter += nodes * of_columns;
+            before += tiles;
+            tile = node;
+            tiles = nodes;
+        }
+        return true;
+    }
+};
+
+template <int BN, int EACH, int SLOTS, class Product, class Column, class Team>
+__device__ __forceinline__ TileColumns<BN, EACH, SLOTS, Column, Team> tile_columns(void *shared, int slot, const Product &of,
+                                                                                   int row_tile, const Column &number,
+                                                                                   Team &team) {
+    return {shared, slot, row_tile, of.n0, of.N, number, team};
+}
+
+// Of products whose columns nothing sums.
+struct NoColumns {
+    template <class Columns> __device__ __forceinline__ void operator()(const Columns &) const {}
+};

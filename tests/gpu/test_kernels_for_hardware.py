@@ -77,9 +77,8 @@ def of_warpgroups():
     layers, _ = mlp(np.random.default_rng(0), 1024, 2048, 10, 1024, 2048, compute="bfloat16")
     yield "step_bfloat16", apart(Composition(layers, of_halves="wgmma"))
     for strides in (1, 2):
-        of_images, _ = cnn(
-            np.random.default_rng(0), (28, 28, 64), (128, 256), 10, 128, 200, strides=strides, compute="bfloat16"
-        )
+        options = {"strides": strides, "compute": "bfloat16", "normal": strides == 1}
+        of_images, _ = cnn(np.random.default_rng(0), (28, 28, 64), (128, 256), 10, 128, 200, **options)
         yield f"convolutions_strides_{strides}", apart(Composition(of_images, of_halves="wgmma"))
 
 
@@ -100,16 +99,19 @@ def sources(architecture):
         yield "every_op", apart(Composition(program_of_all("float32")[0]))
         yield "narrow_types", Composition(CORPUS["extremes of narrow types"].trace()).source()
         yield "sums", Composition(shapes_program(np.random.default_rng(0), 700)[0]).source()
-    of_images, _ = cnn(np.random.default_rng(0), (28, 28, 1), (32, 64), 10, 128, 200, strides=2)
+    for precision, normal in (("float32", False), ("float32", True), ("tf32", True)):
+        of_images, _ = cnn(np.random.default_rng(0), (28, 28, 1), (32, 64), 10, 128, 200, strides=2, normal=normal)
+        name = f"{'normalized' if normal else 'convolutions'}_{precision}"
+        yield name, apart(Composition(of_images, precision=precision))
     for precision in ("float32", "tf32"):
         yield f"step_{precision}", Composition(step_of(), precision=precision).source()
-        yield f"convolutions_{precision}", apart(Composition(of_images, precision=precision))
     for dtype in HALVES:
         of_halves = "float32" if architecture == "sm_75" else "half"
         yield f"step_{dtype}", Composition(step_of(dtype), of_halves=of_halves).source()
-    of_images, _ = cnn(np.random.default_rng(0), (28, 28, 1), (32, 64), 10, 128, 200, strides=2, compute="bfloat16")
     if architecture == "sm_80":
-        yield "convolutions_bfloat16", apart(Composition(of_images, of_halves=of_halves))
+        options = {"strides": 2, "compute": "bfloat16", "normal": True}
+        of_images, _ = cnn(np.random.default_rng(0), (28, 28, 1), (32, 64), 10, 128, 200, **options)
+        yield "normalized_bfloat16", apart(Composition(of_images, of_halves=of_halves))
     for precision in layouts:
         for length in lengths if precision != "float16" else lengths[-1:]:  # which differs in one instruction
             of_tile = layouts[precision] if length == 2048 else ("nn", "tn")  # smaller tiles need fewer registers
@@ -153,7 +155,7 @@ def test_compiles_without_spills(nvcc, architecture, tmp_path, record_property):
     for name, text in sources(architecture):
         if (
             architecture == "sm_75"
-            and name.startswith(("step_tf32", "convolutions_tf32", "products"))
+            and name.startswith(("step_tf32", "normalized_tf32", "products"))
             and not name.endswith("_float32")
         ):
             continue  # whose tensor cores know neither TF32 nor bfloat16

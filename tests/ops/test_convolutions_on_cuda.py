@@ -57,9 +57,11 @@ def program_of(shapes, rows, dtype="float32"):
         for name, (image, kernel, strides, dilation, before, size) in shapes.items():
             own = {"strides": strides, "dilation": dilation, "before": before}
             x, filters, dy = (inputs[f"{name} {one}"] for one in ("x", "kernel", "dy"))
-            found[f"{name}: y"] = conv2d(x, filters, **own, size=size)
-            found[f"{name}: dx"] = conv2d_input(dy, filters, **own, size=image)
+            y = found[f"{name}: y"] = conv2d(x, filters, **own, size=size)
+            dx = found[f"{name}: dx"] = conv2d_input(dy, filters, **own, size=image)
             found[f"{name}: dkernel"] = conv2d_kernel(x, dy, **own, size=kernel[:2])
+            found[f"{name}: sums of y"] = ops.sum(y, (0, 1, 2))
+            found[f"{name}: sums of dx"] = ops.sum(ops.relu(dx), (0, 1, 2))
         return found
 
     return trace(step, specs), specs
@@ -106,6 +108,26 @@ def test_convolutions_of_every_tile(in_precision, rows, tiles):
     assert {int(one) for one in re.findall(r"product(?:_tf32)?<(\d+)", text)} == tiles
 
 
+@pytest.mark.parametrize("rows", [0, 1, 32, 33, 32 * 32, 32 * 32 + 1, 32 * 32 * 32 + 1])
+def test_sums_of_tiles_in_a_tree(cuda_backend, rows):
+    """Tiles of 32 rows, of which each node of the tree joins 32; whole numbers, of which float64 has all sums exactly."""
+    rng = np.random.default_rng(rows)
+    own = {"strides": (1, 1), "dilation": (1, 1), "before": (0, 0), "size": (1, 32)}
+
+    def step(x, kernel):
+        y = conv2d(x, kernel, **own)
+        return {"sum": ops.sum(y, (0, 1, 2)), "squares": ops.sum(y * y, (0, 1, 2)), "y": y}
+
+    program = trace(step, {"x": ((Dim.rows(4), 1, 32, 2), "float32"), "kernel": ((1, 1, 2, 5), "float32")})
+    values = {"x": rng.integers(-2, 3, (rows, 1, 32, 2)), "kernel": rng.integers(-2, 3, (1, 1, 2, 5))}
+    values = {name: one.astype(np.float32) for name, one in values.items()}
+    executable = cuda_backend.executable(program, values, rows=rows)
+    assert "over_tiles(" in executable.source
+    executable.run()
+    for name, value in evaluate(program, values, rows=rows)[0].items():
+        np.testing.assert_array_equal(executable.outputs[name], value, err_msg=name)
+
+
 def test_rows_of_the_batch_as_channels(cuda_backend):
     """Of which the text of a program does not know the number."""
     own = {"strides": (1, 2), "dilation": (1, 1), "before": (0, 1)}
@@ -146,7 +168,10 @@ def test_ranks_and_packs(cuda_backend, another, shards):
             "w3": "variable 2 3 5 4 float32 normal",
         },
         lines=(
-            "t0 = ops.relu(ops.conv(x0, w1, padding='same') + w2)",
+            "c0 = ops.conv(x0, w1, padding='same')",
+            "m0 = ops.mean(c0, (0, 1, 2))",
+            "s0 = ops.mean(ops.square(c0 - m0), (0, 1, 2))",
+            "t0 = ops.relu((c0 - m0) / ops.sqrt(s0 + 0.1) + w2)",
             "t1 = ops.conv(t0, w3, strides=(2, 3), padding='same')",
             "d1, d2, d3, d0 = gradients(ops.sum(t1 * t1) * 0.01, [w1, w2, w3, x0])",
         ),
@@ -223,10 +248,19 @@ def test_factors_of_two_types_are_exact_on_tensor_cores(cuda_backend):
     np.testing.assert_array_equal(executable.outputs["y"], evaluate(program, {"x": x, "kernel": kernel})[0]["y"])
 
 
-def cnn(rng, image=(8, 7, 3), channels=(4, 8), classes=3, rows=6, stored=40, strides=1, compute="float32"):
+def normalized(y):
+    """Return what BatchNormalization makes of a convolution's results."""
+    y = ops.cast(y, "float32")
+    centered = y - ops.mean(y, (0, 1, 2))
+    return centered / ops.sqrt(ops.mean(ops.square(centered), (0, 1, 2)) + 0.01)
+
+
+def cnn(
+    rng, image=(8, 7, 3), channels=(4, 8), classes=3, rows=6, stored=40, strides=1, compute="float32", normal=False
+):
     """Return the program of a training step of two convolutions and a layer, on stored images, and its data.
 
-    Layers compute in the type `compute`, weights are float32.
+    Layers compute in the type `compute`, weights are float32. With `normal`, convolutions are normalized over the batch.
     """
     shapes = {"first": (3, 3, image[-1], channels[0]), "first bias": (channels[0],)}
     shapes |= {"second": (3, 3, *channels), "second bias": (channels[1],)}
@@ -237,8 +271,10 @@ def cnn(rng, image=(8, 7, 3), channels=(4, 8), classes=3, rows=6, stored=40, str
     def step(pixels, labels, rows):
         x, y = ops.cast(ops.take(pixels, rows, 0), "float32") * (1 / 255), ops.take(labels, rows)
         x, first, first_bias, second, second_bias, last, last_bias = (ops.cast(one, compute) for one in (x, *weights))
-        x = ops.max_pool(ops.relu(ops.conv(x, first, padding="same") + first_bias), 2)
-        x = ops.mean(ops.relu(ops.conv(x, second, strides, padding="same") + second_bias), (1, 2))
+        after = (lambda y: ops.cast(normalized(y), compute)) if normal else (lambda y: y)
+        x = ops.relu(after(ops.conv(x, first, padding="same")) + first_bias)
+        x = x if normal else ops.max_pool(x, 2)
+        x = ops.mean(ops.relu(after(ops.conv(x, second, strides, padding="same")) + second_bias), (1, 2))
         scores = ops.cast(x @ last + last_bias, "float32")
         loss = ops.mean(-ops.sum(ops.one_hot(y, classes) * ops.log_softmax(scores), axis=-1))
         loss.backward()
@@ -256,13 +292,15 @@ def cnn(rng, image=(8, 7, 3), channels=(4, 8), classes=3, rows=6, stored=40, str
     return trace(step, specs), data | {"labels": rng.integers(0, classes, stored)}
 
 
-@pytest.mark.parametrize("strides", [1, 2])
-def test_training_is_that_of_numpy(cuda_backend, strides):
+@pytest.mark.parametrize(("strides", "normal"), [(1, False), (2, False), (2, True)])
+def test_training_is_that_of_numpy(cuda_backend, strides, normal):
     rng = np.random.default_rng(0)
-    program, data = cnn(rng, strides=strides)
+    program, data = cnn(rng, strides=strides, normal=normal)
     order = rng.permutation(40)[:36]
     executable = cuda_backend.executable(program, data | {ROWS: order})
-    assert executable.launches <= 12, "as many as with a thread for each element, which other ops could share"
+    assert executable.launches <= (17 if normal else 12), "as many as with a thread for each element"
+    # Means over the batch, and gradients of what is added to both.
+    assert executable.source.count("over_tiles(") == (3 if normal else 0)
     state = {variable: variable.numpy() for variable in program.state}
     for start in range(0, 36, 6):
         expected, new = evaluate(program, data | {ROWS: order[start : start + 6]}, state)

@@ -404,7 +404,7 @@ class Generator:
         w.write(
             f"const ProductOf<{ctype(a.dtype)}> of{{{names[0]}, {names[1]}, M, N, K, step_a, step_b, depth, slices, "
             f"wide_a && aligned({names[0]}), wide_b && aligned({names[1]}), parts, arrived}};",
-            f"{kernel}(shared, of, block, [&](Index r, Index c, float sum) {{",
+            f"{kernel}(shared, of, block, [&](Index r, Index c, float sum, int) {{",
             *_indented(body),
             "});",
         )
@@ -429,8 +429,9 @@ class Generator:
     def _convolution(self, made: Function, result: Tensor, names: Sequence[str], w: Writer, places: Places) -> None:
         found = implicit(result, self._sizes.count)
         M, N, K = found.sizes
+        sums = places.group.of("sum")
         plan = product_plan(M * found.count, N, K, _precision(result))
-        self._cut(made, found.sizes, plan, found.count)
+        self._cut(made, found.sizes, plan, found.count, least=1 if sums else 0)
         kernel = self._tiled(made, result, plan, found.transposed)
         made.needs.add("convolution.cuh")
         block, parts, arrived = "block", "parts", "arrived"
@@ -440,23 +441,61 @@ class Generator:
             block = "block % (tiles * slices)"
             cells = plan.tiling.rows * plan.tiling.columns
             parts, arrived = f"parts + (long long)phase * tiles * slices * {cells}", "arrived + phase * tiles"
+        self._begin_sums(w, sums, plan.tiling.own_columns)
         body = self._epilogue(made, places.group, result, w, places)
         wide = (f"{one} && aligned({name})" for one, name in zip(found.wide, names, strict=True))
         w.write(
             *found.lines,
             f"const ProductOf<{ctype(result.inputs[0].dtype)}> of{{{', '.join(names)}, M, N, {found.terms}, 0, 0, "
             f"depth, slices, {', '.join(wide)}, {parts}, {arrived}}};",
-            f"{kernel}(shared, of, {block}, [&](Index m, Index c, float sum) {{",
+            f"{kernel}(shared, of, {block}, [&](Index m, Index c, float sum, int{' own' if sums else ''}) {{",
             f"    const Index r = {found.row};",
             *(["    if (r < 0) return;"] if found.count > 1 else []),
             *_indented(body),
-            f"}}, {', '.join(found.matrices)});",
+            f"}}, {', '.join(found.matrices)}{', [&](const auto &columns) {' if sums else ');'}",
         )
+        if sums:
+            self._columns_of_tiles(made, w, places, plan, (M, N), found.count)
+            w.write("});")
 
-    def _cut(self, made: Function, sizes: tuple[int, int, int], plan: ProductPlan, matrices: int) -> None:
-        """Note the blocks of products of these M, N and K by a plan, and the arguments that say them."""
+    def _columns_of_tiles(
+        self, made: Function, w: Writer, places: Places, plan: ProductPlan, sizes: tuple[int, int], phases: int
+    ) -> None:
+        """Write sums over rows of a product's results: of a tile, and by the last block of all tiles."""
+        M, N = sizes
+        tiles, of_columns = plan.tiles(max(M, 1), 1) * phases, plan.tiles(1, N)
+        nodes = _nodes(tiles)
+        (arrived,) = [one for one in made.arguments if one.name == "arrived"]
+        arrived.value += 4 * of_columns * sum(nodes[1:])
+        made.arguments.append(Argument("int", "row_tiles", tiles))
+        leave, take = list[str](), list[str]()
+        for number, one in enumerate(places.group.of("sum")):
+            part = f"parts_{number}"
+            made.arguments.append(Argument(f"{_wide(one)} *", part, _width(one) * sum(nodes[:-1]) * N))
+            w.write(f"    {_wide(one)} total_{number} = columns.template join<{join_of(one)}>(sum_{number});")
+            leave.append(f"{part}[(long long)n * N + c] = total_{number};")
+            take.append(f"total_{number} = columns.template join<{join_of(one)}>({part}, begin, count);")
+            w.known[one, places.final] = self._total(one, number)
+        tile = "columns.row_tile" + (f" + phase * (row_tiles / {phases})" if phases > 1 else "")
+        w.write(
+            "    const Index c = columns.column();",
+            "    auto leave = [&](int n) {",
+            f"        if (columns.has_column()) {{ {' '.join(leave)} }}",
+            "    };",
+            f"    auto take = [&](int begin, int count) {{ {' '.join(take)} }};",
+            f"    if (!columns.over_tiles({tile}, row_tiles, arrived, leave, take)) return;",
+        )
+        self._finals(made, w, places, places.group, "columns.has_column()")
+
+    def _cut(
+        self, made: Function, sizes: tuple[int, int, int], plan: ProductPlan, matrices: int, least: int = 0
+    ) -> None:
+        """Note the blocks of products of these M, N and K by a plan, and the arguments that say them.
+
+        There are blocks for `least` rows where there are fewer.
+        """
         (M, N, _), tiling = sizes, plan.tiling
-        tiles = plan.tiles(M, N) * matrices
+        tiles = plan.tiles(max(M, least), N) * matrices
         made.blocks = tiles * plan.slices
         cells = tiling.rows * tiling.columns * made.blocks if plan.slices > 1 else 0
         made.arguments += [
@@ -467,10 +506,11 @@ class Generator:
         ]
 
     def _epilogue(self, made: Function, group: Group, result: Tensor, w: Writer, places: Places) -> list[str]:
-        """Return what becomes of `sum`, the product's element of row r and column c."""
+        """Return what becomes of `sum`, the product's element of row r and column c, `own` among the thread's."""
         with w.scope(1) as body:
             w.known[result, places.element] = Ex("sum", 2)
             mains = [(one, w.value(one, places.index(one.shape, "main"))) for one in group.of("main")]
+            self._join_terms(w, places, group.of("sum"), "[own]")
             self._store(made, w, places, mains)
         return body
 
@@ -509,14 +549,20 @@ class Generator:
 
     # Sums over all elements, which the last block ends
 
-    def _begin_sums(self, w: Writer, sums: Sequence[Tensor]) -> None:
+    def _begin_sums(self, w: Writer, sums: Sequence[Tensor], columns: int | None = None) -> None:
+        """Write what a thread adds up in: a number each, or one for each of its columns."""
         for number, one in enumerate(sums):
-            w.write(f"{join_type(one)} sum_{number} = {join_of(one)}::identity<{join_type(one)}>();")
+            kind, name, none = join_type(one), f"sum_{number}", f"{join_of(one)}::identity<{join_type(one)}>()"
+            if columns is None:
+                w.write(f"{kind} {name} = {none};")
+            else:
+                w.write(f"{kind} {name}[{columns}];", "#pragma unroll")
+                w.write(f"for (int own = 0; own < {columns}; ++own) {name}[own] = {none};")
 
-    def _join_terms(self, w: Writer, places: Places, sums: Sequence[Tensor]) -> None:
+    def _join_terms(self, w: Writer, places: Places, sums: Sequence[Tensor], of_column: str = "") -> None:
         numbers = {one: number for number, one in enumerate(places.group.of("sum"))}
         for one in sums:
-            name, term = f"sum_{numbers[one]}", self._term(w, places, one)
+            name, term = f"sum_{numbers[one]}{of_column}", self._term(w, places, one)
             w.write(f"{name} = {join_of(one)}::join({name}, {term});")
 
     def _term(self, w: Writer, places: Places, one: Tensor) -> str:
@@ -570,6 +616,14 @@ class Generator:
         made.places[tensor] = place
         name = made.pointers.setdefault(tensor, self._names[tensor])
         return name if place is None else f"{name}[{w.at(place).text}]"
+
+
+def _nodes(tiles: int) -> list[int]:
+    """Return how many nodes each level of a tree has that joins 32 at a time, FAN of `TileColumns`, leaves first."""
+    found = [tiles]
+    while found[-1] > 1:
+        found.append(-(-found[-1] // 32))
+    return found
 
 
 def _precision(product: Tensor) -> str:
@@ -776,8 +830,9 @@ reinterpret_cast|return|short|signed|sizeof|static|static_assert|static_cast|str
 throw|true|try|typedef|typeid|typename|union|unsigned|using|virtual|void|volatile|wchar_t|while|xor|xor_eq
 """
 _RESERVED = re.compile(
-    r"[virck]\d*|(sum|total|of_block|best|start|parts|k|i)_?\d*|drawn\d*|[MNKm]|of|end|phase|patches|pixels|column|lane|tiles|tile|chunk|chunks"
-    r"|chunk_number|arrived|first|blocks|depth|slices|min|max|" + "|".join(_KEYWORDS.split())
+    r"[nvirck]\d*|(sum|total|of_block|best|start|parts|k|i)_?\d*|drawn\d*|[MNKm]|of|end|phase|patches|pixels|column"
+    r"|columns|lane|tiles|tile|row_tiles|chunk|chunks|chunk_number|arrived|leave|take|first|begin|count|own|blocks|depth"
+    r"|slices|min|max|" + "|".join(_KEYWORDS.split())
 )
 
 

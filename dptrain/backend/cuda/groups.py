@@ -87,7 +87,7 @@ class Group:
     @property
     def by_column(self) -> bool:
         """Whether its sums go over the rows, for each column."""
-        return self.kind in ("columns", "totals")
+        return self.kind in ("columns", "totals", "product")
 
     @property
     def space(self) -> tuple[object, ...]:
@@ -432,7 +432,7 @@ def roles_in(tensor: Tensor, group: Group) -> Iterator[Role]:
     lead, inner = extent(group.lead), extent(group.inner)
     if how is not None:
         kind, axes = how
-        if kind == group.kind and weights(axes) == weights(group.axes):
+        if (kind == group.kind or _sums_results(tensor, group)) and weights(axes) == weights(group.axes):
             yield "reduce" if kind == "rows" else "sum"
         if kind == "all" and group.kind in ("map", "rows"):
             terms = tensor.inputs[0].shape
@@ -453,6 +453,15 @@ def roles_in(tensor: Tensor, group: Group) -> Iterator[Role]:
         yield "main"
     if group.of("sum") and own == (inner if group.by_column else ONE):
         yield "final"
+
+
+def _sums_results(tensor: Tensor, group: Group) -> bool:
+    """Whether the blocks of a group should add up its results over the rows: a convolution's, of which there are many.
+
+    Those of a product of matrices, a row for each of the batch, are read again in little time.
+    """
+    products = [one for one in group.roles if is_product(one)]
+    return bool(products) and isinstance(lowering_of(products[0]), Convolution) and join_of(tensor) == "Sum"
 
 
 def is_dealt(shape: Shape, group: Group) -> bool:
@@ -490,9 +499,9 @@ class Places:
     def __init__(self, writer: Writer, group: Group) -> None:
         self._writer, self.group = writer, group
         self.row = along(Axis("i" if group.kind == "map" else "r", extent(group.lead), 1))
-        # The columns of sums are known before the rows, and after them.
-        self.column = along(Axis("c", extent(group.inner), 0 if group.by_column else 2))
-        self.final = self.column if group.by_column else NOWHERE
+        # The columns of sums are known before the rows, and after them; a product's are known with the rows.
+        self.column = along(Axis("c", extent(group.inner), 0 if group.kind in ("columns", "totals") else 2))
+        self.final = along(Axis("c", extent(group.inner), 0)) if group.by_column else NOWHERE
         sides = {
             side: iter(split(place, [n for one, shape in group.axes if one == side for n in shape]))
             for side, place in (("row", self.row), ("column", self.column))

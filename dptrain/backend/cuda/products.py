@@ -34,6 +34,12 @@ class Tiling:
     threads: int
     shared: int = 0
 
+    @property
+    def own_columns(self) -> int:
+        """Of how many of a tile's columns a thread has results: EACH of `TileColumns`."""
+        by_thread = {"product_tf32": 16, "product_half": 4}
+        return self.columns // 32 if self.kernel == "product_wgmma" else self.inner[2] // by_thread.get(self.kernel, 1)
+
 
 def _square(kernel: str, tile: int, inner: tuple[int, int, int], threads: int) -> Tiling:
     return Tiling(kernel, tile, tile, inner, threads)

@@ -104,6 +104,47 @@ def test_a_new_kernel_is_computed_with_its_gradient_unless_others_read_the_old_o
     )
 
 
+def test_a_convolution_adds_up_its_results_over_rows_and_places():
+    """For BatchNormalization, and for a bias's gradient behind the gradient in images; a library's blocks do not."""
+    kept = Variable(np.zeros(8, np.float32), "kept")
+
+    def step(x, kernel):
+        y = ops.conv(x, kernel)
+        mean = ops.mean(y, (0, 1, 2))
+        kept.assign(kept * 0.9 + mean * 0.1)
+        return {"mean": mean, "spread": ops.sum(ops.square(y - mean), (0, 1, 2)), "greatest": ops.max(y, (0, 1, 2))}
+
+    inputs = {"x": IMAGES["x"], "kernel": IMAGES["kernel"]}
+    summed = "conv2d", "reduce_sum", "divide", "add"
+    found = groups_of(step, **inputs)
+    assert ("product", *summed) in found
+    assert {one[0] for one in found if "reduce_max" in one or one[1:] == ("reduce_sum",)} == {"columns"}
+    assert ("columns", "reduce_sum", "divide", "reduce_max", "add") in groups_of(step, conv="cudnn", **inputs)
+
+
+def test_a_product_of_matrices_leaves_sums_over_its_rows_to_others():
+    def step(x, kernel):
+        y = x @ kernel
+        return {"y": y, "sum": ops.sum(y, 0)}
+
+    found = groups_of(step, x=(Dim.rows(4), 6), kernel=(6, 8))
+    assert found == {("product", "batch_matmul"), ("columns", "reduce_sum")}
+
+
+def test_a_convolution_whose_sums_update_what_others_still_read_leaves_the_update():
+    """A new value that the blocks of a product beside it could meet."""
+    scale = Variable(np.ones(3, np.float32), "scale")
+
+    def step(x, kernel, beside):
+        y = ops.conv(x * scale, kernel, padding="same")
+        dx = ops.conv(x, beside, padding="same")
+        scale.assign(scale - ops.sum(dx, (0, 1, 2)))
+        return {"y": y, "dx": dx}
+
+    found = groups_of(step, x=(Dim.rows(4), 6, 6, 3), kernel=(3, 3, 3, 8), beside=(3, 3, 3, 3))
+    assert {("product", "conv2d", "reduce_sum"), ("map", "subtract")} <= found
+
+
 def test_convolutions_look_through_views_that_keep_the_order():
     kernel = np.ones((2, 2, 1, 3), np.float32)
 
