@@ -368,6 +368,20 @@ def test_nothing_is_computed_for_what_is_whole_anyway(monkeypatch):
     assert found[0] == found[1]
 
 
+def test_muon_has_one_whole_matrix_at_a_time(monkeypatch):
+    """Also where all updates can begin at once, since all gradients wait for their norm."""
+    monkeypatch.setattr(messages, "_LARGE", 1)
+    sizes = {}
+    for layers in (4, 12):
+        step = Layers([(64, 64)] * layers, Muon(global_clipnorm=0.1))
+        sharded = dict.fromkeys(step.weights, (BATCH, None))
+        program = program_of(sharded, sharded, {"batch": 4}, step)
+        sizes[layers] = planned(*lowered(program, alone=False), 1)[1].size
+    one_layer = 64 * 64 * 8
+    assert sizes[12] - sizes[4] < 8 * one_layer / 4 * 1.1, "a gradient's part a layer"
+    assert sizes[4] < 6 * one_layer
+
+
 def test_what_is_summed_in_place_may_be_gathered_at_once():
     """A partial sum that some need whole along one axis of the mesh, and others summed over another one."""
     data = np.arange(24.0).reshape(4, 6)
