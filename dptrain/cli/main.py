@@ -142,7 +142,7 @@ def _run(argv: Sequence[str]) -> int:
     if config.mesh is not None and command == "train":
         from dptrain.cli.mesh import arranged
 
-        comm = arranged(config.mesh, comm)
+        comm = arranged(config.mesh, comm, config.stages)
     if config.stages > 1 and command == "train":
         from dptrain.cli.mesh import in_stages
 

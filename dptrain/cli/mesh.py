@@ -32,14 +32,21 @@ def lengths_of(mesh: str) -> dict[str, int]:
     return found if BATCH in found else {BATCH: 1, **found}
 
 
-def arranged(mesh: str, comm: Communicator) -> Communicator:
+def arranged(mesh: str, comm: Communicator, stages: int = 1) -> Communicator:
     """Let the ranks train on a mesh, and return them. Collective.
 
+    Args:
+        mesh: as `lengths_of`.
+        comm: all ranks.
+        stages: of pipelines that they are to be then.
+
     Raises:
-        AgreedError: there are not so many ranks, with exit code 2.
+        AgreedError: there are not so many ranks, or pipelines do not go on the mesh, with exit code 2; nothing is set.
     """
     lengths = comm.agree("configuration", lambda: lengths_of(mesh))
     comm.agree("configuration", lambda: check_lengths(lengths, comm.size))
+    if stages > 1:
+        comm.agree("configuration", lambda: pipelines(stages, lengths))
     grid = DeviceMesh(tuple(lengths.values()), list(lengths))
     set_distribution(ModelParallel(layout_map=LayoutMap(grid), batch_dim_name=BATCH))
     return ranks()

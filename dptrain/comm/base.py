@@ -273,11 +273,11 @@ class Communicator(ABC):
         if self.size == 1:
             return [json.loads(_encoded(fact))]
         # What each rank calls travels along: a rank in another method would take these facts for its own.
-        found = [json.loads(message) for message in self.allgather_bytes(_encoded([call, str(phase), fact]))]
+        found = [json.loads(message) for message in self.allgather_bytes(_encoded([call, phase.for_others, fact]))]
         if len({one[0] for one in found}) > 1:
             # The phases are the user's words ("fit", "saving"); where they are equal only the calls tell.
             shown = [one[1] for one in found] if len({one[1] for one in found}) > 1 else [one[0] for one in found]
-            raise AgreedError("collective", ExitCode.CONFIG, _apart(shown), [])
+            raise _ended("collective", ExitCode.CONFIG, _apart(shown))
         return [one[2] for one in found]
 
     def broadcast_fact(self, fact: Any) -> Any:
@@ -310,7 +310,7 @@ class Communicator(ABC):
         ]
         if differences:
             more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
-            raise AgreedError(what, ExitCode.CONFIG, f"{what}: {'; '.join(differences[:_SHOWN])}{more}", [])
+            raise _ended(what, ExitCode.CONFIG, f"{what}: {'; '.join(differences[:_SHOWN])}{more}")
 
     def agree(self, where: str, action: Callable[[], T]) -> T:
         """Run `action` on every rank and return its result, or fail on every rank alike.
@@ -337,7 +337,7 @@ class Communicator(ABC):
         reports = self.allgather([self.process, report], call=f"agree({where!r})")
         failed = [(rank, process, *found) for rank, (process, found) in enumerate(reports) if found is not None]
         if failed:
-            raise AgreedError(
+            raise _ended(
                 where,
                 ExitCode(failed[0][2]),
                 _merge([(rank, process, text) for rank, process, _, text in failed], self.size),
@@ -361,6 +361,12 @@ def unpack(source: int, message: bytes) -> Mail:
 def _encoded(fact: Any) -> bytes:
     """Return a fact as JSON; numbers and arrays of NumPy are Python's there."""
     return json.dumps(plain(fact)).encode()
+
+
+def _ended(where: str, exit_code: ExitCode, text: str, failures: Sequence[tuple[int, str]] = ()) -> AgreedError:
+    """Return an error of all ranks, which ends what they do; as `AgreedError`."""
+    phase.fail()
+    return AgreedError(where, exit_code, text, failures)
 
 
 def _apart(calls: Sequence[str]) -> str:

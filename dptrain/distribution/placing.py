@@ -56,13 +56,17 @@ def ranks(stages: int = 1) -> Communicator:
     return _arranged[key]
 
 
-def pipelines(stages: int) -> dict[str, int]:
+def pipelines(stages: int, mesh: dict[str, int] | None = None) -> dict[str, int]:
     """Return the mesh of the ranks as pipelines of so many stages.
 
+    Args:
+        stages: as above.
+        mesh: on which they are, as `current_mesh`, which it is by default.
+
     Raises:
-        ConfigError: their number is no multiple of it, or the current distribution's mesh has other axes.
+        ConfigError: their number is no multiple of it, or the mesh has other axes.
     """
-    size, mesh = comms.current().size, current_mesh()
+    size, mesh = comms.current().size, current_mesh() if mesh is None else mesh
     if mesh is not None and mesh != {BATCH: size}:
         grid = ",".join(f"{axis}={length}" for axis, length in mesh.items())
         raise ConfigError(f"stages = {stages}: not supported on the mesh {grid}; leave out one of them")

@@ -788,6 +788,7 @@ class Model(Fitting, Files, Structure):
                 raise DeviceError(str(error)) from error
             phase.enter("user code")
         except AgreedError:
+            phase.fail()
             raise
         except BaseException as error:
             if comm.size > 1 and detect_launch() is not None:  # else a fork, which may leave

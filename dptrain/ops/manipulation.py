@@ -1,4 +1,4 @@
-"""Shapes: reshape, transpose, slices, concatenation, and tensors made of a shape alone."""
+"""Shapes: reshape, transpose, slices, concatenation, tensors made of a shape alone, and tensors without shards."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.errors import ConfigError
-from dptrain.ops.common import common_dtype, elementwise, first_dtype, unbroadcast
+from dptrain.ops.common import broadcast_shape, common_dtype, elementwise, first_dtype, unbroadcast
 from dptrain.program.dims import Dim, quotient
 from dptrain.program.letters import names
 from dptrain.program.lowering import Element, Insert, Join, ViewMap
@@ -18,7 +18,7 @@ from dptrain.program.places import extent
 from dptrain.program.schema import TypeName
 from dptrain.program.shapes import Shape, broadcast, differ, is_one, is_open, normalized_axes, row_axis, size
 from dptrain.program.tensor import FLOATX, Array, Tensor, as_tensors
-from dptrain.program.views import IndexMap, aligned_axes, key_maps, marked
+from dptrain.program.views import IndexMap, aligned_axes, identity, key_maps, marked
 
 # Made of a shape
 
@@ -417,3 +417,28 @@ def concatenate(xs: Sequence[Any], axis: int = 0) -> Tensor:
 def stack(x: Sequence[Any], axis: int = 0) -> Tensor:
     """Return tensors of one shape beside each other along a new axis."""
     return concatenate([expand_dims(one, axis) for one in x], axis)
+
+
+# The same tensor, whole on every rank
+
+
+@op(
+    shape=broadcast_shape,
+    letters=lambda shapes, out, attributes: f"{'X' * len(out)}->{'X' * len(out)}",
+    dtype=first_dtype,
+    linear="each",
+    lowering=ViewMap(identity),
+)
+def unshard(x: Array) -> Array:
+    """x as it is, but sharded over no axis of the mesh: gathered once, where each op that reads it would gather it."""
+    return x
+
+
+@unshard.gradient
+def _unshard(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return dy
+
+
+@unshard.onnx_lowering
+def _unshard_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
+    return x

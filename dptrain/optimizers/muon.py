@@ -8,6 +8,7 @@ from typing import Any
 from dptrain.errors import ConfigError
 from dptrain.ops import matmul, power, sqrt, square, transpose
 from dptrain.ops import sum as summed
+from dptrain.ops.manipulation import unshard
 from dptrain.optimizers.base import Optimizer, as_dtype, check_range
 from dptrain.optimizers.schedules import LearningRateSchedule
 from dptrain.optimizers.schedules.base import float64
@@ -145,6 +146,7 @@ class Muon(Optimizer):
         return rate * sqrt(1 - power(self.adam_beta_2, t)) / (1 - power(self.adam_beta_1, t))
 
     def _orthogonal(self, x: Tensor) -> Tensor:
+        x = unshard(x)  # or each product would gather a factor
         is_high = x.shape[0] > x.shape[1]
         x = transpose(x) if is_high else x
         x = x / as_dtype(sqrt(summed(square(x))) + 1e-7, x.dtype)

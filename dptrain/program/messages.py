@@ -15,7 +15,7 @@ from dptrain.program.lowering import Element
 from dptrain.program.mesh import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, PlacedProgram
 from dptrain.program.passes import rewritten
 from dptrain.program.program import Program
-from dptrain.program.shapes import is_one, size
+from dptrain.program.shapes import is_one, row_axis, size
 from dptrain.program.tensor import Array, Tensor, placeholder
 
 # Bytes of a subtree that ranks exchange at a time: the memory it takes is this times the subtrees of all ranks.
@@ -87,10 +87,10 @@ def levels(program: Program) -> tuple[dict[Tensor, int], dict[Tensor, int]]:
     """Return the stage in which each tensor is there, and of what travels also the one at whose end it is sent.
 
     Sums are sent as soon as they can be. A gather is sent just before the first reader needs it, so that gathered
-    weights do not all lie in memory at once: with what else is gathered then, up to about the largest gather. Programs
-    of a mesh's ranks say the stage themselves, see `local.scheduled`. Elements of what is there from the beginning wait
-    for their first reader too: an optimizer's decayed weights and slots would lie in memory throughout the backward
-    pass.
+    weights do not all lie in memory at once: with what else is gathered then, up to about the largest gather. Layers
+    take turns by themselves; updates that gather something, as Muon's, are made to. Programs of a mesh's ranks say the
+    stage themselves, see `local.scheduled`. Elements of what is there from the beginning wait for their first reader
+    too: an optimizer's decayed weights and slots would lie in memory throughout the backward pass.
     """
     tensors = program.tensors
     level: dict[Tensor, int] = {}
@@ -99,6 +99,16 @@ def levels(program: Program) -> tuple[dict[Tensor, int], dict[Tensor, int]]:
     behind: dict[Tensor, Tensor] = {}  # the gather that a tensor is, or that is read through it
     most = _BESIDE * max((_bytes(one) for one in tensors if one.op is ALL_GATHER), default=0)
     gathered: dict[int, float] = {}  # bytes of those that are sent at a stage's end
+    for_updates: dict[int, float] = {}  # bytes of those that could be sent earlier and have no rows of the batch
+
+    def turn(gather: Tensor) -> int:
+        """Return the stage from which on a gather can be sent: of those that updates read, not too many at a time."""
+        at, nbytes = ready[gather], _bytes(gather)
+        if at > 0 and row_axis(gather.shape) is None:
+            while at in for_updates and for_updates[at] + nbytes > max(most, _LARGE):
+                at += 1
+            for_updates[at] = for_updates.get(at, 0) + nbytes
+        return at
 
     def send(gather: Tensor, wanted: int) -> None:
         at, nbytes = max(wanted, ready.pop(gather)), _bytes(gather)
@@ -121,7 +131,7 @@ def levels(program: Program) -> tuple[dict[Tensor, int], dict[Tensor, int]]:
             continue
         others = [one for one in tensor.inputs if behind.get(one) not in ready]
         for gather in dict.fromkeys(waiting):
-            send(gather, level_of(others))
+            send(gather, max(level_of(others), turn(gather)))
         own = level_of(tensor.inputs)
         if tensor.op in SENT and "stage" in tensor.attributes:
             sent[tensor], level[tensor] = tensor.attributes["stage"], tensor.attributes["stage"] + 1

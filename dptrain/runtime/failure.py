@@ -40,6 +40,7 @@ class Phase:
     def __init__(self, name: str = "start-up") -> None:
         self._numbers = memoryview(bytearray(16)).cast("q")  # epoch and step; 0 for none
         self._shown: memoryview | None = None
+        self._failed = False
         self.name = name
 
     @property
@@ -49,7 +50,7 @@ class Phase:
 
     @name.setter
     def name(self, name: str) -> None:
-        self._name = name
+        self._name, self._failed = name, False
         if self._shown is not None:
             self._shown[:] = name.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0")
 
@@ -89,6 +90,15 @@ class Phase:
     def enter(self, name: str) -> None:
         """Begin a phase outside training."""
         self.name, self.epoch, self.step = name, None, None
+
+    def fail(self) -> None:
+        """Note that an error has ended the phase, whose name stays for the error's message."""
+        self._failed = True
+
+    @property
+    def for_others(self) -> str:
+        """The phase as text, "user code" where it has failed."""
+        return "user code" if self._failed else str(self)
 
     @contextmanager
     def during(self, name: str) -> Iterator[None]:

@@ -6,7 +6,11 @@ from tests.conftest import ROOT
 from tests.launching import Finished, in_turn, mpirun
 
 SCRIPT = str(ROOT / "tests/mpi/scripts/differ.py")
-METHODS = [("fit", "evaluate"), ("predict", "fit"), ("predict", "fit", "later")]
+METHODS = [("fit", "evaluate"), ("predict", "fit"), ("predict", "fit", "later"), ("fit", "evaluate", "again")]
+AGAIN = [
+    ("barrier", "broadcast", "barrier", "broadcast"),
+    ("evaluate", "barrier", "evaluate", "user code"),
+]
 COLLECTIVES = [
     ("barrier", "agree", "in barrier"),
     ("broadcast", "barrier", "in broadcast"),
@@ -20,6 +24,7 @@ COMPILED = [
     ("fit with a bucket", "fit", "comm, bucket_mb and comm_dtype", ("['host', 1, None]", "['host', 25.0, None]")),
 ]
 CALLS = {2: [*((own, others) for own, others, _ in COLLECTIVES), *METHODS]}
+CALLS[2] += [(own, others, "again") for own, others, *_ in AGAIN]
 CALLS[3] = [*METHODS, *((own, others) for own, others, *_ in COMPILED)]
 
 
@@ -64,6 +69,16 @@ def test_collectives_in_user_code(differ, own, others, message, odd):
     (line,) = (line for line in done.err.splitlines() if "AgreedError: " in line)
     assert "the ranks call different methods: " in line
     assert message in line
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+@pytest.mark.parametrize(("own", "others", "one", "other"), AGAIN)
+def test_a_second_message_does_not_repeat_the_names_of_one_that_was_caught(differ, own, others, one, other, odd):
+    done = differ(2, odd, own, others, "again")
+    assert done.code == 2, done.err
+    (line,) = (line for line in done.err.splitlines() if "AgreedError: " in line)
+    assert f"rank {odd} in {one}" in line
+    assert f"rank {1 - odd} in {other}" in line
 
 
 @pytest.mark.parametrize("odd", [0, 1])

@@ -68,6 +68,8 @@ def test_a_model_trains_of_which_no_rank_holds_all(tmp_path, form, most, checkpo
 
 
 REFUSED = {
+    # The first: the others are refused for their own reasons, so it sets nothing.
+    "a mesh": ("--stages 2 --mesh model=2", "stages = 2: not supported on the mesh batch=1,model=2; leave out one of"),
     "3 stages": (
         "--stages 3",
         r"stages = 3: expected a multiple of it as the number of ranks, and found 2; start 3 \(",
@@ -80,8 +82,6 @@ REFUSED = {
     "FSDP": ("--stages 2 --shard-weights", "stages = 2: not supported with shard_weights; leave out one of them"),
     "shards": ("--stages 2 --reproducible", "stages = 2: not supported with shards_per_batch; leave out one of them"),
     "no stages": ("--microbatches 4", "microbatches = 4: expected stages as well, which they go through"),
-    # The last: the mesh stays.
-    "a mesh": ("--stages 2 --mesh model=2", "stages = 2: not supported on the mesh batch=1,model=2; leave out one of"),
 }
 
 

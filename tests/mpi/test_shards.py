@@ -49,3 +49,22 @@ def test_an_optimizer_that_adds_up_parts_of_slots_is_refused():
     (line,) = done.messages
     assert "reduce_sum over parts of sharded variables, which the optimizer needs, depends on the mesh" in line
     assert "leave out train.shards_per_batch and --reproducible, or what shards variables" in line
+
+
+def test_an_optimizer_that_computes_with_whole_slots_has_the_bits_of_one_rank():
+    code = (
+        "import hashlib, numpy as np, dptrain as dp\n"
+        "from dptrain.comm import current\n"
+        "dp.utils.set_random_seed(1)\n"
+        "model = dp.Sequential([dp.Input((4,)), dp.layers.Dense(8, 'tanh'), dp.layers.Dense(5)])\n"
+        "sharded = {'shard_optimizer': True} if current().size > 1 else {}\n"
+        "model.compile('muon', 'mse', shards_per_batch=8, **sharded)\n"
+        "x = np.random.default_rng(0).normal(size=(20, 9)).astype('float32')\n"
+        "model.fit(x[:, :4], x[:, 4:], epochs=3, batch_size=8, verbose=0)\n"
+        "found = b''.join(one.tobytes() for one in model.get_weights())\n"
+        "print(hashlib.sha256(found).hexdigest() * (current().rank == 0), end='')"
+    )
+    alone, together = (python(ranks, "-c", code) for ranks in (0, 3))
+    assert (alone.code, together.code) == (0, 0), together.err
+    assert len(alone.out) == 64
+    assert together.out == alone.out

@@ -10,6 +10,7 @@ import numpy as np
 import dptrain.ops.random
 from dptrain import ops
 from dptrain.ops.indexing import take_each, take_rows
+from dptrain.ops.manipulation import unshard
 from dptrain.program.dims import Dim
 from dptrain.program.gradient import gradients
 from dptrain.program.mesh import Axes
@@ -162,7 +163,7 @@ _TYPES = ("bool", "int8", "uint8", "int16", "int32", "uint32", "int64", "bfloat1
 
 def environment(seeds: dptrain.ops.random.SeedGenerator) -> dict[str, Any]:
     """Return what lines may use beside tensors."""
-    rows = {"take_rows": take_rows, "take_each": take_each}
-    return {"ops": ops, "np": np, "gradients": gradients, "seeds": seeds, **rows} | {
+    more = {"take_rows": take_rows, "take_each": take_each, "unshard": unshard}
+    return {"ops": ops, "np": np, "gradients": gradients, "seeds": seeds, **more} | {
         "dropout": dptrain.ops.random.dropout
     }

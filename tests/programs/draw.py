@@ -382,6 +382,7 @@ def view(d: Drawing, x: str = "", kinds: str = "rtsm") -> str:
         forms += [f"ops.pad({x}, {[(0, 0) if isinstance(n, Dim) else d.choose([(1, 0), (0, 2)]) for n in shape]})"]
         forms += [f"ops.repeat({x}, 2, {axis})", f"ops.roll({x}, 1, {axis})", f"ops.stop_gradient({x})"]
         forms += [f"ops.broadcast_to({x}, (2, *{x}.shape))"] if rank < 4 else []
+        forms += [] if any(isinstance(n, Dim) for n in shape) else [f"unshard({x})"] * 2
         if one.tensor.dtype.kind == "b":
             forms = forms[2:3]
     if not forms:

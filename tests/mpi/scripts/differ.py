@@ -1,13 +1,18 @@
-"""Lets one rank call something else than the others. Arguments: its call, the others' call, its number."""
+"""Lets one rank call something else than the others. Arguments: its call, the others' call, its number.
+
+After "later" all have trained before; after "again" they have differed before, and caught that.
+"""
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 import dptrain as dp
 from dptrain.comm import current
+from dptrain.errors import AgreedError
 
 own, others, odd = sys.argv[1], sys.argv[2], int(sys.argv[3])
 rank = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
@@ -51,5 +56,8 @@ calls = {
 }
 if sys.argv[4:] == ["later"]:
     model.fit(x, y, verbose=0)
+elif sys.argv[4:] == ["again"]:
+    with suppress(AgreedError):
+        calls["predict" if rank == odd else "train_on_batch"]()
 calls[own if rank == odd else others]()
 calls["fit"]()

@@ -65,7 +65,14 @@ def own():
     return Own(), (ROWS, CLASSES), dp.optimizers.MultiOptimizer(chosen)
 
 
-MODELS = {"perceptron": perceptron, "convnet": convnet, "embedding": embedding, "own step": own}
+def matrices():
+    model = dp.Sequential(
+        [dp.Input((12,)), layers.Dense(16, "tanh"), layers.Dense(7, "gelu"), layers.Dense(3, "softmax")]
+    )
+    return model, (ROWS, CLASSES), dp.optimizers.Muon(0.01, global_clipnorm=0.5)
+
+
+MODELS = {"perceptron": perceptron, "convnet": convnet, "embedding": embedding, "own step": own, "matrices": matrices}
 
 
 def trained(name, flags, steps):

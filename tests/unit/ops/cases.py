@@ -64,6 +64,7 @@ CASES: dict[str, list[Case]] = {
         _ONE,
     ),
     **dict.fromkeys(("relu", "stop_gradient"), _ONE),
+    "unshard": [Case(normal(3, 2), rows=(None,))],
     **dict.fromkeys(("log", "log1p", "sqrt"), _ROOTS),
     **dict.fromkeys(("arcsin", "arccos"), _SINES),
     **dict.fromkeys(("ceil", "floor", "rint", "isnan", "isinf", "isfinite"), _ONE),

@@ -1,6 +1,7 @@
 """What a rank of a mesh executes: programs of its own parts, whose weights are gathered while they are needed."""
 
 import itertools
+import re
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -13,9 +14,10 @@ from hypothesis import strategies as st
 from dptrain import ops
 from dptrain.backend.cpu.backend import CpuBackend
 from dptrain.backend.cpu.compiled import lowered, planned
+from dptrain.backend.cuda.compose import Composition
 from dptrain.comm.parts import cut
 from dptrain.errors import ConfigError
-from dptrain.optimizers import SGD, Adagrad, Adam, RMSprop
+from dptrain.optimizers import SGD, Adagrad, Adam, Muon, RMSprop, muon
 from dptrain.program import messages
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
@@ -107,7 +109,10 @@ def test_any_layout_on_any_mesh(data, weighted):
 
 @pytest.mark.parametrize(
     "optimizer",
-    [RMSprop, Adagrad, partial(Adam, clipnorm=0.1), partial(Adam, global_clipnorm=0.1), partial(Adam, clipvalue=0.01)],
+    [
+        *(RMSprop, Adagrad, Muon, partial(Muon, nesterov=False)),
+        *(partial(Adam, clipnorm=0.1), partial(Adam, global_clipnorm=0.1), partial(Adam, clipvalue=0.01)),
+    ],
 )
 @pytest.mark.parametrize("form", ["ZeRO-1", "FSDP"])
 def test_gradients_are_reduce_scattered_whatever_an_optimizer_does_with_them(optimizer, form):
@@ -314,6 +319,67 @@ def test_parts_of_gradients_and_new_weights_lie_where_whole_gradients_lay(monkey
     program = program_of({}, dict.fromkeys(names, (BATCH, None)), {"batch": 4}, step)
     one_layer = 64 * 64 * 8
     assert layers <= planned(*lowered(program, alone=False), 1)[1].size / one_layer < layers + 0.1
+
+
+class Layers(Perceptron):
+    """A step of products of these shapes."""
+
+    def __init__(self, shapes, optimizer):
+        rng = np.random.default_rng(0)
+        self.weights = {f"w{n}": Variable(rng.normal(size=one) / 8, f"w{n}") for n, one in enumerate(shapes)}
+        self.optimizer = optimizer
+        optimizer.build(self.weights.values())
+
+        def step(x):
+            for one in self.weights.values():
+                x = ops.relu(x @ one)
+            ops.mean(x * x).backward()
+            optimizer.apply([one.grad for one in self.weights.values()], list(self.weights.values()))
+            return {}
+
+        self.program = trace(step, {"x": ((Dim.rows(4), shapes[0][0]), "float64")})
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("of_weights", [False, True])
+@pytest.mark.parametrize("axes", [(BATCH, None), (None, BATCH), (BATCH, "model")], ids=str)
+def test_a_step_of_muon_gathers_each_matrix_once(axes, of_weights, nesterov):
+    """Whatever its shape, and then computes with whole ones: new weights of ZeRO-1 need not be gathered."""
+    step = Layers([(6, 12), (12, 12), (12, 5)], Muon(nesterov=nesterov))
+    sharded = dict.fromkeys(step.weights, axes)
+    program = program_of(sharded if of_weights else {}, sharded, {BATCH: 2, "model": 2}, step)
+    of_slots = {one for variable, one in program.state.items() if variable.path.endswith("momentum")}
+    assert len(of_slots) == 3
+    for one in program.tensors:
+        if not of_slots.isdisjoint(one.inputs):
+            of_slots.add(one)
+    travelling = [one for one in program.tensors if one in of_slots and one.op in SENT]
+    over = [mesh for mesh in axes if mesh is not None]
+    assert Counter((one.op, one.attributes["mesh"]) for one in travelling) == {(ALL_GATHER, mesh): 3 for mesh in over}
+
+
+def test_nothing_is_computed_for_what_is_whole_anyway(monkeypatch):
+    """On one rank kernels are those of the same step without a word about shards, up to numbers in their names."""
+    found = []
+    for word in (muon.unshard, lambda x: x):
+        monkeypatch.setattr(muon, "unshard", word)
+        program = place(Layers([(6, 12), (12, 5)], Muon()).program)
+        found.append([lowered(program)[1].source, re.sub(r"_\d+", "", Composition(program).source())])
+    assert found[0] == found[1]
+
+
+def test_muon_has_one_whole_matrix_at_a_time(monkeypatch):
+    """Also where all updates can begin at once, since all gradients wait for their norm."""
+    monkeypatch.setattr(messages, "_LARGE", 1)
+    sizes = {}
+    for layers in (4, 12):
+        step = Layers([(64, 64)] * layers, Muon(global_clipnorm=0.1))
+        sharded = dict.fromkeys(step.weights, (BATCH, None))
+        program = program_of(sharded, sharded, {"batch": 4}, step)
+        sizes[layers] = planned(*lowered(program, alone=False), 1)[1].size
+    one_layer = 64 * 64 * 8
+    assert sizes[12] - sizes[4] < 8 * one_layer / 4 * 1.1, "a gradient's part a layer"
+    assert sizes[4] < 6 * one_layer
 
 
 def test_what_is_summed_in_place_may_be_gathered_at_once():

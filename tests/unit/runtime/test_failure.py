@@ -49,6 +49,16 @@ def test_phase_in_words():
     assert str(phase) == "saving"
 
 
+def test_a_phase_that_has_failed_is_over_for_the_other_ranks():
+    """Its name stays, for the message of the failure, which a user may catch."""
+    phase = Phase()
+    phase.enter("fit")
+    phase.fail()
+    assert (str(phase), phase.for_others) == ("fit", "user code")
+    phase.enter("evaluate")
+    assert (str(phase), phase.for_others) == ("evaluate", "evaluate")
+
+
 def test_a_phase_within_another_ends_where_it_ends_well():
     phase = Phase("training")
     phase.step = 3
