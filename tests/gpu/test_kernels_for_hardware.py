@@ -25,7 +25,9 @@ ARCHITECTURES = ["sm_75", "sm_80", "sm_90a"]
 # What is assembled from an architecture's PTX as well, which takes a third of the time of compiling it. No kernel has
 # code of its own for these. What no other source needs more registers for than a training is compiled for one alone.
 ASSEMBLED = {"sm_80": ["sm_90", "sm_100", "sm_120"]}
-_FOR_ONE = {"every_op", "narrow_types", "sums", *(f"products_64_{one}" for one in ("float32", "tf32", "bfloat16"))}
+_FOR_ONE = {"every_op", "narrow_types", "sums", "convolutions_float32", "step_float16"} | {
+    f"products_{length}_{one}" for length in (64, 512) for one in ("float32", "tf32", "bfloat16")
+}
 # No training computes in float64 on a GPU, nor a map of every op at once: that source may spill, but is to compile.
 _QUICKLY = ["-Xcicc", "-O1", "-Xptxas", "-O0"]
 

@@ -110,7 +110,7 @@ def test_convolutions_of_every_tile(in_precision, rows, tiles):
 
 @pytest.mark.parametrize("rows", [0, 1, 32, 33, 32 * 32, 32 * 32 + 1, 32 * 32 * 32 + 1])
 def test_sums_of_tiles_in_a_tree(cuda_backend, rows):
-    """Tiles of 32 rows, of which each node of the tree joins 32; whole numbers, of which float64 has all sums exactly."""
+    """Tiles of 32 rows, of which a node of the tree joins 32; whole numbers, of which float64 has all sums exactly."""
     rng = np.random.default_rng(rows)
     own = {"strides": (1, 1), "dilation": (1, 1), "before": (0, 0), "size": (1, 32)}
 
@@ -260,7 +260,7 @@ def cnn(
 ):
     """Return the program of a training step of two convolutions and a layer, on stored images, and its data.
 
-    Layers compute in the type `compute`, weights are float32. With `normal`, convolutions are normalized over the batch.
+    Layers compute in the type `compute`, weights are float32. With `normal`, convolutions are normalized over a batch.
     """
     shapes = {"first": (3, 3, image[-1], channels[0]), "first bias": (channels[0],)}
     shapes |= {"second": (3, 3, *channels), "second bias": (channels[1],)}

@@ -422,4 +422,20 @@ CORPUS = {
         mesh={"batch": 2},
         seed=32004406,
     ),
+    "sums of a convolution's results over each of its axes": Case(  # over channels they were of blocks of rows
+        lengths={"n": 3, "c": 2},
+        leaves={"x0": "input n 3 2 1 float32 whole", "w1": "variable 2 1 1 c float32 whole"},
+        lines=(
+            "t0 = ops.conv(x0, w1)",
+            "t1 = ops.sum(t0, 3)",
+            "t2 = ops.sum(t0, (0, 1, 2))",
+            "t3 = ops.sum(t0, (1, 2))",
+            "t4 = ops.sum(t0, (0, 2))",
+            "t5 = ops.sum(t0)",
+        ),
+        outputs=("t1", "t2", "t3", "t4", "t5"),
+        shards=(1, 2),
+        pack=True,
+        seed=45000143,
+    ),
 }

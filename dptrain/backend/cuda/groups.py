@@ -432,7 +432,8 @@ def roles_in(tensor: Tensor, group: Group) -> Iterator[Role]:
     lead, inner = extent(group.lead), extent(group.inner)
     if how is not None:
         kind, axes = how
-        if (kind == group.kind or _sums_results(tensor, group)) and weights(axes) == weights(group.axes):
+        is_own = kind == group.kind or (kind == "columns" and _sums_results(tensor, group))
+        if is_own and weights(axes) == weights(group.axes):
             yield "reduce" if kind == "rows" else "sum"
         if kind == "all" and group.kind in ("map", "rows"):
             terms = tensor.inputs[0].shape
