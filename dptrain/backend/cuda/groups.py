@@ -37,7 +37,7 @@ from dptrain.program.tensor import Tensor, Variable, is_half
 
 # How a group goes over its elements: "map" one by one; "rows" a warp or a block a row; "columns" sums over rows, with a
 # lane for each column; "totals" the same, with a block for one column; "product" by tiles of a matrix product, whose
-# results it gets; "call" by a kernel of a user's own.
+# results it gets, and of a convolution's may sum over the rows, too; "call" by a kernel of a user's own.
 GroupKind = Literal["map", "rows", "columns", "totals", "product", "call"]
 # Where an axis of a group's elements belongs: to the number of the row, or to that within the row, the column.
 Side = Literal["row", "column"]
