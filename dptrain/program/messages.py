@@ -312,7 +312,7 @@ def all_reduce(flat: Array, over: str, comm: Communicator) -> None:
 
 def gathered(flat: Array, comm: Communicator) -> Array:
     """Return every rank's flat array as (ranks, elements), in one message. Collective."""
-    found = np.zeros((comm.size, flat.size), flat.dtype)
+    found = np.full((comm.size, flat.size), -0.0, flat.dtype)  # what changes no number, -0 neither
     found[comm.rank] = flat
     comm.allreduce_sum(found)
     return found

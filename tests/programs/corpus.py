@@ -438,4 +438,12 @@ CORPUS = {
         pack=True,
         seed=45000143,
     ),
+    "the least of zeros over several ranks": Case(  # was -0
+        lengths={"n": 1},
+        leaves={"x2": "input n int64 below 16"},
+        lines=("t1 = ops.one_hot(x2, 16)", "t4 = ops.min(t1, (0,))", "t8 = 1 / t4"),
+        outputs=("t8",),
+        shards=(0, 1),
+        seed=46000619,
+    ),
 }

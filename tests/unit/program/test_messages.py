@@ -10,7 +10,7 @@ from dptrain.comm.node_sum import TreeSum
 from dptrain.comm.parts import cut
 from dptrain.program import messages
 from dptrain.program.dims import Dim
-from dptrain.program.execute import Executable, HostMemory
+from dptrain.program.execute import Executable, HostMemory, evaluate
 from dptrain.program.local import Place, localized
 from dptrain.program.placement import place
 from dptrain.program.program import trace
@@ -119,6 +119,26 @@ def test_sums_of_shards_travel_in_pieces(monkeypatch):
         return messages.tree_reduced(tree, 7, comm)[0].tobytes()
 
     assert set(on_ranks(3, sums)) == set(on_ranks(1, sums))
+
+
+@pytest.mark.parametrize("shards", [(1,), (0, 1), (1, 1, 0)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_the_greatest_of_all_ranks_keeps_the_sign_of_zero(dtype, shards):
+    """So the least of zeros is 0 on any number of ranks, and not -0, by which a quotient is -inf."""
+
+    def step(x):
+        return {"least": 1 / ops.min(x, 0), "greatest": 1 / ops.max(-x, 0)}
+
+    program = place(trace(step, {"x": ((Dim.rows(sum(shards)), 3), dtype)}))
+
+    def work(comm):
+        rows = shards[comm.rank]
+        with np.errstate(divide="ignore"):
+            return evaluate(program, {"x": np.zeros((rows, 3), dtype)}, rows=rows, comm=comm)[0]
+
+    for found in on_ranks(len(shards), work):
+        np.testing.assert_array_equal(found["least"], np.full(3, np.inf))
+        np.testing.assert_array_equal(found["greatest"], np.full(3, -np.inf))
 
 
 def test_what_travels_together():
