@@ -1,7 +1,7 @@
 // Products of matrices in float32.
 //
-// product<tile sizes, layout>(shared, operands, block, epilogue, a, b): c_MN = a b, for a tile of BM x BN results a block of
-// BM / TM * BN / TN threads; see `Product` in tiles.cuh for the operands, and `Dense` for a and b, which say where their
+// product<tile sizes, layout>(shared, operands, block, epilogue, a, b, columns): c_MN = a b, for a tile of BM x BN results a
+// block of BM / TM * BN / TN threads; see `Product` in tiles.cuh for the operands, and `Dense` for a and b, which say where their
 // elements are. The epilogue gets (row, column, sum, own) of each result, the row counted over the batch, and writes what
 // becomes of it; `own` numbers the thread's columns. Where results are summed over rows, `columns` ends it; see `TileColumns`.
 //

@@ -1,6 +1,7 @@
 """Generated sources compile with NVIDIA's nvcc for every supported architecture, without spilling registers."""
 
 import functools
+import itertools
 import shutil
 import subprocess
 
@@ -25,9 +26,7 @@ ARCHITECTURES = ["sm_75", "sm_80", "sm_90a"]
 # What is assembled from an architecture's PTX as well, which takes a third of the time of compiling it. No kernel has
 # code of its own for these. What no other source needs more registers for than a training is compiled for one alone.
 ASSEMBLED = {"sm_80": ["sm_90", "sm_100", "sm_120"]}
-_FOR_ONE = {"every_op", "narrow_types", "sums", "convolutions_float32", "step_float16"} | {
-    f"products_{length}_{one}" for length in (64, 512) for one in ("float32", "tf32", "bfloat16")
-}
+_FOR_ONE = {"every_op", "narrow_types", "sums", *(f"products_64_{one}" for one in ("float32", "tf32", "bfloat16"))}
 # No training computes in float64 on a GPU, nor a map of every op at once: that source may spill, but is to compile.
 _QUICKLY = ["-Xcicc", "-O1", "-Xptxas", "-O0"]
 
@@ -78,10 +77,15 @@ def of_warpgroups():
         yield f"products_{length}_{dtype}", products(length, dtype, of_halves="wgmma")
     layers, _ = mlp(np.random.default_rng(0), 1024, 2048, 10, 1024, 2048, compute="bfloat16")
     yield "step_bfloat16", apart(Composition(layers, of_halves="wgmma"))
-    for strides in (1, 2):
-        options = {"strides": strides, "compute": "bfloat16", "normal": strides == 1}
-        of_images, _ = cnn(np.random.default_rng(0), (28, 28, 64), (128, 256), 10, 128, 200, **options)
-        yield f"convolutions_strides_{strides}", apart(Composition(of_images, of_halves="wgmma"))
+    for name, options in (
+        ("convolutions_strides_1", {}),
+        ("convolutions_strides_2", {"strides": 2}),
+        ("normalized", {"normal": True}),
+    ):
+        of_images, _ = cnn(
+            np.random.default_rng(0), (28, 28, 64), (128, 256), 10, 128, 200, compute="bfloat16", **options
+        )
+        yield name, apart(Composition(of_images, of_halves="wgmma"))
 
 
 def sources(architecture):
@@ -101,19 +105,18 @@ def sources(architecture):
         yield "every_op", apart(Composition(program_of_all("float32")[0]))
         yield "narrow_types", Composition(CORPUS["extremes of narrow types"].trace()).source()
         yield "sums", Composition(shapes_program(np.random.default_rng(0), 700)[0]).source()
-    for precision, normal in (("float32", False), ("float32", True), ("tf32", True)):
-        of_images, _ = cnn(np.random.default_rng(0), (28, 28, 1), (32, 64), 10, 128, 200, strides=2, normal=normal)
-        name = f"{'normalized' if normal else 'convolutions'}_{precision}"
-        yield name, apart(Composition(of_images, precision=precision))
+    networks = {"convolutions": {"strides": 2}, "normalized": {"strides": 2, "normal": True}}
+    for precision, (name, options) in itertools.product(("float32", "tf32"), networks.items()):
+        of_images, _ = cnn(np.random.default_rng(0), (28, 28, 1), (32, 64), 10, 128, 200, **options)
+        yield f"{name}_{precision}", apart(Composition(of_images, precision=precision))
     for precision in ("float32", "tf32"):
         yield f"step_{precision}", Composition(step_of(), precision=precision).source()
     for dtype in HALVES:
         of_halves = "float32" if architecture == "sm_75" else "half"
         yield f"step_{dtype}", Composition(step_of(dtype), of_halves=of_halves).source()
-    if architecture == "sm_80":
-        options = {"strides": 2, "compute": "bfloat16", "normal": True}
-        of_images, _ = cnn(np.random.default_rng(0), (28, 28, 1), (32, 64), 10, 128, 200, **options)
-        yield "normalized_bfloat16", apart(Composition(of_images, of_halves=of_halves))
+    for name, options in networks.items() if architecture == "sm_80" else ():
+        of_images, _ = cnn(np.random.default_rng(0), (28, 28, 1), (32, 64), 10, 128, 200, compute="bfloat16", **options)
+        yield f"{name}_bfloat16", apart(Composition(of_images, of_halves=of_halves))
     for precision in layouts:
         for length in lengths if precision != "float16" else lengths[-1:]:  # which differs in one instruction
             of_tile = layouts[precision] if length == 2048 else ("nn", "tn")  # smaller tiles need fewer registers
@@ -157,7 +160,7 @@ def test_compiles_without_spills(nvcc, architecture, tmp_path, record_property):
     for name, text in sources(architecture):
         if (
             architecture == "sm_75"
-            and name.startswith(("step_tf32", "normalized_tf32", "products"))
+            and name.startswith(("step_tf32", "convolutions_tf32", "normalized_tf32", "products"))
             and not name.endswith("_float32")
         ):
             continue  # whose tensor cores know neither TF32 nor bfloat16

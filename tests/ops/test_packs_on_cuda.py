@@ -82,7 +82,7 @@ def test_a_run_in_a_pack_has_the_bits_of_the_run_alone(cuda_backend, another, pl
     rng = np.random.default_rng(places)
     free = [another() for _ in range(places)]
     runs, seeds, checked = [], iter(range(1000)), 0
-    for _ in range(8 if places < 16 else 3):
+    for _ in range(8):
         while free:
             runs.append(Run(free.pop(), next(seeds)))
         for run in runs:
