@@ -13,6 +13,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from hypothesis import Phase, settings
 
+from tests.sample import SAMPLED
+
 # Also where PYTHONDONTWRITEBYTECODE is set: pytest rewrites the assertions of all test modules, in half the time of
 # collecting them, and processes that tests start collect some of them again.
 sys.dont_write_bytecode = False
@@ -40,15 +42,26 @@ settings.register_profile(
 settings.load_profile("same")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add what runs the long tests as well."""
+    parser.addoption("--long", action="store_true", help="run the whole suite with what is marked long: an hour")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Run the whole suite in a process more than there are cores, up to four; chosen files, and one GPU, in one.
 
     A quarter of their time tests wait: for time limits, and for processes that sleep until a signal comes. A process
     that is done takes over half of what another has left, in a row: what a file's tests share is made once.
+
+    The whole suite, and what its tests start, leave out the long tests; chosen files run all that they hold.
     """
     options = config.option
     whole = config.args_source is not pytest.Config.ArgsSource.ARGS
+    if whole and not options.long:
+        os.environ[SAMPLED] = "1"
+    if os.environ.get(SAMPLED) and "long" not in options.markexpr:
+        options.markexpr = f"({options.markexpr}) and not long" if options.markexpr else "not long"
     wanted = getattr(options, "numprocesses", 0)  # no such option: pytest-xdist is not installed
     alone = hasattr(config, "workerinput") or options.usepdb or os.environ.get("DPTRAIN_REAL_GPU") == "1"
     if wanted is None and options.dist == "no" and whole and not alone:

@@ -6,6 +6,8 @@
 import numpy as np
 import pytest
 
+from tests.sample import sample
+
 pytestmark = pytest.mark.filterwarnings("ignore")  # Keras'
 
 rng = np.random.default_rng(0)
@@ -55,7 +57,7 @@ def branches(k):
     return k.Model([left, right], outputs), k.optimizers.AdamW(0.01, weight_decay=0.01), loss, data, options
 
 
-@pytest.mark.parametrize("build", [classifier, normalized, pictures, branches])
+@pytest.mark.parametrize("build", sample([classifier, normalized, pictures, branches], 2, first=1))
 def test_losses_metrics_and_weights(keras, build):
     import dptrain as dp
 

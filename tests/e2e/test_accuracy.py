@@ -17,6 +17,7 @@ def test_mnist(mnist_dir, tmp_path):
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["metrics"]["val_accuracy"] >= 0.970
 
 
+@pytest.mark.long
 def test_built_in_data_is_neither_trivial_nor_hopeless(tmp_path):
     done = dptrain(0, "--out", str(tmp_path / "run"), timeout=180, DPTRAIN_JIT_COMPILE="1")
     assert (done.code, done.err) == (0, "")

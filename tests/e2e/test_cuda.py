@@ -269,6 +269,7 @@ def test_kernels_are_compiled_once_for_all_ranks(small_npz, tmp_path):
         assert len(cubins) == 3
 
 
+@pytest.mark.long
 def test_products_in_tf32(small_npz, tmp_path):
     """Close to float32's numbers, but not the same: the flag reaches the kernels."""
     losses = {}
@@ -297,6 +298,7 @@ def test_products_by_cublaslt(small_npz, tmp_path):
     assert losses["cublaslt"] == pytest.approx(losses["dptrain"], rel=1e-5)
 
 
+@pytest.mark.long
 def test_products_by_whoever_was_faster(small_npz, tmp_path):
     """All ranks take rank 0's choice, and a training that goes on takes it again, whatever is measured meanwhile."""
     options = {"PYTHONPATH": f"{ROOT}:{STANDINS}", "EMULATOR_DEVICES": "2", "DPTRAIN_CACHE": str(tmp_path / "cache")}

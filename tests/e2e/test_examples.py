@@ -10,12 +10,15 @@ from PIL import Image
 from tests.conftest import ROOT
 from tests.emulated import emulated_ranks, inside_emulator
 from tests.launching import python
+from tests.sample import sample
 
 EXAMPLES = ROOT / "examples"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "least", "ranks"), [("fashion_mnist", 0.95, 0), ("mnist_rmsprop", 0.97, 2)])
+@pytest.mark.parametrize(
+    ("name", "least", "ranks"), sample([("fashion_mnist", 0.95, 0), ("mnist_rmsprop", 0.97, 2)], 2)
+)
 def test_on_real_digits(mnist_dir, name, least, ranks):
     """Fashion-MNIST has the files and the shapes of MNIST, which is at hand.
 
@@ -36,6 +39,7 @@ def started(ranks: int, name: str, *arguments: str) -> list[str]:
     return done.out.splitlines()
 
 
+@pytest.mark.long
 def test_two_models_trained_in_turn():
     options = ["--dtype", "float64", "--steps", "5", "--batch-size", "10", "--width", "4"]
     alone, together = (started(ranks, "gan", *options) for ranks in (0, 3))
@@ -83,6 +87,7 @@ def test_a_layer_and_an_op_of_ones_own(name, most):
     assert float(loss) < most
 
 
+@pytest.mark.long
 def test_an_ensemble_is_better_calibrated_than_its_members():
     options = ["--members", "3", "--epochs", "4", "--samples", "2000"]
     alone, together = (started(ranks, "ensemble", *options) for ranks in (0, 2))
@@ -96,11 +101,15 @@ def test_an_ensemble_is_better_calibrated_than_its_members():
 @pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
 @pytest.mark.parametrize(
     ("name", "ranks", "arguments"),
-    [
-        ("gan", 2, ["--steps", "2", "--epochs", "2", "--width", "2"]),
-        ("custom_op", 2, ["--epochs", "1"]),
-        ("siamese", 0, ["--epochs", "1", "--images", "40", "--width", "1"]),
-    ],
+    sample(
+        [
+            ("gan", 2, ["--steps", "2", "--epochs", "2", "--width", "2"]),
+            ("custom_op", 2, ["--epochs", "1"]),
+            ("siamese", 0, ["--epochs", "1", "--images", "40", "--width", "1"]),
+        ],
+        3,
+        first=1,
+    ),
 )
 def test_on_the_emulated_gpu(name, ranks, arguments):
     """Queues are executed in random orders that the streams allow: models of one step must share theirs.

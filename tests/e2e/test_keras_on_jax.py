@@ -19,6 +19,7 @@ COMPARED = [
 ]
 
 
+@pytest.mark.long
 def test_beside_keras():
     for package in ("keras", "jax"):
         if importlib.util.find_spec(package) is None:

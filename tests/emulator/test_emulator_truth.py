@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.sample import sample
+
 HERE = Path(__file__).resolve().parent
 MODES: dict[str, dict[str, str]] = {
     "forward": {},
@@ -36,7 +38,7 @@ def all_passed(script: str, done: subprocess.CompletedProcess[str]) -> None:
 
 
 @pytest.mark.parametrize("script", ["truth.py", "basics.py"])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", sample(MODES, 2))
 def test_known_answers(emulator: Any, script: str, mode: str) -> None:
     all_passed(script, emulator.python(script, EMULATOR_DEVICES="2", **MODES[mode]))
 

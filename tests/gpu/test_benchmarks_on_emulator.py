@@ -18,6 +18,7 @@ pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator i
 BENCHMARKS = ROOT / "benchmarks"
 
 
+@pytest.mark.long
 def test_dptrain_trains_and_is_timed(tmp_path):
     output = tmp_path / "out.md"
     arguments = ["--quick", "--frameworks", "dptrain", "--precision", "float32", "--output", str(output)]
@@ -60,6 +61,7 @@ def test_peers_agree_and_a_broken_one_stops_nobody(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_many_runs_are_timed(tmp_path):
     output = tmp_path / "out.md"
     arguments = ["--quick", "--device", "cuda", "--frameworks", "dptrain,dptrain-in-turn", "--output", str(output)]
@@ -82,6 +84,7 @@ def test_many_runs_are_timed(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_many_runs_beside_what_is_installed(tmp_path):
     output = tmp_path / "out.md"
     arguments = ["--quick", "--device", "cpu", "--rounds", "1", "--runs", "2", "--output", str(output)]

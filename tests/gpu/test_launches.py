@@ -132,6 +132,7 @@ def test_steps_in_which_ranks_meet_share_no_graph(tmp_path):
         assert max(kernels) <= 8
 
 
+@pytest.mark.long
 def test_launches_of_a_step_do_not_depend_on_the_number_of_runs(tmp_path):
     alone, pack = (traced(tmp_path, 9, runs, script=PACK) - traced(tmp_path, 2, runs, script=PACK) for runs in (1, 16))
     assert alone == pack

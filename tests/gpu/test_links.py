@@ -8,6 +8,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.emulated import emulated, emulated_ranks, inside_emulator
 from tests.launching import Finished
+from tests.sample import sample
 
 pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
 SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "links_in_trouble.py")
@@ -24,14 +25,17 @@ def train(folder, way: str, transport: str = "nccl", stages: int = 1, **environm
 
 @pytest.mark.parametrize(
     ("way", "transport", "code", "message", "environment"),
-    [
-        ("raises", "nccl", 70, "training, epoch 1, step 3: RuntimeError: bomb", {}),
-        ("raises", "ipc", 70, "training, epoch 1, step 3: RuntimeError: bomb", {}),
-        ("stopped", "nccl", 77, "has been stopped for .* while rank 0 waits in", STALL),
-        ("late", "nccl", 77, "has not come for .* while rank 0 waits in messages between GPUs", STALL),
-        ("late", "ipc", 77, "has not come for .* while rank 0 waits in ", STALL),
-        ("none", "nccl", 77, r"NCCL: RemoteError \(remote process exited", {"NCCL_STANDIN_FAULT": "1:5"}),
-    ],
+    sample(
+        [
+            ("raises", "nccl", 70, "training, epoch 1, step 3: RuntimeError: bomb", {}),
+            ("raises", "ipc", 70, "training, epoch 1, step 3: RuntimeError: bomb", {}),
+            ("stopped", "nccl", 77, "has been stopped for .* while rank 0 waits in", STALL),
+            ("late", "nccl", 77, "has not come for .* while rank 0 waits in messages between GPUs", STALL),
+            ("late", "ipc", 77, "has not come for .* while rank 0 waits in ", STALL),
+            ("none", "nccl", 77, r"NCCL: RemoteError \(remote process exited", {"NCCL_STANDIN_FAULT": "1:5"}),
+        ],
+        2,
+    ),
 )
 def test_a_rank_in_trouble_ends_the_job_in_one_line_that_names_it(tmp_path, way, transport, code, message, environment):
     done = train(tmp_path, way, transport, **environment)
@@ -40,7 +44,7 @@ def test_a_rank_in_trouble_ends_the_job_in_one_line_that_names_it(tmp_path, way,
     assert re.search(f"^dptrain: rank 1/2 .*{message}", done.messages[0])
 
 
-@pytest.mark.parametrize(("transport", "stages"), [("nccl", 1), ("ipc", 2)])
+@pytest.mark.parametrize(("transport", "stages"), sample([("nccl", 1), ("ipc", 2)], 2, first=1))
 def test_a_killed_rank_ends_the_job(tmp_path, transport, stages):
     killed = train(tmp_path, "killed", transport, stages)
     assert killed.code != 0
@@ -83,6 +87,7 @@ def test_what_cannot_be_joined_is_refused_in_one_line(device, shared, transport,
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_auto_takes_the_fastest_that_was_ever_measured(tmp_path):
     """Whatever was the fastest, another one is when the cache says so."""
 
@@ -173,17 +178,24 @@ backend.wait()
 
 @pytest.mark.parametrize(
     ("does", "streams", "message"),
-    [
-        ("time.sleep(60)", "inorder", "has not come for .* while rank 0 waits in messages between GPUs"),
-        ("time.sleep(60)", "random", "has not come for .* while rank 0 waits in messages between GPUs"),
-        ("os._exit(0)", "random", "left while rank 0 waits in messages between GPUs"),
-        ("os.kill(os.getpid(), 19)", "random", "has been stopped for .* while rank 0 waits in messages between GPUs"),
-        (
-            "ranks.barrier()",
-            "random",
-            "different methods: rank 0 in messages between GPUs .*, rank 1 in an all-gather ",
-        ),
-    ],
+    sample(
+        [
+            ("time.sleep(60)", "inorder", "has not come for .* while rank 0 waits in messages between GPUs"),
+            ("time.sleep(60)", "random", "has not come for .* while rank 0 waits in messages between GPUs"),
+            ("os._exit(0)", "random", "left while rank 0 waits in messages between GPUs"),
+            (
+                "os.kill(os.getpid(), 19)",
+                "random",
+                "has been stopped for .* while rank 0 waits in messages between GPUs",
+            ),
+            (
+                "ranks.barrier()",
+                "random",
+                "different methods: rank 0 in messages between GPUs .*, rank 1 in an all-gather ",
+            ),
+        ],
+        2,
+    ),
 )
 def test_a_gpu_that_waits_for_a_rank_in_vain(tmp_path, does, streams, message):
     options = {"EMULATOR_DEVICES": "2", "EMULATOR_LEAKS": "off", "PYTHONPATH": PATH, "TMPDIR": str(tmp_path)}

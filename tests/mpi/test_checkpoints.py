@@ -145,6 +145,7 @@ def test_without_a_good_checkpoint_all_ranks_end_in_one_line(copied, damage, sai
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_killed_trainings_go_on_on_other_meshes(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     from mesh_kills import disturbed, undisturbed

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.launching import in_turn
+from tests.sample import sample
 
 SCRIPT = """
 import os, sys, time
@@ -26,7 +27,7 @@ if way == "warns":
 """
 
 
-@pytest.mark.parametrize("ranks", [0, 3])
+@pytest.mark.parametrize("ranks", sample([0, 3], 2, first=1))
 def test_each_script_has_its_own_outcome(tmp_path, ranks):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

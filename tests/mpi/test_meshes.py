@@ -8,6 +8,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.launching import in_turn
+from tests.sample import sample
 
 SCRIPT = str(ROOT / "tests/mpi/scripts/meshes.py")
 FORMS = {
@@ -37,7 +38,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", FORMS)
+@pytest.mark.parametrize("ranks", sample(FORMS, 2))
 def test_steps_in_float64_agree_to_1e_12(trained, ranks):
     alone, together = trained(0), trained(ranks)
     assert len(together) == len(alone) * len(FORMS[ranks])
@@ -48,7 +49,10 @@ def test_steps_in_float64_agree_to_1e_12(trained, ranks):
 
 @pytest.mark.parametrize(
     ("form", "most", "checkpoints"),
-    [("FSDP", 8, True), ("pipeline", 8, False), pytest.param("ZeRO-1", 12, False, marks=pytest.mark.slow)],
+    [
+        ("FSDP", 8, True),
+        *(pytest.param(*one, False, marks=pytest.mark.long) for one in (("pipeline", 8), ("ZeRO-1", 12))),
+    ],
 )
 def test_a_model_trains_of_which_no_rank_holds_all(tmp_path, form, most, checkpoints):
     """Weights, gradients and Adam's slots take 16 bytes a parameter on one device; each of four ranks has 4.

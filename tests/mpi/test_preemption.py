@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.launching import completed, find_mpirun, interpreter, mpirun, python, run, when_ready
+from tests.sample import sample
 
 # So that the training lasts longer than it takes to send a signal, and tells of its beginning.
 SLOWLY = ("--epochs", "8", "--batch-size", "8", "--hidden", "8", "--dropout", "0.2", "--jit-compile", "off")
@@ -54,7 +55,7 @@ def whole(small_npz, tmp_path_factory):
     return train
 
 
-@pytest.mark.parametrize(("ranks", "name"), [(0, "SIGTERM"), (2, "SIGUSR1")])
+@pytest.mark.parametrize(("ranks", "name"), sample([(0, "SIGTERM"), (2, "SIGUSR1")], 2, first=1))
 def test_a_signal_saves_and_the_next_start_goes_on(small_npz, tmp_path, whole, ranks, name):
     start = ("-m", "dptrain", "--data", str(small_npz), *SLOWLY, "--out", "out")
     code, err = signalled(command(ranks, *start, fresh=True), getattr(signal, name), False, tmp_path)
@@ -73,11 +74,15 @@ def test_a_signal_saves_and_the_next_start_goes_on(small_npz, tmp_path, whole, r
 
 @pytest.mark.parametrize(
     ("sharded", "on", "said"),
-    [
-        ([], ["--mesh", "model=2", "--shard-optimizer"], "; mesh model=2; slots sharded (ZeRO-1)"),
-        (["--stages", "2", "--microbatches", "3"], ["--shard-weights"], "; weights and slots sharded (FSDP)"),
-        (["--shard-weights"], ["--stages", "2"], "; 2 stages"),
-    ],
+    sample(
+        [
+            ([], ["--mesh", "model=2", "--shard-optimizer"], "; mesh model=2; slots sharded (ZeRO-1)"),
+            (["--stages", "2", "--microbatches", "3"], ["--shard-weights"], "; weights and slots sharded (FSDP)"),
+            (["--shard-weights"], ["--stages", "2"], "; 2 stages"),
+        ],
+        3,
+        first=1,
+    ),
 )
 def test_a_signal_to_one_rank_is_all_ranks_and_others_go_on(small_npz, tmp_path, whole, sharded, on, said):
     """On another mesh, on which other ranks have other parts of weights and slots."""

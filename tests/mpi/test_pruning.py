@@ -5,6 +5,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.launching import in_turn
+from tests.sample import sample
 
 SCRIPT = str(ROOT / "tests/mpi/scripts/pruning.py")
 FORMS = {2: ["--shard-weights"], 3: ["whole", "--shard-optimizer"], 4: ["batch=2,model=2"]}
@@ -30,7 +31,7 @@ def alone(tmp_path_factory):
     return train(tmp_path_factory.mktemp("pruning"), 0)
 
 
-@pytest.mark.parametrize("ranks", FORMS)
+@pytest.mark.parametrize("ranks", sample(FORMS, 3))
 def test_masks_and_weights_as_on_one_rank(alone, tmp_path, ranks):
     together = train(tmp_path, ranks, *FORMS[ranks])
     assert len(together) == len(alone) * len(FORMS[ranks])

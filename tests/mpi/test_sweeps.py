@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import dptrain, mpirun
+from tests.sample import sample
 
 SWEEP = ("sweep", "--seeds", "0-2", "--grid", "hidden=4,8", "--grid", "learning_rate=1e-2,1e-3", "--epochs", "2")
 
@@ -66,7 +67,7 @@ def test_halving_and_optuna_on_two_ranks(small_npz, tmp_path):
     assert [one for one in journal(out) if one["kind"] == "ending"] == endings
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", sample([0, 1], 2, first=1))
 def test_a_rank_that_dies_ends_the_sweep_which_then_goes_on(small_npz, on_one_rank, tmp_path, rank):
     """The rank is killed when a run has ended; nothing that the journal says is lost."""
     out = tmp_path / "s"
@@ -136,7 +137,7 @@ def test_an_error_of_rank_1_itself_ends_all_with_one_line(small_npz, tmp_path):
     assert "sweep: RuntimeError: the device is lost" in line
 
 
-@pytest.mark.parametrize("how", ["error", "SIGTERM"])
+@pytest.mark.parametrize("how", sample(["error", "SIGTERM"], 2))
 def test_what_there_is_is_reported_when_rank_1_fails_or_is_told_to_stop(small_npz, tmp_path, how):
     """Rank 1 meets an error of its own, or a signal alone, when rank 0 has ended a run."""
     out = tmp_path / "s"

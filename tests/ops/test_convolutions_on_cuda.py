@@ -14,6 +14,7 @@ from dptrain.program.program import ROWS, trace
 from dptrain.program.tensor import Variable
 from tests.programs.case import Case
 from tests.programs.check import wrong_on_cuda
+from tests.sample import sample
 from tests.tolerances import assert_near, rounded
 
 # Image (H, W), kernel (R, S, I, O), strides, dilation, zeros before rows and columns, size of what comes out.
@@ -89,7 +90,7 @@ def check(cuda_backend, shapes, traced, rows):
     return executable.source, {name: executable.outputs[name].copy() for name in expected}
 
 
-@pytest.fixture(params=PRECISIONS)
+@pytest.fixture(params=sample(PRECISIONS, 2))
 def in_precision(request, cuda_backend, monkeypatch):
     """The CUDA backend, set to a precision of products."""
     monkeypatch.setattr(cuda_backend, "precision", request.param)
@@ -108,7 +109,9 @@ def test_convolutions_of_every_tile(in_precision, rows, tiles):
     assert {int(one) for one in re.findall(r"product(?:_tf32)?<(\d+)", text)} == tiles
 
 
-@pytest.mark.parametrize("rows", [0, 1, 32, 33, 32 * 32, 32 * 32 + 1, 32 * 32 * 32 + 1])
+@pytest.mark.parametrize(
+    "rows", [0, 1, 32, 33, 32 * 32, 32 * 32 + 1, pytest.param(32 * 32 * 32 + 1, marks=pytest.mark.long)]
+)
 def test_sums_of_tiles_in_a_tree(cuda_backend, rows):
     """Tiles of 32 rows, of which a node of the tree joins 32; whole numbers, of which float64 has all sums exactly."""
     rng = np.random.default_rng(rows)
@@ -212,7 +215,9 @@ def check_halves(backend, shapes, dtype, rows):
     return executable.source
 
 
-@pytest.mark.parametrize(("dtype", "shapes"), [("bfloat16", SHAPES | WIDE), ("float16", WIDE)], ids=HALVES)
+@pytest.mark.parametrize(
+    ("dtype", "shapes"), sample([("float16", WIDE), ("bfloat16", SHAPES | WIDE)], 2), ids=["float16", "bfloat16"]
+)
 def test_halves_on_tensor_cores(cuda_backend, dtype, shapes):
     (text,) = {check_halves(cuda_backend, shapes, dtype, rows) for rows in (13, 1, 0)}
     assert text.count("product_half<dp_") == 3 * len(shapes)
@@ -292,7 +297,7 @@ def cnn(
     return trace(step, specs), data | {"labels": rng.integers(0, classes, stored)}
 
 
-@pytest.mark.parametrize(("strides", "normal"), [(1, False), (2, False), (2, True)])
+@pytest.mark.parametrize(("strides", "normal"), sample([(2, True), (2, False), (1, False)], 3))
 def test_training_is_that_of_numpy(cuda_backend, strides, normal):
     rng = np.random.default_rng(0)
     program, data = cnn(rng, strides=strides, normal=normal)

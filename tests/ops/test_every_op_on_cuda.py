@@ -10,6 +10,7 @@ from dptrain.program.execute import evaluate
 from dptrain.program.gradient import gradients
 from dptrain.program.program import trace
 from dptrain.program.tensor import OPS
+from tests.sample import sample
 from tests.unit.ops.cases import CASES, ROWS
 
 ALL = [(f"{name}_{n}", name, case) for name, cases in CASES.items() for n, case in enumerate(cases)]
@@ -50,7 +51,7 @@ def program_of_all(dtype, labels=None):
     return trace(step, specs), values
 
 
-@pytest.fixture(scope="module", params=["float32", "float64"])
+@pytest.fixture(scope="module", params=sample(["float32", "float64"], 2))
 def outputs(request, cuda_backend):
     """What the device makes of the cases that are tested, what NumPy does, and how much they may differ."""
     here = [one for one in request.session.items if one.path == request.path]

@@ -117,7 +117,7 @@ def test_batches_of_matrices(cuda_backend, dtype):
         (448, "half", 32, "bfloat16", ["nn"]),
         (449, "half", 64, "float16", ["nn", "nt", "tn", "tt"]),
         (896, "wgmma", 64, "bfloat16", ["tt"]),
-        (897, "half", 128, "bfloat16", ["nn", "nt", "tn", "tt"]),
+        pytest.param(897, "half", 128, "bfloat16", ["nn", "nt", "tn", "tt"], marks=pytest.mark.long),
         (897, "wgmma", 128, "float16", ["nt"]),
     ],
 )

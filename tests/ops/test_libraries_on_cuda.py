@@ -15,6 +15,7 @@ from dptrain.runtime import measurements
 from tests.conftest import ROOT
 from tests.ops.test_convolutions_on_cuda import SHAPES, WIDE, check_halves, cnn, program_of
 from tests.ops.test_programs_on_cuda import check_state
+from tests.sample import sample
 from tests.tolerances import assert_near, rounded
 
 # Window with strides of which cuDNN's stand-in has no plan.
@@ -55,7 +56,7 @@ def notes_of_plans():
     return found
 
 
-@pytest.mark.parametrize("precision", ["float32", "tf32"])
+@pytest.mark.parametrize("precision", sample(["tf32", "float32"], 2))
 def test_library_convolutions(opened, precision):
     backend, rng = opened(precision=precision, conv="cudnn"), np.random.default_rng(0)
     chosen = SHAPES if precision == "float32" else {name: SHAPES[name] for name in ("uneven", "not to the edge")}

@@ -76,7 +76,7 @@ def alone(cuda_backend, seed, steps):
     return found
 
 
-@pytest.mark.parametrize("places", [1, 2, 5, 16])
+@pytest.mark.parametrize("places", [1, 2, 5, pytest.param(16, marks=pytest.mark.long)])
 def test_a_run_in_a_pack_has_the_bits_of_the_run_alone(cuda_backend, another, places):
     """In packs of changing members: runs ask for different numbers of steps, pause, end, and leave their place."""
     rng = np.random.default_rng(places)

@@ -6,32 +6,36 @@ import pytest
 import dptrain as dp
 from dptrain import applications
 from dptrain.errors import ConfigError, DataError
+from tests.sample import sample
 
 SMALL = {"alpha": 0.25, "input_shape": (32, 32, 3), "classes": 4}
 
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
-    [
-        ("VGG16", 138_357_544),
-        ("VGG19", 143_667_240),
-        ("ResNet50", 25_636_712),
-        ("ResNet101", 44_707_176),
-        ("ResNet152", 60_419_944),
-        ("ResNet50V2", 25_613_800),
-        ("ResNet101V2", 44_675_560),
-        ("ResNet152V2", 60_380_648),
-        ("MobileNet", 4_253_864),
-        ("MobileNetV2", 3_538_984),
-        ("EfficientNetB0", 5_330_571),
-        ("EfficientNetB1", 7_856_239),
-        ("EfficientNetB2", 9_177_569),
-        ("EfficientNetB3", 12_320_535),
-        ("EfficientNetB4", 19_466_823),
-        ("EfficientNetB5", 30_562_527),
-        ("EfficientNetB6", 43_265_143),
-        ("EfficientNetB7", 66_658_687),
-    ],
+    sample(
+        [
+            ("VGG16", 138_357_544),
+            ("VGG19", 143_667_240),
+            ("ResNet50", 25_636_712),
+            ("ResNet101", 44_707_176),
+            ("ResNet152", 60_419_944),
+            ("ResNet50V2", 25_613_800),
+            ("ResNet101V2", 44_675_560),
+            ("ResNet152V2", 60_380_648),
+            ("MobileNet", 4_253_864),
+            ("MobileNetV2", 3_538_984),
+            ("EfficientNetB0", 5_330_571),
+            ("EfficientNetB1", 7_856_239),
+            ("EfficientNetB2", 9_177_569),
+            ("EfficientNetB3", 12_320_535),
+            ("EfficientNetB4", 19_466_823),
+            ("EfficientNetB5", 30_562_527),
+            ("EfficientNetB6", 43_265_143),
+            ("EfficientNetB7", 66_658_687),
+        ],
+        3,
+    ),
 )
 def test_size(name, parameters):
     """Keras 3.15's numbers."""

@@ -25,6 +25,7 @@ from dptrain.comm import SoloCommunicator
 from dptrain.errors import ConfigError, DataError
 from dptrain.layers import Dense, Dropout
 from dptrain.losses import MeanSquaredError
+from tests.sample import examples
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.integers(0, 256, (60, 5), dtype=np.uint8), RNG.standard_normal((60, 2))
@@ -82,7 +83,7 @@ def running() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("dptrain-")]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(st.integers(1, 60), st.integers(1, 25), st.integers(1, 3), st.sampled_from(["generator", "number", "loader"]))
 def test_the_bits_of_the_same_batches_from_arrays(rows, size, epochs, kind):
     whole, parts = build(), build()
@@ -103,7 +104,7 @@ def test_the_bits_of_the_same_batches_from_arrays(rows, size, epochs, kind):
     assert running() == []
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(15))
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=5))
 def test_batches_of_any_sizes(sizes):
     ends = np.cumsum(sizes)

@@ -23,6 +23,7 @@ from dptrain.callbacks import (
 from dptrain.errors import ConfigError, DataError, OutputError
 from dptrain.optimizers import SGD, Adam, RMSprop, schedules
 from dptrain.saving.state import variables
+from tests.sample import sample
 from tests.unit.callbacks import build, toy
 
 
@@ -74,7 +75,7 @@ def make(options):
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", sample(CASES, 2))
 def test_the_bits_of_an_uninterrupted_training(tmp_path, case):
     options, fit, freq, at = CASES[case]
     x, y = toy(ROWS)
@@ -164,7 +165,7 @@ def test_every_schedule_is_tried():
 
 
 @pytest.mark.parametrize(
-    ("kind", "freq", "accumulated"), [("Halving", "epoch", None), *((one, 3, 2) for one in SCHEDULES)]
+    ("kind", "freq", "accumulated"), sample([("Halving", "epoch", None), *((one, 3, 2) for one in SCHEDULES)], 2)
 )
 def test_a_schedule_goes_on_by_its_steps(tmp_path, kind, freq, accumulated):
     def make():
@@ -346,7 +347,7 @@ def endless(x, y):
         yield x[:8] + number, y[:8]
 
 
-@pytest.mark.parametrize(("freq", "at"), [(3, (2, 4)), ("epoch", (2, 4)), (7, (2, 1))])
+@pytest.mark.parametrize(("freq", "at"), sample([(3, (2, 4)), ("epoch", (2, 4)), (7, (2, 1))], 3))
 @pytest.mark.parametrize(
     ("make", "fit"),
     [

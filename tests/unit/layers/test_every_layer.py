@@ -24,6 +24,10 @@ from tests.unit.program.virtual_ranks import run_on_ranks
 FEW = 16
 
 every_case = pytest.mark.parametrize(("name", "number"), ALL_CASES)
+# Each layer as it is used most, in every run.
+first_cases = pytest.mark.parametrize(
+    ("name", "number"), [pytest.param(*one, marks=[pytest.mark.long] if one[1] else []) for one in ALL_CASES]
+)
 
 
 def made(name, number, dtype="float64"):
@@ -87,7 +91,7 @@ def test_outputs_have_shape_and_type(name, number):
             assert output.dtype == np.dtype(dtype)
 
 
-@every_case
+@first_cases
 @pytest.mark.parametrize("training", [True, False])
 def test_gradients_by_central_differences(name, number, training):
     case, layer = made(name, number)
@@ -163,7 +167,7 @@ def test_a_trace_has_the_bits_of_eager_execution(name, number):
     assert [one.shape for one in before] == [one.shape for one in layer.variables]
 
 
-@every_case
+@first_cases
 def test_ranks_compute_what_one_computes(name, number):
     """One, and several of which one has no rows; on a mesh with two ranks for each of them too."""
     case, layer = made(name, number)

@@ -6,15 +6,19 @@ import pytest
 from dptrain.backend.cpu import compile as compiling
 from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.program.execute import HostMemory, evaluate
+from tests.sample import sample
 from tests.unit.layers.together import program_of_all
 
 pytestmark = pytest.mark.skipif(compiling.compiler() is None, reason="no C++ compiler")
+# Programs among which all layers are divided, each of every kind of layers.
+PARTS = 4
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}
 
 
-def test_compiled_layers_compute_what_numpy_computes(monkeypatch):
+@pytest.mark.parametrize("part", sample(range(PARTS), PARTS))
+def test_compiled_layers_compute_what_numpy_computes(monkeypatch, part):
     monkeypatch.setattr(compiling, "OPTIONS", ("-O0", *compiling.OPTIONS[1:]))  # a fifth of the time
-    program, values = program_of_all()
+    program, values = program_of_all(part=part, parts=PARTS)
     state = {one: one.numpy() for one in program.state}
     executable = CompiledExecutable(program, HostMemory(), values)
     for _ in range(2):

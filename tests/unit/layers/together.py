@@ -14,10 +14,10 @@ from tests.unit.layers.cases import ALL_CASES, CASES, ROWS
 COMPOSED = ("AugMix", "RandAugment")
 
 
-def program_of_all(dtype: str = "float64") -> tuple[Any, dict[str, np.ndarray]]:
-    """Return a training step of every layer beside each other, and the values of its inputs."""
+def program_of_all(dtype: str = "float64", part: int = 0, parts: int = 1) -> tuple[Any, dict[str, np.ndarray]]:
+    """Return a training step of a part of all layers beside each other, and the values of its inputs."""
     made, values = {}, {}
-    for name, number in ALL_CASES:
+    for name, number in ALL_CASES[part::parts]:
         if name in COMPOSED:
             continue
         case, key = CASES[name][number], f"{name}_{number}"

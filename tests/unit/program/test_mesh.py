@@ -18,6 +18,7 @@ from dptrain.program.mesh import ALL_GATHER, ALL_REDUCE, BATCH, REDUCE_SCATTER, 
 from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
+from tests.sample import examples, sample
 from tests.unit.ops.test_every_op import ALL as CASES
 from tests.unit.ops.test_every_op import inputs_of, step_of
 from tests.unit.program.virtual_mesh import VirtualMesh, assert_same_on_mesh, spread
@@ -95,7 +96,7 @@ def test_a_perceptron_with_adam(mesh, weights, slots, weighted):
 
 
 @pytest.mark.parametrize("options", [{}, {"global_clipnorm": 0.1, "weight_decay": 0.1, "use_ema": True}], ids=str)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", sample(OPTIMIZERS, 2))
 def test_every_optimizer(name, options):
     program = Perceptron(optimizer=OPTIMIZERS[name](**options)).program
     assert_same_on_mesh(program, DATA, spread(program), VirtualMesh([4, 0, 7], model=2))
@@ -130,7 +131,7 @@ def layouts(draw, shape):
     return tuple(found)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(data=st.data(), weighted=st.booleans())
 def test_any_layout_on_any_mesh(data, weighted):
     step = Perceptron(weighted)
@@ -164,7 +165,7 @@ def mixed(variables, seeds):
     return step
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(data=st.data())
 def test_all_kinds_of_ops(data):
     rng = np.random.default_rng(2)
@@ -177,7 +178,7 @@ def test_all_kinds_of_ops(data):
     assert_same_on_mesh(program, DATA, chosen, VirtualMesh([cut, ROWS - cut], model=2, pipe=3))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=st.data())
 def test_every_op_of_operands_that_lie_anywhere(data):
     """And its gradients; operands may be partial, as multiples of a sum over rows."""

@@ -17,6 +17,7 @@ from tests.programs.features import TILED, WANTED, features
 from tests.programs.meshes import wrong_on_mesh
 from tests.programs.same import same_for_rows
 from tests.programs.shrink import shrunk
+from tests.sample import sample
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 # Programs in each of twelve tests; more of them by DPTRAIN_PROGRAMS.
@@ -25,14 +26,14 @@ PARTS = 12
 
 
 @needs_compiler
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", sample(range(PARTS), 3))
 def test_random_programs(part):
     for seed in range(part * EACH, (part + 1) * EACH):
         case = program(seed)
         assert not (said := wrong_on_cpu(case, thorough=seed % 4 == 0)), f"{said}\n{case}"
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", sample(range(PARTS), 3))
 def test_a_program_is_for_any_number_of_rows_unless_it_says_otherwise(part):
     for seed in range(part * EACH, (part + 1) * EACH):
         case = program(seed)
@@ -54,7 +55,7 @@ def test_powers_have_the_same_bits_however_much_is_optimized():
     assert not wrong_on_cpu(CORPUS["powers that a compiler makes a product or a quotient of"], thorough=True)
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", sample(range(PARTS), 3))
 def test_random_programs_on_meshes(part):
     """Op by op, and in the kernels and the memory of compiled code."""
     for seed in range(part * EACH // 4, (part + 1) * EACH // 4):
@@ -62,6 +63,7 @@ def test_random_programs_on_meshes(part):
         assert not (said := wrong_on_mesh(case, compiles=False)), f"{said}\n{case}"
 
 
+@pytest.mark.long
 def test_all_that_must_be_is_drawn():
     """Within so many seeds, on either device."""
     for device, others in (("cpu", {"alone, pack, alone"}), ("cuda", TILED)):
@@ -73,6 +75,7 @@ def test_all_that_must_be_is_drawn():
         assert not missing, device
 
 
+@pytest.mark.long
 def test_lengths_are_drawn_on_both_sides_of_what_generators_decide_by():
     chosen = {codegen._BLOCK, codegen._WIDE, generate._MAPPED, generate._SUMMED, generate._LONG_ROW}
     chosen |= {generate._CHUNK_ROWS, products._LEAST_SPLIT, *products.TILES}
@@ -135,6 +138,7 @@ def test_what_rounding_decides_is_not_judged():
     assert np.isfinite(right.tolerances["t2"]).all()
 
 
+@pytest.mark.long
 def test_nearly_everything_is_judged():
     judged, elements = np.sum([expected(program(seed)).judged for seed in range(40)], axis=0)
     assert judged > 0.95 * elements

@@ -11,6 +11,7 @@ from dptrain.sweeps.field_pictures import _round_numbers, draw_hyperparameters, 
 from dptrain.sweeps.fields import swept_fields
 from dptrain.sweeps.records import Status, Trial
 from dptrain.sweeps.statistics import summarize
+from tests.sample import sample
 from tests.unit.sweeps.drawn import check_texts, check_widths
 from tests.unit.sweeps.samples import NASTY, ending, endings, trials
 
@@ -27,7 +28,7 @@ def drawn(some, ended, mode="max"):
     ]
 
 
-@pytest.mark.parametrize(("number", "seeds"), [(1, 1), (40, 3)])
+@pytest.mark.parametrize(("number", "seeds"), sample([(1, 1), (40, 3)], 2))
 def test_no_text_is_cut_at_either_width(figures, number, seeds):
     values = {n: [0.5 + n / 100 + 0.001 * seed**2 for seed in range(seeds)] for n in range(number)}
     check_widths(drawn(trials(number), endings(values)), figures)
@@ -111,7 +112,7 @@ def test_many_fields_and_many_long_categories(figures):
     assert sum(axes.get_visible() for axes in figures[0].axes) == 4
 
 
-@pytest.mark.parametrize("values", [[1e-8, 1e12], [-1e300, 1e300], [5e-324, 1.0]])
+@pytest.mark.parametrize("values", sample([[1e-8, 1e12], [-1e300, 1e300], [5e-324, 1.0]], 3))
 def test_values_of_any_size(values):
     some = [Trial(n, {"field": value, "other": n}) for n, value in enumerate(values)]
     drawn(some, endings({0: values, 1: values[::-1]}))

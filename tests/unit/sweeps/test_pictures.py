@@ -11,6 +11,7 @@ from dptrain.sweeps import pictures
 from dptrain.sweeps.pictures import curves_of, draw_curves, draw_ranking, draw_seeds
 from dptrain.sweeps.records import Status, Trial
 from dptrain.sweeps.statistics import mean_and_interval, summarize
+from tests.sample import sample
 from tests.unit.sweeps.drawn import check_texts, check_widths
 from tests.unit.sweeps.samples import NASTY, ending, endings, logs, trials
 
@@ -26,7 +27,7 @@ def drawn(some, ended):
     ]
 
 
-@pytest.mark.parametrize(("number", "seeds"), [(2, 2), (40, 3)])
+@pytest.mark.parametrize(("number", "seeds"), sample([(2, 2), (40, 3)], 2))
 def test_no_text_is_cut_at_either_width(figures, number, seeds):
     values = {n: [0.5 + n / 100 + 0.001 * seed**2 for seed in range(seeds)] for n in range(number)}
     check_widths(drawn(trials(number), endings(values)), figures)
@@ -151,7 +152,7 @@ def test_settings_are_drawn_as_text_whatever_they_hold(figures):
         check_texts(figure)
 
 
-@pytest.mark.parametrize("values", [[1e-8, 1e12], [-1e300, 1e300], [5e-324, 1.0], [0.3, 0.3]])
+@pytest.mark.parametrize("values", sample([[1e-8, 1e12], [-1e300, 1e300], [5e-324, 1.0], [0.3, 0.3]], 3))
 def test_values_of_any_size(values):
     drawn(trials(2), endings({0: values, 1: values[::-1]}))
 

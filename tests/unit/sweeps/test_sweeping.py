@@ -17,6 +17,7 @@ from dptrain.sweeps.api import _Recipe
 from dptrain.sweeps.records import Run, Segment, Status
 from dptrain.sweeps.space import Space
 from dptrain.sweeps.training import Slot, Training
+from tests.sample import sample
 
 RNG = np.random.default_rng(5)
 X, Y = RNG.normal(size=(70, 6)).astype(np.float32), RNG.integers(0, 3, 70)
@@ -57,7 +58,7 @@ def epochs_of(path, run):
     ]
 
 
-@pytest.mark.parametrize("places", [1, 4])
+@pytest.mark.parametrize("places", sample([1, 4], 2, first=1))
 def test_a_run_has_the_bits_of_the_same_run_alone(tmp_path, places):
     result = sweep({"units": [4, 5], "learning_rate": [0.01, 0.1]}, out=tmp_path / "s", runs_per_device=places)
     assert [run["run"] for run in result.runs] == list(range(12))
@@ -522,7 +523,7 @@ def comparable(result):
     return sorted(map(repr, runs))
 
 
-@pytest.mark.parametrize("keep", ["all", "none"])
+@pytest.mark.parametrize("keep", sample(["all", "none"], 2))
 def test_a_finished_sweep_grows(tmp_path, monkeypatch, keep):
     """More seeds, values, draws and epochs: only what is missing is trained, with the bits of one sweep."""
     if keep == "all":
