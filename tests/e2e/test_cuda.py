@@ -14,6 +14,7 @@ import safetensors.numpy
 from tests.conftest import ROOT
 from tests.emulated import emulated_ranks, inside_emulator, skip_without_emulator
 from tests.launching import dptrain, run
+from tests.sample import sample
 
 pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
 STANDINS = ROOT / "tests" / "standins"
@@ -46,7 +47,7 @@ def steps(small_npz, tmp_path_factory):
 
 
 # Of dropout, Adam and files on two ranks: test_files_on_cuda.py; of a regression: custom_op in test_examples.py.
-@pytest.mark.parametrize(("ranks", "task"), [(0, "classify"), (2, "layers")])
+@pytest.mark.parametrize(("ranks", "task"), sample([(0, "classify"), (2, "layers")], 2, first=1))
 def test_the_losses_of_the_cpu(steps, ranks, task):
     cpu, cuda = steps("cpu", 0, task), steps("cuda", ranks, task)
     assert len(cuda["losses"]) == 50
@@ -115,6 +116,7 @@ def staged(small_npz, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_stages_on_two_gpus_train_what_one_cpu_trains(small_npz, staged, tmp_path):
     done = dptrain(0, *command(small_npz)[2:], *STAGED, "--device", "cpu", "--out", str(tmp_path / "run"), cwd=tmp_path)
     assert (done.code, done.err) == (0, "")
@@ -124,7 +126,7 @@ def test_stages_on_two_gpus_train_what_one_cpu_trains(small_npz, staged, tmp_pat
         np.testing.assert_allclose(found[name], one, rtol=1e-3, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("transport", ["ipc", "nccl"])
+@pytest.mark.parametrize("transport", sample(["ipc", "nccl"], 2))
 def test_stages_that_hand_over_from_gpu_to_gpu_have_the_same_bits(small_npz, staged, tmp_path, transport):
     """The same losses and weights, in whatever legal order, without a race, and nothing is handed over by the host."""
     more = [*STAGED, "--stages", "2", "--comm", transport, "--out", str(tmp_path / "run")]
@@ -168,13 +170,14 @@ OTHER_WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", OTHER_WAYS)
+@pytest.mark.parametrize("way", sample(OTHER_WAYS, 2))
 def test_gradients_and_samples_on_another_way_give_the_same_bits(small_npz, usual_weights, tmp_path, way):
     random = {"EMULATOR_STREAMS": "random", "EMULATOR_SEED": "3"}
     random |= {"PYTHONPATH": f"{ROOT}:{STANDINS}", "TMPDIR": str(tmp_path)}
     assert weights_after(small_npz, tmp_path / "other", 2, *OTHER_WAYS[way], **random) == usual_weights
 
 
+@pytest.mark.long
 def test_samples_that_no_gpu_could_hold(tmp_path):
     """3.1 MB of them on a GPU of 3 MB."""
     rng = np.random.default_rng(0)
@@ -235,6 +238,7 @@ def test_an_mpi_that_only_says_that_it_knows_gpus(small_npz, tmp_path, claims_cu
     assert "libcuda.so.1" in found.out
 
 
+@pytest.mark.long
 def test_a_checked_run_finds_nothing(small_npz, tmp_path):
     """No access out of bounds, no unwritten memory, no race, in a whole short training."""
     more = ["--hidden", "20", "--dropout", "0.2", "--train.steps_per_epoch", "2", "--out", str(tmp_path / "run")]
@@ -242,7 +246,7 @@ def test_a_checked_run_finds_nothing(small_npz, tmp_path):
     assert (done.code, done.err) == (0, "")
 
 
-@pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.parametrize("ranks", sample([0, 2], 2))
 def test_epochs_after_the_first_take_and_free_no_memory(tmp_path, ranks):
     """Freeing waits for all that the device has to do."""
     script = str(ROOT / "tests" / "e2e" / "scripts" / "epochs_on_cuda.py")

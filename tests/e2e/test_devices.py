@@ -7,6 +7,7 @@ import pytest
 
 from tests.emulated import emulated_ranks, inside_emulator
 from tests.launching import Finished
+from tests.sample import sample
 
 pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
 
@@ -42,7 +43,7 @@ def test_a_launcher_that_shows_two_ranks_the_same_gpu(small_npz, tmp_path):
     assert len(uuids(masked(["1", "0", "1"], tmp_path, *arguments, "--share-gpu"))) == 3
 
 
-@pytest.mark.parametrize("hidden", [0, 1])
+@pytest.mark.parametrize("hidden", sample([0, 1], 2))
 def test_a_gpu_on_some_ranks_only(small_npz, tmp_path, hidden):
     masks = ["", "1"] if hidden == 0 else ["1", ""]
     refused = masked(masks, tmp_path, "--data", str(small_npz), "--device", "auto")
@@ -122,7 +123,7 @@ def test_a_gpu_selected_by_index_on_the_command_line(small_npz, tmp_path):
     assert len(set(uuids(masked(["0,1,2", "0,1,2"], tmp_path, *arguments)))) == 2
 
 
-@pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.parametrize("ranks", sample([0, 2], 2))
 def test_out_of_memory_names_a_batch_that_fits(small_npz, tmp_path, ranks):
     """Following the advice leads to a training, once the data set and the ops' scratch have been met as well."""
     batch, tried = 1000, []

@@ -17,6 +17,7 @@ from dptrain.runtime.mpirun import mpi_family
 from tests.conftest import ROOT
 from tests.emulated import emulated, emulated_ranks, inside_emulator
 from tests.launching import Finished, dptrain, on_terminal, shown
+from tests.sample import sample
 
 pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
 LABELS = (
@@ -87,7 +88,7 @@ def test_kernels_are_compiled_at_the_first_call(tmp_path):
         assert f" {compiled} compiled for sm_90" in line(done, "kernels")
 
 
-@pytest.mark.parametrize("options", [["--gpu-select", "index"], ["--share-gpu"]])
+@pytest.mark.parametrize("options", sample([["--gpu-select", "index"], ["--share-gpu"]], 2))
 def test_all_ranks_take_part(options):
     devices = "1" if "--share-gpu" in options else "2"
     model = ["--hidden", "8", "--batch-size", "32"]

@@ -94,6 +94,7 @@ def test_the_data_are_on_the_gpu_once_and_memory_comes_back(tiny_npz):
     assert done.out == "once\n"
 
 
+@pytest.mark.long
 def test_more_runs_than_the_memory_holds(tiny_npz, tmp_path):
     """Runs that do not fit beside others are trained when these have ended."""
     arguments = ("-m", "dptrain", "sweep", "--seeds", "0-3", "--hidden", "400", "--epochs", "1", "--device", "cuda")
@@ -106,6 +107,7 @@ def test_more_runs_than_the_memory_holds(tiny_npz, tmp_path):
     assert len(results(tmp_path / "s")) == 2
 
 
+@pytest.mark.long
 def test_sparse_runs_in_a_pack_have_the_bits_of_runs_alone(tiny_npz, tmp_path):
     """Masks are variables: runs of other sparsities share a program, and each is masked by its own weights."""
     sparse = (

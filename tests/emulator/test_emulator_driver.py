@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.sample import examples
+
 HERE = Path(__file__).resolve().parent
 DEVICES = """
 import ctypes
@@ -345,7 +347,7 @@ def test_words_in_strings_stay() -> None:
     assert rewrite(text).count("Trampoline<&k>") == 1
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.lists(st.sampled_from(["\n", "__shared__ int a{}[4]; ", "int b = 1; ", "{ int c; }\n"]), max_size=12))
 def test_lines_keep_their_numbers(parts: list[str]) -> None:
     """Whatever is rewritten, the text has as many lines in front of a mark as before."""

@@ -158,6 +158,7 @@ def test_workers_that_hang_or_end(scripts):
     assert time.monotonic() - started < 60
 
 
+@pytest.mark.long
 def test_the_probe_runs_through(tmp_path):
     script = str(BENCHMARKS / "gpu_probe.py")
     done = emulated(sys.executable, script, "--quick", "--out", str(tmp_path), PYTHONWARNINGS="")
@@ -255,6 +256,7 @@ def test_all_stages_share_their_time(tmp_path):
     assert sum(map(float, minutes)) < 5, "the others are tests"
 
 
+@pytest.mark.long
 def test_kernels_are_timed_beside_what_is_predicted(tmp_path):
     output = tmp_path / "kernels.md"
     command = [sys.executable, str(BENCHMARKS / "gpu_kernels.py"), "--quick", "--output", str(output)]

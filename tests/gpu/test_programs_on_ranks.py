@@ -78,8 +78,8 @@ def test_ranks_compute_what_one_computes(tmp_path, streams, dtype, bucket_bytes,
             (4, "4+7", "nccl", ["2 x 2"]),
             (4, "4+7", "ipc", ["2 x 2"]),
         ],
-        3,
-        first=2,
+        6,
+        first=5,
     ),
 )
 def test_ranks_of_a_mesh_train_as_one_device(tmp_path, ranks, shards, transport, forms):

@@ -1,6 +1,7 @@
 """Cumulative sums and products on the CUDA backend: in kernels whose work is linear."""
 
 import numpy as np
+import pytest
 
 from dptrain import ops
 from dptrain.program.dims import Dim
@@ -9,6 +10,7 @@ from dptrain.program.gradient import gradients
 from dptrain.program.program import trace
 
 
+@pytest.mark.long
 def test_sums_products_and_their_gradients(cuda_backend):
     x = np.random.default_rng(0).uniform(0.8, 1.2, (3, 300))
 

@@ -107,6 +107,7 @@ def test_on_both_sides_of_every_threshold(cuda_backend):
     assert found == [none, [*none[1:], narrow[0]], narrow, narrow, wide, wide]
 
 
+@pytest.mark.long
 def test_a_step_of_mixed_precision(cuda_backend, another):
     """Of a network whose layers fill tiles: that of NumPy but for rounding, and in a pack the bits of runs alone."""
     rows = 136

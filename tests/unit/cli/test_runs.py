@@ -14,6 +14,7 @@ from dptrain.cli.main import main
 from dptrain.cli.run_directory import RunDirectory
 from dptrain.cli.run_records import read_epochs, read_run, read_runs
 from dptrain.errors import DataError, printable
+from tests.sample import examples
 
 
 def make(folder, name, *losses, finished=True, **overrides):
@@ -128,14 +129,14 @@ def test_no_escape_code_of_a_name_or_a_file_reaches_the_terminal(folder, capfd):
     assert r"no\x1b[2J: no run" in out
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.text(st.characters(codec=None), max_size=8))
 def test_printable_changes_nothing_that_is(text):
     assert printable(text).isprintable()
     assert not text.isprintable() or printable(text) == text
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from(["config.yaml", "summary.json", "metrics.jsonl"]),
     st.binary(max_size=40) | st.text("{}[]:-&*'\"\n 1aN,", max_size=40).map(str.encode),

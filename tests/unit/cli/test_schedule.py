@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from dptrain.cli.schedule import SCHEDULES, Length, Schedule, parse_schedule
 from dptrain.errors import ConfigError
+from tests.sample import examples
 
 LENGTHS = (
     st.builds(Length, st.integers(0, 10**9).map(float))
@@ -44,7 +45,7 @@ def made_of(schedule, epoch, epochs):
     return (lambda step: made) if isinstance(made, float) else (lambda step: float(made(step)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(schedules(), st.integers(1, 500), st.integers(0, 50))
 def test_every_schedule_stays_between_nothing_and_the_learning_rate(schedule, epoch, epochs):
     rate, lengths = made_of(schedule, epoch, epochs), [x for x in schedule.values.values() if isinstance(x, Length)]

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from dptrain.data.idx import open_idx
 from dptrain.data.sources import GZIP_PADDING
 from dptrain.errors import DataError
+from tests.sample import examples
 from tests.unit.data.idx_files import idx_bytes, packed, write_idx
 
 MNIST = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "mnist"
@@ -238,7 +239,7 @@ headers = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.one_of(st.binary(max_size=64), headers), st.booleans())
 def test_any_bytes(data, compressed):
     agrees_with_reference(gzip.compress(data) if compressed else data)
@@ -270,7 +271,7 @@ edits = st.lists(
 )
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(st.sampled_from(sorted(DTYPES)), st.booleans(), edits)
 def test_any_mutation_of_a_valid_file(code, compressed, changes):
     numbers = np.arange(24).astype(DTYPES[code])

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from dptrain.data.npz import KEYS, open_npz
 from dptrain.errors import DataError
+from tests.sample import examples
 
 SLACK = 4_000_000
 
@@ -284,13 +285,13 @@ def right_or_refused(data, *, original):
             np.testing.assert_array_equal(array, ARRAYS[key])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.binary(max_size=200), st.booleans())
 def test_any_bytes(data, signed):
     right_or_refused(b"PK\3\4" * signed + data, original=False)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.booleans(),
     st.lists(
@@ -319,7 +320,7 @@ def test_any_mutation_of_a_valid_archive(compressed, edits):
     right_or_refused(bytes(data), original=True)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.binary(max_size=120), st.integers(0, 200), st.booleans())
 def test_any_header_behind_a_good_checksum(text, place, inside):
     """The parser of the .npy header sees what it would not if checksums always caught the damage."""

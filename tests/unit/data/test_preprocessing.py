@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dptrain.data.preprocessing import Column, Preprocessing
 from dptrain.errors import DataError
+from tests.sample import examples
 
 HOUSES = Preprocessing(
     task="regression",
@@ -158,7 +159,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(key=st.sampled_from(sorted(HOUSES.to_dict())), inner=st.sampled_from(["name", "role", "values", ""]), value=JSON)
 def test_any_damage_is_refused_as_such_or_does_no_harm(key, inner, value):
     tree = copy.deepcopy(HOUSES.to_dict())

@@ -18,6 +18,7 @@ from dptrain.data.table_columns import (
 )
 from dptrain.data.tables import Table, read_table
 from dptrain.errors import ConfigError, DataError
+from tests.sample import examples
 
 ROWS = 120
 N = np.arange(ROWS)
@@ -214,7 +215,7 @@ KINDS = [
 ]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     data=st.data(), kinds=st.lists(st.sampled_from(range(len(KINDS))), min_size=2, max_size=5), rows=st.integers(1, 30)
 )

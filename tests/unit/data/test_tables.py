@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from dptrain.data.sources import GZIP_PADDING
 from dptrain.data.tables import is_table, read_table
 from dptrain.errors import DataError
+from tests.sample import examples
 
 GOOD = "n,c\n1,a\n2,b\n"
 
@@ -151,7 +152,7 @@ def test_rows_are_counted_as_an_editor_does(tmp_path):
 CELL = st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=4) | st.integers().map(str)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(rows=st.lists(st.lists(CELL, min_size=2, max_size=4), min_size=1, max_size=6), separator=st.sampled_from(",;\t"))
 def test_any_records_are_read_or_refused_in_one_line(tmp_path_factory, rows, separator):
     """A writer of CSV quotes what needs it, so that even rows come back as they were, and uneven ones are named."""

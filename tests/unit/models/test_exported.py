@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import dptrain as dp
 from dptrain import layers, ops
 from dptrain.errors import ConfigError, DataError
+from tests.sample import examples
 
 RNG = np.random.default_rng(8)
 CPU = {"device": "cpu"}
@@ -242,7 +243,7 @@ def content(tmp_path_factory) -> bytes:
     return (folder / "program").read_bytes()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(places=st.lists(st.tuples(st.integers(0, 10_000), st.integers(1, 255)), min_size=1, max_size=3))
 def test_changed_bytes_are_found(content, tmp_path, places):
     changed = bytearray(content)

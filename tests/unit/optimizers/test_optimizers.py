@@ -17,6 +17,7 @@ from dptrain.program.kernels import Loop
 from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
+from tests.sample import sample
 from tests.tolerances import assert_near
 from tests.unit.optimizers.references import RULES
 from tests.unit.program.virtual_mesh import VirtualMesh, assert_same_on_mesh, spread
@@ -115,7 +116,7 @@ EVERYWHERE = [
 ]
 
 
-@pytest.mark.parametrize("options", EVERYWHERE, ids=[" ".join(one) or "plain" for one in EVERYWHERE])
+@pytest.mark.parametrize("options", sample(EVERYWHERE, 2), ids=[" ".join(one) or "plain" for one in EVERYWHERE])
 @pytest.mark.parametrize(("name", "rule"), ALL)
 def test_a_traced_program_has_the_bits_of_eager_steps(name, rule, options):
     """And those of a prepared one, whose updates are written over the state."""

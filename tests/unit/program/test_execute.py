@@ -13,6 +13,7 @@ from dptrain.program.execute import Executable, HostMemory, evaluate
 from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
+from tests.sample import examples
 from tests.unit.program.test_placement import DATA, ROWS, SPECS, batch_normalization, cross_entropy, steps, weights
 from tests.unit.program.virtual_ranks import on_ranks
 
@@ -127,7 +128,7 @@ def test_steps_read_their_own_rows():
     np.testing.assert_array_equal(executable.outputs["x"], [[8, 9]] * 3)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(step=steps())
 def test_random_programs(step):
     """Whatever arrays are used again, the second step has the bits of the first."""

@@ -11,6 +11,7 @@ from dptrain.program.dims import Dim
 from dptrain.program.letters import names
 from dptrain.program.op import Op
 from dptrain.program.tensor import OPS, Tensor, constant
+from tests.sample import examples
 from tests.unit.ops.cases import CASES, Case, normal
 from tests.unit.program.parts import attributes_of_part, computed
 
@@ -78,7 +79,7 @@ def assert_parts_make_the_whole(made, letter, ends):
     np.testing.assert_allclose(joined, whole, rtol=1e-12, atol=1e-12, err_msg=f"{made.op.name}: {named}, {letter}")
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.data())
 def test_parts_along_a_letter_make_the_whole(data):
     name, case = data.draw(st.sampled_from(ALL))

@@ -16,6 +16,7 @@ from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
 from tests import thread_ranks
+from tests.sample import examples
 from tests.unit.program.virtual_ranks import on_ranks
 
 ROWS, FEATURES = 6, 4
@@ -82,7 +83,7 @@ def test_buckets_change_nothing(bucket):
         np.testing.assert_array_equal(one, other)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.data())
 def test_sums_of_shards_have_the_same_bits_on_any_number_of_ranks(data):
     shards = data.draw(st.integers(1, 21))

@@ -18,6 +18,7 @@ from dptrain.program.execute import evaluate
 from dptrain.program.lowering import Element
 from dptrain.program.program import trace
 from dptrain.program.tensor import OPS, Tensor, Variable, constant, watching
+from tests.sample import examples
 
 X = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 
@@ -131,7 +132,7 @@ def test_a_watcher_sees_every_op():
 
 
 @given(basic_indices((4, 3, 2), allow_newaxis=True, allow_ellipsis=True))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_parts_are_those_of_numpy(key):
     array = np.arange(24.0).reshape(4, 3, 2)
     for made in (constant(array)[key], Variable(array)[key]):

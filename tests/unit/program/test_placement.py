@@ -18,6 +18,7 @@ from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.tape import GradientTape
 from dptrain.program.tensor import OPS, Variable
+from tests.sample import examples
 from tests.unit.program.virtual_ranks import run_on_ranks
 
 ROWS = 11
@@ -245,7 +246,7 @@ def steps(draw):
     return step
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(step=steps(), shards=st.sampled_from(SHARDS[1:]))
 def test_random_steps(step, shards):
     """Eager, traced and placed on ranks they agree, and gradients are those of central differences."""

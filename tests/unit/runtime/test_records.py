@@ -15,6 +15,7 @@ from dptrain.errors import OutputError
 from dptrain.runtime import records
 from dptrain.runtime.failure import Phase
 from dptrain.runtime.records import Collective, Record, RecordTable, State
+from tests.sample import examples
 
 
 @pytest.fixture(autouse=True)
@@ -213,7 +214,7 @@ def test_files_that_others_may_have_written_are_left_alone(folder, monkeypatch):
         assert records.left_alone[-1].startswith(f"{path}: left alone ("), kind
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(50), deadline=None)
 @given(st.binary(max_size=2100))
 def test_random_bytes_are_no_trouble(folder, content):
     records._mapped, usual = set, records._mapped  # which looks at all processes of this machine

@@ -16,6 +16,7 @@ import dptrain as dp
 from dptrain.errors import ConfigError, DataError
 from dptrain.registry.names import snake_case
 from dptrain.saving import keras_h5, keras_zip
+from tests.sample import examples, sample
 from tests.unit.saving.test_saving import CPU, INPUT, RNG, X, Y, data_error, dense, small
 
 h5py = pytest.importorskip("h5py", reason="Keras' files need the extra 'keras-files'")
@@ -163,7 +164,7 @@ def test_a_model_file_to_the_documented_layout(tmp_path):
 # Exactly on from where it stopped
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", sample(["float32", "float64"], 2))
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_ten_steps_and_ten_more_are_twenty(tmp_path, optimizer, dtype):
     def build() -> dp.Sequential:
@@ -400,7 +401,7 @@ def test_a_packed_archive_is_read(tmp_path):
     np.testing.assert_array_equal(model.get_weights()[0], KERNELS["dense"][0].astype(np.float32))
 
 
-SLOW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SLOW = settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 CHANGES = st.lists(st.tuples(st.integers(0, 30_000), st.integers(0, 255)), min_size=1, max_size=6)
 
 

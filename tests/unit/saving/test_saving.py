@@ -20,6 +20,7 @@ from dptrain.errors import ConfigError, DataError, OutputError
 from dptrain.runtime import files
 from dptrain.saving import keras_config, optimizer_variables
 from dptrain.saving.reading import Stored
+from tests.sample import examples
 
 RNG = np.random.default_rng(2)
 X, Y = RNG.random((12, 2, 3)), np.arange(12) % 2
@@ -164,7 +165,7 @@ def test_missing_and_unreadable(tmp_path):
         small(compiled=False).load_weights(tmp_path / "folder.safetensors")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(places=st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), min_size=1, max_size=4), cut=st.booleans())
 def test_changed_bytes_are_a_clear_error_or_other_numbers(tmp_path, places, cut):
     path, model = tmp_path / "w.safetensors", small(compiled=False)

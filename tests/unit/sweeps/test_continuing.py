@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from dptrain.sweeps.directory import SweepDirectory
 from dptrain.sweeps.records import Ending, Segment, Status, Trial
 from dptrain.sweeps.scheduler import ListSource, Scheduler
+from tests.sample import examples
 
 TRIALS, SEEDS, EPOCHS = 5, (7, 2), 6
 DIVERGES = 3
@@ -64,7 +65,7 @@ def go(path: Path, rungs: tuple[int, ...], rng: random.Random, patience: float) 
                 scheduler.ended(sweep.endings[-1])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.sampled_from([(), (2,), (1, 3)]), st.integers(0, 2**32), st.floats(5, 60), st.booleans())
 def test_a_sweep_that_is_stopped_again_and_again(rungs, seed, patience, loses_states):
     rng = random.Random(seed)

@@ -25,6 +25,7 @@ from dptrain.runtime import files, locks
 from dptrain.sweeps.directory import SweepDirectory
 from dptrain.sweeps.records import Ending, Run, Status, Trial
 from tests.faulty import each_fault
+from tests.sample import examples
 
 PLAN = {"settings": [{"learning_rate": 0.1, "hidden": [128, 64]}], "seeds": [0, 1], "metric": "val_accuracy"}
 SEEDS = 2
@@ -395,7 +396,7 @@ def test_what_decides_reaches_the_disk_in_order(tmp_path, monkeypatch):
 steps = st.lists(st.tuples(st.integers(0, 5), st.sampled_from("eeepd")), max_size=25)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(steps, st.data())
 def test_a_kill_at_any_byte_leaves_a_consistent_sweep(actions, data):
     # Nothing here cuts the power.
@@ -486,6 +487,7 @@ for trial in itertools.count():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_kill_9_at_random_moments_loses_nothing(tmp_path):
     rng = random.Random(0)
     path = tmp_path / "sweep"

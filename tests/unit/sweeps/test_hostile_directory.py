@@ -16,6 +16,7 @@ from dptrain.runtime import locks
 from dptrain.sweeps import lines
 from dptrain.sweeps.directory import SweepDirectory
 from dptrain.sweeps.records import Ending, Run, Status, Trial
+from tests.sample import examples
 
 PLAN = {"settings": [{"learning_rate": 0.1}], "seeds": [0, 1]}
 PAUSED, DONE = Run(0, 0, 0), Run(1, 0, 1)
@@ -197,7 +198,7 @@ def test_a_line_comes_back_as_it_was(fields):
     assert lines.decode(lines.encode(fields)) == {name: value for name, value in fields.items() if name != "digest"}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), name=st.sampled_from(["journal.jsonl", "results.jsonl"]))
 def test_whatever_a_line_says_the_sweep_opens_or_refuses_it_in_one_line(sweep, data, name):
     """A field of a line is anything that JSON has, and the line is sealed, or of an earlier version."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dptrain.errors import ConfigError
 from dptrain.sweeps.records import Ending, Run, Segment, Setting, Status, Trial
 from dptrain.sweeps.scheduler import ListSource, Scheduler, SettingSource, rung_epochs
+from tests.sample import examples
 
 EPOCHS = 30
 SETTINGS = [{"x": number} for number in range(9)]
@@ -473,21 +474,21 @@ def worlds(draw, bad=(Status.DIVERGED, Status.FAILED)) -> World:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(worlds())
 def test_every_run_ends_once_and_the_best_trial_is_trained_to_the_end(world):
     world.go(-1)
     world.check_end(exact=True)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(worlds((Status.DIVERGED, Status.DONE)))
 def test_runs_that_end_early_hold_nothing_up(world):
     world.go(-1, exact=False)
     world.check_end(exact=False)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(worlds(), st.lists(st.integers(0, 12), max_size=4), st.booleans(), st.booleans())
 def test_a_killed_sweep_goes_on_from_its_journal(world, kills, loses_states, told_twice):
     before: set[int] = set()

@@ -75,7 +75,7 @@ def cut_into(parts: int) -> list[Shard]:
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-@pytest.mark.parametrize("parts", [2, 3, 4, 5, 7, 8, 40])
+@pytest.mark.parametrize("parts", sample([2, 3, 4, 5, 7, 8, 40], 3))
 def test_any_cut_into_shards_gives_the_whole_batch(parts, dropout):
     whole, cut = trained_in(cut_into(1), dropout), trained_in(cut_into(parts), dropout)
     for one, other in zip(cut.get_weights(), whole.get_weights(), strict=True):
@@ -114,7 +114,7 @@ def test_programs_are_prepared_once(monkeypatch, shards):
     assert len(prepared) == {None: 2, 4: 2 * (4 + 1)}[shards]  # fixed shards: each, and what follows from their sums
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", sample([False, True], 2, first=1))
 def test_a_step_allocates_no_arrays(jit_compile):
     """After the first step of each size, steps leave memory as it was and peak far below one activation."""
     import tracemalloc

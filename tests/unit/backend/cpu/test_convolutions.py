@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dptrain.backend.cpu.compile import compiler, convolutions, shared
 from dptrain.ops.convolution import conv2d, conv2d_input, conv2d_kernel
 from dptrain.program.program import trace
-from tests.sample import sample
+from tests.sample import examples, sample
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 MAKES = {"places": (conv2d, 0), "images": (conv2d_input, 1), "kernel": (conv2d_kernel, 2)}  # dp_Makes
@@ -93,7 +93,7 @@ def check(case, makes, dtype="float64", implementations=BY):
 LENGTHS = st.tuples(st.integers(1, 20), st.integers(1, 33))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.data(),
     st.integers(1, 20),
@@ -116,7 +116,7 @@ def test_against_numpy(data, rows, image, kernel, channels, makes, dtype):
 EDGE = st.integers(0, 3)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.integers(1, 12),
     LENGTHS,

@@ -14,6 +14,7 @@ from ml_dtypes import bfloat16
 from dptrain.backend.cpu import compile as compiling
 from dptrain.backend.cpu.compile import compiler, has_tiles, products, shared
 from dptrain.backend.cpu.denormals import flush_to_zero
+from tests.sample import examples
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 SIZES = st.one_of(st.integers(1, 70), st.sampled_from([127, 128, 129, 256, 300, 520]))
@@ -53,7 +54,7 @@ def matrices(m, n, k, at, bt, dtype, seed=0):
     return (a.T if at else a), (b.T if bt else b)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(SIZES, SIZES, SIZES, st.booleans(), st.booleans(), st.sampled_from(sorted(TOLERANCE)), st.booleans())
 def test_against_numpy(m, n, k, at, bt, dtype, add):
     a, b = matrices(m, n, k, at, bt, dtype)
@@ -81,7 +82,7 @@ def half_chains(dtype):
     return compiling._address(compiling.library(HALF_CHAINS, compiling.PRODUCT)[f"dp_product_{name}"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(SIZES, SIZES, SIZES, st.booleans(), st.booleans(), st.sampled_from([bfloat16, np.float16]), st.booleans())
 def test_factors_of_half_precision_have_the_bits_of_float32_copies(m, n, k, at, bt, dtype, add):
     a, b = matrices(m, n, k, at, bt, dtype)
@@ -108,7 +109,7 @@ def in_tiles(a, b, before):
 
 
 @needs_tiles
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(SIZES, SIZES, st.one_of(SIZES, st.just(1100)), st.booleans(), st.booleans(), st.booleans())
 def test_products_in_tiles(m, n, k, at, bt, add):
     a, b = matrices(m, n, k, at, bt, bfloat16)
