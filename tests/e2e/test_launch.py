@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import find_mpirun, run
+from tests.sample import sample
 
 STANDINS = Path(__file__).resolve().parents[1] / "standins" / "commands"
 LAUNCH = [sys.executable, "-m", "dptrain", "launch"]
@@ -125,7 +126,7 @@ child.wait()
 """
 
 
-@pytest.mark.parametrize("victim", ["launch", "mpirun", "daemon", "supervisor", "rank"])
+@pytest.mark.parametrize("victim", sample(["launch", "mpirun", "daemon", "supervisor", "rank"], 2))
 def test_nothing_is_left_behind_by_kill_9(tmp_path, victim):
     with started(["-n", "2", "--", *script(tmp_path, WAITING)]) as (process, lines):
         wait_for(lines, r"(ready) \d \d+ \d+\n", 2)

@@ -30,7 +30,7 @@ _FOR_ONE = {"every_op", "narrow_types", "sums", *(f"products_64_{one}" for one i
 # What every run compiles, for the architecture alone that it is named with: the kernels that need the most registers.
 SAMPLE = {
     "sm_75": {"step_float32"},
-    "sm_80": {"step_float32", "step_bfloat16", "normalized_bfloat16", "products_2048_bfloat16"},
+    "sm_80": {"step_float32", "step_bfloat16", "products_2048_bfloat16"},
     "sm_90a": {"step_bfloat16"},
 }
 # No training computes in float64 on a GPU, nor a map of every op at once: that source may spill, but is to compile.

@@ -9,17 +9,16 @@ from tests.conftest import ROOT
 from tests.emulated import emulated, inside_emulator
 
 pytestmark = pytest.mark.skipif(inside_emulator(), reason="tests/ops run here directly")
-REST = "(products or convolutions or libraries or wgmma)"
-# Kernels are tested in an unusual order and under all checks. Checks ask which accesses a barrier orders, in whatever
-# order they run: one run is enough.
+# The largest kernels, and what is not about kernels, run in order; others in an unusual one, under all checks, which
+# ask what a barrier orders, in whatever order it runs: one run is enough.
+LARGE = "(1100 or of_every_tile or every_layer)"
+PRODUCTS = "(products or convolutions or libraries or wgmma)"
 CHECKED = {"EMULATOR_SANITIZE": "all", "EMULATOR_ORDER": "shuffled", "EMULATOR_STREAMS": "random"}
-# mode -> (which tests, how many at least, environment); the largest kernels, and what is not about kernels, run in
-# order. Whoever is free takes the next mode.
-LARGE = "1100 or of_every_tile or every_layer"
+# mode -> (which tests, how many at least, environment)
 MODES = {
-    "in order": (f"not on_cuda or {LARGE}", 90, {}),
-    "checked: programs": (f"on_cuda and not {REST} and not ({LARGE})", 200, CHECKED),
-    "checked: products and convolutions": (f"on_cuda and {REST} and not ({LARGE})", 40, CHECKED),
+    "in order": (f"not on_cuda or {LARGE}", 60, {}),
+    "checked: programs": (f"on_cuda and not {PRODUCTS} and not {LARGE}", 200, CHECKED),
+    "checked: products and convolutions": (f"on_cuda and {PRODUCTS} and not {LARGE}", 35, CHECKED),
 }
 
 # Prints what sums, products and a training leave behind, in hexadecimal.
@@ -55,7 +54,7 @@ def test_results_have_the_same_bits_in_any_order():
 def test_ops(mode):
     chosen, least, options = MODES[mode]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/ops", "-k", chosen]
-    done = emulated(*command, cwd=ROOT, timeout=900, PYTHONWARNINGS="", **options)
+    done = emulated(*command, cwd=ROOT, timeout=1800, PYTHONWARNINGS="", **options)
     assert done.code == 0, done.out + done.err
     passed = re.search(r"(\d+) passed", done.out)
     assert passed is not None

@@ -103,7 +103,7 @@ def test_convolutions_and_their_gradients(in_precision):
     assert "windows.cuh" not in texts.pop(), "no thread goes over a window by itself"
 
 
-@pytest.mark.parametrize(("rows", "tiles"), [(32, {32, 64, 128}), (31, {32, 64})])
+@pytest.mark.parametrize(("rows", "tiles"), sample([(32, {32, 64, 128}), (31, {32, 64})], 2))
 def test_convolutions_of_every_tile(in_precision, rows, tiles):
     text, _ = check(in_precision, TILED, rows, rows)
     assert {int(one) for one in re.findall(r"product(?:_tf32)?<(\d+)", text)} == tiles
@@ -225,7 +225,8 @@ def test_halves_on_tensor_cores(cuda_backend, dtype, shapes):
 
 
 @pytest.mark.parametrize(
-    ("rows", "of_halves", "tiles"), [(32, "half", {32, 64, 128}), (32, "wgmma", {32, 64, 128}), (31, "wgmma", {32, 64})]
+    ("rows", "of_halves", "tiles"),
+    sample([(32, "wgmma", {32, 64, 128}), (31, "wgmma", {32, 64}), (32, "half", {32, 64, 128})], 3),
 )
 def test_halves_of_every_tile(cuda_backend, monkeypatch, rows, of_halves, tiles):
     if of_halves == "wgmma" != cuda_backend.of_halves:

@@ -11,7 +11,6 @@ from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
 from dptrain.program.gradient import gradients
 from dptrain.program.program import trace
-from tests.sample import sample
 from tests.tolerances import assert_near
 
 # They leave two or three axes; "reshape" gives a matrix the shape of its transpose.
@@ -53,7 +52,8 @@ def step_of(chains):
     return step
 
 
-@pytest.mark.parametrize("part", sample(range(2), 2))
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(2))
 def test_views_around_products(cuda_backend, part):
     rng = np.random.default_rng(part)
     shapes = {"x": (4, 6, 8), "y": (12, 8), "left": (8, 192), "right": (192, 8)}
