@@ -62,8 +62,9 @@ def with_device(config: Config, options: ScalingOptions) -> Config:
     """Return the configuration with the device of the prediction: GPUs if none is chosen but options are about GPUs.
 
     Raises:
-        ConfigError: a GPU is named, and a CPU chosen.
+        ConfigError: a GPU is named, and a CPU chosen; or gradients are to travel in half precision.
     """
+    _check_type_of_gradients(config.comm_dtype)  # before a machine is measured
     if config.device == "cpu" and options.gpu is not None:
         raise ConfigError(f"--gpu {options.gpu}: is for --device cuda")
     about_gpus = options.gpu is not None or options.node is not None
@@ -156,14 +157,19 @@ def of_model(
     Raises:
         ConfigError: gradients are to travel in half precision, which is not predicted.
     """
-    if (narrow := model.compile_arguments.get("comm_dtype")) is not None:
-        raise ConfigError(f"comm_dtype {narrow!r}: --ranks predicts gradients in the type that they have: leave it out")
+    _check_type_of_gradients(model.compile_arguments.get("comm_dtype"))
     program = whole(program_of(model, batch_size, dtype=dtype))
     if model.device_options.get("device") == "cuda":
         program = with_precision(program, model.device_options.get("precision", "float32"), "half")
     slots = {one: list(model.optimizer.slots_of(one).values()) for one in model.trainable_weights}
     nbytes = None if bucket_mb is None else int(1e6 * bucket_mb)
     return [Scaling(program, mode, slots, nbytes) for mode in modes(program, slots)]
+
+
+def _check_type_of_gradients(comm_dtype: str | None) -> None:
+    if comm_dtype is not None:
+        what = "--ranks predicts gradients in the type that they have: leave it out"
+        raise ConfigError(f"comm_dtype {comm_dtype!r}: {what}")
 
 
 def report(

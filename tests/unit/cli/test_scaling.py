@@ -78,7 +78,10 @@ def table(lines, mode):
         ("--network 200Gb", "--network 200Gb: is for --ranks; add it, such as --ranks 1-64"),
     ],
 )
-def test_what_is_not_understood_is_said_in_one_line(capfd, arguments, message):
+def test_what_is_not_understood_is_said_in_one_line_before_a_machine_is_measured(
+    capfd, monkeypatch, arguments, message
+):
+    monkeypatch.setattr("dptrain.cli.explain.machine_of", lambda *_: pytest.fail("a machine is measured"))
     assert main(["explain", *arguments.split()]) == 2
     told = capfd.readouterr().err.strip()
     assert message in told
