@@ -44,7 +44,7 @@ settings.load_profile("same")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add what runs the long tests as well."""
-    parser.addoption("--long", action="store_true", help="run the whole suite with what is marked long: an hour")
+    parser.addoption("--long", action="store_true", help="run the whole suite with what is marked long")
 
 
 @pytest.hookimpl(tryfirst=True)
