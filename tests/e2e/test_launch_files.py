@@ -79,7 +79,6 @@ def test_slurm_script(tmp_path):
     assert done.err.count("SIGUSR1: the ranks are told to save and stop") == 1
 
 
-@pytest.mark.long
 def test_slurm_array_script(tmp_path):
     """A task takes its line of the file, saves when its time is up, and is done the next time."""
     (tmp_path / "sweeps.txt").write_text("--seeds 0-1\n--grid hidden=32,64 --name 'two words $(touch code)'\n")

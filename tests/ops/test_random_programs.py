@@ -20,6 +20,6 @@ def test_random_programs(cuda_backend, another, part):
         assert not (said := wrong_on_cuda(case, cuda_backend, another)), f"{said}\n{case}"
 
 
-@pytest.mark.parametrize("name", sample(CORPUS, 3))
+@pytest.mark.parametrize("name", CORPUS)
 def test_corpus(cuda_backend, another, name):
     assert not wrong_on_cuda(CORPUS[name], cuda_backend, another)

@@ -99,7 +99,6 @@ def test_what_is_refused(train, arguments, message):
     assert message in train("run", "--epochs", "5", *arguments.split())
 
 
-@pytest.mark.long
 def test_more_epochs_are_another_schedule(train):
     begun = train("begun", "--epochs", "1", "--schedule", "linear")
     more = ("--epochs", "2", "--schedule", "linear", "--resume", str(begun))

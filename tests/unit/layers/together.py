@@ -15,7 +15,7 @@ COMPOSED = ("AugMix", "RandAugment")
 
 
 def program_of_all(dtype: str = "float64", part: int = 0, parts: int = 1) -> tuple[Any, dict[str, np.ndarray]]:
-    """Return a training step of a part of all layers beside each other, and the values of its inputs."""
+    """Return a training step of every layer, or of a part of them, beside each other, and the values of its inputs."""
     made, values = {}, {}
     for name, number in ALL_CASES[part::parts]:
         if name in COMPOSED:

@@ -487,7 +487,6 @@ for trial in itertools.count():
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_kill_9_at_random_moments_loses_nothing(tmp_path):
     rng = random.Random(0)
     path = tmp_path / "sweep"

@@ -103,7 +103,6 @@ def test_one_field_has_room_for_the_title(figures):
         check_texts(figure)
 
 
-@pytest.mark.long
 def test_many_fields_and_many_long_categories(figures):
     some = [Trial(n, {f"layers.{m}.kernel_initializer": f"variance_scaling_{n}" for m in range(4)}) for n in range(25)]
     drawn(some, endings({n: [0.5 + n, 0.6 + n] for n in range(25)}))

@@ -145,7 +145,6 @@ def test_ranking_is_of_at_most_thirty(figures):
     assert "best 30 of 40" in figures[2].get_suptitle()
 
 
-@pytest.mark.long
 def test_settings_are_drawn_as_text_whatever_they_hold(figures):
     some = [Trial(n, {"a\nb\0$": text, "$\\frac{$$": [text]}) for n, text in enumerate(NASTY)]
     drawn(some, endings({n: [0.5, 0.6] for n in range(len(some))}))

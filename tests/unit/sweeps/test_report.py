@@ -333,7 +333,6 @@ def test_report_of_one_run(tmp_path):
     assert [(row["n"], row["95 % interval"]) for row in page.table("place")] == [("1", "-")]
 
 
-@pytest.mark.long
 def test_report_of_many_trials_and_failures_says_what_it_leaves_out(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "_MOST_FAILURES", 3)
     ended = endings({n: [0.5 + n / 1000, 0.5 + n / 900] for n in range(300)})

@@ -367,7 +367,6 @@ def test_wrong_arguments(wrong, message):
         sweep(**{"space": {"units": [4]}} | wrong)
 
 
-@pytest.mark.long
 def test_several_metrics_make_a_front_and_one_changes_no_journal(tmp_path):
     metrics = ["val_accuracy", "parameters", "seconds"]
     several, one = tmp_path / "several", tmp_path / "one"
@@ -552,7 +551,6 @@ def test_a_finished_sweep_grows(tmp_path, monkeypatch, keep):
         sweep({"units": [5, 4], **draws}, seeds=[0, 1], samples=2, epochs=4, batch_size=8, out=out, **common)
 
 
-@pytest.mark.long
 def test_halving_grows_by_seeds_and_settings_but_not_by_epochs(tmp_path):
     options = {"halving": 2, "epochs": 4, "out": tmp_path / "s"}
     first = sweep({"learning_rate": [0.1, 1e-6, 0.01]}, seeds=[0], **options)
