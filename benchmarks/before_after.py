@@ -4,7 +4,7 @@
     python benchmarks/before_after.py --before ../before --output benchmarks/results/before-after_HARDWARE_DATE.md
 
 Each version lives in a process of its own and trains the same: MLPs with Adam at several batch sizes, a small
-convolutional network, and a sweep of 16 runs side by side. Only one works at a time; rounds go A B A B, and a ratio is
+convolutional network, and sweeps of 16 runs side by side. Only one works at a time; rounds go A B A B, and a ratio is
 that of two neighbours. Losses are compared to the last digit: they say whether the same is computed.
 """
 
@@ -18,11 +18,12 @@ from typing import Any
 from common import Report, WorkerProcess, answer, answering, command_line, machine_line, spread, versions
 
 ROOT = Path(__file__).resolve().parents[1]
-SAMPLES, IMAGES, RUNS = 8192, 1024, 16
+SAMPLES, IMAGES, RUNS, FEW = 8192, 1024, 16, 256
 WORKS = {
     **{f"784-{hidden}-10, batch {batch}": ("mlp", hidden, batch) for hidden in (128, 512) for batch in (32, 128, 1024)},
     "convolutions 28x28, batch 64": ("convolutions", 8, 64),
     f"sweep of {RUNS} runs of 784-128-10, batch 128": ("sweep", 128, 128),
+    f"sweep of {RUNS} runs of 784-128-10, an epoch of {FEW} samples, batch 32": ("short sweep", 128, 32),
 }
 
 
@@ -113,13 +114,15 @@ def prepared(kind: str, size: int, batch: int) -> tuple[Any, list[float]]:
     def mlp() -> dp.Sequential:
         return compiled(dp.layers.Input((784,)), dp.layers.Dense(size, "relu"))
 
-    if kind == "sweep":
+    if kind in ("sweep", "short sweep"):
+        many, samples = (4, SAMPLES) if kind == "sweep" else (1, FEW)
 
-        def sweep(epochs: int = 4) -> Any:
-            return dp.sweep(mlp, {}, seeds=range(RUNS), x=x, y=y, batch_size=batch, epochs=epochs, verbose=0)
+        def sweep(epochs: int = many) -> Any:
+            data: dict[str, Any] = {"x": x[:samples], "y": y[:samples]}
+            return dp.sweep(mlp, {}, seeds=range(RUNS), **data, batch_size=batch, epochs=epochs, verbose=0)
 
         losses = sorted(float(run["metrics"]["loss"]) for run in sweep(1).runs)
-        return lambda: (sweep(), 4 * RUNS * SAMPLES)[1], losses
+        return lambda: (sweep(), many * RUNS * samples)[1], losses
     if kind == "convolutions":
         x, y = x[:IMAGES].reshape(-1, 28, 28, 1), y[:IMAGES]
         model = compiled(

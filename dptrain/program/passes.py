@@ -4,7 +4,7 @@ What comes after them, which ops are computed together, depends on the device: `
 `backend/cuda/groups.py` for a GPU. Which all-reduces travel together is `messages.py`'s decision.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -140,12 +140,25 @@ def _identity(tensor: Tensor) -> Any:
 
 
 def _comparable(value: Any) -> Any:
-    if isinstance(value, tuple | list):
-        return tuple(map(_comparable, value))
-    if isinstance(value, Dim):
-        return ("rows", value.scale)
     try:
-        hash(value)
+        return comparable(value)
     except TypeError:
         return ("object", id(value))
+
+
+def comparable(value: Any) -> Hashable:
+    """Return what is equal for attributes that are the same in every bit and for every number of rows.
+
+    Raises:
+        TypeError: the attribute is told by its identity alone, as an array is.
+    """
+    if isinstance(value, tuple | list):
+        return tuple(map(comparable, value))
+    if isinstance(value, Dim):
+        return (value.names, value.scale, value.offset, value.blocks)
+    if isinstance(value, float):  # of which 0.0 and -0.0 are equal
+        return (type(value).__name__, value.hex())
+    if isinstance(value, np.generic):
+        return (type(value).__name__, value.tobytes())
+    hash(value)
     return (type(value).__name__, value)

@@ -1,9 +1,12 @@
 """Executing a program by compiled code: many steps in one call, without Python in between."""
 
 import ctypes
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
+from threading import Lock
 
 import numpy as np
 
@@ -16,7 +19,7 @@ from dptrain.errors import ConfigError, DataError
 from dptrain.program.execute import HostMemory
 from dptrain.program.fuse import fuse
 from dptrain.program.kernels import Call, Fused, Kernel, Loop, Member, Product
-from dptrain.program.lowering import Convolution, lowering_of
+from dptrain.program.lowering import Convolution, RandomBits, lowering_of
 from dptrain.program.memory import Access, Plan, aligned, in_a_row, in_place, nbytes, plan
 from dptrain.program.mesh import ALL_REDUCE, constant_of
 from dptrain.program.messages import all_reduce, exchange
@@ -24,6 +27,7 @@ from dptrain.program.passes import without_ranks
 from dptrain.program.places import Extent
 from dptrain.program.program import ROWS, Program
 from dptrain.program.shapes import local, size
+from dptrain.program.structure import of_variables, structure_of, without_variables
 from dptrain.program.tensor import Array, Tensor
 from dptrain.program.views import View
 from dptrain.runtime.python_lock import released
@@ -31,6 +35,11 @@ from dptrain.runtime.python_lock import released
 # Types of factors, in the order of the products and of the convolutions in `Context`.
 _PRODUCTS = ("float32", "float64", "bfloat16", "float16")
 _CONVOLUTIONS = [(by, name) for by in ("channels", "pixels", "winograd") for name in _PRODUCTS[:2]]
+
+# Structures whose kernels and code are kept, with seeds, those used last at the end: all runs of a sweep have a few.
+KEPT = 32
+_LOWERED: OrderedDict[Hashable, tuple[Fused, Code, Sequence[int]]] = OrderedDict()
+_LOCK = Lock()
 
 
 class Context(ctypes.Structure):
@@ -107,7 +116,7 @@ class CompiledExecutable:
         self._library, addresses = self._compiled()
         self.outputs: Mapping[str, Array] = {}
         memory.adopt(program.state)
-        self._arrays = {one: memory.array(variable) for variable, one in program.state.items()}
+        self._arrays = {one: memory.array(variable) for variable, one in self.fused.program.state.items()}
         self._arena = memory.arena
         self._place()
         self._pointers = np.zeros(max(len(self.code.roots), 1), np.uint64)
@@ -352,7 +361,7 @@ def _shared(factors: Iterable[Tensor], made: Iterable[Tensor]) -> list[Future[in
 
 
 def lowered(program: Program, *, alone: bool = True, join: bool = True) -> tuple[Fused, Code]:
-    """Return a program's kernels and their C++, made once for all numbers of rows.
+    """Return a program's kernels and their C++, made once for all numbers of rows, and for programs of one structure.
 
     Args:
         program: any.
@@ -361,10 +370,36 @@ def lowered(program: Program, *, alone: bool = True, join: bool = True) -> tuple
     """
     key = "cpu", alone, join
     if key not in program.lowered:
-        fused = fuse(without_ranks(program) if alone else program, join=join)
-        program.lowered[key] = fused, generate(fused)
+        program.lowered[key] = _of_structure(without_ranks(program) if alone else program, join)
     found: tuple[Fused, Code] = program.lowered[key]
     return found
+
+
+def _of_structure(program: Program, join: bool) -> tuple[Fused, Code]:
+    """See `lowered`; of a program without ranks where there are no others."""
+    structure = structure_of(program)
+    if structure is None:
+        fused = fuse(program, join=join)
+        return fused, generate(fused)
+    key = structure.key, join
+    with _LOCK:
+        known = _LOWERED.get(key)
+        if known is not None:
+            _LOWERED.move_to_end(key)
+    if known is not None:
+        fused, code, seeds = known
+        own = dict(zip(seeds, structure.seeds, strict=True))
+        of_state = dict(enumerate(structure.variables))
+        return of_variables(fused, of_state), replace(code, seeds=[own[one] for one in code.seeds])
+    fused = fuse(without_variables(program), join=join)
+    code = generate(fused)
+    if not any(isinstance(part, Call) and isinstance(lowering_of(part.tensor), RandomBits) for part in code.parts):
+        numbers = {variable: number for number, variable in enumerate(structure.variables)}
+        with _LOCK:
+            _LOWERED[key] = of_variables(fused, numbers), code, structure.seeds
+            if len(_LOWERED) > KEPT:
+                _LOWERED.popitem(last=False)
+    return fused, code
 
 
 def planned(fused: Fused, code: Code, rows: int) -> tuple[dict[Tensor, Tensor], Plan]:

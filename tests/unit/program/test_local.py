@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dptrain import ops
+from dptrain.backend.cpu import compiled
 from dptrain.backend.cpu.backend import CpuBackend
 from dptrain.backend.cpu.compiled import lowered, planned
 from dptrain.backend.cuda.compose import Composition
@@ -316,6 +317,7 @@ class Decayed(Momentum):
 def test_parts_of_gradients_and_new_weights_lie_where_whole_gradients_lay(monkeypatch, large, layers, network):
     """ZeRO-1: beside twelve whole gradients there is the part of one alone, or of what one message brings."""
     monkeypatch.setattr(messages, "_LARGE", large)
+    monkeypatch.setattr(compiled, "_LOWERED", type(compiled._LOWERED)())  # of messages that are large elsewhere
     step, names = network(12), [f"w{n}" for n in range(12)]
     program = program_of({}, dict.fromkeys(names, (BATCH, None)), {"batch": 4}, step)
     one_layer = 64 * 64 * 8
@@ -372,6 +374,7 @@ def test_nothing_is_computed_for_what_is_whole_anyway(monkeypatch):
 def test_muon_has_one_whole_matrix_at_a_time(monkeypatch):
     """Also where all updates can begin at once, since all gradients wait for their norm."""
     monkeypatch.setattr(messages, "_LARGE", 1)
+    monkeypatch.setattr(compiled, "_LOWERED", type(compiled._LOWERED)())
     sizes = {}
     for layers in (4, 12):
         step = Layers([(64, 64)] * layers, Muon(global_clipnorm=0.1))

@@ -103,6 +103,12 @@ def test_what_differs_is_no_repeat():
     assert kept.count("add") == names(program).count("add")
 
 
+def test_the_sign_of_zero_differs():
+    """Of an attribute; the slopes of 0.0 and -0.0 were taken for one."""
+    program = trace(lambda x: {"y": 1 / ops.leaky_relu(x, 0.0) - 1 / ops.leaky_relu(x, -0.0)}, {"x": ((2,), "float32")})
+    assert names(without_repeats(program)).count("leaky_relu") == 2
+
+
 def test_a_product_says_its_precision():
     program = placed()
     assert with_precision(program, "float32") is program

@@ -747,6 +747,7 @@ def test_products_read_half_precision_without_copies(monkeypatch, dtype):
     program, found = trace(step, {"x": ((Dim.rows(40), 90), "float32")}), []
     for change in (with_half_factors, lambda one: one):
         monkeypatch.setattr("dptrain.program.fuse.with_half_factors", change)
+        monkeypatch.setattr(compiled, "_LOWERED", type(compiled._LOWERED)())
         program.lowered.clear()
         executable = CompiledExecutable(program, HostMemory(), {"x": x})
         executable.run()

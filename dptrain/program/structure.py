@@ -1,0 +1,104 @@
+"""What programs have in common that differ in variables and seeds alone, as those of a sweep's runs do.
+
+What a backend makes of one of them is right for all: kernels and their code know variables and seeds by number.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dptrain.program.kernels import Fused
+from dptrain.program.lowering import RandomBits, lowering_of
+from dptrain.program.mesh import PlacedProgram
+from dptrain.program.passes import comparable, rewritten
+from dptrain.program.program import Program
+from dptrain.program.tensor import Tensor, Variable, placeholder
+
+# Bytes of constants that programs may have and still be compared.
+CONSTANTS = 1 << 16
+
+
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """A program without its variables and seeds.
+
+    Attributes:
+        key: equal for programs that compute the same of what they are given.
+        variables: its state, in the order of the key.
+        seeds: of its random numbers, each once.
+    """
+
+    key: Hashable
+    variables: Sequence[Variable]
+    seeds: Sequence[int]
+
+
+def structure_of(program: Program) -> Structure | None:
+    """Return a program's structure; None where it holds what cannot be compared, or constants of many bytes."""
+    tensors = program.tensors
+    numbers = {one: number for number, one in enumerate(tensors)}
+    given = {one: ("input", name) for name, one in program.inputs.items()}
+    state = {one: ("state", number) for number, one in enumerate(program.state.values())}
+    seeds: dict[int, int] = {}
+    nodes, left = [], CONSTANTS
+    for one in tensors:
+        made_of: Any = given.get(one) or state.get(one)
+        about = one.attributes
+        if made_of is None and one.value is not None:
+            left -= one.value.nbytes
+            made_of = one.value.tobytes() if left >= 0 else None
+        elif made_of is None and (one.op is not None or one.counts_rows):
+            made_of = tuple(numbers[read] for read in one.inputs)
+        if made_of is None:
+            return None
+        if isinstance(lowering_of(one), RandomBits):
+            about = {**about, "seed": seeds.setdefault(int(about["seed"]), len(seeds))}
+        try:
+            attributes = tuple((name, comparable(about[name])) for name in sorted(about))
+        except TypeError:
+            return None
+        nodes.append((one.op, made_of, attributes, _key(one)))
+    variables = list(program.state)
+    order = {variable: number for number, variable in enumerate(variables)}
+    key = (
+        tuple(nodes),
+        tuple((name, _key(one)) for name, one in program.inputs.items()),
+        tuple(_key(one) for one in program.state.values()),
+        tuple((name, numbers[one]) for name, one in program.outputs.items()),
+        tuple((order[variable], numbers[one]) for variable, one in program.updates.items()),
+        program.rows if program.for_one_size else None,
+        (program.bucket_bytes, bool(program.layouts)) if isinstance(program, PlacedProgram) else None,
+    )
+    return Structure(key, variables, list(seeds))
+
+
+def _key(tensor: Tensor) -> Hashable:
+    return comparable(tensor.shape), tensor.dtype
+
+
+def without_variables(program: Program) -> Program:
+    """Return a program that computes the same of placeholders that know no variable, so that it keeps none in memory.
+
+    Its state and updates still say which variables these were.
+    """
+    stand_ins = {one: placeholder(one.shape, one.dtype, one.name) for one in program.state.values()}
+    made = replace(program, derived=None, of_weights={})
+    if isinstance(made, PlacedProgram):
+        made = replace(made, placements={}, summed=frozenset())
+    made = rewritten(made, lambda one: stand_ins.get(one, one))
+    return replace(made, state={variable: stand_ins[one] for variable, one in program.state.items()})
+
+
+def of_variables(fused: Fused, known: Mapping[Any, Any]) -> Fused:
+    """Return kernels as those of other variables.
+
+    Args:
+        fused: kernels.
+        known: the variable that takes the place of each.
+    """
+    program = replace(
+        fused.program,
+        state={known[variable]: one for variable, one in fused.program.state.items()},
+        updates={known[variable]: one for variable, one in fused.program.updates.items()},
+    )
+    return replace(fused, program=program, updates={known[variable]: one for variable, one in fused.updates.items()})
