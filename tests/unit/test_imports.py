@@ -1,6 +1,7 @@
 """Imports run downward only, and importing dptrain touches no GPU and no MPI."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -57,6 +58,12 @@ NEVER = {"torch", "keras", "tensorflow", "jax"}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    """Return a module's syntax tree, for all tests that read them."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports(path: Path, *, each: bool = False) -> list[tuple[str, bool]]:
     """Return (dotted name, whether it is imported when the module is) of everything that a module imports.
 
@@ -80,7 +87,7 @@ def imports(path: Path, *, each: bool = False) -> list[tuple[str, bool]]:
                 found.extend((name, inside) for name in names)
             visit(child, inside)
 
-    visit(ast.parse(path.read_text(encoding="utf-8")), True)
+    visit(tree_of(path), True)
     return found
 
 
@@ -154,11 +161,12 @@ def test_help_imports_nothing_slow(arguments):
 
 def test_a_training_speaks_before_it_imports_anything_slow(small_npz):
     code = (
-        "import builtins, sys\n"
+        "import builtins, os, sys\n"
         "from dptrain.cli.main import main\n"
         "show = builtins.print\n"
         "def note(*words, **more):\n"
-        f"    show(*words, sorted({SLOW!r} & set(sys.modules)), **more)\n"
+        f"    show(*words, sorted({SLOW!r} & set(sys.modules)), **more | dict(flush=True))\n"
+        "    os._exit(0)\n"
         "builtins.print = note\n"
         f"sys.exit(main(['--data', {str(small_npz)!r}, '--fast-dev-run']))"
     )

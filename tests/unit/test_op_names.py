@@ -12,6 +12,7 @@ import pytest
 
 import dptrain.ops.random  # with `dptrain.ops`, all ops
 from dptrain.program.tensor import OPS
+from tests.unit.test_imports import tree_of
 
 PACKAGE = Path(dptrain.__file__).parent
 
@@ -74,7 +75,7 @@ def test_no_op_is_known_by_its_name():
         own = path.relative_to(PACKAGE)
         if own.parts[0] == "ops":
             continue
-        names = names_in(ast.parse(path.read_text(encoding="utf-8"))) - Counter(OTHER_WORDS.get(str(own), {}))
+        names = names_in(tree_of(path)) - Counter(OTHER_WORDS.get(str(own), {}))
         if names:
             found[str(own)] = dict(names)
     assert found == {}

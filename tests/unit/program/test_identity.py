@@ -8,7 +8,7 @@ import re
 
 from dptrain.program.tensor import placeholder
 from dptrain.program.views import IndexMap, part_of, whole
-from tests.unit.test_imports import MODULES, PACKAGE
+from tests.unit.test_imports import MODULES, PACKAGE, tree_of
 
 
 def compared(node):
@@ -25,7 +25,7 @@ def test_no_dataclass_compares_tensors():
     found = [
         f"{path.relative_to(PACKAGE)}: {node.name}.{ast.unparse(own.target)}"
         for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.ClassDef) and compared(node)
         for own in node.body
         if isinstance(own, ast.AnnAssign) and re.search(r"\b(Tensor|Variable|Operand)\b", ast.unparse(own.annotation))
