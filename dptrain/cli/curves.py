@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 # What metrics.jsonl holds besides curves.
 _NOT_CURVES = {"epoch", "seconds", "samples_per_second"}
+_DPI = 120
 
 
 def draw_curves(epochs: Sequence[Mapping[str, float]], title: str = "") -> bytes | None:
@@ -25,9 +26,7 @@ def draw_curves(epochs: Sequence[Mapping[str, float]], title: str = "") -> bytes
         figure = make_figure(epochs, title)
     except ImportError:
         return None
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=120)
-    return picture.getvalue()
+    return _png(figure)
 
 
 def draw_comparison(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> bytes | None:
@@ -37,13 +36,12 @@ def draw_comparison(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> bytes 
         runs: the objects of metrics.jsonl by the run's name.
     """
     try:
-        from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
     except ImportError:
         return None
     keys = dict.fromkeys(key for epochs in runs.values() for epoch in epochs for key in epoch)
     names = list(dict.fromkeys(key.removeprefix("val_") for key in keys if key not in _NOT_CURVES))
-    figure = Figure(figsize=(5 * max(len(names), 1), 3.6 + 0.2 * len(runs)), layout="constrained")
+    figure = _empty_figure(5 * max(len(names), 1), 3.6 + 0.2 * len(runs))
     panels = figure.subplots(1, max(len(names), 1), squeeze=False)[0]
     lines: dict[str, Any] = {}
     for panel, name in zip(panels, names, strict=False):
@@ -59,11 +57,9 @@ def draw_comparison(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> bytes 
     # A name is no formula, and one that begins with a low line would be left out.
     labels = [f" {run}".replace("$", r"\$") for run in lines]
     figure.legend(list(lines.values()), labels, loc="outside lower center", title="solid: validation, dotted: training")
-    picture = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # letters that the font lacks
-        figure.savefig(picture, format="png", dpi=120)
-    return picture.getvalue()
+        return _png(figure)
 
 
 def make_figure(epochs: Sequence[Mapping[str, float]], title: str) -> "Figure":
@@ -72,11 +68,10 @@ def make_figure(epochs: Sequence[Mapping[str, float]], title: str) -> "Figure":
     Raises:
         ImportError: matplotlib is not installed.
     """
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     names = [key for key in epochs[0] if key not in _NOT_CURVES and not key.startswith("val_")]
-    figure = Figure(figsize=(5 * len(names), 3.6), layout="constrained")
+    figure = _empty_figure(5 * len(names), 3.6)
     if title:
         figure.suptitle(title.replace("$", r"\$"))  # a name, no formula
     panels = figure.subplots(1, len(names), squeeze=False)[0]
@@ -92,3 +87,22 @@ def make_figure(epochs: Sequence[Mapping[str, float]], title: str) -> "Figure":
         panel.grid(alpha=0.3)
         panel.legend()
     return figure
+
+
+def _empty_figure(width: float, height: float) -> "Figure":
+    """Return a figure of so many inches, without a layout, which `_png` makes."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=_DPI, layout="none")  # type: ignore[arg-type]  # it may be "none"
+
+
+def _png(figure: "Figure") -> bytes:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    FigureCanvasAgg(figure)
+    # By hand: a figure with a layout of its own is drawn twice.
+    ConstrainedLayoutEngine().execute(figure)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=_DPI)
+    return picture.getvalue()

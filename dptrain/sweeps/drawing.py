@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
 BLUE, ORANGE, VERMILION = "#0072B2", "#E69F00", "#D55E00"
 
+# Of what is drawn as an image within a picture.
+_IMAGE_DPI = 100
+
 _NOT_DRAWN = re.compile(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<!--.*?-->|<metadata>.*?</metadata>", re.DOTALL)
 _IDS = re.compile(r'(\bid="|\bhref="#|url\(#)')
 
@@ -85,10 +88,16 @@ def draw(name: str, picture: Callable[[Width], "Figure"]) -> str:
 
 def svg(figure: "Figure", name: str, width: Width) -> str:
     """Return a figure as an element of a page; its identifiers begin with the name."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    FigureCanvasSVG(figure)  # the layout is for texts as wide as in SVG
     text = io.StringIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # drawn as a box
-        figure.savefig(text, format="svg", metadata={"Date": None})
+        # By hand: a figure with a layout of its own is drawn twice.
+        ConstrainedLayoutEngine().execute(figure)
+        figure.savefig(text, format="svg", dpi=_IMAGE_DPI, metadata={"Date": None})
     element = _IDS.sub(rf"\g<1>{name}-", _NOT_DRAWN.sub("", text.getvalue())).strip()
     return element.replace("<svg ", f'<svg class="{width.name}" aria-hidden="true" ', 1)
 
@@ -97,7 +106,8 @@ def make_figure(width: Width, height: float) -> "Figure":
     """Return an empty figure of so many inches' height."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width.inches, height), layout="constrained")
+    # Inches of SVG have 72 points. Without a layout: `svg` makes it.
+    return Figure(figsize=(width.inches, height), dpi=72, layout="none")  # type: ignore[arg-type]  # it may be "none"
 
 
 def label(text: str, length: int) -> str:
