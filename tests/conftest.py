@@ -28,6 +28,11 @@ BY_NUMPY = ("e2e", "mpi")
 # What in tests/unit is about compiled code itself; the others' is compiled in half the time. It has the same bits
 # however it is compiled (tests/unit/backend/cpu/test_compilers.py).
 ABOUT_COMPILED_CODE = {"backend", "test_random_programs.py"}
+# Files whose tests draw pictures in this process; in those of the others no run and no sweep draws any.
+ABOUT_PICTURES = {
+    *(f"unit/sweeps/test_{name}.py" for name in ("drawing", "field_pictures", "page", "pareto", "pictures", "report")),
+    *("unit/cli/test_run_directory.py", "unit/cli/test_runs.py"),
+}
 # Folders whose tests are about GPUs; what starts the emulator gives it an environment of its own.
 ABOUT_GPUS = ("ops", "gpu", "emulator")
 
@@ -137,12 +142,18 @@ def _bytecode() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _without_pictures():
-    """Let what tests start draw no curves, which takes longer than most of its trainings; its PYTHONPATH says so.
-
-    Tests in this process draw as ever.
-    """
+    """Let what tests start draw no curves, which takes longer than most of its trainings; its PYTHONPATH says so."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(WITHOUT_PICTURES), prepend=os.pathsep)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _without_pictures_here(request: pytest.FixtureRequest):
+    """Make Matplotlib look as if it were not installed in this process too, but for tests that are about pictures."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.relative_to(ROOT / "tests").as_posix() not in ABOUT_PICTURES:
+            patch.setitem(sys.modules, "matplotlib.figure", None)
         yield
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from dptrain.cli import run_directory
 from dptrain.cli.config import Config, to_yaml
 from dptrain.cli.run_directory import RunDirectory
 from dptrain.cli.run_records import read_config, read_epochs, read_runs
@@ -49,9 +48,8 @@ def damage(request):
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch) -> Path:
+def run(tmp_path) -> Path:
     """A run of two epochs that was killed, whose model is there all the same."""
-    monkeypatch.setattr(run_directory, "draw_curves", lambda epochs, title: None)
     with RunDirectory(tmp_path / "run", to_yaml(Config())) as directory:
         for epoch in EPOCHS:
             directory.add_epoch(epoch)

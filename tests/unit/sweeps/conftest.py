@@ -3,15 +3,6 @@
 import pytest
 
 
-@pytest.fixture(autouse=True)
-def _without_pictures(request, monkeypatch):
-    """Let sweeps that are trained draw no pictures, which takes longer than the training."""
-    if request.path.name in ("test_sweeping.py", "test_continuing.py"):
-        from dptrain.sweeps import drawing
-
-        monkeypatch.setattr(drawing, "installed", lambda: False)
-
-
 @pytest.fixture
 def no_pictures(monkeypatch):
     """For what is about a report's numbers."""
