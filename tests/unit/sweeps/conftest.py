@@ -12,6 +12,16 @@ def no_pictures(monkeypatch):
 
 
 @pytest.fixture
+def undrawn(monkeypatch):
+    """Every figure, to look into what it holds; it is not drawn, which takes longest, and its picture is empty."""
+    from dptrain.sweeps import drawing
+
+    seen = []
+    monkeypatch.setattr(drawing, "svg", lambda figure, name, width: seen.append(figure) or "<svg></svg>")
+    return seen
+
+
+@pytest.fixture
 def figures(monkeypatch):
     """Every figure that is drawn, to look into: a wide one and a narrow one for each picture."""
     from dptrain.sweeps import drawing

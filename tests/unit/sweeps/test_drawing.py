@@ -1,5 +1,6 @@
 """Pictures as elements of a page."""
 
+import functools
 import re
 import sys
 
@@ -23,14 +24,17 @@ def pair(name):
     return draw(name, picture)
 
 
+drawn_once = functools.cache(pair)
+
+
 def test_a_picture_is_two_elements_that_fit_two_widths():
-    text = pair("one")
+    text = drawn_once("one")
     assert re.findall(r'<svg class="(\w+)"', text) == ["wide", "narrow"]
     assert [float(width) for width in re.findall(r'<svg [^>]*\bwidth="([\d.]+)pt"', text)] == [828, 270]
 
 
 def test_pictures_of_one_page_share_no_identifier():
-    text = pair("one") + pair("two")
+    text = drawn_once("one") + drawn_once("two")
     names = re.findall(r'\bid="([^"]*)"', text)
     assert len(names) == len(set(names))
     assert [name for name in names if "trial-7" in name] == [
@@ -41,13 +45,13 @@ def test_pictures_of_one_page_share_no_identifier():
 
 
 def test_pictures_hold_no_words_of_users_and_no_addresses():
-    text = pair("one")
+    text = drawn_once("one")
     for unwanted in ("<script", "<!--", "<?xml", "<!DOCTYPE", "<metadata", "http:", "https:"):
         assert unwanted not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", text)
 
 
 def test_the_same_picture_has_the_same_bytes():
-    assert pair("one") == pair("one")
+    assert pair("one") == drawn_once("one")
 
 
 def test_without_matplotlib(monkeypatch):

@@ -18,14 +18,19 @@ from tests.unit.sweeps.samples import NASTY, ending, endings, trials
 METRIC = "val_accuracy"
 
 
-def drawn(some, ended, mode="max"):
-    """Return the pictures of fields, the panels first; warnings are errors."""
-    summaries = summarize(some, ended, METRIC, mode)
+def panels(some, ended):
+    """Return the picture with a panel for each field; warnings are errors."""
     fields = swept_fields(None, some, list(some[0].setting))
-    return [
-        draw_hyperparameters(some, summaries, ended, METRIC, fields),
-        draw_parallel(some, summaries, METRIC, mode, fields),
-    ]
+    return draw_hyperparameters(some, summarize(some, ended, METRIC, "max"), ended, METRIC, fields)
+
+
+def parallel(some, ended, mode="max"):
+    fields = swept_fields(None, some, list(some[0].setting))
+    return draw_parallel(some, summarize(some, ended, METRIC, mode), METRIC, mode, fields)
+
+
+def drawn(some, ended):
+    return [panels(some, ended), parallel(some, ended)]
 
 
 @pytest.mark.parametrize(("number", "seeds"), sample([(1, 1), (40, 3)], 2))
@@ -67,11 +72,11 @@ def test_round_numbers_of_a_logarithmic_axis(low, high, expected):
     assert _round_numbers(low, high) == expected
 
 
-def test_other_values_have_an_axis_of_categories(figures):
+def test_other_values_have_an_axis_of_categories(undrawn):
     settings = [{"field": value, "flag": value is None} for value in ([128], [64], None, "relu", [64])]
     some = [Trial(n, setting) for n, setting in enumerate(settings)]
     drawn(some, endings({n: [0.5 + n / 100] for n in range(len(some))}))
-    field, flag = (axes for axes in figures[0].axes if axes.get_visible())
+    field, flag = (axes for axes in undrawn[0].axes if axes.get_visible())
     names = [text.get_text() for text in field.get_xticklabels()]
     assert sorted(names) == ["[128]", "[64]", "none", "relu"]
     assert [text.get_text() for text in flag.get_xticklabels()] == ["false", "true"]
@@ -80,19 +85,19 @@ def test_other_values_have_an_axis_of_categories(figures):
     assert places[1] != places[4]  # side by side
 
 
-def test_lists_are_ordered_by_their_numbers(figures):
+def test_lists_are_ordered_by_their_numbers(undrawn):
     some = [Trial(n, {"hidden": [units]}) for n, units in enumerate((512, 64, 128))]
-    drawn(some, endings({n: [0.5] for n in range(3)}))
-    assert [text.get_text() for text in figures[0].axes[0].get_xticklabels()] == ["[64]", "[128]", "[512]"]
+    panels(some, endings({n: [0.5] for n in range(3)}))
+    assert [text.get_text() for text in undrawn[0].axes[0].get_xticklabels()] == ["[64]", "[128]", "[512]"]
 
 
-def test_trials_that_are_not_complete_are_hollow(figures):
+def test_trials_that_are_not_complete_are_hollow(undrawn):
     ended = [*endings({0: [0.5, 0.6]}), *(ending(1, seed, 0.9, Status.PRUNED, epochs=1) for seed in range(2))]
-    drawn(trials(2), ended)
-    hollow, _, full, _ = figures[0].axes[0].lines
+    panels(trials(2), ended)
+    hollow, _, full, _ = undrawn[0].axes[0].lines
     assert (hollow.get_markerfacecolor(), list(hollow.get_ydata())) == ("none", [0.9, 0.9])
     assert (full.get_markerfacecolor() != "none", list(full.get_ydata())) == (True, [0.5, 0.6])
-    assert "hollow" in figures[0].get_suptitle()
+    assert "hollow" in undrawn[0].get_suptitle()
 
 
 def test_one_field_has_room_for_the_title(figures):
@@ -132,13 +137,13 @@ def lines_of(figure):
 
 
 @pytest.mark.parametrize(("mode", "best"), [("max", 2), ("min", 0)])
-def test_parallel_coordinates(figures, mode, best):
+def test_parallel_coordinates(undrawn, mode, best):
     some = [
         Trial(n, {"rate": rate, "kind": kind, "units": units})
         for n, (rate, kind, units) in enumerate([(1e-4, "relu", [8]), (1e-1, "tanh", [64]), (1e-3, "relu", [256])])
     ]
-    drawn(some, endings({n: [0.5 + n / 10, 0.6 + n / 10] for n in range(3)}), mode)
-    wide, narrow = figures[2:]
+    parallel(some, endings({n: [0.5 + n / 10, 0.6 + n / 10] for n in range(3)}), mode)
+    wide, narrow = undrawn
     places = {number: list(line.get_ydata()) for number, line in lines_of(wide).items()}
     third = (math.log(1e-3) - math.log(1e-4)) / (math.log(1e-1) - math.log(1e-4))
     assert places[0] == [0, 0, 0, 0]  # the lowest rate, the first kind, the fewest units, the lowest metric
@@ -151,9 +156,9 @@ def test_parallel_coordinates(figures, mode, best):
     assert {"rate", "kind", "units", METRIC, "relu", "[8]", "0.0001", "0.1"} <= set(texts)
 
 
-def test_trials_that_were_stopped_are_dashed_in_parallel_coordinates(figures):
-    drawn(trials(2), [*endings({0: [0.5, 0.6]}), *(ending(1, seed, 0.9, Status.PRUNED, 1) for seed in range(2))])
-    assert {number: line.get_linestyle() for number, line in lines_of(figures[2]).items()} == {0: "-", 1: "--"}
+def test_trials_that_were_stopped_are_dashed_in_parallel_coordinates(undrawn):
+    parallel(trials(2), [*endings({0: [0.5, 0.6]}), *(ending(1, seed, 0.9, Status.PRUNED, 1) for seed in range(2))])
+    assert {number: line.get_linestyle() for number, line in lines_of(undrawn[0]).items()} == {0: "-", 1: "--"}
 
 
 def test_importances_are_bars(figures):

@@ -31,18 +31,28 @@ document.querySelector("iframe").addEventListener("load", ({{ target }}) => {{
 </script>"""
 
 
+def installed_browser():
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip(f"no browser on PATH: {', '.join(BROWSERS)}")
+    return browser
+
+
+@pytest.fixture(scope="module")
+def _browser():
+    """For reports that are drawn for a browser alone."""
+    installed_browser()
+
+
 def look(tmp_path, report, probe, width=1200):
     """Return what a probe, the body of a function in JavaScript, finds in a report at a width in pixels.
 
     The frame is not bound by the report's policy; the report is.
     """
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        pytest.skip(f"no browser on PATH: {', '.join(BROWSERS)}")
     frame = tmp_path / "frame.html"
     frame.write_text(FRAME.format(width=width, report=html.escape(report), probe=probe), encoding="utf-8")
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    command = [browser, *options, "--virtual-time-budget=10000", "--dump-dom", frame.as_uri()]
+    command = [installed_browser(), *options, "--virtual-time-budget=10000", "--dump-dom", frame.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
     assert found is not None, done.stderr
@@ -51,7 +61,7 @@ def look(tmp_path, report, probe, width=1200):
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory):
+def report(_browser, tmp_path_factory):
     pytest.importorskip("matplotlib", reason="pictures need the extra 'sweep'")
     path = tmp_path_factory.mktemp("report") / "report.html"
     ended = endings({n: [0.5 + n / 50 + seed / 100 for seed in range(3)] for n in range(12)})
@@ -65,7 +75,7 @@ def report(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def seeds_report(tmp_path_factory):
+def seeds_report(_browser, tmp_path_factory):
     pytest.importorskip("matplotlib", reason="pictures need the extra 'sweep'")
     path = tmp_path_factory.mktemp("report") / "report.html"
     ended = endings({0: [0.5 + seed / 100 for seed in range(8)]})
@@ -100,7 +110,7 @@ def test_it_fits_a_window_and_loads_nothing(tmp_path, request, which, width, kin
 
 
 @pytest.fixture(scope="module")
-def two_metrics_report(tmp_path_factory):
+def two_metrics_report(_browser, tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "report.html"
     some, ended = trials(4), endings({n: [0.5 + n / 50 + seed / 100 for seed in range(3)] for n in range(4)})
     ended = [dataclasses.replace(one, metrics={**one.metrics, "parameters": 50890.0 + one.run.trial}) for one in ended]

@@ -18,13 +18,17 @@ from tests.unit.sweeps.samples import NASTY, ending, endings, logs, trials
 METRIC = "val_accuracy"
 
 
+def curves(some, ended):
+    """Return the picture over epochs; warnings are errors."""
+    return draw_curves(some, summarize(some, ended, METRIC, "max"), curves_of(logs(ended), METRIC), METRIC, "max")
+
+
+def ranking(some, ended):
+    return draw_ranking(some, summarize(some, ended, METRIC, "max"), METRIC, "max")
+
+
 def drawn(some, ended):
-    """Return the pictures of runs; warnings are errors."""
-    summaries = summarize(some, ended, METRIC, "max")
-    return [
-        draw_curves(some, summaries, curves_of(logs(ended), METRIC), METRIC, "max"),
-        draw_ranking(some, summaries, METRIC, "max"),
-    ]
+    return [curves(some, ended), ranking(some, ended)]
 
 
 @pytest.mark.parametrize(("number", "seeds"), sample([(2, 2), (40, 3)], 2))
@@ -37,11 +41,10 @@ def test_no_text_is_cut_at_either_width(figures, number, seeds):
         assert all(axes.get_xlabel() for axes in figure.axes)
 
 
-def test_curves_hold_mean_and_band(figures):
+def test_curves_hold_mean_and_band(undrawn):
     ended = endings({0: [0.2, 0.4, 0.9], 1: [0.5, 0.6]})
-    some = trials(2)
-    draw_curves(some, summarize(some, ended, METRIC, "max"), curves_of(logs(ended), METRIC), METRIC, "max")
-    [axes] = figures[0].axes
+    curves(trials(2), ended)
+    [axes] = undrawn[0].axes
     best_line, other_line = sorted(axes.lines, key=lambda line: line.get_label())
     assert list(best_line.get_xdata()) == [1, 2, 3, 4, 5]
     assert best_line.get_ydata()[-1] == pytest.approx(0.5)
@@ -58,8 +61,8 @@ def test_curves_hold_mean_and_band(figures):
 @pytest.mark.parametrize("epochs", [1, 2, 5])
 def test_epochs_are_whole(figures, epochs):
     ended = [ending(trial, seed, 0.5 + seed / 10, epochs=epochs) for trial in range(2) for seed in range(2)]
-    drawn(trials(2), ended)
-    for figure in figures[:2]:
+    curves(trials(2), ended)
+    for figure in figures:
         ticks = [tick for tick in figure.axes[0].get_xticks() if 0 < tick <= epochs]
         assert ticks
         assert all(tick == round(tick) for tick in ticks)
@@ -68,7 +71,7 @@ def test_epochs_are_whole(figures, epochs):
 def test_a_single_trial_is_drawn_with_all_its_seeds(figures):
     one, ended = [Trial(0, {})], endings({0: [0.5, 0.6, 0.8]})
     [summary] = summarize(one, ended, METRIC, "max")
-    draw_curves(one, [summary], curves_of(logs(ended), METRIC), METRIC, "max")
+    curves(one, ended)
     draw_seeds(summary, ended, METRIC)
     for figure in figures:
         check_texts(figure)
@@ -104,10 +107,10 @@ def test_curves_leave_out_what_is_not_finite_and_take_the_last_of_a_repeated_epo
     assert curves_of(rows, METRIC) == {0: {1: {0: 0.2}}}
 
 
-def test_curves_show_the_best_trials_only(figures):
+def test_curves_show_the_best_trials_only(undrawn):
     values = {n: [0.5 + n / 1000, 0.6 + n / 1000] for n in range(40)}
-    drawn(trials(40), endings(values))
-    [axes] = figures[0].axes
+    curves(trials(40), endings(values))
+    [axes] = undrawn[0].axes
     numbers = [line.get_label().partition(":")[0] for line in axes.lines]
     assert numbers == [str(n) for n in range(39, 39 - pictures.MOST_CURVES, -1)]
     assert "12 best" in axes.get_title()
@@ -123,11 +126,11 @@ def test_thousands_of_epochs_are_thinned_with_first_and_last():
     assert pictures._thinned([]) == []
 
 
-def test_ranking_has_the_best_on_top_with_its_interval(figures):
+def test_ranking_has_the_best_on_top_with_its_interval(undrawn):
     ended = endings({0: [0.5, 0.6], 1: [0.8, 0.9], 2: [0.95, 0.99]})
     ended[5] = ending(2, 1, status=Status.DIVERGED)
-    drawn(trials(3), ended)
-    [axes] = figures[2].axes  # after those of the curves
+    ranking(trials(3), ended)
+    [axes] = undrawn[0].axes
     assert axes.yaxis_inverted()
     labels = [text.get_text().partition(":")[0] for text in axes.get_yticklabels()]
     assert labels == ["1", "0", "2"]  # trial 2 lost a run
@@ -135,14 +138,14 @@ def test_ranking_has_the_best_on_top_with_its_interval(figures):
     _, low, high = mean_and_interval([0.8, 0.9], (0, 1))
     assert list(bars[0].get_xdata()) == [low, high]
     assert list(bars[0].get_ydata()) == [0, 0]
-    [legend] = figures[2].legends
+    [legend] = undrawn[0].legends
     assert [text.get_text() for text in legend.get_texts()] == ["complete", "lost runs"]
 
 
-def test_ranking_is_of_at_most_thirty(figures):
-    drawn(trials(40), endings({n: [n / 100, n / 90] for n in range(40)}))
-    assert len(figures[2].axes[0].get_yticks()) == 30
-    assert "best 30 of 40" in figures[2].get_suptitle()
+def test_ranking_is_of_at_most_thirty(undrawn):
+    ranking(trials(40), endings({n: [n / 100, n / 90] for n in range(40)}))
+    assert len(undrawn[0].axes[0].get_yticks()) == 30
+    assert "best 30 of 40" in undrawn[0].get_suptitle()
 
 
 def test_settings_are_drawn_as_text_whatever_they_hold(figures):

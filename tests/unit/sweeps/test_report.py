@@ -195,6 +195,7 @@ def test_report_holds_all_trials_numbers_and_pictures(tmp_path):
     assert page.headlines() == [name for name in HEADLINES if name not in ("Result", "Runs")]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_report_and_the_table_mark_the_front(tmp_path):
     pytest.importorskip("matplotlib", reason="pictures need the extra 'sweep'")
     some, ended = trials(3), endings({0: [0.5, 0.6], 1: [0.8, 0.9], 2: [0.1, 0.2]})
@@ -281,6 +282,7 @@ def test_ranges_are_those_that_were_swept(tmp_path):
     assert swept["learning_rate"] == "1e-05 to 10, evenly in the logarithm"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_importances_are_shown_where_there_are_trials_enough(tmp_path):
     values = {n: [n / 10, n / 10 + 0.01] for n in range(8)}
     page = written(tmp_path / "report.html", trials(8), endings(values))
@@ -317,6 +319,7 @@ def test_report_of_nothing_finished(tmp_path, number):
     assert page.pictures == 0
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_report_of_a_sweep_over_seeds_alone(tmp_path):
     page = written(tmp_path / "report.html", [Trial(0, {})], endings({0: [0.5, 0.7]}), fields=[], facts={})
     assert [(row["trial"], row["mean"], row["n"]) for row in page.table("place")] == [("0", "0.6", "2")]
@@ -328,11 +331,13 @@ def test_report_of_a_sweep_over_seeds_alone(tmp_path):
     assert page.pictures == (2 if drawing.installed() else 0)  # the seeds, and epochs
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_report_of_one_run(tmp_path):
     page = written(tmp_path / "report.html", [Trial(0, {})], endings({0: [0.5]}), fields=[], facts={})
     assert [(row["n"], row["95 % interval"]) for row in page.table("place")] == [("1", "-")]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_report_of_many_trials_and_failures_says_what_it_leaves_out(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "_MOST_FAILURES", 3)
     ended = endings({n: [0.5 + n / 1000, 0.5 + n / 900] for n in range(300)})
