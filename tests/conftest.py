@@ -25,8 +25,8 @@ WITHOUT_PICTURES = ROOT / "tests" / "without_pictures"
 # Folders whose tests start many short processes, which are left to NumPy: compiled programs take minutes of all tests
 # there. Those that are about compiled steps ask for them.
 BY_NUMPY = ("e2e", "mpi")
-# What in tests/unit is about compiled code itself; the others' is compiled in half the time. It has the same bits
-# however it is compiled (tests/unit/backend/cpu/test_compilers.py).
+# What in tests/unit is about compiled code itself; the others', and that of tests/ops, is compiled in half the time. It
+# has the same bits however it is compiled (tests/unit/backend/cpu/test_compilers.py).
 ABOUT_COMPILED_CODE = {"backend", "test_random_programs.py"}
 # Files whose tests draw pictures in this process; in those of the others no run and no sweep draws any.
 ABOUT_PICTURES = {
@@ -187,7 +187,7 @@ def _compiled_as_quickly_as_needed(request: pytest.FixtureRequest):
     from dptrain.backend.cpu import compile as compiling
 
     room, *places = request.path.relative_to(ROOT / "tests").parts
-    level = "-O0" if room == "unit" and ABOUT_COMPILED_CODE.isdisjoint(places) else "-O3"
+    level = "-O0" if room == "ops" or (room == "unit" and ABOUT_COMPILED_CODE.isdisjoint(places)) else "-O3"
     if level != compiling.OPTIONS[0]:
         compiling.OPTIONS = (level, *compiling.OPTIONS[1:])
         compiling.library.cache_clear()
