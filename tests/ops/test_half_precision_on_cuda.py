@@ -72,8 +72,9 @@ def test_what_is_stored_and_moved(cuda_backend, dtype):
     np.testing.assert_array_equal(np.float32(table.numpy()), np.float32(updates[table]))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("types", [1, 2])
+@pytest.mark.parametrize(
+    ("dtype", "types"), sample([("bfloat16", 1), ("float16", 1), ("bfloat16", 2), ("float16", 2)], 3)
+)
 def test_products_on_tensor_cores_are_of_exact_factors(cuda_backend, dtype, types):
     """Whole numbers that float32 adds up exactly, up to the greatest that the type holds all of."""
     rng, greatest, length = np.random.default_rng(0), {"bfloat16": 256, "float16": 2048}[dtype], 40
