@@ -321,8 +321,8 @@ def machine_flags() -> list[str]:
 NVCC = """\
 #!/bin/sh
 case "$1" in --version|-V)
-    case "$EMULATOR_SANITIZE" in ""|off) kind=plain;; *) kind=checked;; esac
-    case "$EMULATOR_OPTIMIZE" in 0) level=0;; *) level=1;; esac
+    case "$EMULATOR_SANITIZE" in ""|off) kind=plain level=1;; *) kind=checked level=g;; esac
+    case "$EMULATOR_OPTIMIZE" in 0) level=0;; esac
     echo "nvcc: emulated CUDA compiler of dptrain"
     echo "Cuda compilation tools, release 13.0, V13.0.0" \\
         "(g++ {compiler}, $kind -O$level, {flags}, $EMULATOR_HOME, {digest})"

@@ -628,8 +628,8 @@ def options(standard: str) -> list[str]:
              "-fno-strict-aliasing", "-fno-math-errno", "-fno-semantic-interposition",
              "-fwrapv", *machine_flags()]  # fmt: skip
     if checked():
-        # No way back from what is misaligned, which ends the launch: compiled in a fifth less time.
-        # Most of the time goes into the checks, whatever the code between them: -Og is compiled in two thirds of -O1's.
+        # No way back from what is misaligned, which ends the launch: compiled in a fifth less time. Most of that goes
+        # into the checks, whatever the code between them: -Og is compiled in two thirds of -O1's.
         flags += ["-O0" if level() == "0" else "-Og", "-fno-tree-vectorize", "-fsanitize=thread,alignment",
                   "-fno-sanitize-recover=alignment", "--param=tsan-distinguish-volatile=1"]  # fmt: skip
     else:
