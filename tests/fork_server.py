@@ -29,7 +29,9 @@ from pathlib import Path
 
 # What a training imports. MPI starts when it is imported, CUDA does not.
 IMPORTED = ["dptrain.backend.cpu.backend", "dptrain.cli.main", "dptrain.cli.parser", "dptrain.cli.train", "h5py"]
-ON_EMULATOR = ["dptrain.backend.cuda.backend"]
+# What it imports on its way through its files and ranks.
+IMPORTED += ["calendar", "encodings.cp437", "filelock", "importlib.metadata", "numpy.ma"]
+ON_EMULATOR = ["dptrain.backend.cuda.backend", "dptrain.backend.cuda.compile"]
 # What the report of a sweep takes longer to import than a short one to train.
 IN_SWEEPS = ["dptrain.cli.sweep", "dptrain.sweeps.sweep", "dptrain.sweeps.report", "scipy.stats"]
 
@@ -192,6 +194,11 @@ def run(arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     import_all([*IMPORTED, *(ON_EMULATOR if "EMULATOR_HOME" in os.environ else [])])
+    from dptrain.cli.config import Config
+    from dptrain.runtime.checked import checked
+
+    checked(Config, {})  # imports Pydantic, and makes the checker of the settings
+    gc.freeze()
     place = Path(sys.argv[1])
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(place))

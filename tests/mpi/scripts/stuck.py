@@ -46,14 +46,14 @@ def loop() -> None:
         pass
 
 
-def loop_with_pythons_lock() -> None:
-    sum(range(10**12))  # one call of C
+def hold_pythons_lock() -> None:
+    ctypes.PyDLL(None).sleep(60)  # one call of C
 
 
 DEEDS = {
     "stop": stop,
     "loop": loop,
-    "lock": loop_with_pythons_lock,
+    "lock": hold_pythons_lock,
     "sleep": lambda: time.sleep(60),
     "slow": lambda: time.sleep(3),
     "exit 0": lambda: sys.exit(0),
