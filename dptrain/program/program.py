@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Self
 
 import numpy.typing as npt
@@ -47,10 +48,10 @@ class Program:
         """Everything that an execution must compute."""
         return [*self.outputs.values(), *self.updates.values()]
 
-    @property
-    def tensors(self) -> list[Tensor]:
+    @cached_property
+    def tensors(self) -> tuple[Tensor, ...]:
         """All of them, each after its inputs."""
-        return topological(self.results)
+        return tuple(topological(self.results))
 
     def for_rows(self, rows: int) -> Self:
         """Return the program for global batches of another number of rows."""
