@@ -25,6 +25,8 @@ from typing import Any
 
 import pytest
 
+from tests.sample import SAMPLED
+
 # Linux's PR_SET_TIMERSLACK.
 _TIMER_SLACK = 29
 if sys.platform.startswith("linux"):
@@ -260,11 +262,12 @@ def in_turn(
     limit: float = 60,
     launch: Callable[..., Finished] = python,
     cwd: Path | None = None,
+    seeds: bool = False,
     **environment: str,
 ) -> dict[str, Finished]:
     """Run scripts one after the other in one launch, which costs a start of each rank once.
 
-    Ranks are fresh: each has a seed of `hash` of its own.
+    Ranks are fresh, each with a seed of `hash` of its own; in a run of samples only those that ask for that.
 
     A script that ends the job has the launch's exit code; those behind it are launched again. That is one that fails on
     some ranks alone: what all ranks end together ends the script, with all that is said then, but not the job.
@@ -276,6 +279,7 @@ def in_turn(
         limit: seconds for each of them.
         launch: `python`, or what starts it elsewhere.
         cwd: the working directory of all of them.
+        seeds: whether ranks have seeds of their own in a run of samples as well.
         environment: of the launch.
 
     Returns:
@@ -294,9 +298,8 @@ def in_turn(
         plan = folder / "plan.json"
         plan.write_text(json.dumps([[number, limit, list(cases[name])] for number, name in left]))
         timeout = 30 + limit * len(left)
-        done = launch(
-            ranks, str(script), str(plan), str(folder), timeout=timeout, cwd=cwd, fresh=ranks > 0, **environment
-        )
+        fresh = ranks > 0 and (seeds or not os.environ.get(SAMPLED))
+        done = launch(ranks, str(script), str(plan), str(folder), timeout=timeout, cwd=cwd, fresh=fresh, **environment)
         for number, name in left:
             whole = len(list(folder.glob(f"{number}-*.done"))) == max(ranks, 1)
             out, err = printed(number, "out"), printed(number, "err")

@@ -7,9 +7,11 @@ release.
 
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
+
+T = TypeVar("T")
 
 # Set by `tests/conftest.py` for all processes of a run that takes samples.
 SAMPLED = "DPTRAIN_TEST_SAMPLE"
@@ -24,6 +26,12 @@ def sample(cases: Iterable[Any], every: int, first: int = 0, single: bool = Fals
         case if number % every == first % every else pytest.param(*_values(case, single), marks=pytest.mark.long)
         for number, case in enumerate(cases)
     ]
+
+
+def taken(cases: Iterable[T], every: int, first: int = 0) -> list[T]:
+    """Return the cases that this run takes, all or as `sample` does, for what makes them before the tests."""
+    sampled = bool(os.environ.get(SAMPLED))
+    return [case for number, case in enumerate(cases) if not sampled or number % every == first % every]
 
 
 def _values(case: Any, single: bool) -> tuple[Any, ...]:

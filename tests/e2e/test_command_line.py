@@ -197,7 +197,7 @@ def test_static_sharding_trains(small_npz, tmp_path):
     scores = []
     for ranks, sharding in ((0, "global"), (3, "static")):
         out = tmp_path / sharding
-        arguments = ["--sharding", sharding, "--epochs", "6", "--out", str(out), "--batch-size", "32"]
+        arguments = ["--sharding", sharding, "--epochs", "4", "--out", str(out), "--batch-size", "32"]
         done = dptrain(ranks, "--data", str(small_npz), *arguments)
         assert (done.code, done.err) == (0, "")
         scores.append(json.loads((out / "summary.json").read_text())["metrics"]["val_accuracy"])

@@ -16,9 +16,11 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.launching import find_mpirun, run
+from tests.sample import sample
 
 # Of the interpreters that dptrain is for: 3.12 is between two that are tried.
 VERSIONS = ("3.11", "3.13", "3.14")
+OTHERS = [one for one in VERSIONS if one != platform.python_version().rpartition(".")[0]]
 ROOMS = ("benchmarks", "docs", "dptrain", "examples", "kernels", "launch", "tests")
 
 
@@ -89,7 +91,7 @@ def metrics(small_npz, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", [one for one in VERSIONS if one != platform.python_version().rpartition(".")[0]])
+@pytest.mark.parametrize("version", sample(OTHERS, 2))
 def test_other_interpreters_train_to_the_same_numbers(version, wheel, metrics, small_npz, tmp_path):
     found = trained(installed(wheel, version, tmp_path / "venv"), small_npz, tmp_path)
     assert found == pytest.approx(metrics, rel=1e-4)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.launching import Finished, in_turn, mpirun
-from tests.sample import sample
+from tests.sample import sample, taken
 
 SCRIPT = str(ROOT / "tests/mpi/scripts/callbacks.py")
 
@@ -40,6 +40,8 @@ FAILURES = [
     ("rate of a schedule lowered", 2, "created with a `LearningRateSchedule` object"),
 ]
 
+KILLS = ["kill epoch", "kill step"]
+
 
 def started(ranks: int, ways: list[str], folder: Path) -> tuple[dict[str, Finished], Path]:
     """Start what goes on in a process where others have ended; return the outcomes, and where their folders are."""
@@ -51,7 +53,7 @@ def started(ranks: int, ways: list[str], folder: Path) -> tuple[dict[str, Finish
 @pytest.fixture(scope="module")
 def on_two(tmp_path_factory):
     ways = ["schedule that differs", "live line on rank 0", "plain", "evaluation watched on rank 1"]
-    ways += ["kill epoch", "kill step"]  # without being killed
+    ways += taken(KILLS, 2, first=1)  # without being killed
     return started(2, ways, tmp_path_factory.mktemp("two"))
 
 
@@ -74,7 +76,7 @@ def test_one_rank_stops_an_evaluation_and_a_prediction(on_three):
     assert facts(folder)["steps"][-12:] == [[kind, step] for kind in (9, 9, 8, 8) for step in range(3)]
 
 
-@pytest.mark.parametrize("way", sample(["kill epoch", "kill step"], 2, first=1))
+@pytest.mark.parametrize("way", sample(KILLS, 2, first=1))
 def test_a_killed_training_goes_on_with_the_same_bits(on_two, tmp_path, way):
     whole, again = on_two[1] / way, tmp_path
     assert on_two[0][way].code == 0

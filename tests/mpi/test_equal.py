@@ -98,7 +98,7 @@ def train(few_npz, tmp_path_factory):
                 if ranks in (0, on):
                     out, options = folder / f"{ranks}, {name}, {kind}.npz", CASES[name] | {"dtype": kind}
                     cases[f"{name}, {kind}"] = [SCRIPT, str(few_npz), str(out), json.dumps(options)]
-            kept[ranks] = in_turn(ranks, cases, folder / f"on {ranks}")
+            kept[ranks] = in_turn(ranks, cases, folder / f"on {ranks}", seeds=True)
         done = kept[ranks][f"{case}, {dtype}"]
         assert (done.code, done.err) == (0, "")
         with np.load(folder / f"{ranks}, {case}, {dtype}.npz") as saved:

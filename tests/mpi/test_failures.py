@@ -92,7 +92,7 @@ def agreed(small_npz, place) -> dict[str, Finished]:
     cases = {f"{way} {bad}": [SCRIPT, way, str(bad)] for way in ways for bad in (0, 1)}
     cases |= {message: ["-m", "dptrain", *with_data(small_npz, wrong)] for wrong, _, message in BAD_COMMAND_LINES}
     cases |= {name: damaged(small_npz, place / name, *name.split()) for name in DAMAGED}
-    return in_turn(3, cases, place / "in turn", cwd=place)
+    return in_turn(3, cases, place / "in turn", cwd=place, seeds=True)
 
 
 @pytest.mark.parametrize("bad", [0, 1])

@@ -28,7 +28,7 @@ def trained(tmp_path_factory):
     def trained(ranks):
         if ranks not in kept:
             case = {"meshes": [SCRIPT, str(folder / f"{ranks}.npz"), str(STEPS), *FORMS.get(ranks, [])]}
-            done = in_turn(ranks, case, folder / f"on {ranks}", limit=150)["meshes"]
+            done = in_turn(ranks, case, folder / f"on {ranks}", limit=150, seeds=True)["meshes"]
             assert (done.code, done.err) == (0, "")
             with np.load(folder / f"{ranks}.npz") as saved:
                 kept[ranks] = dict(saved)

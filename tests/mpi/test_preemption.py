@@ -15,7 +15,7 @@ from tests.launching import completed, find_mpirun, interpreter, mpirun, python,
 from tests.sample import sample
 
 # So that the training lasts longer than it takes to send a signal, and tells of its beginning.
-SLOWLY = ("--epochs", "8", "--batch-size", "8", "--hidden", "8", "--dropout", "0.2", "--jit-compile", "off")
+SLOWLY = ("--epochs", "5", "--batch-size", "8", "--hidden", "8", "--dropout", "0.2", "--jit-compile", "off")
 
 
 def command(ranks: int, *arguments: str, fresh: bool = False) -> list[str]:

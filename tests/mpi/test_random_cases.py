@@ -8,13 +8,14 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.launching import mpirun
+from tests.sample import examples
 
 SCRIPT = """
 import json, sys
 import numpy as np, dptrain as dp
 rng = np.random.default_rng(7)
 found = []
-for case in range(25):
+for case in range(int(sys.argv[2])):
     rows, batch = int(rng.integers(4, 70)), int(rng.integers(3, 40))
     options = {"validation_split": float(rng.choice([0.0, 0.2, 0.5]))}
     if rng.random() < 0.4:
@@ -34,6 +35,8 @@ if dp.rank() == 0:
         json.dump(found, file)
 """
 
+CASES = examples(25)
+
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory):
@@ -43,7 +46,7 @@ def outcome(tmp_path_factory):
     @functools.cache
     def run(ranks: int):
         out = folder / f"{ranks}.json"
-        done = mpirun(ranks, str(folder / "script.py"), str(out), PYTHONPATH=str(ROOT), timeout=120)
+        done = mpirun(ranks, str(folder / "script.py"), str(out), str(CASES), PYTHONPATH=str(ROOT), timeout=120)
         assert (done.code, done.err) == (0, "")
         return json.loads(out.read_text())
 
@@ -52,7 +55,7 @@ def outcome(tmp_path_factory):
 
 def test_any_sizes(outcome):
     alone = outcome(1)
-    assert len({rows for rows, *_ in alone}) > 10
+    assert len({rows for rows, *_ in alone}) > 0.4 * CASES
     for one, other in zip(alone, outcome(3), strict=True):
         assert sorted(one[1]) == sorted(other[1])
         for key in one[1]:

@@ -5,7 +5,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.launching import Finished, in_turn, mpirun
-from tests.sample import sample
+from tests.sample import sample, taken
 
 SCRIPT = str(ROOT / "tests/mpi/scripts/sources.py")
 
@@ -54,6 +54,9 @@ TROUBLES = [
 ]
 
 
+BAD = taken([0, 1], 2, first=1)
+
+
 @pytest.fixture(scope="module")
 def troubled(tmp_path_factory) -> dict[str, Finished]:
     """How ranks end of which one has other batches, three for generators, else two; each in turn."""
@@ -64,7 +67,7 @@ def troubled(tmp_path_factory) -> dict[str, Finished]:
         cases = {
             f"{kind} {trouble} {bad}": [SCRIPT, kind, trouble, str(bad), out]
             for kind, trouble, *_ in TROUBLES
-            for bad in (0, 1)
+            for bad in BAD
             if ranks == (3 if kind == "generator" else 2)
         }
         done |= in_turn(ranks, cases, folder / f"on {ranks}")
