@@ -44,11 +44,11 @@ def structure_of(program: Program) -> Structure | None:
     for one in tensors:
         made_of: Any = given.get(one) or state.get(one)
         about = one.attributes
-        if made_of is None and one.value is not None:
+        if made_of is None and (one.op is not None or one.counts_rows):
+            made_of = tuple(numbers[read] for read in one.inputs)
+        elif made_of is None and one.value is not None:
             left -= one.value.nbytes
             made_of = one.value.tobytes() if left >= 0 else None
-        elif made_of is None and (one.op is not None or one.counts_rows):
-            made_of = tuple(numbers[read] for read in one.inputs)
         if made_of is None:
             return None
         if isinstance(lowering_of(one), RandomBits):
@@ -76,12 +76,15 @@ def _key(tensor: Tensor) -> Hashable:
     return comparable(tensor.shape), tensor.dtype
 
 
-def without_variables(program: Program) -> Program:
+def to_be_kept(program: Program) -> Program:
     """Return a program that computes the same of placeholders that know no variable, so that it keeps none in memory.
 
-    Its state and updates still say which variables these were.
+    Its constants are copies, which nobody changes. Its state and updates still say which variables there were.
     """
     stand_ins = {one: placeholder(one.shape, one.dtype, one.name) for one in program.state.values()}
+    for one in program.tensors:
+        if one.op is None and one.value is not None and one not in stand_ins:
+            stand_ins[one] = Tensor(None, (), one.attributes, one.shape, one.dtype, one.value.copy(), one.name)
     made = replace(program, derived=None, of_weights={})
     if isinstance(made, PlacedProgram):
         made = replace(made, placements={}, summed=frozenset())

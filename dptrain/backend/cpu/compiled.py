@@ -27,7 +27,7 @@ from dptrain.program.passes import without_ranks
 from dptrain.program.places import Extent
 from dptrain.program.program import ROWS, Program
 from dptrain.program.shapes import local, size
-from dptrain.program.structure import of_variables, structure_of, without_variables
+from dptrain.program.structure import of_variables, structure_of, to_be_kept
 from dptrain.program.tensor import Array, Tensor
 from dptrain.program.views import View
 from dptrain.runtime.python_lock import released
@@ -391,7 +391,7 @@ def _of_structure(program: Program, join: bool) -> tuple[Fused, Code]:
         own = dict(zip(seeds, structure.seeds, strict=True))
         of_state = dict(enumerate(structure.variables))
         return of_variables(fused, of_state), replace(code, seeds=[own[one] for one in code.seeds])
-    fused = fuse(without_variables(program), join=join)
+    fused = fuse(to_be_kept(program), join=join)
     code = generate(fused)
     if not any(isinstance(part, Call) and isinstance(lowering_of(part.tensor), RandomBits) for part in code.parts):
         numbers = {variable: number for number, variable in enumerate(structure.variables)}

@@ -266,6 +266,24 @@ def test_what_was_kept_changes_no_number(name):
 
 
 @needs_compiler
+def test_an_array_that_its_owner_changes_is_no_constant_of_another_program():
+    array, x = np.zeros(3, np.float32), np.ones(3, np.float32)
+    for value in (array, np.zeros(3, np.float32)):
+        made = trace(lambda x, value=value: {"y": x + value}, {"x": ((3,), "float32")})
+        executable = CompiledExecutable(made, HostMemory(), {"x": x})
+        executable.run()
+        np.testing.assert_array_equal(executable.outputs["y"], x)
+        array[:] = 5
+
+
+def test_numbers_of_rows_are_no_constants():
+    def counting(rows):
+        return trace(lambda x: {"y": ops.sum(x) / x.shape[0]}, {"x": ((Dim.rows(rows), 2), "float32")})
+
+    assert structure_of(counting(5)).key == structure_of(counting(6)).key
+
+
+@needs_compiler
 def test_seeds_of_numbers_that_numpy_draws():
     """The count of draws is an element of an array, which C++ does not take."""
     for seed in (3, 4):
