@@ -51,7 +51,7 @@ def structure_of(program: Program) -> Structure | None:
             made_of = one.value.tobytes() if left >= 0 else None
         if made_of is None:
             return None
-        if isinstance(lowering_of(one), RandomBits):
+        if draws_bits(one):
             about = {**about, "seed": seeds.setdefault(int(about["seed"]), len(seeds))}
         try:
             attributes = tuple((name, comparable(about[name])) for name in sorted(about))
@@ -70,6 +70,11 @@ def structure_of(program: Program) -> Structure | None:
         (program.bucket_bytes, bool(program.layouts)) if isinstance(program, PlacedProgram) else None,
     )
     return Structure(key, variables, list(seeds))
+
+
+def draws_bits(tensor: Tensor) -> bool:
+    """Whether a tensor is random bits, whose seed is no part of the structure."""
+    return isinstance(lowering_of(tensor), RandomBits)
 
 
 def _key(tensor: Tensor) -> Hashable:

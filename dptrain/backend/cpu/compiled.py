@@ -6,7 +6,6 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from threading import Lock
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from dptrain.errors import ConfigError, DataError
 from dptrain.program.execute import HostMemory
 from dptrain.program.fuse import fuse
 from dptrain.program.kernels import Call, Fused, Kernel, Loop, Member, Product
-from dptrain.program.lowering import Convolution, RandomBits, lowering_of
+from dptrain.program.lowering import Convolution, lowering_of
 from dptrain.program.memory import Access, Plan, aligned, in_a_row, in_place, nbytes, plan
 from dptrain.program.mesh import ALL_REDUCE, constant_of
 from dptrain.program.messages import all_reduce, exchange
@@ -27,7 +26,7 @@ from dptrain.program.passes import without_ranks
 from dptrain.program.places import Extent
 from dptrain.program.program import ROWS, Program
 from dptrain.program.shapes import local, size
-from dptrain.program.structure import of_variables, structure_of, to_be_kept
+from dptrain.program.structure import draws_bits, of_variables, structure_of, to_be_kept
 from dptrain.program.tensor import Array, Tensor
 from dptrain.program.views import View
 from dptrain.runtime.python_lock import released
@@ -39,7 +38,6 @@ _CONVOLUTIONS = [(by, name) for by in ("channels", "pixels", "winograd") for nam
 # Structures whose kernels and code are kept, with seeds, those used last at the end: all runs of a sweep have a few.
 KEPT = 32
 _LOWERED: OrderedDict[Hashable, tuple[Fused, Code, Sequence[int]]] = OrderedDict()
-_LOCK = Lock()
 
 
 class Context(ctypes.Structure):
@@ -370,35 +368,31 @@ def lowered(program: Program, *, alone: bool = True, join: bool = True) -> tuple
     """
     key = "cpu", alone, join
     if key not in program.lowered:
-        program.lowered[key] = _of_structure(without_ranks(program) if alone else program, join)
+        program.lowered[key] = _of_structure(program, alone, join)
     found: tuple[Fused, Code] = program.lowered[key]
     return found
 
 
-def _of_structure(program: Program, join: bool) -> tuple[Fused, Code]:
-    """See `lowered`; of a program without ranks where there are no others."""
+def _of_structure(program: Program, alone: bool, join: bool) -> tuple[Fused, Code]:
+    """See `lowered`. Sweeps come here in several threads: each access of what is kept is one step of theirs."""
     structure = structure_of(program)
-    if structure is None:
-        fused = fuse(program, join=join)
-        return fused, generate(fused)
-    key = structure.key, join
-    with _LOCK:
-        known = _LOWERED.get(key)
-        if known is not None:
-            _LOWERED.move_to_end(key)
-    if known is not None:
+    key = (None if structure is None else structure.key), alone, join
+    known = None if structure is None else _LOWERED.pop(key, None)
+    if structure is not None and known is not None:
+        _LOWERED[key] = known  # the last one now
         fused, code, seeds = known
         own = dict(zip(seeds, structure.seeds, strict=True))
         of_state = dict(enumerate(structure.variables))
         return of_variables(fused, of_state), replace(code, seeds=[own[one] for one in code.seeds])
-    fused = fuse(to_be_kept(program), join=join)
+    to_fuse = program if structure is None else to_be_kept(program)
+    fused = fuse(without_ranks(to_fuse) if alone else to_fuse, join=join)
     code = generate(fused)
-    if not any(isinstance(part, Call) and isinstance(lowering_of(part.tensor), RandomBits) for part in code.parts):
+    # A call by NumPy draws by the seed that it was fused with.
+    if structure is not None and not any(isinstance(one, Call) and draws_bits(one.tensor) for one in code.parts):
         numbers = {variable: number for number, variable in enumerate(structure.variables)}
-        with _LOCK:
-            _LOWERED[key] = of_variables(fused, numbers), code, structure.seeds
-            if len(_LOWERED) > KEPT:
-                _LOWERED.popitem(last=False)
+        _LOWERED[key] = of_variables(fused, numbers), code, structure.seeds
+        if len(_LOWERED) > KEPT:
+            _LOWERED.popitem(last=False)
     return fused, code
 
 
