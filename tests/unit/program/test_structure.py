@@ -300,6 +300,15 @@ def test_seeds_of_numbers_that_numpy_draws():
         np.testing.assert_array_equal(executable.outputs["bits"], evaluate(made, values)[0]["bits"])
 
 
+def test_what_a_rank_does_alone_is_another():
+    def messages(alone):
+        placed = place(trace(lambda x: {"y": ops.sum(x)}, {"x": ((Dim.rows(6), 4), "float32")}))
+        return [stage.messages for stage in lowered(placed, alone=alone)[0].stages if stage.messages]
+
+    assert not messages(True)
+    assert messages(False)
+
+
 def test_loops_that_are_not_joined_are_others():
     assert len(lowered(program())[0].kernels) < len(lowered(program(), join=False)[0].kernels)
 
