@@ -29,7 +29,7 @@ from dptrain.program.passes import rewritten
 from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.tensor import Tensor, Variable
-from tests.sample import sample
+from tests.sample import examples, sample
 from tests.thread_ranks import on_mesh
 from tests.unit.program.test_mesh import BOTH, DATA, FIRST, ROWS, TENSOR, Perceptron
 
@@ -93,7 +93,7 @@ AXES = st.sampled_from([None, BATCH, "model"])
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(data=st.data(), weighted=st.booleans())
 def test_any_layout_on_any_mesh(data, weighted):
     """By NumPy: each rank's code is another one where parts are uneven."""

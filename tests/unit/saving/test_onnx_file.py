@@ -17,6 +17,7 @@ from dptrain.program.dims import Dim
 from dptrain.program.program import trace
 from dptrain.program.tensor import OPS
 from dptrain.saving import onnx_file
+from tests.sample import examples
 from tests.tolerances import assert_near
 from tests.unit.layers.cases import ALL_CASES
 from tests.unit.layers.cases import CASES as LAYER_CASES
@@ -199,7 +200,7 @@ def stacks(draw):
     return dp.Model(image, {"classes": layers.Dense(3, "softmax")(x), "mean": ops.mean(x, 1, keepdims=True)}, seed=5)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(stacks())
 def test_random_models(model):
     assert_same(model, [np.random.default_rng(1).normal(size=(7, 7, 6, 2))], rows=(1, 7))

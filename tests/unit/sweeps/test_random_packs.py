@@ -18,6 +18,7 @@ from dptrain.sweeps.messages import Tag, to_ending
 from dptrain.sweeps.records import Run, Segment, Status
 from dptrain.sweeps.training import Recipe
 from dptrain.sweeps.worker import Worker
+from tests.sample import examples
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 
@@ -91,7 +92,7 @@ RUNS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(st.lists(RUNS, min_size=1, max_size=8), st.integers(1, 4), st.integers(1, 3), st.integers(0, 999))
 def test_a_run_has_the_bits_of_the_run_alone(runs, places, threads, order):
     """Runs of mixed lengths stop, fail, diverge or wait; others take their places; threads come in any order."""
