@@ -54,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Run the whole suite in two processes more than there are cores, up to four; chosen files, and one GPU, in one.
+    """Run the whole suite in a process more than there are cores, up to four; chosen files, and one GPU, in one.
 
     A quarter of their time tests wait: for time limits, and for processes that sleep until a signal comes. A process
     that is done takes over half of what another has left, in a row: what a file's tests share is made once.
@@ -70,7 +70,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     wanted = getattr(options, "numprocesses", 0)  # no such option: pytest-xdist is not installed
     alone = hasattr(config, "workerinput") or options.usepdb or os.environ.get("DPTRAIN_REAL_GPU") == "1"
     if wanted is None and options.dist == "no" and whole and not alone:
-        options.numprocesses = min((os.cpu_count() or 1) + 2, 4)
+        options.numprocesses = min((os.cpu_count() or 1) + 1, 4)
         options.dist = "worksteal"
 
 
