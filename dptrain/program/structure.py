@@ -102,7 +102,7 @@ def of_variables(fused: Fused, known: Mapping[Any, Any]) -> Fused:
 
     Args:
         fused: kernels.
-        known: the variable that takes the place of each.
+        known: what takes the place of each: another variable, or its number while kernels are kept.
     """
     program = replace(
         fused.program,

@@ -24,10 +24,10 @@ if dp.rank() == 0:
 
 
 def readme_script() -> str:
-    """Return the script that README shows, with one epoch."""
+    """Return the script that README shows, with two epochs."""
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert "epochs=5" in code
-    return code.replace("epochs=5", "epochs=1, verbose=0")
+    return code.replace("epochs=5", "epochs=2, verbose=0")
 
 
 @pytest.mark.slow
@@ -43,7 +43,7 @@ def test_a_newcomer_runs_the_script_of_the_readme_alone_and_on_two_ranks(mnist_d
         assert (folder / "model.keras").exists()
         found[ranks] = float(re.findall(r"accuracy ([0-9.]+)", done.out)[0])
         assert ranks or "[7, 2, 1]" in done.out, "the first three digits of the test set"
-    assert found[0] > 0.93
+    assert found[0] > 0.95
     assert found[2] == pytest.approx(found[0], abs=1e-3)
 
 

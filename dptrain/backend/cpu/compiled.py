@@ -376,24 +376,30 @@ def lowered(program: Program, *, alone: bool = True, join: bool = True) -> tuple
 def _of_structure(program: Program, alone: bool, join: bool) -> tuple[Fused, Code]:
     """See `lowered`. Sweeps come here in several threads: each access of what is kept is one step of theirs."""
     structure = structure_of(program)
-    key = (None if structure is None else structure.key), alone, join
-    known = None if structure is None else _LOWERED.pop(key, None)
-    if structure is not None and known is not None:
+    if structure is None:
+        return _made(program, alone, join)
+    key = structure.key, alone, join
+    known = _LOWERED.pop(key, None)
+    if known is not None:
         _LOWERED[key] = known  # the last one now
         fused, code, seeds = known
         own = dict(zip(seeds, structure.seeds, strict=True))
         of_state = dict(enumerate(structure.variables))
         return of_variables(fused, of_state), replace(code, seeds=[own[one] for one in code.seeds])
-    to_fuse = program if structure is None else to_be_kept(program)
-    fused = fuse(without_ranks(to_fuse) if alone else to_fuse, join=join)
-    code = generate(fused)
+    fused, code = _made(to_be_kept(program), alone, join)
     # A call by NumPy draws by the seed that it was fused with.
-    if structure is not None and not any(isinstance(one, Call) and draws_bits(one.tensor) for one in code.parts):
+    if not any(isinstance(one, Call) and draws_bits(one.tensor) for one in code.parts):
         numbers = {variable: number for number, variable in enumerate(structure.variables)}
         _LOWERED[key] = of_variables(fused, numbers), code, structure.seeds
         if len(_LOWERED) > KEPT:
             _LOWERED.popitem(last=False)
     return fused, code
+
+
+def _made(program: Program, alone: bool, join: bool) -> tuple[Fused, Code]:
+    """See `lowered`; made anew."""
+    fused = fuse(without_ranks(program) if alone else program, join=join)
+    return fused, generate(fused)
 
 
 def planned(fused: Fused, code: Code, rows: int) -> tuple[dict[Tensor, Tensor], Plan]:
