@@ -1,12 +1,14 @@
-"""Training speed of convolutional networks on the CPU: dptrain beside PyTorch, in one invocation.
+"""Training speed of convolutional networks, on the CPU or a GPU: dptrain beside PyTorch, in one invocation.
 
     python benchmarks/conv.py
     python benchmarks/conv.py --rounds 9 --output benchmarks/results/conv_HARDWARE_DATE.md
+    python benchmarks/conv.py --device cuda --precision tf32 --works LeNet,ResNet --minutes 1
 
 PyTorch is measured with its images in either order of memory, (B, C, H, W) and `channels_last`, eager, with oneDNN, and
 the ratio is to the better of both in each round. Each lives in a process of its own, and only one works at a time;
 rounds go A B C A B C. All train the same network with batches of the same size, Adam and the mean cross-entropy. A
-round takes as many epochs as fit into its seconds.
+round takes as many epochs as fit into its seconds. On a GPU the samples lie there, and PyTorch is also measured with a
+whole step in a CUDA graph (`torch.cuda.CUDAGraph`), in its order of memory `channels_last`.
 
 The memory is the highest resident size of a process while it trains, less what it had when its framework was imported.
 The first start is what `fit` takes until one step is done, with an empty cache of compiled programs.
@@ -29,12 +31,14 @@ from common import (
     EPSILON,
     LEARNING_RATE,
     Report,
+    WorkerError,
     WorkerProcess,
     answer,
     answering,
     begin_peak,
     command_line,
     machine_line,
+    nvidia_smi,
     peak_bytes,
     spread,
     versions,
@@ -48,8 +52,14 @@ WORKS: dict[str, tuple[tuple[int, int, int], int]] = {
     "ResNet": ((32, 32, 3), 64),
     "MobileNet": ((32, 32, 3), 64),
 }
-ONES = ("dptrain", "PyTorch", "PyTorch, channels_last")
-SAMPLES = 1024
+FRAMEWORKS = {
+    "cpu": ("dptrain", "PyTorch", "PyTorch, channels_last"),
+    "cuda": ("dptrain", "PyTorch, channels_last", "PyTorch, channels_last, graph"),
+}
+# Of an epoch: on a GPU many, so that what happens between epochs does not count.
+SAMPLES = {"cpu": 1024, "cuda": 16384}
+# Seconds that a framework may take for an answer: to import, compile and capture; to train.
+PATIENCE = 300.0
 # Trains for so many seconds after a first epoch, with so many samples, whole epochs; returns samples a second, and the
 # mean loss of the last epoch.
 Trainee = Callable[..., tuple[float, float]]
@@ -141,26 +151,27 @@ def torch_model(name: str) -> Any:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, CLASSES))
 
 
-def samples(shape: tuple[int, ...]) -> tuple[Any, Any]:
+def samples(shape: tuple[int, ...], count: int) -> tuple[Any, Any]:
     """Return images and labels."""
     import numpy as np
 
     rng = np.random.default_rng(0)
-    y = rng.integers(0, CLASSES, SAMPLES)
-    return (rng.random((SAMPLES, *shape), np.float32) + y[:, None, None, None] / 10).astype(np.float32), y
+    y = rng.integers(0, CLASSES, count)
+    return (rng.random((count, *shape), np.float32) + y[:, None, None, None] / 10).astype(np.float32), y
 
 
-def dptrain_trainee(name: str, threads: int) -> Trainee:
+def dptrain_trainee(name: str, count: int, device: str, precision: str) -> Trainee:
     """Return what trains in dptrain, within one call of `fit`."""
     import dptrain as dp
 
     shape, batch = WORKS[name]
-    x, y = samples(shape)
+    x, y = samples(shape, count)
     model = dptrain_model(name, shape)
     loss = dp.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(dp.optimizers.Adam(LEARNING_RATE, BETA_1, BETA_2, EPSILON), loss, device="cpu")
+    half = {"dtype": "mixed_bfloat16"} if precision == "bfloat16" else {"precision": precision}
+    model.compile(dp.optimizers.Adam(LEARNING_RATE, BETA_1, BETA_2, EPSILON), loss, device=device, **half)
 
-    def train(seconds: float, count: int = SAMPLES) -> tuple[float, float]:
+    def train(seconds: float, count: int = count) -> tuple[float, float]:
         times: list[float] = []
 
         def done(epoch: int, logs: Any = None) -> None:
@@ -175,38 +186,68 @@ def dptrain_trainee(name: str, threads: int) -> Trainee:
     return train
 
 
-def torch_trainee(name: str, threads: int, last: bool) -> Trainee:
-    """As `dptrain_trainee`."""
+def torch_trainee(name: str, count: int, device: str, precision: str, threads: int, form: str) -> Trainee:
+    """As `dptrain_trainee`; `form` says the order of memory, and whether a step is a graph."""
     import torch
 
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.benchmark = True
     shape, batch = WORKS[name]
-    x, y = (torch.from_numpy(one) for one in samples(shape))
-    order = torch.channels_last if last else torch.contiguous_format
+    x, y = (torch.from_numpy(array).to(device) for array in samples(shape, count))
+    order = torch.channels_last if "last" in form else torch.contiguous_format
     x = x.permute(0, 3, 1, 2).contiguous(memory_format=order)
-    model = torch_model(name).to(memory_format=order).train()
-    optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE, (BETA_1, BETA_2), EPSILON, fused=True)
+    model = torch_model(name).to(device, memory_format=order).train()
+    graph = "graph" in form
+    adam: dict[str, Any] = {"fused": True, "capturable": graph} if device == "cuda" else {"fused": True}
+    optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE, (BETA_1, BETA_2), EPSILON, **adam)
     loss_of = torch.nn.CrossEntropyLoss()
+    chosen, total = torch.zeros(batch, dtype=torch.int64, device=device), torch.zeros((), device=device)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=not graph)
+        with torch.autocast(device, torch.bfloat16, enabled=precision == "bfloat16"):
+            outputs = model(x[chosen].contiguous(memory_format=order))
+        loss = loss_of(outputs.float(), y[chosen])
+        loss.backward()
+        optimizer.step()
+        total.add_(loss.detach(), alpha=batch)
+
+    run = torch_graph(step) if graph else step
 
     def epoch(count: int) -> float:
-        total, rows = torch.zeros(()), torch.randperm(count)
-        for first in range(0, count, batch):
-            chosen = rows[first : first + batch]
-            optimizer.zero_grad()
-            loss = loss_of(model(x[chosen].contiguous(memory_format=order)), y[chosen])
-            loss.backward()
-            optimizer.step()
-            total += loss.detach() * len(chosen) / count
-        return float(total)
+        total.zero_()
+        rows = torch.randperm(count, device=device)
+        for first in range(0, count, batch):  # whole batches
+            chosen.copy_(rows[first : first + batch])
+            run()
+        return float(total) / count  # waits
 
-    def train(seconds: float, count: int = SAMPLES) -> tuple[float, float]:
+    def train(seconds: float, count: int = count) -> tuple[float, float]:
         loss, begun, done = epoch(count), time.perf_counter(), 0
         while time.perf_counter() - begun < seconds:
             loss, done = epoch(count), done + count
         return done / max(time.perf_counter() - begun, 1e-9), loss
 
     return train
+
+
+def torch_graph(step: Callable[[], None]) -> Callable[[], None]:
+    """Return what replays a step that was captured after three warm-up steps on a side stream."""
+    import torch
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    replay: Callable[[], None] = graph.replay
+    return replay
 
 
 def work() -> None:
@@ -218,13 +259,16 @@ def work() -> None:
             __import__("dptrain" if arguments[0] == "dptrain" else "torch")
             answer(answers, None)
         elif kind == "prepare":
-            one, name, threads = arguments
+            framework, name, threads, *setting = arguments
             before, begun = begin_peak(), time.perf_counter()
-            own = dptrain_trainee(name, threads) if one == "dptrain" else torch_trainee(name, threads, "last" in one)
-            own(0, WORKS[name][1])
+            if framework == "dptrain":
+                trainee = dptrain_trainee(name, *setting)
+            else:
+                trainee = torch_trainee(name, *setting, threads, framework)
+            trainee(0, WORKS[name][1])
             first = time.perf_counter() - begun
-            own(0)
-            trainees.append(own)
+            trainee(0)
+            trainees.append(trainee)
             answer(answers, {"first": first, "memory": peak_bytes() - before})
         else:
             answer(answers, trainees[-1](*arguments))
@@ -234,26 +278,48 @@ def measure(name: str, options: argparse.Namespace, cache: str) -> list[str]:
     """Return the line of one work in the report."""
     command = [sys.executable, str(Path(__file__).resolve()), "--worker"]
     threads = {variable: str(options.threads) for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-    workers = {one: WorkerProcess(one, command, {**threads, "DPTRAIN_CACHE": cache}, quiet=True) for one in ONES}
-    for one, worker in workers.items():
-        worker.ask(["import", one])
-    about = {one: worker.ask(["prepare", one, name, options.threads]) for one, worker in workers.items()}
-    speeds: dict[str, list[float]] = {one: [] for one in ONES}
+    frameworks = FRAMEWORKS[options.device]
+    setting = (options.samples or SAMPLES[options.device], options.device, options.precision)
+    environment = threads if options.device == "cuda" else {**threads, "DPTRAIN_CACHE": cache}
+    workers = {one: WorkerProcess(one, command, environment, quiet=True) for one in frameworks}
+    failed: dict[str, str] = {}
+    about: dict[str, Any] = {}
+    speeds: dict[str, list[float]] = {framework: [] for framework in frameworks}
     losses: dict[str, float] = {}
+
+    def ask(framework: str, question: list[Any]) -> Any:
+        """Return the answer, or None from now on where a framework's process has ended."""
+        if framework in failed:
+            return None
+        try:
+            return workers[framework].ask(question, PATIENCE)
+        except WorkerError as error:
+            failed[framework] = str(error)
+            return None
+
+    for framework in frameworks:
+        ask(framework, ["import", framework])
+    for framework in frameworks:
+        about[framework] = ask(framework, ["prepare", framework, name, options.threads, *setting])
     for number in range(options.rounds):
-        for one in list(workers)[:: 1 if number % 2 else -1]:
-            speed, loss = workers[one].ask(["run", options.seconds])
-            speeds[one].append(speed)
-            losses[one] = loss
+        if number and time.monotonic() > options.until:
+            break
+        for framework in frameworks[:: 1 if number % 2 else -1]:
+            if done := ask(framework, ["run", options.seconds]):
+                speeds[framework].append(done[0])
+                losses[framework] = done[1]
     for worker in workers.values():
         worker.close()
-    ours, *theirs = (speeds[one] for one in ONES)
-    best = [max(pair) for pair in zip(*theirs, strict=True)]
-    ratios = [a / b for a, b in zip(ours, best, strict=True)]
-    cells = [name, *(f"{statistics.median(speeds[one]):,.0f}" for one in ONES), spread(ratios, ".2f")]
-    cells.append(f"{about['dptrain']['first']:.1f}")
-    cells += [" / ".join(f"{about[one]['memory'] / 1e6:.0f}" for one in ONES)]
-    cells.append(" / ".join(f"{losses[one]:.2f}" for one in ONES))
+    for framework, why in failed.items():
+        print(f"{name}: {framework} left out: {why}", flush=True)
+    ours = speeds["dptrain"]
+    theirs = [rates for framework, rates in speeds.items() if framework != "dptrain" and framework not in failed]
+    ratios = [mine / max(others) for mine, *others in zip(ours, *theirs, strict=True)] if theirs else []
+    cells = [name, *(f"{statistics.median(rates):,.0f}" if rates else "failed" for rates in speeds.values())]
+    cells.append(spread(ratios, ".2f") if ratios else "")
+    cells.append(f"{about['dptrain']['first']:.1f}" if about["dptrain"] else "")
+    cells.append(" / ".join(f"{state['memory'] / 1e6:.0f}" if state else "-" for state in about.values()))
+    cells.append(" / ".join(f"{losses[framework]:.2f}" if framework in losses else "-" for framework in frameworks))
     return cells
 
 
@@ -265,6 +331,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=1.0, help="that each trains in a round, at least")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--device", choices=FRAMEWORKS, default="cpu")
+    parser.add_argument("--precision", choices=("float32", "tf32", "bfloat16"), default="float32", help="on a GPU")
+    parser.add_argument("--samples", type=int, metavar="N", help="of an epoch; default 1024, on a GPU 16384")
+    parser.add_argument("--minutes", type=float, default=60.0, help="of the whole; later rounds are dropped")
     parser.add_argument("--works", type=words(list(WORKS)), default=list(WORKS), help="some of what is trained")
     parser.add_argument("--output", type=Path, help="a file for the report")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -273,17 +343,22 @@ def main() -> int:
         work()
         return 0
     report = Report()
-    report.add("# Convolutional networks on the CPU", "", command_line(), machine_line())
-    report.add(f"- Versions: {versions(('dptrain', 'numpy', 'torch'))}; {options.threads} threads each")
+    on = "the CPU" if options.device == "cpu" else f"a GPU, {options.precision}"
+    report.add(f"# Convolutional networks on {on}", "", command_line(), machine_line())
+    if options.device == "cuda":
+        report.add(f"- GPU: {nvidia_smi()}")
+    report.add(f"- Versions: {versions(('dptrain', 'numpy', 'pycuda', 'torch'))}; {options.threads} threads each")
     report.add(
         f"- {options.rounds} rounds of at least {options.seconds} s each; samples/s as medians; ratios of dptrain to "
         "the better PyTorch of a round: median (min to max)",
-        "- Memory in MB of dptrain / PyTorch / PyTorch with channels_last, and so the losses at the end",
+        "- Memory in MB of host memory, in the order of the columns, and so the losses at the end",
         "",
-        f"| network | {' | '.join(ONES)} | ratio | first start, s | memory | loss |",
+        f"| network | {' | '.join(FRAMEWORKS[options.device])} | ratio | first start, s | memory | loss |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     )
-    for name in options.works:
+    begun, all_seconds = time.monotonic(), 60 * options.minutes
+    for number, name in enumerate(options.works):
+        options.until = begun + all_seconds * (number + 1) / len(options.works)
         with tempfile.TemporaryDirectory() as cache:
             report.add(f"| {' | '.join(measure(name, options, cache))} |")
     if options.output is not None:

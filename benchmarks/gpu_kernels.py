@@ -16,6 +16,7 @@ Without a GPU it ends with one line.
 
 import argparse
 import functools
+import json
 import os
 import statistics
 import sys
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from common import CLASSES, Report, command_line, machine_line, nvidia_smi, one_line, spread, versions
+from conv import dptrain_model
 from gpu_mlp import spinner
 
 # Steps that are queued between two events, of a graph of several: enough to fill whole graphs.
@@ -126,20 +128,31 @@ def networks(quick: bool) -> Iterator[tuple[str, str, int, Any]]:
             made += [layers.Conv2D(count, 3, padding="same", activation="relu"), layers.MaxPooling2D()]
         return [*made, layers.Flatten(), layers.Dense(CLASSES, "softmax")]
 
+    def images(name: str, size: int, channels: int) -> Any:
+        return [
+            layers.Rescaling(1 / 255, input_shape=(size, size, channels)),
+            dptrain_model(name, (size, size, channels)),
+        ]
+
     small, large = (784, 128), (784, 4096, 4096, 4096)
-    found: list[tuple[str, str, int, list[Any]]] = [
+    wanted: list[tuple[str, str, int, list[Any]]] = [
         ("784-128-10", "float32", 32, dense(*small)),
-        ("784-128-10", "float32", 1024, dense(*small)),
-        ("784-4096x3-10", "float32", 1024, dense(*large)),
-        ("784-4096x3-10", "tf32", 1024, dense(*large)),
-        ("32x32x3, 32-64-128 filters", "float32", 256, convolutions(32, 32, 64, 128)),
+        ("784-128-10", "float32", 128, dense(*small)),
+        *(("784-4096x3-10", precision, 1024, dense(*large)) for precision in ("float32", "tf32", "bfloat16")),
+        ("LeNet", "float32", 64, images("LeNet", 28, 1)),
+        ("ResNet", "float32", 64, images("ResNet", 32, 3)),
+        ("ResNet", "bfloat16", 64, images("ResNet", 32, 3)),
+        ("32x32x3, 32-64-128 filters", "tf32", 256, convolutions(32, 32, 64, 128)),
     ]
     if quick:
-        found = [("20-9-10", "tf32", 8, dense(20, 9)), ("6x6x3, 4 filters", "float32", 4, convolutions(6, 4))]
-    for name, precision, rows, made in found:
-        model = dp.Sequential(made, seed=1)
+        wanted = [("20-9-10", "tf32", 8, dense(20, 9)), ("6x6x3, 4 filters", "bfloat16", 4, convolutions(6, 4))]
+    for name, precision, rows, made in wanted:
+        half = precision == "bfloat16"
+        policy = {"dtype": "mixed_bfloat16"} if half else {"precision": precision}
+        last = [layers.Activation("softmax", dtype="float32")] if name in ("LeNet", "ResNet") else []
+        model = dp.Sequential([*made, *last], seed=1)
         loss = "sparse_categorical_crossentropy"
-        model.compile("adam", loss, metrics=["accuracy"], device="cuda", precision=precision)
+        model.compile("adam", loss, metrics=["accuracy"], device="cuda", **policy)
         yield f"{name}, batch {rows}, {precision}", precision, rows, model
 
 
@@ -185,17 +198,26 @@ def of_kernels(step: Step) -> list[float]:
     return medians
 
 
-def tables(report: Report, gpu: Gpu, steps: Sequence[Step]) -> None:
-    """Add the table of each step."""
+def tables(report: Report, gpu: Gpu, steps: Sequence[Step]) -> list[dict[str, Any]]:
+    """Add the table of each step; return its predicted and its measured seconds."""
     from dptrain.backend.cuda.compile import resources_of_text
     from dptrain.backend.cuda.costs import LEGEND, loads, table
+    from dptrain.backend.cuda.roofline import GPUS, predict, predict_step
 
+    records = []
     report.add("", "## Kernels of training steps, predicted and here", "", *LEGEND)
     for step in steps:
         resources = resources_of_text("program", step.executable.source, gpu.record.architecture)
+        asked, here = loads(step.executable._made, resources), of_kernels(step)
         report.add("", f"{step.name}, {len(step.launches)} rounds", "```text")
-        report.add(*table(loads(step.executable._made, resources), {"here": of_kernels(step)}), "```")
+        report.add(*table(asked, {"here": here}), "```")
         report.add(f"A step in a graph takes {spread([1e6 * one for one in step.in_graph], '.1f')} us here.")
+        record: dict[str, Any] = {"name": step.name, "kernels": here, "in_graph": statistics.median(step.in_graph)}
+        record["predicted"] = {gpu.name: predict_step(asked, gpu) for gpu in GPUS}
+        record["predicted_kernels"] = {gpu.name: [predict(load, gpu).seconds for load in asked] for gpu in GPUS}
+        record["names"] = [load.name for load in asked]
+        records.append(record)
+    return records
 
 
 # Single ops, beside NVIDIA's libraries
@@ -381,7 +403,11 @@ def main() -> int:
             break
         for step in steps:
             measure(gpu, step)
-    tables(report, gpu, steps)
+    records = tables(report, gpu, steps)
+    if options.output:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.with_suffix(".json").write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+        report.save(options.output)
     for step in steps:
         step.executable.close()
     single_ops(report, gpu, rounds, until)

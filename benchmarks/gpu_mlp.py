@@ -69,6 +69,11 @@ SETUP_PATIENCE, TRAIN_PATIENCE = 240.0, 120.0
 # Steps of the pass that times kernels, and cycles that the GPU spins before each so that the host is ahead of it.
 KERNEL_STEPS, SPIN_CYCLES = 20, 6_000_000
 CHECK_EPOCHS = 2
+TITLES = {
+    "float32": "float32, TF32 off everywhere",
+    "tf32": "TF32 matrix products everywhere",
+    "bfloat16": "Mixed precision: bfloat16, weights and Adam in float32",
+}
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,7 @@ class Work:
         data: an .npz file with x (samples, features) uint8, y (samples,) int64 and orders (epochs, samples).
         batch_size: samples of a step.
         hidden: units of the hidden layers.
-        precision: "float32" or "tf32", of matrix products.
+        precision: "float32" or "tf32", of matrix products; "bfloat16": mixed precision, weights and Adam in float32.
         device: "cuda" or "cpu".
         seed: of initial weights and orders.
     """
@@ -145,14 +150,17 @@ class Dptrain(Trainee):
     def __init__(self, work: Work) -> None:
         super().__init__(work)
         self.model = self._network(work.seed)
-        self.options: dict[str, Any] = {"device": work.device, "precision": work.precision}
+        half = work.precision == "bfloat16"
+        self.options: dict[str, Any] = {"device": work.device, "precision": "float32" if half else work.precision}
+        if half:
+            self.options["dtype"] = "mixed_bfloat16"
 
     def _network(self, seed: int) -> Any:
         import dptrain as dp
 
         hidden = [dp.layers.Dense(units, activation="relu") for units in self.work.hidden]
-        last = dp.layers.Dense(CLASSES, activation="softmax")
-        model = dp.Sequential([dp.layers.Rescaling(1 / 255), dp.layers.Flatten(), *hidden, last], seed=seed)
+        last = [dp.layers.Dense(CLASSES), dp.layers.Activation("softmax", dtype="float32")]
+        model = dp.Sequential([dp.layers.Rescaling(1 / 255), dp.layers.Flatten(), *hidden, *last], seed=seed)
         model.build((None, self.x_NF.shape[1]))
         return model
 
@@ -314,7 +322,9 @@ class PyTorch(Trainee):
 
             def forward(self, rows: Any) -> Any:
                 batch = self.x.index_select(0, rows).to(torch.float32).mul(1 / 255)
-                return nn.functional.cross_entropy(self.layers(batch), self.y.index_select(0, rows))
+                with torch.autocast(work.device, torch.bfloat16, enabled=work.precision == "bfloat16"):
+                    logits = self.layers(batch)
+                return nn.functional.cross_entropy(logits.float(), self.y.index_select(0, rows))
 
         x = torch.from_numpy(self.x_NF).to(self.device)
         y = torch.from_numpy(self.y_N).to(self.device)
@@ -503,7 +513,7 @@ class Jax(Trainee):
 
         super().__init__(work)
         # XLA's own default for float32 on a GPU is TF32.
-        precision = "tensorfloat32" if work.precision == "tf32" else "highest"
+        precision = {"tf32": "tensorfloat32", "bfloat16": "default"}.get(work.precision, "highest")
         jax.config.update("jax_default_matmul_precision", precision)
         self.x = jax.device_put(self.x_NF)
         self.y = jax.device_put(self.y_N.astype("int32"))
@@ -522,9 +532,11 @@ class Jax(Trainee):
         import jax.numpy as jnp
 
         values = batch
+        if self.work.precision == "bfloat16":
+            params, values = [one.astype(jnp.bfloat16) for one in params], batch.astype(jnp.bfloat16)
         for kernel, bias in zip(params[0:-2:2], params[1:-2:2], strict=True):
             values = jax.nn.relu(values @ kernel + bias)
-        logits = values @ params[-2] + params[-1]
+        logits = (values @ params[-2] + params[-1]).astype(jnp.float32)
         return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1).mean()
 
     def _step(self, state: Any, x: Any, y: Any, rows: Any) -> tuple[Any, Any]:
@@ -913,7 +925,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to check the peers without one")
     parser.add_argument("--frameworks", type=words(list(FRAMEWORKS)), default=list(FRAMEWORKS), metavar="A,B")
     parser.add_argument(
-        "--precision", type=words(["float32", "tf32"]), default=["float32", "tf32"], metavar="A,B", dest="precisions"
+        "--precision", type=words(list(TITLES)), default=["float32", "tf32"], metavar="A,B", dest="precisions"
     )
     parser.add_argument("--hidden", type=networks, metavar="N,N-N", help="hidden layers; default 128,512,4096-4096")
     parser.add_argument("--batch-sizes", type=numbers, metavar="N,N", help="default 32,128,1024")
@@ -989,8 +1001,7 @@ def main() -> int:
                 peer.close()
     for precision in options.precisions:
         shown = [one for one in done if one.work.precision == precision]
-        title = {"float32": "float32, TF32 off everywhere", "tf32": "TF32 matrix products everywhere"}[precision]
-        report.add("", f"## {title}", "")
+        report.add("", f"## {TITLES[precision]}", "")
         report.add(
             f"Samples/s, median (min to max) of up to {options.rounds} rounds; the ratio is taken within each round,"
             " and above 1 dptrain is faster. Time in kernels: torch.profiler's sum for PyTorch, events around a launch"

@@ -77,7 +77,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Start with the longest tests, so that no process works alone on one at the end."""
-    if config.option.dist == "worksteal" or hasattr(config, "workerinput"):
+    if getattr(config.option, "dist", "no") == "worksteal" or hasattr(config, "workerinput"):
         items.sort(key=lambda one: one.get_closest_marker("slow") is None)
 
 

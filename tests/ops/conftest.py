@@ -2,8 +2,29 @@
 
 import ctypes
 import importlib.util
+import os
+import sys
 
 import pytest
+
+# Of CUresult, from here on: the context is lost, and all that comes after would fail with it.
+_LOST = 700
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """On a real GPU, whose time is short, say at once what failed: a run that is ended prints no summary."""
+    if report.failed and os.environ.get("DPTRAIN_REAL_GPU") == "1" and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\nFAILED {report.nodeid}\n{report.longreprtext[-3000:]}", file=sys.stderr, flush=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    """On a real GPU, leave a process whose context a test has broken; pytest-xdist starts another one."""
+    if os.environ.get("DPTRAIN_REAL_GPU") == "1" and "PYTEST_XDIST_WORKER" in os.environ and not no_cuda():
+        code = ctypes.CDLL("libcuda.so.1").cuCtxSynchronize()
+        if code >= _LOST and code != 999:
+            print(f"{nodeid} broke the GPU's context: CUresult {code}", file=sys.stderr, flush=True)
+            os._exit(86)
 
 
 def no_cuda() -> str:
