@@ -16,8 +16,9 @@
 // Copies are cp.async, 16 bytes a thread, by HalfPart, and not TMA: a tensor map says where a dense matrix lies, whose rows
 // begin at multiples of 16 bytes. Products here are also of gathered matrices (convolution.cuh), of rows that begin anywhere,
 // of slices of K, and of the matrices of whichever run a block belongs to, whose addresses it reads from memory. One way
-// for all of them is proven once. It costs a warpgroup's instructions, which the tensor cores do not wait for: 24 copies a
-// thread and stage of 1,024 cycles for BN = 256, 16 in 512 for 128.
+// for all of them is proven once. It costs a warpgroup's instructions, one warp's a scheduler: with nvcc 13.0 some 170 for
+// the 24 copies of a stage that takes tensor cores 1,024 cycles (BN = 256), and of gathered matrices 190 for the 16 copies
+// in 512 (128). They have to stay that few: at 48 a copy the copying warps, and not the tensor cores, would set the pace.
 //
 // cp.async writes through the generic proxy and wgmma reads through the async one. So who copied waits for its own copies,
 // then fences (fence.proxy.async), then arrives at `full`. Waiting for products (wgmma.wait_group) orders the other way.
