@@ -95,7 +95,7 @@ SIZES = {
     ),
     "dptrain/backend/cuda/groups.py": ("_LONG_SUM", "_LONG_TOTAL", "_SIDE_BY_SIDE"),
     "dptrain/backend/cuda/products.py": (
-        *("_WANTED_BLOCKS", "_WANTED_WARPS", "_LEAST_SPLIT", "_LEAST_SLICE", "_MOST_SLICES"),
+        *("_WANTED_BLOCKS", "_WANTED_WARPS", "_LEAST_SPLIT", "_LEAST_SLICE", "_MOST_SLICES", "_LONG_SLICE"),
     ),
     "dptrain/backend/cuda/expressions.py": ("_LEAST_THRESHOLD",),
     "dptrain/program/messages.py": ("_GATHERED", "_BESIDE", "_LARGE"),

@@ -28,13 +28,16 @@ struct Patches {
         Index at;
     };
 
-    __device__ __forceinline__ Pixel row(int place, long long) const {
-        const int h = g.h(place / g.Q % g.P, 0), w = g.w(place % g.Q, 0);
-        return {h, w, (((Index)(place / g.Q / g.P) * g.H + h) * g.W + w) * C};
+    // Unsigned numbers take half the instructions to divide.
+    __device__ __forceinline__ Pixel row(unsigned int place, long long) const {
+        const unsigned int Q = g.Q, P = g.P, over_q = place / Q;
+        const int h = g.h(over_q % P, 0), w = g.w(place % Q, 0);
+        return {h, w, (((Index)(over_q / P) * g.H + h) * g.W + w) * C};
     }
-    __device__ __forceinline__ Pixel column(int element) const {
-        const int rs = element / (int)C, h = rs / g.S * g.dilation_h, w = rs % g.S * g.dilation_w;
-        return {h, w, ((Index)h * g.W + w) * C + element % (int)C};
+    __device__ __forceinline__ Pixel column(unsigned int element) const {
+        const unsigned int channels = C, S = g.S, rs = element / channels;
+        const int h = (int)(rs / S) * g.dilation_h, w = (int)(rs % S) * g.dilation_w;
+        return {h, w, ((Index)h * g.W + w) * C + (Index)(element % channels)};
     }
     __device__ __forceinline__ bool has(Pixel row, Pixel column) const { return g.has(row.h + column.h, row.w + column.w); }
     __device__ __forceinline__ Index at(Pixel row, Pixel column) const { return row.at + column.at; }
@@ -68,9 +71,10 @@ struct Taps {
     Index I, O;
 
     __device__ __forceinline__ Index row(int i, long long) const { return i * O; }
-    __device__ __forceinline__ Index column(int element) const {
-        const int rs = element / (int)O, of_r = r.first + rs / s.count * r.step, of_s = s.first + rs % s.count * s.step;
-        return (Index)(of_r * S + of_s) * I * O + element % (int)O;
+    __device__ __forceinline__ Index column(unsigned int element) const {
+        const unsigned int channels = O, count = s.count, rs = element / channels;
+        const int of_r = r.first + (int)(rs / count) * r.step, of_s = s.first + (int)(rs % count) * s.step;
+        return (Index)(of_r * S + of_s) * I * O + (Index)(element % channels);
     }
     __device__ __forceinline__ bool has(Index, Index) const { return true; }
     __device__ __forceinline__ Index at(Index row, Index column) const { return row + column; }

@@ -25,53 +25,89 @@ static __device__ __forceinline__ unsigned int shared_address(const void *pointe
 }
 
 // One matrix's part of a stage: ROWS x COLUMNS as they lie in global memory, where columns are contiguous. In shared memory
-// it is cut into panels of so many columns, which lie one behind the other. The first THREADS threads of a block copy it.
+// it is cut into panels of so many columns, which lie one behind the other. The first THREADS threads of a block copy it:
+// each the chunks of 8 numbers in the same columns of every STEP-th row.
 template <int ROWS, int COLUMNS, int THREADS, int PANEL = COLUMNS> struct HalfPart {
-    static constexpr int CHUNKS = COLUMNS / 8, TURNS = ROWS * CHUNKS / THREADS, BYTES = ROWS * COLUMNS * 2;
-    static_assert(TURNS * 8 * THREADS == ROWS * COLUMNS, "every thread carries the same number of chunks");
+    static constexpr int CHUNKS = COLUMNS / 8, STEP = THREADS / CHUNKS, TURNS = ROWS / STEP, BYTES = ROWS * COLUMNS * 2;
+    // Of a row in a panel: its chunks, and the orders that these may have.
+    static constexpr int ACROSS = PANEL / 8, ORDERS = ACROSS < 8 ? ACROSS : 8;
+    static_assert(STEP * CHUNKS == THREADS && TURNS * STEP == ROWS, "every thread carries chunks of the same rows");
     static_assert(CHUNKS >= 4, "four rows of the same half of 128 bytes have four orders");
+    static_assert(STEP % 8 == 0 || 8 % STEP == 0, "orders repeat after 8 rows");
 
     // Where a chunk lies, in bytes: 8 rows that follow each other have their chunks of one number on all 32 banks. In
     // panels of 64 columns this is the 128-byte swizzle of the PTX ISA.
-    static __device__ __forceinline__ int place(int row, int chunk) {
-        constexpr int ACROSS = PANEL / 8, ORDERS = ACROSS < 8 ? ACROSS : 8;
-        const int panel = ACROSS == CHUNKS ? 0 : chunk / ACROSS;
+    static __device__ __forceinline__ unsigned int place(unsigned int row, unsigned int chunk) {
+        const unsigned int panel = ACROSS == CHUNKS ? 0 : chunk / ACROSS;
         return ((panel * ROWS + row) * ACROSS + (chunk % ACROSS ^ row / (8 / ORDERS) % ORDERS)) * 16;
     }
 
-    // Begin to copy from `source`, whose elements are where `matrix` says; outside (rows, columns) there are zeros.
+    // The place of a thread's chunk in this turn, from that of its first one: place(row + turn * STEP, chunk), in additions
+    // of constants. Rows below STEP do not carry into those bits of a row that say its order.
+    static __device__ __forceinline__ unsigned int place_in_turn(unsigned int first, unsigned int turn) {
+        return (first ^ turn * STEP % 8 / (8 / ORDERS) * 16) + turn * STEP * ACROSS * 16;
+    }
+
+    // Begin to copy from `source`, whose elements are where `matrix` says; outside (rows, columns) there are zeros. Where
+    // the source is wide, chunks begin at multiples of 16 bytes, and (rows, columns) has all of a chunk or nothing of it.
     template <class Matrix>
-    static __device__ inline void copy(char *part, const unsigned short *source, long long pitch, int row0, int rows,
-                                       int column0, int columns, bool wide, const Matrix &matrix) {
-#pragma unroll 4  // more, and what nvcc keeps of each turn between stages would spill registers of product_wgmma
-        for (int turn = 0; turn < TURNS; ++turn) {
-            const int i = threadIdx.x + turn * THREADS, row = row0 + i / CHUNKS, column = column0 + i % CHUNKS * 8;
-            const int count = row < rows ? max(0, min(8, columns - column)) : 0;
-            const auto of_row = matrix.row(row, pitch);
-            char *to = part + place(i / CHUNKS, i % CHUNKS);
-            if (wide) {
-                const auto of_column = matrix.column(column);
-                const int there = count > 0 && matrix.has(of_row, of_column) ? count : 0;
-                const unsigned short *from = there > 0 ? source + matrix.at(of_row, of_column) : source;
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                             :
-                             : "r"(shared_address(to)), "l"(from), "r"(there * 2)
-                             : "memory");
-            } else {
-                unsigned int pairs[4] = {0, 0, 0, 0};
+    static __device__ __forceinline__ void copy(char *part, const unsigned short *source, long long pitch, int row0, int rows,
+                                                int column0, int columns, bool wide, const Matrix &matrix) {
+        const unsigned int first = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+        const int row = row0 + (int)first, column = column0 + (int)chunk * 8;
+        if (wide) copy_wide(shared_address(part), place(first, chunk), source, pitch, row, rows, column, columns, matrix);
+        else copy_narrow(part, place(first, chunk), source, pitch, row, rows, column, columns, matrix);
+    }
+
+    // 16 bytes at once, past the registers. Of a chunk that is outside nothing is read, wherever its address points.
+    template <class Matrix>
+    static __device__ __forceinline__ void copy_wide(unsigned int part, unsigned int place, const unsigned short *source,
+                                                     long long pitch, int row, int rows, int column, int columns,
+                                                     const Matrix &matrix) {
+        const auto of_column = matrix.column(column);
+        const bool has_column = column < columns;
+        long long beginning = 0;
+        if constexpr (Matrix::SIDE_BY_SIDE) beginning = matrix.at(matrix.row(row, pitch), of_column);
 #pragma unroll
-                for (int j = 0; j < 8; ++j) {
-                    if (j >= count) continue;
-                    if constexpr (Matrix::SIDE_BY_SIDE) {
-                        pairs[j / 2] |= (unsigned int)source[matrix.at(of_row, column) + j] << j % 2 * 16;
-                    } else {
-                        const auto of_column = matrix.column(column + j);
-                        if (matrix.has(of_row, of_column))
-                            pairs[j / 2] |= (unsigned int)source[matrix.at(of_row, of_column)] << j % 2 * 16;
-                    }
-                }
-                *reinterpret_cast<uint4 *>(to) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+        for (int turn = 0; turn < TURNS; ++turn) {
+            bool there = has_column && row + turn * STEP < rows;
+            const unsigned short *from = source;
+            if constexpr (Matrix::SIDE_BY_SIDE) {
+                from += beginning + turn * STEP * pitch;
+            } else {
+                const auto of_row = matrix.row(row + turn * STEP, pitch);
+                there = there && matrix.has(of_row, of_column);
+                from += matrix.at(of_row, of_column);
             }
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                         :
+                         : "r"(part + place_in_turn(place, turn)), "l"(from), "r"(there ? 16 : 0)
+                         : "memory");
+        }
+    }
+
+    // Number by number, from rows that begin anywhere.
+    template <class Matrix>
+    static __device__ __forceinline__ void copy_narrow(char *part, unsigned int place, const unsigned short *source,
+                                                       long long pitch, int row, int rows, int column, int columns,
+                                                       const Matrix &matrix) {
+#pragma unroll 1
+        for (int turn = 0; turn < TURNS; ++turn) {
+            const int count = row + turn * STEP < rows ? columns - column : 0;
+            const auto of_row = matrix.row(row + turn * STEP, pitch);
+            unsigned int pairs[4] = {0, 0, 0, 0};
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                if (j >= count) continue;
+                if constexpr (Matrix::SIDE_BY_SIDE) {
+                    pairs[j / 2] |= (unsigned int)source[matrix.at(of_row, column) + j] << j % 2 * 16;
+                } else {
+                    const auto of_column = matrix.column(column + j);
+                    if (matrix.has(of_row, of_column))
+                        pairs[j / 2] |= (unsigned int)source[matrix.at(of_row, of_column)] << j % 2 * 16;
+                }
+            }
+            *reinterpret_cast<uint4 *>(part + place_in_turn(place, turn)) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
         }
     }
 

@@ -16,8 +16,9 @@
 // Copies are cp.async, 16 bytes a thread, by HalfPart, and not TMA: a tensor map says where a dense matrix lies, whose rows
 // begin at multiples of 16 bytes. Products here are also of gathered matrices (convolution.cuh), of rows that begin anywhere,
 // of slices of K, and of the matrices of whichever run a block belongs to, whose addresses it reads from memory. One way
-// for all of them is proven once. It costs a warpgroup's instructions, which the tensor cores do not wait for: 24 copies a
-// thread and stage of 1,024 cycles for BN = 256, 16 in 512 for 128.
+// for all of them is proven once. It costs a warpgroup's instructions, one warp's a scheduler: with nvcc 13.0 some 170 for
+// the 24 copies of a stage that takes tensor cores 1,024 cycles (BN = 256), and of gathered matrices 210 for the 16 copies
+// in 512 (128). They have to stay that few: at 48 a copy the copying warps, and not the tensor cores, would set the pace.
 //
 // cp.async writes through the generic proxy and wgmma reads through the async one. So who copied waits for its own copies,
 // then fences (fence.proxy.async), then arrives at `full`. Waiting for products (wgmma.wait_group) orders the other way.
@@ -106,6 +107,13 @@ template <class Number, bool A_MN, bool B_MN> struct Wgmma;
 DP_WGMMA(dp_bfloat16, "bf16")
 DP_WGMMA(dp_float16, "f16")
 
+// To the compiler a wgmma's sums are there when it was issued: whoever reads them behind the wait names them here, so that
+// nothing moves the reading before it.
+template <int COUNT> static __device__ __forceinline__ void hold(float (&sums)[COUNT]) {
+#pragma unroll
+    for (int e = 0; e < COUNT; ++e) asm volatile("" : "+f"(sums[e]) : : "memory");
+}
+
 // The tiles' sizes. A_TRANSPOSED: a is (K, M); B_TRANSPOSED: b is (N, K).
 template <int BM, int BN, bool A_TRANSPOSED, bool B_TRANSPOSED> struct WgmmaShape {
     static constexpr int GROUP = 128, BK = 64, STAGES = 4, BEHIND = 2;  // steps that copies arrive after they began
@@ -190,6 +198,7 @@ __device__ __forceinline__ void product_wgmma(void *shared, ProductOf<Number> of
         if (step > 0 && lane == 0) arrive(empty + (step - 1) % STAGES * 8);
     }
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(0) : "memory");
+    hold(sums);
 
     // Warp w of a warpgroup has rows 16 w to 16 w + 15, and its lane l of them l / 4 and l / 4 + 8, of every 8 columns the
     // l % 4 * 2-nd and the next. They go through the stages' memory, so that a warp hands on numbers of one row at a time.

@@ -325,7 +325,7 @@ def test_inline_assembly_becomes_calls() -> None:
         "__device__ void f(unsigned (&r)[2], unsigned at) {\n"
         '  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans"\n               ".shared.b16 {%0, %1}, [%2];"\n'
         '               : "=r"(r[0]), "=r"(r[at ? 1 : 0]) : "r"(at + 1) : "memory");\n'
-        '  asm("cp.async.wait_group %0;" ::"n"(2));\n}\n'
+        '  asm("cp.async.wait_group %0;" ::"n"(2));\n  asm volatile("" : "+f"(x) : : "memory");\n}\n'
     )
     assert "emu_ldmatrix(emu_r, 2, 1, (at + 1)," in out
     assert "(r[at ? 1 : 0]) = emu_r[1];" in out

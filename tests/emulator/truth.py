@@ -215,6 +215,29 @@ def mma_lanes() -> None:
 
 
 @check
+def mma_cuts_off() -> None:
+    """What is far below the greatest term is cut off, where 16 times 2^-27 added to 1 would round to 1 + 2^-23."""
+    shape = {"mma_bf16": 16, "mma_half": 16, "mma_tf32": 8}
+    for name, k in shape.items():
+        signs = np.resize(np.float32([1, -1]), (16, 1))
+        c = np.broadcast_to(signs, (16, 8)).copy()
+        for size, kept in ((2.0**-13, 0), (2.0**-8, k * 2.0**-22)):
+            a, b = signs * np.full((16, k), size, np.float32), np.full((k, 8), 2.0**-14, np.float32)
+            a[3, 2] = np.inf
+            a[4, 1:3] = np.inf, -np.inf
+            stored = [one.view(np.uint32) for one in (a, b)]
+            if name == "mma_bf16":
+                stored = [(one >> np.uint32(16)).astype(np.uint16) for one in stored]
+            elif name == "mma_half":
+                stored = [one.astype(np.float16).view(np.uint16) for one in (a, b)]
+            found = c.copy()
+            kernel("mma", name)(*map(cuda.In, stored), cuda.InOut(found), np.int32(0), block=(32, 1, 1))
+            expected = c + signs * np.float32(kept)
+            expected[3:5] = [[np.inf], [np.nan]]
+            np.testing.assert_array_equal(found, expected, err_msg=name)
+
+
+@check
 def wgmma_lanes() -> None:
     """Whole numbers, in both majors of both factors; its instructions are those of compute capability 9.0 alone."""
     if cuda.Context.get_device().compute_capability() != (9, 0):

@@ -60,9 +60,16 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
     ),
     "half precision: rows that begin anywhere are copied as if at multiples of 16 bytes": (
         "kernels/product_half.cuh",
-        "            if (wide) {",
-        "            if (true) {",
+        "if (wide) copy_wide(",
+        "if (true) copy_wide(",
         "every_layout_and_edge",
+        {},
+    ),
+    "half precision: copies keep the order of a thread's first row": (
+        "kernels/product_half.cuh",
+        "(first ^ turn * STEP % 8 / (8 / ORDERS) * 16)",
+        "first",
+        "slices_by_warpgroups",
         {},
     ),
     "warpgroups: chunks lie where no swizzle has them": (

@@ -8,6 +8,8 @@ TILES = (128, 64, 32)
 # bits, depend on shapes alone.
 _WANTED_BLOCKS, _WANTED_WARPS = 64, 1024
 _LEAST_SPLIT, _LEAST_SLICE, _MOST_SLICES = 512, 64, 32
+# Terms of a slice from which on a larger tile in slices is better than a smaller one that gives enough blocks alone.
+_LONG_SLICE = 1024
 # Of a product by warpgroups: rows of a tile, columns, terms a stage, and stages (`WgmmaShape`). A block has a processor
 # for itself; `_WANTED_WGMMA` blocks fill a GPU.
 _WGMMA_ROWS, _WGMMA_COLUMNS, _WGMMA_DEPTH, _WGMMA_STAGES = 128, (256, 128), 64, 4
@@ -79,9 +81,10 @@ class ProductPlan:
 def product_plan(M: int, N: int, K: int, precision: str = "float32") -> ProductPlan:
     """Return how an M x N result of sums over K is computed, which depends on nothing else.
 
-    The largest tile that gives enough blocks and is filled by more than half; a batch of 32 rows in tiles of 64 would
-    compute zeros half of the time. Where the blocks hold too few warps to fill a GPU, long sums are cut into slices.
-    Slices cost a second kernel over the result, as long as about 200 terms take a block: short sums stay whole.
+    The largest tile that gives enough blocks, in long slices if need be, and is filled by more than half; a batch of
+    32 rows in tiles of 64 would compute zeros half of the time. A tile twice as long reads half as much for each
+    result. Where the blocks hold too few warps to fill a GPU, long sums are cut into slices. Slices cost a second pass
+    over the result, as long as about 200 terms take a block: short sums stay whole.
 
     Args:
         M: rows of the result.
@@ -90,8 +93,9 @@ def product_plan(M: int, N: int, K: int, precision: str = "float32") -> ProductP
         precision: "float32", "tf32", "half", or "wgmma": half precision on compute capability 9.0, where warpgroups
             compute what takes the largest tiles and at least one of their stages.
     """
-    fitting = (tile for tile in TILES if 2 * min(M, N) > tile and _blocks(tile, tile, M, N) >= _WANTED_BLOCKS)
-    tile = next(fitting, TILES[-1])
+    long_slices = max(1, min(K // _LONG_SLICE, _MOST_SLICES))
+    filled = (tile for tile in TILES if 2 * min(M, N) > tile)
+    tile = next((one for one in filled if _blocks(one, one, M, N) * long_slices >= _WANTED_BLOCKS), TILES[-1])
     if precision == "wgmma" and tile == _WGMMA_ROWS and K >= _WGMMA_DEPTH:
         return _by_warpgroups(M, N, K)
     slices = 1

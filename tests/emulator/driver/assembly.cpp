@@ -1,8 +1,10 @@
 // What the stand-in for nvcc puts in the place of inline assembly: ldmatrix, mma.sync and cp.async (wgmma and mbarriers:
 // warpgroups.cpp).
 //
-// Which lane has which element is the PTX ISA's ("Matrix fragments"). Products are exact in double, and their sum is
-// rounded once to float, as that of wmma's fragments (include/mma.h).
+// Which lane has which element is the PTX ISA's ("Matrix fragments"). Products are exact in double; what becomes of their
+// sums is said at `add_products`.
+#include <cfenv>
+#include <cmath>
 #include <cstring>
 
 #include "driver.hpp"
@@ -58,13 +60,48 @@ void multiply(void **lanes, unsigned) {
             for (unsigned i = 0; i < 2; ++i) b[place(i, one)][group] = value(of(lane).b[i], one);
         }
     }
-    for (unsigned lane = 0; lane < 32; ++lane)
-        for (unsigned i = 0; i < 4; ++i) {
-            unsigned row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-            double sum = of(lane).sums[i];
-            for (unsigned k = 0; k < terms; ++k) sum += a[row][k] * b[k][column];
-            of(lane).sums[i] = static_cast<float>(sum);
+    double sums[16][8];
+    auto each = [&](auto with) {
+        for (unsigned lane = 0; lane < 32; ++lane)
+            for (unsigned i = 0; i < 4; ++i) with(sums[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2], of(lane).sums[i]);
+    };
+    each([](double &sum, float &own) { sum = own; });
+    for (unsigned row = 0; row < 16; ++row) add_products(sums[row], a[row], b[0], 8, terms, type);
+    each([](double &sum, float &own) { own = static_cast<float>(sum); });
+}
+
+// `terms` at once, in the rounding mode that cuts off.
+__attribute__((noinline, optimize("O3"))) void add_cut_off(double *sums, const double *a, const double *b, unsigned columns,
+                                                           unsigned terms) {
+    constexpr unsigned width = 8;
+    auto cut = [](double x, double unit) { return std::copysign(std::fabs(x) + unit - unit, x); };
+    for (unsigned first = 0; first < columns; first += width) {
+        double greatest[width], unit[width], total[width], *sum = sums + first;
+        for (unsigned n = 0; n < width; ++n) greatest[n] = std::fabs(sum[n]);
+        for (unsigned k = 0; k < terms; ++k)
+            for (unsigned n = 0; n < width; ++n) {
+                double size = std::fabs(a[k] * b[k * columns + first + n]);
+                greatest[n] = size > greatest[n] ? size : greatest[n];
+            }
+        // A number of which a double has just the bits that are kept of the greatest, which are 52 more than a place.
+        for (unsigned n = 0; n < width; ++n) {
+            uint64_t bits;
+            memcpy(&bits, &greatest[n], sizeof bits);
+            bits &= 0x7ff0000000000000ull;
+            memcpy(&unit[n], &bits, sizeof bits);
+            unit[n] *= 0x1p28;
+            total[n] = cut(sum[n], unit[n]);
         }
+        for (unsigned k = 0; k < terms; ++k)
+            for (unsigned n = 0; n < width; ++n) total[n] += cut(a[k] * b[k * columns + first + n], unit[n]);
+        for (unsigned n = 0; n < width; ++n) {
+            if (!std::isfinite(total[n])) {
+                total[n] = sum[n];
+                for (unsigned k = 0; k < terms; ++k) total[n] += a[k] * b[k * columns + first + n];
+            }
+            sum[n] = std::fabs(total[n]) < 0x1p128 ? static_cast<float>(total[n]) : total[n] * HUGE_VAL;
+        }
+    }
 }
 }  // namespace
 
@@ -85,6 +122,18 @@ void check_place(const void *place, unsigned bytes, bool shared, const char *wha
     if (shared && !(emu_is_shared(place) && emu_is_shared(static_cast<const char *>(place) + bytes - 1)))
         fail_launch(CUDA_ERROR_ILLEGAL_ADDRESS, text("out of bounds: %s at %p, which is not in shared memory, %s", what,
                                                      place, place_in_source(site).c_str()));
+}
+
+// Tensor cores add eight products of halves, or four of TF32, to a sum at once. What lies more than 24 binary places below
+// the greatest of them is cut off of each, and of the result what a float does not hold: nothing is rounded to nearest. So
+// do the A100's; the H100's add twice as many at once and keep a place more (Khattak and Mikaitis, "Accurate Models of
+// NVIDIA Tensor Cores", arXiv 2512.07004; Fasi et al., "Numerical behavior of NVIDIA tensor cores", 2021).
+void add_products(double *sums, const double *a, const double *b, unsigned columns, unsigned terms, EmuFactor type) {
+    const unsigned at_once = type == EMU_TF32 ? 4 : 8;
+    const int mode = fegetround();
+    fesetround(FE_TOWARDZERO);
+    for (unsigned k = 0; k < terms; k += at_once) add_cut_off(sums, a + k, b + k * columns, columns, at_once);
+    fesetround(mode);
 }
 
 float of_bits(uint32_t bits) {

@@ -325,6 +325,8 @@ void check_place(const void *place, unsigned bytes, bool shared, const char *wha
 std::string place_in_source(EmuSite site);
 float of_bits(uint32_t bits);
 float of_half(uint32_t bits);
+// Adds a row of `terms` numbers times a matrix (terms, columns) to sums that floats hold, as tensor cores do.
+void add_products(double *sums, const double *a, const double *b, unsigned columns, unsigned terms, EmuFactor type);
 // Reports a finding of the checks; ends the launch unless EMULATOR_ON_REPORT=continue.
 void finding(CUresult code, const std::string &message);
 std::string thread_text(const Fiber &fiber);

@@ -113,7 +113,7 @@ void compute(Wgmma &op) {
         memcpy(&bits, shared + element_at(descriptor, mn_major, along, k), sizeof bits);
         return op.type == EMU_BF16 ? of_bits(static_cast<uint32_t>(bits) << 16) : of_half(bits);
     };
-    std::vector<double> a(64 * 16), b(16 * op.columns), row(op.columns), sums(64 * op.columns);
+    std::vector<double> a(64 * 16), b(16 * op.columns), sums(64 * op.columns);
     for (unsigned m = 0; m < 64; ++m)
         for (unsigned k = 0; k < 16; ++k) a[m * 16 + k] = value(op.a, op.a_mn, m, k);
     for (unsigned n = 0; n < op.columns; ++n)
@@ -126,12 +126,7 @@ void compute(Wgmma &op) {
             }
     };
     registers([](double &sum, float &own) { sum = own; });
-    for (unsigned m = 0; m < 64; ++m)
-        for (unsigned k = 0; k < 16; ++k) {
-            const double x = a[m * 16 + k], *y = &b[k * op.columns];
-            double *sum = &sums[m * op.columns];
-            for (unsigned n = 0; n < op.columns; ++n) sum[n] += x * y[n];
-        }
+    for (unsigned m = 0; m < 64; ++m) add_products(&sums[m * op.columns], &a[m * 16], b.data(), op.columns, 16, op.type);
     registers([](double &sum, float &own) { own = static_cast<float>(sum); });
 }
 

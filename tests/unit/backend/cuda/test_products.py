@@ -35,6 +35,19 @@ def test_plans_of_products():
     assert chosen(1024, 10, 4096)[3] == 16
 
 
+def test_a_tile_is_chosen_as_if_sliced():
+    """Gradients of kernels have few results, of long sums: the largest tile that slices of 1024 terms and more fill."""
+    for precision, name in (("float32", "product"), ("tf32", "product_tf32"), ("half", "product_half")):
+        assert chosen(576, 64, 131_072, precision) == (name, 64, 64, 14)
+        assert chosen(1152, 128, 131_072, precision) == (name, 128, 128, 14)
+    assert chosen(1152, 128, 131_072, "wgmma") == ("product_wgmma", 128, 128, 14)
+    # Nine tiles in seven and in eight slices: 63 and 72 blocks.
+    assert [chosen(576, 64, K)[1] for K in (8 * 1024 - 1, 8 * 1024)] == [32, 64]
+    # 32 slices at most: a single tile is cut into smaller ones.
+    assert chosen(128, 128, 1_000_000)[1] == 64
+    assert chosen(64, 64, 1_000_000)[1] == 32
+
+
 def test_plans_of_products_by_warpgroups():
     """What takes tiles of 128 otherwise and a stage of terms; of 256 columns where these give enough blocks."""
     assert chosen(1024, 4096, 64, "wgmma") == ("product_wgmma", 128, 256, 1)
