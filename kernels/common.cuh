@@ -66,11 +66,13 @@ template <class T> struct Best {
 
 struct First {
     template <class B> static __device__ __forceinline__ B identity() { return B(lowest<decltype(B::score)>(), -1); }
+    // Which is better is decided first and fields are chosen then: nvcc would put structs between `?` and `:` into local memory.
     template <class B> static __device__ __forceinline__ B join(B a, B b) {
-        if (a.place < 0 || b.place < 0) return a.place < 0 ? b : a;
         const bool a_is_nan = a.score != a.score, b_is_nan = b.score != b.score;
-        if (a.score == b.score || (a_is_nan && b_is_nan)) return a.place < b.place ? a : b;
-        return a_is_nan || (!b_is_nan && a.score > b.score) ? a : b;
+        const bool equal = a.score == b.score || (a_is_nan && b_is_nan);
+        const bool a_is_better = equal ? a.place < b.place : a_is_nan || (!b_is_nan && a.score > b.score);
+        const bool takes_a = b.place < 0 || (a.place >= 0 && a_is_better);
+        return B(takes_a ? a.score : b.score, takes_a ? a.place : b.place);
     }
 };
 

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import re
 import shutil
 import subprocess
 
@@ -188,6 +189,8 @@ def test_compiles_without_spills(nvcc, architecture, whole, tmp_path, record_pro
             line = [*command(nvcc, place, tmp_path / f"{name}.cubin", one), "-Xptxas", "-v"]
             said = run(line + quickly)
             assert "serialized" not in said, said  # wgmma, where its registers are used between
+            frames = set(re.findall(r"(\d+) bytes stack frame", said))
+            assert quickly or frames == {"0"}, said  # of arrays and structs in local memory
             for kernel, given in parse_resources(said).items():
                 rows.append((one, name, kernel, given.registers, given.shared, given.spilled))
     assert {(one, name) for one, name, *_ in rows} == wanted

@@ -523,7 +523,7 @@ class Generator:
         numbers = ", ".join([*map(str, sizes), *(str(one).lower() for one in transposed)])
         made.shared = {
             "product": f"PRODUCT_SHARED({', '.join(map(str, sizes[:3]))})",
-            "product_tf32": f"(Tf32Shape<{numbers}>::SHARED * 4)",
+            "product_tf32": f"Tf32Shape<{numbers}>::SHARED",
             "product_half": f"HalfShape<{numbers}>::SHARED",
             "product_wgmma": f"WgmmaShape<{numbers}>::SHARED",
         }[tiling.kernel]

@@ -39,8 +39,11 @@ class Tiling:
     @property
     def own_columns(self) -> int:
         """Of how many of a tile's columns a thread has results: EACH of `TileColumns`."""
-        by_thread = {"product_tf32": 16, "product_half": 4}
-        return self.columns // 32 if self.kernel == "product_wgmma" else self.inner[2] // by_thread.get(self.kernel, 1)
+        if self.kernel == "product_wgmma":
+            return self.columns // 32
+        if self.kernel == "product_tf32":
+            return max(1, self.inner[2] // 32)
+        return self.inner[2] // (4 if self.kernel == "product_half" else 1)
 
 
 def _square(kernel: str, tile: int, inner: tuple[int, int, int], threads: int) -> Tiling:
@@ -52,7 +55,7 @@ _TILINGS = {
     precision: {length: _square(kernel, length, *rest) for length, rest in by_length.items()}
     for precision, kernel, by_length in (
         ("float32", "product", {32: ((32, 4, 4), 64), 64: ((16, 4, 4), 256), 128: ((8, 8, 8), 256)}),
-        ("tf32", "product_tf32", {32: ((32, 16, 16), 128), 64: ((32, 32, 32), 128), 128: ((16, 32, 64), 256)}),
+        ("tf32", "product_tf32", {32: ((32, 16, 16), 128), 64: ((16, 32, 32), 128), 128: ((16, 64, 64), 128)}),
         ("half", "product_half", {32: ((64, 16, 16), 128), 64: ((32, 32, 32), 128), 128: ((32, 64, 32), 256)}),
     )
 }
