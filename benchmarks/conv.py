@@ -15,6 +15,7 @@ The first start is what `fit` takes until one step is done, with an empty cache 
 """
 
 import argparse
+import functools
 import os
 import statistics
 import sys
@@ -246,7 +247,10 @@ def torch_graph(step: Callable[[], None]) -> Callable[[], None]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    replay: Callable[[], None] = graph.replay
+
+    def replay(captured: Callable[[], None] = step) -> None:  # a graph keeps nothing that it reads
+        graph.replay()
+
     return replay
 
 
@@ -287,18 +291,23 @@ def measure(name: str, options: argparse.Namespace, cache: str) -> list[str]:
     speeds: dict[str, list[float]] = {framework: [] for framework in frameworks}
     losses: dict[str, float] = {}
 
-    def ask(framework: str, question: list[Any]) -> Any:
-        """Return the answer, or None from now on where a framework's process has ended."""
+    def tried(framework: str, action: Callable[[], Any]) -> Any:
+        """Return what an action of a framework's worker returns, or None from its first failure on."""
         if framework in failed:
             return None
         try:
-            return workers[framework].ask(question, PATIENCE)
+            return action()
         except WorkerError as error:
             failed[framework] = str(error)
             return None
 
+    def ask(framework: str, question: list[Any]) -> Any:
+        return tried(framework, lambda: workers[framework].ask(question, PATIENCE))
+
+    for framework in frameworks:  # at the same time
+        tried(framework, functools.partial(workers[framework].send, ["import", framework]))
     for framework in frameworks:
-        ask(framework, ["import", framework])
+        tried(framework, functools.partial(workers[framework].receive, PATIENCE))
     for framework in frameworks:
         about[framework] = ask(framework, ["prepare", framework, name, options.threads, *setting])
     for number in range(options.rounds):

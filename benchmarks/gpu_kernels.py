@@ -112,8 +112,8 @@ class Gpu:
         return [max(0.0, one - nothing) / 1e3 for one in found]
 
 
-def networks(quick: bool) -> Iterator[tuple[str, str, int, Any]]:
-    """Yield networks: a name, the precision of products, rows of a batch, and a compiled model."""
+def networks(quick: bool, chosen: str = "") -> Iterator[tuple[str, str, int, Any]]:
+    """Yield networks, those whose names have a text in them: a name, the precision, rows of a batch, a compiled model."""
     import dptrain as dp
 
     layers = dp.layers
@@ -147,6 +147,8 @@ def networks(quick: bool) -> Iterator[tuple[str, str, int, Any]]:
     if quick:
         wanted = [("20-9-10", "tf32", 8, dense(20, 9)), ("6x6x3, 4 filters", "bfloat16", 4, convolutions(6, 4))]
     for name, precision, rows, made in wanted:
+        if chosen not in f"{name}, batch {rows}, {precision}":
+            continue
         half = precision == "bfloat16"
         policy = {"dtype": "mixed_bfloat16"} if half else {"precision": precision}
         last = [layers.Activation("softmax", dtype="float32")] if name in ("LeNet", "ResNet") else []
@@ -156,14 +158,14 @@ def networks(quick: bool) -> Iterator[tuple[str, str, int, Any]]:
         yield f"{name}, batch {rows}, {precision}", precision, rows, model
 
 
-def prepared(gpu: Gpu) -> Iterator[Step]:
+def prepared(gpu: Gpu, chosen: str) -> Iterator[Step]:
     """Yield the steps of the networks, each run once."""
     import numpy as np
 
     from dptrain.models.explaining import program_of
 
     rng = np.random.default_rng(0)
-    for name, precision, rows, model in networks(gpu.quick):
+    for name, precision, rows, model in networks(gpu.quick, chosen):
         program = program_of(model, rows, dtype="uint8")
         shapes = {key: tuple(map(int, one.shape)) for key, one in program.inputs.items()}
         arrays = {
@@ -377,6 +379,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=2.0, metavar="M", help="no round begins after that")
     parser.add_argument("--rounds", type=int, default=None, metavar="N", help="at most; default 30")
+    parser.add_argument("--networks", default="", metavar="TEXT", help="those with this in their names; default all")
+    parser.add_argument("--steps-alone", action="store_true", help="no single products and convolutions")
     parser.add_argument("--quick", action="store_true", help="tiny networks and ops: does everything work?")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the report there")
     options = parser.parse_args()
@@ -396,8 +400,8 @@ def main() -> int:
     report.add(
         f"- Versions: {versions(('dptrain', 'numpy', 'pycuda', 'torch', 'nvmath-python', 'nvidia-cudnn-frontend'))}"
     )
-    steps = list(prepared(gpu))
-    half = time.monotonic() + max(0.0, until - time.monotonic()) / 2
+    steps = list(prepared(gpu, options.networks))
+    half = time.monotonic() + max(0.0, until - time.monotonic()) / (1 if options.steps_alone else 2)
     for number in range(rounds):
         if number and time.monotonic() > half:
             break
@@ -410,7 +414,8 @@ def main() -> int:
         report.save(options.output)
     for step in steps:
         step.executable.close()
-    single_ops(report, gpu, rounds, until)
+    if not options.steps_alone:
+        single_ops(report, gpu, rounds, until)
     report.add("", f"- GPU afterwards: {nvidia_smi()}")
     if options.output:
         report.save(options.output)

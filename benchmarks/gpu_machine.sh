@@ -23,7 +23,7 @@
 # archive of all logs and results are made anew every 20 s, so that a machine that is taken away leaves them.
 # Status 1: a step failed; 2: it cannot begin.
 # Overrides: PYTHON (python3), DPTRAIN_TEST_MNIST (folder of MNIST's files; the accuracy test is skipped without),
-# ALL_SECONDS (440), ARCHIVE (folder that gets page.md, summary.txt and logs.tar.gz alone; OUTDIR), MACHINE_CACHE (of data
+# ALL_SECONDS (440), STAGES (of `all`, when only some are wanted), ARCHIVE (folder that gets page.md, summary.txt and logs.tar.gz alone; OUTDIR), MACHINE_CACHE (of data
 # and compiled kernels; OUTDIR/work/dptrain), CHECK_PROCESSES (of pytest), CHECK_ARGUMENTS, PROBE_ARGUMENTS,
 # KERNELS_ARGUMENTS, BENCH_ARGUMENTS, CONV_ARGUMENTS and SWEEP_ARGUMENTS (further options; the last one counts).
 set -uo pipefail
@@ -63,7 +63,7 @@ if ! command -v nvcc >/dev/null; then
         [ -x "$place/bin/nvcc" ] && PATH=$PATH:$place/bin && break
     done
 fi
-[ "$stage" = all ] && todo=$stages || todo=$stage
+[ "$stage" = all ] && todo=${STAGES:-$stages} || todo=$stage
 [ "$stage" = all ] && until=${ALL_SECONDS:-440} || until=
 quick=${QUICK:-}
 
@@ -189,6 +189,8 @@ stage_check() {
     {
         bench_small warm-small "$limit" --rounds 1 --seconds 0.01 --no-kernels
         bench_large warm-large "$limit" --rounds 1 --seconds 0.01 --no-kernels
+        # shellcheck disable=SC2086 # several options
+        step warm-kernels "$limit" "$python" benchmarks/gpu_kernels.py --minutes 0 --rounds 1 $quick ${KERNELS_ARGUMENTS:-}
     } &
     for job in $(jobs -p); do [ "$job" = "${packer:-}" ] || wait "$job"; done
 }

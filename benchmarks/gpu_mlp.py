@@ -460,6 +460,7 @@ class PyTorchGraph(PyTorch):
         if on_gpu:
             self.adam = self._adam(capturable=True)
         self.steps: dict[int, Callable[[], None]] = {}
+        self.kept: list[Any] = []  # what graphs read by address
         for size in {work.batch_size, self.samples % work.batch_size} - {0}:
             offsets = torch.arange(size, device=self.device)
 
@@ -469,6 +470,7 @@ class PyTorchGraph(PyTorch):
                 self.place.add_(len(offsets))
 
             self.steps[size] = self._captured(step) if on_gpu else step
+            self.kept.append(offsets)
 
     def _captured(self, step: Callable[[], None]) -> Callable[[], None]:
         import torch

@@ -23,6 +23,7 @@ template <class Join, class T> __device__ __forceinline__ T column_join(T value,
 template <class Join, class T>
 __device__ __forceinline__ T chunks_join(const T *parts, Index columns, int chunks, int first, int distance) {
     T value = Join::template identity<T>();
+#pragma unroll 8  // as many are on their way at once
     for (int chunk = first; chunk < chunks; chunk += distance) value = Join::join(value, parts[(long long)chunk * columns]);
     return value;
 }

@@ -138,6 +138,7 @@ __device__ __forceinline__ bool is_last_block(unsigned int *arrived, unsigned in
 // What the blocks have left, joined in the order of their numbers by one block; the same on all threads.
 template <class Join, class T> __device__ __forceinline__ T join_parts(const T *parts, int blocks, void *shared) {
     T value = Join::template identity<T>();
+#pragma unroll 4
     for (int block = threadIdx.x; block < blocks; block += (int)blockDim.x) value = Join::join(value, parts[block]);
     return block_join<Join>(value, shared);
 }

@@ -81,12 +81,26 @@ template <int ROWS, int COLUMNS, int THREADS, bool TRANSPOSED, int PAD> struct P
 // Whether four floats can be read at once from there.
 static __device__ __forceinline__ bool aligned(const void *pointer) { return (size_t)pointer % 16 == 0; }
 
+// How many slices of a sum one block joins: a node of a tree, which is as deep as slices are many.
+#define SLICE_FAN 16
+
+// Counters of arrived blocks that a tile of so many slices takes: one for each node, at least one.
+__host__ __device__ __forceinline__ int slice_counters(int slices) {
+    int counters = 0;
+    do {
+        slices = (slices + SLICE_FAN - 1) / SLICE_FAN;
+        counters += slices;
+    } while (slices > 1);
+    return counters;
+}
+
 // The operands of a product c_MN = a b, and of a batch of them, and who computes which part.
 //
 // a is (M, K), or (K, M) where the kernel says A_TRANSPOSED; b is (K, N), or (N, K). Block = tile of m + tiles of M * (tile
 // of n + tiles of N * (slice of K + slices * matrix of the batch)). With one slice a block hands its results to the
-// epilogue; with more, it leaves its sums in `parts`, (tiles, slices, a tile), and the last block of a tile joins them in
-// the order of the slices: a tall-skinny batch has too few tiles to fill a GPU.
+// epilogue. With more, it leaves its sums in `parts`, (tiles, slices, a tile), and the last of SLICE_FAN neighbours to arrive
+// adds these up in their order, in the place of the first; the last of SLICE_FAN such blocks goes on, until one has all of
+// a tile: a tall-skinny batch has too few tiles to fill a GPU, and a sum over all pixels of all images is long.
 template <class Number> struct ProductOf {
     const Number *a, *b;
     int M, N, K;
@@ -94,7 +108,7 @@ template <class Number> struct ProductOf {
     int depth, slices;         // terms of a slice
     bool wide_a, wide_b;       // whether every row begins at a multiple of 16 bytes
     float *parts;
-    unsigned int *arrived;     // a counter for each tile
+    unsigned int *arrived;     // slice_counters(slices) for each tile
 
     int tile, slice, m0, n0, k_begin, k_end;
     long long matrix;
@@ -118,19 +132,31 @@ template <class Number> struct ProductOf {
     template <int COUNT, class Each, class Team = WholeBlock>
     __device__ __forceinline__ bool join(Each each, void *shared, Team &&team = Team()) {
         if (slices == 1) return true;
+        constexpr int UNROLLED = COUNT <= 16 ? 4 : 1;
         const int threads = team.count();
-        float *of_thread = parts + (long long)tile * slices * (COUNT * threads) + team.number();
+        float *const of_thread = parts + (long long)tile * slices * (COUNT * threads) + team.number();
+        unsigned int *counters = arrived + (long long)tile * slice_counters(slices);
 #pragma unroll
         for (int e = 0; e < COUNT; ++e) of_thread[((long long)slice * COUNT + e) * threads] = each(e);
-        if (!is_last_block(arrived + tile, slices, shared, team)) return false;
+        for (int node = slice, count = slices, distance = 1;; distance *= SLICE_FAN) {
+            const int nodes = (count + SLICE_FAN - 1) / SLICE_FAN;
+            node /= SLICE_FAN;
+            const int joined = min(SLICE_FAN, count - node * SLICE_FAN);
+            if (!is_last_block(counters + node, joined, shared, team)) return false;
+            float *const first = of_thread + (long long)node * SLICE_FAN * distance * COUNT * threads;
 #pragma unroll
-        for (int e = 0; e < COUNT; ++e) each(e) = 0.0f;
-        // Slices outside and not unrolled: COUNT loops over them would take nvcc ten times as long as the product.
-#pragma unroll 1
-        for (int z = 0; z < slices; ++z)
+            for (int e = 0; e < COUNT; ++e) each(e) = 0.0f;
+            // Slices outside and hardly unrolled: COUNT loops over them would take nvcc ten times as long as the product.
+#pragma unroll UNROLLED
+            for (int z = 0; z < joined; ++z)
 #pragma unroll
-            for (int e = 0; e < COUNT; ++e) each(e) += of_thread[((long long)z * COUNT + e) * threads];
-        return true;
+                for (int e = 0; e < COUNT; ++e) each(e) += first[((long long)z * distance * COUNT + e) * threads];
+            if (nodes == 1) return true;
+#pragma unroll
+            for (int e = 0; e < COUNT; ++e) first[(long long)e * threads] = each(e);
+            counters += nodes;
+            count = nodes;
+        }
     }
 };
 using Product = ProductOf<float>;
@@ -184,11 +210,13 @@ template <int BN, int EACH, int SLOTS, class Column, class Team> struct TileColu
     }
 
     // Whether this block knows the sums of all tiles of rows. `leave(n)` stores the block's sums as part n, `take(begin, count)`
-    // replaces them by those of parts. `arrived` has, behind a counter for each tile, one for each node and tile of columns.
+    // replaces them by those of parts. `arrived` has, behind those of each tile's `slices`, one for each node and tile of
+    // columns.
     template <class Leave, class Take>
-    __device__ __forceinline__ bool over_tiles(int tile, int tiles, unsigned int *arrived, Leave leave, Take take) const {
+    __device__ __forceinline__ bool over_tiles(int tile, int tiles, int slices, unsigned int *arrived, Leave leave,
+                                               Take take) const {
         const int of_columns = (N + BN - 1) / BN;
-        int counter = tiles * of_columns + first / BN;  // a pointer that goes on, nvcc 13.0 would compile for minutes
+        int counter = tiles * of_columns * slice_counters(slices) + first / BN;  // a pointer that goes on, nvcc 13.0 would compile for minutes
         for (int before = 0; tiles > 1;) {
             const int node = tile / FAN, nodes = (tiles + FAN - 1) / FAN, count = min(FAN, tiles - node * FAN);
             leave(before + tile);

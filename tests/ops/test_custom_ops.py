@@ -103,12 +103,12 @@ def test_a_launch_of_its_own(cuda_backend, tmp_path):
 
 REVERSED = """
 extern "C" __global__ void reversed(const float *x, float *y, int n) {
-    extern __shared__ float all[];
+    extern __shared__ float whole[];
     __shared__ float last;
-    for (int i = threadIdx.x; i < n; i += blockDim.x) all[i] = x[i];
+    for (int i = threadIdx.x; i < n; i += blockDim.x) whole[i] = x[i];
     if (threadIdx.x == 0) last = x[n - 1];
     __syncthreads();
-    for (int i = threadIdx.x; i < n; i += blockDim.x) y[i] = i ? all[n - 1 - i] : last;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) y[i] = i ? whole[n - 1 - i] : last;
 }
 """
 

@@ -35,6 +35,8 @@ _SUMMED, _DRAWN, _MAPPED = 4096, 2048, 1024
 _LONG_ROW = 2048
 # Rows that a block sums of columns at least, and chunks of rows at most.
 _CHUNK_ROWS, _CHUNKS = 64, 256
+# Statements of a row, up to which a thread has four rows on their way.
+_UNROLLED_LINES = 32
 # Bytes of shared memory that sums need.
 _SHARED = BLOCK * 8
 # Arguments of the functions of one kernel at most: CUDA allows 4096 bytes for those that are no `Run`'s.
@@ -354,6 +356,8 @@ class Generator:
         w.write(
             f"const Index end = min((Index)(chunk_number + 1) * chunk, (Index)({extents(group.lead)}));",
             *([f"if ({has_column})"] if has_column else []),
+            # Rows are far apart: four are on their way at once.
+            *(["#pragma unroll 4"] if len(body) <= _UNROLLED_LINES else []),
             f"    for (Index r = (Index)chunk_number * chunk + {first}; r < end; r += {distance}) {{",
             *_indented(_indented(body)),
             "    }",
@@ -440,7 +444,10 @@ class Generator:
             w.write("const int phase = block / (tiles * slices);")
             block = "block % (tiles * slices)"
             cells = plan.tiling.rows * plan.tiling.columns
-            parts, arrived = f"parts + (long long)phase * tiles * slices * {cells}", "arrived + phase * tiles"
+            parts, arrived = (
+                f"parts + (long long)phase * tiles * slices * {cells}",
+                "arrived + phase * tiles * slice_counters(slices)",
+            )
         self._begin_sums(w, sums, plan.tiling.own_columns)
         body = self._epilogue(made, places.group, result, w, places)
         wide = (f"{one} && aligned({name})" for one, name in zip(found.wide, names, strict=True))
@@ -483,7 +490,7 @@ class Generator:
             f"        if (columns.has_column()) {{ {' '.join(leave)} }}",
             "    };",
             f"    auto take = [&](int begin, int count) {{ {' '.join(take)} }};",
-            f"    if (!columns.over_tiles({tile}, row_tiles, arrived, leave, take)) return;",
+            f"    if (!columns.over_tiles({tile}, row_tiles, slices, arrived, leave, take)) return;",
         )
         self._finals(made, w, places, places.group, "columns.has_column()")
 
@@ -502,7 +509,7 @@ class Generator:
             *(Argument("int", name, value) for name, value in zip("MNK", sizes, strict=True)),
             *(Argument("int", name, value) for name, value in (("depth", plan.depth), ("slices", plan.slices))),
             Argument("float *", "parts", 4 * cells),
-            Argument("unsigned int *", "arrived", 4 * tiles),
+            Argument("unsigned int *", "arrived", 4 * tiles * plan.counters),
         ]
 
     def _epilogue(self, made: Function, group: Group, result: Tensor, w: Writer, places: Places) -> list[str]:

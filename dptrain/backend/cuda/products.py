@@ -6,8 +6,10 @@ from dataclasses import dataclass
 TILES = (128, 64, 32)
 # What the plans aim at. Constants, not the GPU's number of processors, so that the order of sums, and with it the
 # bits, depend on shapes alone.
-_WANTED_BLOCKS, _WANTED_WARPS = 64, 1024
-_LEAST_SPLIT, _LEAST_SLICE, _MOST_SLICES = 512, 64, 32
+_WANTED_BLOCKS, _WANTED_WARPS = 64, 2048
+_LEAST_SPLIT, _LEAST_SLICE, _MOST_SLICES = 512, 64, 256
+# How many slices a block joins, SLICE_FAN of `kernels/tiles.cuh`.
+_SLICE_FAN = 16
 # Terms of a slice from which on a larger tile in slices is better than a smaller one that gives enough blocks alone.
 _LONG_SLICE = 1024
 # Of a product by warpgroups: rows of a tile, columns, terms a stage, and stages (`WgmmaShape`). A block has a processor
@@ -74,6 +76,15 @@ class ProductPlan:
     tiling: Tiling
     slices: int
     depth: int
+
+    @property
+    def counters(self) -> int:
+        """Return how many counters of arrived blocks a tile takes: one for each node of the tree that joins its slices."""
+        counters, nodes = 0, self.slices
+        while counters == 0 or nodes > 1:
+            nodes = -(-nodes // _SLICE_FAN)
+            counters += nodes
+        return counters
 
     def tiles(self, M: int, N: int) -> int:
         """Return how many tiles M x N results take."""

@@ -6,7 +6,7 @@ import pytest
 from dptrain.backend.cuda.compose import Composition
 from dptrain.backend.cuda.costs import loads
 from dptrain.backend.cuda.probe import architecture_of
-from dptrain.backend.cuda.products import TILES, product_plan
+from dptrain.backend.cuda.products import TILES, ProductPlan, product_plan
 from tests.ops.test_programs_on_cuda import mlp
 
 
@@ -23,29 +23,36 @@ def test_plans_of_products():
         assert plan.tiling.rows in TILES
         assert plan.depth % 32 == 0
         assert plan.slices * plan.depth >= K > (plan.slices - 1) * plan.depth or K == 0
-    # Large results: large tiles, whole sums.
+    # Large results: large tiles, whole sums, or half as long ones where their tiles fill less than half of a GPU.
     assert chosen(1024, 4096, 4096) == ("product", 128, 128, 1)
-    assert chosen(784, 512, 1024) == ("product", 64, 64, 1)
+    assert chosen(784, 512, 1024) == ("product", 64, 64, 2)
     # A batch of 32 rows does not half fill a tile of 64, nor do ten classes.
     assert chosen(32, 4096, 4096)[1] == 32
     assert chosen(4096, 10, 1024)[1] == 32
     # Short sums are not worth a second kernel; long ones with few results are.
     assert chosen(32, 10, 128)[3] == chosen(784, 128, 128)[3] == 1
     assert chosen(32, 128, 784)[3] >= 8
-    assert chosen(1024, 10, 4096)[3] == 16
+    assert chosen(1024, 10, 4096)[3] == 32
 
 
 def test_a_tile_is_chosen_as_if_sliced():
     """Gradients of kernels have few results, of long sums: the largest tile that slices of 1024 terms and more fill."""
     for precision, name in (("float32", "product"), ("tf32", "product_tf32"), ("half", "product_half")):
-        assert chosen(576, 64, 131_072, precision) == (name, 64, 64, 14)
-        assert chosen(1152, 128, 131_072, precision) == (name, 128, 128, 14)
+        assert chosen(576, 64, 131_072, precision) == (name, 64, 64, 28)
+        assert chosen(1152, 128, 131_072, precision) == (name, 128, 128, 28)
     assert chosen(1152, 128, 131_072, "wgmma") == ("product_wgmma", 128, 128, 14)
     # Nine tiles in seven and in eight slices: 63 and 72 blocks.
     assert [chosen(576, 64, K)[1] for K in (8 * 1024 - 1, 8 * 1024)] == [32, 64]
-    # 32 slices at most: a single tile is cut into smaller ones.
-    assert chosen(128, 128, 1_000_000)[1] == 64
-    assert chosen(64, 64, 1_000_000)[1] == 32
+    # 256 slices at most: the first convolution of a network of pictures, 27 x 16 results of sums over all pixels.
+    assert chosen(128, 128, 1_000_000)[1:] == (128, 128, 255)
+    assert chosen(27, 16, 65_536)[1:] == (32, 32, 256)
+    assert chosen(27, 16, 1_000_000)[1:] == (32, 32, 256)
+
+
+def test_a_tree_joins_slices():
+    """A counter for each 16 slices, and for each 16 of these."""
+    for slices, counters in ((1, 1), (2, 1), (16, 1), (17, 3), (32, 3), (256, 17)):
+        assert ProductPlan(product_plan(32, 32, 32).tiling, slices, 64).counters == counters
 
 
 def test_plans_of_products_by_warpgroups():
