@@ -113,7 +113,7 @@ class Gpu:
 
 
 def networks(quick: bool, chosen: str = "") -> Iterator[tuple[str, str, int, Any]]:
-    """Yield networks, those whose names have a text in them: a name, the precision, rows of a batch, a compiled model."""
+    """Yield networks whose names have a text in them: a name, the precision, rows of a batch, a compiled model."""
     import dptrain as dp
 
     layers = dp.layers

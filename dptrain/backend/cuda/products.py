@@ -79,7 +79,7 @@ class ProductPlan:
 
     @property
     def counters(self) -> int:
-        """Return how many counters of arrived blocks a tile takes: one for each node of the tree that joins its slices."""
+        """Return how many counters a tile takes: one for each node of the tree that joins its slices."""
         counters, nodes = 0, self.slices
         while counters == 0 or nodes > 1:
             nodes = -(-nodes // _SLICE_FAN)
