@@ -221,8 +221,8 @@ class Dptrain(Trainee):
 
         class Instrument(dp.callbacks.Callback):
             def on_train_begin(self, logs: Any = None) -> None:
-                self.stream, self.spin = self.trainer.backend.stream, spinner()
-                self.trainer.backend.graph = False  # in a graph nothing can be timed by itself
+                self.stream, self.spin = self._trainer.backend.stream, spinner()
+                self._trainer.backend.graph = False  # in a graph nothing can be timed by itself
 
             def timed(self, launch: Any) -> Any:
                 def launch_and_record(*given: Any) -> None:
@@ -237,7 +237,7 @@ class Dptrain(Trainee):
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
                 self.stream.synchronize()
                 if not batch:  # the programs are there now
-                    for executable in self.trainer.backend.executables:
+                    for executable in self._trainer.backend.executables:
                         for part in (one for stage in executable._stages for one in stage):
                             part.launches[:] = map(self.timed, part.launches)
                 self.spin(self.stream)

@@ -59,9 +59,9 @@ def work(calls: int) -> None:
     rng = np.random.default_rng(0)
     for name, (hidden, batch, steps) in NETWORKS.items():
         model = model_of(hidden)
-        trainer, step = model.trainer(comm), model.step("train")
+        trainer, step = model._open_trainer(comm), model._make_step("train")
         images = rng.integers(0, 256, (batch, 28, 28), np.uint8)
-        samples = Samples(images, rng.integers(0, 10, batch), dtype=model.data_dtype)
+        samples = Samples(images, rng.integers(0, 10, batch), dtype=model._data_dtype)
         sampler = GlobalSampler(batch, batch, comm.rank, comm.size, shuffle=False)
         with ArrayBatches(*samples.stored(), sampler).open(trainer.backend, None) as batches:
             shards = [next(iter(batches.epoch(0)))] * steps

@@ -41,7 +41,7 @@ class Constraint(Configurable):
         """
         return w
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments; of a subclass without a `get_config` of its own, none."""
         return {}
 
@@ -74,7 +74,7 @@ class _Norm(Constraint):
         """Return what the norm is to be."""
         raise NotImplementedError
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return the arguments."""
         return {key: one for key, one in vars(self).items() if key != "axis"} | {"axis": self.axis}
 

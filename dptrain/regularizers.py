@@ -36,7 +36,7 @@ class Regularizer(Configurable):
         """
         raise NotImplementedError(f"{type(self).__name__} has no `__call__`")
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments; of a subclass without a `get_config` of its own, none."""
         return {}
 
@@ -62,7 +62,7 @@ class L1L2(Regularizer):
         second = self.l2 * ops.sum(ops.square(x)) if self.l2 or first is None else None
         return second if first is None else first if second is None else first + second
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return l1 and l2."""
         return {"l1": self.l1, "l2": self.l2}
 
@@ -80,7 +80,7 @@ class L1(L1L2):
     def __init__(self, l1: float | None = 0.01) -> None:
         super().__init__(0.01 if l1 is None else l1, 0.0)
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return l1."""
         return {"l1": self.l1}
 
@@ -98,7 +98,7 @@ class L2(L1L2):
     def __init__(self, l2: float | None = 0.01) -> None:
         super().__init__(0.0, 0.01 if l2 is None else l2)
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return l2."""
         return {"l2": self.l2}
 
@@ -137,7 +137,7 @@ class OrthogonalRegularizer(Regularizer):
         others = ops.where(ops.eye(number, dtype="bool"), 0, ops.absolute(cosines))
         return ops.sum(others) * (self.factor / pairs)
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return factor and mode."""
         return {"factor": self.factor, "mode": self.mode}
 

@@ -229,11 +229,11 @@ class _CheckedLayer:
     def __init__(self, layer: Layer, input_shape: Any, rows: int, seed: int) -> None:
         self.rng = rng = np.random.default_rng(seed)
         layer = self._layer = copy.deepcopy(layer)  # it is given a type, weights and a name, which are not to stay
-        layer.set_dtype("float64")
+        layer._set_dtype("float64")
         shapes = _map_shapes(input_shape)
         self._x = tree.map_leaves(lambda path, shape: rng.standard_normal((rows, *shape.lengths)), shapes)
         y = layer(self._tensors(self._x), training=True)
-        layer.adopt(seed)
+        layer._adopt(seed)
         self.name = f"layer {layer.name or snake_case(type(layer).__name__)!r}"
         self._w = tree.map_leaves(lambda path, one: rng.standard_normal(one.shape), y)
         for one in layer.trainable_weights:
@@ -256,7 +256,7 @@ class _CheckedLayer:
     def on(self, backend: Backend) -> dict[str, Array]:
         """Return what the layer's program computes on a device, in its type."""
         dtype = backend.dtype.name
-        self._layer.set_dtype(dtype)
+        self._layer._set_dtype(dtype)
         self._restore()
         data = {f"{what}/{path}": one for what in "xw" for path, one in tree.flatten(getattr(self, f"_{what}"))}
         inputs = {name: ((Dim.rows(len(one)), *one.shape[1:]), dtype) for name, one in data.items()}

@@ -352,14 +352,14 @@ def _check_targets(y: Any, loss: Any, output: tuple[int | None, ...] | None, row
             "Data cardinality is ambiguous. Make sure all arrays contain the same number of samples. "
             f"x has {rows} samples, {name} has {len(targets) if targets.ndim else 'none'}"
         )
-    if loss is not None and loss.takes_labels and output is not None and len(output) == 1 and output[-1] is not None:
+    if loss is not None and loss._takes_labels and output is not None and len(output) == 1 and output[-1] is not None:
         targets = whole_labels(targets, name)
-        if loss.labels_number_outputs:
-            check_labels(targets if loss.ignored is None else targets[targets != loss.ignored], output[-1], name)
+        if loss._labels_number_outputs:
+            check_labels(targets if loss._ignored is None else targets[targets != loss._ignored], output[-1], name)
         return targets.astype(np.int64, copy=False)
     if targets.dtype.kind not in "uifb":
         raise DataError(f"{name} has dtype {targets.dtype}: expected real numbers")
-    if output is None or loss is None or loss.takes_labels is not False:
+    if output is None or loss is None or loss._takes_labels is not False:
         return targets
     if targets.ndim == 1 and output == (1,):
         targets = targets[:, None]

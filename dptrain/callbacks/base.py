@@ -2,7 +2,8 @@
 
 from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
+from functools import partial, wraps
+from inspect import isfunction
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -44,21 +45,20 @@ class Callback:
     Attributes:
         params: "verbose", "epochs" and "steps" (None where nobody knows how many there are).
         model: the model that is trained, evaluated or asked.
-        trainer: what does it (not in Keras).
-        same_on_all_ranks: names of attributes that must be the same on all ranks, because the hooks wait for the other
-            ranks or change what is trained; None where a rank may have the callback alone (not in Keras).
         copies_of_weights: names of attributes, on all ranks, that are None or copies of what each rank has of the
             model's weights (`Model.local_weights`), which nobody changes. A checkpoint holds them by parts, as it does
             the weights; `load_state_dict` gets this rank's parts, on whatever mesh (not in Keras).
-        shows_only: whether its hooks neither stop the training nor wait for other ranks, so that ranks need not meet
-            after a batch for its sake; said by a class of itself, not of its subclasses (not in Keras).
     """
 
     params: dict[str, Any]
-    trainer: "Trainer"
-    same_on_all_ranks: tuple[str, ...] | None = None
+    _trainer: "Trainer"
+    # Names of attributes that must be the same on all ranks, because the hooks wait for the other ranks or change what
+    # is trained; None where a rank may have the callback alone.
+    _same_on_all_ranks: tuple[str, ...] | None = None
     copies_of_weights: tuple[str, ...] = ()
-    shows_only = False
+    # Whether its hooks neither stop the training nor wait for other ranks, so that ranks need not meet after a batch
+    # for its sake; said by a class of itself, not of its subclasses.
+    _shows_only = False
 
     def __init__(self) -> None:
         self._model: Any = None
@@ -76,14 +76,14 @@ class Callback:
         """Called once before `on_..._begin`."""
         self._model = model
 
-    def set_trainer(self, trainer: "Trainer") -> None:
+    def _set_trainer(self, trainer: "Trainer") -> None:
         """Called once before `on_..._begin`."""
-        self.trainer = trainer
+        self._trainer = trainer
 
-    def set_callbacks(self, callbacks: "Sequence[Callback]") -> None:
+    def _set_callbacks(self, callbacks: "Sequence[Callback]") -> None:
         """Called once before all others, with all that are called, in order. Not in Keras."""
 
-    def most_steps(self, steps: int) -> int:
+    def _most_steps(self, steps: int) -> int:
         """Return how many of so many steps may be run together before the next `on_train_batch_end`. Not in Keras.
 
         A class that overrides it is told of the steps that it asks for, and not of each.
@@ -96,7 +96,7 @@ class Callback:
     def on_train_end(self, logs: Logs | None = None) -> None:
         """After the last epoch, with its logs."""
 
-    def release(self) -> None:
+    def _release(self) -> None:
         """Give back what is held of terminal and files, after a training that may have ended in an error.
 
         Not collective, and not in Keras.
@@ -184,7 +184,7 @@ class CallbackList(Callback):
         self.set_model(model)
         self.set_params(params)
         for callback in self.callbacks:
-            callback.set_callbacks(self.callbacks)
+            callback._set_callbacks(self.callbacks)
         self._with_hook = {
             hook: [callback for callback in self.callbacks if _overrides(callback, hook)] for hook in _BATCH_HOOKS
         }
@@ -192,9 +192,9 @@ class CallbackList(Callback):
     def decisive(self) -> list[list[Any]]:
         """Return, as JSON can carry it, what of the callbacks must be the same on all ranks, in order."""
         return [
-            [type(callback).__name__, *(_fact(getattr(callback, name)) for name in callback.same_on_all_ranks)]
+            [type(callback).__name__, *(_fact(getattr(callback, name)) for name in callback._same_on_all_ranks)]
             for callback in self.callbacks
-            if callback.same_on_all_ranks is not None
+            if callback._same_on_all_ranks is not None
         ]
 
     def has_batch_hooks(self, mode: str) -> bool:
@@ -204,11 +204,11 @@ class CallbackList(Callback):
         """
         heard = (self._with_hook[f"on_{mode}_batch_{when}"] for when in ("begin", "end"))
         own = (vars(type(callback)) for callbacks in heard for callback in callbacks)
-        return any(not (one.get("shows_only") or "most_steps" in one) for one in own)
+        return any(not (one.get("_shows_only") or "_most_steps" in one) for one in own)
 
-    def most_steps(self, steps: int) -> int:
+    def _most_steps(self, steps: int) -> int:
         """Return how many of so many steps may be run together before a hook is to be called."""
-        return min((callback.most_steps(steps) for callback in self.callbacks), default=steps)
+        return min((callback._most_steps(steps) for callback in self.callbacks), default=steps)
 
     def set_params(self, params: dict[str, Any]) -> None:
         """Hand over the parameters."""
@@ -222,16 +222,16 @@ class CallbackList(Callback):
         for callback in self.callbacks:
             callback.set_model(model)
 
-    def set_trainer(self, trainer: "Trainer") -> None:
+    def _set_trainer(self, trainer: "Trainer") -> None:
         """Hand over what calls the hooks."""
-        super().set_trainer(trainer)
+        super()._set_trainer(trainer)
         for callback in self.callbacks:
-            callback.set_trainer(trainer)
+            callback._set_trainer(trainer)
 
-    def release(self) -> None:
+    def _release(self) -> None:
         """Call it."""
         for callback in self.callbacks:
-            callback.release()
+            callback._release()
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Call the hook."""
@@ -274,6 +274,12 @@ def flatten(callbacks: Any) -> Iterator[Callback]:
             yield from flatten(one)
     else:
         yield callbacks
+
+
+def method_of(callback: Callback, name: str) -> Callable[..., Any]:
+    """Return a method that Keras does not have; where a user has another attribute of that name, `Callback`'s own."""
+    classes = (vars(one).get(name) for one in type(callback).__mro__)
+    return partial(next(one for one in classes if isfunction(one)), callback)
 
 
 def _given(logs: Any) -> Any:

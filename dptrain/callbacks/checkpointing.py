@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.callbacks.base import Callback, CallbackList, Logs, is_of_the_package
+from dptrain.callbacks.base import Callback, CallbackList, Logs, is_of_the_package, method_of
 from dptrain.callbacks.ranks import on_all, on_rank_0, ranks_of
 from dptrain.comm import Communicator
 from dptrain.comm.mesh import BATCH, MeshCommunicator
@@ -112,7 +112,7 @@ class Checkpointing(Callback):
         resume_anyway: fields of the training that may differ from the checkpoint's, such as "batch_size".
     """
 
-    same_on_all_ranks = ("epochs", "steps", "seconds", "resumes", "delete")
+    _same_on_all_ranks = ("epochs", "steps", "seconds", "resumes", "delete")
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class Checkpointing(Callback):
             arrays.setdefault(name, np.empty(one.shape, one.dtype))
             ranks_of(self).broadcast(arrays[name])
         self._restored = [(name, together(one, arrays)) for name, one in state["callbacks"]]
-        on_all(self, "checkpoint", lambda: self.trainer.backend.choose(state.get("kernels", {})))
+        on_all(self, "checkpoint", lambda: self._trainer.backend.choose(state.get("kernels", {})))
         self._rate = state["rate"]
         on_rank_0(self, "checkpoint", lambda: self._tell(found, state, rejected))
         return Position(**state["position"])
@@ -226,7 +226,7 @@ class Checkpointing(Callback):
         again = position.step and not begun
         if not again:
             self._restored = []
-        self.model.optimizer.resume_learning_rate(position.rate_at_begin if again else self._rate)
+        self.model.optimizer._resume_learning_rate(position.rate_at_begin if again else self._rate)
 
     def steps_left(self, made: int) -> int | None:
         """Return after how many steps to save; None where steps do not say it."""
@@ -251,7 +251,7 @@ class Checkpointing(Callback):
             found = variables(self.model)
             paths = {id(one): path for path, one in found.items()}
             self._parts = self._parts_of(found)
-            self._names = {paths[id(one)]: name for name, one in self.model.weights_by_path().items()}
+            self._names = {paths[id(one)]: name for name, one in self.model._weights_by_path().items()}
         if all(part.ranks.size == comm.size for part in self._parts.values()):
             on_rank_0(self, "checkpoint", lambda: self._save(hooks, position))
         else:
@@ -319,7 +319,7 @@ class Checkpointing(Callback):
         if self.delete:
             on_rank_0(self, "checkpoint", self._delete)
 
-    def release(self) -> None:
+    def _release(self) -> None:
         """Let go of the directory."""
         if self._directory is not None:
             self._directory.close()
@@ -351,7 +351,7 @@ class Checkpointing(Callback):
 
     def _parts_of(self, found: Mapping[str, Variable]) -> dict[str, Part]:
         """Return what this rank has of variables. Collective."""
-        return {path: self.model.part(one, ranks_of(self)) for path, one in found.items()}
+        return {path: self.model._part_of(one, ranks_of(self)) for path, one in found.items()}
 
     def _read(self, found: Checkpoint, parts: Mapping[str, Part]) -> Arrays:
         """Return what this rank reads of a checkpoint: for itself, and for those that have the same."""
@@ -403,7 +403,7 @@ class Checkpointing(Callback):
             raise ConfigError(f"{found.path} is the checkpoint of another training: {joined(refused)}; {_SAME}")
         _require_arrays(str(found.path), found.manifest.arrays, own, state["copies"])
         if any(name.endswith("learning_rate") for name in differing):  # which was asked for, and so holds
-            state["rate"] = state["position"]["rate_at_begin"] = self.model.optimizer.resumed_rate
+            state["rate"] = state["position"]["rate_at_begin"] = self.model.optimizer._resumed_rate
         return found, state
 
     def _tell(self, found: Checkpoint, state: Mapping[str, Any], rejected: Sequence[str]) -> None:
@@ -430,10 +430,10 @@ class Checkpointing(Callback):
         model = self.model
         return {
             "dtype": model.dtype_policy.name,
-            "seed": model.seed,
+            "seed": model._model_seed,
             "steps": self.params.get("steps"),
             **(hooks.facts() if self._given_facts is None else self._given_facts),
-            "weights": {path: list(one.shape) for path, one in model.weights_by_path().items()},
+            "weights": {path: list(one.shape) for path, one in model._weights_by_path().items()},
             "state": {path: [list(one.shape), str(one.dtype)] for path, one in variables(model).items()},
         }
 
@@ -498,15 +498,15 @@ class Checkpointing(Callback):
         held = []
         for key, callback in _numbered(hooks):
             by_part = {name: list(map(standing_for, found)) for name, found in _copies_of(key, callback).items()}
-            rest = {name: one for name, one in callback.state_dict().items() if name not in by_part}
+            rest = {name: one for name, one in method_of(callback, "state_dict")().items() if name not in by_part}
             held.append([key[0], apart(rest, _prefix(key), arrays) | by_part])
         state = {
             "position": plain(asdict(position)),
-            "rate": model.optimizer.resumed_rate if model.compiled else 0.0,
+            "rate": model.optimizer._resumed_rate if model.compiled else 0.0,
             "callbacks": held,
             "copies": dict(copies),
             "identity": self._identity,
-            **({"kernels": dict(chosen)} if (chosen := self.trainer.backend.chosen) else {}),
+            **({"kernels": dict(chosen)} if (chosen := self._trainer.backend.chosen) else {}),
             "world_size": ranks_of(self).size,
             "versions": {"dptrain": __version__, "numpy": np.__version__, "python": platform.python_version()},
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -541,9 +541,15 @@ def _prefix(key: tuple[str, int]) -> str:
     return f"{_OF_CALLBACKS}/{key[0]}/{key[1]}"
 
 
+def _names_of_copies(callback: Callback) -> tuple[str, ...]:
+    """Return what the class names; another attribute of that name, which a user may have, is none."""
+    names = getattr(type(callback), "copies_of_weights", ())
+    return names if isinstance(names, tuple) and all(isinstance(name, str) for name in names) else ()
+
+
 def _copies_of(key: tuple[str, int], callback: Callback) -> dict[str, Arrays]:
     """Return a callback's copies of weights by name of the attribute, each by the names of the arrays."""
-    found = {name: getattr(callback, name) for name in callback.copies_of_weights}
+    found = {name: getattr(callback, name) for name in _names_of_copies(callback)}
     return {
         attribute: {f"{_prefix(key)}/{attribute}/{number}": one for number, one in enumerate(values)}
         for attribute, values in found.items()
@@ -630,9 +636,9 @@ def _load(callback: Callback, state: dict[str, Any]) -> None:
     """Let a callback go on with what a checkpoint holds; what ours cannot read is the checkpoint's fault."""
     if is_of_the_package(type(callback)):
         with reading(f"the checkpoint's state of {type(callback).__name__}"):
-            callback.load_state_dict(state)
+            method_of(callback, "load_state_dict")(state)
     else:
-        callback.load_state_dict(state)
+        method_of(callback, "load_state_dict")(state)
 
 
 def _numbered(hooks: CallbackList) -> list[tuple[tuple[str, int], Callback]]:

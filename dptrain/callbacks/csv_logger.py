@@ -31,7 +31,7 @@ class CSVLogger(Callback):
     Source: keras/src/callbacks/csv_logger.py, Keras 3.15.
     """
 
-    same_on_all_ranks = ()
+    _same_on_all_ranks = ()
 
     def __init__(self, filename: Any, separator: str = ",", append: bool = False) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ class EarlyStopping(MonitorCallback):
     Source: keras/src/callbacks/early_stopping.py, Keras 3.15.
     """
 
-    same_on_all_ranks = ("monitor", "min_delta", "patience", "mode", "baseline", "restore_best_weights")
+    _same_on_all_ranks = ("monitor", "min_delta", "patience", "mode", "baseline", "restore_best_weights")
     copies_of_weights = ("best_weights",)
 
     def __init__(
@@ -77,7 +77,7 @@ class EarlyStopping(MonitorCallback):
         is_better = self.is_improvement(current, self.best)
         if self.restore_best_weights and (is_better or self.best_weights is None):
             self.best_weights = None  # memory need not have room for two copies
-            self.best_weights = self.model.local_weights()
+            self.best_weights = self.model._local_weights()
             self.best_epoch = epoch
         self.wait += 1
         if is_better:
@@ -97,7 +97,7 @@ class EarlyStopping(MonitorCallback):
         if self.restore_best_weights and self.best_weights is not None:
             if self.verbose > 0:
                 say(self, f"Restoring model weights from the end of the best epoch: {self.best_epoch + 1}.")
-            self.model.set_local_weights(self.best_weights)
+            self.model._set_local_weights(self.best_weights)
 
     def get_monitor_value(self, logs: Logs | None) -> float | None:
         """Return the log that is monitored; None, with a warning, where it is not there."""

@@ -23,7 +23,7 @@ class LearningRateScheduler(Callback):
     Source: keras/src/callbacks/learning_rate_scheduler.py, Keras 3.15.
     """
 
-    same_on_all_ranks = ()
+    _same_on_all_ranks = ()
 
     def __init__(self, schedule: Callable[..., Any], verbose: int = 0) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ class MlflowCallback(Callback):
     Source of the name: mlflow.keras.MlflowCallback.
     """
 
-    same_on_all_ranks = ()
+    _same_on_all_ranks = ()
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class MlflowCallback(Callback):
         """End the run. Collective."""
         on_rank_0(self, "MLflow", lambda: self._end("FINISHED"))
 
-    def release(self) -> None:
+    def _release(self) -> None:
         """End the run of a training that ends in an error."""
         self._end("FAILED")
 
@@ -115,7 +115,7 @@ class MlflowCallback(Callback):
 
     def _log(self, epoch: int, logs: dict[str, Any]) -> None:
         entities, now = mlflow_module().entities, round(time.time() * 1000)
-        values = logs | self.model.optimizer.rates
+        values = logs | self.model.optimizer._rates
         metrics = [entities.Metric(key, float(value), now, epoch) for key, value in values.items()]
         self._client.log_batch(self.run_id, metrics=metrics)
 

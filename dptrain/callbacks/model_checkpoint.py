@@ -49,7 +49,7 @@ class ModelCheckpoint(MonitorCallback):
     Source: keras/src/callbacks/model_checkpoint.py, Keras 3.15.
     """
 
-    same_on_all_ranks = ("filepath", "monitor", "save_best_only", "save_weights_only", "mode", "save_freq", "best")
+    _same_on_all_ranks = ("filepath", "monitor", "save_best_only", "save_weights_only", "mode", "save_freq", "best")
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class ModelCheckpoint(MonitorCallback):
         if save_freq != "epoch":  # a hook of batches makes all ranks meet after each
             vars(self)["on_train_batch_end"] = self._after_step
 
-    def set_callbacks(self, callbacks: Sequence[Callback]) -> None:
+    def _set_callbacks(self, callbacks: Sequence[Callback]) -> None:
         """Find out whether any of them could look for a file."""
         self._background = not any(map(_could_look, callbacks))
 
@@ -112,7 +112,7 @@ class ModelCheckpoint(MonitorCallback):
         """
         self._wait()
 
-    def release(self) -> None:
+    def _release(self) -> None:
         """Wait for the last file of a training that ends in an error, and warn where it cannot be written."""
         try:
             _writing.wait()

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.callbacks.base import Callback
+from dptrain.callbacks.base import Callback, method_of
 from dptrain.callbacks.ranks import on_all
 from dptrain.errors import ConfigError, DataError
 from dptrain.metrics import Metric
@@ -48,7 +48,7 @@ class MonitorCallback(Callback):
         """
         if self.monitor_op is not None:
             return
-        everywhere = self.same_on_all_ranks is not None
+        everywhere = self._same_on_all_ranks is not None
         direction = on_all(self, type(self).__name__, self._direction) if everywhere else self._direction()
         self.monitor_op = operator.gt if direction == "up" else operator.lt
         if direction == "down":
@@ -74,7 +74,7 @@ class MonitorCallback(Callback):
         return direction
 
     def _metrics(self) -> Mapping[str, Metric]:
-        return self.model.metrics_by_key if "trainer" in vars(self) else {}
+        return self.model._metrics_by_key if "_trainer" in vars(self) else {}
 
 
 def take_numbers(callback: Callback, state: Mapping[str, Any]) -> None:
@@ -83,7 +83,7 @@ def take_numbers(callback: Callback, state: Mapping[str, Any]) -> None:
     Raises:
         DataError: one is neither a number nor None nor a list of arrays.
     """
-    for name in callback.state_dict().keys() & state.keys():
+    for name in method_of(callback, "state_dict")().keys() & state.keys():
         value = state[name]
         arrays = isinstance(value, list) and all(isinstance(one, np.ndarray) for one in value)
         if not (value is None or isinstance(value, Real) or arrays):
@@ -100,4 +100,4 @@ def direction_of(monitor: str, metrics: Mapping[str, Metric]) -> str | None:
     """
     name = monitor.removeprefix("val_")
     found = "down" if name == "loss" or name.endswith("_loss") else None
-    return metrics[name].direction or found if name in metrics else found
+    return metrics[name]._direction or found if name in metrics else found

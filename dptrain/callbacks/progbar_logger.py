@@ -41,7 +41,7 @@ class ProgbarLogger(Callback):
             Keras).
     """
 
-    shows_only = True
+    _shows_only = True
 
     def __init__(self, file: TextIO | None = None, console: "Console | None" = None) -> None:
         super().__init__()
@@ -77,8 +77,8 @@ class ProgbarLogger(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Replace it by the epoch's line."""
-        self.release()
-        timing = self.trainer.timing
+        self._release()
+        timing = self._trainer.timing
         self._print(
             f"Epoch {epoch + 1}/{self.params['epochs']} - {timing.steps} steps - {timing.seconds:.1f} s - "
             f"{timing.samples_per_second:,.0f} samples/s - {format_logs(logs or {})}"
@@ -92,7 +92,7 @@ class ProgbarLogger(Callback):
     def on_test_end(self, logs: Logs | None = None) -> None:
         """Print the line of an evaluation."""
         if not self._in_fit:
-            timing = self.trainer.timing
+            timing = self._trainer.timing
             line = f"{self._steps()}{timing.seconds:.1f} s - {timing.samples_per_second:,.0f} samples/s"
             self._print(f"{line} - {format_logs(logs)}" if logs else line)
 
@@ -104,7 +104,7 @@ class ProgbarLogger(Callback):
         """Print the line of a prediction."""
         self._print(f"{self._steps()}{time.perf_counter() - self._began:.1f} s")
 
-    def release(self) -> None:
+    def _release(self) -> None:
         """Give the terminal back."""
         if self._progress is not None:
             self._progress.stop()
@@ -148,6 +148,6 @@ class ProgbarLogger(Callback):
         self._shown = now
         total, epochs = self.params["steps"], self.params["epochs"]
         before = len(f"Epoch {epochs}/{epochs} {batch + 1}/{total} ETA 00:00 ")
-        parts = [f"{self.trainer.timing.samples_per_second:,.0f} samples/s", *format_logs(dict(logs)).split(" - ")]
+        parts = [f"{self._trainer.timing.samples_per_second:,.0f} samples/s", *format_logs(dict(logs)).split(" - ")]
         state = printable(" - ".join(_fitting(parts, self._progress.console.width - before)))
         self._progress.update(self._task, completed=batch + 1, state=state, refresh=True)

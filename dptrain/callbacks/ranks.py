@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 def ranks_of(callback: Callback) -> Communicator:
     """Return the ranks on which a callback is called: the trainer's, or all of the job in a loop of the user's own."""
-    return callback.trainer.comm if "trainer" in vars(callback) else comms.current()
+    return callback._trainer.comm if "_trainer" in vars(callback) else comms.current()
 
 
 def say(callback: Callback, message: str) -> None:
@@ -48,5 +48,5 @@ def on_rank_0(callback: Callback, where: str, action: Callable[[], T], *, reads_
         AgreedError: as `on_all`.
     """
     leads = ranks_of(callback).rank == 0
-    with callback.model.readable_on(0) if reads_model else nullcontext():
+    with callback.model._readable_on(0) if reads_model else nullcontext():
         return on_all(callback, where, lambda: action() if leads else None)

@@ -36,7 +36,7 @@ class EpochRecorder(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Pass the epoch on."""
-        timing = self.trainer.timing
+        timing = self._trainer.timing
         seconds, speed = round(timing.seconds, 6), round(timing.samples_per_second, 1)
         self._done.append({"epoch": epoch + 1, **(logs or {}), "seconds": seconds, "samples_per_second": speed})
         self._record(self._done[-1])

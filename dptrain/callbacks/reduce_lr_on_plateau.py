@@ -33,7 +33,7 @@ class ReduceLROnPlateau(MonitorCallback):
     Source: keras/src/callbacks/reduce_lr_on_plateau.py, Keras 3.15.
     """
 
-    same_on_all_ranks = ("monitor", "factor", "patience", "mode", "min_delta", "cooldown", "min_lr")
+    _same_on_all_ranks = ("monitor", "factor", "patience", "mode", "min_delta", "cooldown", "min_lr")
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ class TensorBoard(Callback):
     Source: keras/src/callbacks/tensorboard.py, Keras 3.15.
     """
 
-    same_on_all_ranks = ("histogram_freq", "update_freq")
+    _same_on_all_ranks = ("histogram_freq", "update_freq")
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class TensorBoard(Callback):
     def on_train_end(self, logs: Logs | None = None) -> None:
         """Close the files. Collective."""
         self._in_fit = False
-        on_rank_0(self, "TensorBoard", self.release)
+        on_rank_0(self, "TensorBoard", self._release)
 
     def on_test_end(self, logs: Logs | None = None) -> None:
         """Write an evaluation by updates. Collective."""
@@ -109,7 +109,7 @@ class TensorBoard(Callback):
         def write() -> None:
             self._write("validation", values, self._iterations())
             if not self._in_fit:
-                self.release()
+                self._release()
 
         on_rank_0(self, "TensorBoard", write)
 
@@ -142,7 +142,7 @@ class TensorBoard(Callback):
     def _write_epoch(self, epoch: int, logs: Logs) -> None:
         if logs:
             train = {name: value for name, value in logs.items() if not name.startswith("val_")}
-            train |= self.model.optimizer.rates
+            train |= self.model.optimizer._rates
             if self.write_steps_per_second:
                 seconds = max(time.perf_counter() - self._epoch_began, 1e-9)
                 train["steps_per_second"] = (self._iterations() - self._iterations_before) / seconds
@@ -151,11 +151,11 @@ class TensorBoard(Callback):
             if validated:
                 self._write("validation", validated, epoch)
         if self.histogram_freq and epoch % self.histogram_freq == 0:
-            weights = {f"{name}/histogram": weight for name, weight in self.model.named_weights().items()}
+            weights = {f"{name}/histogram": weight for name, weight in self.model._named_weights().items()}
             self._write("train", weights, epoch)
 
     def _begin(self) -> None:
-        self.release()
+        self._release()
         self._write("train", {}, 0)
 
     def _iterations(self) -> int:
@@ -171,7 +171,7 @@ class TensorBoard(Callback):
         except OSError as error:
             raise output_error(place, error, advice=_ADVICE) from error
 
-    def release(self) -> None:
+    def _release(self) -> None:
         """Close the files."""
         while self._writers:
             self._writers.popitem()[1].close()

@@ -20,7 +20,7 @@ class TerminateOnNaN(Callback):
     Source: keras/src/callbacks/terminate_on_nan.py, Keras 3.15.
     """
 
-    same_on_all_ranks = ("raise_error",)
+    _same_on_all_ranks = ("raise_error",)
 
     def __init__(self, raise_error: bool = False) -> None:
         super().__init__()

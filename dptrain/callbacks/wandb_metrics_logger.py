@@ -26,7 +26,7 @@ class WandbMetricsLogger(Callback):
     Source of the name: wandb.integration.keras.WandbMetricsLogger.
     """
 
-    same_on_all_ranks = ("log_freq", "initial_global_step")
+    _same_on_all_ranks = ("log_freq", "initial_global_step")
 
     def __init__(
         self, log_freq: str = "epoch", initial_global_step: int = 0, init: Mapping[str, Any] | None = None
@@ -73,7 +73,7 @@ class WandbMetricsLogger(Callback):
         number = {"epoch/epoch": self.initial_global_step + epoch}
 
         def log() -> None:
-            rates = {f"epoch/{name}": rate for name, rate in self.model.optimizer.rates.items()}
+            rates = {f"epoch/{name}": rate for name, rate in self.model.optimizer._rates.items()}
             self._run.log(number | values | rates)
 
         on_rank_0(self, "Weights & Biases", log)
@@ -82,7 +82,7 @@ class WandbMetricsLogger(Callback):
         """End the run that this callback began. Collective."""
         on_rank_0(self, "Weights & Biases", lambda: self._end(0))
 
-    def release(self) -> None:
+    def _release(self) -> None:
         """End it where the training ends in an error."""
         self._end(1)
 

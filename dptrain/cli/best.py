@@ -32,8 +32,8 @@ def monitored(config: Config, model: Model | None = None) -> tuple[str, str]:
     name, colon, mode = config.train.monitor.partition(":")
     if colon and mode not in ("min", "max"):
         raise ConfigError(f"train.monitor = {config.train.monitor!r}: expected such as {name}:max or {name}:min")
-    if model is not None and not model.has_own_steps:
-        metrics = model.metrics_by_key
+    if model is not None and not model._has_own_steps:
+        metrics = model._metrics_by_key
         known = [f"{prefix}{key}" for prefix in ("val_", "") for key in metrics]
         if name not in known:
             raise ConfigError(f"unknown train.monitor {name!r}{suggest(name, known)}")

@@ -135,7 +135,7 @@ def build_model(
         model = default_network(config, data)
         compile_model(model, config, data, options, epoch_steps)
     prune(model, config, epoch_steps)
-    model.preprocessing = data.preprocessing
+    model._preprocessing = data.preprocessing
     standardize(model, data, rows)
     return model
 
@@ -215,7 +215,7 @@ def standardize(model: Model, data: LoadedData, rows: npt.NDArray[np.int64] | No
     is_number = np.ones(x.shape[-1], bool)
     if data.preprocessing is not None and data.preprocessing.columns:
         is_number = data.preprocessing.is_number
-    for layer in model.flat_layers():
+    for layer in model._flatten_layers():
         if not isinstance(layer, layers.Normalization) or layer.mean is not None or not layer.built:
             continue
         fits = layer.adapt_mean.shape == (y.shape[1:] if layer.invert else is_number.shape)
@@ -299,7 +299,7 @@ def recompile(model: Model, config: Config, options: dict[str, Any]) -> None:
     if config.train.loss is not None:
         raise ConfigError(f"train.loss = {config.train.loss}: {advice}")
     usual = inspect.signature(Model.compile).parameters
-    said = model.compile_arguments
+    said = model._compile_arguments
     for name, configured in options.items():
         own, default = said[name], usual[name].default
         if own == default:
@@ -315,7 +315,7 @@ def _check_output(model: Model, data: LoadedData, spec: str) -> None:
     Raises:
         ConfigError: it is such a model.
     """
-    shape = model.output_shape
+    shape = model._output_shape
     if shape != (None, data.outputs):
         raise ConfigError(
             f"--model {spec}: its output has the shape {shape}, expected {(None, data.outputs)}, "

@@ -573,11 +573,11 @@ def _measure(config: Config, comm: Communicator, model: Model) -> tuple[float, f
     Raises:
         DptrainError: the model does not fit on the device, on every rank.
     """
-    trainer, step, batch = model.trainer(comm), model.step("train"), config.train.batch_size
+    trainer, step, batch = model._open_trainer(comm), model._make_step("train"), config.train.batch_size
     backend = trainer.backend
     rng = np.random.default_rng(0)
     samples = Samples(
-        rng.integers(0, 256, (batch, 28, 28), np.uint8), rng.integers(0, 10, batch), dtype=model.data_dtype
+        rng.integers(0, 256, (batch, 28, 28), np.uint8), rng.integers(0, 10, batch), dtype=model._data_dtype
     )
 
     def timed(sampler: Sampler, alone: bool) -> float:

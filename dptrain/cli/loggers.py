@@ -31,7 +31,7 @@ class BestEffort(Callback):
         inner: whose hooks fail on all ranks or on none.
     """
 
-    same_on_all_ranks = ("name",)
+    _same_on_all_ranks = ("name",)
 
     def __init__(self, name: str, inner: Callback) -> None:
         super().__init__()
@@ -42,10 +42,10 @@ class BestEffort(Callback):
         super().set_model(model)
         self.inner.set_model(model)
 
-    def set_trainer(self, trainer: Any) -> None:
+    def _set_trainer(self, trainer: Any) -> None:
         """Hand it over."""
-        super().set_trainer(trainer)
-        self.inner.set_trainer(trainer)
+        super()._set_trainer(trainer)
+        self.inner._set_trainer(trainer)
 
     def state_dict(self) -> dict[str, Any]:
         """Return which logger it is, and where it stands."""
@@ -76,9 +76,9 @@ class BestEffort(Callback):
         """Try it."""
         self._attempt(lambda: self.inner.on_train_end(logs))
 
-    def release(self) -> None:
+    def _release(self) -> None:
         """Try it."""
-        self._attempt(self.inner.release)
+        self._attempt(self.inner._release)
 
     def _attempt(self, action: Callable[[], None]) -> None:
         if self.failed:

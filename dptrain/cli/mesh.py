@@ -95,7 +95,7 @@ def pairs(model: Model, lengths: Mapping[str, int]) -> dict[Variable, Axes]:
     """
     found: dict[Variable, Axes] = {}
     for axis, length in [(name, length) for name, length in lengths.items() if name != BATCH]:
-        layers = list(_pairable(model.flat_layers(), length))
+        layers = list(_pairable(model._flatten_layers(), length))
         for first, second in zip(layers[::2], layers[1::2], strict=False):
             for layer, sharded in ((first, -1), (second, -2)):
                 for one in layer.trainable_weights:

@@ -33,10 +33,10 @@ class Meaning:
 
 def meaning(model: Model) -> Meaning:
     """Return what a model's only output says, from its preprocessing, else from its loss."""
-    known = getattr(model, "preprocessing", None)
+    known = getattr(model, "_preprocessing", None)
     names = tuple(map(str, getattr(known, "class_names", None) or ()))
     target = str(getattr(known, "target", None) or "output")
-    losses = model.expected.losses
+    losses = model._expected_data.losses
     loss = None if losses is None or tree.is_nested(losses) else losses
     logits = getattr(loss, "from_logits", True)
     kind = type(loss).__name__

@@ -111,7 +111,7 @@ def _is_better_high(key: str) -> bool:
     from dptrain import metrics
 
     try:
-        return getattr(metrics.get(key.removeprefix("val_")), "direction", None) == "up"
+        return getattr(metrics.get(key.removeprefix("val_")), "_direction", None) == "up"
     except (ConfigError, ValueError):
         return False
 

@@ -157,11 +157,11 @@ def of_model(
     Raises:
         ConfigError: gradients are to travel in half precision, which is not predicted.
     """
-    _check_type_of_gradients(model.compile_arguments.get("comm_dtype"))
+    _check_type_of_gradients(model._compile_arguments.get("comm_dtype"))
     program = whole(program_of(model, batch_size, dtype=dtype))
-    if model.device_options.get("device") == "cuda":
-        program = with_precision(program, model.device_options.get("precision", "float32"), "half")
-    slots = {one: list(model.optimizer.slots_of(one).values()) for one in model.trainable_weights}
+    if model._device_options.get("device") == "cuda":
+        program = with_precision(program, model._device_options.get("precision", "float32"), "half")
+    slots = {one: list(model.optimizer._slots_of(one).values()) for one in model.trainable_weights}
     nbytes = None if bucket_mb is None else int(1e6 * bucket_mb)
     return [Scaling(program, mode, slots, nbytes) for mode in modes(program, slots)]
 

@@ -58,7 +58,7 @@ def load_served(config: Config, comm: "Communicator", parsed: argparse.Namespace
     own = custom_objects(parsed.custom_objects, comm)
     model = load_model(parsed.run, own, best=parsed.best, **options)
     if not model.compiled:  # which `compile` would have told of the device
-        model.put_on(open_backend(comm, dtype=model.dtype_policy.name, **options))
+        model._put_on(open_backend(comm, dtype=model.dtype_policy.name, **options))
     return model
 
 
@@ -74,7 +74,7 @@ def load_served_samples(
     from dptrain.cli.loading import load_configured
     from dptrain.cli.samples import GivenSamples, load_samples
 
-    data, known = config.data, model.preprocessing
+    data, known = config.data, model._preprocessing
     target: str | None = getattr(parsed, "target", None)
     if "data.name" not in vars(parsed):
         if target is not None:
@@ -89,7 +89,7 @@ def load_served_samples(
         comm,
         target=target,
         part=parsed.part,
-        inputs=model.expected.input_names,
+        inputs=model._expected_data.input_names,
         data_dir=None if data.dir is None else Path(data.dir),
         max_bytes=data.max_bytes,
         preprocessing=known,

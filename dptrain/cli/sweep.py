@@ -324,7 +324,7 @@ class ConfigRecipe(Recipe):
         stopping = early_stopping(config, first=settled(config, schedule_steps(config, steps)))
         standardize(model, self._data, splits.train.rows)
         own = [] if stopping is None else [stopping]
-        return model.fit_steps(**fit_arguments(config, splits, steps), verbose=0, callbacks=[*own, *callbacks])
+        return model._fit_in_steps(**fit_arguments(config, splits, steps), verbose=0, callbacks=[*own, *callbacks])
 
     def test(self, model: Model) -> Logs:
         """Evaluate a model on the test part."""

@@ -63,7 +63,7 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
     splits = comm.agree("configuration", lambda: splits_of(config, data))
     steps = comm.agree("configuration", lambda: steps_of(config, splits, comm))
     model = comm.agree("model", lambda: _build(config, data, splits, steps))
-    device = model.describe_device(comm)
+    device = model._describe_device(comm)
     quiet = config.verbose == 0
     devices = _show_start(config, data, splits, model, steps, device, comm, quiet)
     with ExitStack() as stack:
@@ -85,7 +85,9 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
         callbacks += [] if keeper is None else [keeper]
         try:
             run_to_end(
-                model.fit_steps(**fit_arguments(config, splits, steps), callbacks=callbacks, verbose=verbosity(config))
+                model._fit_in_steps(
+                    **fit_arguments(config, splits, steps), callbacks=callbacks, verbose=verbosity(config)
+                )
             )
         except PreemptedError as error:
             advice = f"start again with --out {keeper.path.parent} to go on" if keeper else ""
@@ -113,7 +115,7 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
                 "started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(started)),
                 "world_size": comm.size,
                 "devices": devices,
-                **({"kernels": dict(chosen)} if (chosen := model.on_device(comm).chosen) else {}),
+                **({"kernels": dict(chosen)} if (chosen := model._open_device(comm).chosen) else {}),
                 "data": {
                     "name": data.name,
                     "train": len(splits.train),
@@ -132,7 +134,7 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
             files[WEIGHTS] = encode_safetensors(model)
             return run.finish(files, summary)
 
-        with model.readable_on(0):
+        with model._readable_on(0):
             files = comm.agree("saving", write_results)
         if best is not None and best.best_epoch is not None and not quiet and comm.rank == 0:
             where = f"epoch {best.best_epoch} of {len(history.epoch)}"

@@ -40,7 +40,7 @@ class Initializer(Configurable):
             raise NotImplementedError(f"{type(self).__name__} has neither `__call__` nor `draw`")
         return np.asarray(self(shape), np.float64)
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments; of a subclass without a `get_config` of its own, none."""
         return {}
 

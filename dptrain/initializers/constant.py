@@ -15,7 +15,7 @@ class Zeros(Initializer):
         """Return zeros."""
         return np.zeros(shape)
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """No arguments."""
         return {}
 
@@ -27,7 +27,7 @@ class Ones(Initializer):
         """Return ones."""
         return np.ones(shape)
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """No arguments."""
         return {}
 
@@ -46,7 +46,7 @@ class Constant(Initializer):
         """Return the value everywhere."""
         return np.full(shape, self.value)
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return the value."""
         return {"value": self.value}
 
@@ -74,6 +74,6 @@ class Identity(Initializer):
             )
         return self.gain * np.eye(*shape)
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return the gain."""
         return {"gain": self.gain}

@@ -30,7 +30,7 @@ class RandomUniform(RandomInitializer):
         """Return the draw."""
         return self.numbers(seed, position).uniform(self.minval, self.maxval, shape)
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return seed and bounds."""
         return {"seed": self.seed, "minval": self.minval, "maxval": self.maxval}
 
@@ -42,7 +42,7 @@ class _Normal(RandomInitializer):
         super().__init__(seed)
         self.mean, self.stddev = float(mean), _deviation(stddev)
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return seed, mean and standard deviation."""
         return {"seed": self.seed, "mean": self.mean, "stddev": self.stddev}
 
@@ -114,7 +114,7 @@ class Orthogonal(RandomInitializer):
         q = q * np.sign(np.diag(r))
         return self.gain * (q.T if rows < columns else q).reshape(shape)
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return seed and gain."""
         return {"seed": self.seed, "gain": self.gain}
 

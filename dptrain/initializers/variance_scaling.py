@@ -64,7 +64,7 @@ class VarianceScaling(RandomInitializer):
             return deviation * numbers.standard_normal(shape)
         return deviation / _TRUNCATED_DEVIATION * truncated_normal(numbers, shape)
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return the arguments; of the named schemes, the seed alone and what Keras writes beside it."""
         config: dict[str, Any] = {"seed": self.seed, "input_axes": self.input_axes, "output_axes": self.output_axes}
         if type(self) is VarianceScaling:

@@ -169,7 +169,9 @@ class PReLU(Layer):
         """Make alpha, of the shape of a sample."""
         shape, shared = list(input_shape), self.shared_axes or []
         if any(not 1 <= axis < len(shape) for axis in shared):
-            raise ConfigError(f"shared_axes={shared} of layer {self.label!r}: expected axes of {input_shape}, from 1")
+            raise ConfigError(
+                f"shared_axes={shared} of layer {self._display_name!r}: expected axes of {input_shape}, from 1"
+            )
         for axis in shared:
             shape[axis] = 1
         self.alpha = self.add_weight(
@@ -201,9 +203,9 @@ class ActivityRegularization(Layer):
         super().__init__(activity_regularizer=regularizers.L1L2(l1, l2), **options)
         self.l1, self.l2 = float(l1), float(l2)
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return the arguments, of which the regularizer is made."""
-        found = super().config()
+        found = super()._get_config()
         found.pop("activity_regularizer", None)
         return found
 

@@ -63,7 +63,6 @@ class Layer(Parts):
     Attributes:
         built: whether the weights are there.
         input_spec: an `InputSpec`, or one for each input, that inputs are checked against.
-        input_shape: as above.
         name: as above; None until a model has the layer.
 
     Raises:
@@ -78,7 +77,7 @@ class Layer(Parts):
     # Counts changes of what a program that was traced before would not see.
     _changes = 0
     # How weights that are still to be made are pruned: see `dptrain.pruning`.
-    pruning: Any = None
+    _pruning: Any = None
     # The layers of a model that lists them, which files number by class.
     _stack: Sequence["Layer"] = ()
 
@@ -111,7 +110,7 @@ class Layer(Parts):
         self._built_for: Any = None  # the shape of its first argument
         if input_dim is not None:
             input_shape = (input_dim,)
-        self.input_shape = None if input_shape is None else sizes(input_shape)
+        self._given_shape = None if input_shape is None else sizes(input_shape)
         self.name = name
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -182,7 +181,7 @@ class Layer(Parts):
         if None in lengths:
             raise ConfigError(
                 "Shapes used to initialize variables must be fully-defined (no `None` dimensions). Received: "
-                f"shape={lengths} for variable path='{self.label}/{name or 'variable'}'"
+                f"shape={lengths} for variable path='{self._display_name}/{name or 'variable'}'"
             )
         made = Weight(
             tuple(int(n) for n in lengths if n is not None),
@@ -198,14 +197,14 @@ class Layer(Parts):
             "sum" if aggregation == "sum" else "none",
         )
         made.autocast = autocast and kind.kind in "fV"
-        if self.pruning is not None and self.pruning.takes(made):
-            self.pruning.mark(made, self.label)
+        if self._pruning is not None and self._pruning.takes(made):
+            self._pruning.mark(made, self._display_name)
         self._weights.append(made)
         if trainable and not self._trainable:
             self._frozen.append(made)
         return made
 
-    def add_seed_generator(self, purpose: Purpose = Purpose.NOISE, seed: int | None = None) -> SeedGenerator:
+    def _add_seed_generator(self, purpose: Purpose = Purpose.NOISE, seed: int | None = None) -> SeedGenerator:
         """Return the state of random numbers of a layer.
 
         Args:
@@ -225,7 +224,7 @@ class Layer(Parts):
         """Add a number, or several, to the loss of the step at hand; for use in `call`."""
         self._losses += leaves(loss)
 
-    def refuse(self, **arguments: Any) -> None:
+    def _refuse(self, **arguments: Any) -> None:
         """Raise for arguments that Keras has and dptrain has not; keep them, None, as attributes.
 
         Raises:
@@ -252,7 +251,9 @@ class Layer(Parts):
             ConfigError: it is one.
         """
         if leaves(mask):
-            raise ConfigError(f"not supported: mask of layer {self.label!r} ({type(self).__name__}), which ignores it")
+            raise ConfigError(
+                f"not supported: mask of layer {self._display_name!r} ({type(self).__name__}), which ignores it"
+            )
 
     # Calling it
 
@@ -294,7 +295,7 @@ class Layer(Parts):
             training = bool(default) if isinstance(default, bool) else False
         if "training" in accepted:
             bound.arguments["training"] = training
-        with scope(self.label), _calling(training), reading_weights_in(self._read_in):
+        with scope(self._display_name), _calling(training), reading_weights_in(self._read_in):
             if outer is None:
                 self._clear_losses()
             return self._called(bound)
@@ -340,16 +341,16 @@ class Layer(Parts):
             bound.arguments[name] = map_leaves(lambda _, one: self._as_tensor(one), value)
         first = next(iter(bound.arguments.values()), None)
         if self.input_spec is not None:
-            check(self.input_spec, first, self.label)
+            check(self.input_spec, first, self._display_name)
         if not self.built:
             self._build_for(bound.arguments)
             if self.input_spec is not None:
-                check(self.input_spec, first, self.label)
+                check(self.input_spec, first, self._display_name)
         outputs = self.call(*bound.args, **bound.kwargs)
         if type(self).compute_mask is not Layer.compute_mask and leaves(self.compute_mask(first, None)):
             raise ConfigError(
-                f"not supported: the mask that `compute_mask` of layer {self.label!r} returns; masks do not travel "
-                "from layer to layer"
+                f"not supported: the mask that `compute_mask` of layer {self._display_name!r} returns; "
+                "masks do not travel from layer to layer"
             )
         if self.activity_regularizer is not None:
             for one in leaves(outputs):
@@ -411,7 +412,7 @@ class Layer(Parts):
         return self._first_node("output").outputs
 
     @property
-    def last_output(self) -> Any:
+    def _last_output(self) -> Any:
         """Symbolic tensors like what the last symbolic call returned, or one of the shape that it was built for.
 
         None where there was neither.
@@ -421,17 +422,21 @@ class Layer(Parts):
         with suppress(ConfigError, NotImplementedError, TypeError):
             if self.built and self._built_for is not None:
                 shape = self.compute_output_shape(self._built_for)
-                return _map_shapes(lambda one: placeholder(symbolic(one), self.compute_dtype, self.label), shape)
+                return _map_shapes(
+                    lambda one: placeholder(symbolic(one), self.compute_dtype, self._display_name), shape
+                )
         return None
 
     def _first_node(self, what: str) -> Node:
         if not self._nodes:
-            raise AttributeError(f"The layer {self.label} has never been called and thus has no defined {what}.")
+            raise AttributeError(
+                f"The layer {self._display_name} has never been called and thus has no defined {what}."
+            )
         return self._nodes[0]
 
     # As JSON
 
-    def own_config(self) -> dict[str, Any]:
+    def _get_own_config(self) -> dict[str, Any]:
         """Return the constructor's own arguments as Keras' `get_config` names them, in types that JSON has."""
         strict = type(self).get_config is Configurable.get_config
         found = {}
@@ -450,14 +455,14 @@ class Layer(Parts):
                 )
         return found
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return all of the constructor's arguments as Keras' `get_config` names them, in types that JSON has."""
         config: dict[str, Any] = {"name": self.name, "trainable": self._trainable}
         if self._own_policy:
             config["dtype"] = self._policy.name
         if self.activity_regularizer is not None or "activity_regularizer" in self._always_written:
             config["activity_regularizer"] = regularizers.serialize(self.activity_regularizer)
-        return config | self.own_config()
+        return config | self._get_own_config()
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -530,7 +535,9 @@ def _noting_built(build: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(build)
     def noting(self: Layer, *arguments: Any, **keywords: Any) -> None:
         if self.built and self._weights:
-            raise ConfigError(f"layer {self.label!r} is already built: a second `build` would add its weights again")
+            raise ConfigError(
+                f"layer {self._display_name!r} is already built: a second `build` would add its weights again"
+            )
         build(self, *arguments, **keywords)
         self.built = True
 

@@ -69,7 +69,7 @@ class CategoryEncoding(Layer):
             )
         if num_tokens < 1:
             raise ConfigError(f"`num_tokens` must be >= 1. Received: num_tokens={num_tokens}.")
-        self.refuse(sparse=sparse or None)
+        self._refuse(sparse=sparse or None)
         self.num_tokens, self.output_mode, self.sparse = int(num_tokens), output_mode, False
 
     def call(self, inputs: Tensor, count_weights: Tensor | None = None) -> Tensor:
@@ -122,7 +122,7 @@ class Discretization(Layer):
         name: str | None = None,
     ) -> None:
         super().__init__(name=name, dtype=dtype)
-        self.refuse(sparse=sparse or None)
+        self._refuse(sparse=sparse or None)
         if output_mode not in _MODES:
             raise ConfigError(
                 f"Unknown value for `output_mode` argument of {type(self).__name__}. Allowed values are: {_MODES}. "
@@ -151,9 +151,9 @@ class Discretization(Layer):
             made.bin_boundaries = [float(one) for one in found]
         return made
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, which `trainable` is not one of."""
-        return {key: one for key, one in super().config().items() if key != "trainable"}
+        return {key: one for key, one in super()._get_config().items() if key != "trainable"}
 
     def adapt(self, data: Any, steps: int | None = None) -> None:
         """Take the boundaries from data: quantiles of all its numbers.
@@ -179,7 +179,7 @@ class Discretization(Layer):
             summary = _compressed(both[:, np.argsort(both[0])], self.epsilon)
         if not summary.size:
             raise ConfigError(
-                f"adapt of layer {self.label!r}: no numbers; expected an array, or an iterable of batches"
+                f"adapt of layer {self._display_name!r}: no numbers; expected an array, or an iterable of batches"
             )
         self.bin_boundaries = _compressed(summary, 1 / self.num_bins)[0, :-1].tolist()
         self._changes += 1  # of what programs were traced with

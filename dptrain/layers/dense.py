@@ -65,7 +65,7 @@ class Dense(KernelLayer):
             **options,
         )
         self.units = positive("units", units)
-        self.refuse(lora_rank=lora_rank, lora_alpha=lora_alpha, quantization_config=quantization_config)
+        self._refuse(lora_rank=lora_rank, lora_alpha=lora_alpha, quantization_config=quantization_config)
         self.input_spec = InputSpec(min_ndim=2)
 
     def build(self, input_shape: BuildShape) -> None:

@@ -76,7 +76,7 @@ class Dropout(Layer):
         self.rate, self.seed, self.built = rate_of(rate), own_seed(seed), True
         self.noise_shape = noise_shape_of(noise_shape)
         if 0 < self.rate < 1:
-            self.seed_generator = self.add_seed_generator(Purpose.DROPOUT, seed)
+            self.seed_generator = self._add_seed_generator(Purpose.DROPOUT, seed)
 
     def call(self, inputs: Tensor, training: bool = False) -> Tensor:
         """Return the input, in training masked."""
@@ -98,9 +98,9 @@ class _SpatialDropout(SpatialLayer, Dropout):
         self._set_format(data_format)
         self.input_spec = InputSpec(ndim=self.rank + 2)
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, which `trainable` is not one of."""
-        return {key: one for key, one in super().config().items() if key != "trainable"}
+        return {key: one for key, one in super()._get_config().items() if key != "trainable"}
 
     def _noise_shape(self) -> Sequence[int | None]:
         return [1 if axis in self._space else None for axis in range(self.rank + 2)]

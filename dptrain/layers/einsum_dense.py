@@ -92,14 +92,14 @@ class EinsumDense(KernelLayer):
             *(bias_regularizer, kernel_constraint, bias_constraint),
             **options,
         )
-        self.refuse(lora_rank=lora_rank, lora_alpha=lora_alpha, quantization_config=quantization_config)
-        self.refuse(gptq_unpacked_column_size=gptq_unpacked_column_size)
+        self._refuse(lora_rank=lora_rank, lora_alpha=lora_alpha, quantization_config=quantization_config)
+        self._refuse(gptq_unpacked_column_size=gptq_unpacked_column_size)
         self.equation, self.bias_axes = equation, bias_axes
         self.partial_output_shape = (output_shape,) if isinstance(output_shape, int) else tuple(output_shape)
 
-    def own_config(self) -> dict[str, Any]:
+    def _get_own_config(self) -> dict[str, Any]:
         """Return the arguments, the output's shape among them."""
-        return super().own_config() | {"output_shape": list(self.partial_output_shape)}
+        return super()._get_own_config() | {"output_shape": list(self.partial_output_shape)}
 
     def build(self, input_shape: BuildShape) -> None:
         """Make kernel and bias."""
@@ -107,7 +107,7 @@ class EinsumDense(KernelLayer):
         own = self.kernel_initializer
         if isinstance(own, VarianceScaling) and None in (own.input_axes, own.output_axes):
             axes = {"input_axes": found.inputs, "output_axes": found.outputs}
-            self.kernel_initializer = type(own)(**own.config() | axes)
+            self.kernel_initializer = type(own)(**own._get_config() | axes)
         self._make_weights(found.kernel, found.bias or ())
         self.kernel_initializer = own
         self.input_spec = InputSpec(ndim=len(input_shape))

@@ -49,8 +49,8 @@ class Embedding(Layer):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.refuse(mask_zero=mask_zero or None)
-        self.refuse(lora_rank=lora_rank, lora_alpha=lora_alpha, quantization_config=quantization_config)
+        self._refuse(mask_zero=mask_zero or None)
+        self._refuse(lora_rank=lora_rank, lora_alpha=lora_alpha, quantization_config=quantization_config)
         self.input_dim, self.output_dim = positive("input_dim", input_dim), positive("output_dim", output_dim)
         self.mask_zero = False
         self.embeddings_initializer = initializers.get(embeddings_initializer)
@@ -71,9 +71,9 @@ class Embedding(Layer):
             name="embeddings",
         )
 
-    def own_config(self) -> dict[str, Any]:
+    def _get_own_config(self) -> dict[str, Any]:
         """Return the arguments, the lengths of the table among them."""
-        return {"input_dim": self.input_dim, **super().own_config()}
+        return {"input_dim": self.input_dim, **super()._get_own_config()}
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return (rows, ..., output_dim)."""

@@ -57,7 +57,7 @@ class InputLayer(Layer):
         shape = sizes(shape)
         (batch_size,) = sizes([batch_size])
         super().__init__(input_shape=shape, name=name, **options)
-        self.refuse(sparse=sparse or None, ragged=ragged or None, input_tensor=input_tensor, optional=optional or None)
+        self._refuse(sparse=sparse or None, ragged=ragged or None, input_tensor=input_tensor, optional=optional or None)
         self.batch_shape = (batch_size, *shape)
         self._input_dtype, self.built = dtype or dtype_policy().data_dtype, True
         node = Node(self)
@@ -73,7 +73,7 @@ class InputLayer(Layer):
         """Return the input."""
         return inputs[0] if len(inputs) == 1 else inputs
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return the shape and what Keras writes beside it."""
         return {
             "name": self.name,

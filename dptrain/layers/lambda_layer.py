@@ -43,7 +43,7 @@ class Lambda(Layer):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.refuse(mask=mask)
+        self._refuse(mask=mask)
         found, shape = own_or_name(function), own_or_name(output_shape)
         found = activations.get(found) if isinstance(found, str) else found
         if not callable(found):
@@ -67,7 +67,7 @@ class Lambda(Layer):
             self._check(inputs, outputs)
         return outputs
 
-    def own_config(self) -> dict[str, Any]:
+    def _get_own_config(self) -> dict[str, Any]:
         """See `Layer`; functions are described, an activation too, and what is None is left out, as in Keras."""
         named: dict[str, Any] = {"function": self.function, "output_shape": self.output_shape}
         found = {
@@ -84,7 +84,9 @@ class Lambda(Layer):
         else:
             expected = (None, *self.output_shape)
         if isinstance(outputs, Tensor) and not _fits(found, expected):
-            raise ConfigError(f"layer {self.label!r}: the function returns shape {found}, output_shape says {expected}")
+            raise ConfigError(
+                f"layer {self._display_name!r}: the function returns shape {found}, output_shape says {expected}"
+            )
 
 
 def _function_to_dict(function: Callable[..., Any]) -> dict[str, Any]:

@@ -36,8 +36,8 @@ def on_host(layer: Layer, value: Any) -> Array:
     if isinstance(value, Tensor):
         if value.value is None:
             raise ConfigError(
-                f"not supported: layer {layer.label!r} ({type(layer).__name__}) inside a model: it works on the host; "
-                "call it on arrays before `fit`, in a generator or a PyDataset"
+                f"not supported: layer {layer._display_name!r} ({type(layer).__name__}) inside a model: "
+                "it works on the host; call it on arrays before `fit`, in a generator or a PyDataset"
             )
         return value.numpy()
     found = np.asarray(value)
@@ -96,7 +96,7 @@ class Hashing(Layer):
     ) -> None:
         whole = options.pop("dtype", None) if output_mode == "int" else None
         super().__init__(**options)
-        self.refuse(sparse=sparse or None)
+        self._refuse(sparse=sparse or None)
         if num_bins is None or num_bins <= 0:
             raise ConfigError(
                 f"The `num_bins` for `Hashing` cannot be `None` or non-positive values. Received: num_bins={num_bins}."
@@ -115,9 +115,9 @@ class Hashing(Layer):
         self.output_mode, self.sparse, self._whole = output_mode, False, whole or "int64"
         self.built = True
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return the arguments, the type of the bins among them."""
-        return super().config() | ({"dtype": self._whole} if self.output_mode == "int" else {})
+        return super()._get_config() | ({"dtype": self._whole} if self.output_mode == "int" else {})
 
     def __call__(self, inputs: Any) -> Any:
         """Return the bins of values, or vectors.
@@ -165,7 +165,7 @@ class HashedCrossing(Layer):
         **options: Any,
     ) -> None:
         super().__init__(name=name, dtype=None if output_mode == "int" else dtype, **options)
-        self.refuse(sparse=sparse or None)
+        self._refuse(sparse=sparse or None)
         if output_mode not in ("int", "one_hot"):
             raise ConfigError(f"output_mode={output_mode!r} of HashedCrossing: expected 'int' or 'one_hot'")
         if num_bins is None or num_bins <= 0:
@@ -174,10 +174,10 @@ class HashedCrossing(Layer):
         self._whole = dtype or "int64"
         self.built = True
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return the arguments, the type among them."""
         own = {"dtype": self._whole} if self.output_mode == "int" else {}
-        return {key: one for key, one in (super().config() | own).items() if key != "trainable"}
+        return {key: one for key, one in (super()._get_config() | own).items() if key != "trainable"}
 
     def __call__(self, inputs: Any) -> Any:
         """Return the bins of features together, or vectors.
@@ -231,7 +231,7 @@ class _Lookup(Layer):
         super().__init__(name=given["name"])
         mode = {"binary": "multi_hot", "tf-idf": "tf_idf"}.get(given["output_mode"], given["output_mode"])
         most, unknown = given["max_tokens"], given["num_oov_indices"]
-        self.refuse(sparse=given["sparse"] or None)
+        self._refuse(sparse=given["sparse"] or None)
         if most is not None and most <= 1:
             raise ConfigError(f"If set, `max_tokens` must be greater than 1. Received: max_tokens={most}")
         if given["pad_to_max_tokens"] and most is None:
@@ -361,8 +361,8 @@ class _Lookup(Layer):
         """
         if self.is_given:
             raise ConfigError(
-                f"Cannot adapt layer '{self.label}' after setting a static vocabulary via `vocabulary` argument or "
-                "`set_vocabulary()` method."
+                f"Cannot adapt layer '{self._display_name}' after setting a static vocabulary via "
+                "`vocabulary` argument or `set_vocabulary()` method."
             )
         whole = isinstance(data, list | tuple) or hasattr(data, "__array__")
         counts: Counter[Any] = Counter()
@@ -391,14 +391,14 @@ class _Lookup(Layer):
         """Return values in the vocabulary's type."""
         return values.astype(np.str_ if self._kind is str else np.int64)
 
-    def own_config(self) -> dict[str, Any]:
+    def _get_own_config(self) -> dict[str, Any]:
         """Return the arguments, with the vocabulary that `adapt` found."""
         weights = None if self.idf_weights is None else list(self.idf_weights[self._first_known :])
-        return super().own_config() | {"idf_weights": weights}
+        return super()._get_own_config() | {"idf_weights": weights}
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, which `trainable` is not one of."""
-        return {key: one for key, one in super().config().items() if key != "trainable"}
+        return {key: one for key, one in super()._get_config().items() if key != "trainable"}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -412,8 +412,8 @@ class _Lookup(Layer):
     def _known(self) -> list[Any]:
         if not self._tokens:
             raise ConfigError(
-                f"You must set the vocabulary of layer {self.label!r} before calling it: pass a `vocabulary` argument, "
-                "or call `adapt` with some sample data."
+                f"You must set the vocabulary of layer {self._display_name!r} before calling it: pass a "
+                "`vocabulary` argument, or call `adapt` with some sample data."
             )
         return self._tokens
 

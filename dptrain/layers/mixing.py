@@ -57,7 +57,9 @@ class _Mixing(RandomImageLayer):
         if not training or transformation is None:
             return found
         if found.ndim < 2 and found.dtype.kind in "iub":
-            raise ConfigError(f"labels of layer {self.label!r}: expected vectors, such as `ops.one_hot` of the classes")
+            raise ConfigError(
+                f"labels of layer {self._display_name!r}: expected vectors, such as `ops.one_hot` of the classes"
+            )
         found = self._floating(found)
         weight = ops.cast(transformation["mix_weight"], found.dtype)
         weight = ops.reshape(weight, (-1, *(1,) * (found.ndim - 1))) if found.ndim else weight[0]

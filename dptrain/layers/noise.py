@@ -37,7 +37,7 @@ class GaussianNoise(Layer):
             )
         self.stddev, self.seed, self.built = float(stddev), own_seed(seed), True
         if self.stddev > 0:
-            self.seed_generator = self.add_seed_generator(Purpose.NOISE, seed)
+            self.seed_generator = self._add_seed_generator(Purpose.NOISE, seed)
 
     def call(self, inputs: Tensor, training: bool = False) -> Tensor:
         """Return the input, in training with noise."""
@@ -67,7 +67,7 @@ class GaussianDropout(Layer):
         if self.rate == 1:
             raise ConfigError("rate = 1 of GaussianDropout: noise without end; expected a number below 1")
         if self.rate > 0:
-            self.seed_generator = self.add_seed_generator(Purpose.NOISE, seed)
+            self.seed_generator = self._add_seed_generator(Purpose.NOISE, seed)
 
     def call(self, inputs: Tensor, training: bool = False) -> Tensor:
         """Return the input, in training times noise."""
@@ -102,7 +102,7 @@ class AlphaDropout(Layer):
             raise ConfigError("rate = 1 of AlphaDropout: nothing is left to scale; expected a number below 1")
         self.noise_shape = noise_shape_of(noise_shape)
         if self.rate > 0:
-            self.seed_generator = self.add_seed_generator(Purpose.DROPOUT, seed)
+            self.seed_generator = self._add_seed_generator(Purpose.DROPOUT, seed)
 
     def call(self, inputs: Tensor, training: bool = False) -> Tensor:
         """Return the input, in training masked."""

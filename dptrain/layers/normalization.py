@@ -151,8 +151,8 @@ class BatchNormalization(AffineNormalization):
         shape = (input_shape[self._axis],)
         if not self._axis or shape == (None,):
             raise ConfigError(
-                f"axis = {self.axis} of layer {self.label!r}: expected an axis of a known length other than the rows', "
-                f"found shape {input_shape}"
+                f"axis = {self.axis} of layer {self._display_name!r}: expected an axis of a known length "
+                f"other than the rows', found shape {input_shape}"
             )
         self._make_weights(shape)
         own: dict[str, Any] = {"trainable": False, "autocast": False}
@@ -241,7 +241,7 @@ class _RootOf(initializers.Initializer):
         """Return the roots."""
         return np.sqrt(self.variances(shape, seed, position))
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return nothing: no file has it."""
         return {}
 
@@ -308,7 +308,7 @@ class LayerNormalization(AffineNormalization):
         given = [self.axis] if isinstance(self.axis, int) else self.axis
         self._axes = normalized_axes(given, rank)
         if 0 in self._axes:
-            raise ConfigError(f"axis = {self.axis} of layer {self.label!r}: expected other axes than the rows'")
+            raise ConfigError(f"axis = {self.axis} of layer {self._display_name!r}: expected other axes than the rows'")
         shape = [input_shape[axis] for axis in self._axes]
         self._make_weights(shape, self.scale or self.rms_scaling, self.center and not self.rms_scaling)
         self.input_spec = InputSpec(ndim=rank)

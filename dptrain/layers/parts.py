@@ -27,7 +27,7 @@ class Parts(Configurable):
     """The half of `Layer` that knows what a layer has; the other half calls it."""
 
     name: str | None
-    has_default_name = False  # that of a model, which another model may number
+    _has_default_name = False  # that of a model, which another model may number
     built: bool
     _trainable: bool
     _own_policy: bool
@@ -38,35 +38,35 @@ class Parts(Configurable):
     _losses: list[Tensor]
 
     # Whether the name is one that a model may count up.
-    has_default_name = False
+    _has_default_name = False
     # Whether the model around has the layer's own metrics in its logs; a model's are its own alone.
     _shares_metrics = True
 
     @property
-    def default_name(self) -> str:
+    def _default_name(self) -> str:
         """What names are counted up from: the class's in snake case."""
         return snake_case(type(self).__name__)
 
     @property
-    def label(self) -> str:
+    def _display_name(self) -> str:
         """The name, or before there is one the default; for messages."""
-        return self.name or self.default_name
+        return self.name or self._default_name
 
     def _attributes(self, kind: type[T]) -> list[T]:
         """Return the attributes of a kind, also those in lists, tuples and dictionaries, in the order of assignment."""
         return tree.attributes(self, kind)
 
     @property
-    def sublayers(self) -> list["Layer"]:
+    def _sublayers(self) -> list["Layer"]:
         """The layers that this one is made of, without theirs."""
         return cast("list[Layer]", self._attributes(Parts))
 
-    def flat_layers(self) -> list["Layer"]:
+    def _flatten_layers(self) -> list["Layer"]:
         """Return this layer, its sublayers and theirs, each before its own and once."""
         found: dict[int, Layer] = {id(self): cast("Layer", self)}
-        for one in self.sublayers:
+        for one in self._sublayers:
             if id(one) not in found:
-                found |= {id(layer): layer for layer in one.flat_layers() if id(layer) not in found}
+                found |= {id(layer): layer for layer in one._flatten_layers() if id(layer) not in found}
         return list(found.values())
 
     @property
@@ -79,13 +79,13 @@ class Parts(Configurable):
     @property
     def weights(self) -> list[Variable]:
         """All weights, sublayers' included, in Keras' order: own ones first, of these the trainable ones first."""
-        return _once([*self._own, *(weight for layer in self.sublayers for weight in layer.weights)])
+        return _once([*self._own, *(weight for layer in self._sublayers for weight in layer.weights)])
 
     @property
     def variables(self) -> list[Variable]:
         """All weights, and the states of random numbers."""
         own = [*self._own, *(one.count for one in self._attributes(SeedGenerator))]
-        return _once([*own, *(variable for layer in self.sublayers for variable in layer.variables)])
+        return _once([*own, *(variable for layer in self._sublayers for variable in layer.variables)])
 
     @property
     def trainable_weights(self) -> list[Variable]:
@@ -93,7 +93,7 @@ class Parts(Configurable):
         if not self._trainable:
             return []
         own = [one for one in self._own if one.trainable]
-        return _once([*own, *(weight for layer in self.sublayers for weight in layer.trainable_weights)])
+        return _once([*own, *(weight for layer in self._sublayers for weight in layer.trainable_weights)])
 
     trainable_variables = trainable_weights
 
@@ -125,24 +125,24 @@ class Parts(Configurable):
             self._frozen += [one for one in self._own if one.trainable]
             for one in self._frozen:
                 one.trainable = False
-        for layer in self.sublayers:
+        for layer in self._sublayers:
             layer.trainable = value
 
     @property
     def metrics(self) -> list[Metric]:
         """The metrics that the layer and its sublayers have as attributes; a model's logs have their results."""
-        parts = [self, *(one for one in self.flat_layers()[1:] if one._shares_metrics)]
+        parts = [self, *(one for one in self._flatten_layers()[1:] if one._shares_metrics)]
         found: list[Metric] = [one for part in parts for one in part._attributes(Metric)]  # type: ignore[type-abstract]
         return list({id(one): one for one in found}.values())
 
     @property
     def losses(self) -> list[Any]:
         """Penalties of the weights that are to be trained, and what `add_loss` got in the last call."""
-        added = [loss for layer in self.flat_layers() for loss in layer._losses]
+        added = [loss for layer in self._flatten_layers() for loss in layer._losses]
         return added + [one.regularizer(one) for one in self.trainable_weights if one.regularizer is not None]
 
     def _clear_losses(self) -> None:
-        for layer in self.flat_layers():
+        for layer in self._flatten_layers():
             layer._losses = []
 
     def get_weights(self) -> list[npt.NDArray[Any]]:
@@ -158,13 +158,13 @@ class Parts(Configurable):
         own = self.weights
         if len(own) != len(weights):
             raise ConfigError(
-                f"You called `set_weights(weights)` on layer '{self.label}' with a weight list of length "
+                f"You called `set_weights(weights)` on layer '{self._display_name}' with a weight list of length "
                 f"{len(weights)}, but the layer was expecting {len(own)} weights."
             )
         for one, value in zip(own, weights, strict=True):
             if tuple(np.shape(value)) != one.shape:
                 raise ConfigError(
-                    f"Layer {self.label} weight shape {one.shape} is not compatible with provided weight shape "
+                    f"Layer {self._display_name} weight shape {one.shape} is not compatible with provided weight shape "
                     f"{tuple(np.shape(value))}."
                 )
         for one, value in zip(own, weights, strict=True):
@@ -178,8 +178,8 @@ class Parts(Configurable):
         """
         if not self.built:
             raise ConfigError(
-                f"You tried to call `count_params` on layer '{self.label}', but the layer isn't built. You can build "
-                "it manually via: `layer.build(input_shape)`."
+                f"You tried to call `count_params` on layer '{self._display_name}', but the layer isn't "
+                "built. You can build it manually via: `layer.build(input_shape)`."
             )
         return sum(int(np.prod(one.shape, dtype=np.int64)) for one in self.weights)
 
@@ -203,26 +203,26 @@ class Parts(Configurable):
         return self._policy
 
     @property
-    def data_dtype(self) -> str:
+    def _data_dtype(self) -> str:
         """The floating-point type of inputs, targets, losses and metrics."""
         return self._policy.data_dtype
 
-    def set_dtype(self, dtype: str | DTypePolicy) -> None:
+    def _set_dtype(self, dtype: str | DTypePolicy) -> None:
         """Give the layer and its sublayers another policy, but those that were given one of their own."""
         policy = dtype if isinstance(dtype, DTypePolicy) else DTypePolicy(dtype)
-        for layer in self.flat_layers():
+        for layer in self._flatten_layers():
             if not layer._own_policy:
                 layer._policy = policy
                 for one in layer._own:
                     if isinstance(one, Weight) and one.dtype.kind in "fV":
                         one.set_dtype(policy.variable_dtype)
 
-    def keep_dtype(self, dtype: str | DTypePolicy) -> None:
+    def _keep_dtype(self, dtype: str | DTypePolicy) -> None:
         """Give the layer a policy that it keeps, whatever its model's is."""
-        self.set_dtype(dtype)
+        self._set_dtype(dtype)
         self._own_policy = True
 
-    def adopt(self, seed: int) -> None:
+    def _adopt(self, seed: int) -> None:
         """Make one model of the sublayers: unique names, paths of weights, random numbers, initial values.
 
         Weights that were built on symbolic tensors, or in a trace, get their initial values here, and keep them when it
@@ -238,7 +238,7 @@ class Parts(Configurable):
         """
         for path, one in self._paths():
             one.path = path
-        generators = [one for layer in self.flat_layers() for one in layer._generators]
+        generators = [one for layer in self._flatten_layers() for one in layer._generators]
         for number, (generator, own) in enumerate(generators):
             generator.seed, generator.number = seed if own is None else own, number
         weights = self.weights
@@ -266,12 +266,12 @@ class Parts(Configurable):
             number = taken[one.name]
             taken[one.name] += 1
             yield f"{prefix}{one.name}_{number}" if number else f"{prefix}{one.name}", one
-        name_layers(self.sublayers)
-        for layer in self.sublayers:
+        name_layers(self._sublayers)
+        for layer in self._sublayers:
             if id(layer) not in done:
                 yield from layer._paths(f"{prefix}{layer.name}/", done)
 
-    def weights_by_path(self) -> dict[str, Variable]:
+    def _weights_by_path(self) -> dict[str, Variable]:
         """Return `weights` by paths from here, "dense/kernel"; their own are from the outermost layer."""
         weights = self.weights  # which may be made now
         paths = {id(one): path for path, one in self._paths()}
@@ -286,17 +286,17 @@ def name_layers(layers: "Sequence[Layer]") -> None:
     Raises:
         ConfigError: two have the same name.
     """
-    taken = Counter(layer.name for layer in layers if layer.name is not None and not layer.has_default_name)
+    taken = Counter(layer.name for layer in layers if layer.name is not None and not layer._has_default_name)
     repeated = [name for name, times in taken.items() if times > 1]
     if repeated:
         raise ConfigError(f"layer names must be unique, found {repeated[0]!r} {taken[repeated[0]]} times")
     for layer in layers:
-        if layer.name is None or (layer.has_default_name and layer.name in taken):
-            kind = layer.default_name
+        if layer.name is None or (layer._has_default_name and layer.name in taken):
+            kind = layer._default_name
             names = (kind if number == 0 else f"{kind}_{number}" for number in range(len(layers) + 1))
             layer.name = next(name for name in names if name not in taken)
             taken[layer.name] += 1
-        elif layer.has_default_name:
+        elif layer._has_default_name:
             taken[layer.name] += 1
 
 

@@ -26,9 +26,9 @@ class ImageLayer(Layer):
         super().__init__(**options)
         self.data_format = checked_format(data_format)
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return the arguments, the format among them."""
-        return super().config() | {"data_format": self.data_format}
+        return super()._get_config() | {"data_format": self.data_format}
 
     def call(self, inputs: Any, training: bool = True) -> Any:
         """Return what the layer makes of the images."""
@@ -36,7 +36,8 @@ class ImageLayer(Layer):
             return self._transformed(self._checked(inputs), training)
         if unknown := set(inputs) - set(self._taken):
             raise ConfigError(
-                f"not supported: {', '.join(sorted(unknown))} of layer {self.label!r}; {' and '.join(self._taken)}"
+                f"not supported: {', '.join(sorted(unknown))} of layer {self._display_name!r}; "
+                f"{' and '.join(self._taken)}"
             )
         return {**inputs, "images": self._transformed(self._checked(inputs["images"]), training)}
 
@@ -114,7 +115,7 @@ class MaxNumBoundingBoxes(ImageLayer):
             )
         boxes = inputs["bounding_boxes"]
         if not isinstance(boxes, Mapping) or set(boxes) != {"boxes", "labels"}:
-            raise ConfigError(f"layer {self.label!r}: bounding_boxes have boxes and labels, and nothing else")
+            raise ConfigError(f"layer {self._display_name!r}: bounding_boxes have boxes and labels, and nothing else")
         axis = inputs["images"].ndim - 3
         return {**found, "bounding_boxes": {name: self._as_many(one, axis) for name, one in boxes.items()}}
 

@@ -30,15 +30,15 @@ class Pipeline(Layer):
             inputs = layer(inputs, training=training)
         return inputs
 
-    def own_config(self) -> dict[str, Any]:
+    def _get_own_config(self) -> dict[str, Any]:
         """Return the layers as files have them."""
         import dptrain  # whose table of layers has this class
 
         return {"layers": [dptrain.layers.serialize(one) for one in self.layers]}
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, which `trainable` is not one of."""
-        return {key: one for key, one in super().config().items() if key in ("layers", "name")}
+        return {key: one for key, one in super()._get_config().items() if key in ("layers", "name")}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:

@@ -209,7 +209,7 @@ class GlobalAveragePooling1D(GlobalPooling):
             return super().call(inputs)
         if mask.ndim != 2:
             raise ConfigError(
-                f"mask of layer {self.label!r}: expected (rows, length), found {without_rows(mask.shape)}"
+                f"mask of layer {self._display_name!r}: expected (rows, length), found {without_rows(mask.shape)}"
             )
         counts = ops.cast(ops.expand_dims(ops.cast(mask, "bool"), self._channel_axis), inputs.dtype)
         total = ops.sum(ops.where(counts > 0, inputs, 0), self._space, self.keepdims)

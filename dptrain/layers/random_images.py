@@ -26,7 +26,7 @@ class RandomImageLayer(ImageLayer):
     def __init__(self, seed: int | None, **options: Any) -> None:
         super().__init__(**options)
         self.seed, self.built = own_seed(seed), True
-        self.generator = self.add_seed_generator(Purpose.NOISE, seed)
+        self.generator = self._add_seed_generator(Purpose.NOISE, seed)
 
     def _uniform(self, rows: Any, least: float, most: float) -> Tensor:
         """Return a number for each row."""

@@ -69,7 +69,7 @@ class Reshape(Layer):
         shape = tuple(quotient(size, known) if n == -1 else n for n in self.target_shape)
         if differ(math.prod(shape), size):
             raise ConfigError(
-                f"layer {self.label!r}: the total size of the samples must be unchanged. "
+                f"layer {self._display_name!r}: the total size of the samples must be unchanged. "
                 f"Received: input_shape={inputs.shape[1:]}, target_shape={self.target_shape}"
             )
         return ops.reshape(inputs, (inputs.shape[0], *shape))

@@ -65,11 +65,11 @@ class Normalization(Layer):
         """Make mean and variance, of the kept axes' lengths, unless they were given."""
         rank = len(input_shape)
         if any(not -rank <= axis < rank for axis in self.axis):
-            raise ConfigError(f"axis = {self.axis} of layer {self.label!r}: the input has {rank} dimensions")
+            raise ConfigError(f"axis = {self.axis} of layer {self._display_name!r}: the input has {rank} dimensions")
         self._kept = sorted(axis % rank for axis in self.axis)
         lengths = [input_shape[axis] for axis in self._kept]
         if None in lengths:
-            raise ConfigError(f"axis = {self.axis} of layer {self.label!r}: the number of rows is not known")
+            raise ConfigError(f"axis = {self.axis} of layer {self._display_name!r}: the number of rows is not known")
         shape = tuple(int(length or 0) for length in lengths)
         self._broadcast = [int(length or 0) if axis in self._kept else 1 for axis, length in enumerate(input_shape)]
         if self.mean is None:
@@ -84,7 +84,8 @@ class Normalization(Layer):
             ]
         except ValueError:
             raise ConfigError(
-                f"mean of shape {np.shape(self.mean)} of layer {self.label!r}: expected what broadcasts to {shape}"
+                f"mean of shape {np.shape(self.mean)} of layer {self._display_name!r}: expected what "
+                f"broadcasts to {shape}"
             ) from None
 
     def adapt(self, data: Any) -> None:
@@ -97,17 +98,19 @@ class Normalization(Layer):
             ConfigError: there are no rows, shapes differ, or mean and variance were given.
         """
         if self.mean is not None:
-            raise ConfigError(f"adapt: mean and variance of layer {self.label!r} were given")
+            raise ConfigError(f"adapt: mean and variance of layer {self._display_name!r} were given")
         arrays = [np.asarray(one) for one in batches_of(data)]
         if not arrays or not all(len(one) for one in arrays):
-            raise ConfigError(f"adapt of layer {self.label!r}: no rows; expected an array, or an iterable of batches")
+            raise ConfigError(
+                f"adapt of layer {self._display_name!r}: no rows; expected an array, or an iterable of batches"
+            )
         if not self.built:
             first = arrays[0].shape
             self.build(first if 0 in {axis % len(first) for axis in self.axis} else (None, *first[1:]))
         shapes = {tuple(np.delete(one.shape, self._reduced(one.ndim))) for one in arrays}
         if shapes != {self.adapt_mean.shape}:
             raise ConfigError(
-                f"adapt of layer {self.label!r}: kept axes of {' and '.join(map(str, sorted(shapes)))}, "
+                f"adapt of layer {self._display_name!r}: kept axes of {' and '.join(map(str, sorted(shapes)))}, "
                 f"expected {self.adapt_mean.shape}"
             )
         over = self._reduced(arrays[0].ndim)
@@ -127,9 +130,9 @@ class Normalization(Layer):
         self.adapt_mean.assign(np.asarray(mean, self.adapt_mean.dtype))
         self.adapt_variance.assign(np.asarray(variance, self.adapt_variance.dtype))
 
-    def own_config(self) -> dict[str, Any]:
+    def _get_own_config(self) -> dict[str, Any]:
         """Return the arguments; the axes as a list, as Keras' files have them."""
-        return {**super().own_config(), "axis": list(self.axis)}
+        return {**super()._get_own_config(), "axis": list(self.axis)}
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return the input standardised, or with `invert` what it was before."""

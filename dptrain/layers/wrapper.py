@@ -34,11 +34,11 @@ class Wrapper(Layer):
         if not self.layer.built:
             self.layer.build(input_shape)
 
-    def own_config(self) -> dict[str, Any]:
+    def _get_own_config(self) -> dict[str, Any]:
         """Return the arguments, the other layer as files have it."""
         import dptrain  # whose table of layers has this class
 
-        return super().own_config() | {"layer": dptrain.layers.serialize(self.layer)}
+        return super()._get_own_config() | {"layer": dptrain.layers.serialize(self.layer)}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:

@@ -42,9 +42,9 @@ class Loss(Configurable):
         ConfigError: an argument is not supported.
     """
 
-    takes_labels: bool | None = None
-    labels_number_outputs: bool = True
-    ignored: int | None = None
+    _takes_labels: bool | None = None
+    _labels_number_outputs: bool = True
+    _ignored: int | None = None
 
     def __init__(
         self,
@@ -83,21 +83,21 @@ class Loss(Configurable):
         """
         target, output = as_tensors([y_true, y_pred])
         output = _as(output, self.dtype or np.promote_types(output.dtype if output.dtype.kind in "fV" else "f4", "f4"))
-        if not self.takes_labels:
+        if not self._takes_labels:
             target = _as(target, output.dtype)
         (losses,) = as_tensors([self.call(target, output)])
         return reduce_weighted_values(losses, sample_weight, self._counted(target, output, losses), self.reduction)
 
     def _counted(self, target: Tensor, output: Tensor, losses: Tensor) -> Tensor | None:
         """Return which samples count; None for all."""
-        return None if self.ignored is None else ops.not_equal(as_labels(target, output), self.ignored)
+        return None if self._ignored is None else ops.not_equal(as_labels(target, output), self._ignored)
 
     @property
-    def depends_on_batches(self) -> bool:
+    def _depends_on_batches(self) -> bool:
         """Whether an epoch's loss, Keras' mean over batches, depends on how its samples are cut into batches."""
-        return self.reduction in ("sum", "mean_with_sample_weight") or self.ignored is not None
+        return self.reduction in ("sum", "mean_with_sample_weight") or self._ignored is not None
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments as Keras' `get_config` names them."""
         return {"name": self.name, "reduction": self.reduction}
 
@@ -122,15 +122,15 @@ class LossFunctionWrapper(Loss):
         **kwargs: Any,
     ) -> None:
         super().__init__(getattr(fn, "__name__", None) if name is None else name, reduction, dtype)
-        self.fn, self.arguments = fn, kwargs
+        self.fn, self._fn_kwargs = fn, kwargs
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         """Call the function."""
-        return self.fn(*(y_true, y_pred) if self.takes_labels else same_rank(y_true, y_pred), **self.arguments)
+        return self.fn(*(y_true, y_pred) if self._takes_labels else same_rank(y_true, y_pred), **self._fn_kwargs)
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return name, reduction, the function, and its further arguments."""
-        return super().config() | {"fn": getattr(self.fn, "__name__", repr(self.fn))} | self.arguments
+        return super()._get_config() | {"fn": getattr(self.fn, "__name__", repr(self.fn))} | self._fn_kwargs
 
 
 def _as(x: Tensor, dtype: npt.DTypeLike) -> Tensor:

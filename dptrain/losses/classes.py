@@ -13,11 +13,11 @@ from dptrain.program.tensor import Tensor
 class _BuiltIn(LossFunctionWrapper):
     """A loss of Keras'; its class names the function."""
 
-    takes_labels = False
+    _takes_labels = False
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments as Keras' `get_config` names them."""
-        return Loss.config(self) | self.arguments
+        return Loss._get_config(self) | self._fn_kwargs
 
 
 class _Plain(_BuiltIn):
@@ -32,72 +32,72 @@ class _Plain(_BuiltIn):
         function: what computes it.
     """
 
-    function: Callable[..., Any]
+    _function: Callable[..., Any]
 
     def __init__(
         self, reduction: str | None = "sum_over_batch_size", name: str | None = None, dtype: str | None = None
     ) -> None:
-        super().__init__(type(self).function, reduction, name, dtype)
+        super().__init__(type(self)._function, reduction, name, dtype)
 
 
 class MeanSquaredError(_Plain):
     """Mean of (y_pred - y_true)^2."""
 
-    function = staticmethod(functions.mean_squared_error)
+    _function = staticmethod(functions.mean_squared_error)
 
 
 class MeanAbsoluteError(_Plain):
     """Mean of |y_pred - y_true|, whose gradient is 0 where they are equal."""
 
-    function = staticmethod(functions.mean_absolute_error)
+    _function = staticmethod(functions.mean_absolute_error)
 
 
 class MeanAbsolutePercentageError(_Plain):
     """100 times the mean of |y_pred - y_true| / |y_true|."""
 
-    function = staticmethod(functions.mean_absolute_percentage_error)
+    _function = staticmethod(functions.mean_absolute_percentage_error)
 
 
 class MeanSquaredLogarithmicError(_Plain):
     """Mean of (log(1 + y_true) - log(1 + y_pred))^2."""
 
-    function = staticmethod(functions.mean_squared_logarithmic_error)
+    _function = staticmethod(functions.mean_squared_logarithmic_error)
 
 
 class LogCosh(_Plain):
     """Mean of log(cosh(y_pred - y_true))."""
 
-    function = staticmethod(functions.log_cosh)
+    _function = staticmethod(functions.log_cosh)
 
 
 class Hinge(_Plain):
     """Mean of max(1 - y_true y_pred, 0); targets are -1 and 1, or 0 and 1."""
 
-    function = staticmethod(functions.hinge)
+    _function = staticmethod(functions.hinge)
 
 
 class SquaredHinge(_Plain):
     """Mean of max(1 - y_true y_pred, 0)^2; targets are -1 and 1, or 0 and 1."""
 
-    function = staticmethod(functions.squared_hinge)
+    _function = staticmethod(functions.squared_hinge)
 
 
 class CategoricalHinge(_Plain):
     """max(1 + the greatest output of a wrong class - that of the right class, 0); targets are one-hot."""
 
-    function = staticmethod(functions.categorical_hinge)
+    _function = staticmethod(functions.categorical_hinge)
 
 
 class KLDivergence(_Plain):
     """Sum of y_true log(y_true / y_pred)."""
 
-    function = staticmethod(functions.kl_divergence)
+    _function = staticmethod(functions.kl_divergence)
 
 
 class Poisson(_Plain):
     """Mean of y_pred - y_true log(y_pred)."""
 
-    function = staticmethod(functions.poisson)
+    _function = staticmethod(functions.poisson)
 
 
 class CosineSimilarity(_BuiltIn):
@@ -166,7 +166,7 @@ class BinaryCrossentropy(_BuiltIn):
         ConfigError: an argument is out of range or not supported.
     """
 
-    function = staticmethod(functions.binary_crossentropy)
+    _function = staticmethod(functions.binary_crossentropy)
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class BinaryCrossentropy(_BuiltIn):
         dtype: str | None = None,
     ) -> None:
         given = {"from_logits": from_logits, "label_smoothing": smoothing(label_smoothing), "axis": last_axis(axis)}
-        super().__init__(type(self).function, reduction, name, dtype, **given)
+        super().__init__(type(self)._function, reduction, name, dtype, **given)
         self.from_logits, self.label_smoothing = from_logits, float(label_smoothing)
 
 
@@ -200,7 +200,7 @@ class CategoricalCrossentropy(BinaryCrossentropy):
         ConfigError: an argument is out of range or not supported.
     """
 
-    function = staticmethod(functions.categorical_crossentropy)
+    _function = staticmethod(functions.categorical_crossentropy)
 
 
 class SparseCategoricalCrossentropy(_BuiltIn):
@@ -220,7 +220,7 @@ class SparseCategoricalCrossentropy(_BuiltIn):
         ConfigError: an argument is not supported.
     """
 
-    takes_labels = True
+    _takes_labels = True
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class SparseCategoricalCrossentropy(_BuiltIn):
             raise ConfigError(f"ignore_class = {ignore_class!r}: expected an integer or None")
         function, given = functions.sparse_categorical_crossentropy, {"from_logits": from_logits}
         super().__init__(function, reduction, name, dtype, **given, ignore_class=ignore_class)
-        self.from_logits, self.ignored = from_logits, ignore_class
+        self.from_logits, self._ignored = from_logits, ignore_class
 
 
 class BinaryFocalCrossentropy(_BuiltIn):
@@ -367,7 +367,7 @@ class CategoricalGeneralizedCrossEntropy(_BuiltIn):
         ConfigError: q is out of range.
     """
 
-    takes_labels = True
+    _takes_labels = True
 
     def __init__(
         self,
@@ -398,8 +398,8 @@ class Circle(_BuiltIn):
         dtype: as `Loss`.
     """
 
-    takes_labels = True
-    labels_number_outputs = False
+    _takes_labels = True
+    _labels_number_outputs = False
 
     def __init__(
         self,
@@ -417,6 +417,6 @@ class Circle(_BuiltIn):
         return ops.greater(losses, 0)
 
     @property
-    def depends_on_batches(self) -> bool:
+    def _depends_on_batches(self) -> bool:
         """Whether an epoch's loss depends on how its samples are cut into batches: pairs are those of a batch."""
         return True

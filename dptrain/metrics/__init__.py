@@ -234,7 +234,7 @@ def resolve(
     Raises:
         ConfigError: an argument is none of these, a name is unknown, or a metric takes other targets than the loss.
     """
-    labels = None if loss is None else loss.takes_labels
+    labels = None if loss is None else loss._takes_labels
     one_output = output_shape is not None and len(output_shape) > 0 and output_shape[-1] == 1
     sparse = labels
     if sparse is None and target_shape is not None and output_shape is not None:
@@ -269,8 +269,8 @@ def _named(identifier: Any, labels: bool | None, place: int) -> tuple[Metric, st
     if isinstance(identifier, str):
         metric.name = identifier
     name = metric.name
-    if labels is not None and metric.takes_labels is not None and metric.takes_labels != labels:
-        ours, theirs = ("integer labels", "values") if metric.takes_labels else ("values", "integer labels")
+    if labels is not None and metric._takes_labels is not None and metric._takes_labels != labels:
+        ours, theirs = ("integer labels", "values") if metric._takes_labels else ("values", "integer labels")
         raise ConfigError(f"metric {name!r} compares with {ours}, the loss takes {theirs}")
     return metric, name
 

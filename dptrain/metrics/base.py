@@ -36,8 +36,8 @@ class Metric(Configurable):
         direction: "up" or "down" where the metric gets better; None where nobody knows.
     """
 
-    takes_labels: bool | None = None
-    direction: str | None = None
+    _takes_labels: bool | None = None
+    _direction: str | None = None
 
     def __init__(self, dtype: str | None = None, name: str | None = None) -> None:
         self.name = snake_case(type(self).__name__) if name is None else name
@@ -110,7 +110,7 @@ class Metric(Configurable):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} name={self.name}>"
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments as Keras' `get_config` names them."""
         return {"name": self.name, "dtype": self.dtype}
 
@@ -205,7 +205,7 @@ class MeanMetricWrapper(Mean):
         self, fn: Callable[..., Any], name: str | None = None, dtype: str | None = None, **kwargs: Any
     ) -> None:
         super().__init__(getattr(fn, "__name__", None) if name is None else name, dtype)
-        self.fn, self.arguments = fn, kwargs
+        self._fn, self._fn_kwargs = fn, kwargs
 
     def update_state(  # type: ignore[override]  # as Keras has it: what it adds is made of two
         self, y_true: Any, y_pred: Any, sample_weight: Any = None
@@ -218,13 +218,13 @@ class MeanMetricWrapper(Mean):
             sample_weight: (rows, ...), or None.
         """
         target, output = wide(y_true), wide(y_pred)
-        if not self.takes_labels:
+        if not self._takes_labels:
             target, output = same_rank(target, output)
-        super().update_state(self.fn(target, output, **self.arguments), sample_weight)
+        super().update_state(self._fn(target, output, **self._fn_kwargs), sample_weight)
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return name, dtype, the function, and its further arguments."""
-        return super().config() | {"fn": getattr(self.fn, "__name__", repr(self.fn))} | self.arguments
+        return super()._get_config() | {"fn": getattr(self._fn, "__name__", repr(self._fn))} | self._fn_kwargs
 
 
 def positive(k: int, name: str = "k") -> int:

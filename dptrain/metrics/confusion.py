@@ -34,7 +34,7 @@ class _Confusion(Metric):
         ConfigError: top_k is no integer above 0.
     """
 
-    takes_labels = False
+    _takes_labels = False
 
     def __init__(
         self,
@@ -157,37 +157,37 @@ class _Count(_Confusion):
         """Return the count, (thresholds,) of several."""
         return self._as_given(self._counts[type(self).kind] * 1.0)
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return name, dtype and thresholds."""
-        return super().config() | {"thresholds": self.thresholds}
+        return super()._get_config() | {"thresholds": self.thresholds}
 
 
 class TruePositives(_Count):
     """Outputs above the threshold where the target is 1."""
 
     kind: Cell = "true_positives"
-    direction = "up"
+    _direction = "up"
 
 
 class FalsePositives(_Count):
     """Outputs above the threshold where the target is 0."""
 
     kind: Cell = "false_positives"
-    direction = "down"
+    _direction = "down"
 
 
 class TrueNegatives(_Count):
     """Outputs at most the threshold where the target is 0."""
 
     kind: Cell = "true_negatives"
-    direction = "up"
+    _direction = "up"
 
 
 class FalseNegatives(_Count):
     """Outputs at most the threshold where the target is 1."""
 
     kind: Cell = "false_negatives"
-    direction = "down"
+    _direction = "down"
 
 
 class _Ratio(_Confusion):
@@ -205,7 +205,7 @@ class _Ratio(_Confusion):
         ConfigError: an argument is out of range.
     """
 
-    direction = "up"
+    _direction = "up"
     other: Cell
 
     def __init__(
@@ -225,10 +225,10 @@ class _Ratio(_Confusion):
         right, other = self._counts.values()
         return self._as_given(ops.divide_no_nan(right, right + other))
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return name, dtype, thresholds, top_k and class_id."""
         own = {"thresholds": self.thresholds, "top_k": self.top_k, "class_id": self.class_id}
-        return super().config() | own
+        return super()._get_config() | own
 
 
 class Precision(_Ratio):
@@ -264,7 +264,7 @@ class AUC(_Confusion):
     Source: J. Davis and M. Goadrich, "The relationship between precision-recall and ROC curves", ICML 2006, for "PR".
     """
 
-    direction = "up"
+    _direction = "up"
 
     def __init__(
         self,
@@ -317,11 +317,11 @@ class AUC(_Confusion):
         area = slope * (step + intercept * ops.log(growth))
         return ops.sum(ops.divide_no_nan(area, ops.maximum(tp[1:] + fn[1:], 0)))
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return the arguments."""
         own = {"num_thresholds": self.num_thresholds, "curve": self.curve, "summation_method": "interpolation"}
         own |= {"multi_label": False, "num_labels": None, "label_weights": None, "from_logits": self.from_logits}
-        return super().config() | own | ({} if self._thresholds is None else {"thresholds": self._thresholds})
+        return super()._get_config() | own | ({} if self._thresholds is None else {"thresholds": self._thresholds})
 
 
 class _AtLeast(_Confusion):
@@ -338,7 +338,7 @@ class _AtLeast(_Confusion):
         ConfigError: an argument is out of range.
     """
 
-    direction = "up"
+    _direction = "up"
     # The argument that says how high, and of which counts the rate that is held and the one that is reported are made.
     least: str
     held: tuple[Cell, Cell]
@@ -374,10 +374,10 @@ class _AtLeast(_Confusion):
         enough = self._rate(*self.held) >= self.value
         return ops.max(ops.where(enough, self._rate(*self.best), 0.0))
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return the arguments."""
         own = {"num_thresholds": self.num_thresholds, "class_id": self.class_id, self.least: self.value}
-        return super().config() | own
+        return super()._get_config() | own
 
 
 _SENSITIVITY: tuple[Cell, Cell] = ("true_positives", "false_negatives")

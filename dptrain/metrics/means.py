@@ -26,22 +26,22 @@ class _BuiltIn(MeanMetricWrapper):
     """
 
     function: Callable[..., Any]
-    takes_labels = False
+    _takes_labels = False
 
     def __init__(self, name: str | None = None, dtype: str | None = None, **kwargs: Any) -> None:
         super().__init__(
             type(self).function, snake_case(type(self).__name__) if name is None else name, dtype, **kwargs
         )
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments as Keras' `get_config` names them."""
-        return Mean.config(self) | self.arguments
+        return Mean._get_config(self) | self._fn_kwargs
 
 
 class _Answers(_BuiltIn):
     """Right answers, without further arguments."""
 
-    direction = "up"
+    _direction = "up"
 
     def __init__(self, name: str | None = None, dtype: str | None = None) -> None:
         super().__init__(name, dtype)
@@ -57,7 +57,7 @@ class SparseCategoricalAccuracy(_Answers):
     """Fraction of samples whose highest output, the first of equals, is at the label."""
 
     function = staticmethod(functions.sparse_categorical_accuracy)
-    takes_labels = True
+    _takes_labels = True
 
 
 class CategoricalAccuracy(_Answers):
@@ -70,7 +70,7 @@ class BinaryAccuracy(_BuiltIn):
     """Mean over a sample's outputs of whether output > threshold just where the target is 1."""
 
     function = staticmethod(functions.binary_accuracy)
-    direction = "up"
+    _direction = "up"
 
     def __init__(self, name: str | None = "binary_accuracy", dtype: str | None = None, threshold: float = 0.5) -> None:
         super().__init__(name, dtype, threshold=threshold)
@@ -89,7 +89,7 @@ class TopKCategoricalAccuracy(_BuiltIn):
     """
 
     function = staticmethod(functions.top_k_categorical_accuracy)
-    direction = "up"
+    _direction = "up"
 
     def __init__(self, k: int = 5, name: str | None = "top_k_categorical_accuracy", dtype: str | None = None) -> None:
         super().__init__(name, dtype, k=positive(k))
@@ -109,8 +109,8 @@ class SparseTopKCategoricalAccuracy(_BuiltIn):
     """
 
     function = staticmethod(functions.sparse_top_k_categorical_accuracy)
-    direction = "up"
-    takes_labels = True
+    _direction = "up"
+    _takes_labels = True
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class SparseTopKCategoricalAccuracy(_BuiltIn):
 class _Distance(_BuiltIn):
     """How far outputs are from targets, without further arguments."""
 
-    direction = "down"
+    _direction = "down"
 
     def __init__(self, name: str | None = None, dtype: str | None = None) -> None:
         super().__init__(name, dtype)
@@ -219,7 +219,7 @@ class CosineSimilarity(_BuiltIn):
     """The cosine of the angle between y_true and y_pred."""
 
     function = staticmethod(_cosine)
-    direction = "up"
+    _direction = "up"
 
     def __init__(self, name: str | None = "cosine_similarity", dtype: str | None = None, axis: int = -1) -> None:
         super().__init__(name, dtype, axis=axis)
@@ -229,7 +229,7 @@ class PearsonCorrelation(_BuiltIn):
     """The correlation of y_true and y_pred within each sample."""
 
     function = staticmethod(functions.pearson_correlation)
-    direction = "up"
+    _direction = "up"
 
     def __init__(self, name: str | None = "pearson_correlation", dtype: str | None = None, axis: int = -1) -> None:
         super().__init__(name, dtype, axis=axis)
@@ -239,7 +239,7 @@ class ConcordanceCorrelation(_BuiltIn):
     """The concordance of y_true and y_pred within each sample."""
 
     function = staticmethod(functions.concordance_correlation)
-    direction = "up"
+    _direction = "up"
 
     def __init__(self, name: str | None = "concordance_correlation", dtype: str | None = None, axis: int = -1) -> None:
         super().__init__(name, dtype, axis=axis)
@@ -260,8 +260,8 @@ class SparseCategoricalCrossentropy(_BuiltIn):
     """
 
     function = staticmethod(losses.sparse_categorical_crossentropy)
-    direction = "down"
-    takes_labels = True
+    _direction = "down"
+    _takes_labels = True
 
     def __init__(
         self,
@@ -291,7 +291,7 @@ class CategoricalCrossentropy(_BuiltIn):
     """
 
     function = staticmethod(losses.categorical_crossentropy)
-    direction = "down"
+    _direction = "down"
 
     def __init__(
         self,
@@ -316,7 +316,7 @@ class BinaryCrossentropy(_BuiltIn):
     """
 
     function = staticmethod(losses.binary_crossentropy)
-    direction = "down"
+    _direction = "down"
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ class IoU(Metric):
         ConfigError: a class is out of range.
     """
 
-    direction = "up"
+    _direction = "up"
     # Arguments that a class of this kind has.
     _arguments: tuple[str, ...] = (
         *("num_classes", "target_class_ids", "ignore_class", "sparse_y_true", "sparse_y_pred", "axis"),
@@ -97,9 +97,9 @@ class IoU(Metric):
         mean: Tensor = total / (ops.sum(ops.cast(counts, np.float64)) + EPSILON)
         return mean
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments as Keras' `get_config` names them."""
-        return super().config() | {name: getattr(self, name) for name in self._arguments}
+        return super()._get_config() | {name: getattr(self, name) for name in self._arguments}
 
 
 class BinaryIoU(IoU):

@@ -22,8 +22,8 @@ class _OfColumns(Metric):
         totals: names of the totals.
     """
 
-    direction = "up"
-    takes_labels = False
+    _direction = "up"
+    _takes_labels = False
     totals: tuple[str, ...]
 
     def _pair(self, y_true: Any, y_pred: Any) -> tuple[Tensor, Tensor]:
@@ -126,9 +126,9 @@ class FBetaScore(_OfColumns):
             return ops.sum(score * (weights / (ops.sum(weights) + EPSILON)))
         return score if self.average is None else ops.mean(score)
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments as Keras' `get_config` names them."""
-        return super().config() | {"average": self.average, "beta": self.beta, "threshold": self.threshold}
+        return super()._get_config() | {"average": self.average, "beta": self.beta, "threshold": self.threshold}
 
 
 class F1Score(FBetaScore):
@@ -153,9 +153,9 @@ class F1Score(FBetaScore):
     ) -> None:
         super().__init__(average, 1.0, threshold, name, dtype)
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments as Keras' `get_config` names them."""
-        return {key: one for key, one in super().config().items() if key != "beta"}
+        return {key: one for key, one in super()._get_config().items() if key != "beta"}
 
 
 class R2Score(_OfColumns):
@@ -222,7 +222,7 @@ class R2Score(_OfColumns):
         adjusted: Tensor = 1 - (1 - score) * free / ops.where(rest > 0, rest, 1.0)
         return ops.where(rest > 0, adjusted, score)  # where there are too few samples, the score itself
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments as Keras' `get_config` names them."""
         own = {"class_aggregation": self.class_aggregation, "num_regressors": self.num_regressors}
-        return super().config() | own
+        return super()._get_config() | own

@@ -41,7 +41,7 @@ def clone_model(
         if call_function is not None:
             raise ConfigError("`call_function` argument is not supported with Sequential models.")
         return _compiled_as(model, _of_sequential(model, input_tensors, _Cloning(clone_function, None, recursive)))
-    graph = model.graph
+    graph = model._graph
     if graph is not None and (type(model) is Model or clone_function or input_tensors is not None):
         cloning = _Cloning(clone_function, call_function, recursive)
         return _compiled_as(model, _of_graph(model, graph, input_tensors, cloning))
@@ -75,7 +75,7 @@ class _Cloning:
         if id(layer) not in self._made:
             if self._recursive and isinstance(layer, Sequential):
                 made: Layer = clone_model(layer, None, self._function, None, True)
-            elif self._recursive and isinstance(layer, Model) and layer.graph is not None:
+            elif self._recursive and isinstance(layer, Model) and layer._graph is not None:
                 made = clone_model(layer, None, self._function, self._own_call, True)
             else:
                 made = self._function(layer)
@@ -89,7 +89,7 @@ def _again(layer: Layer) -> Layer:
 
 def _of_sequential(model: Sequential, input_tensors: Any, cloning: _Cloning) -> Sequential:
     layers: list[Any] = [cloning.of(one) for one in model.layers]
-    start = model.input_layer
+    start = model._input_layer
     if input_tensors is not None:
         given = tree.leaves(input_tensors)
         if len(given) != 1 or not isinstance(given[0], KerasTensor):
@@ -97,7 +97,7 @@ def _of_sequential(model: Sequential, input_tensors: Any, cloning: _Cloning) -> 
         layers.insert(0, _input_like(given[0], None if start is None else start.name))
     elif start is not None:
         layers.insert(0, _input_like(start.output, start.name))
-    return Sequential(layers, trainable=model.trainable, name=model.name, seed=model.seed)
+    return Sequential(layers, trainable=model.trainable, name=model.name, seed=model._model_seed)
 
 
 def _of_graph(model: Model, graph: Graph, input_tensors: Any, cloning: _Cloning) -> Model:
@@ -115,10 +115,10 @@ def _of_graph(model: Model, graph: Graph, input_tensors: Any, cloning: _Cloning)
     outputs = graph.run(given, tree.leaves(given)[0].dtype.name, call)
     kind: Any = type(model) if takes_graph(type(model)) else Model
     made: Model = kind(given, outputs, name=model.name, trainable=model.trainable)
-    if made.seed != model.seed:
-        made.seed = model.seed
-        made.adopt(made.seed)
-    made.set_dtype(model.dtype_policy)
+    if made._model_seed != model._model_seed:
+        made._model_seed = model._model_seed
+        made._adopt(made._model_seed)
+    made._set_dtype(model.dtype_policy)
     return made
 
 
@@ -128,7 +128,7 @@ def _input_like(symbol: Any, name: str | None) -> Any:
 
 def _compiled_as(model: Model, copy: Any) -> Any:
     """Return the copy, compiled as the model is, with an optimizer and metrics of its own."""
-    given = model.compiled_with
+    given = model._compiled_with
     if given is not None:
         copy.compile(
             _anew(given.optimizer),

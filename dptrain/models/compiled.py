@@ -293,9 +293,9 @@ class SumOfLosses(Loss):
     def __init__(self, parts: Sequence[Loss]) -> None:
         super().__init__(name="_and_".join(one.name for one in parts))
         self.parts = list(parts)
-        kinds = {one.takes_labels for one in parts}
-        self.takes_labels = kinds.pop() if len(kinds) == 1 else None
-        self.labels_number_outputs = all(one.labels_number_outputs for one in parts)
+        kinds = {one._takes_labels for one in parts}
+        self._takes_labels = kinds.pop() if len(kinds) == 1 else None
+        self._labels_number_outputs = all(one._labels_number_outputs for one in parts)
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
         """Return the sum for a batch; as `Loss`."""

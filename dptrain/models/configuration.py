@@ -47,7 +47,7 @@ def sequential_config(model: Any, start: InputLayer | None) -> dict[str, Any]:
     listed = [layer_config(one) for one in model.layers]
     result = {"name": model.name, "trainable": model.trainable, "dtype": policy(model), "layers": listed}
     if start is not None:
-        first = _input_config(start, model.data_dtype)
+        first = _input_config(start, model._data_dtype)
         first["config"]["name"] = first["config"]["name"] or "input_layer"
         listed.insert(0, first)
         result["build_input_shape"] = list(start.batch_shape)
@@ -151,7 +151,7 @@ def functional_config(model: Any, graph: Graph) -> dict[str, Any]:
         if one.is_length:
             return attribute(one.attributes["length"]) | {"dtype": one.dtype.name}
         if one.value is None:
-            dtype = model.data_dtype if one.dtype.kind in "fV" else one.dtype.name
+            dtype = model._data_dtype if one.dtype.kind in "fV" else one.dtype.name
             about = {"shape": list(read(one.shape)), "dtype": dtype, "keras_history": place(one)}
             return {"class_name": "__keras_tensor__", "config": about}
         if one.variable is not None or one.counts_rows:
@@ -160,7 +160,7 @@ def functional_config(model: Any, graph: Graph) -> dict[str, Any]:
 
     listed = []
     for layer in graph.layers:
-        about = _input_config(layer, model.data_dtype) if isinstance(layer, InputLayer) else layer_config(layer)
+        about = _input_config(layer, model._data_dtype) if isinstance(layer, InputLayer) else layer_config(layer)
         calls = [] if isinstance(layer, InputLayer) else nodes[id(layer)]
         inbound = [
             {"args": tree.map_leaves(argument, list(one.arguments)), "kwargs": tree.map_leaves(argument, one.keywords)}

@@ -118,7 +118,7 @@ def explain(
             first, *more = wrapped(about, COLUMNS - len(margin))
             lines += [margin + first, *(" " * len(margin) + part for part in more)]
         lines += made.costs()
-    given = model.compile_arguments
+    given = model._compile_arguments
     if step == "train" and given["stages"] > 1:
         lines += explain_stages(model, program, given["stages"], given["microbatches"])
     return "\n".join([*lines, *(["", wrapped_code(made.code.rstrip())] if code else [])])
@@ -195,7 +195,7 @@ def _shards(model: "Model") -> Sharded | None:
 
 
 def _comm_dtype(model: "Model") -> str | None:
-    found: str | None = model.compile_arguments.get("comm_dtype")
+    found: str | None = model._compile_arguments.get("comm_dtype")
     return found
 
 
@@ -221,7 +221,7 @@ class _OnDevice:
 
 
 def _on_device(model: "Model", program: PlacedProgram, rows: int) -> _OnDevice:
-    options = model.device_options
+    options = model._device_options
     if options.get("device") == "cuda":
         from dptrain.backend.cuda.compose import Composition  # which takes no GPU
         from dptrain.backend.cuda.providers import asked
@@ -307,7 +307,7 @@ def _traced(model: "Model", batch_size: int, step: str, dtype: str | None) -> tu
     if model._stack:  # its first layer says the shape
         model.build()
     data, inputs = _data(model, Dim.rows(batch_size), step, dtype)
-    run = model.step(step)
+    run = model._make_step(step)
 
     def traced(*given: Tensor) -> Any:
         found = dict(zip(inputs, given, strict=True))
@@ -322,28 +322,28 @@ def _traced(model: "Model", batch_size: int, step: str, dtype: str | None) -> tu
 
 def _data(model: "Model", rows: Dim, step: str, dtype: str | None) -> tuple[Any, _Data]:
     """Return what a step is given, names in place of arrays, and their shapes and types."""
-    symbols = model.input_symbols
+    symbols = model._input_symbols
     if symbols is None:
         raise ConfigError(f"model {model.name!r} does not know the shapes of its inputs: build it, or call it on data")
     inputs: _Data = {}
 
     def entered(path: str, symbol: Tensor) -> str:
         name = f"x/{path}" if path else "x"
-        own = model.data_dtype if symbol.dtype.kind in "fV" else symbol.dtype.name
+        own = model._data_dtype if symbol.dtype.kind in "fV" else symbol.dtype.name
         inputs[name] = (rows, *map(int, symbol.shape[1:])), dtype or own
         return name
 
     x = tree.map_leaves(entered, symbols)
-    losses = model.expected.losses
+    losses = model._expected_data.losses
     if step == "predict" or losses is None:
         return x, inputs
-    shapes = iter(model.output_shape if isinstance(model.output_shape, list) else [model.output_shape])
+    shapes = iter(model._output_shape if isinstance(model._output_shape, list) else [model._output_shape])
 
     def target(path: str, loss: Any) -> str:
         shape = next(shapes)[1:]
         name = f"y/{path}" if path else "y"
-        labels = loss.takes_labels
-        inputs[name] = ((rows,), "int64") if labels else ((rows, *shape), model.data_dtype)
+        labels = loss._takes_labels
+        inputs[name] = ((rows,), "int64") if labels else ((rows, *shape), model._data_dtype)
         return name
 
     return (x, tree.map_leaves(target, losses)), inputs

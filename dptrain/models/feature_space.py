@@ -26,7 +26,7 @@ _numbers = count()
 def _described(one: Configurable) -> dict[str, Any]:
     """Return an object of this module as Keras' files have it."""
     name = type(one).__name__
-    return {"module": _MODULE, "class_name": name, "config": one.config(), "registered_name": name}
+    return {"module": _MODULE, "class_name": name, "config": one._get_config(), "registered_name": name}
 
 
 class Cross(Configurable):
@@ -54,7 +54,7 @@ class Cross(Configurable):
         """The names of the features together."""
         return "_X_".join(self.feature_names)
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return the arguments."""
         about = {"crossing_dim": self.crossing_dim, "output_mode": self.output_mode}
         return {"feature_names": list(self.feature_names), **about}
@@ -85,7 +85,7 @@ class Feature(Configurable):
             preprocessor = layers.deserialize(preprocessor)
         self.dtype, self.preprocessor, self.output_mode = dtype, preprocessor, output_mode
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return the arguments; what the layer has adapted to is among them."""
         described = layers.serialize(self.preprocessor)
         one = self.preprocessor
@@ -315,10 +315,10 @@ class FeatureSpace(Layer):
         if waiting := self._to_adapt():
             raise ConfigError(
                 "You need to call `.adapt(dataset)` on the FeatureSpace before you can start using it: "
-                f"{', '.join(waiting)} of {self.label!r}"
+                f"{', '.join(waiting)} of {self._display_name!r}"
             )
         if missing := [name for name in self.features if name not in data]:
-            raise ConfigError(f"FeatureSpace {self.label!r}: no column {missing[0]!r}; found {', '.join(data)}")
+            raise ConfigError(f"FeatureSpace {self._display_name!r}: no column {missing[0]!r}; found {', '.join(data)}")
         columns = {name: on_host(self, data[name]) for name in self.features}
         single = any(one.ndim == 0 for one in columns.values())
         found = {}
@@ -402,7 +402,7 @@ class FeatureSpace(Layer):
 
     # Files
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return the arguments; what layers have adapted to is among them."""
         return {
             "features": {name: _described(one) for name, one in self.features.items()},
@@ -438,7 +438,7 @@ class FeatureSpace(Layer):
         action() if comm.size == 1 else comm.agree("saving", action)
 
     def _encode(self) -> bytes:
-        config = {"module": "keras.utils", "class_name": "FeatureSpace", "config": self.config()}
+        config = {"module": "keras.utils", "class_name": "FeatureSpace", "config": self._get_config()}
         weights = io.BytesIO()
         with keras_h5.h5py_module().File(weights, "w"):
             pass  # what layers have adapted to is among their arguments

@@ -35,7 +35,7 @@ class Files(Layer):
     """What of a model goes into files and comes back."""
 
     if TYPE_CHECKING:  # what `Model` supplies
-        seed: int
+        _model_seed: int
         _graph: Graph | None
         _symbols: Any
         _compiled: Any
@@ -45,12 +45,12 @@ class Files(Layer):
         def compiled(self) -> bool: ...  # noqa: D102
         @property
         def optimizer(self) -> Optimizer: ...  # noqa: D102
-        def readable_on(self, rank: int = 0) -> AbstractContextManager[None]: ...  # noqa: D102
-        def agreed(self, comm: Communicator, where: str, action: Callable[[], T]) -> T: ...  # noqa: D102
+        def _readable_on(self, rank: int = 0) -> AbstractContextManager[None]: ...
+        def _agreed(self, comm: Communicator, where: str, action: Callable[[], T]) -> T: ...
 
-    def named_weights(self) -> dict[str, Array]:
+    def _named_weights(self) -> dict[str, Array]:
         """Return copies of the weights by path ("dense/kernel")."""
-        return {path: one.numpy() for path, one in self.weights_by_path().items()}
+        return {path: one.numpy() for path, one in self._weights_by_path().items()}
 
     def save(self, filepath: str | Path, overwrite: bool = True) -> None:
         """Write the whole model to a `.keras` file, which Keras 3 reads as well. Collective; rank 0 writes.
@@ -105,14 +105,14 @@ class Files(Layer):
         comm = comms.current()
 
         def read() -> Loaded | None:
-            self.require_weights()
+            self._require_weights()
             if comm.rank != 0:
                 return None
             used = self.compiled and int(self.optimizer.variables[0]) > 0
             return read_weights(Path(filepath), self, with_optimizer=used, skip_mismatch=skip_mismatch)
 
         with phase.during("loading"):
-            found = self.agreed(comm, "loading", read)
+            found = self._agreed(comm, "loading", read)
             loaded = share(comm, found, keras_h5.stored_variables(self))
             loaded.assign()
         if comm.rank == 0:
@@ -139,14 +139,14 @@ class Files(Layer):
         encode = lookup("format", format, {"program": encode_program, "onnx": _encode_onnx})
         self._write_file(Path(filepath), lambda: encode(self), overwrite)
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return the layers and how they are connected as Keras' `Functional.get_config` does.
 
         Of a subclass with a constructor of its own, the constructor's arguments that are attributes.
         """
         if self._graph is not None and takes_graph(type(self)):
             return functional_config(self, self._graph)
-        return super().config()
+        return super()._get_config()
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Self:
@@ -166,7 +166,7 @@ class Files(Layer):
             trainable = bool(config.get("trainable", True))
             make: Callable[..., Self] = cls
             made = make(inputs, outputs, name=config["name"], trainable=trainable)
-            made.set_dtype(dtype)
+            made._set_dtype(dtype)
             return made
 
     def get_compile_config(self) -> dict[str, Any]:
@@ -197,7 +197,7 @@ class Files(Layer):
         return json.dumps(keras_zip.model_config(self), **kwargs)
 
     @property
-    def build_shape(self) -> Any:
+    def _build_shape(self) -> Any:
         """Shapes of the inputs as JSON can hold them, with None for the rows; None before they are known."""
         symbols = self._symbols if self._graph is None else self._graph.inputs
         return tree.map_leaves(lambda path, one: plain(build_shape(one)), symbols)
@@ -206,14 +206,14 @@ class Files(Layer):
         comm = comms.current()
 
         def action() -> None:
-            self.require_weights()
+            self._require_weights()
             if comm.rank == 0:
                 write(path, encode, overwrite=overwrite)
 
-        with phase.during("saving"), self.readable_on(0):
-            self.agreed(comm, "saving", action)
+        with phase.during("saving"), self._readable_on(0):
+            self._agreed(comm, "saving", action)
 
-    def require_weights(self) -> None:
+    def _require_weights(self) -> None:
         """Make the weights if it is known how.
 
         Raises:
@@ -221,12 +221,12 @@ class Files(Layer):
         """
         if self._stack:
             self.build(None)
-        if not self.weights and (not self.built or self.build_shape is None):
+        if not self.weights and (not self.built or self._build_shape is None):
             raise ConfigError(
                 f"model {self.name!r} has no weights yet: call it on data, or build(input_shape), before its files"
             )
-        if any(one.name is None for one in self.flat_layers()):  # it was called, but in no step
-            self.adopt(self.seed)
+        if any(one.name is None for one in self._flatten_layers()):  # it was called, but in no step
+            self._adopt(self._model_seed)
 
 
 def _encode_onnx(model: Any) -> bytes:

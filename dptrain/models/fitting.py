@@ -63,33 +63,33 @@ class Fitting(Layer):
     """What of a model trains, evaluates and asks it."""
 
     if TYPE_CHECKING:  # what `Model` supplies
-        seed: int
+        _model_seed: int
         history: History | None
         _compiled: Compiled | None
         _programs: Programs | None
         _seen: bool
         _guard: StepGuard | None
         _guards: dict[float | None, StepGuard]
-        preprocessing: Preprocessing | None
+        _preprocessing: Preprocessing | None
 
         @property
         def run_eagerly(self) -> bool: ...  # noqa: D102
         @property
         def metrics(self) -> list[Metric]: ...  # noqa: D102
         @property
-        def has_own_steps(self) -> bool: ...  # noqa: D102
+        def _has_own_steps(self) -> bool: ...
         @property
-        def fixed_batch_size(self) -> int | None: ...  # noqa: D102
+        def _fixed_batch_size(self) -> int | None: ...
         @property
-        def expected(self) -> Expected: ...  # noqa: D102
+        def _expected_data(self) -> Expected: ...
         @property
-        def expected_of_batches(self) -> Expected: ...  # noqa: D102
-        def step(self, name: str) -> Step: ...  # noqa: D102
-        def agreed(self, comm: Communicator, where: str, action: Callable[[], T]) -> T: ...  # noqa: D102
-        def collective(self, comm: Communicator) -> AbstractContextManager[None]: ...  # noqa: D102
-        def trainer(self, comm: Communicator) -> Trainer: ...  # noqa: D102
-        def describe_compiled(self) -> list[Any]: ...  # noqa: D102
-        def as_outputs(self, found: Mapping[str, Array]) -> Any: ...  # noqa: D102
+        def _expected_batches(self) -> Expected: ...
+        def _make_step(self, name: str) -> Step: ...
+        def _agreed(self, comm: Communicator, where: str, action: Callable[[], T]) -> T: ...
+        def _collective(self, comm: Communicator) -> AbstractContextManager[None]: ...
+        def _open_trainer(self, comm: Communicator) -> Trainer: ...
+        def _describe_compiled(self) -> list[Any]: ...
+        def _as_outputs(self, found: Mapping[str, Array]) -> Any: ...
         def _build_like(self, x: Any) -> None: ...
 
     # Training
@@ -195,7 +195,7 @@ class Fitting(Layer):
         assert self.history is not None
         return self.history
 
-    def fit_steps(self, *arguments: Any, **named: Any) -> StepIterator[None]:
+    def _fit_in_steps(self, *arguments: Any, **named: Any) -> StepIterator[None]:
         """Train as `fit`, and yield after every step, for whoever interleaves several trainings; `history` fills.
 
         Args:
@@ -206,8 +206,8 @@ class Fitting(Layer):
 
     def _fit_steps(self, given: FitArguments) -> StepIterator[None]:
         comm = self._start("fit", given.x)
-        shards = self.agreed(comm, "fit", self._fixed_shards)
-        size = given.batch_size or self.fixed_batch_size
+        shards = self._agreed(comm, "fit", self._fixed_shards)
+        size = given.batch_size or self._fixed_batch_size
 
         def prepare() -> tuple[Samples | Stream, Samples | Stream | None, Sampler | None]:
             given.check()
@@ -230,19 +230,19 @@ class Fitting(Layer):
                 train,
                 rows_of_batch(size, train.total, given.steps_per_epoch),
                 comm,
-                seed=self.seed,
+                seed=self._model_seed,
                 shuffle=given.shuffle,
                 drop_last=given.drop_last,
                 shards=shards,
             )
             return train, validation, sampler
 
-        train, validation, sampler = self.agreed(comm, "fit", prepare)
+        train, validation, sampler = self._agreed(comm, "fit", prepare)
         if shards is not None:
             use_one_blas_thread()
         steps = train.source.num_batches if isinstance(train, Stream) else sampler.steps if sampler else None
         hooks = self._hooks(given.callbacks, given.verbose, epochs=given.epochs, steps=given.steps_per_epoch or steps)
-        compiled = self.describe_compiled()
+        compiled = self._describe_compiled()
         hooks.facts = lambda: {
             "data": train.facts,
             "batch_size": (
@@ -258,7 +258,7 @@ class Fitting(Layer):
             "optimizer": {"class": compiled[0][0], **compiled[0][1]},
             **dict(zip(("loss", "loss_weights", "metrics", "weighted_metrics"), compiled[1:], strict=True)),
         }
-        self.trainer(comm)  # first: where dtypes differ, it names them alone
+        self._open_trainer(comm)  # first: where dtypes differ, it names them alone
         if comm.size > 1:
             self._require_same_fit(comm, given, train, validation)
         watched = _watched(comm, hooks, "test")
@@ -279,16 +279,16 @@ class Fitting(Layer):
             return own, evaluation_batches(
                 validation,
                 comm,
-                batch_size=given.validation_batch_size or self.fixed_batch_size,
+                batch_size=given.validation_batch_size or self._fixed_batch_size,
                 otherwise=size,
                 steps=given.validation_steps,
                 shards=shards,
                 together=watched or self._depends_on_batches(comm, validation),
             )
 
-        own, evaluated = self.agreed(comm, "fit", batches)
+        own, evaluated = self._agreed(comm, "fit", batches)
         if isinstance(own, StreamBatches):
-            with self.collective(comm):
+            with self._collective(comm):
                 own.reset()
         yield from self._train(own, evaluated, hooks, comm, given)
 
@@ -319,11 +319,11 @@ class Fitting(Layer):
                 given.validation_batch_size,
                 list(frequency) if isinstance(frequency, Sequence) else frequency,
             ],
-            "seed": self.seed,
+            "seed": self._model_seed,
             "layers": self._describe_layers(),
             "pruning": described(self),
             "trainable": self.trainable,
-            "compiled": self.describe_compiled(),
+            "compiled": self._describe_compiled(),
         }
         comm.require_same("the ranks call fit differently", facts, {differing_data: DRAW_THE_SAME})
 
@@ -339,10 +339,10 @@ class Fitting(Layer):
         if on_nonfinite == "stop" and any(isinstance(one, TerminateOnNaN) for one in hooks.callbacks):
             on_nonfinite = "ignore"  # the callback decides
         self.history = next(callback for callback in hooks.callbacks if isinstance(callback, History))
-        trainer = self.trainer(comm)
+        trainer = self._open_trainer(comm)
         self._warn_of_nothing_to_train()
         try:
-            with self.collective(comm):
+            with self._collective(comm):
                 yield from trainer.training(
                     train,
                     hooks,
@@ -355,7 +355,7 @@ class Fitting(Layer):
                 )
         finally:
             self._guard = None
-            hooks.release()
+            hooks._release()
 
     def _fixed_shards(self) -> int | None:
         """Return into how many shards global batches are cut, whatever the number of ranks; None for one a rank."""
@@ -423,13 +423,13 @@ class Fitting(Layer):
             check_given(batch_size=batch_size, steps=steps)
             return self._data(comm, x, y, sample_weight)
 
-        data = self.agreed(comm, "evaluate", check)
+        data = self._agreed(comm, "evaluate", check)
         if comm.size > 1:  # each would evaluate its part of something else
             about = "the data (shapes, dtypes, checksum) differ"
             comm.require_same("the ranks call evaluate differently", {about: data.facts}, {about: DRAW_THE_SAME})
         hooks = self._hooks(callbacks, verbose, epochs=1, steps=None, keeps_history=False)
         watched = _watched(comm, hooks, "test")
-        trainer = self.trainer(comm)
+        trainer = self._open_trainer(comm)
 
         def prepare() -> Batches:
             if isinstance(data, Stream):
@@ -438,12 +438,12 @@ class Fitting(Layer):
             shards = self._fixed_shards()
             if shards is not None:
                 use_one_blas_thread()
-            size = batch_size or self.fixed_batch_size
+            size = batch_size or self._fixed_batch_size
             return evaluation_batches(data, comm, batch_size=size, steps=steps, together=together, shards=shards)
 
-        batches = self.agreed(comm, "evaluate", prepare)
+        batches = self._agreed(comm, "evaluate", prepare)
         hooks.params["steps"] = batches.steps
-        with self.collective(comm):
+        with self._collective(comm):
             logs = trainer.evaluate(batches, hooks)
         return _in_order(logs, return_dict, names_in_order(self.metrics))
 
@@ -480,18 +480,18 @@ class Fitting(Layer):
                 if not self.built:
                     self._look(source)
                     source.on_epoch_end()
-                return stream_batches(source, self.expected_of_batches, comm, steps, what="prediction"), None
-            samples = Samples(check_inputs(x, self.expected), dtype=self.data_dtype)
-            step = self.step("predict")
+                return stream_batches(source, self._expected_batches, comm, steps, what="prediction"), None
+            samples = Samples(check_inputs(x, self._expected_data), dtype=self._data_dtype)
+            step = self._make_step("predict")
             together = watched or self._mixes_rows(comm, samples, step)
-            size = batch_size or self.fixed_batch_size
+            size = batch_size or self._fixed_batch_size
             return evaluation_batches(samples, comm, batch_size=size, steps=steps, together=together), step
 
-        self.trainer(comm)
-        batches, step = self.agreed(comm, "predict", prepare)
+        self._open_trainer(comm)
+        batches, step = self._agreed(comm, "predict", prepare)
         hooks.params["steps"] = steps or batches.steps
-        with self.collective(comm):
-            found: Array = self.as_outputs(self.trainer(comm).predict(batches, hooks, step))
+        with self._collective(comm):
+            found: Array = self._as_outputs(self._open_trainer(comm).predict(batches, hooks, step))
         return found
 
     # One batch at a time
@@ -514,11 +514,11 @@ class Fitting(Layer):
             DataError: data that does not fit the model.
         """
         comm = self._start("train_on_batch", x)
-        samples = self.agreed(comm, "train_on_batch", lambda: self._samples(x, y, sample_weight, class_weight))
+        samples = self._agreed(comm, "train_on_batch", lambda: self._samples(x, y, sample_weight, class_weight))
         batches = self._one_batch("train_on_batch", samples, comm)
         self._warn_of_nothing_to_train()
-        with self.collective(comm):
-            logs = self.trainer(comm).train_on_batch(batches)
+        with self._collective(comm):
+            logs = self._open_trainer(comm).train_on_batch(batches)
         return _in_order(logs, return_dict, names_in_order(self.metrics))
 
     def test_on_batch(
@@ -531,10 +531,10 @@ class Fitting(Layer):
             DataError: data that does not fit the model.
         """
         comm = self._start("test_on_batch", x)
-        samples = self.agreed(comm, "test_on_batch", lambda: self._samples(x, y, sample_weight))
+        samples = self._agreed(comm, "test_on_batch", lambda: self._samples(x, y, sample_weight))
         batches = self._one_batch("test_on_batch", samples, comm)
-        with self.collective(comm):
-            logs = self.trainer(comm).test_on_batch(batches)
+        with self._collective(comm):
+            logs = self._open_trainer(comm).test_on_batch(batches)
         return _in_order(logs, return_dict, names_in_order(self.metrics))
 
     def predict_on_batch(self, x: Any) -> Array:
@@ -553,7 +553,7 @@ class Fitting(Layer):
             sampler = GlobalSampler(len(samples), size, *own, shuffle=False, shards_per_batch=self._fixed_shards())
             return ArrayBatches(*samples.stored(), sampler)
 
-        return self.agreed(comm, where, action)
+        return self._agreed(comm, where, action)
 
     # Data
 
@@ -576,7 +576,9 @@ class Fitting(Layer):
         if isinstance(x, Split):
             split = x if trains else x.taken()
             return replace(self._samples(split.x, split.y, sample_weight, class_weight), split=split)
-        source = source_of(x, y, sample_weight, class_weight=class_weight, shuffle=shuffle, seed=self.seed, comm=comm)
+        source = source_of(
+            x, y, sample_weight, class_weight=class_weight, shuffle=shuffle, seed=self._model_seed, comm=comm
+        )
         if source is None:
             return self._samples(x, y, sample_weight, class_weight)
         return Stream(source, self._look(source) if looks and not self._seen else 0)
@@ -591,7 +593,7 @@ class Fitting(Layer):
 
     def _stream(self, data: Stream, comm: Communicator, steps: int | None, what: What = "training") -> StreamBatches:
         shards = self._fixed_shards()
-        expected = self.expected_of_batches
+        expected = self._expected_batches
         return stream_batches(data.source, expected, comm, steps, rows=data.rows, what=what, shards=shards)
 
     def _samples(
@@ -603,12 +605,12 @@ class Fitting(Layer):
                 raise ConfigError("You cannot `class_weight` and `sample_weight` at the same time.")
             sample_weight = weights_of_classes(y, class_weight)
         self._seen = True
-        return check_samples(x, y, sample_weight, self.expected)
+        return check_samples(x, y, sample_weight, self._expected_data)
 
     def _trace_training(self, batches: ArrayBatches, sampler: Sampler) -> None:
         """Trace a step before the training begins: an error in it, a user's own, is one of all ranks."""
         assert self._programs is not None
-        step = self.step("train")
+        step = self._make_step("train")
         if not step.eager:
             self._programs.placed(step, batches.about, sampler.shards(0)[0].batch_rows)
 
@@ -619,7 +621,7 @@ class Fitting(Layer):
         assert self._programs is not None
         _, about = samples.stored()
         rows = max(1, min(EVALUATION_ROWS, len(samples) // comm.replicas))
-        return self._programs.depends_on_batches(self.step("test"), about, rows)
+        return self._programs.depends_on_batches(self._make_step("test"), about, rows)
 
     def _mixes_rows(self, comm: Communicator, samples: Samples, step: Step) -> bool:
         """Whether a prediction depends on how samples are cut into batches; asked of the program that few rows run."""
@@ -644,7 +646,7 @@ class Fitting(Layer):
         Raises:
             DataError: the columns are not those of the training.
         """
-        known = self.preprocessing
+        known = self._preprocessing
         if known is None or not known.takes(x):
             return x, y
 
@@ -652,7 +654,7 @@ class Fitting(Layer):
             targets = known.targets(x, "data frame") if y is None and known.target in x.columns else y
             return known.encode(x, "data frame"), targets
 
-        return self.agreed(self._ranks(), "data", encode)
+        return self._agreed(self._ranks(), "data", encode)
 
     def _start(self, method: str | None, x: Any) -> Communicator:
         if method is not None and self._compiled is None:
@@ -670,15 +672,15 @@ class Fitting(Layer):
     def _describe_layers(self) -> list[Any]:
         """Return the layers as JSON can carry them; less of those that a user's own code describes."""
         found: list[Any] = []
-        for layer in self.flat_layers()[1:]:
+        for layer in self._flatten_layers()[1:]:
             about = [type(layer).__name__, layer.name, layer.trainable]
             with suppress(ConfigError, NotImplementedError, TypeError, ValueError):
-                about += [] if isinstance(layer, Fitting) else [json.loads(json.dumps(layer.config()))]
+                about += [] if isinstance(layer, Fitting) else [json.loads(json.dumps(layer._get_config()))]
             found.append(about)
         return found
 
     def _warn_of_nothing_to_train(self) -> None:
-        if not self.trainable_weights and not self.has_own_steps:
+        if not self.trainable_weights and not self._has_own_steps:
             warn("The model does not have any trainable weights.")
 
     def _hooks(

@@ -117,7 +117,7 @@ def _model_of(
         if raw is not None:
             from dptrain.data.preprocessing import Preprocessing  # with pydantic, which takes long to import
 
-            made.preprocessing = Preprocessing.from_dict(raw, f"{where}:preprocessing.json")
+            made._preprocessing = Preprocessing.from_dict(raw, f"{where}:preprocessing.json")
         return made
 
     model = _agreed(comm, make)
@@ -165,9 +165,9 @@ def _made(config: Any, seed: int | None, compiled: Any, options: Mapping[str, An
     if not model.built and shape is not None:
         model.build(shape)
     if seed is not None:
-        model.seed = seed
+        model._model_seed = seed
     if model.built:
-        model.adopt(model.seed)
+        model._adopt(model._model_seed)
     arguments = keras_config.compile_arguments(compiled)
     if arguments is None:
         return model
@@ -228,7 +228,7 @@ def _taken(model: Any, result: Model) -> Loaded:
     Raises:
         DataError: the weights are not those of the layers.
     """
-    where, weights = f"Keras model {model.name!r}", result.weights_by_path()
+    where, weights = f"Keras model {model.name!r}", result._weights_by_path()
     arrays = [np.asarray(weight) for weight in model.get_weights()]
     if len(arrays) != len(weights):
         raise DataError(f"{where}: {len(arrays)} weights, its layers have {len(weights)} in dptrain")

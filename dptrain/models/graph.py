@@ -145,7 +145,7 @@ class Graph:
                 parents = list(self._parents(maker))
                 ends = isinstance(maker, Node) and any(id(one) in self._ends for one in tree.leaves(maker.outputs))
                 if not parents and not ends and (isinstance(maker, Node) or maker.op is None):
-                    one = maker.layer.label if isinstance(maker, Node) else maker
+                    one = maker.layer._display_name if isinstance(maker, Node) else maker
                     raise ConfigError(
                         f"`inputs` not connected to `outputs`: an output needs {one!r}, which is not among them"
                     )

@@ -18,6 +18,7 @@ from dptrain.comm import Communicator
 from dptrain.comm.mesh import BATCH, MeshCommunicator
 from dptrain.errors import AgreedError, ConfigError, DeviceError, DeviceMemoryError
 from dptrain.layers import Layer
+from dptrain.layers.shown import shown
 from dptrain.metrics import Metric
 from dptrain.metrics.base import Mean
 from dptrain.mixed_precision import dtype_policy, policy_of
@@ -48,6 +49,8 @@ if TYPE_CHECKING:  # with pydantic, which takes long to import
 
 T = TypeVar("T")
 Array = npt.NDArray[Any]
+
+_PREPROCESSING = "dptrain.data.preprocessing", "Preprocessing"  # whose module takes long to import
 
 
 class Model(Fitting, Files, Structure):
@@ -91,9 +94,9 @@ class Model(Fitting, Files, Structure):
         seed: int | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(name=name or self.default_name, **options)
-        self.has_default_name = name is None
-        self.seed = default_seed() if seed is None else check_seed(seed)
+        super().__init__(name=name or self._default_name, **options)
+        self._has_default_name = name is None
+        self._model_seed = default_seed() if seed is None else check_seed(seed)
         self.history = None
         self.stop_training = self.stop_evaluating = self.stop_predicting = False
         self._graph: Graph | None = None
@@ -114,24 +117,65 @@ class Model(Fitting, Files, Structure):
         self._seen = False  # whether targets have come since `compile`
         self._guard: StepGuard | None = None  # of the training at hand
         self._guards: dict[float | None, StepGuard] = {}
-        self.preprocessing: Preprocessing | None = None
+        self._preprocessing: Preprocessing | None = None
         if outputs is not None:
             self._set_graph(Graph(inputs, outputs))
-            self.adopt(self.seed)
+            self._adopt(self._model_seed)
         if trainable:
             self._trainable = True
         else:
             self.trainable = False
 
+    # What a script may look at and Keras does not have, which its own attributes may hide
+
+    @shown
+    def seed(self) -> int:
+        """The seed of the model."""
+        return self._model_seed
+
+    @property
+    def preprocessing(self) -> Any:
+        """How raw data becomes the inputs, a `dptrain.data.preprocessing.Preprocessing`; else what it was set to."""
+        return vars(self).get("preprocessing", self._preprocessing)
+
+    @preprocessing.setter
+    def preprocessing(self, value: Any) -> None:
+        if value is None or (type(value).__module__, type(value).__name__) == _PREPROCESSING:
+            self._preprocessing = value
+        else:
+            vars(self)["preprocessing"] = value
+
+    def local_weights(self) -> list[Array]:
+        """Return copies of what this rank has of `weights`: of those that are sharded, its parts.
+
+        A rank has nothing, an array of shape (0,), of weights of another stage.
+        """
+        return self._local_weights()
+
+    def set_local_weights(self, values: Sequence[Array]) -> None:
+        """Give this rank's parts of `weights` new values.
+
+        Args:
+            values: as `local_weights` returns them. Whole ones will do as well, of which this rank takes its part.
+
+        Raises:
+            ConfigError: another number of them, or another shape.
+        """
+        self._set_local_weights(values)
+
+    def zero_grad(self) -> None:
+        """Forget the gradients of all weights."""
+        self._zero_grad()
+
     # Layers
 
     @property
-    def default_name(self) -> str:
+    def _default_name(self) -> str:
         """The class's in snake case; "functional" for one of symbolic inputs and outputs."""
-        return "functional" if type(self) is Model else super().default_name
+        return "functional" if type(self) is Model else super()._default_name
 
     @property
-    def compiled_with(self) -> Compiled | None:
+    def _compiled_with(self) -> Compiled | None:
         """What `compile` was given; None before."""
         return self._compiled
 
@@ -139,7 +183,7 @@ class Model(Fitting, Files, Structure):
         """Return the outputs; a subclass without inputs and outputs writes it."""
         if self._graph is not None:
             self._refuse_mask(mask)
-            return self._graph.run(inputs, self.data_dtype)
+            return self._graph.run(inputs, self._data_dtype)
         raise NotImplementedError(f"Model {type(self).__name__} does not have a `call()` method implemented.")
 
     def build(self, input_shape: Any = None) -> None:
@@ -153,7 +197,7 @@ class Model(Fitting, Files, Structure):
         """
         if self.built or input_shape is None:
             return
-        self._build_on(_symbols(input_shape, self.data_dtype))
+        self._build_on(_symbols(input_shape, self._data_dtype))
 
     def _build_on(self, inputs: Any) -> None:
         """Make the weights by calling the model on symbolic tensors."""
@@ -165,7 +209,7 @@ class Model(Fitting, Files, Structure):
             self.built = False
             raise
         self._output_shapes = tree.map_leaves(lambda path, one: sample_shape(one), outputs)
-        self.adopt(self.seed)
+        self._adopt(self._model_seed)
 
     def _build_for(self, arguments: Any) -> None:  # a `Layer`'s, whose weights are its sublayers'
         if type(self).build is not Model.build and not self.built:
@@ -180,7 +224,7 @@ class Model(Fitting, Files, Structure):
             return
 
         def symbols() -> Any:
-            return tree.map_leaves(lambda path, one: symbol(np.shape(one)[1:], _kind(one, self.data_dtype)), x)
+            return tree.map_leaves(lambda path, one: symbol(np.shape(one)[1:], _kind(one, self._data_dtype)), x)
 
         if not self.built or (self._output_shapes is None and x is not None):
             self._build_on(symbols())
@@ -338,7 +382,7 @@ class Model(Fitting, Files, Structure):
         self._compilations += 1
         self._seen = False
         self._loss_tracker = Mean("loss")
-        self.set_dtype(compiled.policy)
+        self._set_dtype(compiled.policy)
 
     def _find_outputs(self) -> None:
         """Find out what losses and metrics mean for the outputs, whose shapes are known by now."""
@@ -347,7 +391,7 @@ class Model(Fitting, Files, Structure):
             if isinstance(self._output_shapes, Mapping) and len(self._output_shapes) == len(shapes):
                 names = list(self._output_shapes)
             elif self._graph is not None:
-                names = self.output_names
+                names = self._output_names
             else:
                 names = ["output"] if len(shapes) == 1 else [f"output_{number + 1}" for number in range(len(shapes))]
             nested = tree.refilled(self._output_shapes, iter(names))
@@ -387,12 +431,12 @@ class Model(Fitting, Files, Structure):
         self._compilations += 1
 
     @property
-    def device_options(self) -> dict[str, Any]:
+    def _device_options(self) -> dict[str, Any]:
         """What `compile` was told about the device: keywords of `dptrain.train.devices.open_backend`."""
         return dict(self._compiled.device) if self._compiled else {}
 
     @property
-    def compile_arguments(self) -> dict[str, Any]:
+    def _compile_arguments(self) -> dict[str, Any]:
         """What `compile` was given: its keywords, with which it can be called again; none where it was not called."""
         given = self._compiled
         if given is None:
@@ -404,11 +448,11 @@ class Model(Fitting, Files, Structure):
         own = {name: getattr(given, name) for name in (*names, *sent, *divided)}
         return own | {"steps_per_execution": steps, **given.device}
 
-    def describe_compiled(self) -> list[Any]:
+    def _describe_compiled(self) -> list[Any]:
         """Return optimizer, loss and metrics as JSON can carry them: what must be the same on all ranks."""
         assert self._compiled is not None
         given = self._compiled
-        optimizer = [type(given.optimizer).__name__, given.optimizer.describe()]
+        optimizer = [type(given.optimizer).__name__, given.optimizer._describe()]
         rest = (given.loss, given.loss_weights, given.metrics, given.weighted_metrics)
         return [optimizer, *(tree.map_leaves(lambda path, one: _description(one), each) for each in rest)]
 
@@ -429,10 +473,10 @@ class Model(Fitting, Files, Structure):
     @property
     def metrics_names(self) -> list[str]:
         """The keys of logs."""
-        return list(self.metrics_by_key)
+        return list(self._metrics_by_key)
 
     @property
-    def metrics_by_key(self) -> dict[str, Metric]:
+    def _metrics_by_key(self) -> dict[str, Metric]:
         """The metrics by their keys in logs, each of those that `compile` was given for itself."""
         self._find_outputs()
         found: dict[str, Metric] = {}
@@ -469,7 +513,7 @@ class Model(Fitting, Files, Structure):
         loss = self._tracked_loss(x, y, y_pred, sample_weight, training=True)
         weights = self.trainable_weights
         if weights:
-            self.zero_grad()
+            self._zero_grad()
             self.optimizer.scale_loss(loss).backward()
             self.optimizer.build(weights)  # gives slots to those that have become trainable
             self.optimizer.apply([one.grad for one in weights], weights)
@@ -507,7 +551,7 @@ class Model(Fitting, Files, Structure):
         if self._outputs is not None:
             loss = self._outputs.compute_loss(y, y_pred, sample_weight, _rows_of(x, y_pred))
             found += [] if loss is None else [loss]
-        found += [ops.sum(ops.cast(one, self.data_dtype)) for one in self.losses]
+        found += [ops.sum(ops.cast(one, self._data_dtype)) for one in self.losses]
         if not found:
             raise ConfigError("No loss to compute. Provide a `loss` argument in `compile()`.")
         return sum(found[1:], found[0])
@@ -526,42 +570,41 @@ class Model(Fitting, Files, Structure):
             self._outputs.metrics.update_state(y, y_pred, sample_weight)
         return self.get_metrics_result()
 
-    def finalize_weights(self) -> None:
+    def _finalize_weights(self) -> None:
         """Let the weights become their moving averages, where the optimizer keeps such: the end of a training."""
         if self._compiled is not None:
             self._compiled.optimizer.finalize_variable_values(self.trainable_weights)
 
-    def zero_grad(self) -> None:
-        """Forget the gradients of all weights."""
+    def _zero_grad(self) -> None:
         for one in self.weights:
             one.grad = None
 
     @property
-    def has_own_steps(self) -> bool:
+    def _has_own_steps(self) -> bool:
         """Whether a subclass overrides how it is trained."""
         names = ("train_step", "test_step", "compute_loss", "compute_metrics")
         return any(getattr(type(self), name) is not getattr(Model, name) for name in names)
 
     # On a device
 
-    def step(self, name: str) -> Step:
+    def _make_step(self, name: str) -> Step:
         """Return the step "train", "test" or "predict", as the trainer runs it."""
-        layers = self.flat_layers()
+        layers = self._flatten_layers()
         version = (
             self._compilations,
             tuple(one.trainable for layer in layers for one in layer._attributes(Variable)),
             sum(layer._changes for layer in layers),
-            None if self._compiled is None else self._compiled.optimizer.version,
+            None if self._compiled is None else self._compiled.optimizer._program_version,
             id(self._guard) if name == "train" else None,
         )
         eager = self._compiled is not None and self._compiled.run_eagerly
         if name == "predict":
-            return Step(name, self._predicted, version, (), eager, self.fixed_batch_size)
+            return Step(name, self._predicted, version, (), eager, self._fixed_batch_size)
         function: Callable[[Any], Mapping[str, Any]] = self.train_step if name == "train" else self.test_step
         if name == "train" and self._guard is not None:
             function = self._guard.wrap(function)
         totals = () if name == "train" else self._totals()
-        rows = self.fixed_batch_size
+        rows = self._fixed_batch_size
         return Step(name, lambda data: _checked_logs(name, function(data)), version, totals, eager, rows)
 
     def _totals(self) -> tuple[Variable, ...]:
@@ -573,22 +616,17 @@ class Model(Fitting, Files, Structure):
         self._prediction = tree.map_leaves(lambda path, one: path or "output", found)
         return {path or "output": one for path, one in tree.flatten(found)}
 
-    @property
-    def prediction(self) -> Any:
-        """Names of what the last trace of `predict_step` has made, nested as it was returned."""
-        return self._prediction
-
-    def as_outputs(self, found: Mapping[str, Array]) -> Any:
+    def _as_outputs(self, found: Mapping[str, Array]) -> Any:
         """Return what a prediction has made, nested as the outputs."""
         return tree.map_leaves(lambda path, name: found[name], self._prediction)
 
     @property
-    def input_symbols(self) -> Any:
+    def _input_symbols(self) -> Any:
         """Symbolic tensors like the inputs, nested as these; None where nobody has said what they are like."""
         return self._symbols if self._graph is None else self._graph.inputs
 
     @property
-    def expected(self) -> Expected:
+    def _expected_data(self) -> Expected:
         """What data must be like."""
         inputs = None
         if self._graph is not None:
@@ -596,58 +634,58 @@ class Model(Fitting, Files, Structure):
         if self._output_shapes is not None:
             self._find_outputs()
         losses = None if self._outputs is None else self._outputs.losses
-        names = ([], []) if self._graph is None else (self.input_names, self.output_names)
+        names = ([], []) if self._graph is None else (self._input_names, self._output_names)
         outputs = self._output_shapes
         if self._sample is not None:
             inputs, outputs = self._sample
-        return Expected(inputs, outputs, losses, self.has_own_steps, self.data_dtype, *names)
+        return Expected(inputs, outputs, losses, self._has_own_steps, self._data_dtype, *names)
 
     @property
-    def expected_of_batches(self) -> Expected:
+    def _expected_batches(self) -> Expected:
         """What batches that a user's own code makes must be like: of any size, where nobody has declared one."""
-        found = self.expected
-        if not self.takes_any_size:
+        found = self._expected_data
+        if not self._takes_any_size:
             return found
         shapes = (found.inputs, found.outputs)
         return replace(found, **dict(zip(("inputs", "outputs"), map(_of_any_size, shapes), strict=True)))
 
     @property
-    def takes_any_size(self) -> bool:
+    def _takes_any_size(self) -> bool:
         """Whether samples may have other lengths than those that the model was built for: a subclass decides itself."""
         return self._graph is None
 
-    def put_on(self, backend: Backend | None) -> None:
+    def _put_on(self, backend: Backend | None) -> None:
         """Let the model live on a backend that is open already, or None for one of its own; its state comes along."""
         self._leave_device()
         self._backend = backend
 
-    def on_device(self, comm: Communicator) -> Backend:
+    def _open_device(self, comm: Communicator) -> Backend:
         """Return the device that the model lives on, which is opened at the first call. Collective."""
         if self._backend is None:
-            options = self.device_options or {"dtype": self.dtype_policy.name}
+            options = self._device_options or {"dtype": self.dtype_policy.name}
             self._backend = open_backend(comm, **options)
         return self._backend
 
-    def describe_device(self, comm: Communicator) -> str:
+    def _describe_device(self, comm: Communicator) -> str:
         """Return the device in words. Collective.
 
         Raises:
             DeviceError: it cannot be used, or too little memory is left on it.
             AgreedError: the same on any rank, under mpirun, or the ranks do not go together.
         """
-        backend = self.on_device(comm)
+        backend = self._open_device(comm)
         if self._sharding(comm) is None:
-            self.agreed(comm, "device", lambda: backend.adopt(self.weights))
+            self._agreed(comm, "device", lambda: backend.adopt(self.weights))
         return backend.description
 
-    def trainer(self, comm: Communicator) -> Trainer:
+    def _open_trainer(self, comm: Communicator) -> Trainer:
         """Return what trains the model on its device. Collective at the first call."""
         sharded = self._programs is not None and self._programs.sharding is not None
         if self._trained_with is not comm and (sharded or isinstance(comm, MeshCommunicator)):  # another mesh
             self._leave_device()
         if self._trainer_kept is None:
             self._trained_with = comm
-            backend, given = self.on_device(comm), self._compiled
+            backend, given = self._open_device(comm), self._compiled
             comm.require_same("the ranks have compiled the model differently", self._describe_computing())
             choose_transport(backend, comm, "host" if given is None else given.comm)
             sent: dict[str, Any] = {}
@@ -676,12 +714,12 @@ class Model(Fitting, Files, Structure):
         return Sharding(mesh, self, shards)
 
     @property
-    def optimizers(self) -> list[Optimizer]:
+    def _all_optimizers(self) -> list[Optimizer]:
         """The one that `compile` was given, and those of the model's own steps."""
         own: list[Any] = self._attributes(Optimizer)
         return list({id(one): one for one in [*own, *([self._compiled.optimizer] if self._compiled else [])]}.values())
 
-    def part(self, variable: Variable, comm: Communicator) -> Part:
+    def _part_of(self, variable: Variable, comm: Communicator) -> Part:
         """Return what this rank has of a variable, and which of the ranks have the same. Collective."""
         sharding = None if self._programs is None else self._programs.sharding
         if sharding is not None:
@@ -689,39 +727,27 @@ class Model(Fitting, Files, Structure):
         whole = tuple(map(int, variable.shape))
         return Part(variable, (0,) * len(whole), whole, comm)
 
-    def local_weights(self) -> list[Array]:
-        """Return copies of what this rank has of `weights`: of those that are sharded, its parts.
-
-        A rank has nothing, an array of shape (0,), of weights of another stage.
-        """
+    def _local_weights(self) -> list[Array]:
         return [one.numpy() for one in self._local(self.weights)]
 
-    def set_local_weights(self, values: Sequence[Array]) -> None:
-        """Give this rank's parts of `weights` new values.
-
-        Args:
-            values: as `local_weights` returns them. Whole ones will do as well, of which this rank takes its part.
-
-        Raises:
-            ConfigError: another number of them, or another shape.
-        """
+    def _set_local_weights(self, values: Sequence[Array]) -> None:
         weights = self.weights
         if len(values) != len(weights):
-            raise ConfigError(f"{self.label}: found values of {len(values)} weights, expected {len(weights)}")
+            raise ConfigError(f"{self._display_name}: found values of {len(values)} weights, expected {len(weights)}")
         for weight, own, value in zip(weights, self._local(weights), values, strict=True):
             (own if value.shape == own.shape else weight).assign(value)
 
     @contextmanager
-    def readable_on(self, rank: int = 0) -> Iterator[None]:
+    def _readable_on(self, rank: int = 0) -> Iterator[None]:
         """Let a rank read all variables by itself while this context lasts, the sharded ones too. Collective."""
         sharding = None if self._programs is None else self._programs.sharding
-        with nullcontext() if sharding is None else sharding.fetched(self.variables_on_device, rank):
+        with nullcontext() if sharding is None else sharding.fetched(self._variables_on_device, rank):
             yield
 
     def _describe_computing(self) -> dict[str, Any]:
         """Return what all ranks must have compiled alike, by name."""
-        own = [one for one in self.flat_layers()[1:] if one.dtype_policy != self.dtype_policy]
-        policies = [self.dtype_policy.name, *(f"{one.label} in {one.dtype_policy.name}" for one in own)]
+        own = [one for one in self._flatten_layers()[1:] if one.dtype_policy != self.dtype_policy]
+        policies = [self.dtype_policy.name, *(f"{one._display_name} in {one.dtype_policy.name}" for one in own)]
         facts: dict[str, Any] = {"dtype": ", ".join(policies)}
         if self._compiled is not None:
             given, optimizer = self._compiled, self._compiled.optimizer
@@ -731,7 +757,7 @@ class Model(Fitting, Files, Structure):
             facts["stages and microbatches"] = [given.stages, given.microbatches]
         return facts
 
-    def release(self) -> None:
+    def _release_device(self) -> None:
         """Give the device's memory back at once; weights and the optimizer's state are lost."""
         if self._programs is not None:
             self._programs.forget()
@@ -743,23 +769,23 @@ class Model(Fitting, Files, Structure):
         """Bring everything back to the host."""
         if self._backend is not None:
             held = self._on_device()
-            for one in self.variables_on_device():
+            for one in self._variables_on_device():
                 one.move(None)
             self._backend.release(held)
-        self.release()
+        self._release_device()
 
     def _on_device(self) -> list[Variable]:
         """Return what this rank's device holds."""
-        return self._local(self.variables_on_device())
+        return self._local(self._variables_on_device())
 
     def _local(self, variables: list[Variable]) -> list[Variable]:
         """Return what this rank has of variables: parts of those that are sharded."""
         return variables if self._programs is None else self._programs.local(variables)
 
-    def variables_on_device(self) -> list[Variable]:
+    def _variables_on_device(self) -> list[Variable]:
         """Return all that a step may read or write: weights, random numbers, optimizers, metrics."""
         found = list(self.variables)
-        for one in self.optimizers:
+        for one in self._all_optimizers:
             found += one.variables
         for metric in self.metrics:
             found += metric.variables
@@ -768,18 +794,18 @@ class Model(Fitting, Files, Structure):
         return list({id(one): one for one in found}.values())
 
     @property
-    def skipped_steps(self) -> int | None:
+    def _skipped_steps(self) -> int | None:
         """How many steps the training at hand has left out; None where it leaves out none."""
         return None if self._guard is None else int(self._guard.skipped)
 
     # Together with the other ranks
 
-    def agreed(self, comm: Communicator, where: str, action: Callable[[], T]) -> T:
+    def _agreed(self, comm: Communicator, where: str, action: Callable[[], T]) -> T:
         """Run what may find the user's arguments wrong: alone it raises as in Keras, on N ranks it raises on all."""
         return action() if comm.size == 1 else comm.agree(where, action)
 
     @contextmanager
-    def collective(self, comm: Communicator) -> Iterator[None]:
+    def _collective(self, comm: Communicator) -> Iterator[None]:
         """What the other ranks are in as well: an error of this rank alone would leave them waiting for ever."""
         try:
             try:

@@ -154,10 +154,10 @@ def _boxes(model: Any, rankdir: str, shown: dict[str, bool]) -> list[_Box]:
             "a batch of data."
         )
     name_layers(model.layers)
-    makers = model.makers
+    makers = model._makers
     if not makers:  # of a subclass nobody knows how its layers are connected
         return [
-            _Box(_lines(one, shown, one.last_output), [number - 1] if number else [])
+            _Box(_lines(one, shown, one._last_output), [number - 1] if number else [])
             for number, one in enumerate(model.layers)
         ]
     places = {id(one): number for number, one in enumerate(makers)}

@@ -28,7 +28,7 @@ def scorer(model: Model) -> Model:
     inputs = [Input(shape=shape) for shape in shapes]
     outputs = [Identity(name=output.name)(one) for output, one in zip(model._outputs.flat, inputs, strict=True)]
     nested = [tree.refilled(model._output_shapes, iter(each)) for each in (inputs, outputs)]
-    found = Model(*nested, seed=model.seed)
+    found = Model(*nested, seed=model._model_seed)
     given = (compiled.loss, compiled.loss_weights, compiled.metrics, compiled.weighted_metrics)
     found.compile("sgd", *given, run_eagerly=compiled.run_eagerly, **compiled.device)
     return found

@@ -64,13 +64,13 @@ class Sequential(Model):
         raise AttributeError("`Sequential.layers` cannot be set. Use `add()` and `pop()` to change the layers.")
 
     @property
-    def input_shape(self) -> Any:
+    def _input_shape(self) -> Any:
         """Shape of the input, with None for the rows; None where nobody has said it."""
-        return super().input_shape if self._input is None else tuple(self._input.batch_shape)
+        return super()._input_shape if self._input is None else tuple(self._input.batch_shape)
 
-    @input_shape.setter
-    def input_shape(self, shape: Any) -> None:
-        self._given_shape = shape
+    def _require_graph(self) -> Graph:
+        self._build_if_known()
+        return super()._require_graph()
 
     def add(self, layer: Layer | Tensor, rebuild: bool = True) -> None:
         """Append a layer; a model that was compiled is to be compiled anew.
@@ -132,9 +132,9 @@ class Sequential(Model):
             )
         if not self._stack and self._input is None:
             if isinstance(layer, Model) and layer._graph is not None:
-                self._input = InputLayer(batch_shape=layer.input_shape)
-            elif not isinstance(layer, Model) and layer.input_shape is not None:
-                self._input = InputLayer(layer.input_shape)
+                self._input = InputLayer(batch_shape=layer._input_shape)
+            elif not isinstance(layer, Model) and layer._given_shape is not None:
+                self._input = InputLayer(layer._given_shape)
         self._stack.append(layer)
 
     def _build_if_known(self) -> None:
@@ -162,21 +162,9 @@ class Sequential(Model):
         return super().count_params()
 
     @property
-    def input_layer(self) -> InputLayer | None:
+    def _input_layer(self) -> InputLayer | None:
         """What states the shape of a sample, by itself or after the first batch; None before."""
         return self._input
-
-    @property
-    def inputs(self) -> list[Tensor]:
-        """See `Model`."""
-        self._build_if_known()
-        return super().inputs
-
-    @property
-    def outputs(self) -> list[Tensor]:
-        """See `Model`."""
-        self._build_if_known()
-        return super().outputs
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Return what the last layer makes of what the first one is given."""
@@ -195,7 +183,7 @@ class Sequential(Model):
         return len(shape) == len(own) + 1 and any(map(differ, shape[1:], own))
 
     @property
-    def awaits_shape(self) -> bool:
+    def _awaits_shape(self) -> bool:
         """Whether nobody has said yet what shape a sample has."""
         return not self.built and self._input is None
 
@@ -233,19 +221,19 @@ class Sequential(Model):
             raise ConfigError(
                 f"the first layer ({type(self._stack[0]).__name__}) needs input_shape=(...), the shape of one sample"
             )
-        names = [layer.name for layer in self._stack if not layer.has_default_name]
+        names = [layer.name for layer in self._stack if not layer._has_default_name]
         if repeated := [name for name in names if name is not None and names.count(name) > 1]:
             raise ConfigError(f"layer names must be unique, found {repeated[0]!r} {names.count(repeated[0])} times")
         start = self._input.output
         with untraced():
             for layer in self._stack[len(self._results) :]:
                 if self.compiled:
-                    layer.set_dtype(self.dtype_policy)
+                    layer._set_dtype(self.dtype_policy)
                 self._results.append(layer(self._results[-1] if self._results else start))
         stack = self._stack
         self._set_graph(Graph(start, self._results[-1]))
         self._stack = stack
-        self.adopt(self.seed)
+        self._adopt(self._model_seed)
 
     def _build_like(self, x: Any) -> None:
         if self._input is None and self._stack and tree.is_nested(x) and not (isinstance(x, list) and len(x) == 1):
@@ -260,7 +248,7 @@ class Sequential(Model):
         self._look_at_size(x)
 
     @property
-    def takes_any_size(self) -> bool:
+    def _takes_any_size(self) -> bool:
         """See `Model`."""
         return self._guessed
 
@@ -275,7 +263,7 @@ class Sequential(Model):
             return
         shape = np.shape(leaf)[1:]
         with suppress(ConfigError), untraced():  # it will be said that the model expects another shape
-            result = symbol((shape), self.data_dtype)
+            result = symbol((shape), self._data_dtype)
             for layer in self._stack:
                 result = layer(result)
             self._sample = shape, tree.map_leaves(lambda path, one: sample_shape(one), result)
@@ -285,11 +273,11 @@ class Sequential(Model):
 
     # Its configuration
 
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return name, layers and input shape as Keras' `Sequential.get_config` does."""
-        if self._stack and not self.awaits_shape:
+        if self._stack and not self._awaits_shape:
             self.build()
-        name_layers(self.sublayers)
+        name_layers(self._sublayers)
         return sequential_config(self, self._input if self.built else None)
 
     @classmethod
@@ -298,7 +286,7 @@ class Sequential(Model):
         with custom_object_scope(custom_objects):
             layers, dtype = sequential_layers(config)
         made = cls(layers, trainable=bool(config.get("trainable", True)), name=config["name"])
-        made.set_dtype(dtype)
-        if not made.awaits_shape:
+        made._set_dtype(dtype)
+        if not made._awaits_shape:
             made.build()
         return made

@@ -9,6 +9,7 @@ from dptrain.errors import ConfigError
 from dptrain.layers import Layer
 from dptrain.layers.node import Node
 from dptrain.layers.parts import name_layers
+from dptrain.layers.shown import shown
 from dptrain.models.graph import Graph, Maker, name_of_maker
 from dptrain.program import tree
 from dptrain.program.dims import is_number, number_of, read, symbolic
@@ -29,7 +30,7 @@ class Structure(Layer):
     @property
     def layers(self) -> list[Layer]:
         """The layers, in Keras' order."""
-        return self.sublayers
+        return self._sublayers
 
     @layers.setter
     def layers(self, layers: Any) -> None:
@@ -39,22 +40,30 @@ class Structure(Layer):
         )
 
     @property
+    def _input_tensors(self) -> list[Tensor]:
+        return tree.leaves(self._require_graph().inputs)
+
+    @property
+    def _output_tensors(self) -> list[Tensor]:
+        return tree.leaves(self._require_graph().outputs)
+
+    @shown
     def inputs(self) -> list[Tensor]:
         """The symbolic inputs of a functional model.
 
         Raises:
             AttributeError: it is none.
         """
-        return tree.leaves(self._require_graph().inputs)
+        return self._input_tensors
 
-    @property
+    @shown
     def outputs(self) -> list[Tensor]:
         """The symbolic outputs of a functional model.
 
         Raises:
             AttributeError: it is none.
         """
-        return tree.leaves(self._require_graph().outputs)
+        return self._output_tensors
 
     @property
     def input(self) -> Any:
@@ -63,7 +72,8 @@ class Structure(Layer):
         Raises:
             AttributeError: it is none.
         """
-        return self.inputs[0] if len(self.inputs) == 1 else self._require_graph().inputs
+        tensors = self._input_tensors
+        return tensors[0] if len(tensors) == 1 else self._require_graph().inputs
 
     @property
     def output(self) -> Any:
@@ -72,59 +82,67 @@ class Structure(Layer):
         Raises:
             AttributeError: it is none.
         """
-        return self.outputs[0] if len(self.outputs) == 1 else self._require_graph().outputs
+        tensors = self._output_tensors
+        return tensors[0] if len(tensors) == 1 else self._require_graph().outputs
 
     @property
+    def _input_names(self) -> list[str]:
+        return [one.history.layer.name for one in self._input_tensors]
+
+    @property
+    def _output_names(self) -> list[str]:
+        return [name_of_maker(one) for one in self._output_tensors]
+
+    @shown
     def input_names(self) -> list[str]:
         """The names of the inputs of a functional model."""
-        return [one.history.layer.name for one in self.inputs]
+        return self._input_names
 
-    @property
+    @shown
     def output_names(self) -> list[str]:
         """The names of the layers that make the outputs of a functional model."""
-        return [name_of_maker(one) for one in self.outputs]
+        return self._output_names
 
     @property
-    def input_shape(self) -> Any:
-        """Shapes of the inputs of a functional model, with None for lengths that are not known."""
+    def _input_shape(self) -> Any:
         if self._graph is None:
             return self._given_shape
-        shapes = [read(one.shape) for one in self.inputs]
+        shapes = [read(one.shape) for one in self._input_tensors]
         return shapes[0] if len(shapes) == 1 else shapes
 
-    @input_shape.setter
-    def input_shape(self, shape: Any) -> None:
-        self._given_shape = shape
-
     @property
-    def output_shape(self) -> Any:
-        """Shapes of the outputs, with None for lengths that are not known."""
+    def _output_shape(self) -> Any:
         if self._output_shapes is None:
             raise AttributeError(f"model {self.name!r} has not been built: its output shape is not known yet")
         if self._graph is not None:
-            shapes = [read(one.shape) for one in self.outputs]
+            shapes = [read(one.shape) for one in self._output_tensors]
             return shapes[0] if len(shapes) == 1 else shapes
         found = [(None, *shape) for _, shape in tree.flat_shapes(self._output_shapes)]
         return found[0] if len(found) == 1 else found
 
+    @shown
+    def input_shape(self) -> Any:
+        """Shapes of the inputs, with None for lengths that are not known; None where nobody has said them."""
+        return self._input_shape
+
+    @shown
+    def output_shape(self) -> Any:
+        """Shapes of the outputs, with None for lengths that are not known."""
+        return self._output_shape
+
     @property
-    def fixed_batch_size(self) -> int | None:
+    def _fixed_batch_size(self) -> int | None:
         """The rows that every batch of a functional model must have, where one of its inputs says so."""
-        symbols = [] if self._graph is None else self.inputs
+        symbols = [] if self._graph is None else self._input_tensors
         return next((number_of(one.shape[0]) for one in symbols if is_number(one.shape[0])), None)
 
     @property
-    def graph(self) -> Graph | None:
-        """What lies between the symbolic inputs and outputs; None where there are none."""
-        return self._graph
-
-    @property
-    def calls(self) -> list[Node]:
+    def _layer_calls(self) -> list[Node]:
         """The calls of layers that a functional model is made of; none of another."""
         return [] if self._graph is None else self._graph.nodes
 
     @property
-    def makers(self) -> list[Maker]:
+    def _makers(self) -> list[Maker]:
         """The calls, and the tensors that ops made, each after those that it needs; none of another model."""
         return [] if self._graph is None else self._graph.makers
 

@@ -106,7 +106,7 @@ def table(
     if not plain:
         drawn.box = rich.box.HEAVY_HEAD
     name_layers(model.layers)
-    nodes = {id(one) for one in model.calls}
+    nodes = {id(one) for one in model._layer_calls}
     for layer, prefix in _rows(_in_range(model.layers, layer_range), expand_nested):
         cells = [f"{prefix}{layer.name} ({type(layer).__name__})", _output_shape(layer), _params(layer)]
         cells += [_connections(layer, nodes)] if connected else []
@@ -119,7 +119,7 @@ def table(
 
 def _is_connected(model: Any) -> bool:
     """Whether the layers of a model are more than a row."""
-    calls = [one for one in model.calls if one.inputs]
+    calls = [one for one in model._layer_calls if one.inputs]
     layers = [id(one.layer) for one in calls]
     return any(len(one.inputs) > 1 for one in calls) or len(layers) > len(set(layers)) or _branches(calls)
 
@@ -153,7 +153,7 @@ def _rows(layers: Iterable[Any], expand: bool, level: int = 0) -> Iterable[tuple
 
 
 def _output_shape(layer: Layer) -> str:
-    shapes = tree.map_leaves(lambda path, one: _text(one.shape), layer.last_output)
+    shapes = tree.map_leaves(lambda path, one: _text(one.shape), layer._last_output)
     found = tree.leaves(shapes)
     return "?" if not found else found[0] if len(found) == 1 else str(shapes).replace("'", "")
 

@@ -49,9 +49,9 @@ class Adadelta(Optimizer):
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
         """As above."""
-        slots, rho = self.slots_of(variable), self.rho
+        slots, rho = self._slots_of(variable), self.rho
         a, d = slots["accumulated_grad"], slots["accumulated_delta_var"]
         a.assign_add((gradient * gradient - a) * (1 - rho))
         step = gradient * sqrt(d + self.epsilon) / sqrt(a + self.epsilon)
         d.assign_add((step * step - d) * (1 - rho))
-        variable.assign_sub(step * self.number(float64, learning_rate, variable.dtype))
+        variable.assign_sub(step * self._number(float64, learning_rate, variable.dtype))

@@ -66,9 +66,9 @@ class Adafactor(Optimizer):
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
         """As above."""
-        slots, dtype = self.slots_of(variable), variable.dtype
-        decay = self.number(self._decay, learning_rate, dtype)
-        step = self.number(self._rho, learning_rate, dtype) * maximum(_size(variable.value), self.epsilon_2)
+        slots, dtype = self._slots_of(variable), variable.dtype
+        decay = self._number(self._decay, learning_rate, dtype)
+        step = self._number(self._rho, learning_rate, dtype) * maximum(_size(variable.value), self.epsilon_2)
         squares = square(gradient) + self.epsilon_1
         v = slots["velocity"]
         if len(variable.shape) < 2:

@@ -46,7 +46,7 @@ class Adagrad(Optimizer):
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
         """As above."""
-        a = self.slots_of(variable)["accumulator"]
+        a = self._slots_of(variable)["accumulator"]
         a.assign(a + gradient * gradient)
-        rate = self.number(float64, learning_rate, variable.dtype)
+        rate = self._number(float64, learning_rate, variable.dtype)
         variable.assign_sub(gradient * rate / sqrt(a + self.epsilon))

@@ -27,7 +27,7 @@ class Moments(Optimizer):
         ConfigError: an argument is out of range, or not supported.
     """
 
-    moments = ("momentum", "velocity")
+    _moments = ("momentum", "velocity")
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Moments(Optimizer):
         """Make both moments."""
         variables = list(variables)
         super().build(variables)
-        self.add_optimizer_variables(variables, self.moments)
+        self.add_optimizer_variables(variables, self._moments)
 
 
 class Adam(Moments):
@@ -95,7 +95,7 @@ class Adam(Moments):
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
         """As above."""
-        slots = self.slots_of(variable)
+        slots = self._slots_of(variable)
         m, v = slots["momentum"], slots["velocity"]
         # In this form all ops of the update read what an earlier one has read: they become one loop, and are in place.
         m.assign_add((gradient - m) * (1 - self.beta_1))
@@ -103,7 +103,7 @@ class Adam(Moments):
         if self.amsgrad:
             slots["velocity_hat"].assign(maximum(slots["velocity_hat"], v))
             v = slots["velocity_hat"]
-        alpha = self.number(self._alpha, learning_rate, variable.dtype)
+        alpha = self._number(self._alpha, learning_rate, variable.dtype)
         variable.assign_sub(m / (sqrt(v) + self.epsilon) * alpha)
 
     def _alpha(self, learning_rate: Tensor) -> Tensor:

@@ -26,15 +26,15 @@ class Adamax(Moments):
         ConfigError: an argument is out of range, or not supported.
     """
 
-    moments = ("momentum", "norm")
+    _moments = ("momentum", "norm")
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
         """As above."""
-        slots = self.slots_of(variable)
+        slots = self._slots_of(variable)
         m, u = slots["momentum"], slots["norm"]
         m.assign_add((gradient - m) * (1 - self.beta_1))
         u.assign(maximum(u * self.beta_2, absolute(gradient)))
-        variable.assign_sub(m * self.number(self._alpha, learning_rate, variable.dtype) / (u + self.epsilon))
+        variable.assign_sub(m * self._number(self._alpha, learning_rate, variable.dtype) / (u + self.epsilon))
 
     def _alpha(self, learning_rate: Tensor) -> Tensor:
         return learning_rate / (1 - power(self.beta_1, float64(self.iterations + 1)))

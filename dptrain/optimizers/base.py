@@ -237,25 +237,28 @@ class Optimizer(ABC):
         return found[0] if isinstance(name, str) else found
 
     @property
-    def slots(self) -> list[tuple[Variable, Variable]]:
+    def _all_slots(self) -> list[tuple[Variable, Variable]]:
         """All slots, each with the variable that it belongs to."""
         return [(slot, variable) for variable, own in self._slots.items() for slot in own.values()]
 
     def slots_of(self, variable: Variable) -> Mapping[str, Variable]:
-        """Return the slots of a variable by name."""
+        """Return the slots of a variable by name, for an `update_step`; not in Keras."""
+        return self._slots_of(variable)
+
+    def _slots_of(self, variable: Variable) -> Mapping[str, Variable]:
         return self._slots[variable]
 
     @property
-    def masks(self) -> dict[Variable, Variable]:
+    def _masks(self) -> dict[Variable, Variable]:
         """The masks of the variables that are pruned, 1 where an element stays and 0 where it is zero."""
         return {one: own[_MASK] for one, own in self._slots.items() if one.pruning is not None and _MASK in own}
 
     @property
-    def pruning_variables(self) -> list[Variable]:
+    def _pruning_variables(self) -> list[Variable]:
         """Those of the variables that are there for pruning alone."""
         return [slot for own in self._slots.values() for name, slot in own.items() if name in _OF_PRUNING]
 
-    def prune(self, variable: Variable, mask: npt.NDArray[np.bool_]) -> None:
+    def _prune(self, variable: Variable, mask: npt.NDArray[np.bool_]) -> None:
         """Give a variable another mask, and zeros where it has them to its value and slots.
 
         Args:
@@ -268,7 +271,7 @@ class Optimizer(ABC):
         for one in (variable, *rest):
             one.assign(np.where(mask, one.numpy(), np.zeros((), one.dtype)))
 
-    def dense_gradient(self, variable: Variable) -> npt.NDArray[Any]:
+    def _dense_gradient(self, variable: Variable) -> npt.NDArray[Any]:
         """Return the last gradient of a variable that is pruned with regrowth, of pruned elements too."""
         return self._slots[variable][_DENSE].numpy()
 
@@ -277,7 +280,7 @@ class Optimizer(ABC):
         """The state in Keras' order: iterations, learning rate (unless a schedule says it), slots."""
         return [self._iterations, *([] if self._schedule else [self._rate]), *self._added]
 
-    def variables_for(self, variables: Iterable[Variable]) -> list[Variable]:
+    def _variables_for(self, variables: Iterable[Variable]) -> list[Variable]:
         """Return those of `variables` that belong to these, in the order in which a new optimizer would make them.
 
         They get slots where they have none, and the optimizer has been used.
@@ -333,28 +336,28 @@ class Optimizer(ABC):
             self._rate.assign(rate if isinstance(rate, Operand) and is_tracing() else np.float64(_rate(rate)))
 
     @property
-    def version(self) -> int:
+    def _program_version(self) -> int:
         """What a program depends on that was traced with this optimizer: another one needs another trace."""
         return self._version
 
     @property
-    def follows_schedule(self) -> bool:
+    def _follows_schedule(self) -> bool:
         """Whether a schedule says the learning rate, which then goes by the steps and cannot be set."""
         return self._schedule is not None
 
     @property
-    def rates(self) -> dict[str, float]:
+    def _rates(self) -> dict[str, float]:
         """Learning rates by the names under which they are logged."""
         return {"learning_rate": float(self.learning_rate)}
 
     @property
-    def resumed_rate(self) -> Any:
+    def _resumed_rate(self) -> Any:
         """What `resume_learning_rate` takes, as JSON can carry it."""
         return float(self.learning_rate)
 
-    def resume_learning_rate(self, rate: Any) -> None:
+    def _resume_learning_rate(self, rate: Any) -> None:
         """Go on with the learning rate that an interrupted training had; a schedule knows it from the steps."""
-        if not self.follows_schedule:
+        if not self._follows_schedule:
             self.learning_rate = rate
 
     def _learning_rate(self) -> Tensor:
@@ -441,7 +444,7 @@ class Optimizer(ABC):
         """Subtract from a variable; for `update_step`."""
         variable.assign_sub(value)
 
-    def number(self, compute: Callable[[Tensor], Tensor], learning_rate: Any, dtype: DType) -> Tensor:
+    def _number(self, compute: Callable[[Tensor], Tensor], learning_rate: Any, dtype: DType) -> Tensor:
         """Return a number that depends on the learning rate and the iterations alone, which all variables share.
 
         Args:
@@ -495,13 +498,13 @@ class Optimizer(ABC):
             for grad, one in zip(grads, variables, strict=True)
         ]
         if every is None:
-            self.update(grads, variables, rate)
+            self._update_all(grads, variables, rate)
         else:
             due = _is_multiple(self._iterations + 1, every)
             old = {one: one.value for one in (*variables, *self._added)}
             accumulators = [self._slots[one]["gradient_accumulator"] for one in variables]
             sums = [total + grad for total, grad in zip(accumulators, grads, strict=True)]
-            self.update([one * (1 / every) for one in sums], variables, rate)
+            self._update_all([one * (1 / every) for one in sums], variables, rate)
             for one, value in old.items():
                 if one.value is not value:
                     one.assign(where(due, one, value))
@@ -521,13 +524,13 @@ class Optimizer(ABC):
         """Return a value of a variable with zeros, +0, where its mask has them."""
         return value if variable.pruning is None else where(equal(self._slots[variable][_MASK], 0), 0, value)
 
-    def update(self, grads: list[Tensor], variables: list[Variable], learning_rate: Tensor) -> None:
+    def _update_all(self, grads: list[Tensor], variables: list[Variable], learning_rate: Tensor) -> None:
         """Clip the gradients, let the variables decay, and follow the rule: `update_step` for each variable."""
         grads = self._clipped(grads)
         for one in variables:
             kept = self._kept_of(one)
             if kept is not None:
-                one.assign(one * self.number(kept, learning_rate, one.dtype))
+                one.assign(one * self._number(kept, learning_rate, one.dtype))
         for grad, one in zip(grads, variables, strict=True):
             self.update_step(grad, one, learning_rate)
 
@@ -566,7 +569,7 @@ class Optimizer(ABC):
         names = sorted(set(var_names or ()))
         self._excluded_names = re.compile("|".join(names)) if names else None
 
-    def decays(self, variable: Variable) -> bool:
+    def _decays(self, variable: Variable) -> bool:
         """Whether the weight decay applies to a variable."""
         return self.weight_decay is not None and not self._is_excluded(variable)
 
@@ -576,7 +579,7 @@ class Optimizer(ABC):
 
     def _kept_of(self, variable: Variable) -> Callable[[Tensor], Tensor] | None:
         """Return what gives the part of a variable that its decay leaves, of the learning rate; None without decay."""
-        return self._kept if self.decays(variable) else None
+        return self._kept if self._decays(variable) else None
 
     def _kept(self, rate: Tensor) -> Tensor:
         return 1 - (self.weight_decay or 0) * rate
@@ -595,7 +598,7 @@ class Optimizer(ABC):
                 one.assign(where(due, average, one))
 
     @property
-    def ends_with_averages(self) -> bool:
+    def _ends_with_averages(self) -> bool:
         """Whether `finalize_variable_values` replaces what a training has come to."""
         return self.use_ema
 
@@ -606,10 +609,6 @@ class Optimizer(ABC):
                 one.assign(self._slots[one]["average"])
 
     # Configuration
-
-    def config(self) -> dict[str, Any]:
-        """Return `get_config()`, under the name that it has in layers."""
-        return self.get_config()
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments as Keras names them; a schedule as `schedules.serialize` gives it.
@@ -636,7 +635,7 @@ class Optimizer(ABC):
         own = {name: vars(self)[name] for name in names if name in vars(self) and name not in found}
         return found | {name: one for name, one in own.items() if isinstance(one, float | int | str | None)}
 
-    def describe(self) -> dict[str, Any]:
+    def _describe(self) -> dict[str, Any]:
         """Return what must be the same on all ranks: `get_config()`, or less where a schedule does not tell."""
         try:
             return self.get_config()

@@ -70,9 +70,9 @@ class Ftrl(Optimizer):
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
         """As above."""
-        slots = self.slots_of(variable)
+        slots = self._slots_of(variable)
         n, z = slots["accumulator"], slots["linear"]
-        rate = self.number(float64, learning_rate, variable.dtype)
+        rate = self._number(float64, learning_rate, variable.dtype)
         total = n + square(gradient)
         old, new = power(n.value, -self.learning_rate_power), power(total, -self.learning_rate_power)
         shrunk = gradient + variable * (2 * self.l2_shrinkage_regularization_strength)

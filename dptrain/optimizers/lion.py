@@ -53,6 +53,6 @@ class Lion(Optimizer):
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
         """As above."""
-        m, rate = self.slots_of(variable)["momentum"], self.number(float64, learning_rate, variable.dtype)
+        m, rate = self._slots_of(variable)["momentum"], self._number(float64, learning_rate, variable.dtype)
         variable.assign_sub(sign(m + (gradient - m) * (1 - self.beta_1)) * rate)
         m.assign_add((gradient - m) * (1 - self.beta_2))

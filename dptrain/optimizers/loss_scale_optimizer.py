@@ -117,36 +117,36 @@ class LossScaleOptimizer(Optimizer):
         """The state in Keras' order."""
         return [*self.own_variables, *self.inner_optimizer.variables]
 
-    def variables_for(self, variables: Iterable[Variable]) -> list[Variable]:
+    def _variables_for(self, variables: Iterable[Variable]) -> list[Variable]:
         """As `Optimizer.variables_for`."""
-        return [*self.own_variables, *self.inner_optimizer.variables_for(variables)]
+        return [*self.own_variables, *self.inner_optimizer._variables_for(variables)]
 
     @property
-    def slots(self) -> list[tuple[Variable, Variable]]:
+    def _all_slots(self) -> list[tuple[Variable, Variable]]:
         """As `Optimizer.slots`."""
-        return self.inner_optimizer.slots
+        return self.inner_optimizer._all_slots
 
-    def slots_of(self, variable: Variable) -> Mapping[str, Variable]:
+    def _slots_of(self, variable: Variable) -> Mapping[str, Variable]:
         """As `Optimizer.slots_of`."""
-        return self.inner_optimizer.slots_of(variable)
+        return self.inner_optimizer._slots_of(variable)
 
     @property
-    def masks(self) -> dict[Variable, Variable]:
+    def _masks(self) -> dict[Variable, Variable]:
         """As `Optimizer.masks`."""
-        return self.inner_optimizer.masks
+        return self.inner_optimizer._masks
 
     @property
-    def pruning_variables(self) -> list[Variable]:
+    def _pruning_variables(self) -> list[Variable]:
         """As `Optimizer.pruning_variables`."""
-        return self.inner_optimizer.pruning_variables
+        return self.inner_optimizer._pruning_variables
 
-    def prune(self, variable: Variable, mask: npt.NDArray[np.bool_]) -> None:
+    def _prune(self, variable: Variable, mask: npt.NDArray[np.bool_]) -> None:
         """As `Optimizer.prune`."""
-        self.inner_optimizer.prune(variable, mask)
+        self.inner_optimizer._prune(variable, mask)
 
-    def dense_gradient(self, variable: Variable) -> npt.NDArray[Any]:
+    def _dense_gradient(self, variable: Variable) -> npt.NDArray[Any]:
         """As `Optimizer.dense_gradient`."""
-        return self.inner_optimizer.dense_gradient(variable)
+        return self.inner_optimizer._dense_gradient(variable)
 
     @property
     def iterations(self) -> Variable | Tensor:
@@ -163,33 +163,33 @@ class LossScaleOptimizer(Optimizer):
         self.inner_optimizer.learning_rate = rate
 
     @property
-    def version(self) -> int:
+    def _program_version(self) -> int:
         """As `Optimizer.version`."""
-        return self.inner_optimizer.version
+        return self.inner_optimizer._program_version
 
     @property
-    def follows_schedule(self) -> bool:
+    def _follows_schedule(self) -> bool:
         """As `Optimizer.follows_schedule`."""
-        return self.inner_optimizer.follows_schedule
+        return self.inner_optimizer._follows_schedule
 
     @property
-    def rates(self) -> dict[str, float]:
+    def _rates(self) -> dict[str, float]:
         """As `Optimizer.rates`."""
-        return self.inner_optimizer.rates
+        return self.inner_optimizer._rates
 
     @property
-    def resumed_rate(self) -> Any:
+    def _resumed_rate(self) -> Any:
         """As `Optimizer.resumed_rate`."""
-        return self.inner_optimizer.resumed_rate
+        return self.inner_optimizer._resumed_rate
 
-    def resume_learning_rate(self, rate: Any) -> None:
+    def _resume_learning_rate(self, rate: Any) -> None:
         """As `Optimizer.resume_learning_rate`."""
-        self.inner_optimizer.resume_learning_rate(rate)
+        self.inner_optimizer._resume_learning_rate(rate)
 
     @property
-    def ends_with_averages(self) -> bool:
+    def _ends_with_averages(self) -> bool:
         """As `Optimizer.ends_with_averages`."""
-        return self.inner_optimizer.ends_with_averages
+        return self.inner_optimizer._ends_with_averages
 
     def exclude_from_weight_decay(
         self, var_list: Iterable[Variable] | None = None, var_names: Iterable[str] | None = None

@@ -215,14 +215,14 @@ class MultiOptimizer(Optimizer):
         """The state in Keras' order."""
         return [*self.own_variables, *(one for each in self._inner for one in each.variables)]
 
-    def variables_for(self, variables: Iterable[Variable]) -> list[Variable]:
+    def _variables_for(self, variables: Iterable[Variable]) -> list[Variable]:
         """As `Optimizer.variables_for`."""
         if not self.built:
             return self.variables
         known = list(variables)
         self.build(known)
         own = dict(self._shared(known))
-        return [*self.own_variables, *(one for each in self._inner for one in each.variables_for(own.get(each, [])))]
+        return [*self.own_variables, *(one for each in self._inner for one in each._variables_for(own.get(each, [])))]
 
     @property
     def iterations(self) -> Variable:
@@ -230,9 +230,9 @@ class MultiOptimizer(Optimizer):
         return self._iterations
 
     @property
-    def version(self) -> int:
+    def _program_version(self) -> int:
         """As `Optimizer.version`."""
-        return sum(one.version for one in self._inner)
+        return sum(one._program_version for one in self._inner)
 
     # Learning rates
 
@@ -250,12 +250,12 @@ class MultiOptimizer(Optimizer):
         raise NoAttributeError(_NO_RATE.format("set", "Set"))
 
     @property
-    def follows_schedule(self) -> bool:
+    def _follows_schedule(self) -> bool:
         """Whether one of them does."""
-        return any(one.follows_schedule for one in self._inner)
+        return any(one._follows_schedule for one in self._inner)
 
     @property
-    def rates(self) -> dict[str, float]:
+    def _rates(self) -> dict[str, float]:
         """As `Optimizer.rates`, with the names of the optimizers, numbered where several have one."""
         found: dict[str, float] = {}
         for one in self._inner:
@@ -266,11 +266,11 @@ class MultiOptimizer(Optimizer):
         return found
 
     @property
-    def resumed_rate(self) -> Any:
+    def _resumed_rate(self) -> Any:
         """As `Optimizer.resumed_rate`: a list."""
-        return [one.resumed_rate for one in self._inner]
+        return [one._resumed_rate for one in self._inner]
 
-    def resume_learning_rate(self, rate: Any) -> None:
+    def _resume_learning_rate(self, rate: Any) -> None:
         """As `Optimizer.resume_learning_rate`.
 
         Raises:
@@ -279,7 +279,7 @@ class MultiOptimizer(Optimizer):
         if not isinstance(rate, list) or len(rate) != len(self._inner):
             raise DataError(f"the learning rates of {len(self._inner)} optimizers; found {rate!r}")
         for one, its in zip(self._inner, rate, strict=True):
-            one.resume_learning_rate(its)
+            one._resume_learning_rate(its)
 
     # What is the optimizers'
 
@@ -295,9 +295,9 @@ class MultiOptimizer(Optimizer):
             one.loss_scale_factor = factor
 
     @property
-    def ends_with_averages(self) -> bool:
+    def _ends_with_averages(self) -> bool:
         """As `Optimizer.ends_with_averages`."""
-        return any(one.ends_with_averages for one in self._inner)
+        return any(one._ends_with_averages for one in self._inner)
 
     def finalize_variable_values(self, var_list: Iterable[Variable]) -> None:
         """As `Optimizer.finalize_variable_values`."""
@@ -324,12 +324,12 @@ class MultiOptimizer(Optimizer):
             described = serialization.function_to_dict(self._map)
         return {"optimizer_map": described, "loss_scale_factor": self.loss_scale_factor, "name": self.name}
 
-    def describe(self) -> dict[str, Any]:
+    def _describe(self) -> dict[str, Any]:
         """As `Optimizer.describe`; of a function its name."""
         described: Any = getattr(self._map, "__qualname__", type(self._map).__name__)
         if isinstance(self._map, OptimizerMap):
             found = {**self._map, "": self._map.default_optimizer}
-            described = [[key, type(one).__name__, one.describe()] for key, one in found.items()]
+            described = [[key, type(one).__name__, one._describe()] for key, one in found.items()]
         return {"optimizer_map": described, "loss_scale_factor": self.loss_scale_factor}
 
     @classmethod

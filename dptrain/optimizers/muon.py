@@ -111,13 +111,13 @@ class Muon(Optimizer):
         for one in variables:
             self.add_optimizer_variables([one], ("momentum", "velocity") if self.follows_adam(one) else "momentum")
 
-    def decays(self, variable: Variable) -> bool:
+    def _decays(self, variable: Variable) -> bool:
         """Whether a weight decay applies to a variable, Adam's or the other one."""
         decay = self.adam_weight_decay if self.follows_adam(variable) else self.weight_decay
         return decay is not None and not self._is_excluded(variable)
 
     def _kept_of(self, variable: Variable) -> Callable[[Tensor], Tensor] | None:
-        if not self.decays(variable):
+        if not self._decays(variable):
             return None
         return self._kept_by_adam if self.follows_adam(variable) else self._kept
 
@@ -126,19 +126,19 @@ class Muon(Optimizer):
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
         """As above."""
-        slots, dtype = self.slots_of(variable), variable.dtype
+        slots, dtype = self._slots_of(variable), variable.dtype
         m = slots["momentum"]
         if "velocity" in slots:
             v = slots["velocity"]
             m.assign_add((gradient - m) * (1 - self.adam_beta_1))
             v.assign_add((gradient * gradient - v) * (1 - self.adam_beta_2))
-            variable.assign_sub(m / (sqrt(v) + self.epsilon) * self.number(self._alpha, learning_rate, dtype))
+            variable.assign_sub(m / (sqrt(v) + self.epsilon) * self._number(self._alpha, learning_rate, dtype))
             return
         m.assign(m * self.momentum + gradient)
         update = self._orthogonal(gradient + m * self.momentum if self.nesterov else m.value)
         if self.rms_rate is not None:
             update = update * (math.sqrt(max(variable.shape)) * self.rms_rate)
-        variable.assign_sub(update * self.number(float64, learning_rate, dtype))
+        variable.assign_sub(update * self._number(float64, learning_rate, dtype))
 
     def _alpha(self, learning_rate: Tensor) -> Tensor:
         t = float64(self.iterations + 1)

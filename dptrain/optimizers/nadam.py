@@ -38,21 +38,21 @@ class Nadam(Moments):
         if self._u_product is None:
             self._u_product = self.add_variable((), "ones", np.float64, name="u_product")
 
-    def update(self, grads: list[Tensor], variables: list[Variable], learning_rate: Tensor) -> None:
+    def _update_all(self, grads: list[Tensor], variables: list[Variable], learning_rate: Tensor) -> None:
         """Go on with U first."""
         assert self._u_product is not None
         self._u_product.assign(self._u_product * self._u(1))
-        super().update(grads, variables, learning_rate)
+        super()._update_all(grads, variables, learning_rate)
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
         """As above."""
-        slots, dtype = self.slots_of(variable), variable.dtype
+        slots, dtype = self._slots_of(variable), variable.dtype
         m, v = slots["momentum"], slots["velocity"]
         m.assign_add((gradient - m) * (1 - self.beta_1))
         v.assign_add((gradient * gradient - v) * (1 - self.beta_2))
-        of_m = self.number(self._of_momentum, learning_rate, dtype)
-        of_g = self.number(self._of_gradient, learning_rate, dtype)
-        of_v = self.number(self._of_velocity, learning_rate, dtype)
+        of_m = self._number(self._of_momentum, learning_rate, dtype)
+        of_g = self._number(self._of_gradient, learning_rate, dtype)
+        of_v = self._number(self._of_velocity, learning_rate, dtype)
         variable.assign_sub((m * of_m + gradient * of_g) / (sqrt(v * of_v) + self.epsilon))
 
     def _u(self, ahead: int) -> Tensor:

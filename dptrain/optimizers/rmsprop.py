@@ -58,7 +58,7 @@ class RMSprop(Optimizer):
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
         """As above."""
-        slots = self.slots_of(variable)
+        slots = self._slots_of(variable)
         v = slots["velocity"]
         v.assign_add((gradient * gradient - v) * (1 - self.rho))
         below = v + self.epsilon
@@ -66,7 +66,7 @@ class RMSprop(Optimizer):
             mean = slots["average_gradient"]
             mean.assign_add((gradient - mean) * (1 - self.rho))
             below = v - mean * mean + self.epsilon
-        step = gradient / sqrt(below) * self.number(float64, learning_rate, variable.dtype)
+        step = gradient / sqrt(below) * self._number(float64, learning_rate, variable.dtype)
         if self.momentum > 0:
             slots["momentum"].assign(slots["momentum"] * self.momentum + step)
             step = slots["momentum"].value

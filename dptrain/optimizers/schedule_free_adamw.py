@@ -67,15 +67,15 @@ class ScheduleFreeAdamW(Optimizer):
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
         """As above."""
-        slots, dtype = self.slots_of(variable), variable.dtype
+        slots, dtype = self._slots_of(variable), variable.dtype
         z, v = slots["momentum"], slots["velocity"]
-        of_mean = self.number(self._of_mean, learning_rate, dtype)
+        of_mean = self._number(self._of_mean, learning_rate, dtype)
         # beta_1 x before the update.
         mean = variable - z * (1 - self.beta_1)
         v.assign_add((gradient * gradient - v) * (1 - self.beta_2))
-        divisor = sqrt(v / self.number(self._correction, learning_rate, dtype)) + self.epsilon
-        z.assign_sub(gradient / divisor * self.number(self._step, learning_rate, dtype))
-        variable.assign(mean * of_mean + z * self.number(self._of_z, learning_rate, dtype))
+        divisor = sqrt(v / self._number(self._correction, learning_rate, dtype)) + self.epsilon
+        z.assign_sub(gradient / divisor * self._number(self._step, learning_rate, dtype))
+        variable.assign(mean * of_mean + z * self._number(self._of_z, learning_rate, dtype))
 
     def _step(self, learning_rate: Tensor) -> Tensor:
         if not self.warmup_steps:

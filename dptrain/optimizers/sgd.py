@@ -47,10 +47,10 @@ class SGD(Optimizer):
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
         """As above."""
-        step = gradient * self.number(float64, learning_rate, variable.dtype)
+        step = gradient * self._number(float64, learning_rate, variable.dtype)
         if not self.momentum:
             variable.assign_sub(step)
             return
-        m = self.slots_of(variable)["momentum"]
+        m = self._slots_of(variable)["momentum"]
         m.assign(m * self.momentum - step)
         variable.assign(variable + m * self.momentum - step if self.nesterov else variable + m)

@@ -179,14 +179,14 @@ def prune_low_magnitude(
         names = {str(one.name): one for one in known if one is not to_prune}
         if missing := [one for one in layers if one not in names]:
             raise ConfigError(f"pruning: unknown layer {missing[0]!r}{suggestion(missing[0], names)}")
-        known = [part for name in layers for part in names[name].flat_layers()]
+        known = [part for name in layers for part in names[name]._flatten_layers()]
     found = 0
     for layer in known:
         own = [one for one in layer._own if pruning.takes(one)]
         found += len(own) or not layer.built
         for one in own:
-            pruning.mark(one, layer.label)
-        layer.pruning, layer._changes = pruning, layer._changes + 1
+            pruning.mark(one, layer._display_name)
+        layer._pruning, layer._changes = pruning, layer._changes + 1
     if not found:
         raise ConfigError("pruning: no layer has a trainable kernel or embeddings")
     return to_prune
@@ -201,7 +201,7 @@ def strip_pruning(model: T) -> T:
         model: a model, a layer or a list of layers, as `prune_low_magnitude` took it.
     """
     for layer in _flat(model):
-        layer.pruning, layer._changes = None, layer._changes + 1
+        layer._pruning, layer._changes = None, layer._changes + 1
         for one in layer._own:
             one.pruning = None
     return model
@@ -233,6 +233,6 @@ def _flat(found: Any) -> Iterator[Layer]:
         for one in found:
             yield from _flat(one)
     elif isinstance(found, Layer):
-        yield from found.flat_layers()
+        yield from found._flatten_layers()
     else:
         raise ConfigError(f"pruning: expected a model, a layer or a list of layers, found {type(found).__name__}")

@@ -24,7 +24,7 @@ class UpdatePruningStep(Callback):
     `on_train_batch_end(0)` after each.
     """
 
-    same_on_all_ranks = ()
+    _same_on_all_ranks = ()
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,13 +41,13 @@ class UpdatePruningStep(Callback):
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Before the first epoch, when state has been restored, see whether the schedule has begun. Collective."""
         if not self._begun:
-            if not self.model.has_own_steps:
+            if not self.model._has_own_steps:
                 self.model.optimizer.build(self.model.trainable_weights)
             self._look()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Update the masks if it is time to. Collective."""
-        if "trainer" not in vars(self) or (self._next is not None and self.trainer.steps_done >= self._next):
+        if "_trainer" not in vars(self) or (self._next is not None and self._trainer.steps_done >= self._next):
             self._look()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
@@ -55,17 +55,17 @@ class UpdatePruningStep(Callback):
         if logs is not None and self._zeros:
             logs["sparsity"] = sum(self._zeros.values()) / sum(math.prod(one.shape) for one in self._zeros)
 
-    def most_steps(self, steps: int) -> int:
+    def _most_steps(self, steps: int) -> int:
         """See `Callback`."""
-        return steps if self._next is None else min(steps, max(self._next - self.trainer.steps_done, 1))
+        return steps if self._next is None else min(steps, max(self._next - self._trainer.steps_done, 1))
 
     def _look(self) -> None:
         """Update what is due, and find out when something will be."""
         ahead: list[int] = []
-        for optimizer in self.model.optimizers:
+        for optimizer in self.model._all_optimizers:
             made, every = int(optimizer.iterations), optimizer.gradient_accumulation_steps or 1
             groups: dict[Pruning, list[Variable]] = {}
-            for one in optimizer.masks:
+            for one in optimizer._masks:
                 groups.setdefault(one.pruning, []).append(one)
             for pruning, variables in groups.items():
                 if self._looked.get((optimizer, pruning)) != made:
@@ -75,8 +75,8 @@ class UpdatePruningStep(Callback):
         self._begun = bool(self._looked)
         if not self._begun:  # a step of the user's own makes slots when it is first traced
             ahead = [1]
-        if "trainer" in vars(self):
-            self._next = self.trainer.steps_done + min(ahead) if ahead else None
+        if "_trainer" in vars(self):
+            self._next = self._trainer.steps_done + min(ahead) if ahead else None
 
     def _update(self, optimizer: Optimizer, pruning: Pruning, variables: list[Variable], made: int) -> None:
         """Update the masks of weights that are pruned together, if it is time to.
@@ -88,18 +88,18 @@ class UpdatePruningStep(Callback):
         begins, self._looked[key] = key not in self._looked, made
         if begins:
             for one in variables:
-                self._count(one, optimizer.masks[one].numpy())
+                self._count(one, optimizer._masks[one].numpy())
         never = begins and made >= schedule.begin_step and not any(self._zeros[one] for one in variables)
         if not never and (begins or not schedule(made)[0]):
             return
-        with self.trainer.changing() if "trainer" in vars(self) else nullcontext():
+        with self._trainer.changing() if "_trainer" in vars(self) else nullcontext():
             # One by one where they may be: sharded weights are gathered, and may not fit into memory together.
             for own in [variables] if pruning.global_unstructured else [[one] for one in variables]:
-                known = [optimizer.masks[one].numpy() for one in own] if pruning.regrows else []
-                gradients = [optimizer.dense_gradient(one) for one in own] if pruning.regrows else []
+                known = [optimizer._masks[one].numpy() for one in own] if pruning.regrows else []
+                gradients = [optimizer._dense_gradient(one) for one in own] if pruning.regrows else []
                 found = pruning.masks([one.numpy() for one in own], known, gradients, made)
                 for one, mask in zip(own, found, strict=True):
-                    optimizer.prune(one, mask)
+                    optimizer._prune(one, mask)
                     self._count(one, mask)
 
     def _count(self, variable: Variable, mask: npt.NDArray[Any]) -> None:

@@ -112,12 +112,12 @@ class Configurable(ABC):
     """What can say how it was made, and be made again from that."""
 
     @abstractmethod
-    def config(self) -> dict[str, Any]:
+    def _get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments as Keras' `get_config` names them, in types that JSON has."""
 
     def get_config(self) -> dict[str, Any]:
         """Return `config`, under Keras' name."""
-        return self.config()
+        return self._get_config()
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:

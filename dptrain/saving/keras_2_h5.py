@@ -50,14 +50,14 @@ def load(source: BinaryIO, where: str, model: Any, *, skip_mismatch: bool = Fals
         layers: list[Layer] = [one for one in model.layers if one.weights]
         if len(listed) != len(layers):
             raise DataError(f"{where}: {len(listed)} layers with weights, the model {model.name!r} has {len(layers)}")
-        paths = {id(one): path for path, one in model.weights_by_path().items()}
+        paths = {id(one): path for path, one in model._weights_by_path().items()}
         stored: dict[str, Stored] = {}
         for (name, group), layer in zip(listed, layers, strict=True):
             stored |= _of_layer(h5py, group, name, layer.trainable_weights + layer.non_trainable_weights, paths)
         if _OWN in root:
             own = inside(h5py, root, _OWN, where)
             stored |= _of_layer(h5py, own, _OWN, model._own, paths)
-        loaded = Loaded(*fill(where, model.weights_by_path(), stored, skip_mismatch=skip_mismatch))
+        loaded = Loaded(*fill(where, model._weights_by_path(), stored, skip_mismatch=skip_mismatch))
         if loaded.warnings:
             loaded.warnings = [f"{where}: skipped what does not fit the model: {joined(loaded.warnings)}"]
         return loaded

@@ -285,11 +285,11 @@ def give_policies(described: Sequence[tuple[Config, Layer]]) -> str:
     usual = Counter(named.values()).most_common(1)[0][0] if named else "float32"
     for _, layer in described:
         if (name := named.get(layer, usual)) == usual:
-            layer.set_dtype(name)
+            layer._set_dtype(name)
         elif isinstance(layer, tuple(MODELS.values())):
             raise ConfigError(f"not supported: a model of dtype {name} in one of dtype {usual}")
         else:
-            layer.keep_dtype(name)
+            layer._keep_dtype(name)
     return usual
 
 
@@ -377,7 +377,7 @@ def _custom(cls: Any, config: Config) -> Any:
     if rest.get("trainable") is False:
         made.trainable = False
     if isinstance(made, Layer) and _policy(config.get("dtype")) in POLICIES:
-        made.set_dtype(_policy(config["dtype"]))
+        made._set_dtype(_policy(config["dtype"]))
     return made
 
 

@@ -135,12 +135,12 @@ def encode(model: Any) -> bytes:
             place = file.create_group(f"{path}/vars")
             if isinstance(owner, Optimizer):
                 place.attrs["name"] = snake_case(type(owner).__name__)
-                arrays = optimizer_variables.arrays(owner, _variables(model, path, owner), model.data_dtype)
+                arrays = optimizer_variables.arrays(owner, _variables(model, path, owner), model._data_dtype)
             elif isinstance(owner, SeedGenerator):
                 place.attrs["name"] = owner.count.name
                 arrays = [np.array([owner.seed % 2**32, int(owner.count) % 2**32], np.uint32)]
             else:
-                place.attrs["name"] = owner.label
+                place.attrs["name"] = owner._display_name
                 arrays = [one.numpy() for one in owner._own]
             for number, array in enumerate(arrays):
                 _write_checked(h5py, place, str(number), portable(array))
@@ -189,7 +189,7 @@ def load(
             raise DataError(f"{where}: not Keras 3's weights: no group 'layers'{old}")
         known = owners(model)
         found = dict(_walk(h5py, file, "", where, [MAX_NAMES]))
-        paths = {id(one): path for path, one in model.weights_by_path().items()}
+        paths = {id(one): path for path, one in model._weights_by_path().items()}
         stored: dict[str, Stored] = {}
         for path, listed in found.items():
             owner = known.get(path)
@@ -198,7 +198,7 @@ def load(
             names = [paths[id(one)] for one in owner._own] if isinstance(owner, Layer) else []
             for number, one in enumerate(listed):
                 stored[names[number] if number < len(names) else one.where] = one
-        loaded = Loaded(*fill(where, model.weights_by_path(), stored, skip_mismatch=skip_mismatch))
+        loaded = Loaded(*fill(where, model._weights_by_path(), stored, skip_mismatch=skip_mismatch))
         if loaded.warnings:
             loaded.warnings = [f"{where}: skipped what does not fit the model: {joined(loaded.warnings)}"]
         iterations: Array | None = None
@@ -224,8 +224,8 @@ def _variables(model: Any, path: str, optimizer: Optimizer) -> list[Variable]:
     trained = model.trainable_weights
     if path.startswith("optimizer/"):  # one of several within the model's
         trained = [one for one in trained if one in optimizer._slots]
-    found = optimizer.variables_for(trained) if path.partition("/")[0] == "optimizer" else optimizer.variables
-    own = {id(one) for one in optimizer.pruning_variables}
+    found = optimizer._variables_for(trained) if path.partition("/")[0] == "optimizer" else optimizer.variables
+    own = {id(one) for one in optimizer._pruning_variables}
     return [one for one in found if id(one) not in own]
 
 

@@ -62,8 +62,8 @@ def model_config(model: Any) -> dict[str, Any]:
     """
     result = keras_config.layer_config(model)
     result.pop("build_config", None)
-    if model.build_shape is not None:
-        result["build_config"] = {"input_shape": model.build_shape}
+    if model._build_shape is not None:
+        result["build_config"] = {"input_shape": model._build_shape}
     result["compile_config"] = {} if model._compiled is None else keras_config.compile_config(model._compiled)
     return result
 
@@ -84,9 +84,9 @@ def encode(model: Any) -> bytes:
         ConfigError: h5py is not installed, or the model has something that could not be read again.
     """
     keras_h5.h5py_module()
-    raw = None if model.preprocessing is None else model.preprocessing.to_dict()
+    raw = None if model._preprocessing is None else model._preprocessing.to_dict()
     try:
-        return archived(model_config(model), model.seed, keras_h5.encode(model), raw)
+        return archived(model_config(model), model._model_seed, keras_h5.encode(model), raw)
     except TypeError as error:
         raise ConfigError(f"model {model.name!r} has a configuration that JSON cannot hold: {error}") from error
 

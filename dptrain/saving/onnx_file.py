@@ -58,15 +58,15 @@ def encode(model: Any) -> bytes:
     if program.updates:
         named = ", ".join(one.path for one in program.updates)
         raise ConfigError(f"not supported in ONNX: a prediction that changes variables ({named})")
-    names = model.expected.input_names
+    names = model._expected_data.input_names
     if len(names) != len(program.inputs):
         names = [_name(path, "input") for path in program.inputs]
     inputs = dict(zip(program.inputs, names, strict=True))
-    outputs = {path: _name("" if path == "output" else path, "output") for path in tree.leaves(model.prediction)}
+    outputs = {path: _name("" if path == "output" else path, "output") for path in tree.leaves(model._prediction)}
     outputs = {path: f"output_{name}" if name in names else name for path, name in outputs.items()}
     made = model_of(program, inputs, outputs, model.name)
-    if model.preprocessing is not None:
-        onnx.helper.set_model_props(made, {"preprocessing": json.dumps(model.preprocessing.to_dict())})
+    if model._preprocessing is not None:
+        onnx.helper.set_model_props(made, {"preprocessing": json.dumps(model._preprocessing.to_dict())})
     size = made.ByteSize()
     if size > _MAX_BYTES:
         raise ConfigError(f"not supported in ONNX: a model of {size:,} bytes in one file, which holds 2 GB at most")

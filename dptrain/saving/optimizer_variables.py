@@ -35,7 +35,7 @@ def _arrays(optimizer: Optimizer, own: Sequence[Variable], dtype: str, *, used: 
         inner = [_arrays(each, part, dtype, used=used) for each, part in _parts(optimizer, own)]
         return [*result, own[1].numpy().astype(dtype), *(array for each in inner for array in each)]
     rest = [one.numpy() for one in own[1:]] if used else [one.numpy() for one in own[1 : _scalars(optimizer)]]
-    if not optimizer.follows_schedule:
+    if not optimizer._follows_schedule:
         rest[0] = rest[0].astype(dtype)
     return result + rest
 
@@ -52,7 +52,7 @@ def _scalars(optimizer: Optimizer) -> int:
     """Return how many variables an optimizer has before its first update."""
     if isinstance(optimizer, MultiOptimizer):
         return len(optimizer.own_variables) + sum(map(_scalars, optimizer.optimizers))
-    return 1 if optimizer.follows_schedule else 2
+    return 1 if optimizer._follows_schedule else 2
 
 
 def read(
@@ -100,7 +100,7 @@ def read(
     if any(one.dtype.kind not in "iuf" for one in values):
         raise DataError(f"{where}: the optimizer's variables are no real numbers")
     _iterations(where, values[0])
-    if not optimizer.follows_schedule:
+    if not optimizer._follows_schedule:
         values[1] = np.float64(_rate(where, float(own[1]), values[1]))
     return {one: np.asarray(value).astype(one.dtype) for one, value in zip(own, values, strict=True)}, ""
 

@@ -69,9 +69,9 @@ def encode(model: Any) -> bytes:
         ConfigError: it has an op of the user's own, or an output that does not depend on the inputs.
     """
     about, arrays = _described(prediction(model))
-    symbols = model.input_symbols
+    symbols = model._input_symbols
     about |= {"dtype": model.dtype_policy.name, "inputs": tree.map_leaves(lambda path, _: path or "input", symbols)}
-    return pack(arrays, about | {"outputs": model.prediction}, _KIND)
+    return pack(arrays, about | {"outputs": model._prediction}, _KIND)
 
 
 def prediction(model: Any) -> Program:
@@ -80,28 +80,30 @@ def prediction(model: Any) -> Program:
     Raises:
         ConfigError: as `encode`.
     """
-    symbols = model.input_symbols
+    symbols = model._input_symbols
     if any(is_open(one.shape[1:]) for one in tree.leaves(symbols)):
         shapes = ", ".join(str(read(one.shape)) for one in tree.leaves(symbols))
         raise ConfigError(f"not supported: exporting a model of inputs {shapes}, where more than the rows is None")
 
     def predicted(*given: Tensor) -> Mapping[str, Any]:
         each = iter(given)
-        found: Mapping[str, Any] = model.step("predict").function((tree.map_leaves(lambda *_: next(each), symbols),))
+        found: Mapping[str, Any] = model._make_step("predict").function(
+            (tree.map_leaves(lambda *_: next(each), symbols),)
+        )
         return found
 
-    if model.fixed_batch_size is not None:
-        raise ConfigError(f"not supported: exporting a model whose batch_size is fixed, to {model.fixed_batch_size}")
+    if model._fixed_batch_size is not None:
+        raise ConfigError(f"not supported: exporting a model whose batch_size is fixed, to {model._fixed_batch_size}")
     rows = Dim.rows(2)
     inputs = {
         path or "input": (
             (rows, *one.shape[1:]),
-            model.data_dtype if one.dtype.kind in "fV" else one.dtype,
+            model._data_dtype if one.dtype.kind in "fV" else one.dtype,
         )
         for path, one in tree.flatten(symbols)
     }
     program = trace(predicted, inputs)
-    if missing := [name for name in tree.leaves(model.prediction) if name not in program.outputs]:
+    if missing := [name for name in tree.leaves(model._prediction) if name not in program.outputs]:
         raise ConfigError(f"not supported: output {missing[0]!r} does not depend on the inputs")
     if program.for_one_size:
         raise ConfigError(

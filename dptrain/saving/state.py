@@ -91,7 +91,7 @@ def variables(model: Any) -> dict[str, Variable]:
     """Return all that a training of a model changes: weights, random numbers, optimizers, metrics; by unique paths."""
     taken: Counter[str] = Counter()
     found = {}
-    for one in model.variables_on_device():
+    for one in model._variables_on_device():
         number = taken[one.path]
         taken[one.path] += 1
         found[f"{one.path}_{number}" if number else one.path] = one

@@ -67,7 +67,7 @@ def read_weights(path: Path, model: Any, *, with_optimizer: bool, skip_mismatch:
         DataError: the file is missing or damaged, or names or shapes differ: lists every difference.
     """
     if path.name.endswith(".safetensors"):
-        return safetensors_file.load(path, model.weights_by_path(), skip_mismatch=skip_mismatch)
+        return safetensors_file.load(path, model._weights_by_path(), skip_mismatch=skip_mismatch)
     zipped, of_keras_3 = path.name.endswith(".keras"), path.name.endswith(".weights.h5")
     if not zipped and not path.name.endswith((".h5", ".hdf5")):
         raise ConfigError(
@@ -86,7 +86,7 @@ def read_weights(path: Path, model: Any, *, with_optimizer: bool, skip_mismatch:
 def encode_safetensors(model: Any) -> bytes:
     """Return the content of a `.safetensors` file of a model's weights."""
     return safetensors_file.encode(
-        {path: one.numpy() for path, one in model.weights_by_path().items()}, architecture_of(model)
+        {path: one.numpy() for path, one in model._weights_by_path().items()}, architecture_of(model)
     )
 
 

@@ -238,7 +238,7 @@ class _Recipe(Recipe):
             x, y = everything[rows], targets[rows]
             arguments["validation_data"] = (everything[held], targets[held])
         all_callbacks = [*self._callbacks(), *callbacks]
-        return model.fit_steps(x, y, callbacks=all_callbacks, verbose=0, **arguments)
+        return model._fit_in_steps(x, y, callbacks=all_callbacks, verbose=0, **arguments)
 
     def test(self, model: Model) -> Logs:
         """Call `evaluate`."""

@@ -149,7 +149,7 @@ def _measure(
             return training
 
         first = add()
-        backend, by_key = first.trainer.backend, first.model.metrics_by_key
+        backend, by_key = first.trainer.backend, first.model._metrics_by_key
         logs = list({**by_key, **first.trainer.programs.logs("train")})
         directions = {}
         for metric in metrics:

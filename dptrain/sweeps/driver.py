@@ -156,7 +156,7 @@ def prepare(ranks: Communicator, recipe: Recipe, asked: Request) -> Capacity:
 
     def options() -> dict[str, Any]:
         with comms.independent():
-            return first_that_works(settings, lambda setting: checked(recipe.build(setting, seed)).device_options)
+            return first_that_works(settings, lambda setting: checked(recipe.build(setting, seed))._device_options)
 
     open_backend(ranks, **agreed(ranks, "model", options)).close()
     most = math.ceil(asked.runs / ranks.size)

@@ -171,16 +171,16 @@ class Ensemble:
                 raise ConfigError(f"verbose = {verbose!r}: expected 'auto', 0, 1 or 2")
             return self._callbacks_by_member(callbacks)
 
-        hooks = first.agreed(ranks, "fit", check)
+        hooks = first._agreed(ranks, "fit", check)
         if ranks.size > 1:
             decides = {"seeds": list(self.seeds)} | {name: facts(one) for name, one in arguments.items()}
             ranks.require_same("the ranks call fit differently", decides)
         mine = range(ranks.rank, len(self), ranks.size)
-        with closing(open_backend(ranks, **first.device_options)) as backend:
+        with closing(open_backend(ranks, **first._device_options)) as backend:
             threads = threads_for(backend, max(1, len(mine)))
         progress = Progress(len(self), int(epochs), shown=ranks.rank == 0 and verbosity(verbose) > 0)
         ranks.received()  # what an interrupted training of this process has left
-        with first.collective(ranks), comms.independent():
+        with first._collective(ranks), comms.independent():
             members = [
                 Member(number, self.members[number], {**arguments, "callbacks": hooks[number]}, ranks)
                 for number in mine
@@ -192,7 +192,7 @@ class Ensemble:
             if error is not None:
                 raise error
 
-        first.agreed(ranks, "fit", end)
+        first._agreed(ranks, "fit", end)
         self._share(ranks)
         phase.enter("user code")
         return EnsembleHistory([_history_of(one) for one in self.members])
@@ -262,11 +262,11 @@ class Ensemble:
             if not all(map(is_array, tree.leaves(x))):
                 raise ConfigError(f"evaluate: x is a {type(x).__name__}: expected arrays")
 
-        first.agreed(ranks, "evaluate", check)
+        first._agreed(ranks, "evaluate", check)
         mean = self.predict(x, batch_size, verbose=0).mean
-        scoring = first.agreed(ranks, "evaluate", lambda: scorer(first))
+        scoring = first._agreed(ranks, "evaluate", lambda: scorer(first))
         found = scoring.evaluate(mean, y, batch_size, verbose, sample_weight, return_dict=return_dict)
-        scoring.put_on(None)  # metrics may be those of the first member
+        scoring._put_on(None)  # metrics may be those of the first member
         return found
 
     def predict(
@@ -292,7 +292,7 @@ class Ensemble:
             if not all(map(is_array, tree.leaves(x))):
                 require_array("predict", x)
 
-        self.members[0].agreed(ranks, "predict", check)
+        self.members[0]._agreed(ranks, "predict", check)
         found = [one.predict(x, batch_size, verbose=0, steps=steps) for one in self.members]
         flat = [np.stack(each) for each in zip(*map(tree.leaves, found), strict=True)]
         means = [one.mean(0, np.float64).astype(one.dtype) for one in flat]
@@ -321,12 +321,12 @@ class Ensemble:
 
         def action() -> None:
             for one in self.members:
-                one.require_weights()
+                one._require_weights()
             if ranks.rank == 0:
                 write(Path(filepath), lambda: ensemble_zip.encode(self.members), overwrite=overwrite)
 
         with phase.during("saving"):
-            self.members[0].agreed(ranks, "saving", action)
+            self.members[0]._agreed(ranks, "saving", action)
 
     @classmethod
     def load(
@@ -363,7 +363,7 @@ def _history_of(member: Model) -> History:
 def _state(member: Model) -> bytes:
     """Return what other ranks need to have a member as this one has it after a training."""
     history = _history_of(member).state_dict()
-    about = {"shape": member.build_shape, "rate": member.optimizer.resumed_rate, "history": history}
+    about = {"shape": member._build_shape, "rate": member.optimizer._resumed_rate, "history": history}
     return encode(member, about)
 
 
@@ -372,6 +372,6 @@ def _restore(member: Model, content: bytes) -> None:
     if not member.built:
         member.build(about["shape"])
     restore(member, arrays)
-    member.optimizer.resume_learning_rate(about["rate"])
+    member.optimizer._resume_learning_rate(about["rate"])
     member.history = History()
     member.history.load_state_dict(about["history"])

@@ -110,13 +110,13 @@ def _finish_run(directory: SweepDirectory, recipe: Recipe, run: Run, slot: Slot,
     if tested and not is_to_write:
         return
     model = recipe.build(directory.trials[run.trial].setting, run.seed, run)
-    model.put_on(slot.backend(model.device_options))
+    model._put_on(slot.backend(model._device_options))
     try:
         restore(model, decode(directory.state(run), f"the state of run {run.number}")[1])
         if not tested:
             directory.add_test(run, recipe.test(model))
         if is_to_write:
-            model.require_weights()
+            model._require_weights()
             directory.add_model(run, keras_zip.encode(model))
     finally:
-        model.release()
+        model._release_device()

@@ -49,8 +49,8 @@ class Member(Callback):
         """
         self.has_stepped = False
         self._slot = Slot(self.place, threads)
-        self._trained.put_on(self._slot.backend(self._trained.device_options))
-        self._steps = self._trained.fit_steps(**self._arguments)
+        self._trained._put_on(self._slot.backend(self._trained._device_options))
+        self._steps = self._trained._fit_in_steps(**self._arguments)
 
     def advance(self) -> bool | None:
         """Queue the next steps; return True where there are none."""
@@ -68,7 +68,7 @@ class Member(Callback):
     def close(self) -> None:
         """Leave the device: the model is an ordinary one again."""
         self._steps.close()
-        self._trained.put_on(None)
+        self._trained._put_on(None)
         self._slot.close()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:

@@ -137,7 +137,7 @@ class Training:
         self.segment, self.slot, self.place = segment, slot, slot.place
         self._measured = [name for name in MEASURED if name in metrics]
         self.model = recipe.build(setting, segment.run.seed, segment.run)
-        self.model.put_on(slot.backend(self.model.device_options))
+        self.model._put_on(slot.backend(self.model._device_options))
         self._keeper = _Keeper(segment, state, report, self._seconds_now)
         self._fit = recipe.train(self.model, setting, [self._keeper], segment.run)
         # What this segment has taken of the rank's time, and when the advance at hand has begun.
@@ -146,7 +146,7 @@ class Training:
     @property
     def trainer(self) -> Trainer:
         """What trains the model on its device."""
-        return self.model.trainer(SoloCommunicator())
+        return self.model._open_trainer(SoloCommunicator())
 
     @property
     def steps(self) -> int | None:
@@ -185,7 +185,7 @@ class Training:
     def close(self) -> None:
         """Give back what the run holds."""
         self._fit.close()
-        self.model.release()
+        self.model._release_device()
 
     def _seconds_now(self) -> float:
         return self._seconds + time.perf_counter() - self._begun
@@ -231,7 +231,7 @@ class _Keeper(Callback):
         self._stopping: list[EarlyStopping] = []
         self._best_logs: Logs | None = None
 
-    def set_callbacks(self, callbacks: Sequence[Callback]) -> None:
+    def _set_callbacks(self, callbacks: Sequence[Callback]) -> None:
         """Find those that may give the model other weights in the end."""
         self._stopping = [one for one in callbacks if isinstance(one, EarlyStopping) and one.restore_best_weights]
 
@@ -244,12 +244,12 @@ class _Keeper(Callback):
         if not self._segment.begin:
             return
         about, arrays = decode(self._begin_with, f"the state of run {self._segment.run.number}")
-        if about["ended"] and self.model.optimizer.ends_with_averages:
+        if about["ended"] and self.model.optimizer._ends_with_averages:
             raise DataError("its moving averages have taken the place of its weights: it cannot train on")
         restore(self.model, arrays)
         self.seconds_before, self.logs = about["seconds"], about["logs"]
-        self.model.optimizer.resume_learning_rate(about["rate"])
-        self.trainer.go_to(self._segment.begin)
+        self.model.optimizer._resume_learning_rate(about["rate"])
+        self._trainer.go_to(self._segment.begin)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Report; at the end of the segment take the state, and stop."""
@@ -276,7 +276,7 @@ class _Keeper(Callback):
         about = {
             "seconds": self.seconds_before + self._seconds(),
             "logs": self.logs,
-            "rate": self.model.optimizer.resumed_rate,
+            "rate": self.model.optimizer._resumed_rate,
             "ended": ended,
         }
         return encode(self.model, about)

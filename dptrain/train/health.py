@@ -84,7 +84,7 @@ class HealthCheck:
         self._comm, self._compares, self._judges = programs.comm, every > 0, on_nonfinite != "ignore"
         self._every = every or _EVERY
         self._meant: set[int] = set()
-        self._take_in(model.variables_on_device())
+        self._take_in(model._variables_on_device())
         # Weights that are not finite before the training are meant to be so.
         weights = {id(one) for one in programs.local(model.weights)}
         found = zip(self._variables, self._snapshot.digests()[:, 1], strict=True)
@@ -136,7 +136,7 @@ class HealthCheck:
         due = time.perf_counter() - self._looked > _SECONDS if self._comm.size == 1 else self.left == self._every
         anew = self._batches.kept_bytes >= _KEPT_BYTES
         if not self._settled:  # the first steps may have made variables
-            self._settled, anew = True, anew or len(self._model.variables_on_device()) != self._count
+            self._settled, anew = True, anew or len(self._model._variables_on_device()) != self._count
         if due or anew:
             self.look()
             self._looks += due
@@ -153,7 +153,7 @@ class HealthCheck:
         if not self._unseen:
             return
         self._unseen = 0
-        variables = self._model.variables_on_device()
+        variables = self._model._variables_on_device()
         if len(variables) != self._count:  # the first step has made some
             self._take_in(variables)
         found = self._snapshot.digests()
@@ -198,11 +198,11 @@ class HealthCheck:
 
     def _rates(self) -> list[float]:
         """Return the learning rates, if a schedule says one of them, which is no variable."""
-        return list(self._model.optimizer.rates.values()) if self._model.optimizer.follows_schedule else []
+        return list(self._model.optimizer._rates.values()) if self._model.optimizer._follows_schedule else []
 
     @property
     def _step(self) -> Step:
-        found: Step = self._model.step("train")
+        found: Step = self._model._make_step("train")
         return found
 
     def _where(self, step: int) -> str:

@@ -99,26 +99,26 @@ class Trained(Protocol):
         """Whose totals begin anew with every epoch and evaluation."""
 
     @property
-    def has_own_steps(self) -> bool:
+    def _has_own_steps(self) -> bool:
         """Whether a user wrote how it is trained."""
 
     @property
-    def skipped_steps(self) -> int | None:
+    def _skipped_steps(self) -> int | None:
         """How many steps the training at hand has left out; None where it leaves out none."""
 
-    def step(self, name: str) -> Step:
+    def _make_step(self, name: str) -> Step:
         """Return the step "train", "test" or "predict"."""
 
-    def variables_on_device(self) -> list[Variable]:
+    def _variables_on_device(self) -> list[Variable]:
         """Return all that a step may read or write."""
 
     def reset_metrics(self) -> None:
         """Start new means of loss and metrics."""
 
-    def finalize_weights(self) -> None:
+    def _finalize_weights(self) -> None:
         """Let the weights be what a training ends with."""
 
-    def as_outputs(self, found: Mapping[str, Array]) -> Any:
+    def _as_outputs(self, found: Mapping[str, Array]) -> Any:
         """Return what a prediction has made, nested as the outputs."""
 
 
@@ -356,7 +356,7 @@ class Programs:
         """
         if trains and model.trainable_weights:
             model.optimizer.build(model.trainable_weights)
-        found = self.local(model.variables_on_device() if trains else model.weights)
+        found = self.local(model._variables_on_device() if trains else model.weights)
         try:
             self.backend.adopt(found)
         except DeviceMemoryError as error:

@@ -34,7 +34,7 @@ class Owner(Protocol):
         """All of them."""
 
     @property
-    def optimizers(self) -> list[Optimizer]:
+    def _all_optimizers(self) -> list[Optimizer]:
         """What updates them."""
 
 
@@ -58,8 +58,8 @@ def layouts_of(
         ConfigError: a layout does not fit its variable, or leaves ranks without a part of it.
     """
     kinds: dict[Variable, Variable | None] = dict.fromkeys(owner.weights)
-    for optimizer in owner.optimizers:
-        kinds |= dict(optimizer.slots)
+    for optimizer in owner._all_optimizers:
+        kinds |= dict(optimizer._all_slots)
     found = {}
     for one in variables:
         if one not in kinds:
@@ -81,8 +81,8 @@ def layouts_of(
 def slots_of(owner: Owner) -> dict[Variable, list[Variable]]:
     """Return the slots of a model's trained weights."""
     found: dict[Variable, list[Variable]] = {}
-    for optimizer in owner.optimizers:
-        for slot, weight in optimizer.slots:
+    for optimizer in owner._all_optimizers:
+        for slot, weight in optimizer._all_slots:
             found.setdefault(weight, []).append(slot)
     return found
 

@@ -96,9 +96,9 @@ class SyncPoints:
         """Note what a checkpoint in the middle of the epoch needs."""
         model, before = self._hooks.model, self._position
         resumed = self._source is not None and before.step and before.epoch == epoch
-        self.skipped_at_begin = before.skipped_at_begin if resumed else model.skipped_steps
+        self.skipped_at_begin = before.skipped_at_begin if resumed else model._skipped_steps
         if self._keepers:
-            self._rate_at_begin = before.rate_at_begin if resumed else model.optimizer.resumed_rate
+            self._rate_at_begin = before.rate_at_begin if resumed else model.optimizer._resumed_rate
 
     def most(self, steps: int) -> int:
         """Return how many of so many steps may be queued before the next sync point."""
@@ -141,7 +141,7 @@ class SyncPoints:
             self._last = self._queued + (0 if steps is None else max(self._comm.allgather(steps)))
             model = self._hooks.model
             still = {id(one) for one in (*model.trainable_weights, *model.optimizer.variables)}
-            changing = [one for one in model.variables_on_device() if id(one) not in still]
+            changing = [one for one in model._variables_on_device() if id(one) not in still]
             state = [(one, one.numpy()) for one in self._local(changing)]
             self._before = replace(self._within(epoch, done), stops=stops), state
 

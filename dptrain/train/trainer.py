@@ -134,11 +134,11 @@ class Trainer:
         if self.comm.size > 1:
             facts = {"on_nonfinite": on_nonfinite, "digest_every": every}
             self.comm.require_same("the ranks look at their states differently", facts)
-        self.share(self.model.variables_on_device)
+        self.share(self.model._variables_on_device)
         data = {"train": train} | ({} if validation is None else {"test": validation})
         meeting = SyncPoints(self.comm, hooks, self._look, self.programs.local)
         with self._opened(data), self._checking(), meeting as sync_points:
-            hooks.set_trainer(self)
+            hooks._set_trainer(self)
             hooks.model.stop_training = False
             logs: Logs = {}
             resumed = sync_points.resume()
@@ -174,7 +174,7 @@ class Trainer:
                 sync_points.after_epoch(epoch, logs, ended=stopped, ahead=self._at_once)
                 if stopped:
                     break
-            self.model.finalize_weights()
+            self.model._finalize_weights()
             hooks.on_train_end(logs)
 
     @contextmanager
@@ -187,11 +187,13 @@ class Trainer:
         Raises:
             DeviceError: the state does not fit.
         """
-        self.programs.settle([(self.model.step(name), one.about, one.first) for name, one in data.items() if one.first])
+        self.programs.settle(
+            [(self.model._make_step(name), one.about, one.first) for name, one in data.items() if one.first]
+        )
         reserved = 0
         if self._data_bytes is None and self.backend.room_for_data() is not None:
             self.programs.adopt(self.model, trains="train" in data)
-            steps = [(self.model.step(name), batches) for name, batches in data.items() if batches.first]
+            steps = [(self.model._make_step(name), batches) for name, batches in data.items() if batches.first]
             found = [(step, one.about, one.first, one.alone) for step, one in steps]
             reserved = sum(self.programs.arena_bytes(*given[:3], alone=given[3]) for given in found)
         with ExitStack() as stack:
@@ -208,7 +210,7 @@ class Trainer:
                 hook of steps.
         """
         self.share(lambda: self.model.variables)
-        hooks.set_trainer(self)
+        hooks._set_trainer(self)
         with self._opened({"test": batches}):
             return run_to_end(self._evaluate(batches, hooks))
 
@@ -222,9 +224,9 @@ class Trainer:
             step: the model's, where it has been asked for already.
         """
         self.share(lambda: self.model.variables)
-        step = step or self.model.step("predict")
+        step = step or self.model._make_step("predict")
         found: list[tuple[Shard, dict[str, npt.NDArray[Any]]]] = []
-        hooks.set_trainer(self)
+        hooks._set_trainer(self)
         watched = self._any(hooks.has_batch_hooks("predict"))
         if watched:
             hooks.model.stop_predicting = False
@@ -240,7 +242,7 @@ class Trainer:
                 if padded.rows != shard.rows:
                     mine = {name: one[: shard.rows] for name, one in mine.items()}
                 found.append((shard, mine))
-                hooks.on_predict_batch_end(number, {"outputs": self.model.as_outputs(mine)})
+                hooks.on_predict_batch_end(number, {"outputs": self.model._as_outputs(mine)})
                 if watched and self._stopped(hooks.model, "stop_predicting"):
                     break
             if not found:  # shapes and types of nothing
@@ -275,7 +277,7 @@ class Trainer:
 
     def train_on_batch(self, batches: Batches) -> Logs:
         """Make the one step of `batches`; return its loss and metrics. Collective."""
-        self.share(self.model.variables_on_device)
+        self.share(self.model._variables_on_device)
         return self._on_batch("train", batches)
 
     def test_on_batch(self, batches: Batches) -> Logs:
@@ -283,7 +285,7 @@ class Trainer:
         return self._on_batch("test", batches)
 
     def _on_batch(self, name: str, batches: Batches) -> Logs:
-        step = self.model.step(name)
+        step = self.model._make_step(name)
         self.model.reset_metrics()
         with self._opened({name: batches}):
             for shards in batches.epoch(0):
@@ -295,12 +297,12 @@ class Trainer:
     @property
     def nbytes(self) -> int:
         """The device's memory that the model takes: its state, a copy of it, and what its steps need beside samples."""
-        state = self.programs.local(self.model.variables_on_device())
+        state = self.programs.local(self.model._variables_on_device())
         return 2 * sum(size(one.shape) * one.dtype.itemsize for one in state) + self.programs.nbytes
 
     def wait(self) -> None:
         """Wait until the device has done all that was queued."""
-        for one in self.programs.local(self.model.variables_on_device()[:1]):
+        for one in self.programs.local(self.model._variables_on_device()[:1]):
             one.numpy()
 
     def share(self, found: Callable[[], Sequence[Variable]]) -> None:
@@ -331,7 +333,7 @@ class Trainer:
         """Return what looks at the state, if there is anything to look for."""
         if on_nonfinite == "ignore" and (self.comm.size == 1 or not every):
             return None
-        if not self.model.has_own_steps:  # so that a copy of the state has the slots from the first step on
+        if not self.model._has_own_steps:  # so that a copy of the state has the slots from the first step on
             self.model.optimizer.build(self.model.trainable_weights)
         return HealthCheck(self.model, self.programs, batches, every=every, on_nonfinite=on_nonfinite)
 
@@ -347,7 +349,7 @@ class Trainer:
     ) -> StepIterator[Logs]:
         phase.enter("training")
         phase.epoch = epoch + 1
-        step = self.model.step("train")
+        step = self.model._make_step("train")
         if not first_step:
             self.model.reset_metrics()
         self._begin()
@@ -358,7 +360,7 @@ class Trainer:
         if self._health is not None:
             self._health.begin(epoch, first_step)
         for shards, rows in self._chunks(
-            batches, batches.epoch(epoch), watched, lambda most: self._most(sync_points, hooks.most_steps(most))
+            batches, batches.epoch(epoch), watched, lambda most: self._most(sync_points, hooks._most_steps(most))
         ):
             if ended:  # before the interruption
                 break
@@ -386,7 +388,7 @@ class Trainer:
         # As Keras, an epoch for which no data was left has no logs.
         logs = self.programs.logs("train") if self._steps or first_step else {}
         if logs and skipped is not None:
-            logs["skipped_steps"] = (self.model.skipped_steps or 0) - skipped
+            logs["skipped_steps"] = (self.model._skipped_steps or 0) - skipped
         self._finished = self.timing
         return logs
 
@@ -472,7 +474,7 @@ class Trainer:
         """Evaluate; `sync_points` are those of the training whose validation it is. Collective."""
         batches.resume(0, 0)  # with validation_steps each validation sees the same first batches, as in Keras
         self.model.reset_metrics()
-        step = self.model.step("test")
+        step = self.model._make_step("test")
         watched = self._any(hooks.has_batch_hooks("test"))
         if watched:
             hooks.model.stop_evaluating = False

@@ -48,7 +48,7 @@ def test_pictures_are_transformed_as_by_keras(keras, name, number, single):
     if name == "RandomSaturation":
         images = (images - images.min()) / np.ptp(images)
         ours = layers.RandomSaturation(ours.factor, (0, 1), ours.data_format, 3)
-    ours.set_dtype("float64")
+    ours._set_dtype("float64")
     described = json.loads(json.dumps(layers.serialize(ours)))
     if name == "RandomShear":  # Keras writes and does not read ranges that begin below 0
         described["config"] |= {key: abs(described["config"][key]) for key in ("x_factor", "y_factor") if number == 0}
@@ -79,7 +79,7 @@ def test_each_of_eleven_changes_is_that_of_keras(keras):
     """One by one: on PyTorch Keras' brightness changes the array that the others see."""
     images = np.random.default_rng(1).uniform(0, 255, (3, 6, 5, 3))
     ours, theirs = layers.RandAugment(num_ops=1, seed=3), keras.layers.RandAugment(seed=3)
-    ours.set_dtype("float64")
+    ours._set_dtype("float64")
     drawn = theirs.get_random_transformation(images)
     own = arrays(keras, drawn)
     assert list(own["transforms"]) == list(ours._names)
@@ -95,7 +95,7 @@ def test_each_of_eleven_changes_is_that_of_keras(keras):
 def test_chains_are_mixed_as_by_keras(keras):
     images = np.random.default_rng(1).uniform(0, 255, (3, 6, 5, 3))
     ours, theirs = layers.AugMix(seed=3), keras.layers.AugMix(seed=3)
-    ours.set_dtype("float64")
+    ours._set_dtype("float64")
     drawn = theirs.get_random_transformation(images)
     names = [*ours._names, *ours._more]
     chains = [[one["layer_name"] for one in chain] for chain in drawn["chain_transforms"]]

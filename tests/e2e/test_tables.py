@@ -93,7 +93,7 @@ def test_each_fold_is_standardised_by_the_others(houses):
     assert any(mae == pytest.approx(number, rel=1e-4) for number in _numbers(results))
     frame = pd.read_csv(houses / "houses.csv")
     model = dp.models.load_model(houses / "fold")
-    mean = next(one for one in model.flat_layers() if isinstance(one, dp.layers.Normalization)).adapt_mean.numpy()
+    mean = next(one for one in model._flatten_layers() if isinstance(one, dp.layers.Normalization)).adapt_mean.numpy()
     assert mean[0] != pytest.approx(frame.rooms.mean(), rel=1e-6)  # half of four fifths of the rows
     assert mean[2:].tolist() == [0, 0]
 

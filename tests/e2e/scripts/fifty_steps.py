@@ -74,7 +74,7 @@ tail = model.fit(x, y, batch_size=167 if task == "layers" else 100, verbose=0)
 
 from dptrain.comm import current  # noqa: E402 - after fit, as a script would
 
-weights = model.named_weights()
+weights = model._named_weights()
 prediction = model.predict(x_test[:37], verbose=0)
 if current().rank == 0:
     np.savez(out, **weights, losses=losses.seen, val=history.history["val_loss"], prediction=prediction)

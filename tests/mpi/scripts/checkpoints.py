@@ -147,7 +147,7 @@ if __name__ == "__main__":
         watch, total = Watch(saved, dies), number * int(epochs)
         model.fit(X, Y, batch_size=30, epochs=total, verbose=0, callbacks=[keeper, watch, Stopping()])
         saved, before = watch.ended, best
-        best = {f"best/{path}": one.numpy() for path, one in model.weights_by_path().items()}
+        best = {f"best/{path}": one.numpy() for path, one in model._weights_by_path().items()}
         if before is not None:
             same_bits(best, before)
         set_distribution(None)

@@ -91,4 +91,4 @@ history = model.fit(
 assert all(other == notes.seen for other in current().allgather(notes.seen))
 score = model.evaluate(x[:1], verbose=0)  # some ranks have nothing to evaluate
 if current().rank == 0:
-    np.savez(out, **model.named_weights(), seen=notes.seen, score=score, history=json.dumps(history.history))
+    np.savez(out, **model._named_weights(), seen=notes.seen, score=score, history=json.dumps(history.history))

@@ -33,7 +33,7 @@ class Peek(dp.callbacks.Callback):
 def compiled(method: str, layer: str | None = None, **options) -> None:
     """Compile in another way, and call a method."""
     if layer is not None:
-        model.layers[0].keep_dtype(layer)
+        model.layers[0]._keep_dtype(layer)
     model.compile("sgd", "sparse_categorical_crossentropy", **options)
     calls[method]()
 

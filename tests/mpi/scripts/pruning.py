@@ -44,7 +44,7 @@ def trained(case, flags):
         lay_out(model)
     history = model.fit(ROWS, CLASSES, batch_size=30, epochs=3, verbose=0, digest_every=2).history
     found = {f"{case}/{number}": one for number, one in enumerate(model.get_weights())}
-    found |= {f"{case}/{one.path}": one.numpy() for one in model.optimizer.masks.values()}
+    found |= {f"{case}/{one.path}": one.numpy() for one in model.optimizer._masks.values()}
     found |= {f"{case}/{key}": np.array(values) for key, values in history.items()}
     set_distribution(None)
     return found

@@ -47,7 +47,7 @@ score = model.evaluate(x_test, y_test, verbose=0)
 
 from dptrain.comm import current  # noqa: E402 - after fit, as a script would
 
-weights = model.named_weights()
+weights = model._named_weights()
 digests = current().allgather(
     [float(sum(w.astype(np.float64).sum() for w in weights.values())), float(prediction.sum())]
 )

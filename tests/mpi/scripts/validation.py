@@ -39,7 +39,7 @@ class Signalled(dp.callbacks.Callback):
     def on_test_end(self, logs=None):
         self.ended += 1
 
-    def release(self):
+    def _release(self):
         sys.stdout.write(f"rank {dp.rank()}: {self.begun} begun, {self.ended} ended\n")  # one write, one line
         sys.stdout.flush()
 

@@ -14,10 +14,10 @@ out, options = sys.argv[1], json.loads(sys.argv[2])
 comm, rng = current(), np.random.default_rng(3)
 x, labels = rng.standard_normal((53, 6)), rng.integers(0, 4, 53)
 loss = losses.deserialize(options["loss"])
-y = labels if loss.takes_labels else np.eye(4)[labels]
+y = labels if loss._takes_labels else np.eye(4)[labels]
 weights = rng.random(53) * (rng.random(53) < 0.8) if options["weighted"] else None
-measured = ["accuracy"] if loss.takes_labels else ["accuracy", "mae", metrics.Precision(0.3), metrics.Recall(0.3)]
-again = ["accuracy"] if loss.takes_labels else ["accuracy", "mae", metrics.Precision(0.3), metrics.Recall(0.3)]
+measured = ["accuracy"] if loss._takes_labels else ["accuracy", "mae", metrics.Precision(0.3), metrics.Recall(0.3)]
+again = ["accuracy"] if loss._takes_labels else ["accuracy", "mae", metrics.Precision(0.3), metrics.Recall(0.3)]
 
 model = dp.Sequential([Dense(9, "tanh", input_shape=(6,)), Dense(4, "softmax")], seed=1)
 model.compile(dp.optimizers.SGD(0.3), loss, metrics=measured, weighted_metrics=again, dtype="float64")

@@ -165,7 +165,7 @@ def test_a_training_on_streamed_samples_has_the_same_bits(shards_per_batch):
         validation = cut(x, y, LocalSampler(0, 101, 30))
         hooks = CallbackList([history], one.model)
         run_to_end(one.training(samples, hooks, epochs=3, validation=validation))
-        outputs = one.model.as_outputs(one.predict(cut(x, None, LocalSampler(0, 101, 40)), hooks))
+        outputs = one.model._as_outputs(one.predict(cut(x, None, LocalSampler(0, 101, 40)), hooks))
         return b"".join(weight.tobytes() for weight in one.model.get_weights()) + outputs.tobytes(), history.history
 
     assert train(None) == train(2000)

@@ -88,7 +88,7 @@ def drive(
     model = model or FakeModel()
     hooks = CallbackList(callback, model, verbose=0, epochs=len(epochs), steps=None)
     model.metrics_by_key = {name: METRICS[name](name=name) for name in metrics}
-    hooks.set_trainer(trainer(comm))
+    hooks._set_trainer(trainer(comm))
     seen: list[dict[str, float]] = []
     recorder = Callback()
     vars(recorder)["on_epoch_end"] = lambda epoch, logs: seen.append(dict(logs))

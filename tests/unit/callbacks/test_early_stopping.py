@@ -85,4 +85,4 @@ def test_a_model_gets_the_weights_of_its_best_epoch():
     for mine, kept, expected in zip(model.get_weights(), stopping.best_weights, once.get_weights(), strict=True):
         assert mine.tobytes() == kept.tobytes() == expected.tobytes()
     with pytest.raises(ConfigError, match="found values of 3 weights, expected 4"):
-        model.set_local_weights(stopping.best_weights[1:])
+        model._set_local_weights(stopping.best_weights[1:])

@@ -232,6 +232,6 @@ def test_what_the_thread_met_is_raised_at_the_next_save_and_in_the_end(tmp_path,
             end(hooks)
     hooks = begun(ModelCheckpoint(path, save_weights_only=True))
     with pytest.warns(UserWarning, match=full):
-        hooks.release()
+        hooks._release()
     assert [one.name for one in tmp_path.iterdir()] == ["a.safetensors"]
     assert path.read_bytes() == b"as it was"

@@ -106,7 +106,7 @@ def test_a_users_own_is_the_only_one():
 
 def test_only_rank_0_shows_anything(capsys):
     hooks = CallbackList(ProgbarLogger(), verbose=1, epochs=1, steps=1)
-    hooks.set_trainer(trainer(Rank1()))
+    hooks._set_trainer(trainer(Rank1()))
     hooks.on_predict_begin()
     hooks.on_predict_end()
     hooks.on_epoch_begin(0)

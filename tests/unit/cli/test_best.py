@@ -80,7 +80,7 @@ def test_the_best_model_without_early_stopping(train):
 def test_the_schedule_reaches_the_optimizer(train):
     run = train("run", "--epochs", "2", "--schedule", "cosine:warmup=2", "--learning-rate", "0.1")
     found = load_model(run).optimizer
-    assert found.follows_schedule
+    assert found._follows_schedule
     assert found.get_config()["learning_rate"]["config"]["decay_steps"] == 2 * 4 - 2
     assert float(found.learning_rate) == pytest.approx(0)
 
@@ -120,7 +120,7 @@ def watched(model, folder, *losses, source=None):
     """Return what keeps the best model, after epochs with these losses."""
     best = BestModel(str(folder), "loss", "auto", source)
     best.set_model(model)
-    best.set_callbacks([best])
+    best._set_callbacks([best])
     for epoch, loss in enumerate(losses):
         best.on_epoch_end(epoch, {"loss": loss})
     return best

@@ -73,7 +73,7 @@ TABULAR = data("regression", NUMBERS.train.y, CODES.astype(np.float32), TABLE)
 
 
 def normalization(model):
-    return next(one for one in model.flat_layers() if isinstance(one, layers.Normalization) and not one.invert)
+    return next(one for one in model._flatten_layers() if isinstance(one, layers.Normalization) and not one.invert)
 
 
 def test_numbers_are_standardised_categories_are_not():
@@ -93,7 +93,7 @@ def test_only_rows_that_are_trained_on_say_mean_and_variance():
 
 def test_large_categories_are_embedded():
     model = build_model(config(), TABULAR)
-    table = next(one for one in model.flat_layers() if isinstance(one, layers.Embedding))
+    table = next(one for one in model._flatten_layers() if isinstance(one, layers.Embedding))
     assert (table.input_dim, table.output_dim) == (4, 2)
     assert model.predict(TABULAR.train.x, verbose=0).shape == (ROWS, 1)
 

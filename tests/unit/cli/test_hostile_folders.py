@@ -22,7 +22,7 @@ def start(small_npz, tmp_path, capfd, monkeypatch):
         assert line.startswith("dptrain: ")
         return code, line
 
-    monkeypatch.setattr(Fitting, "fit_steps", never)
+    monkeypatch.setattr(Fitting, "_fit_in_steps", never)
     (tmp_path / "out").mkdir()
     return start
 

@@ -61,7 +61,7 @@ class Failing(Callback):
     def on_train_end(self, logs=None):
         self._try("on_train_end")
 
-    def release(self):
+    def _release(self):
         self._try("release")
 
 

@@ -157,7 +157,7 @@ def test_export_writes_every_format(folder, capfd, tmp_path, form):
         assert out.read_bytes() == (tmp_path / "own").read_bytes()
     else:
         found = safetensors.numpy.load_file(out) if form == "safetensors" else np.load(out)
-        weights = model.named_weights()
+        weights = model._named_weights()
         assert sorted(found) == sorted(weights)
         assert all(np.array_equal(found[name], one) for name, one in weights.items())
     assert f"{out} exists; --overwrite replaces it" in refused(capfd, 74, "export", folder / "run", "--out", out)

@@ -69,7 +69,7 @@ def test_paths_of_a_model_and_its_optimizer(eight):
     adam.build(model.trainable_variables)
     with ModelParallel(layout_map=layouts).scope():
         found = {one.path: layout_of(one) for one in model.weights}
-        of_slots = [layout_of(one, weight) for weight in model.weights for one in adam.slots_of(weight).values()]
+        of_slots = [layout_of(one, weight) for weight in model.weights for one in adam._slots_of(weight).values()]
     axes = [(None, "model"), (None,), (None, None), (None,)]
     assert found == dict(zip(("hidden/kernel", "hidden/bias", "dense/kernel", "dense/bias"), axes, strict=True))
     assert of_slots == [one for one in axes for _ in range(2)]

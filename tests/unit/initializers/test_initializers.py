@@ -90,8 +90,8 @@ def test_configurations_come_back(name):
     one = initializers.get(name)
     again = initializers.deserialize(initializers.serialize(one))
     assert type(again) is type(one)
-    assert again.get_config() == one.config()
-    assert initializers.get({"class_name": name, "config": {}}).config() == one.config()
+    assert again.get_config() == one._get_config()
+    assert initializers.get({"class_name": name, "config": {}})._get_config() == one._get_config()
 
 
 @pytest.mark.parametrize(

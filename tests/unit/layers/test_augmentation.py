@@ -204,9 +204,9 @@ def test_colours_stay_in_their_range_and_grey_stays_grey():
 
 def test_shears_are_written_so_that_keras_reads_them():
     """Keras writes 0.3 as the range from -0.3, and reads no range from below 0."""
-    written = layers.RandomShear([-0.3, 0.3], [0.1, 0.2]).config()
+    written = layers.RandomShear([-0.3, 0.3], [0.1, 0.2])._get_config()
     assert (written["x_factor"], written["y_factor"]) == (0.3, [0.1, 0.2])
-    assert layers.RandomShear([-0.3, 0.2]).config()["x_factor"] == [-0.3, 0.2]  # no number stands for it
+    assert layers.RandomShear([-0.3, 0.2])._get_config()["x_factor"] == [-0.3, 0.2]  # no number stands for it
 
 
 def test_contrast_and_frequencies():
@@ -372,8 +372,8 @@ def test_half_precision_stays_near(name, number, policy):
     for one in (policy, "float32"):
         layer = case.make()
         case.call(layer, [Input(shape[1:]) for shape in [case.inputs()[0].shape]])
-        layer.adopt(seed=3)
-        layer.set_dtype(one)
+        layer._adopt(seed=3)
+        layer._set_dtype(one)
         images = np.clip(case.inputs()[0], -1.9, 2.9).astype(np.float16).astype(np.float32)
         found.append(case.call(layer, [images], training=True))
     assert found[0].dtype == policy.removeprefix("mixed_")

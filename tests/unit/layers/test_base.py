@@ -52,12 +52,12 @@ def test_a_layer_is_built_by_its_first_call():
         block.count_params()
     output = block(np.ones((4, 5)))
     assert block.built
-    assert all(layer.built for layer in block.flat_layers())
+    assert all(layer.built for layer in block._flatten_layers())
     assert output.dtype == np.float32
     assert (block.seen[0], int(block.calls)) == ((None, 5), 1)
-    block.adopt(seed=2)
+    block._adopt(seed=2)
     assert paths(block.weights) == NAMED
-    assert [one.name for one in block.flat_layers()] == [None, "dense", "dense_1", "dense_2"]
+    assert [one.name for one in block._flatten_layers()] == [None, "dense", "dense_1", "dense_2"]
     assert paths(block.trainable_weights) == [one for one in NAMED if one != "calls"]
     assert paths(block.non_trainable_weights) == ["calls"]
     assert paths(block.trainable_variables) == paths(block.trainable_weights)
@@ -201,9 +201,9 @@ def test_floating_inputs_take_the_layers_type():
 def test_set_dtype_draws_initial_values_again_and_converts_others():
     block = Block()
     block(Input((5,)))
-    block.adopt(4)
+    block._adopt(4)
     block.steps[1].kernel.assign(np.full((3, 3), 0.1, np.float32))
-    block.set_dtype("float64")
+    block._set_dtype("float64")
     assert {one.dtype.name for one in block.weights} == {"float64", "int64"}
     assert block.dtype == block.steps[0].compute_dtype == "float64"
     kernel = block.steps[0].kernel
@@ -218,8 +218,8 @@ def test_adoption_names_layers_and_draws_provisional_weights_once():
     model.steps.append(layers.Dropout(0.5))
     model.steps.append(layers.Dropout(0.5, seed=9))
     model(Input((5,)))
-    model.adopt(7)
-    assert [one.name for one in model.sublayers] == ["dense", "dense_1", "mine", "dropout", "dropout_1", "dense_2"]
+    model._adopt(7)
+    assert [one.name for one in model._sublayers] == ["dense", "dense_1", "mine", "dropout", "dropout_1", "dense_2"]
     generators = [one.seed_generator for one in model.steps[3:]]
     assert [(one.seed, one.number, one.purpose, one.count.path) for one in generators] == [
         (7, 0, Purpose.DROPOUT, "dropout/seed_generator"),
@@ -227,14 +227,14 @@ def test_adoption_names_layers_and_draws_provisional_weights_once():
     ]
     assert set(paths(model.variables)) - set(paths(model.weights)) == {one.count.path for one in generators}
     first = model.get_weights()
-    model.adopt(8)
+    model._adopt(8)
     assert [one.seed for one in generators] == [8, 9]
     assert all(np.array_equal(a, b) for a, b in zip(first, model.get_weights(), strict=True))
     other = Block()
     other.steps[:] = model.steps[:]
     model.steps[2].name = "dense"
     with pytest.raises(ConfigError, match="layer names must be unique, found 'dense' 2 times"):
-        model.adopt(7)
+        model._adopt(7)
 
 
 def test_layers_outside_a_model_differ_and_follow_the_seed():

@@ -34,8 +34,8 @@ def made(name, number, dtype="float64"):
     case = CASES[name][number]
     layer = case.make()
     case.call(layer, [Input(one.shape[1:], dtype=one.dtype.name) for one in case.inputs()])
-    layer.adopt(seed=3)
-    layer.set_dtype(dtype)
+    layer._adopt(seed=3)
+    layer._set_dtype(dtype)
     return case, layer
 
 
@@ -58,10 +58,10 @@ def test_configurations_come_back(name, number):
     assert described["class_name"] == name
     again = layers.deserialize(described)
     assert type(again) is type(one)
-    assert again.get_config() == one.config() == described["config"]
+    assert again.get_config() == one._get_config() == described["config"]
     # Keras writes its own dtype policy beside them.
     described["config"]["dtype"] = {"class_name": "DTypePolicy", "config": {"name": "float32"}}
-    assert layers.deserialize(described).config() == one.config()
+    assert layers.deserialize(described)._get_config() == one._get_config()
 
 
 @every_case

@@ -10,7 +10,7 @@ RNG = np.random.default_rng(5)
 
 
 def in_float64(layer):
-    layer.set_dtype("float64")
+    layer._set_dtype("float64")
     return layer
 
 

@@ -23,8 +23,8 @@ def program_of_all(dtype: str = "float64", part: int = 0, parts: int = 1) -> tup
         case, key = CASES[name][number], f"{name}_{number}"
         layer = case.make()
         case.call(layer, [Input(one.shape[1:], dtype=one.dtype.name) for one in case.inputs()])
-        layer.adopt(seed=3)
-        layer.set_dtype(dtype)
+        layer._adopt(seed=3)
+        layer._set_dtype(dtype)
         inputs = [one if case.integers else one.astype(dtype) for one in case.inputs()]
         made[key] = case, layer, [f"{key}_x{n}" for n in range(len(inputs))]
         values |= dict(zip(made[key][2], inputs, strict=True))

@@ -407,7 +407,7 @@ def test_every_loss_is_made_of_its_name_class_and_configuration(name):
     assert type(losses.as_loss(name)) is LOSSES[name]
     made = LOSSES[name](**UNUSUAL.get(LOSSES[name].__name__, {}))
     back = losses.deserialize(losses.serialize(made))
-    assert (type(back), back.config()) == (type(made), made.config())
+    assert (type(back), back._get_config()) == (type(made), made._get_config())
     assert losses.get(made) is made
 
 
@@ -430,7 +430,7 @@ def test_functions():
 
     assert losses.get(quartic) is quartic
     made = losses.as_loss(quartic)
-    assert (made.name, made.takes_labels, made.config()["fn"]) == ("quartic", None, "quartic")
+    assert (made.name, made._takes_labels, made._get_config()["fn"]) == ("quartic", None, "quartic")
     np.testing.assert_allclose(made(VALUES, Z, WEIGHTS), ((E**4).mean(-1) * WEIGHTS).mean())
     of_labels = losses.as_loss(lambda y_true, y_pred: losses.sparse_categorical_crossentropy(y_true, y_pred))
     np.testing.assert_allclose(of_labels(LABELS, P), OF_LABEL.mean())
@@ -485,7 +485,7 @@ def test_a_loss_of_the_users_own():
             return ops.mean(ops.square(y_pred - 0.5 * y_true), axis=-1)
 
     made = Quarter()
-    assert (made.name, made.takes_labels) == ("quarter", None)
+    assert (made.name, made._takes_labels) == ("quarter", None)
     integers = np.arange(ROWS * C).reshape(ROWS, C)
     np.testing.assert_allclose(made(integers, Z, WEIGHTS), (((Z - 0.5 * integers) ** 2).mean(1) * WEIGHTS).mean())
 
@@ -550,6 +550,6 @@ def test_refused(build, message):
 
 
 def test_what_depends_on_how_batches_are_cut():
-    assert SparseCategoricalCrossentropy(ignore_class=7).depends_on_batches
-    assert losses.MeanSquaredError("sum").depends_on_batches
-    assert not SparseCategoricalCrossentropy().depends_on_batches
+    assert SparseCategoricalCrossentropy(ignore_class=7)._depends_on_batches
+    assert losses.MeanSquaredError("sum")._depends_on_batches
+    assert not SparseCategoricalCrossentropy()._depends_on_batches

@@ -294,7 +294,7 @@ def test_metrics_of_the_users_own():
     np.testing.assert_allclose(made(VALUES, Z, WEIGHTS), (Z.max(-1) * WEIGHTS).sum() / WEIGHTS.sum() / ROWS)
     made.reset_state()
     assert [float(one) for one in made.variables] == [0, 0, 0]
-    assert (made.config(), made.direction) == ({"name": "largest", "dtype": "float32"}, None)
+    assert (made._get_config(), made._direction) == ({"name": "largest", "dtype": "float32"}, None)
 
 
 # Arguments without a default, of whichever class has them.
@@ -310,7 +310,7 @@ def test_every_metric_is_made_of_its_name_class_and_configuration(name):
     for identifier in (*(() if own else (name, METRICS[name])), metrics.serialize(METRICS[name](**own))):
         assert type(metrics.get(identifier)) is METRICS[name]
     made = METRICS[name](**own, name="mine")
-    assert metrics.deserialize(metrics.serialize(made)).config() == made.config()
+    assert metrics.deserialize(metrics.serialize(made))._get_config() == made._get_config()
 
 
 def keys(*given: object, labels: bool = True, shape: tuple[int, ...] | None = (3,)) -> list[str]:
@@ -424,7 +424,7 @@ def test_functions():
     assert metrics.get(custom) is custom
     assert metrics.get(None) is None
     made = metrics.as_metric(custom)
-    assert (type(made), made.name, made.takes_labels, made.config()["fn"]) == (
+    assert (type(made), made.name, made._takes_labels, made._get_config()["fn"]) == (
         MeanMetricWrapper,
         "custom",
         None,

@@ -64,7 +64,7 @@ def test_rates_at_rates_by_hand(make, expected):
     metric.update_state(true[:2], found[:2])
     assert float(metric(true[2:], found[2:])) == pytest.approx(expected)
     again = metrics.deserialize(metrics.serialize(metric))
-    assert again.config() == metric.config()
+    assert again._get_config() == metric._get_config()
     assert float(again(true, found)) == pytest.approx(expected)
     weighted = make()
     weighted.update_state(true, found, np.array([1, 1, 0, 1, 1.0]))  # nothing negative is above 0.3

@@ -114,7 +114,7 @@ def test_a_clone_is_compiled_as_the_model_is():
 def test_a_clone_adds_up_as_the_model_does(options):
     model = sequential()
     model.compile("sgd", "mse", **options)
-    found = clone_model(model).compile_arguments
+    found = clone_model(model)._compile_arguments
     assert {name: found[name] for name in options} == options
 
 

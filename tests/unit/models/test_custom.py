@@ -248,12 +248,12 @@ def eager() -> tuple[dp.Sequential, np.ndarray, np.ndarray]:
 def test_a_model_is_called_on_arrays_and_updated_outside_of_fit():
     model, x, dy = eager()
     np.testing.assert_allclose(model(x).numpy(), model.predict(x), rtol=1e-12)  # BLAS, and compiled code
-    before = model.named_weights()
+    before = model._named_weights()
     ops.sum(model(x, training=True) * dy).backward()
     gradients = {one.path: one.grad.numpy() for one in model.trainable_weights}
     assert all(np.abs(one).max() > 0 for one in gradients.values())
     model.optimizer.apply([one.grad for one in model.trainable_weights], model.trainable_weights)
-    for name, one in model.named_weights().items():
+    for name, one in model._named_weights().items():
         np.testing.assert_allclose(one, before[name] - gradients[name], rtol=1e-14)
     model.zero_grad()
     assert [one.grad for one in model.weights] == [None] * 4

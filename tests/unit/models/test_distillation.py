@@ -76,4 +76,4 @@ def test_the_student_learns_and_the_teacher_stays(distiller):
 @pytest.mark.parametrize("shards", [[10, 11], [0, 15, 6]], ids=str)
 def test_on_several_ranks(distiller, shards):
     distiller.build((None, 5))
-    assert_step_is_the_same_on_ranks(distiller.step("train"), (X, Y), shards)
+    assert_step_is_the_same_on_ranks(distiller._make_step("train"), (X, Y), shards)

@@ -352,7 +352,7 @@ def test_models_in_a_model_are_numbered():
         "sequential_2/dense/kernel",
         "sequential_1/dense/kernel",
     ]
-    assert list(second.named_weights()) == ["dense/kernel", "dense/bias"]
+    assert list(second._named_weights()) == ["dense/kernel", "dense/bias"]
     with pytest.raises(ConfigError, match="unique"):
         dp.Model(x, dp.Sequential([layers.Dense(2)], name="a")(dp.Sequential([layers.Dense(2)], name="a")(x)))
 

@@ -202,7 +202,7 @@ def test_shards_that_compile_is_told_are_those_of_the_environment(monkeypatch):
     monkeypatch.setenv("DPTRAIN_REPRODUCIBLE", "3")
     asked.fit(x, y, batch_size=16, verbose=0)
     assert bits(told) == bits(asked) != bits(plain)
-    assert told.compile_arguments["shards_per_batch"] == 3
+    assert told._compile_arguments["shards_per_batch"] == 3
 
 
 def test_one_rank_sends_no_gradients_that_could_be_rounded():
@@ -211,7 +211,7 @@ def test_one_rank_sends_no_gradients_that_could_be_rounded():
     for one in (exact, rounded):
         one.fit(x, y, batch_size=16, verbose=0)
     assert bits(rounded) == bits(exact)
-    assert rounded.compile_arguments["comm_dtype"] == "bfloat16"
+    assert rounded._compile_arguments["comm_dtype"] == "bfloat16"
 
 
 def test_gradients_are_not_rounded_where_bits_are_promised(monkeypatch):

@@ -306,9 +306,9 @@ def test_trainable_reaches_parts_and_comes_back():
     model.compile("sgd", "mse", dtype="float64")
     model.fit(x, y, verbose=0)
     model.blocks[0].trainable = False
-    before = model.named_weights()
+    before = model._named_weights()
     model.fit(x, y, verbose=0)
-    changed = {path: not np.array_equal(one, before[path]) for path, one in model.named_weights().items()}
+    changed = {path: not np.array_equal(one, before[path]) for path, one in model._named_weights().items()}
     assert [path for path, moved in changed.items() if not moved] == ["dense_2/kernel", "dense_2/bias"]
     model.trainable = False
     assert model.trainable_weights == []

@@ -161,8 +161,8 @@ def test_a_step_on_five_ranks_of_which_some_have_no_images():
     gan, data = build(dtype="float64"), images(3).astype(np.float64)
     gan.discriminator.build()
     gan.generator.build()
-    gan.set_dtype("float64")
-    step = gan.step("train")
+    gan._set_dtype("float64")
+    step = gan._make_step("train")
     inputs = {"x": ((Dim.rows(3), SIDE, SIDE, 1), np.float64)}
     whole = trace(lambda x: step.function(x), inputs)
     expected, updates = evaluate(whole, {"x": data})

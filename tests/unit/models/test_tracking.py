@@ -60,7 +60,7 @@ def test_metrics_of_layers_are_in_the_logs(layer, options):
 @pytest.mark.parametrize("shards", [[21], [10, 11], [0, 15, 6]], ids=str)
 def test_metrics_of_layers_are_of_all_ranks(shards):
     model = compiled(dp.Sequential([Measured(input_shape=(4,)), Dense(2)], seed=1))
-    logs = assert_step_is_the_same_on_ranks(model.step("train"), (X, Y), shards)
+    logs = assert_step_is_the_same_on_ranks(model._make_step("train"), (X, Y), shards)
     np.testing.assert_allclose([logs["size"], logs["squares"]], [X.mean(), (X**2).mean()], rtol=1e-6)
 
 

@@ -70,7 +70,7 @@ class Triplets(keras.Model):
 def triplets() -> Triplets:
     made = Triplets(keras.Sequential([layers.Dense(3, use_bias=False, input_shape=(6,))], seed=1))
     made.compile(keras.optimizers.SGD(0.01), weighted_metrics=[], dtype="float64")
-    made.set_dtype("float64")
+    made._set_dtype("float64")
     return made
 
 
@@ -87,5 +87,5 @@ def test_a_triplet_loss_of_single_samples(triplets):
 
 @pytest.mark.parametrize("shards", [[8, 9], [0, 12, 5]], ids=str)
 def test_on_several_ranks(triplets, shards):
-    assert_step_is_the_same_on_ranks(twins().step("train"), ([FIRST, SECOND], SAME[:, None]), shards)
-    assert_step_is_the_same_on_ranks(triplets.step("train"), ([FIRST, SECOND, THIRD],), shards)
+    assert_step_is_the_same_on_ranks(twins()._make_step("train"), ([FIRST, SECOND], SAME[:, None]), shards)
+    assert_step_is_the_same_on_ranks(triplets._make_step("train"), ([FIRST, SECOND, THIRD],), shards)

@@ -85,7 +85,7 @@ def test_mixed_float16_scales_by_itself(auto):
     model.optimizer.learning_rate = 0.25
     assert float(model.optimizer.learning_rate) == 0.25
     again = keras.models.clone_model(model)
-    again.compile(**model.compile_arguments | {"optimizer": "sgd"})
+    again.compile(**model._compile_arguments | {"optimizer": "sgd"})
     assert isinstance(again.optimizer, LossScaleOptimizer) == auto
     for name in ("bfloat16", "mixed_bfloat16", "float32"):
         model.compile("adam", "mse", dtype=name, device="cpu", jit_compile=False)
@@ -148,5 +148,5 @@ def test_slots_are_those_of_the_inner_optimizer():
     """By which they are sharded."""
     optimizer, weight = LossScaleOptimizer(Adam(0.1)), Variable(np.ones(2, np.float32), "weight")
     optimizer.build([weight])
-    assert [one for _, one in optimizer.slots] == [weight, weight]
-    assert [one for one, _ in optimizer.slots] == list(optimizer.slots_of(weight).values())
+    assert [one for _, one in optimizer._all_slots] == [weight, weight]
+    assert [one for one, _ in optimizer._all_slots] == list(optimizer._slots_of(weight).values())

@@ -44,14 +44,14 @@ def test_each_variable_follows_its_own_optimizer_alone(way):
         for twin, grad, one in zip(twins, grads, apart, strict=True):
             twin.apply([grad], [one])
     assert [int(one.iterations) for one in (optimizer, kernel, bias)] == [7, 7, 3]
-    assert optimizer.ends_with_averages
+    assert optimizer._ends_with_averages
     optimizer.finalize_variable_values(together)
     twins[1].finalize_variable_values(apart[1:])
     found = [one.numpy() for one in (*together, *kernel.variables, *bias.variables)]
     expected = [one.numpy() for one in (*apart, *twins[0].variables, *twins[1].variables)]
     assert [one.tobytes() for one in found] == [one.tobytes() for one in expected]
     assert optimizer.variables == [*optimizer.own_variables, *bias.variables, *kernel.variables]
-    assert [one for _, one in optimizer.slots] == [together[0]] * 2 + [together[1]] * 3
+    assert [one for _, one in optimizer._all_slots] == [together[0]] * 2 + [together[1]] * 3
 
 
 def test_a_function_is_asked_once_for_each_variable():
@@ -75,10 +75,10 @@ def test_a_function_is_asked_once_for_each_variable():
     assert asked == ["dense/kernel", "dense/bias"]
     for one, old, rate in zip(variables, before, (0.5, 0.25), strict=True):
         np.testing.assert_allclose(one.numpy(), old - 2 * rate)
-    assert optimizer.rates == {"learning_rate_sgd": 0.5, "learning_rate_sgd_1": 0.25}
-    assert optimizer.version == 0
+    assert optimizer._rates == {"learning_rate_sgd": 0.5, "learning_rate_sgd_1": 0.25}
+    assert optimizer._program_version == 0
     optimizer.optimizers[0].learning_rate = schedules.ExponentialDecay(1.0, 1, 0.5)
-    assert (optimizer.version, optimizer.follows_schedule) == (1, True), "a program must be traced again"
+    assert (optimizer._program_version, optimizer._follows_schedule) == (1, True), "a program must be traced again"
 
 
 def test_there_is_no_learning_rate():
@@ -119,14 +119,14 @@ def test_configurations_rebuild_it():
     assert serialize(again) == described
     assert [type(one) for one in again.optimizers] == [SGD, Adam]
     assert [one.loss_scale_factor for one in again.optimizers] == [8.0, 8.0]
-    assert again.describe() == several(loss_scale_factor=8.0).describe() != several().describe()
+    assert again._describe() == several(loss_scale_factor=8.0)._describe() != several()._describe()
     described = serialize(MultiOptimizer(choose))
     assert described["config"]["optimizer_map"]["config"] == "choose"
     assert deserialize(described, {"choose": choose}).get_config() == MultiOptimizer(choose).get_config()
     with pytest.raises(ConfigError, match="unknown function 'choose'; pass it in custom_objects"):
         deserialize(described)
     by_lambda = MultiOptimizer(lambda variable: Adam())
-    assert "lambda" in by_lambda.describe()["optimizer_map"]
+    assert "lambda" in by_lambda._describe()["optimizer_map"]
     with pytest.raises(ConfigError, match="writing the lambda"):
         by_lambda.get_config()
 
@@ -164,7 +164,7 @@ def test_an_interrupted_training_goes_on_with_all_rates(tmp_path):
         with pytest.raises(StoppedError) if stops else nullcontext():
             model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=callbacks)
         if not stops:
-            assert model.optimizer.rates == {"learning_rate_sgd": 0.0625, "learning_rate_schedule_free_adam_w": 0.01}
+            assert model.optimizer._rates == {"learning_rate_sgd": 0.0625, "learning_rate_schedule_free_adam_w": 0.01}
             found.append([one.numpy().tobytes() for one in (*model.weights, *model.optimizer.variables)])
     assert found[0] == found[1]
 
@@ -194,4 +194,4 @@ def test_refused(make, message):
 
 def test_rates_of_another_number_of_optimizers_are_refused():
     with pytest.raises(DataError, match=r"the learning rates of 2 optimizers; found 0\.5"):
-        several().resume_learning_rate(0.5)
+        several()._resume_learning_rate(0.5)

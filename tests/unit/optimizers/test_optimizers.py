@@ -300,8 +300,8 @@ def test_accumulated_gradients_are_one_larger_batch(name):
     assert int(twice.iterations) == int(once.iterations) == 5
     for mine, theirs in zip(variables, whole, strict=True):
         assert_near(mine.numpy(), theirs.numpy(), "float64", scale=10)
-        for slot, value in once.slots_of(theirs).items():
-            assert_near(twice.slots_of(mine)[slot].numpy(), value.numpy(), "float64", scale=100)
+        for slot, value in once._slots_of(theirs).items():
+            assert_near(twice._slots_of(mine)[slot].numpy(), value.numpy(), "float64", scale=100)
 
 
 def test_what_a_schedule_sees():
@@ -318,7 +318,7 @@ def test_what_a_schedule_sees():
     assert seen == [0, 1, 2, 3]
     assert int(optimizer.iterations) == 2
     assert watched[1::2] == pytest.approx(run(Adam(0.01), [0.5, -1.0]), rel=1e-12)
-    assert optimizer.describe() == {"learning_rate": "Watched"}
+    assert optimizer._describe() == {"learning_rate": "Watched"}
     with pytest.raises(NotImplementedError, match="Watched' must override `get_config"):
         optimizer.get_config()
 
@@ -429,7 +429,7 @@ def test_moving_averages_by_hand():
     averages = []
     for _ in range(3):
         optimizer.apply([np.ones(1)], [kernel])
-        averages.append(float(optimizer.slots_of(kernel)["average"].numpy()[0]))
+        averages.append(float(optimizer._slots_of(kernel)["average"].numpy()[0]))
     assert averages == pytest.approx([0.9, 0.85, 0.775])
     assert float(kernel.numpy()[0]) == pytest.approx(0.7)
     optimizer.finalize_variable_values([kernel])
@@ -469,7 +469,7 @@ def test_variables_are_those_of_keras():
     ]
     slots = [f"nadam/{one}_{slot}" for one in each for slot in ("momentum", "velocity")]
     assert paths["nadam"] == ["nadam/iteration", *slots, "nadam/u_product"]
-    assert {slot: one.shape for slot, one in optimizer.slots_of(variables[0]).items()} == {
+    assert {slot: one.shape for slot, one in optimizer._slots_of(variables[0]).items()} == {
         "momentum": (3, 2),
         "velocity": (3, 2),
     }
@@ -598,7 +598,7 @@ def test_schedule_free_begins_with_the_weights_as_they_are(own_step):
         model.fit(np.ones((4, 2)), np.ones(4), batch_size=4, verbose=0)
         weights = [one for layer in trained for one in layer.weights]
         for one, old in zip(weights, before, strict=True):
-            np.testing.assert_allclose(model.optimizer.slots_of(one)["momentum"].numpy(), old, atol=0.01)
+            np.testing.assert_allclose(model.optimizer._slots_of(one)["momentum"].numpy(), old, atol=0.01)
             np.testing.assert_allclose(one.numpy(), old, atol=0.01)
 
 
@@ -634,7 +634,7 @@ def test_ftrl_sets_weights_to_zero():
 def test_config_rebuilds_the_optimizer(name):
     rate = schedules.CosineDecay(0.1, 10)
     optimizer = OPTIMIZERS[name](learning_rate=rate, **EVERYTHING, **OWN[name])
-    config = optimizer.config()
+    config = optimizer.get_config()
     assert {key: config[key] for key in (*EVERYTHING, *OWN[name])} == EVERYTHING | OWN[name]
     assert config["learning_rate"]["class_name"] == "CosineDecay"
     description = optimizers.serialize(optimizer)
@@ -644,10 +644,10 @@ def test_config_rebuilds_the_optimizer(name):
         type(optimizer).from_config(config),
     ):
         assert type(again) is type(optimizer)
-        assert again.config() == config
+        assert again.get_config() == config
         assert again.learning_rate == 0.1
     assert description["config"] == config, "not changed by reading it"
-    assert optimizers.get(name).config() == OPTIMIZERS[name]().config()
+    assert optimizers.get(name).get_config() == OPTIMIZERS[name]().get_config()
     assert type(optimizers.get(type(optimizer).__name__)) is type(optimizer)
 
 

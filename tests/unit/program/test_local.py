@@ -49,7 +49,7 @@ def of_rank(step, layouts, at, comm_dtype=None):
         one: Variable(one.numpy()[at.key(one.shape, axes)], one.path) for one, axes in layouts.items() if any(axes)
     }
     if hasattr(step, "optimizer"):
-        slots = {one: [*step.optimizer.slots_of(one).values()] for one in step.weights.values()}
+        slots = {one: [*step.optimizer._slots_of(one).values()] for one in step.weights.values()}
     else:
         slots = {step.weights[name]: [one] for name, one in getattr(step, "slots", {}).items()}
     return localized(place(step.program, layouts=layouts, slots=slots, comm_dtype=comm_dtype), at, parts), parts

@@ -64,7 +64,7 @@ class Perceptron:
         """Return layouts of weights by name, and of their slots."""
         found = {self.weights[name]: axes for name, axes in weights.items()}
         for name, axes in slots.items():
-            found |= dict.fromkeys(self.optimizer.slots_of(self.weights[name]).values(), axes)
+            found |= dict.fromkeys(self.optimizer._slots_of(self.weights[name]).values(), axes)
         return found
 
 

@@ -35,7 +35,7 @@ def values(program, rows=slice(0, ROWS)):
 
 
 def slots_of(made):
-    return {slot: weight for slot, weight in made.optimizer.slots}
+    return {slot: weight for slot, weight in made.optimizer._all_slots}
 
 
 def run(turns, state, cuts):

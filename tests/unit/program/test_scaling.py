@@ -22,7 +22,7 @@ P = 48 + 8 + 40 + 5
 ROWS = 12
 MACHINE = Machine({"float32": 1e9}, 1e9, 0.0, 0.0, 0.0, 4, Link(1e9, 1e-6), Link(1e8, 1e-5))
 STEP = Perceptron()
-SLOTS = {one: list(STEP.optimizer.slots_of(one).values()) for one in STEP.weights.values()}
+SLOTS = {one: list(STEP.optimizer._slots_of(one).values()) for one in STEP.weights.values()}
 MODES = {one.name: one for one in modes(STEP.program, SLOTS)}
 SCALING = {name: Scaling(STEP.program, mode, SLOTS) for name, mode in MODES.items()}
 

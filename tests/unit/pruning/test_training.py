@@ -61,9 +61,9 @@ def test_zeros_stay_through_every_update(optimizer):
     updates = [epoch * 8 // every for epoch in (1, 2, 3)]
     last = [max(step for step in range(update + 1) if schedule(step)[0]) for update in updates]
     assert history["sparsity"] == pytest.approx([schedule.sparsity(step) for step in last], abs=1 / 96)
-    mask = model.optimizer.masks[model.layers[0].kernel].numpy()
+    mask = model.optimizer._masks[model.layers[0].kernel].numpy()
     np.testing.assert_array_equal(mask != 0, model.layers[0].kernel.numpy() != 0)
-    for name, slot in model.optimizer.slots_of(model.layers[0].kernel).items():
+    for name, slot in model.optimizer._slots_of(model.layers[0].kernel).items():
         if name in ("momentum", "average", "gradient_accumulator"):
             assert not slot.numpy()[mask == 0].any()
 
@@ -120,7 +120,7 @@ def test_half_precision(options):
     model = prune_low_magnitude(network(dtype="bfloat16"), ConstantSparsity(0.5, 4, frequency=4), **options)
     assert train(model)["sparsity"] == [0.5] * 3
     assert model.layers[0].kernel.dtype.name == "bfloat16"
-    assert model.optimizer.masks[model.layers[0].kernel].numpy().astype(float).mean() == 0.5
+    assert model.optimizer._masks[model.layers[0].kernel].numpy().astype(float).mean() == 0.5
 
 
 def test_regrowth_finds_other_connections():
@@ -129,7 +129,7 @@ def test_regrowth_finds_other_connections():
         model = prune_low_magnitude(network(), ConstantSparsity(0.75, 0, end, 4), regrowth=0.5)
         for steps in (3, 2):
             train(model, epochs=1, steps_per_epoch=steps)
-            found.append(model.optimizer.masks[model.layers[0].kernel].numpy() != 0)
+            found.append(model.optimizer._masks[model.layers[0].kernel].numpy() != 0)
     before, constant, _, half, _, ended = found
     assert [one.sum() for one in (before, constant, half, ended)] == [32] * 4
     assert (before == ended).all()  # at the schedule's end the cosine is 0
@@ -196,7 +196,7 @@ def test_files_hold_zeros(tmp_path):
 def test_interrupted_and_resumed(tmp_path):
     class Stop(dp.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            if self.trainer.steps_done == 13:
+            if self._trainer.steps_done == 13:
                 raise KeyboardInterrupt
 
     def made():

@@ -100,7 +100,7 @@ def test_what_is_written_is_the_documented_layout(tmp_path):
         assert file["layers/dense_1/vars"].attrs["name"] == "dense_1"
         kernel = file["layers/dense_1/vars/0"]
         assert (kernel.shape, kernel.dtype, kernel.fletcher32) == ((4, 2), np.float32, True)
-        np.testing.assert_array_equal(kernel, model.named_weights()["dense_1/kernel"])
+        np.testing.assert_array_equal(kernel, model._named_weights()["dense_1/kernel"])
         state = file["optimizer/vars"]
         assert state.attrs["name"] == "adam"
         assert [state[str(n)].shape for n in range(len(state))] == [
@@ -134,10 +134,10 @@ def test_every_difference_is_listed(tmp_path):
         "dense/bias: model (4,), file (5,); dense_1/bias: not in the file; layers/dense_2/vars/0: not in the model"
     )
     model = small()
-    before = model.named_weights()
+    before = model._named_weights()
     with pytest.warns(UserWarning, match="skipped what does not fit"):
         model.load_weights(path, skip_mismatch=True)
-    for name, weight in model.named_weights().items():
+    for name, weight in model._named_weights().items():
         np.testing.assert_array_equal(weight, before[name])
 
 

@@ -60,11 +60,11 @@ def test_safetensors_there_and_back(tmp_path):
 
 def test_a_file_of_other_origin_needs_only_the_names(tmp_path):
     path, model = tmp_path / "w.safetensors", small(compiled=False)
-    weights = {name: RNG.random(weight.shape).astype(np.float16) for name, weight in model.named_weights().items()}
+    weights = {name: RNG.random(weight.shape).astype(np.float16) for name, weight in model._named_weights().items()}
     weights["dense/bias"][1] = np.nan  # loaded as it is: a diverged model can be looked into
     safetensors.numpy.save_file(weights, path)
     model.load_weights(str(path))
-    for name, weight in model.named_weights().items():
+    for name, weight in model._named_weights().items():
         np.testing.assert_array_equal(weight, weights[name].astype(np.float64))
 
 
@@ -103,10 +103,10 @@ def test_skip_mismatch_leaves_whole_layers_and_warns(tmp_path):
     path, model = tmp_path / "w.safetensors", small(4)
     weights = {"dense/kernel": np.ones((6, 4)), "dense/bias": np.ones(5), "dense_1/kernel": np.full((4, 2), 3.0)}
     safetensors.numpy.save_file(weights | {"dense_1/bias": np.full(2, 4.0)}, path)
-    before = model.named_weights()
+    before = model._named_weights()
     with pytest.warns(UserWarning, match=r"dense/bias: model \(4,\), file \(5,\)"):
         model.load_weights(path, skip_mismatch=True)
-    after = model.named_weights()
+    after = model._named_weights()
     np.testing.assert_array_equal(after["dense/kernel"], before["dense/kernel"])
     np.testing.assert_array_equal(after["dense_1/kernel"], weights["dense_1/kernel"])
 
@@ -283,11 +283,11 @@ def test_config_there_and_back():
     again = dp.Sequential.from_config(config)
     assert again.get_config() == config
     assert again.name == "mine"
-    assert [layer.config() for layer in again.layers] == [layer.config() for layer in layers]
+    assert [layer._get_config() for layer in again.layers] == [layer._get_config() for layer in layers]
     assert again.input_shape == (None, 4, 5)
     unbuilt = dp.Sequential([dp.layers.Dense(2)]).get_config()
     assert "build_input_shape" not in unbuilt
-    assert dp.Sequential.from_config(unbuilt).awaits_shape
+    assert dp.Sequential.from_config(unbuilt)._awaits_shape
 
 
 def test_to_json_has_keras_structure():
@@ -442,8 +442,8 @@ def test_variables_alternate_by_parameter():
     optimizer.build(model.trainable_weights)
     optimizer.variables[0].assign(7)
     for number, one in enumerate(model.weights):
-        optimizer.slots_of(one)["momentum"].assign(np.full(one.shape, number))
-        optimizer.slots_of(one)["velocity"].assign(np.full(one.shape, 10 + number))
+        optimizer._slots_of(one)["momentum"].assign(np.full(one.shape, number))
+        optimizer._slots_of(one)["velocity"].assign(np.full(one.shape, 10 + number))
     arrays = optimizer_variables.arrays(optimizer, optimizer.variables, "float32")
     assert [array.flat[0] for array in arrays] == [7, 0.25, 0, 10, 1, 11, 2, 12, 3, 13]
     assert {array.dtype.name for array in arrays[1:]} == {"float32"}

@@ -52,7 +52,7 @@ def build(units, rate, seed):
 
 
 def fit(model, epochs, callbacks):
-    return model.fit_steps(X, Y, batch_size=16, epochs=epochs, verbose=0, callbacks=callbacks)
+    return model._fit_in_steps(X, Y, batch_size=16, epochs=epochs, verbose=0, callbacks=callbacks)
 
 
 @functools.cache

@@ -306,7 +306,7 @@ def test_memory_is_given_back_when_a_run_ends():
     programs = training.trainer.programs
     assert programs.nbytes > 0
     assert ended[0].status is Status.DONE
-    variables = training.model.variables_on_device()
+    variables = training.model._variables_on_device()
     storages = {one.storage for one in variables}
     assert None not in storages
     training.close()

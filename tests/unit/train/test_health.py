@@ -155,7 +155,7 @@ def test_samples_that_are_gone_are_not_asked_for_again():
     x, y = toy()
     x[17] = np.nan
     model = build()
-    model.trainer(comm.current())._data_bytes = 400  # streamed to the device
+    model._open_trainer(comm.current())._data_bytes = 400  # streamed to the device
     with pytest.raises(DivergenceError, match="parameter 'dense/kernel' has 48 values that are not finite after step"):
         model.fit(x, y, batch_size=10, verbose=0, shuffle=False)
 

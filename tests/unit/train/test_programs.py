@@ -20,7 +20,7 @@ OPTIONS = [{}, {"clipnorm": 1.0}, {"global_clipnorm": 1.0}, {"clipvalue": 0.5}, 
 
 def placed(model: dp.Sequential):
     model.build()
-    step = model.step("train")
+    step = model._make_step("train")
     inputs = {"x": ((Dim.rows(8), 6), np.float32), "y": ((Dim.rows(8),), np.int64)}
     return place(trace(lambda x, y: step.function((x, y)), inputs))
 
@@ -65,7 +65,7 @@ class SmallBackend(CpuBackend):
 def train(memory, rows):
     model = dp.Sequential([Dense(50, "relu", input_shape=(100,)), dp.layers.Dropout(0.5), Dense(10, "softmax")])
     model.compile("adam", "sparse_categorical_crossentropy")
-    model.put_on(SmallBackend(memory))
+    model._put_on(SmallBackend(memory))
     model.train_on_batch(np.zeros((rows, 100), np.float32), np.zeros(rows, np.int64))
 
 

@@ -49,7 +49,7 @@ def trained_in(shards: list[Shard], dropout: float = 0.0) -> dp.Sequential:
     model = dp.Sequential(stack, seed=1)
     model.compile(SGD(0.5), "sparse_categorical_crossentropy", metrics=["accuracy"], dtype="float64")
     batches = ArrayBatches(*Samples(x, y, dtype="float64").stored(), OneStep(shards))
-    trainer = model.trainer(current())
+    trainer = model._open_trainer(current())
     run_to_end(trainer.training(batches, CallbackList([History()], model), epochs=1))
     return model
 
@@ -91,7 +91,7 @@ def test_shards_of_a_model_that_needs_the_whole_batch():
     model.compile("sgd", "sparse_categorical_crossentropy", dtype="float64")
     batches = ArrayBatches(*Samples(x, y, dtype="float64").stored(), GlobalSampler(50, 10, shards_per_batch=2))
     with pytest.raises(ConfigError, match="all samples of a batch at once: a fixed number of shards is not"):
-        run_to_end(model.trainer(current()).training(batches, CallbackList([], model), epochs=1))
+        run_to_end(model._open_trainer(current()).training(batches, CallbackList([], model), epochs=1))
 
 
 @pytest.mark.parametrize("shards", [None, 4])
@@ -106,7 +106,7 @@ def test_programs_are_prepared_once(monkeypatch, shards):
         CpuBackend, "executable", lambda *given, **named: (prepared.append(1), make(*given, **named))[1]
     )
     batches = ArrayBatches(*Samples(x, y, dtype="float64").stored(), GlobalSampler(53, 8, shards_per_batch=shards))
-    trainer = model.trainer(current())
+    trainer = model._open_trainer(current())
     run_to_end(trainer.training(batches, CallbackList([], model), epochs=3))
     assert trainer.timing.samples == 53
     assert int(model.optimizer.iterations) == 21
@@ -124,7 +124,7 @@ def test_a_step_allocates_no_arrays(jit_compile):
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], jit_compile=jit_compile)
     x, y = rng.integers(0, 256, (600, 784), np.uint8), rng.integers(0, 10, 600)
     batches = ArrayBatches(*Samples(x, y).stored(), GlobalSampler(600, 256))
-    trainer = model.trainer(current())
+    trainer = model._open_trainer(current())
     steps = trainer.training(batches, CallbackList([], model), epochs=9)
     seen = [next(steps) for _ in range(6)]
     assert len(seen) == 6  # two epochs' or more, after which the state is looked at
@@ -186,7 +186,7 @@ def test_weights_survive_compile_and_come_back_as_set():
     model.compile("sgd", "sparse_categorical_crossentropy")
     for old, new in zip(before, model.get_weights(), strict=True):
         np.testing.assert_allclose(new, old + 1)
-    assert list(model.named_weights()) == ["dense/kernel", "dense/bias", "dense_1/kernel", "dense_1/bias"]
+    assert list(model._named_weights()) == ["dense/kernel", "dense/bias", "dense_1/kernel", "dense_1/bias"]
     assert model.count_params() == 6 * 8 + 8 + 8 * 3 + 3
 
 
@@ -483,7 +483,7 @@ def test_trainer_with_nothing_to_evaluate():
     x, y = toy()
     model = build()
     batches = ArrayBatches(*Samples(x, y, dtype="float64").stored(), LocalSampler(0, 0, 10))
-    assert model.trainer(current()).evaluate(batches, CallbackList([], model)) == {}
+    assert model._open_trainer(current()).evaluate(batches, CallbackList([], model)) == {}
 
 
 WAYS = {

@@ -35,7 +35,7 @@ def composition(case, seed, a, b):
     )
     model.compile(optimizer, loss)
     model.fit(np.zeros((8, 6), np.float32), np.ones((8, 3), np.float32), batch_size=8, verbose=0)
-    (placed,) = model.trainer(SoloCommunicator()).programs._placed.values()
+    (placed,) = model._open_trainer(SoloCommunicator()).programs._placed.values()
     return Composition(placed)
 
 
