@@ -22,7 +22,7 @@ from dptrain.ops.elementwise import cast
 from dptrain.ops.random import SeedGenerator
 from dptrain.program.dims import Dim, Size, UnknownLengthError, is_number, number_of, read, symbolic, unknown
 from dptrain.program.shapes import is_open
-from dptrain.program.tensor import FLOATX, Tensor, Variable, constant, placeholder, reading_weights_in, scope, tracing
+from dptrain.program.tensor import Tensor, Variable, constant, placeholder, reading_weights_in, scope, tracing
 from dptrain.program.tree import leaves, map_leaves
 from dptrain.random import Purpose, default_seed, next_position, own_seed
 from dptrain.registry.serialization import Configurable, function_to_dict
@@ -364,7 +364,7 @@ class Layer(Parts):
             value = value.tensor
         elif not isinstance(value, Tensor) and hasattr(value, "__array__"):
             array = np.asarray(value)
-            value = constant(array, FLOATX if array.dtype.kind in "fV" and not self.autocast else None)
+            value = constant(array, self._data_dtype if array.dtype.kind in "fV" and not self.autocast else None)
         if self.autocast and isinstance(value, Tensor) and value.dtype.kind in "fV":
             return cast(value, self.compute_dtype)
         return value

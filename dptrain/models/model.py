@@ -25,7 +25,7 @@ from dptrain.mixed_precision import dtype_policy, policy_of
 from dptrain.models.compiled import Compiled, CompileMetrics, Outputs, results_of
 from dptrain.models.files import Files
 from dptrain.models.fitting import Fitting
-from dptrain.models.graph import Graph
+from dptrain.models.graph import Graph, graph_of
 from dptrain.models.structure import Structure, sample_shape, symbol
 from dptrain.models.summary import summary
 from dptrain.optimizers import LossScaleOptimizer, Optimizer
@@ -119,7 +119,7 @@ class Model(Fitting, Files, Structure):
         self._guards: dict[float | None, StepGuard] = {}
         self._preprocessing: Preprocessing | None = None
         if outputs is not None:
-            self._set_graph(Graph(inputs, outputs))
+            self._set_graph(graph_of(inputs, outputs, self._data_dtype))
             self._adopt(self._model_seed)
         if trainable:
             self._trainable = True

@@ -17,8 +17,9 @@ from dptrain.program.op import op
 from dptrain.program.places import extent
 from dptrain.program.schema import TypeName
 from dptrain.program.shapes import Shape, broadcast, differ, is_one, is_open, normalized_axes, row_axis, size
-from dptrain.program.tensor import FLOATX, Array, Tensor, as_tensors
+from dptrain.program.tensor import Array, Tensor, as_tensors
 from dptrain.program.views import IndexMap, aligned_axes, identity, key_maps, marked
+from dptrain.runtime.floatx import floatx
 
 # Made of a shape
 
@@ -43,13 +44,13 @@ def _full_onnx(graph: OnnxGraph, made: Tensor) -> Value:
 def zeros(shape: Sequence[int] | int, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return zeros, by default float32; a length that counts rows of the batch is shared out among the ranks."""
     lengths = (shape,) if isinstance(shape, int | Dim) else tuple(shape)
-    return full(shape=lengths, value=0, dtype=np.dtype(dtype or FLOATX).name)
+    return full(shape=lengths, value=0, dtype=np.dtype(dtype or floatx()).name)
 
 
 def ones(shape: Sequence[int] | int, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return ones, as `zeros`."""
     lengths = (shape,) if isinstance(shape, int | Dim) else tuple(shape)
-    return full(shape=lengths, value=1, dtype=np.dtype(dtype or FLOATX).name)
+    return full(shape=lengths, value=1, dtype=np.dtype(dtype or floatx()).name)
 
 
 def zeros_like(x: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
