@@ -14,7 +14,7 @@ from dptrain import initializers
 from dptrain.errors import ConfigError
 from dptrain.initializers import Initializer, InitializerLike, Ones, Orthogonal, Zeros
 from dptrain.initializers.base import RandomInitializer
-from dptrain.program.tensor import Drawn, Storage, Variable, is_tracing
+from dptrain.program.tensor import Drawn, Storage, Tensor, Variable, is_tracing
 from dptrain.random import default_seed, next_position
 from dptrain.runtime.floatx import floatx
 
@@ -105,10 +105,11 @@ class Weight(Variable):
         """Whether it still has the value that was drawn for it."""
         return self._is_initial
 
-    def assign(self, value: Any) -> None:
+    def assign(self, value: Any) -> Tensor:
         """See `Variable`."""
-        super().assign(value)
+        assigned = super().assign(value)
         self._is_initial = self._is_initial and is_tracing()
+        return assigned
 
     def move(self, storage: Storage | None) -> None:
         """See `Variable`."""

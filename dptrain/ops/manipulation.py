@@ -14,6 +14,7 @@ from dptrain.program.letters import names
 from dptrain.program.lowering import Element, Insert, Join, ViewMap
 from dptrain.program.onnx_graph import OnnxGraph, Value, refusal
 from dptrain.program.op import op
+from dptrain.program.operand import METHODS
 from dptrain.program.places import extent
 from dptrain.program.schema import TypeName
 from dptrain.program.shapes import Shape, broadcast, differ, is_one, is_open, normalized_axes, row_axis, size
@@ -207,6 +208,9 @@ def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
     if sorted(order) != list(range(tensor.ndim)):
         raise ConfigError(f"axes = {axes}: expected each of {tensor.ndim} axes once")
     return transpose_to(tensor, axes=tuple(order))
+
+
+METHODS["transpose"] = transpose
 
 
 # Broadcast, slices, concatenation

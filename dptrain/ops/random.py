@@ -33,7 +33,7 @@ from dptrain.ops.elementwise import (
     where,
 )
 from dptrain.ops.indexing import add_rows, row_numbers, taken
-from dptrain.ops.manipulation import concatenate, expand_dims, reshape, zeros
+from dptrain.ops.manipulation import concatenate, expand_dims, reshape, zeros, zeros_like
 from dptrain.ops.reduction import argmax
 from dptrain.ops.reduction import sum as sum_over
 from dptrain.program.dims import Dim
@@ -444,7 +444,7 @@ def dropout(inputs: Any, rate: float, noise_shape: Sequence[int | None] | None =
 
     Args:
         inputs: a tensor or an array.
-        rate: 0 to below 1.
+        rate: 0 to 1, which leaves nothing.
         noise_shape: of the draw, which is broadcast to the inputs; None, in it or for it, for theirs.
         seed: as `Seed`.
 
@@ -452,10 +452,10 @@ def dropout(inputs: Any, rate: float, noise_shape: Sequence[int | None] | None =
         ConfigError: the rate is out of range, or the shape cannot be broadcast.
     """
     (tensor,) = as_tensors([inputs])
-    if not 0 <= rate < 1:
-        raise ConfigError(f"rate = {rate}: expected 0 to below 1")
-    if rate == 0:
-        return tensor
+    if not 0 <= rate <= 1:
+        raise ConfigError(f"rate = {rate}: expected 0 to 1")
+    if rate in (0, 1):
+        return tensor if rate == 0 else zeros_like(tensor)
     kept = kept_at_random(tensor, rate, noise_shape, seed)
     return where(kept, tensor * (1 / (1 - rate)), 0)
 

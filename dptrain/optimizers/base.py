@@ -210,7 +210,11 @@ class Optimizer(ABC):
         value: Any = initializer
         if not isinstance(initializer, Drawn):
             own = partial(initializers.get(initializer), tuple(shape), 0, 0)
-            value = Drawn(tuple(shape), dtype or floatx(), own) if initializer == "zeros" else own()
+            value = (
+                Drawn(tuple(shape), dtype or floatx(), own)
+                if isinstance(initializer, str) and initializer == "zeros"
+                else own()
+            )
         self._added.append(self._variable(value, name or "variable", dtype or floatx()))
         return self._added[-1]
 

@@ -464,8 +464,8 @@ class Variable(Operand):
     def __int__(self) -> int:
         return int(self.tensor)
 
-    def assign(self, value: Any) -> None:
-        """Give it a new value of the same shape, which is cast to its dtype.
+    def assign(self, value: Any) -> Tensor:
+        """Give it a new value of the same shape, which is cast to its dtype; return that.
 
         Raises:
             ConfigError: the shape is another.
@@ -482,14 +482,15 @@ class Variable(Operand):
             self.storage.write(self, found.numpy())
         else:
             self._draw, self._held = None, self._own(found.numpy())
+        return found
 
-    def assign_add(self, value: Any) -> None:
-        """Add to it."""
-        self.assign(self + value)
+    def assign_add(self, value: Any) -> Tensor:
+        """Add to it; return the sum."""
+        return self.assign(self + value)
 
-    def assign_sub(self, value: Any) -> None:
-        """Subtract from it."""
-        self.assign(self - value)
+    def assign_sub(self, value: Any) -> Tensor:
+        """Subtract from it; return the difference."""
+        return self.assign(self - value)
 
     def move(self, storage: Storage | None) -> None:
         """Let the value live on a device, which has it already, or (None) come back from there."""

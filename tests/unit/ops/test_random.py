@@ -81,8 +81,8 @@ def test_dropout_has_the_bits_of_earlier_versions():
 
 def test_refused():
     seed = random.SeedGenerator(0)
-    with pytest.raises(ConfigError, match="rate = 1: expected 0 to below 1"):
-        random.dropout(np.ones(3), 1, seed=seed)
+    with pytest.raises(ConfigError, match="rate = 2: expected 0 to 1"):
+        random.dropout(np.ones(3), 2, seed=seed)
     with pytest.raises(ConfigError, match="rows of the batch must come first"):
         seed.bits((3, Dim.rows(4)))
     with pytest.raises(ConfigError, match="Received: seed=-1"):
