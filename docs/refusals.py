@@ -201,7 +201,7 @@ def _takes_positions(found: Any) -> bool:
 
 
 def _refused_at_once(found: Any) -> list[str]:
-    """Return the arguments of a class that may only be None: those that its constructor hands to `Layer.refuse`."""
+    """Return the arguments of a class that may only be None: those that its constructor hands to `Layer._refuse`."""
     if not isinstance(found, type):
         return []
     names = []
@@ -210,7 +210,7 @@ def _refused_at_once(found: Any) -> list[str]:
             continue
         (own,) = [one for one in _parsed(Path(inspect.getfile(base))).body if getattr(one, "name", "") == base.__name__]
         for node in ast.walk(own):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "refuse":
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "_refuse":
                 names += [one.arg for one in node.keywords if one.arg]
     return names
 

@@ -2,9 +2,13 @@
 
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
+import numpy as np
+
 from dptrain.errors import ConfigError
 from dptrain.mixed_precision import dtype_policy, set_dtype_policy
 from dptrain.registry.names import not_there
+from dptrain.runtime import floatx as _floatx
 
 __all__ = [
     "backend",
@@ -18,6 +22,8 @@ __all__ = [
     "set_image_data_format",
 ]
 
+_FLOATS = ("bfloat16", "float16", "float32", "float64")
+
 if not TYPE_CHECKING:  # for which any name would do
     __getattr__ = not_there("config", __all__)
 
@@ -28,8 +34,8 @@ def backend() -> str:
 
 
 def floatx() -> str:
-    """Return the type that ops give to Python's numbers: "float32"; that of layers is `dtype_policy`."""
-    return "float32"
+    """Return the type that ops give to Python's numbers, "float32" by default; that of layers is `dtype_policy`."""
+    return _floatx.floatx().name
 
 
 def epsilon() -> float:
@@ -43,12 +49,19 @@ def image_data_format() -> str:
 
 
 def set_floatx(value: str) -> None:
-    """Do nothing for "float32".
+    """Set the type of Python's numbers, of arrays that are made without one, and of layers that are given no policy.
+
+    Call it on every rank, before models are made: what was traced before keeps the type that it had.
+
+    Args:
+        value: "float32", "float64", "float16" or "bfloat16".
 
     Raises:
-        ConfigError: another type; `set_dtype_policy` sets that of layers and models.
+        ConfigError: another type.
     """
-    _only("floatx", value, floatx(), "; dptrain.config.set_dtype_policy sets the type of layers and models")
+    if value not in _FLOATS:
+        raise ConfigError(f"Unknown `floatx` value: {value}. Expected one of {_FLOATS}")
+    _floatx.set_floatx(np.dtype(ml_dtypes.bfloat16 if value == "bfloat16" else value))
 
 
 def set_epsilon(value: float) -> None:
@@ -69,6 +82,6 @@ def set_image_data_format(data_format: str) -> None:
     _only("image_data_format", data_format, image_data_format())
 
 
-def _only(name: str, value: Any, known: Any, advice: str = "") -> None:
+def _only(name: str, value: Any, known: Any) -> None:
     if value != known:
-        raise ConfigError(f"not supported: {name} = {value!r}; it is {known!r}{advice}")
+        raise ConfigError(f"not supported: {name} = {value!r}; it is {known!r}")

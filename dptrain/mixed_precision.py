@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from dptrain.errors import ConfigError
 from dptrain.registry.names import not_there
+from dptrain.runtime.floatx import floatx
 
 __all__ = [
     "DTypePolicy",
@@ -81,12 +82,12 @@ class DTypePolicy:
         return f'<DTypePolicy "{self.name}">'
 
 
-_global = DTypePolicy("float32")
+_global: DTypePolicy | None = None
 
 
 def dtype_policy() -> DTypePolicy:
-    """Return the policy of layers and models that are given none."""
-    return _global
+    """Return the policy of layers and models that are given none; until it is set, that of `dptrain.config.floatx`."""
+    return DTypePolicy(floatx().name) if _global is None else _global
 
 
 def set_dtype_policy(policy: str | DTypePolicy) -> None:

@@ -14,7 +14,10 @@ from dptrain.errors import ConfigError
 from dptrain.registry.names import not_there
 
 # Keras' functions of this room, which are ops.
-_OPS = ["SeedGenerator", "beta", "dropout", "gamma", "normal", "randint", "uniform"]
+_OPS = [
+    *("SeedGenerator", "beta", "binomial", "categorical", "dropout", "gamma", "normal", "randint", "shuffle"),
+    *("truncated_normal", "uniform"),
+]
 
 if not TYPE_CHECKING:  # for which any name would do
     _missing = not_there("random", _OPS)

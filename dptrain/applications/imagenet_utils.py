@@ -9,10 +9,11 @@ import numpy as np
 
 from dptrain import ops
 from dptrain.errors import ConfigError, DataError
-from dptrain.program.tensor import FLOATX, Tensor, Variable, as_tensors
+from dptrain.program.tensor import Tensor, Variable, as_tensors
 from dptrain.registry.names import not_there
 from dptrain.runtime.cache import cache_dir
 from dptrain.runtime.files import open_regular
+from dptrain.runtime.floatx import floatx
 from dptrain.saving.reading import parse_json, reading
 
 __all__ = ["decode_predictions", "preprocess_input"]
@@ -60,7 +61,7 @@ def preprocess_input(x: Any, data_format: str | None = None, mode: str = "caffe"
     if not isinstance(images, np.ndarray | Tensor):
         (images,) = as_tensors([images])
     if images.dtype.kind not in "fV":
-        images = images.astype(FLOATX) if isinstance(images, np.ndarray) else ops.cast(images, FLOATX)
+        images = images.astype(floatx()) if isinstance(images, np.ndarray) else ops.cast(images, floatx())
     channels = images.ndim - 3 if data_format == "channels_first" else images.ndim - 1
     if images.ndim < 3 or (mode != "tf" and images.shape[channels] != 3):
         raise ConfigError(f"preprocess_input: expected RGB images, three channels, found shape {images.shape}")

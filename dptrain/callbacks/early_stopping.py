@@ -3,6 +3,7 @@
 from typing import Any
 
 from dptrain.callbacks.base import Logs
+from dptrain.callbacks.models import set_weights_of, weights_of
 from dptrain.callbacks.monitor import MonitorCallback, take_numbers
 from dptrain.callbacks.ranks import say
 from dptrain.runtime.failure import warn
@@ -51,7 +52,7 @@ class EarlyStopping(MonitorCallback):
         self.wait = 0
         self.stopped_epoch = 0
         self.restore_best_weights = restore_best_weights
-        self.best_weights = None
+        self.best_weights: Any = None
         self.best_epoch = 0
         self.start_from_epoch = start_from_epoch
 
@@ -77,7 +78,7 @@ class EarlyStopping(MonitorCallback):
         is_better = self.is_improvement(current, self.best)
         if self.restore_best_weights and (is_better or self.best_weights is None):
             self.best_weights = None  # memory need not have room for two copies
-            self.best_weights = self.model._local_weights()
+            self.best_weights = weights_of(self.model)
             self.best_epoch = epoch
         self.wait += 1
         if is_better:
@@ -97,7 +98,7 @@ class EarlyStopping(MonitorCallback):
         if self.restore_best_weights and self.best_weights is not None:
             if self.verbose > 0:
                 say(self, f"Restoring model weights from the end of the best epoch: {self.best_epoch + 1}.")
-            self.model._set_local_weights(self.best_weights)
+            set_weights_of(self.model, self.best_weights)
 
     def get_monitor_value(self, logs: Logs | None) -> float | None:
         """Return the log that is monitored; None, with a warning, where it is not there."""

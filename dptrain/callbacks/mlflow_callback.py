@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dptrain.callbacks.base import Callback, Logs
+from dptrain.callbacks.models import rates_of
 from dptrain.callbacks.ranks import on_rank_0
 from dptrain.errors import ConfigError
 from dptrain.runtime.extras import pip_install
@@ -115,7 +116,7 @@ class MlflowCallback(Callback):
 
     def _log(self, epoch: int, logs: dict[str, Any]) -> None:
         entities, now = mlflow_module().entities, round(time.time() * 1000)
-        values = logs | self.model.optimizer._rates
+        values = logs | rates_of(self.model.optimizer)
         metrics = [entities.Metric(key, float(value), now, epoch) for key, value in values.items()]
         self._client.log_batch(self.run_id, metrics=metrics)
 

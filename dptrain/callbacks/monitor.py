@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.callbacks.base import Callback, method_of
+from dptrain.callbacks.models import metrics_of
 from dptrain.callbacks.ranks import on_all
 from dptrain.errors import ConfigError, DataError
 from dptrain.metrics import Metric
@@ -74,7 +75,7 @@ class MonitorCallback(Callback):
         return direction
 
     def _metrics(self) -> Mapping[str, Metric]:
-        return self.model._metrics_by_key if "_trainer" in vars(self) else {}
+        return metrics_of(self.model) if "_trainer" in vars(self) else {}
 
 
 def take_numbers(callback: Callback, state: Mapping[str, Any]) -> None:

@@ -48,5 +48,5 @@ def on_rank_0(callback: Callback, where: str, action: Callable[[], T], *, reads_
         AgreedError: as `on_all`.
     """
     leads = ranks_of(callback).rank == 0
-    with callback.model._readable_on(0) if reads_model else nullcontext():
+    with callback.model._readable_on(0) if reads_model and hasattr(callback.model, "_readable_on") else nullcontext():
         return on_all(callback, where, lambda: action() if leads else None)

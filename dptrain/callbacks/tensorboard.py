@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.callbacks.base import Callback, Logs
+from dptrain.callbacks.models import named_weights_of, rates_of
 from dptrain.callbacks.ranks import on_rank_0
 from dptrain.errors import ConfigError
 from dptrain.runtime.extras import pip_install
@@ -142,7 +143,7 @@ class TensorBoard(Callback):
     def _write_epoch(self, epoch: int, logs: Logs) -> None:
         if logs:
             train = {name: value for name, value in logs.items() if not name.startswith("val_")}
-            train |= self.model.optimizer._rates
+            train |= rates_of(self.model.optimizer)
             if self.write_steps_per_second:
                 seconds = max(time.perf_counter() - self._epoch_began, 1e-9)
                 train["steps_per_second"] = (self._iterations() - self._iterations_before) / seconds
@@ -151,7 +152,7 @@ class TensorBoard(Callback):
             if validated:
                 self._write("validation", validated, epoch)
         if self.histogram_freq and epoch % self.histogram_freq == 0:
-            weights = {f"{name}/histogram": weight for name, weight in self.model._named_weights().items()}
+            weights = {f"{name}/histogram": weight for name, weight in named_weights_of(self.model).items()}
             self._write("train", weights, epoch)
 
     def _begin(self) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dptrain.callbacks.base import Callback, Logs
+from dptrain.callbacks.models import rates_of
 from dptrain.callbacks.ranks import on_rank_0
 from dptrain.errors import ConfigError
 from dptrain.runtime.extras import pip_install
@@ -73,7 +74,7 @@ class WandbMetricsLogger(Callback):
         number = {"epoch/epoch": self.initial_global_step + epoch}
 
         def log() -> None:
-            rates = {f"epoch/{name}": rate for name, rate in self.model.optimizer._rates.items()}
+            rates = {f"epoch/{name}": rate for name, rate in rates_of(self.model.optimizer).items()}
             self._run.log(number | values | rates)
 
         on_rank_0(self, "Weights & Biases", log)

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dptrain.initializers.base import Initializer
 from dptrain.initializers.constant import Constant, Identity, Ones, Zeros
 from dptrain.initializers.distributions import Orthogonal, RandomNormal, RandomUniform, TruncatedNormal
@@ -71,6 +73,7 @@ _CLASSES: tuple[type[Initializer], ...] = (
 )
 # Names as Keras accepts them: the class's, and the same in snake case.
 INITIALIZERS = by_name(_CLASSES)
+INITIALIZERS |= {"IdentityInitializer": Identity, "OrthogonalInitializer": Orthogonal}  # as Keras' files name them
 INITIALIZERS |= {"normal": RandomNormal, "uniform": RandomUniform, "one": Ones, "zero": Zeros}
 
 # As Keras, a function `f(shape, dtype=None)` serves as well.
@@ -79,4 +82,15 @@ InitializerLike = Initializer | Callable[..., Any]
 _registry: Registry[InitializerLike] = Registry(
     "initializer", "keras.initializers", Initializer, INITIALIZERS, functions={}
 )
-get, serialize, deserialize = _registry.get, _registry.serialize, _registry.deserialize
+serialize, deserialize = _registry.serialize, _registry.deserialize
+
+
+def get(identifier: Any) -> Any:
+    """Return the initializer that an argument means: a name, class, configuration, function or array; None for None.
+
+    Raises:
+        ConfigError: it means none.
+    """
+    if identifier is None:
+        return None
+    return Constant(identifier) if isinstance(identifier, np.ndarray) else _registry.get(identifier)

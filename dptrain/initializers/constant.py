@@ -1,6 +1,7 @@
 """Initial values that are not random."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 import numpy as np
 
@@ -36,19 +37,41 @@ class Constant(Initializer):
     """All the same value.
 
     Args:
-        value: one number.
+        value: one number, or an array that can be broadcast to what is initialized.
     """
 
-    def __init__(self, value: float = 0.0) -> None:
-        self.value = float(value)
+    def __init__(self, value: Any = 0.0) -> None:
+        self.value: Any = float(value) if np.ndim(value) == 0 else np.asarray(value)
 
     def draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
-        """Return the value everywhere."""
-        return np.full(shape, self.value)
+        """Return the value everywhere.
+
+        Raises:
+            ConfigError: the array has another shape.
+        """
+        try:
+            return np.broadcast_to(self.value, shape).astype(np.float64)
+        except ValueError:
+            raise ConfigError(
+                f"initializer Constant: a value of shape {np.shape(self.value)}; expected one that can be broadcast to "
+                f"{shape}"
+            ) from None
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the value."""
-        return {"value": self.value}
+        """Return the value; an array as Keras writes it."""
+        if isinstance(self.value, float):
+            return {"value": self.value}
+        about = {"value": self.value.tolist(), "dtype": self.value.dtype.name}
+        return {"value": {"class_name": "__numpy__", "config": about}}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Return the initializer of a `get_config`."""
+        value = config.get("value", 0.0)
+        if isinstance(value, Mapping):
+            about = value.get("config", {})
+            value = np.asarray(about.get("value"), np.dtype(about.get("dtype", "float64")))
+        return cls(value)
 
 
 class Identity(Initializer):

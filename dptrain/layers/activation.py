@@ -93,7 +93,7 @@ class LeakyReLU(Layer):
     Source: A. Maas, A. Hannun and A. Ng, "Rectifier nonlinearities improve neural network acoustic models", ICML 2013.
 
     Args:
-        negative_slope: 0 or more.
+        negative_slope: 0 or more; `alpha` of Keras 2.
         options: as `Layer`.
 
     Raises:
@@ -101,6 +101,7 @@ class LeakyReLU(Layer):
     """
 
     def __init__(self, negative_slope: float = 0.3, **options: Any) -> None:
+        negative_slope = options.pop("alpha", negative_slope)
         super().__init__(**options)
         if negative_slope is None or negative_slope < 0:
             raise ConfigError(

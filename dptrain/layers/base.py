@@ -1,5 +1,6 @@
 """What a layer is: weights, sublayers, and a `call` in ops."""
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from dptrain.ops.elementwise import cast
 from dptrain.ops.random import SeedGenerator
 from dptrain.program.dims import Dim, Size, UnknownLengthError, is_number, number_of, read, symbolic, unknown
 from dptrain.program.shapes import is_open
-from dptrain.program.tensor import FLOATX, Tensor, Variable, constant, placeholder, reading_weights_in, scope, tracing
+from dptrain.program.tensor import Tensor, Variable, constant, placeholder, reading_weights_in, scope, tracing
 from dptrain.program.tree import leaves, map_leaves
 from dptrain.random import Purpose, default_seed, next_position, own_seed
 from dptrain.registry.serialization import Configurable, function_to_dict
@@ -104,6 +105,10 @@ class Layer(Parts):
         # A description stands in every configuration of Keras', whether or not the layer was given a type.
         self._own_policy = policy is not None and not isinstance(dtype, Mapping)
         self._policy = policy or dtype_policy()
+        if not isinstance(trainable, bool | np.bool_):
+            raise ConfigError(
+                f"Expected `trainable` to be a boolean. Received: trainable={trainable} (of type {type(trainable)})"
+            )
         self._trainable, self.autocast, self.built = bool(trainable), bool(autocast), False
         self.activity_regularizer = regularizers.get(activity_regularizer)
         self.input_spec: Any = None
@@ -143,7 +148,8 @@ class Layer(Parts):
             ConfigError: the layer cannot take that input.
         """
         inputs = _map_shapes(lambda shape: placeholder(symbolic(shape), self.compute_dtype, "input"), input_shape)
-        results = self._on_symbols((inputs,), {"training": False})
+        layer = self if self.built else _unbuilt_copy(self)
+        results = layer._on_symbols((inputs,), {"training": False})
         return map_leaves(lambda _, one: read(one.shape), results)
 
     # What a subclass calls
@@ -160,7 +166,7 @@ class Layer(Parts):
         aggregation: str | None = "none",
         name: str | None = None,
     ) -> Variable:
-        """Return a new weight.
+        """Return a new weight; also called `add_variable`.
 
         Args:
             shape: its dimensions; none by default.
@@ -185,7 +191,9 @@ class Layer(Parts):
             )
         made = Weight(
             tuple(int(n) for n in lengths if n is not None),
-            initializers.get(initializer or ("glorot_uniform" if kind.kind in "fV" else "zeros")),
+            initializers.get(
+                ("glorot_uniform" if kind.kind in "fV" else "zeros") if initializer is None else initializer
+            ),
             default_seed(),
             next_position(),
             _provisional.get(),
@@ -203,6 +211,8 @@ class Layer(Parts):
         if trainable and not self._trainable:
             self._frozen.append(made)
         return made
+
+    add_variable = add_weight
 
     def _add_seed_generator(self, purpose: Purpose = Purpose.NOISE, seed: int | None = None) -> SeedGenerator:
         """Return the state of random numbers of a layer.
@@ -364,7 +374,7 @@ class Layer(Parts):
             value = value.tensor
         elif not isinstance(value, Tensor) and hasattr(value, "__array__"):
             array = np.asarray(value)
-            value = constant(array, FLOATX if array.dtype.kind in "fV" and not self.autocast else None)
+            value = constant(array, self._data_dtype if array.dtype.kind in "fV" and not self.autocast else None)
         if self.autocast and isinstance(value, Tensor) and value.dtype.kind in "fV":
             return cast(value, self.compute_dtype)
         return value
@@ -542,6 +552,13 @@ def _noting_built(build: Callable[..., None]) -> Callable[..., None]:
         self.built = True
 
     return noting
+
+
+def _unbuilt_copy(layer: Layer) -> Layer:
+    """Return a layer like one that has no weights yet, which may then be built; where there is no copy, itself."""
+    with suppress(Exception):  # of whatever a user's own attributes are
+        return copy.deepcopy(layer)
+    return layer
 
 
 def _is_number_list(value: Any) -> bool:

@@ -140,11 +140,18 @@ class Convolution(WindowLayer, KernelLayer):
         self._make_weights((*self.kernel_size, own, self.filters), (self.filters,))
 
     def _convolved(self, x: Tensor) -> Tensor:
+        return self._convolved_with(x, self.kernel)
+
+    def convolution_op(self, inputs: Any, kernel: Any) -> Tensor:
+        """Return the convolution of inputs with a kernel, which a subclass may make of the layer's own."""
+        return self._in_format(self._convolved_with(self._with_channels_last(ops.convert_to_tensor(inputs)), kernel))
+
+    def _convolved_with(self, x: Tensor, kernel: Any) -> Tensor:
         if self.padding != "causal":
-            return ops.conv(x, self.kernel, **self._windows)
+            return ops.conv(x, kernel, **self._windows)
         before = self.dilation_rate[0] * (self.kernel_size[0] - 1)
         padded = ops.pad(x, [(0, 0), (before, 0), (0, 0)])
-        return ops.conv(padded, self.kernel, **self._windows | {"padding": "valid"})
+        return ops.conv(padded, kernel, **self._windows | {"padding": "valid"})
 
 
 class Conv1D(Convolution):

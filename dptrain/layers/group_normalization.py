@@ -62,6 +62,7 @@ class GroupNormalization(AffineNormalization):
             **options,
         )
         self.groups, self.axis = groups, int(axis)
+        self.autocast = False
 
     def build(self, input_shape: BuildShape) -> None:
         """Make gamma and beta, of the number of channels."""
@@ -86,7 +87,7 @@ class GroupNormalization(AffineNormalization):
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return the input normalized."""
-        return in_float32(self._normalized)(self._floating(inputs))  # as Keras
+        return self._of_wide(in_float32(self._normalized), inputs)  # as Keras
 
     def _normalized(self, x: Tensor) -> Tensor:
         before, behind = x.shape[: self._axis], x.shape[self._axis + 1 :]
@@ -122,12 +123,12 @@ class RMSNormalization(Layer):
 
     def build(self, input_shape: BuildShape) -> None:
         """Make the scale."""
-        self._axes = normalized_axes(self.axis, len(input_shape))
-        self.scale = self.add_weight([input_shape[axis] for axis in self._axes], "ones", name="scale")
+        axes = normalized_axes(self.axis, len(input_shape))
+        self.scale = self.add_weight([input_shape[axis] for axis in axes], "ones", name="scale")
 
     def call(self, x: Tensor) -> Tensor:
         """Return the input normalized."""
-        return ops.rms_normalization(self._floating(x), self.scale, self._axes, self.epsilon)
+        return ops.rms_normalization(self._floating(x), self.scale, self.axis, self.epsilon)
 
 
 class UnitNormalization(Layer):

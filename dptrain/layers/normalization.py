@@ -1,7 +1,7 @@
 """Normalization: features brought to mean 0 and variance 1, over the global batch or within a sample."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from dptrain.layers.base import BuildShape, ConstraintArgument, InitializerArgum
 from dptrain.layers.input_spec import InputSpec
 from dptrain.ops.elementwise import in_float32
 from dptrain.program.shapes import normalized_axes
-from dptrain.program.tensor import Tensor, Variable
+from dptrain.program.tensor import Tensor, Variable, is_half
 
 
 class AffineNormalization(Layer):
@@ -62,6 +62,12 @@ class AffineNormalization(Layer):
                 autocast=False,
                 name="beta",
             )
+
+    def _of_wide(self, normalize: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+        """Return inputs normalized, without rounding them first to half precision, whose range may be too small."""
+        x = inputs if inputs.dtype.kind in "fV" else ops.cast(inputs, self._data_dtype)
+        wide = x if is_half(x.dtype) else ops.cast(x, self._data_dtype)
+        return ops.cast(normalize(wide), self.compute_dtype)
 
 
 class BatchNormalization(AffineNormalization):
@@ -301,20 +307,20 @@ class LayerNormalization(AffineNormalization):
         if not epsilon >= 0:
             raise ConfigError(f"expected epsilon >= 0. Received: epsilon={epsilon}")
         self.axis = axis if isinstance(axis, int) else list(axis)
+        self.autocast = False
 
     def build(self, input_shape: BuildShape) -> None:
         """Make gamma and beta, of the lengths of the axes."""
         rank = len(input_shape)
         given = [self.axis] if isinstance(self.axis, int) else self.axis
-        self._axes = normalized_axes(given, rank)
-        if 0 in self._axes:
+        axes = normalized_axes(given, rank)
+        if 0 in axes:
             raise ConfigError(f"axis = {self.axis} of layer {self._display_name!r}: expected other axes than the rows'")
-        shape = [input_shape[axis] for axis in self._axes]
+        shape = [input_shape[axis] for axis in axes]
         self._make_weights(shape, self.scale or self.rms_scaling, self.center and not self.rms_scaling)
-        self.input_spec = InputSpec(ndim=rank)
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return the input normalized."""
-        x = self._floating(inputs)
         own = {"rms_scaling": True} if self.rms_scaling else {}
-        return ops.layer_normalization(x, self.gamma, self.beta, self._axes, self.epsilon, **own)
+        weights = self.gamma, self.beta
+        return self._of_wide(lambda x: ops.layer_normalization(x, *weights, self.axis, self.epsilon, **own), inputs)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from dptrain.errors import ConfigError
 from dptrain.layers.weight import Weight
 from dptrain.metrics.base import Metric
-from dptrain.mixed_precision import DTypePolicy
+from dptrain.mixed_precision import DTypePolicy, policy_of
 from dptrain.ops.random import SeedGenerator
 from dptrain.program import tree
 from dptrain.program.tensor import Tensor, Variable
@@ -199,8 +199,24 @@ class Parts(Configurable):
 
     @property
     def dtype_policy(self) -> DTypePolicy:
-        """What the layer computes in, and what its weights are kept in."""
+        """What the layer computes in, and what its weights are kept in; it can be set, for the layer alone."""
         return self._policy
+
+    @dtype_policy.setter
+    def dtype_policy(self, value: Any) -> None:
+        policy = policy_of(value)
+        if policy is None:
+            raise ConfigError(
+                f"dtype_policy of layer {self._display_name!r}: expected a policy or its name, found None"
+            )
+        self._own_policy = True
+        self._take_policy(policy)
+
+    def _take_policy(self, policy: DTypePolicy) -> None:
+        self._policy = policy
+        for one in self._own:
+            if isinstance(one, Weight) and one.dtype.kind in "fV":
+                one.set_dtype(policy.variable_dtype)
 
     @property
     def _data_dtype(self) -> str:
@@ -212,10 +228,7 @@ class Parts(Configurable):
         policy = dtype if isinstance(dtype, DTypePolicy) else DTypePolicy(dtype)
         for layer in self._flatten_layers():
             if not layer._own_policy:
-                layer._policy = policy
-                for one in layer._own:
-                    if isinstance(one, Weight) and one.dtype.kind in "fV":
-                        one.set_dtype(policy.variable_dtype)
+                layer._take_policy(policy)
 
     def _keep_dtype(self, dtype: str | DTypePolicy) -> None:
         """Give the layer a policy that it keeps, whatever its model's is."""

@@ -173,13 +173,10 @@ class Resizing(ImageLayer):
         self.fill_mode, self.fill_value = fill_mode, float(fill_value)
 
     def _transformed(self, images: Tensor, training: bool) -> Tensor:
-        found = ops.image.resize(
+        return ops.image.resize(
             *(images, (self.height, self.width), self.interpolation, self.antialias, self.crop_to_aspect_ratio),
             *(self.pad_to_aspect_ratio, self.fill_mode, self.fill_value, self.data_format),
         )
-        if found.dtype == images.dtype or images.dtype.kind == "b":
-            return found
-        return ops.saturate_cast(ops.round(found), images.dtype)
 
 
 class CenterCrop(ImageLayer):

@@ -14,8 +14,9 @@ from dptrain import initializers
 from dptrain.errors import ConfigError
 from dptrain.initializers import Initializer, InitializerLike, Ones, Orthogonal, Zeros
 from dptrain.initializers.base import RandomInitializer
-from dptrain.program.tensor import FLOATX, Drawn, Storage, Variable, is_tracing
+from dptrain.program.tensor import Drawn, Storage, Tensor, Variable, is_tracing
 from dptrain.random import default_seed, next_position
+from dptrain.runtime.floatx import floatx
 
 # How many elements weights that are made now may still have, and in all; None where they are to be drawn.
 _room: ContextVar[list[int] | None] = ContextVar("room", default=None)
@@ -104,10 +105,11 @@ class Weight(Variable):
         """Whether it still has the value that was drawn for it."""
         return self._is_initial
 
-    def assign(self, value: Any) -> None:
+    def assign(self, value: Any) -> Tensor:
         """See `Variable`."""
-        super().assign(value)
+        assigned = super().assign(value)
         self._is_initial = self._is_initial and is_tracing()
+        return assigned
 
     def move(self, storage: Storage | None) -> None:
         """See `Variable`."""
@@ -208,7 +210,7 @@ class KerasVariable(Variable, metaclass=_Variables):
                     f"initializer={initializer} and shape={shape}"
                 )
             value = _drawn(
-                initializers.get(initializer), tuple(shape), default_seed(), next_position(), dtype or FLOATX
+                initializers.get(initializer), tuple(shape), default_seed(), next_position(), dtype or floatx()
             )
         kind: Any = "sum" if aggregation == "sum" else "none"
         super().__init__(value, name or "variable", trainable, dtype=dtype, aggregation=kind)

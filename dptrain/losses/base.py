@@ -10,6 +10,7 @@ import numpy.typing as npt
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.losses.functions import same_rank
+from dptrain.mixed_precision import policy_of
 from dptrain.ops.cross_entropy import as_labels
 from dptrain.program.tensor import FLOATX, Tensor, as_tensors, is_half
 from dptrain.registry.names import snake_case
@@ -50,16 +51,20 @@ class Loss(Configurable):
         self,
         name: str | None = None,
         reduction: str | None = "sum_over_batch_size",
-        dtype: str | None = None,
+        dtype: Any = None,
     ) -> None:
         if reduction is not None and reduction not in REDUCTIONS:
             raise ConfigError(
                 f"Invalid value for argument `reduction`. Expected one of {set(REDUCTIONS) | {None}}. Received: "
                 f"reduction={reduction}"
             )
-        if dtype is not None and dtype not in ("float16", "float32", "float64"):
-            raise ConfigError(f"dtype = {dtype!r} of a loss: expected float16, float32 or float64")
-        self.reduction, self.dtype = reduction, dtype
+        try:
+            policy = policy_of(dtype)
+        except ConfigError:
+            raise ConfigError(
+                f"dtype = {dtype!r} of a loss: expected float16, bfloat16, float32, float64 or a policy"
+            ) from None
+        self.reduction, self.dtype = reduction, None if policy is None else policy.compute_dtype
         self.name = snake_case(type(self).__name__) if name is None else name
 
     def call(self, y_true: Any, y_pred: Any) -> Any:

@@ -15,6 +15,7 @@ from dptrain import initializers, ops
 from dptrain.errors import ConfigError
 from dptrain.losses.base import weights_like, wide
 from dptrain.losses.functions import same_rank
+from dptrain.mixed_precision import POLICIES, DTypePolicy, policy_name
 from dptrain.program import tree
 from dptrain.program.tensor import Tensor, Variable
 from dptrain.registry.names import not_supported, snake_case
@@ -39,9 +40,10 @@ class Metric(Configurable):
     _takes_labels: bool | None = None
     _direction: str | None = None
 
-    def __init__(self, dtype: str | None = None, name: str | None = None) -> None:
+    def __init__(self, dtype: Any = None, name: str | None = None) -> None:
         self.name = snake_case(type(self).__name__) if name is None else name
-        self.dtype = dtype or "float32"
+        kind = policy_name(dtype)
+        self.dtype = DTypePolicy(kind).compute_dtype if kind in POLICIES else kind or "float32"
         self._variables: list[Variable] = []
 
     def add_variable(

@@ -96,6 +96,31 @@ class _Confusion(Metric):
             both = both if weights is None else both * weights
             count.assign_add(ops.sum(both, tuple(range(len(shape) - 1))))
 
+    @property
+    def true_positives(self) -> Variable:
+        """Their count, (thresholds,), of a metric that counts them."""
+        return self._count_of("true_positives")
+
+    @property
+    def false_positives(self) -> Variable:
+        """Their count; as `true_positives`."""
+        return self._count_of("false_positives")
+
+    @property
+    def true_negatives(self) -> Variable:
+        """Their count; as `true_positives`."""
+        return self._count_of("true_negatives")
+
+    @property
+    def false_negatives(self) -> Variable:
+        """Their count; as `true_positives`."""
+        return self._count_of("false_negatives")
+
+    def _count_of(self, kind: Cell) -> Variable:
+        if kind not in self._counts:
+            raise AttributeError(f"metric {type(self).__name__} does not count {kind}")
+        return self._counts[kind]
+
     def _as_given(self, values: Tensor) -> Tensor:
         """Return a single number where there is one threshold."""
         return ops.reshape(values, ()) if len(self._limits) == 1 else values
@@ -151,7 +176,12 @@ class _Count(_Confusion):
         dtype: str | None = None,
     ) -> None:
         super().__init__([type(self).kind], _limits(thresholds), name, dtype)
-        self.thresholds = thresholds
+        self.init_thresholds, self.thresholds = thresholds, self._limits.tolist()
+
+    @property
+    def accumulator(self) -> Variable:
+        """The count, (thresholds,)."""
+        return self._counts[type(self).kind]
 
     def result(self) -> Tensor:
         """Return the count, (thresholds,) of several."""
@@ -159,7 +189,7 @@ class _Count(_Confusion):
 
     def _get_config(self) -> dict[str, Any]:
         """Return name, dtype and thresholds."""
-        return super()._get_config() | {"thresholds": self.thresholds}
+        return super()._get_config() | {"thresholds": self.init_thresholds}
 
 
 class TruePositives(_Count):
@@ -218,7 +248,7 @@ class _Ratio(_Confusion):
     ) -> None:
         limits = _limits(thresholds, 0.5 if top_k is None else _LOWEST)
         super().__init__(["true_positives", type(self).other], limits, name, dtype, class_id, top_k)
-        self.thresholds = thresholds
+        self.init_thresholds, self.thresholds = thresholds, self._limits.tolist()
 
     def result(self) -> Tensor:
         """Return the ratio, 0 of nothing; (thresholds,) of several."""
@@ -227,7 +257,7 @@ class _Ratio(_Confusion):
 
     def _get_config(self) -> dict[str, Any]:
         """Return name, dtype, thresholds, top_k and class_id."""
-        own = {"thresholds": self.thresholds, "top_k": self.top_k, "class_id": self.class_id}
+        own = {"thresholds": self.init_thresholds, "top_k": self.top_k, "class_id": self.class_id}
         return super()._get_config() | own
 
 
@@ -292,7 +322,13 @@ class AUC(_Confusion):
         kinds: list[Cell] = ["true_positives", "true_negatives", "false_positives", "false_negatives"]
         super().__init__(kinds, [-1e-7, *inner, 1 + 1e-7], name, dtype)
         self.num_thresholds, self.curve, self.from_logits = num_thresholds, curve, from_logits
-        self._thresholds = None if thresholds is None else given
+        self._given = None if thresholds is None else given
+
+    @property
+    def thresholds(self) -> list[float]:
+        """All of them, the first below 0 and the last above 1."""
+        found: list[float] = self._limits.tolist()
+        return found
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """As of `Precision`."""
@@ -321,7 +357,7 @@ class AUC(_Confusion):
         """Return the arguments."""
         own = {"num_thresholds": self.num_thresholds, "curve": self.curve, "summation_method": "interpolation"}
         own |= {"multi_label": False, "num_labels": None, "label_weights": None, "from_logits": self.from_logits}
-        return super()._get_config() | own | ({} if self._thresholds is None else {"thresholds": self._thresholds})
+        return super()._get_config() | own | ({} if self._given is None else {"thresholds": self._given})
 
 
 class _AtLeast(_Confusion):
@@ -364,6 +400,7 @@ class _AtLeast(_Confusion):
         kinds = dict.fromkeys((*self.held, *self.best))
         super().__init__(list(kinds), limits, name, dtype, class_id)
         self.value, self.num_thresholds = float(least), int(num_thresholds)
+        setattr(self, self.least, self.value)  # under Keras' name
 
     def _rate(self, right: Cell, other: Cell) -> Tensor:
         found = self._counts[right].value

@@ -4,9 +4,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from dptrain import losses
 from dptrain.errors import ConfigError
 from dptrain.losses import Loss
+from dptrain.losses.classes import BinaryCrossentropy, CategoricalCrossentropy, SparseCategoricalCrossentropy
 from dptrain.metrics import Metric, resolve
 from dptrain.metrics.base import Mean
 from dptrain.optimizers import Optimizer
@@ -277,10 +280,29 @@ class Outputs:
 
     def _each(self, y: Any, y_pred: Any, sample_weight: Any) -> list[tuple[Output, Any, Any, Any]]:
         names = list(self.nested if isinstance(self.nested, Mapping) else (one.name for one in self.flat))
+        if _is_deep(self.nested):
+            spread = not tree.is_nested(sample_weight)
+            weights = [sample_weight] * len(self.flat) if spread else _like(sample_weight, self.nested)
+            return list(zip(self.flat, _like(y, self.nested), tree.leaves(y_pred), weights, strict=True))
         predicted = _ordered(y_pred, names) if isinstance(y_pred, Mapping) else tree.leaves(y_pred)
         targets = _ordered(y, names)
         weights = _ordered(sample_weight, names, spread=True)
         return list(zip(self.flat, targets, predicted, weights, strict=True))
+
+
+class CrossentropyByShape(Loss):
+    """What `compile(loss="crossentropy")` means: that of two classes, of labels or of probabilities, by the shapes."""
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
+        """Return the loss of a batch; see `Loss`."""
+        target, output = np.shape(y_true), np.shape(y_pred)
+        if output[-1:] == (1,) or len(output) == 1:
+            kind: type[Loss] = BinaryCrossentropy
+        elif len(target) < len(output) or target[-1:] == (1,):
+            kind = SparseCategoricalCrossentropy
+        else:
+            kind = CategoricalCrossentropy
+        return kind()(y_true, y_pred, sample_weight)
 
 
 class SumOfLosses(Loss):
@@ -317,7 +339,28 @@ def _listed(given: Any) -> Any:
 
 def _losses(loss: Any) -> Any:
     """Return losses of names and functions, nested as these are."""
-    return tree.map_leaves(lambda path, one: losses.as_loss(one), loss)
+
+    def found(path: str, one: Any) -> Any:
+        return CrossentropyByShape() if one in ("crossentropy", "ce") else losses.as_loss(one)
+
+    return tree.map_leaves(found, loss)
+
+
+def _is_deep(nested: Any) -> bool:
+    """Whether some outputs are nested in others' structures."""
+    parts = nested.values() if isinstance(nested, Mapping) else nested if isinstance(nested, list | tuple) else ()
+    return any(map(tree.is_nested, parts))
+
+
+def _like(data: Any, nested: Any) -> list[Any]:
+    """Return what is nested as the outputs, or as far as it is, in their order: None for all outputs below a None."""
+    if not tree.is_nested(nested):
+        return [data]
+    if isinstance(nested, Mapping):
+        pairs = [(None if data is None else data.get(key), one) for key, one in nested.items()]
+    else:
+        pairs = list(zip([None] * len(nested) if data is None else data, nested, strict=True))
+    return [leaf for one, inner in pairs for leaf in _like(one, inner)]
 
 
 def _by_output(value: Any, names: Sequence[str], nested: Any, what: str, several: bool) -> list[Any]:
@@ -329,6 +372,10 @@ def _by_output(value: Any, names: Sequence[str], nested: Any, what: str, several
     lists = what in ("metrics", "weighted_metrics")
     if value is None or (lists and not value):
         return [None] * len(names)
+    if _is_deep(nested) and tree.is_nested(value) and len(value) == len(nested):
+        is_mapping = isinstance(nested, Mapping)
+        if is_mapping == isinstance(value, Mapping) and not (is_mapping and set(value) - set(nested)):
+            return _like(value, nested)
     if isinstance(value, Mapping):
         keys = list(nested) if isinstance(nested, Mapping) else list(names)
         if unknown := [key for key in value if key not in keys]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from dptrain import comm as comms
 from dptrain.comm import Communicator
-from dptrain.errors import ConfigError, printable
+from dptrain.errors import ArgumentTypeError, ConfigError, printable
 from dptrain.layers import Layer
 from dptrain.layers.base import build_shape
 from dptrain.models.configuration import functional_config, functional_ends
@@ -159,6 +159,11 @@ class Files(Layer):
         Raises:
             ConfigError: it has what dptrain does not have; names it.
         """
+        if not isinstance(config, Mapping):
+            raise ArgumentTypeError(
+                f"Unable to revive model from config. Expected a dictionary of the arguments of {cls.__name__}, as "
+                f"`get_config()` returns it. Received: config={config}"
+            )
         with custom_object_scope(custom_objects):
             if not ({"layers", "input_layers", "output_layers"} <= set(config) and takes_graph(cls)):
                 return super().from_config(config)

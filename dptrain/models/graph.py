@@ -11,7 +11,7 @@ import numpy as np
 
 from dptrain import ops
 from dptrain.errors import ConfigError
-from dptrain.layers import Layer
+from dptrain.layers import InputLayer, Layer
 from dptrain.layers.node import Node
 from dptrain.program import tree
 from dptrain.program.dims import bound, is_number, learned, number_of, read
@@ -60,8 +60,8 @@ class Graph:
 
     @property
     def input_layers(self) -> list[Layer]:
-        """The layers of the inputs."""
-        return [one.history.layer for one in tree.leaves(self.inputs)]
+        """The layers of the inputs, but for those that ops made."""
+        return [one.history.layer for one in tree.leaves(self.inputs) if one.history is not None]
 
     def run(self, inputs: Any, dtype: str, call: Callable[..., Any] | None = None) -> Any:
         """Return the outputs for inputs that are nested as the graph's, or in its order.
@@ -117,8 +117,12 @@ class Graph:
         for symbol, one in zip(tree.leaves(node.outputs), tree.leaves(found), strict=True):
             known[id(symbol)] = one
 
+    def _is_end(self, maker: Maker) -> bool:
+        made = tree.leaves(maker.outputs) if isinstance(maker, Node) else [maker]
+        return any(id(one) in self._ends for one in made)
+
     def _parents(self, maker: Maker) -> Iterator[Maker]:
-        if isinstance(maker, Node) and any(id(one) in self._ends for one in tree.leaves(maker.outputs)):
+        if self._is_end(maker):
             return
         for one in maker.inputs:
             if isinstance(one, Tensor) and one.value is None and not one.is_length:
@@ -143,8 +147,7 @@ class Graph:
                 done.add(id(maker))
                 indices.setdefault(id(maker.layer if isinstance(maker, Node) else maker), len(indices))
                 parents = list(self._parents(maker))
-                ends = isinstance(maker, Node) and any(id(one) in self._ends for one in tree.leaves(maker.outputs))
-                if not parents and not ends and (isinstance(maker, Node) or maker.op is None):
+                if not parents and not self._is_end(maker) and (isinstance(maker, Node) or maker.op is None):
                     one = maker.layer._display_name if isinstance(maker, Node) else maker
                     raise ConfigError(
                         f"`inputs` not connected to `outputs`: an output needs {one!r}, which is not among them"
@@ -168,6 +171,33 @@ class Graph:
         for layer in self.input_layers:
             found.setdefault(id(layer), layer)
         return sorted(found.values(), key=lambda one: (-of_layer.get(id(one), 0), indices.get(id(one), -1)))
+
+
+def graph_of(inputs: Any, outputs: Any, dtype: str) -> Graph:
+    """Return the graph between symbolic tensors; what lies before them is no part of it.
+
+    Args:
+        inputs: nested; where one was made by a layer or an op, an `Input` like it takes its place.
+        outputs: made of them, nested.
+        dtype: the model's.
+
+    Raises:
+        ConfigError: as `Graph`.
+    """
+    graph = Graph(inputs, outputs)
+    if all(_is_input(one) for one in tree.leaves(inputs)):
+        return graph
+    entries = tree.map_leaves(lambda path, one: one if _is_input(one) else _input_like(one), inputs)
+    return Graph(entries, graph.run(entries, dtype))
+
+
+def _is_input(symbol: Tensor) -> bool:
+    return symbol.history is not None and isinstance(symbol.history.layer, InputLayer)
+
+
+def _input_like(symbol: Tensor) -> Tensor:
+    found: Tensor = InputLayer(batch_shape=read(symbol.shape), dtype=symbol.dtype.name).output
+    return found
 
 
 def name_of_maker(symbol: Tensor) -> str:

@@ -25,7 +25,7 @@ from dptrain.mixed_precision import dtype_policy, policy_of
 from dptrain.models.compiled import Compiled, CompileMetrics, Outputs, results_of
 from dptrain.models.files import Files
 from dptrain.models.fitting import Fitting
-from dptrain.models.graph import Graph
+from dptrain.models.graph import Graph, graph_of
 from dptrain.models.structure import Structure, sample_shape, symbol
 from dptrain.models.summary import summary
 from dptrain.optimizers import LossScaleOptimizer, Optimizer
@@ -103,6 +103,7 @@ class Model(Fitting, Files, Structure):
         self._stack: list[Layer] = []
         self._symbols: Any = None  # like the inputs, nested as these, of a model that is no graph
         self._compiled: Compiled | None = None
+        self._is_eager, self._is_compiled = False, True  # before `compile`
         self._compilations = 0
         self._outputs: Outputs | None = None
         self._output_shapes: Any = None  # of a sample, nested as the outputs
@@ -119,7 +120,7 @@ class Model(Fitting, Files, Structure):
         self._guards: dict[float | None, StepGuard] = {}
         self._preprocessing: Preprocessing | None = None
         if outputs is not None:
-            self._set_graph(Graph(inputs, outputs))
+            self._set_graph(graph_of(inputs, outputs, self._data_dtype))
             self._adopt(self._model_seed)
         if trainable:
             self._trainable = True
@@ -420,15 +421,28 @@ class Model(Fitting, Files, Structure):
 
     @property
     def run_eagerly(self) -> bool:
-        """Whether steps run op by op; it can be set after `compile`."""
-        return self._compiled is not None and self._compiled.run_eagerly
+        """Whether steps run op by op; it can be set, which the next `compile` sets anew."""
+        return self._is_eager if self._compiled is None else self._compiled.run_eagerly
 
     @run_eagerly.setter
     def run_eagerly(self, value: bool) -> None:
-        if self._compiled is None:
-            raise ConfigError("You must call `compile()` before setting `run_eagerly`.")
-        self._compiled = replace(self._compiled, run_eagerly=bool(value))
-        self._compilations += 1
+        self._is_eager = bool(value)
+        if self._compiled is not None:
+            self._compiled = replace(self._compiled, run_eagerly=bool(value))
+            self._compilations += 1
+
+    @property
+    def jit_compile(self) -> bool:
+        """Whether steps are compiled where there is a compiler; it can be set, which the next `compile` sets anew."""
+        return self._is_compiled if self._compiled is None else bool(self._compiled.device.get("jit_compile", True))
+
+    @jit_compile.setter
+    def jit_compile(self, value: bool) -> None:
+        self._is_compiled = bool(value)
+        if self._compiled is not None:
+            self._leave_device()
+            self._compiled = replace(self._compiled, device={**self._compiled.device, "jit_compile": bool(value)})
+            self._compilations += 1
 
     @property
     def _device_options(self) -> dict[str, Any]:

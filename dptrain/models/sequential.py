@@ -1,5 +1,6 @@
 """Sequential: layers in a row."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self
@@ -130,6 +131,7 @@ class Sequential(Model):
                 f"Only instances of `dptrain.layers.Layer` can be added to a Sequential model. Received: "
                 f"{short(layer)} (of type {type(layer)})"
             )
+        _check_arguments(layer)
         if not self._stack and self._input is None:
             if isinstance(layer, Model) and layer._graph is not None:
                 self._input = InputLayer(batch_shape=layer._input_shape)
@@ -290,3 +292,23 @@ class Sequential(Model):
         if not made._awaits_shape:
             made.build()
         return made
+
+
+def _check_arguments(layer: Layer) -> None:
+    """Refuse a layer that takes more than the output of the one before.
+
+    Raises:
+        ConfigError: it does.
+    """
+    empty = inspect.Parameter.empty
+    required = [
+        one
+        for one in inspect.signature(layer.call).parameters.values()
+        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) and one.default is empty
+    ]
+    required = [one for one in required if one.name not in ("training", "mask")]
+    if len(required) > 1:
+        raise ConfigError(
+            "Layers added to a Sequential model can only have a single required positional argument, the input tensor. "
+            f"Layer {type(layer).__name__} has multiple required positional arguments: {required}"
+        )

@@ -86,8 +86,14 @@ def flipud(x: Any) -> Tensor:
 
 
 def rot90(array: Any, k: int = 1, axes: Sequence[int] = (0, 1)) -> Tensor:
-    """Return a tensor turned k times by a right angle, from the first of two axes to the second."""
+    """Return a tensor turned k times by a right angle, from the first of two axes to the second.
+
+    Raises:
+        ConfigError: other than two different axes.
+    """
     found = _tensor(array)
+    if len(axes) != 2 or len({one % max(found.ndim, 1) for one in axes}) != 2:
+        raise ConfigError(f"Invalid axes: {axes}. Axes must be a tuple of two different dimensions.")
     first, second = (one % found.ndim for one in axes)
     order = list(range(found.ndim))
     order[first], order[second] = order[second], order[first]

@@ -39,7 +39,8 @@ from dptrain.ops.manipulation import broadcast_to, concatenate, expand_dims, one
 from dptrain.ops.reduction import argmax, in_reverse_order, max, mean, min, sum, summed_dtype
 from dptrain.ops.rounding import isfinite, isinf, isnan, rint
 from dptrain.program.shapes import Shape, normalized_axes
-from dptrain.program.tensor import FLOATX, Array, Tensor, Variable, as_tensors, constant
+from dptrain.program.tensor import Array, Tensor, Variable, as_tensors, constant
+from dptrain.runtime.floatx import floatx
 
 abs = absolute
 
@@ -90,7 +91,7 @@ def arange(
 ) -> Tensor:
     """Return numbers from start, 0 if it is given alone, to before stop; int32 of integers, else float32."""
     found = np.arange(0 if stop is None else start, start if stop is None else stop, 1 if step is None else step)
-    return constant(found.astype(dtype or (FLOATX if found.dtype.kind in "fV" else np.int32)))
+    return constant(found.astype(dtype or (floatx() if found.dtype.kind in "fV" else np.int32)))
 
 
 def linspace(
@@ -104,13 +105,13 @@ def linspace(
 ) -> Any:
     """Return evenly spaced numbers from start to stop, known ones; with `retstep` the distance between them as well."""
     found, step = np.linspace(start, stop, num, endpoint=endpoint, retstep=True, axis=axis)
-    made = constant(found.astype(dtype or FLOATX))
+    made = constant(found.astype(dtype or floatx()))
     return (made, step) if retstep else made
 
 
 def eye(N: int, M: int | None = None, k: int = 0, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return 1 on the k-th diagonal of (N, M), 0 elsewhere."""
-    return constant(np.eye(N, M, k, dtype=np.dtype(dtype or FLOATX)))
+    return constant(np.eye(N, M, k, dtype=np.dtype(dtype or floatx())))
 
 
 def identity(n: int, dtype: npt.DTypeLike | None = None) -> Tensor:
@@ -122,7 +123,7 @@ def full(shape: Sequence[int] | int, fill_value: Any, dtype: npt.DTypeLike | Non
     """Return a tensor whose elements are all one value; float32 of a Python number, unless it is told."""
     lengths = (shape,) if isinstance(shape, int) else tuple(shape)
     if isinstance(fill_value, int | float):
-        return manipulation.full(shape=lengths, value=fill_value, dtype=np.dtype(dtype or FLOATX).name)
+        return manipulation.full(shape=lengths, value=fill_value, dtype=np.dtype(dtype or floatx()).name)
     return broadcast_to(convert_to_tensor(fill_value, dtype), lengths)
 
 
@@ -134,7 +135,7 @@ def full_like(x: Any, fill_value: Any, dtype: npt.DTypeLike | None = None) -> Te
 
 def tri(N: int, M: int | None = None, k: int = 0, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return 1 at and below the k-th diagonal of (N, M), 0 elsewhere."""
-    return constant(np.tri(N, M, k, dtype=np.dtype(dtype or FLOATX)))
+    return constant(np.tri(N, M, k, dtype=np.dtype(dtype or floatx())))
 
 
 def _below(x: Tensor, k: int) -> Array:

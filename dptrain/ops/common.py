@@ -11,7 +11,8 @@ import numpy.typing as npt
 from dptrain.program.letters import names
 from dptrain.program.operand import METHODS
 from dptrain.program.shapes import Shape, broadcast, is_one
-from dptrain.program.tensor import FLOATX, OPS, DType, Tensor, promoted
+from dptrain.program.tensor import OPS, DType, Tensor, promoted
+from dptrain.runtime.floatx import floatx
 
 
 def elementwise(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
@@ -50,7 +51,7 @@ def common_dtype(*dtypes: DType, **attributes: Any) -> npt.DTypeLike:
 def floating_dtype(*dtypes: DType, **attributes: Any) -> npt.DTypeLike:
     """As `common_dtype`; integers become float32, as in Keras."""
     common = dtypes[0] if len(dtypes) == 1 else _promoted(*dtypes)
-    return common if common.kind in "fV" else FLOATX
+    return common if common.kind in "fV" else floatx()
 
 
 def numeric_dtype(*dtypes: DType, **attributes: Any) -> npt.DTypeLike:

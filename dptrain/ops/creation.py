@@ -10,7 +10,8 @@ from dptrain.errors import ConfigError
 from dptrain.ops.arrays import convert_to_tensor
 from dptrain.ops.elementwise import cast, clip
 from dptrain.ops.manipulation import ones_like, zeros, zeros_like
-from dptrain.program.tensor import FLOATX, Tensor, Variable, as_tensors, constant
+from dptrain.program.tensor import Tensor, Variable, as_tensors, constant
+from dptrain.runtime.floatx import floatx
 
 
 def array(x: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
@@ -87,20 +88,20 @@ def logspace(
     axis: int = 0,
 ) -> Tensor:
     """Return numbers from base^start to base^stop, evenly spaced in the exponent; known ones."""
-    return constant(np.logspace(start, stop, num, endpoint, base, axis=axis).astype(dtype or FLOATX))
+    return constant(np.logspace(start, stop, num, endpoint, base, axis=axis).astype(dtype or floatx()))
 
 
 def geomspace(
     start: Any, stop: Any, num: int = 50, endpoint: bool = True, dtype: npt.DTypeLike | None = None, axis: int = 0
 ) -> Tensor:
     """Return numbers from start to stop, each the same multiple of the one before; known ones."""
-    return constant(np.geomspace(start, stop, num, endpoint, axis=axis).astype(dtype or FLOATX))
+    return constant(np.geomspace(start, stop, num, endpoint, axis=axis).astype(dtype or floatx()))
 
 
 def _window(function: Callable[..., Any], length: Any, *more: Any) -> Tensor:
     if not isinstance(length, int) or length < 0:
         raise ConfigError(f"{function.__name__}: {length!r} points; expected an integer of at least 0")
-    return constant(function(length, *more).astype(FLOATX))
+    return constant(function(length, *more).astype(floatx()))
 
 
 def bartlett(x: int) -> Tensor:

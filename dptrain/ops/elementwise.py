@@ -24,6 +24,7 @@ from dptrain.program.operand import METHODS, Operator
 from dptrain.program.schema import TypeName
 from dptrain.program.tensor import FLOATX, Array, Tensor, as_tensors, is_half
 from dptrain.program.views import identity
+from dptrain.runtime.floatx import floatx
 
 _ARITHMETIC: dict[str, Any] = {"shape": broadcast_shape, "letters": elementwise, "dtype": common_dtype}
 _COUNTING: dict[str, Any] = {"shape": broadcast_shape, "letters": elementwise, "dtype": numeric_dtype}
@@ -561,7 +562,7 @@ METHODS["cast"] = cast
 def floating(x: Any) -> Tensor:
     """Return x as floating-point numbers: integers and truth values as float32."""
     (tensor,) = as_tensors([x])
-    return tensor if tensor.dtype.kind in "fV" else cast_to(tensor, dtype=FLOATX.name)
+    return tensor if tensor.dtype.kind in "fV" else cast_to(tensor, dtype=floatx().name)
 
 
 def clip(x: Any, x_min: float, x_max: float) -> Tensor:

@@ -78,7 +78,7 @@ def resize(
     fill_value: float = 0.0,
     data_format: str | None = None,
 ) -> Tensor:
-    """Return images of another size, as Keras on JAX and TensorFlow; floating-point numbers, "nearest" of any type.
+    """Return images of another size, as Keras on JAX; whole numbers are rounded, and stay whole.
 
     Args:
         images: (rows, height, width, channels) or (height, width, channels).
@@ -113,9 +113,10 @@ def resize(
         x = _cropped(x, height, width)
     elif pad_to_aspect_ratio:
         x = _padded(x, height, width, fill_value)
+    kind = x.dtype
     for axis, target in ((1, height), (2, width)):
         x = _resized(x, axis, target, interpolation, antialias)
-    return restored(x)
+    return restored(saturate_cast(rint(x), kind) if kind.kind in "iu" and x.dtype != kind else x)
 
 
 def cropped_box(height: int, width: int, target_height: int, target_width: int) -> tuple[int, int, int, int]:

@@ -19,7 +19,8 @@ from dptrain.program.onnx_graph import OnnxGraph, Value
 from dptrain.program.op import op
 from dptrain.program.schema import TypeName
 from dptrain.program.shapes import Shape, normalized_axes
-from dptrain.program.tensor import FLOATX, Array, Tensor, as_tensors
+from dptrain.program.tensor import Array, Tensor, as_tensors
+from dptrain.runtime.floatx import floatx
 
 
 def _take_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
@@ -223,7 +224,7 @@ def one_hot(
     """
     if sparse:
         raise ConfigError("not supported: sparse tensors")
-    made = one_hot_last(x, classes=int(num_classes), dtype=np.dtype(dtype or FLOATX).name)
+    made = one_hot_last(x, classes=int(num_classes), dtype=np.dtype(dtype or floatx()).name)
     (place,) = normalized_axes(axis, made.ndim)
     order = list(range(made.ndim - 1))
     order.insert(place, made.ndim - 1)

@@ -14,11 +14,13 @@ from dptrain.program.letters import names
 from dptrain.program.lowering import Element, Insert, Join, ViewMap
 from dptrain.program.onnx_graph import OnnxGraph, Value, refusal
 from dptrain.program.op import op
+from dptrain.program.operand import METHODS
 from dptrain.program.places import extent
 from dptrain.program.schema import TypeName
 from dptrain.program.shapes import Shape, broadcast, differ, is_one, is_open, normalized_axes, row_axis, size
-from dptrain.program.tensor import FLOATX, Array, Tensor, as_tensors
+from dptrain.program.tensor import Array, Tensor, as_tensors
 from dptrain.program.views import IndexMap, aligned_axes, identity, key_maps, marked
+from dptrain.runtime.floatx import floatx
 
 # Made of a shape
 
@@ -43,13 +45,13 @@ def _full_onnx(graph: OnnxGraph, made: Tensor) -> Value:
 def zeros(shape: Sequence[int] | int, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return zeros, by default float32; a length that counts rows of the batch is shared out among the ranks."""
     lengths = (shape,) if isinstance(shape, int | Dim) else tuple(shape)
-    return full(shape=lengths, value=0, dtype=np.dtype(dtype or FLOATX).name)
+    return full(shape=lengths, value=0, dtype=np.dtype(dtype or floatx()).name)
 
 
 def ones(shape: Sequence[int] | int, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return ones, as `zeros`."""
     lengths = (shape,) if isinstance(shape, int | Dim) else tuple(shape)
-    return full(shape=lengths, value=1, dtype=np.dtype(dtype or FLOATX).name)
+    return full(shape=lengths, value=1, dtype=np.dtype(dtype or floatx()).name)
 
 
 def zeros_like(x: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
@@ -206,6 +208,9 @@ def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
     if sorted(order) != list(range(tensor.ndim)):
         raise ConfigError(f"axes = {axes}: expected each of {tensor.ndim} axes once")
     return transpose_to(tensor, axes=tuple(order))
+
+
+METHODS["transpose"] = transpose
 
 
 # Broadcast, slices, concatenation

@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from dptrain.errors import ConfigError
 from dptrain.ops.elementwise import (
     absolute,
@@ -19,6 +21,7 @@ from dptrain.ops.elementwise import (
 )
 from dptrain.ops.manipulation import reshape
 from dptrain.ops.reduction import max, min, sum
+from dptrain.program.op import in_one_call
 from dptrain.program.shapes import normalized_axes
 from dptrain.program.tensor import Tensor
 
@@ -44,7 +47,8 @@ def norm(
         keepdims: keep the axes with length 1.
 
     Raises:
-        ConfigError: there is no such norm, or it needs singular values (2, -2 or "nuc" of matrices).
+        ConfigError: there is no such norm, or inside a step one that needs singular values (2, -2 or "nuc" of
+            matrices).
     """
     tensor = floating(x)
     if ord is None:
@@ -79,9 +83,13 @@ def _of_matrices(x: Tensor, ord: float | str, rows: int, columns: int, keepdims:
     if ord == "fro":
         return sqrt(sum(square(x), (rows, columns), keepdims))
     if ord in (2, -2, "nuc"):
-        raise ConfigError(
-            f"not supported: norm with ord={ord!r} of matrices, which needs singular values; {_OF_MATRICES}"
-        )
+        found = in_one_call(lambda array: np.linalg.norm(array, ord, (rows, columns), keepdims).astype(array.dtype), x)
+        if found is None:
+            raise ConfigError(
+                f"not supported: norm with ord={ord!r} of matrices inside a step or with a gradient, as it needs "
+                f"singular values; {_OF_MATRICES}"
+            )
+        return found
     if ord not in (1, -1, math.inf, -math.inf):
         raise ConfigError(f"norm: ord={ord!r} of matrices; {_OF_MATRICES}")
     summed, over = (rows, columns) if abs(float(ord)) == 1 else (columns, rows)

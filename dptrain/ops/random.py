@@ -16,29 +16,34 @@ import numpy.typing as npt
 from dptrain.errors import ConfigError
 from dptrain.ops.activation import sigmoid, softmax
 from dptrain.ops.elementwise import (
+    absolute,
     cast,
+    clip,
     cos,
     equal,
     exp,
     floor_divide,
+    greater,
     greater_equal,
     less,
     log,
     logical_and,
+    maximum,
     sqrt,
     where,
 )
-from dptrain.ops.indexing import row_numbers
-from dptrain.ops.manipulation import concatenate, expand_dims, reshape
+from dptrain.ops.indexing import add_rows, row_numbers, taken
+from dptrain.ops.manipulation import concatenate, expand_dims, reshape, zeros, zeros_like
 from dptrain.ops.reduction import argmax
 from dptrain.ops.reduction import sum as sum_over
 from dptrain.program.dims import Dim
 from dptrain.program.lowering import RandomBits
 from dptrain.program.op import in_one_call, op
 from dptrain.program.schema import Word
-from dptrain.program.shapes import Shape, differ, row_axis, without_rows
-from dptrain.program.tensor import FLOATX, Array, Tensor, Variable, as_tensors
+from dptrain.program.shapes import Shape, differ, normalized_axes, row_axis, without_rows
+from dptrain.program.tensor import FLOATX, Array, Tensor, Variable, as_tensors, is_half
 from dptrain.random import Purpose, default_seed, next_position, own_seed, seeds_set, stream
+from dptrain.runtime.floatx import floatx
 
 
 @op(
@@ -187,9 +192,18 @@ def _made_of(bits: Tensor, make: Callable[[Any, _Functions], Any]) -> Tensor:
     return make(bits, _OF_TENSORS) if found is None else found
 
 
+# Bits of a fraction in each type.
+_BITS = {"float32": 24, "float16": 11, "bfloat16": 8}
+
+
+def _wide(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """Return the type in which numbers of a type are computed: float32 for half precision, whose range is too small."""
+    return np.dtype(FLOATX) if is_half(np.dtype(dtype)) else np.dtype(dtype)
+
+
 def _fractions(bits: Any, dtype: npt.DTypeLike, of: _Functions) -> Any:
     """Return numbers that are equally likely in [0, 1)."""
-    kept = 24 if dtype == np.float32 else 32  # all of them are exact, and 1 does not come out
+    kept = _BITS.get(np.dtype(dtype).name, 32)  # all of them are exact, and 1 does not come out
     return of.cast(bits // 2 ** (32 - kept), dtype) * 2.0**-kept
 
 
@@ -205,10 +219,13 @@ def uniform(
     dtype: npt.DTypeLike | None = None,
     seed: Seed = None,
 ) -> Tensor:
-    """Return numbers that are equally likely in [minval, maxval), 2^24 different ones (float64: 2^32)."""
-    kind = np.dtype(dtype or FLOATX)
+    """Return numbers that are equally likely in [minval, maxval).
+
+    There are 2^24 different ones, in float64 2^32, in float16 2^11, in bfloat16 2^8.
+    """
+    kind = np.dtype(dtype or floatx())
     made = _made_of(_drawn(shape, seed), lambda bits, of: _fractions(bits, kind, of))
-    return _moved(made, maxval - minval, minval)
+    return cast(_moved(made, maxval - minval, minval), kind)
 
 
 def _moved(x: Tensor, scale: float, start: float) -> Tensor:
@@ -220,7 +237,13 @@ def _moved(x: Tensor, scale: float, start: float) -> Tensor:
 def randint(
     shape: Sequence[int], minval: int, maxval: int, dtype: npt.DTypeLike = "int32", seed: Seed = None
 ) -> Tensor:
-    """Return integers that are equally likely, to 2^-32, in [minval, maxval)."""
+    """Return integers that are equally likely, to 2^-32, in [minval, maxval).
+
+    Raises:
+        ConfigError: a type of no integers.
+    """
+    if np.dtype(dtype).kind not in "iu":
+        raise ConfigError(f"`keras.random.randint` requires an integer `dtype`. Received: dtype={dtype} ")
     return cast(floor_divide(cast(_drawn(shape, seed), np.int64) * (maxval - minval), 2**32) + minval, dtype)
 
 
@@ -236,9 +259,22 @@ def normal(
     Source: G. Box and M. Muller, "A note on the generation of random normal deviates", Annals of Mathematical
     Statistics 29 (1958).
     """
-    kind = np.dtype(dtype or FLOATX)
-    made = _made_of(_drawn((*shape, 2), seed), lambda bits, of: _normal(bits, kind, of))
-    return _moved(made, stddev, mean)
+    kind = np.dtype(dtype or floatx())
+    made = _made_of(_drawn((*shape, 2), seed), lambda bits, of: _normal(bits, _wide(kind), of))
+    return cast(_moved(made, stddev, mean), kind)
+
+
+def truncated_normal(
+    shape: Sequence[int],
+    mean: float = 0.0,
+    stddev: float = 1.0,
+    dtype: npt.DTypeLike | None = None,
+    seed: Seed = None,
+) -> Tensor:
+    """Return normally distributed numbers; those two standard deviations or more from the mean are drawn again."""
+    kind = np.dtype(dtype or floatx())
+    drawn = normal((*shape, _ROUNDS), dtype=_wide(kind), seed=seed)
+    return cast(_moved(sum_over(where(_first(less(absolute(drawn), 2.0)), drawn, 0.0), -1), stddev, mean), kind)
 
 
 def gamma(shape: Sequence[int], alpha: Any, dtype: npt.DTypeLike | None = None, seed: Seed = None) -> Tensor:
@@ -250,8 +286,8 @@ def gamma(shape: Sequence[int], alpha: Any, dtype: npt.DTypeLike | None = None, 
         dtype: float32 by default.
         seed: as `Seed`.
     """
-    kind = np.dtype(dtype or FLOATX)
-    return exp(_log_gamma(uniform((*shape, _EACH), dtype=kind, seed=seed), alpha))
+    kind = np.dtype(dtype or floatx())
+    return cast(exp(_log_gamma(uniform((*shape, _EACH), dtype=_wide(kind), seed=seed), alpha)), kind)
 
 
 def beta(shape: Sequence[int], alpha: Any, beta: Any, dtype: npt.DTypeLike | None = None, seed: Seed = None) -> Tensor:
@@ -264,19 +300,121 @@ def beta(shape: Sequence[int], alpha: Any, beta: Any, dtype: npt.DTypeLike | Non
         dtype: float32 by default.
         seed: as `Seed`.
     """
-    kind = np.dtype(dtype or FLOATX)
-    drawn = uniform((*shape, 2, _EACH), dtype=kind, seed=seed)
-    return sigmoid(_log_gamma(drawn[..., 0, :], alpha) - _log_gamma(drawn[..., 1, :], beta))
+    kind = np.dtype(dtype or floatx())
+    drawn = uniform((*shape, 2, _EACH), dtype=_wide(kind), seed=seed)
+    return cast(sigmoid(_log_gamma(drawn[..., 0, :], alpha) - _log_gamma(drawn[..., 1, :], beta)), kind)
 
 
 def dirichlet(shape: Sequence[int], alpha: Any, dtype: npt.DTypeLike | None = None, seed: Seed = None) -> Tensor:
     """Return numbers of a symmetric Dirichlet distribution, whose sum along the last axis is 1; as `gamma`."""
-    return softmax(_log_gamma(uniform((*shape, _EACH), dtype=np.dtype(dtype or FLOATX), seed=seed), alpha))
+    kind = np.dtype(dtype or floatx())
+    return cast(softmax(_log_gamma(uniform((*shape, _EACH), dtype=_wide(kind), seed=seed), alpha)), kind)
+
+
+def categorical(logits: Any, num_samples: int, dtype: npt.DTypeLike = "int32", seed: Seed = None) -> Tensor:
+    """Return classes that are drawn with given probabilities.
+
+    Args:
+        logits: (rows, classes) logarithms of probabilities, which need not add up to 1.
+        num_samples: how many to draw for each row.
+        dtype: of the classes.
+        seed: as `Seed`.
+
+    Returns:
+        (rows, num_samples).
+
+    Raises:
+        ConfigError: logits of another rank.
+
+    Source: E. Gumbel, "Statistical theory of extreme values", 1954: the largest of logits with such noise.
+    """
+    (found,) = as_tensors([logits])
+    if found.ndim != 2:
+        raise ConfigError(f"categorical: logits of shape {found.shape}; expected (rows, classes)")
+    kind = found.dtype if found.dtype == np.float64 else np.dtype(FLOATX)
+    drawn = uniform((found.shape[0], int(num_samples), int(found.shape[1])), dtype=kind, seed=seed)
+    noise = -log(-log(1.0 - drawn))  # -infinity for 0, which the other classes win against
+    return cast(argmax(expand_dims(cast(found, kind), 1) + noise, -1), dtype)
+
+
+def binomial(
+    shape: Sequence[int], counts: Any, probabilities: Any, dtype: npt.DTypeLike | None = None, seed: Seed = None
+) -> Tensor:
+    """Return how many of independent trials succeed.
+
+    Args:
+        shape: of the draw.
+        counts: of trials, numbers that are known and broadcast to it.
+        probabilities: of success, 0 to 1, likewise.
+        dtype: float32 by default.
+        seed: as `Seed`.
+
+    Raises:
+        ConfigError: the counts are not known, as in a step that computes them.
+
+    Source: L. Devroye, "Non-uniform random variate generation", 1986, X.4.3: many trials are halved at their median.
+    """
+    kind = np.dtype(dtype or floatx())
+    trials, p = (cast(one, _wide(kind)) for one in as_tensors([counts, probabilities]))
+    if trials.value is None:
+        raise ConfigError("not supported: binomial of counts that a step computes; expected numbers or an array")
+    draws: Seed = seed if isinstance(seed, SeedGenerator) or own_seed(seed) is None else SeedGenerator(seed)
+    most, made = float(trials.value.max(initial=0)), zeros(tuple(shape), _wide(kind))
+    while most > _FEW_TRIALS:  # the median of so many uniform numbers is a beta draw
+        middle = floor_divide(trials + 1.0, 2.0)
+        at = beta(shape, maximum(middle, 1.0), maximum(trials + 1.0 - middle, 1.0), dtype=_wide(kind), seed=draws)
+        below = logical_and(less(at, p), greater(trials, 0.0))
+        made = made + where(below, middle, 0.0)
+        p = clip(where(below, (p - at) / maximum(1.0 - at, 1e-30), p / maximum(at, 1e-30)), 0.0, 1.0)
+        trials = where(below, trials - middle, maximum(middle - 1.0, 0.0))
+        most = most // 2
+    tried = uniform((*shape, max(int(most), 1)), dtype=_wide(kind), seed=draws)
+    numbers = np.arange(max(int(most), 1), dtype=tried.dtype)
+    wins = logical_and(less(tried, _last_axis(p)), less(numbers, _last_axis(trials)))
+    return cast(made + sum_over(cast(wins, tried.dtype), -1), kind)
+
+
+# So many trials are drawn one by one.
+_FEW_TRIALS = 16
+
+
+def _last_axis(x: Tensor) -> Tensor:
+    return expand_dims(x, -1) if x.ndim else x
+
+
+def shuffle(x: Any, axis: int = 0, seed: Seed = None) -> Tensor:
+    """Return the parts of x along an axis in a random order.
+
+    Args:
+        x: a tensor or an array.
+        axis: of the parts; inside a step the rows of the batch stay where they are.
+        seed: as `Seed`.
+
+    Raises:
+        ConfigError: there is no such axis, or it counts rows of the batch.
+    """
+    (found,) = as_tensors([x])
+    (along,) = normalized_axes(axis, found.ndim)
+    length = found.shape[along]
+    if isinstance(length, Dim):
+        raise ConfigError("not supported: shuffle of the rows of the batch, of which each rank has its own")
+    keys = _drawn((int(length), 2), seed)
+    wide = cast(keys[:, 0], np.int64) * 2**31 + cast(keys[:, 1] // 2, np.int64)
+    order = in_one_call(lambda array: np.argsort(array, kind="stable"), wide)
+    if order is None:  # where each part goes is the number of smaller keys
+        places = sum_over(cast(less(wide, expand_dims(wide, -1)), np.int64), 1)
+        order = add_rows(as_tensors([np.arange(int(length))])[0], places, length=int(length))
+    return taken(found, order, along)
 
 
 # Of 20 draws at least 19 are accepted: so many miss all in one of 60 million cases, which get the distribution's mode.
 _ROUNDS = 6
 _EACH = 3 * _ROUNDS + 1
+
+
+def _first(accepted: Tensor) -> Tensor:
+    """Return which of `_ROUNDS` along the last axis is the first that is accepted."""
+    return logical_and(accepted, equal(expand_dims(argmax(accepted, -1), -1), np.arange(_ROUNDS)))
 
 
 def _log_gamma(drawn: Tensor, alpha: Any) -> Tensor:
@@ -298,8 +436,7 @@ def _log_gamma(drawn: Tensor, alpha: Any) -> Tensor:
     cube = 3 * log(where(root > 0, root, 1.0))
     limit = 0.5 * x * x + each * (1 - exp(cube) + cube)
     accepted = logical_and(root > 0, logs[..., 2 * _ROUNDS : -1] < limit)
-    first = logical_and(accepted, equal(expand_dims(argmax(accepted, -1), -1), np.arange(_ROUNDS)))
-    return sum_over(where(first, cube, 0.0), -1) + log(middle) + logs[..., -1] / wanted
+    return sum_over(where(_first(accepted), cube, 0.0), -1) + log(middle) + logs[..., -1] / wanted
 
 
 def dropout(inputs: Any, rate: float, noise_shape: Sequence[int | None] | None = None, seed: Seed = None) -> Tensor:
@@ -307,7 +444,7 @@ def dropout(inputs: Any, rate: float, noise_shape: Sequence[int | None] | None =
 
     Args:
         inputs: a tensor or an array.
-        rate: 0 to below 1.
+        rate: 0 to 1, which leaves nothing.
         noise_shape: of the draw, which is broadcast to the inputs; None, in it or for it, for theirs.
         seed: as `Seed`.
 
@@ -315,10 +452,10 @@ def dropout(inputs: Any, rate: float, noise_shape: Sequence[int | None] | None =
         ConfigError: the rate is out of range, or the shape cannot be broadcast.
     """
     (tensor,) = as_tensors([inputs])
-    if not 0 <= rate < 1:
-        raise ConfigError(f"rate = {rate}: expected 0 to below 1")
-    if rate == 0:
-        return tensor
+    if not 0 <= rate <= 1:
+        raise ConfigError(f"rate = {rate}: expected 0 to 1")
+    if rate in (0, 1):
+        return tensor if rate == 0 else zeros_like(tensor)
     kept = kept_at_random(tensor, rate, noise_shape, seed)
     return where(kept, tensor * (1 / (1 - rate)), 0)
 

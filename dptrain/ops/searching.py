@@ -71,7 +71,7 @@ def segment_sum(data: Any, segment_ids: Any, num_segments: int | None = None, so
 
     Args:
         data: (rows, ...).
-        segment_ids: (rows,) integers of 0 to num_segments - 1.
+        segment_ids: (rows,) integers of 0 to num_segments - 1; rows of negative ones are in no segment.
         num_segments: how many there are; by default as many as known ids say.
         sorted: without effect.
 
@@ -83,6 +83,9 @@ def segment_sum(data: Any, segment_ids: Any, num_segments: int | None = None, so
         if given.value is None:
             raise ConfigError("segment_sum: num_segments is needed where segment_ids are not known")
         num_segments = int(given.value.max(initial=-1)) + 1
+    if given.value is None or (given.value < 0).any():  # those rows go to one segment more, which is cut off
+        places = where(given < 0, num_segments, in_range(where(given < 0, 0, given), num_segments))
+        return add_rows(values, places, length=num_segments + 1)[:num_segments]
     return add_rows(values, in_range(given, num_segments), length=num_segments)
 
 

@@ -164,6 +164,7 @@ def conv_transpose(
             f"{x.shape[-1]}, kernel input channels={k.shape[-1]}, data_format={data_format or FORMATS[0]!r}."
         )
     stride, dilation = (_each(x, *one) for one in (("strides", strides), ("dilation_rate", dilation_rate)))
+    padding = _padding(padding)
     more = [None] * len(stride) if output_padding is None else _each(x, "output_padding", output_padding, least=0)
     size, before = [], []
     for length, extent, s, step, extra in zip(x.shape[1:-1], k.shape[:-2], stride, dilation, more, strict=True):
@@ -176,8 +177,6 @@ def conv_transpose(
 
 
 def _transposed_length(length: Any, reach: int, stride: int, padding: str, extra: int | None) -> Any:
-    if padding not in ("valid", "same"):
-        raise ConfigError(f"padding = {padding!r}: expected 'valid' or 'same'")
     if padding == "same":
         return length * stride if extra is None else (length - 1) * stride + reach % 2 + extra
     return (length - 1) * stride + (max(reach, stride) if extra is None else reach + extra)
@@ -308,12 +307,23 @@ def _windows(
     return x, window, stride, size, before, in_format
 
 
+def _padding(padding: Any) -> str:
+    """Return a padding in lower case.
+
+    Raises:
+        ConfigError: there is no such padding.
+    """
+    found = padding.lower() if isinstance(padding, str) else padding
+    if found not in ("valid", "same"):
+        raise ConfigError(f"padding = {padding!r}: expected 'valid' or 'same'")
+    return str(found)
+
+
 def _placed(
     image: Sequence[int], window: Sequence[int], strides: Lengths, dilation: Lengths, padding: str
 ) -> tuple[Shape, Lengths]:
     """Return the lengths of what comes out, and how many zeros stand before the image along each axis."""
-    if padding not in ("valid", "same"):
-        raise ConfigError(f"padding = {padding!r}: expected 'valid' or 'same'")
+    padding = _padding(padding)
     sizes, before = [], []
     for length, extent, stride, step in zip(image, map(int, window), strides, dilation, strict=True):
         reach = (extent - 1) * step + 1

@@ -70,13 +70,15 @@ if not TYPE_CHECKING:  # for which any name would do
 serialize = Registry[Optimizer]("optimizer", "keras.optimizers", Optimizer, CLASSES).serialize
 
 
-def get(identifier: str | Mapping[str, Any] | Optimizer) -> Optimizer:
+def get(identifier: Any) -> Any:
     """Return the optimizer of that name with Keras' defaults, that which a dictionary describes, or the one given.
+
+    None is None.
 
     Raises:
         ConfigError: no optimizer has that name, or the arguments are not its own.
     """
-    if isinstance(identifier, Optimizer):
+    if identifier is None or isinstance(identifier, Optimizer):
         return identifier
     if isinstance(identifier, str):
         return deserialize({"class_name": identifier, "config": {}})

@@ -29,11 +29,13 @@ from dptrain.ops import sum as summed
 from dptrain.optimizers import schedules
 from dptrain.optimizers.schedules import LearningRateSchedule
 from dptrain.optimizers.schedules.base import float64
-from dptrain.program.tensor import FLOATX, Drawn, DType, Operand, Tensor, Variable, constant, is_tracing, note_applied
+from dptrain.program.tensor import Drawn, DType, Operand, Tensor, Variable, constant, is_tracing, note_applied
 from dptrain.registry.names import not_supported, snake_case
+from dptrain.runtime.floatx import floatx
 
 # Slots of what is pruned: which elements stay, and the gradient of all, for regrowth.
 _MASK, _DENSE = _OF_PRUNING = ("mask", "dense_gradient")
+_ACCUMULATOR = "gradient_accumulator"
 
 # The classes of descriptions, by names in lower case: `OPTIMIZERS`, and what has another optimizer within.
 CLASSES: dict[str, type[Any]] = {}
@@ -182,7 +184,7 @@ class Optimizer(ABC):
         if self.use_ema:
             self.add_optimizer_variables(known, "average")
         if self.gradient_accumulation_steps:
-            self.add_optimizer_variables(known, "gradient_accumulator")
+            self.add_optimizer_variables(known, _ACCUMULATOR)
         pruned = [one for one in known if one.pruning is not None]
         self.add_optimizer_variables(pruned, _MASK, "ones")
         self.add_optimizer_variables([one for one in pruned if one.pruning.regrows], _DENSE)
@@ -208,8 +210,12 @@ class Optimizer(ABC):
         value: Any = initializer
         if not isinstance(initializer, Drawn):
             own = partial(initializers.get(initializer), tuple(shape), 0, 0)
-            value = Drawn(tuple(shape), dtype or FLOATX, own) if initializer == "zeros" else own()
-        self._added.append(self._variable(value, name or "variable", dtype or FLOATX))
+            value = (
+                Drawn(tuple(shape), dtype or floatx(), own)
+                if isinstance(initializer, str) and initializer == "zeros"
+                else own()
+            )
+        self._added.append(self._variable(value, name or "variable", dtype or floatx()))
         return self._added[-1]
 
     def add_variable_from_reference(
@@ -225,15 +231,15 @@ class Optimizer(ABC):
         """Give variables a slot, or one of each name; see `slots_of`. Those that have it keep it.
 
         Returns:
-            The slots, a list for each name.
+            The slots, a list for each name; None of a variable that is overwritten with its gradient.
         """
         names, variables = [name] if isinstance(name, str) else list(name), list(trainable_variables)
         for one in variables:
             own = self._slots.setdefault(one, {})
             for slot in names:
-                if slot not in own:
+                if slot not in own and (slot == _ACCUMULATOR or not one.overwrite_with_gradient):
                     own[slot] = self.add_variable_from_reference(one, slot, initializer)
-        found = tuple([self._slots[one][slot] for one in variables] for slot in names)
+        found = tuple([self._slots[one].get(slot) for one in variables] for slot in names)
         return found[0] if isinstance(name, str) else found
 
     @property
@@ -502,7 +508,7 @@ class Optimizer(ABC):
         else:
             due = _is_multiple(self._iterations + 1, every)
             old = {one: one.value for one in (*variables, *self._added)}
-            accumulators = [self._slots[one]["gradient_accumulator"] for one in variables]
+            accumulators = [self._slots[one][_ACCUMULATOR] for one in variables]
             sums = [total + grad for total, grad in zip(accumulators, grads, strict=True)]
             self._update_all([one * (1 / every) for one in sums], variables, rate)
             for one, value in old.items():
@@ -525,7 +531,17 @@ class Optimizer(ABC):
         return value if variable.pruning is None else where(equal(self._slots[variable][_MASK], 0), 0, value)
 
     def _update_all(self, grads: list[Tensor], variables: list[Variable], learning_rate: Tensor) -> None:
-        """Clip the gradients, let the variables decay, and follow the rule: `update_step` for each variable."""
+        """Clip the gradients, let the variables decay, and follow the rule: `update_step` for each variable.
+
+        Those with `overwrite_with_gradient` become their gradients.
+        """
+        for grad, one in zip(grads, variables, strict=True):
+            if one.overwrite_with_gradient:
+                one.assign(grad)
+        pairs = [(grad, one) for grad, one in zip(grads, variables, strict=True) if not one.overwrite_with_gradient]
+        grads, variables = [grad for grad, _ in pairs], [one for _, one in pairs]
+        if not variables:
+            return
         grads = self._clipped(grads)
         for one in variables:
             kept = self._kept_of(one)
@@ -592,6 +608,8 @@ class Optimizer(ABC):
         frequency = self.ema_overwrite_frequency
         due = _is_multiple(self.iterations + 1, frequency) if frequency else None
         for one, slots in self._slots.items():
+            if "average" not in slots:
+                continue
             average, keep = slots["average"], as_dtype(momentum, one.dtype)
             average.assign(keep * average + (1 - keep) * one)
             if due is not None:
@@ -605,7 +623,7 @@ class Optimizer(ABC):
     def finalize_variable_values(self, var_list: Iterable[Variable]) -> None:
         """Let variables become their moving averages, if there are any: what `fit` ends with."""
         for one in var_list if self.use_ema and self.built else ():
-            if one in self._slots:
+            if "average" in self._slots.get(one, {}):
                 one.assign(self._slots[one]["average"])
 
     # Configuration

@@ -188,7 +188,8 @@ class Op:
             kind = None if _counts_rows(shape) else (shape, dtype)
             if TRACE.get() is not None and (kind is None or any(one.counts_rows for one in tensors)):
                 return Tensor(self, tensors, attributes, shape, dtype, name=SCOPE.get())
-            if kind is not None and not attributes and None not in kinds and len(self._kinds) < _KINDS:
+            of_floatx = dtype.kind in "fV" and not any([one.dtype.kind in "fV" for one in tensors])
+            if not (kind is None or attributes or of_floatx or None in kinds) and len(self._kinds) < _KINDS:
                 self._kinds[kinds] = kind, self._is_made_at_once(tensors, shape, dtype)
         if at_once:
             value = _quiet.run(self.ufunc, *values, order="C")  # type: ignore[arg-type]
@@ -219,7 +220,8 @@ class Op:
     def _in_float32(self, inputs: Sequence[Tensor], attributes: Mapping[str, Any], dtype: DType) -> Tensor:
         """Return what it makes of half-precision numbers: computed in float32, and rounded once."""
         cast = METHODS["cast"]
-        wide = [cast(one, FLOATX) if is_half(one.dtype) else one for one in inputs]
+        only_whole = not any(one.dtype.kind in "fV" for one in inputs) and "dtype" not in attributes  # as floatx says
+        wide = [cast(one, FLOATX) if only_whole or is_half(one.dtype) else one for one in inputs]
         if "dtype" in attributes and is_half(np.dtype(attributes["dtype"])):
             attributes = {**attributes, "dtype": FLOATX.name}
         return cast(self(*wide, **attributes), dtype)  # type: ignore[no-any-return]

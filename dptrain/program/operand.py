@@ -22,7 +22,7 @@ Operator = Literal[
 # The op of each, as its record says.
 OPERATORS: dict[Operator, "Op"] = {}
 # What tensors have as methods and what is written in ops, by the module above that writes it.
-METHODS: dict[Literal["[]", "backward", "cast"], Callable[..., Any]] = {}
+METHODS: dict[Literal["[]", "backward", "cast", "transpose"], Callable[..., Any]] = {}
 
 
 _BOUNDS = (int, type(None))
@@ -141,6 +141,12 @@ class Operand:
         return OPERATORS["!="](self, other)
 
     __hash__ = object.__hash__
+
+    @property
+    def T(self) -> "Tensor":  # noqa: N802  # Keras' and NumPy's name
+        """The tensor with its axes in reverse order."""
+        found: Tensor = METHODS["transpose"](self)
+        return found
 
     def __getitem__(self, key: Any) -> "Tensor":
         found: Tensor = METHODS["[]"](self, key)

@@ -21,6 +21,7 @@ from dptrain.program.operand import METHODS, OPERATORS, is_plain
 from dptrain.program.operand import OPS as OPS
 from dptrain.program.operand import Operand as Operand
 from dptrain.program.shapes import Shape
+from dptrain.runtime.floatx import floatx
 
 if TYPE_CHECKING:
     from dptrain.program.op import Op
@@ -32,7 +33,7 @@ ShapeDtype = tuple[Shape, DType]
 # always, as a trainable variable is among their leaves.
 NOT_TRACKED, WATCHED, TRAINABLE = range(3)
 
-# The floating-point type of Python's numbers and of what is not told (Keras' floatx).
+# The floating-point type that half precision is computed in; that of Python's numbers is `floatx()`.
 FLOATX = np.dtype(np.float32)
 # NumPy knows bfloat16 by ml_dtypes, as a type of kind "V"; it and float16 are half precision.
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -251,7 +252,7 @@ def _converted(one: Any, met: Sequence[DType]) -> Tensor:
     dtype: Any = None
     if isinstance(one, float):
         floats = [kind for kind in met if kind.kind in "fV"]
-        dtype = promoted(*floats) if floats else FLOATX
+        dtype = promoted(*floats) if floats else floatx()
         return of_value(np.array(one, dtype))
     if isinstance(one, int | Dim) and not isinstance(one, bool) and met:
         common = met[0] if len(met) == 1 else promoted(*met)
@@ -281,7 +282,7 @@ def constant(value: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
         return value
     array = np.asarray(value, dtype)
     if dtype is None and array.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic):
-        array = array.astype(FLOATX)
+        array = array.astype(floatx())
     if array.dtype.kind not in "fiub" and array.dtype != BFLOAT16:
         raise ConfigError(f"a tensor of {array.dtype}: expected real numbers")
     return of_value(array)
@@ -344,6 +345,7 @@ class Variable(Operand):
         pruning: how elements of it become zero in training (`dptrain.pruning`); an optimizer keeps its mask.
         storage: the device that its value lives on, or None for this object's own memory.
         autocast: it is read in the type in which the layer at hand computes.
+        overwrite_with_gradient: an optimizer puts its gradient in its place, as of the scale of quantized numbers.
         watched: the `Tensor.tracking` of its value where it is not trainable.
     """
 
@@ -365,7 +367,7 @@ class Variable(Operand):
         self.storage: Storage | None = None
         self._grad: Tensor | None = None
         self.watched = NOT_TRACKED
-        self.autocast = False
+        self.autocast = self.overwrite_with_gradient = False
         self._draw: Callable[[], Array] | None = None
         if isinstance(value, Drawn):
             self._hold_later(value.draw, value.shape, np.dtype(dtype or value.dtype))
@@ -462,8 +464,8 @@ class Variable(Operand):
     def __int__(self) -> int:
         return int(self.tensor)
 
-    def assign(self, value: Any) -> None:
-        """Give it a new value of the same shape, which is cast to its dtype.
+    def assign(self, value: Any) -> Tensor:
+        """Give it a new value of the same shape, which is cast to its dtype; return that.
 
         Raises:
             ConfigError: the shape is another.
@@ -480,14 +482,15 @@ class Variable(Operand):
             self.storage.write(self, found.numpy())
         else:
             self._draw, self._held = None, self._own(found.numpy())
+        return found
 
-    def assign_add(self, value: Any) -> None:
-        """Add to it."""
-        self.assign(self + value)
+    def assign_add(self, value: Any) -> Tensor:
+        """Add to it; return the sum."""
+        return self.assign(self + value)
 
-    def assign_sub(self, value: Any) -> None:
-        """Subtract from it."""
-        self.assign(self - value)
+    def assign_sub(self, value: Any) -> Tensor:
+        """Subtract from it; return the difference."""
+        return self.assign(self - value)
 
     def move(self, storage: Storage | None) -> None:
         """Let the value live on a device, which has it already, or (None) come back from there."""

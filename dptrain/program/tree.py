@@ -40,8 +40,14 @@ def map_leaves(function: Callable[..., Any], data: Any, path: str = "") -> Any:
         return {key: map_leaves(function, one, f"{path}/{key}" if path else str(key)) for key, one in data.items()}
     if isinstance(data, tuple | list):
         made = [map_leaves(function, one, f"{path}/{key}" if path else str(key)) for key, one in enumerate(data)]
-        return tuple(made) if isinstance(data, tuple) else made
+        return tuple_like(data, made) if isinstance(data, tuple) else made
     return function(path, data)
+
+
+def tuple_like(like: tuple[Any, ...], values: Sequence[Any]) -> tuple[Any, ...]:
+    """Return a tuple of a tuple's class, which may have names for its places."""
+    made: Any = type(like)
+    return made(*values) if hasattr(like, "_fields") else tuple(values)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -57,25 +63,28 @@ def _is_of(own: Any, kind: Any) -> bool | None:
 def attributes(holder: Any, kind: type[T]) -> list[T]:
     """Return an object's attributes of a kind, nested ones as well, each once, in the order of assignment."""
     found: dict[int, T] = {}
-    _collect(vars(holder).values(), kind, found)
+    _collect(vars(holder).values(), kind, found, set())
     return list(found.values())
 
 
-def _collect(values: Iterable[Any], kind: Any, found: dict[int, Any]) -> None:
+def _collect(values: Iterable[Any], kind: Any, found: dict[int, Any], within: set[int]) -> None:
     for one in values:
         own: Any = type(one)
         is_of = _is_of(own, kind)
         if is_of:
             found[id(one)] = one
-        elif is_of is None and one:
-            _collect(one.values() if isinstance(one, Mapping) else one, kind, found)
+        elif is_of is None and one and id(one) not in within:  # a list may contain itself
+            within.add(id(one))
+            _collect(one.values() if isinstance(one, Mapping) else one, kind, found, within)
 
 
 def with_sorted_keys(data: Any) -> Any:
     """Return the same structure with the keys of dictionaries sorted: the order in which Keras goes through them."""
     if isinstance(data, Mapping):
         return {key: with_sorted_keys(data[key]) for key in sorted(data)}
-    return type(data)(map(with_sorted_keys, data)) if isinstance(data, list | tuple) else data
+    if isinstance(data, tuple):
+        return tuple_like(data, [with_sorted_keys(one) for one in data])
+    return [with_sorted_keys(one) for one in data] if isinstance(data, list) else data
 
 
 # Shapes of samples, nested as the data: a tuple of numbers is a leaf, and so is None.
@@ -100,7 +109,8 @@ def refilled(shapes: Any, values: Iterator[Any]) -> Any:
         return next(values)
     if isinstance(shapes, Mapping):
         return {key: refilled(one, values) for key, one in shapes.items()}
-    return type(shapes)(refilled(one, values) for one in shapes)
+    made = [refilled(one, values) for one in shapes]
+    return tuple_like(shapes, made) if isinstance(shapes, tuple) else made
 
 
 def matched(data: Any, like: Any, names: Sequence[str] = (), *, by_key: bool = False) -> list[Any]:

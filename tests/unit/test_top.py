@@ -88,7 +88,6 @@ def test_settings():
         room.set_image_data_format("channels_last")
         room.set_epsilon(1e-7)
     for call, message in (
-        (lambda: keras.config.set_floatx("float64"), r"floatx = 'float64'; it is 'float32'.*set_dtype_policy"),
         (lambda: keras.config.set_epsilon(1e-5), "epsilon = 1e-05; it is 1e-07"),
         (lambda: keras.backend.set_image_data_format("channels_first"), "'channels_first'; it is 'channels_last'"),
     ):

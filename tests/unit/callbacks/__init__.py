@@ -38,21 +38,19 @@ def build(optimizer: Any = None, dropout: float = 0.0, **options) -> dp.Sequenti
 
 
 class FakeModel:
-    """Weights that a test can look at, and an optimizer with a learning rate."""
+    """What Keras' callbacks ask of a model: weights that a test can look at, and an optimizer with a learning rate."""
 
     def __init__(self, learning_rate: float = 0.1) -> None:
-        self.optimizer = SimpleNamespace(
-            learning_rate=learning_rate, rates={"learning_rate": learning_rate}, iterations=0
-        )
-        self.metrics_by_key: dict[str, Metric] = {}
+        self.optimizer = SimpleNamespace(learning_rate=learning_rate, iterations=0)
+        self._metrics_by_key: dict[str, Metric] = {}
         self.stop_training = False
         self.weights = [np.zeros(1)]
         self.saved: list[tuple[str, str]] = []
 
-    def local_weights(self) -> list[np.ndarray]:
+    def get_weights(self) -> list[np.ndarray]:
         return [weight.copy() for weight in self.weights]
 
-    def set_local_weights(self, values: list[np.ndarray]) -> None:
+    def set_weights(self, values: list[np.ndarray]) -> None:
         self.weights = [value.copy() for value in values]
 
     def save(self, filepath, overwrite=True) -> None:
@@ -87,7 +85,7 @@ def drive(
     """Call the hooks of a training with hand-made logs, each epoch's weight its number; return the logs afterwards."""
     model = model or FakeModel()
     hooks = CallbackList(callback, model, verbose=0, epochs=len(epochs), steps=None)
-    model.metrics_by_key = {name: METRICS[name](name=name) for name in metrics}
+    model._metrics_by_key = {name: METRICS[name](name=name) for name in metrics}
     hooks._set_trainer(trainer(comm))
     seen: list[dict[str, float]] = []
     recorder = Callback()

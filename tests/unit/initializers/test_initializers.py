@@ -1,11 +1,12 @@
 """Initializers: bounds and moments of what they draw, seeds, configurations."""
 
+import json
 import math
 
 import numpy as np
 import pytest
 
-from dptrain import initializers
+from dptrain import initializers, optimizers
 from dptrain.errors import ConfigError
 from dptrain.initializers import INITIALIZERS
 
@@ -114,3 +115,22 @@ def test_configurations_come_back(name):
 def test_refused(build, message):
     with pytest.raises(ConfigError, match=message):
         build()
+
+
+def test_a_constant_array():
+    value = np.arange(4.0).reshape(2, 2)
+    made = initializers.Constant(value)
+    again = initializers.deserialize(json.loads(json.dumps(initializers.serialize(made))))
+    for one in (made, again, initializers.get(value)):
+        np.testing.assert_array_equal(one((2, 2)), value)
+    np.testing.assert_array_equal(initializers.Constant([1.0, 2.0])((3, 2)), [[1, 2]] * 3)
+    with pytest.raises(ConfigError, match=r"a value of shape \(2, 2\); expected one that can be broadcast to \(3, 4\)"):
+        made((3, 4))
+
+
+def test_none_and_the_names_of_keras_files():
+    assert initializers.get(None) is None
+    assert optimizers.get(None) is None
+    for name, kind in (("OrthogonalInitializer", "Orthogonal"), ("IdentityInitializer", "Identity")):
+        described = {"module": "keras.initializers", "class_name": name, "config": {"gain": 2.0}}
+        assert type(initializers.deserialize(described)) is type(initializers.get(name)) is getattr(initializers, kind)

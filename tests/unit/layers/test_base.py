@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import dptrain as dp
-from dptrain import layers, ops, regularizers
+from dptrain import layers, ops, random, regularizers
 from dptrain.errors import ConfigError
 from dptrain.layers import Dense, Input, InputSpec, Layer
 from dptrain.program.tensor import Variable, tracing
@@ -507,3 +507,73 @@ def test_a_symbolic_call_changes_nothing():
 def test_refused(build, message):
     with pytest.raises(ConfigError, match=message):
         build()
+
+
+def test_the_shape_of_outputs_is_asked_without_building():
+    layer = layers.Dense(7)
+    assert (layer.compute_output_shape((None, 5)), layer.built, layer.weights) == ((None, 7), False, [])
+
+
+def test_a_policy_that_is_set_is_the_layers_own():
+    layer = layers.Dense(2)
+    layer.build((None, 3))
+    layer.dtype_policy = "mixed_float16"
+    assert (layer.compute_dtype, layer.variable_dtype, layer.dtype_policy.name) == (
+        *("float16", "float32"),
+        "mixed_float16",
+    )
+    layer.dtype_policy = "float64"
+    assert (layer.kernel.dtype.name, layer.get_config()["dtype"]) == ("float64", "float64")
+    with pytest.raises(ConfigError, match="expected a policy or its name"):
+        layer.dtype_policy = None
+
+
+def test_a_list_that_contains_itself_holds_its_layers_once():
+    class Looped(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.parts = [layers.Dense(2)]
+            self.parts.append(self.parts)
+
+        def call(self, x):
+            return self.parts[0](x)
+
+    layer = Looped()
+    layer(np.ones((1, 3), np.float32))
+    assert len(layer.weights) == 2
+
+
+def test_trainable_is_true_or_false():
+    with pytest.raises(ConfigError, match="Expected `trainable` to be a boolean"):
+        layers.Dense(2, trainable="yes")
+
+
+def test_the_slope_of_keras_2():
+    assert layers.LeakyReLU(alpha=0.2).negative_slope == 0.2
+
+
+@pytest.mark.parametrize("padding", ["VALID", "Same"])
+def test_paddings_in_capitals(padding):
+    x, kernel = np.ones((1, 5, 5, 1), np.float32), np.ones((2, 2, 1, 3), np.float32)
+    for call in (
+        lambda p: ops.conv(x, kernel, padding=p),
+        lambda p: ops.max_pool(x, 2, padding=p),
+        lambda p: ops.conv_transpose(x, np.ones((2, 2, 3, 1), np.float32), 1, p),
+    ):
+        np.testing.assert_array_equal(call(padding).numpy(), call(padding.lower()).numpy())
+
+
+def test_a_convolution_of_another_kernel():
+    class Centered(layers.Conv2D):
+        def call(self, inputs):
+            return self.convolution_op(inputs, self.kernel - ops.mean(self.kernel))
+
+    layer, x = Centered(2, 3), np.random.default_rng(1).normal(size=(1, 5, 5, 1)).astype(np.float32)
+    found = layer(x).numpy()
+    kernel = layer.kernel.numpy()
+    np.testing.assert_allclose(found, ops.conv(x, kernel - kernel.mean()).numpy(), rtol=1e-5)
+
+
+def test_a_rate_of_one_leaves_nothing():
+    for found in (layers.Dropout(1.0)(np.ones((2, 2)), training=True), random.dropout(np.ones((2, 2)), 1.0)):
+        assert not found.numpy().any()

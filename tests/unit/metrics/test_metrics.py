@@ -434,3 +434,26 @@ def test_functions():
     assert metrics.mean_squared_error is losses.mean_squared_error
     assert type(metrics.as_metric(metrics.binary_accuracy)) is metrics.BinaryAccuracy
     np.testing.assert_array_equal(metrics.sparse_categorical_accuracy(LABELS, P), ABOVE == 0)
+
+
+def test_counts_and_thresholds_have_keras_names():
+    precision = metrics.Precision(top_k=None)
+    precision.update_state([0, 1, 1], [0.7, 0.9, 0.3])
+    counts = precision.true_positives.numpy().tolist(), precision.false_positives.numpy().tolist()
+    assert (*counts, precision.thresholds, precision.init_thresholds) == ([1], [1], [0.5], None)
+    with pytest.raises(AttributeError, match="does not count false_negatives"):
+        precision.false_negatives  # noqa: B018
+    count = metrics.FalseNegatives([0.2, 0.6])
+    count.update_state([1, 1], [0.1, 0.5])
+    assert (count.accumulator.numpy().tolist(), count.thresholds) == ([1, 2], [0.2, 0.6])
+    area = metrics.AUC(3)
+    assert area.thresholds == pytest.approx([-1e-7, 0.5, 1 + 1e-7])
+    assert metrics.PrecisionAtRecall(0.3).recall == 0.3
+    assert metrics.SensitivityAtSpecificity(0.4).specificity == 0.4
+
+
+def test_policies_as_types():
+    assert metrics.Mean(dtype=dp.DTypePolicy("mixed_float16")).dtype == "float16"
+    for dtype in (dp.DTypePolicy("mixed_bfloat16"), "bfloat16"):
+        loss = dp.losses.MeanSquaredError(dtype=dtype)
+        assert (loss.dtype, loss(np.ones((2, 2)), np.zeros((2, 2))).dtype.name) == ("bfloat16", "bfloat16")

@@ -52,8 +52,8 @@ def test_run_eagerly_is_an_attribute():
             return x
 
     model = keras.Sequential([keras.Input((2,)), Looks(), L.Dense(1)])
-    with pytest.raises(ConfigError, match=r"You must call `compile\(\)` before setting `run_eagerly`"):
-        model.run_eagerly = True
+    model.run_eagerly = True
+    assert model.run_eagerly
     model.compile("sgd", "mse")
     model.fit(X, X[:, :1], verbose=0)
     seen.clear()
@@ -108,3 +108,19 @@ def test_layers_have_names_before_the_weights_are_there():
     assert model.get_layer("dense_1").units == 1
     with pytest.raises(ConfigError, match=r"No such layer: head\. Existing layers are: \['dense', 'dense_1'\]"):
         model.get_layer("head")
+
+
+def test_jit_compile_is_an_attribute():
+    model = keras.Sequential([keras.Input((2,)), L.Dense(1)])
+    assert model.jit_compile
+    model.compile("sgd", "mse", jit_compile=False)
+    before = model.predict(X, verbose=0)
+    assert not model.jit_compile
+    model.jit_compile = True
+    assert model.jit_compile
+    np.testing.assert_allclose(model.predict(X, verbose=0), before, rtol=1e-6)
+
+
+def test_a_configuration_that_is_none():
+    with pytest.raises(TypeError, match="Unable to revive model from config"):
+        keras.Model.from_config([1])

@@ -379,3 +379,22 @@ def test_weights_that_somebody_has_set_stay_in_another_model():
     for model in (first, second):
         for one, other in zip(model.get_weights(), alone.get_weights(), strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+def test_a_model_of_inner_tensors_has_the_layers_between_them():
+    entry = dp.Input((3,))
+    first = layers.Dense(4, name="first")(entry)
+    second = ops.relu(first) * 2.0
+    outputs = layers.Dense(2, name="last")(layers.Dense(5, name="middle")(second))
+    whole = dp.Model(entry, outputs)
+    x = np.random.default_rng(1).normal(size=(6, 3)).astype(np.float32)
+    hidden = dp.Model(entry, first)(x).numpy()
+    for inner, values in ((first, hidden), (second, np.maximum(hidden, 0) * 2)):
+        model = dp.Model(inner, outputs)
+        assert [one.name for one in model.layers][-2:] == ["middle", "last"]
+        assert "first" not in [one.name for one in model.layers]
+        assert (len(model.weights), model.input_shape) == (4, (None, 4))
+        np.testing.assert_allclose(model.predict(values, verbose=0), whole.predict(x, verbose=0), rtol=1e-5)
+        again = dp.Model.from_config(model.get_config())
+        again.set_weights(model.get_weights())
+        np.testing.assert_array_equal(again.predict(values, verbose=0), model.predict(values, verbose=0))

@@ -1,5 +1,7 @@
 """What `compile(loss=...)` may be for one output and for several, and a model whose losses are those of `add_loss`."""
 
+import collections
+
 import numpy as np
 import pytest
 
@@ -120,3 +122,72 @@ def test_a_layer_that_is_the_end_of_training():
     history = made.fit({"inputs": X, "targets": yes * 1.0}, batch_size=20, verbose=0).history
     crossentropy = np.logaddexp(0, np.where(yes, -logits, logits)).mean()
     np.testing.assert_allclose([history["loss"], history["spread"]], [[crossentropy], [logits.std()]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "weights"),
+    [
+        (["mse", ("mse", "mae")], [0.5, (0.2, 0.3)]),
+        (["mse", ("mse", "mae")], None),
+        ("mse", [0.5, (0.2, 0.3)]),
+        (["mse", (None, "mae")], None),
+    ],
+)
+@pytest.mark.parametrize("named", [False, True])
+def test_losses_nested_as_the_outputs(loss, weights, named):
+    def like(parts):
+        return {"a": parts[0], "b": parts[1]} if named and isinstance(parts, tuple) else parts
+
+    entry = dp.Input((3,))
+    outputs = [dp.layers.Dense(2, name=name)(entry) for name in "pqr"]
+    nested = [outputs[0], like((outputs[1], outputs[2]))]
+    model = dp.Model(entry, nested)
+    own = loss if isinstance(loss, str) else [loss[0], like(loss[1])]
+    model.compile("sgd", own, loss_weights=None if weights is None else [weights[0], like(weights[1])], device="cpu")
+    x, y = np.random.default_rng(1).normal(size=(2, 6, 3))
+    y = y[:, :2]
+    found = model.evaluate(x, [y, like((y + 1, y - 1))], verbose=0, return_dict=True)["loss"]
+    flat_loss = [loss] * 3 if isinstance(loss, str) else [loss[0], *loss[1]]
+    flat_weights = [1, 1, 1] if weights is None else [weights[0], *weights[1]]
+    predicted = [one.numpy() for one in dp.Model(entry, outputs)(x.astype(np.float32))]
+    errors = [one - target for one, target in zip(predicted, (y, y + 1, y - 1), strict=True)]
+    each = [
+        np.abs(one).mean() if kind == "mae" else (one**2).mean() for one, kind in zip(errors, flat_loss, strict=True)
+    ]
+    expected = sum(w * e for w, e, kind in zip(flat_weights, each, flat_loss, strict=True) if kind is not None)
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_outputs_with_names_for_their_places():
+    Pair = collections.namedtuple("Pair", "first second")
+
+    class Twice(dp.Model):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = dp.layers.Dense(2), dp.layers.Dense(2)
+
+        def call(self, x):
+            return Pair(self.first(x), self.second(x))
+
+    model = Twice()
+    model.compile("sgd", Pair("mse", "mae"))
+    x, y = np.ones((4, 3), np.float32), np.zeros((4, 2), np.float32)
+    model.fit(x, Pair(y, y), verbose=0)
+    assert type(model.predict(x, verbose=0)) is type(model(x)) is Pair
+
+
+@pytest.mark.parametrize(
+    ("units", "targets", "kind"),
+    [
+        (1, np.array([[0.0], [1.0], [1.0], [0.0]]), "binary_crossentropy"),
+        (3, np.array([0, 2, 1, 0]), "sparse_categorical_crossentropy"),
+        (3, np.eye(3)[[0, 2, 1, 0]], "categorical_crossentropy"),
+    ],
+)
+def test_crossentropy_is_chosen_by_shape(units, targets, kind):
+    model = dp.Sequential([dp.Input((3,)), dp.layers.Dense(units, "sigmoid" if units == 1 else "softmax")])
+    x, found = np.random.default_rng(2).normal(size=(4, 3)), []
+    for loss in ("crossentropy", "ce", kind):
+        model.compile("sgd", loss)
+        found.append(model.evaluate(x, targets, verbose=0))
+    assert found[0] == found[1] == found[2]

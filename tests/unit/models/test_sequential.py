@@ -360,3 +360,12 @@ def test_nothing_to_train_is_said():
         model.fit(x, y, verbose=0)
     with pytest.warns(UserWarning, match="The model does not have any trainable weights"):
         model.train_on_batch(x, y)
+
+
+def test_a_layer_of_two_inputs_is_refused():
+    class Adds(dp.layers.Layer):
+        def call(self, one, other):
+            return one + other
+
+    with pytest.raises(ConfigError, match=r"can only have a single required positional argument.*Layer Adds has mult"):
+        dp.Sequential([dp.Input((3,)), Adds()])

@@ -228,3 +228,13 @@ def test_what_is_moved_and_blurred_by_hand():
 def test_refusals(call, message):
     with pytest.raises(ConfigError, match=message):
         call()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "int32"])
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos5"])
+def test_whole_numbers_are_rounded_and_stay_whole(interpolation, dtype):
+    images = np.arange(48).reshape(1, 4, 4, 3) * 5
+    found = ops.image.resize(images.astype(dtype), (3, 5), interpolation)
+    assert found.dtype.name == dtype
+    exact = ops.image.resize(images.astype(np.float32), (3, 5), interpolation).numpy()
+    np.testing.assert_array_equal(found.numpy(), np.rint(exact).clip(0, 255 if dtype == "uint8" else None))

@@ -81,8 +81,8 @@ def test_dropout_has_the_bits_of_earlier_versions():
 
 def test_refused():
     seed = random.SeedGenerator(0)
-    with pytest.raises(ConfigError, match="rate = 1: expected 0 to below 1"):
-        random.dropout(np.ones(3), 1, seed=seed)
+    with pytest.raises(ConfigError, match="rate = 2: expected 0 to 1"):
+        random.dropout(np.ones(3), 2, seed=seed)
     with pytest.raises(ConfigError, match="rows of the batch must come first"):
         seed.bits((3, Dim.rows(4)))
     with pytest.raises(ConfigError, match="Received: seed=-1"):
@@ -166,3 +166,71 @@ def test_a_permutation_of_rows_side_by_side_is_refused():
     specs = {"x": ((Dim.rows(ROWS),), "float64")}
     with pytest.raises(ConfigError, match="not supported: a random order of rows that have been concatenated"):
         trace(lambda x: {"y": seed.permutation(ops.concatenate([x, x]).shape[0])[0]}, specs)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize(
+    ("draw", "mean", "deviation"),
+    [
+        (lambda dtype: random.uniform((4000,), dtype=dtype, seed=1), 0.5, 12**-0.5),
+        (lambda dtype: random.normal((4000,), 1.0, 2.0, dtype=dtype, seed=1), 1.0, 2.0),
+        (lambda dtype: random.truncated_normal((4000,), 1.0, 2.0, dtype=dtype, seed=1), 1.0, 2 * 0.8796),
+        (lambda dtype: random.gamma((4000,), 0.5, dtype=dtype, seed=1), 0.5, 0.5**0.5),
+        (lambda dtype: random.beta((4000,), 0.5, 0.5, dtype=dtype, seed=1), 0.5, 8**-0.5),
+        (lambda dtype: random.dirichlet((2000, 2), 0.5, dtype=dtype, seed=1), 0.5, 8**-0.5),
+        (lambda dtype: random.binomial((4000,), 9, 0.25, dtype=dtype, seed=1), 2.25, (9 * 3 / 16) ** 0.5),
+        (lambda dtype: random.binomial((4000,), 1000, 0.25, dtype=dtype, seed=1), 250, (1000 * 3 / 16) ** 0.5),
+    ],
+    ids=["uniform", "normal", "truncated_normal", "gamma", "beta", "dirichlet", "binomial", "many trials"],
+)
+def test_mean_and_deviation_in_every_type(draw, mean, deviation, dtype):
+    drawn = draw(dtype)
+    assert drawn.dtype.name == dtype
+    values = drawn.numpy().astype(np.float64)
+    assert values.mean() == pytest.approx(mean, abs=4 * deviation / len(values) ** 0.5 + 2e-3 * mean)
+    assert values.std() == pytest.approx(deviation, rel=0.06)
+
+
+def test_truncated_numbers_are_within_two_deviations():
+    drawn = random.truncated_normal((4000,), 3.0, 2.0, seed=3).numpy()
+    assert (drawn.min() > -1, drawn.max() < 7, drawn.min() < 0) == (True, True, True)
+
+
+def test_binomials_of_counts_and_probabilities_of_their_own():
+    counts, probabilities = np.array([0, 1, 5, 300]), np.array([0.5, 1.0, 0.0, 1.0])
+    drawn = random.binomial((50, 4), counts, probabilities, seed=2).numpy()
+    np.testing.assert_array_equal(drawn, np.broadcast_to([0, 1, 0, 300], (50, 4)))
+
+
+def test_classes_come_as_often_as_their_probabilities_say():
+    logits = np.log(np.array([[0.7, 0.2, 0.1], [0.0, 0.5, 0.5]]) + 1e-30)
+    drawn = random.categorical(logits, 5000, seed=4)
+    assert (drawn.shape, drawn.dtype.name) == ((2, 5000), "int32")
+    shares = [np.bincount(row, minlength=3) / 5000 for row in drawn.numpy()]
+    np.testing.assert_allclose(shares, [[0.7, 0.2, 0.1], [0, 0.5, 0.5]], atol=0.03)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_a_shuffled_axis(axis):
+    x = np.arange(24).reshape(4, 6)
+    shuffled = random.shuffle(x, axis, seed=5).numpy()
+    traced = trace(
+        lambda y: {"y": random.shuffle(np.arange(24).reshape(4, 6) + 0 * y[0, 0], axis, seed=5)},
+        {"y": ((4, 6), "int64")},
+    )
+    assert not np.array_equal(shuffled, x)
+    np.testing.assert_array_equal(np.sort(shuffled, axis), x)
+    np.testing.assert_array_equal(evaluate(traced, {"y": x})[0]["y"], shuffled)
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda: random.randint((2,), 0, 3, "float32"), "requires an integer `dtype`. Received: dtype=float32"),
+        (lambda: random.categorical(np.zeros(3), 2), r"logits of shape \(3,\)"),
+        (lambda: random.shuffle(np.zeros(3), 1), "axis"),
+    ],
+)
+def test_draws_that_are_refused(draw, message):
+    with pytest.raises(ConfigError, match=message):
+        draw()

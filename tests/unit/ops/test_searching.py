@@ -5,6 +5,7 @@ import pytest
 
 from dptrain import ops
 from dptrain.errors import ConfigError
+from dptrain.program.execute import evaluate
 from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
 
@@ -37,3 +38,13 @@ def test_refused():
             build()
     with pytest.raises(ConfigError, match="num_segments is needed"):
         trace(lambda ids: {"y": ops.segment_sum(X, ids)}, {"ids": ((4,), np.int64)})
+
+
+def test_rows_of_negative_segments_are_in_none():
+    ids = np.array([0, -1, 1, -3, 1])
+    np.testing.assert_array_equal(ops.segment_sum(np.arange(5.0), ids).numpy(), [0, 6])
+    np.testing.assert_array_equal(ops.segment_sum(np.arange(5.0), ids, 3).numpy(), [0, 6, 0])
+    program = trace(lambda i: {"sums": ops.segment_sum(np.arange(5.0), i, 3)}, {"i": ((5,), "int64")})
+    np.testing.assert_array_equal(evaluate(program, {"i": ids})[0]["sums"], [0, 6, 0])
+    with pytest.raises(ConfigError, match="index 3 is out of range for a length of 3"):
+        ops.segment_sum(np.arange(2.0), np.array([3, -1]), 3)

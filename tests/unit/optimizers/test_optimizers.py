@@ -756,3 +756,27 @@ def test_refused(build, message):
 def test_decay_is_ignored_as_in_keras():
     with pytest.warns(UserWarning, match="`decay` is no longer supported"):
         SGD(decay=0.1)
+
+
+@pytest.mark.parametrize("options", [{}, {"use_ema": True, "ema_overwrite_frequency": 1}, {"weight_decay": 0.1}])
+@pytest.mark.parametrize("kind", [SGD, Adam])
+def test_a_variable_that_is_overwritten_with_its_gradient(kind, options):
+    scale, kernel = named("dense/scale", [1.0]), named("dense/kernel", [1.0])
+    scale.overwrite_with_gradient = True
+    optimizer = kind(0.1, clipnorm=0.5, **options)
+    optimizer.build([scale, kernel])
+    assert not any("scale" in one.name for one in optimizer.variables)
+    optimizer.apply([np.array([5.0]), np.array([0.0])], [scale, kernel])
+    assert scale.numpy() == [5]
+    assert kernel.numpy() == pytest.approx(1 if "weight_decay" not in options else 0.99)
+
+
+def test_a_variable_that_is_overwritten_with_the_mean_of_its_gradients():
+    scale = named("dense/scale", [1.0])
+    scale.overwrite_with_gradient = True
+    optimizer = SGD(0.1, gradient_accumulation_steps=2)
+    seen = []
+    for gradient in (5.0, 7.0, 1.0, 2.0):
+        optimizer.apply([np.array([gradient])], [scale])
+        seen.append(float(scale.numpy()[0]))
+    assert seen == [1, 6, 6, 1.5]
