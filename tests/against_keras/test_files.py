@@ -310,18 +310,31 @@ def test_the_configuration_of_a_functional_model_is_keras_own(keras, theirs):
 
 
 def subclassed(module):
-    """Layers as attributes before and behind "layers" in the alphabet, hidden and in a list, in Keras or dptrain."""
+    """Layers before and behind "layers" in the alphabet, hidden and in nested containers, in Keras or dptrain."""
     layers = module.layers
+
+    class Blocks(layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = [[layers.Dense(3), layers.Dense(4)], {"b": (layers.Dense(3),), "a": [[layers.Dense(3)]]}]
+
+        def call(self, inputs):
+            (first, second), others = self.blocks
+            return others["a"][0][0](others["b"][0](second(first(inputs))))
 
     class Tower(module.Model):
         def __init__(self) -> None:
             super().__init__()
             self.zed, self._hidden, self.first = layers.Dense(2), layers.Dense(3), layers.Dense(4)
             self.many = [layers.Dense(3), layers.Dropout(0.5), layers.Dense(3)]
+            self.nested = ([Blocks()], {"b": [layers.Dense(4), layers.Dense(3)], "a": ({"c": layers.Dense(3)},)})
 
         def call(self, inputs, training=False):
             outputs = self._hidden(self.first(inputs))
             for layer in self.many:
+                outputs = layer(outputs)
+            (blocks,), others = self.nested
+            for layer in (blocks, *others["b"], others["a"][0]["c"]):
                 outputs = layer(outputs)
             return self.zed(outputs)
 

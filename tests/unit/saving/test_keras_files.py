@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import dptrain as dp
 from dptrain.errors import ConfigError, DataError
 from dptrain.registry.names import snake_case
-from dptrain.saving import keras_h5, keras_zip
+from dptrain.saving import keras_zip, saveables
 from tests.sample import examples, sample
 from tests.unit.saving.test_saving import CPU, INPUT, RNG, X, Y, data_error, dense, small
 
@@ -117,7 +117,7 @@ def test_layers_are_numbered_by_class_whatever_their_names(tmp_path):
         dp.layers.Activation("relu"),
         dp.layers.Dense(2, name="x"),
     ]
-    assert keras_h5.group_names(stack) == ["dense", "activation", "dense_1"]
+    assert saveables.group_names(stack) == ["dense", "activation", "dense_1"]
     names = ("BatchNormalization", "ReLU", "LeakyReLU", "Dense", "RMSprop", "AdamW", "InputLayer")
     expected = ["batch_normalization", "re_lu", "leaky_re_lu", "dense", "rm_sprop", "adam_w", "input_layer"]
     assert [snake_case(name) for name in names] == expected
