@@ -158,7 +158,8 @@ def _made(config: Any, seed: int | None, compiled: Any, options: Mapping[str, An
     Raises:
         ConfigError: something that dptrain does not have.
     """
-    model = keras_config.read_layer(config)
+    with keras_config.sharing_layers():
+        model = keras_config.read_layer(config)
     if not isinstance(model, Model):
         raise ConfigError(f"{str(config.get('class_name'))[:80]!r} is no model")
     shape = (config.get("build_config") or {}).get("input_shape")

@@ -14,7 +14,9 @@ Source: keras/src/saving/serialization_lib.py, Keras 3.15.
 import functools
 import inspect
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -60,6 +62,11 @@ _SAME_AS_HERE: dict[str, Any] = {
 }
 _MAX_DIMENSION = 2**31
 MAX_LAYERS = 10_000
+# Under which a description says which of a file's layers it is, where there are several of the same layer.
+_SHARED = "shared_object_id"
+# Ids of layers that have been written, by Python's; and layers that have been read, by id. None outside of a file.
+_written_ids: ContextVar[dict[int, int] | None] = ContextVar("written_ids", default=None)
+_read_layers: ContextVar[dict[int, Layer] | None] = ContextVar("read_layers", default=None)
 
 
 def _kinds() -> dict[str, Mapping[str, Any]]:
@@ -77,6 +84,49 @@ def _kinds() -> dict[str, Mapping[str, Any]]:
     return {module: {cls.__name__: cls for cls in table.values()} for module, table in tables.items()}
 
 
+# Layers that stand in several places of a file, such as in two models in a model
+
+
+def with_shared_layers(describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return a description in which what describes the same layer has the same "shared_object_id", as Keras does.
+
+    Args:
+        describe: returns it, by `layer_config`.
+    """
+    token = _written_ids.set({})
+    try:
+        description = describe()
+    finally:
+        _written_ids.reset(token)
+    numbers = Counter(inner[_SHARED] for inner in _descriptions(description))
+    for inner in _descriptions(description):
+        if numbers[inner[_SHARED]] == 1:
+            del inner[_SHARED]
+    return description
+
+
+def _descriptions(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield the dictionaries in nested data that have an id."""
+    if isinstance(value, dict):
+        for inner in value.values():
+            yield from _descriptions(inner)
+        if _SHARED in value:
+            yield value
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _descriptions(inner)
+
+
+@contextmanager
+def sharing_layers() -> Iterator[None]:
+    """Let `read_layer` return the same layer for descriptions with the same "shared_object_id"."""
+    token = _read_layers.set({})
+    try:
+        yield
+    finally:
+        _read_layers.reset(token)
+
+
 # Writing
 
 
@@ -92,6 +142,14 @@ def policy(layer: Layer) -> dict[str, Any]:
 
 def layer_config(layer: Layer) -> dict[str, Any]:
     """Return a layer, or a model, with the shape that it was built for."""
+    description = _layer_description(layer)
+    ids = _written_ids.get()
+    if ids is not None:
+        description[_SHARED] = ids.setdefault(id(layer), len(ids))
+    return description
+
+
+def _layer_description(layer: Layer) -> dict[str, Any]:
     for name, (module, registered) in _MODULES.items():
         if type(layer) is MODELS[name]:
             found = described(module, name, plain(layer.get_config()), registered)
@@ -244,6 +302,15 @@ def read_layer(description: Any) -> Layer:
         ConfigError: it is not described as Keras does, or has something that dptrain does not have.
     """
     class_name, config, cls = _open(description)
+    layers, key = _read_layers.get(), description.get(_SHARED)
+    if layers is None or type(key) is not int:
+        return _new_layer(class_name, config, cls)
+    if key not in layers:
+        layers[key] = _new_layer(class_name, config, cls)
+    return layers[key]
+
+
+def _new_layer(class_name: str, config: Config, cls: Any) -> Layer:
     name = config.get("name")
     if name is not None and (not isinstance(name, str) or not name or "/" in name):
         raise ConfigError(f"layer name {name!r}: expected a word without '/'")
@@ -440,6 +507,8 @@ def _value(value: Any, label: str) -> Any:
     if value["class_name"] == "DTypePolicy":
         return value
     class_name, config, cls = _open(value)
+    if isinstance(cls, type) and issubclass(cls, Layer):
+        return read_layer(value)
     if cls is not None:
         return _custom(cls, config)
     module = str(value.get("module"))

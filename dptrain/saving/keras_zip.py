@@ -60,7 +60,7 @@ def model_config(model: Any) -> dict[str, Any]:
     Raises:
         ConfigError: it has something that a file cannot hold.
     """
-    result = keras_config.layer_config(model)
+    result = keras_config.with_shared_layers(lambda: keras_config.layer_config(model))
     result.pop("build_config", None)
     if model.build_shape is not None:
         result["build_config"] = {"input_shape": model.build_shape}

@@ -359,6 +359,19 @@ def test_the_layout_of_a_subclassed_model_is_keras_own(keras, tmp_path):
     theirs.load_weights(tmp_path / "ours.weights.h5")
 
 
+def test_a_layer_in_two_models_of_a_model_is_one_in_keras_too(keras, tmp_path):
+    inputs, outer = dp.Input((3,)), dp.Input((3,))
+    hidden = dp.layers.Dense(4, name="hidden")(inputs)
+    base = dp.Model(inputs, dp.layers.Dense(2)(hidden), name="base")
+    ours = dp.Model(outer, [base(outer), dp.Model(base.input, hidden, name="extractor")(outer)])
+    ours.save(tmp_path / "m.keras")
+    theirs = keras.models.load_model(tmp_path / "m.keras")
+    assert len(theirs.weights) == len(ours.weights) == 4
+    x = RNG.random((5, 3)).astype("float32")
+    for one, other in zip(ours.predict(x, verbose=0), theirs.predict(x, verbose=0), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
 def test_what_dptrain_does_not_have_is_named(keras, tmp_path):
     def refused(layers: list, *, ending: str = "model.keras", **compiled) -> str:
         model = keras.Sequential([keras.layers.Input((4, 3)), *layers])

@@ -214,6 +214,17 @@ def test_load_weights_takes_the_optimizer_where_it_is_in_use(tmp_path):
     np.testing.assert_array_equal(used.predict(X), one.predict(X))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
+def test_a_learning_rate_of_zero(tmp_path, dtype):
+    model = small(dtype=dtype)
+    model.optimizer.learning_rate = 0.0
+    model.save(tmp_path / "m.keras")
+    assert float(dp.models.load_model(tmp_path / "m.keras", **CPU).optimizer.learning_rate) == 0.0
+    model.optimizer.learning_rate = 0.5
+    model.load_weights(tmp_path / "m.keras")
+    assert float(model.optimizer.learning_rate) == 0.5  # not in use: its state is not taken
+
+
 def test_the_functions_of_saving(tmp_path):
     model = small()
     dp.saving.save_model(model, tmp_path / "m.keras")
