@@ -16,7 +16,7 @@ from dptrain.layers.input_spec import check
 from dptrain.layers.node import Node, is_symbolic
 from dptrain.layers.parts import Parts
 from dptrain.layers.weight import Weight
-from dptrain.mixed_precision import dtype_policy, policy_of
+from dptrain.mixed_precision import dtype_policy, policy_name, policy_of
 from dptrain.ops.division import divide_no_nan
 from dptrain.ops.elementwise import cast
 from dptrain.ops.random import SeedGenerator
@@ -461,13 +461,19 @@ class Layer(Parts):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Return the layer that `config` described, Keras' own configurations included; their policy is left out.
+        """Return the layer that `config` described, Keras' own configurations included.
+
+        Their policy, which every layer of Keras' has, is left out where it is the default one.
 
         Raises:
             ConfigError: an argument is unknown, out of range or not supported.
         """
+        arguments = dict(config)
+        if "dtype" in config and not isinstance(config["dtype"], str):
+            name = policy_name(arguments.pop("dtype"))
+            arguments |= {} if name in (None, dtype_policy().name) else {"dtype": name}
         try:
-            return cls(**{key: one for key, one in config.items() if key != "dtype" or isinstance(one, str)})
+            return cls(**arguments)
         except TypeError as error:
             raise ConfigError(f"layer {cls.__name__}: {error}") from error
 

@@ -1,6 +1,7 @@
 """Numbers as categories, and categories as vectors."""
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -171,9 +172,7 @@ class Discretization(Layer):
                 "instead."
             )
         summary = np.zeros((2, 0), np.float32)
-        for number, batch in enumerate(batches_of(data)):
-            if number == steps:
-                break
+        for batch in islice(batches_of(data), steps):
             own = _summary(np.asarray(batch, np.float32), self.epsilon)
             both = np.concatenate([own, summary], 1)
             summary = _compressed(both[:, np.argsort(both[0])], self.epsilon)

@@ -6,6 +6,7 @@ not inside of a model. So does hashing. `IntegerLookup` of a vocabulary may be a
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -17,7 +18,7 @@ from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
 from dptrain.layers.categories import encoded
 from dptrain.layers.fingerprints import crossed, farm, of_each, sip
-from dptrain.layers.standardization import batches_of
+from dptrain.layers.standardization import batches_of, is_one_array
 from dptrain.program.tensor import Tensor, Variable
 
 Array = npt.NDArray[Any]
@@ -364,13 +365,11 @@ class _Lookup(Layer):
                 f"Cannot adapt layer '{self.label}' after setting a static vocabulary via `vocabulary` argument or "
                 "`set_vocabulary()` method."
             )
-        whole = isinstance(data, list | tuple) or hasattr(data, "__array__")
+        whole = is_one_array(data)
         counts: Counter[Any] = Counter()
         documents: Counter[Any] = Counter()
         number = 0
-        for place, batch in enumerate([data] if whole else batches_of(data)):
-            if place == steps:
-                break
+        for batch in [data] if whole else islice(batches_of(data), steps):
             values = self._keys(on_host(self, batch))
             counts.update(values.ravel().tolist())
             rows = values.reshape(1, -1) if values.ndim < 2 and not whole else values.reshape(len(values), -1)

@@ -28,7 +28,7 @@ from dptrain.layers.base import build_shape
 from dptrain.losses import LOSSES
 from dptrain.losses.base import LossFunctionWrapper
 from dptrain.metrics import METRICS
-from dptrain.mixed_precision import POLICIES, policy_name
+from dptrain.mixed_precision import POLICIES, dtype_policy, policy_name
 from dptrain.optimizers import CLASSES as OPTIMIZER_CLASSES
 from dptrain.optimizers import schedules
 from dptrain.program.tensor import Tensor, constant
@@ -290,6 +290,10 @@ def _object(value: Any) -> Any:
         array = np.array(inner.get("value"), str(inner.get("dtype")))
         return array if kind == "__numpy__" else constant(array)
     found = _value(value, str(kind))
+    if isinstance(found, Layer) and not isinstance(found, InputLayer | MODELS["Functional"]):
+        name = _policy(value["config"].get("dtype"))  # which nobody else gives the layer: there is no model around it
+        if name in POLICIES and name != dtype_policy().name:
+            found.keep_dtype(name)
     if not isinstance(found, str) or kind != "function":
         return found
     return vars(losses).get(found, vars(metrics).get(found)) or activations.get(found)
@@ -477,7 +481,7 @@ def _build(module: str, kind: str, class_name: str, config: Config, label: str) 
     if isinstance(arguments.get("dtype"), Mapping):  # a policy
         arguments["dtype"] = _policy(arguments["dtype"])
     try:
-        return cls(**arguments)
+        return cls.from_config(arguments) if issubclass(cls, Layer) else cls(**arguments)
     except (TypeError, ArithmeticError) as error:
         raise ConfigError(f"{label}: {error}") from error
 
