@@ -61,7 +61,9 @@ def export(config: Config, comm: "Communicator", parsed: argparse.Namespace) -> 
             from dptrain.runtime.files import write_atomically
 
             if comm.rank == 0:
-                write_atomically(path, as_arrays(model.named_weights(), ".npz"), advice="choose another --out")
+                write_atomically(
+                    path, as_arrays(model.named_weights(), ".npz"), advice="choose another --out", follow=True
+                )
 
         comm.agree("saving", write)
     elif kind in ("keras", "safetensors"):
