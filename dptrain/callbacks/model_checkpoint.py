@@ -163,7 +163,7 @@ class ModelCheckpoint(MonitorCallback):
 
     def _write(self, path: Path, content: bytes) -> None:
         """Begin to write the content of a file. On rank 0."""
-        _writing.start(lambda: write_atomically(path, content, advice=_ADVICE, follow=True))
+        _writing.start(lambda: write_atomically(path, content, advice=_ADVICE))
 
     def _wait(self) -> None:
         """Return when the last file is there. Collective.

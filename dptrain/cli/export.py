@@ -61,9 +61,7 @@ def export(config: Config, comm: "Communicator", parsed: argparse.Namespace) -> 
             from dptrain.runtime.files import write_atomically
 
             if comm.rank == 0:
-                write_atomically(
-                    path, as_arrays(model.named_weights(), ".npz"), advice="choose another --out", follow=True
-                )
+                write_atomically(path, as_arrays(model.named_weights(), ".npz"), advice="choose another --out")
 
         comm.agree("saving", write)
     elif kind in ("keras", "safetensors"):

@@ -68,9 +68,9 @@ def predict(config: Config, comm: "Communicator", parsed: argparse.Namespace) ->
             if out is None:
                 sys.stdout.write(text)
             else:
-                write_atomically(out, text.encode(), advice="choose another --out", follow=True)
+                write_atomically(out, text.encode(), advice="choose another --out")
         else:
-            write_atomically(out, predictions.as_arrays(found, out.suffix), advice="choose another --out", follow=True)
+            write_atomically(out, predictions.as_arrays(found, out.suffix), advice="choose another --out")
 
     comm.agree("saving", write)
     return 0

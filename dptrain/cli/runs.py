@@ -215,7 +215,7 @@ def _compare(folder: Path, names: Sequence[str], picture: str | None) -> None:
         terminal.say(f"no picture without matplotlib: {pip_install('plots')}")
         return
     place = Path(picture or f"{'-'.join(['compare', *(_file_name(title) for title in titles)])[:200]}.png")
-    write_atomically(place, drawn, advice="choose another --picture", follow=picture is not None)
+    write_atomically(place, drawn, advice="choose another --picture")
     terminal.say(f"Curves in {place}")
 
 

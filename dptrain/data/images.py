@@ -150,7 +150,7 @@ def save_img(
     except (KeyError, OSError, ValueError) as error:
         raise ConfigError(f"save_img: a picture of mode {image.mode} as {file_format!r}: {error}") from error
     if is_path:
-        write_atomically(Path(path), content.getvalue(), advice=_ADVICE, follow=True)
+        write_atomically(Path(path), content.getvalue(), advice=_ADVICE)
     else:
         path.write(content.getvalue())
 

@@ -105,7 +105,7 @@ def plot_model(
     elif path.suffix != ".svg" and (graphviz := shutil.which("dot")) is not None:
         text = model_to_dot(model, rankdir=rankdir, **shown)
         if writes:
-            write_atomically(path, _drawn(graphviz, path.suffix.lstrip(".") or "png", text), follow=True)
+            write_atomically(path, _drawn(graphviz, path.suffix.lstrip(".") or "png", text))
         return text
     else:
         text = _svg(_boxes(model, rankdir, shown), rankdir)
@@ -113,7 +113,7 @@ def plot_model(
             warn(f"plot_model: no Graphviz (dot) to write {path}; wrote {path.with_suffix('.svg')}")
             path = path.with_suffix(".svg")
     if writes:
-        write_atomically(path, text.encode(), follow=True)
+        write_atomically(path, text.encode())
     return text
 
 

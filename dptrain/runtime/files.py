@@ -312,8 +312,6 @@ def temporary_name(name: str) -> str:
     return f".{name}.{os.getpid()}-{os.urandom(8).hex()}.tmp"
 
 
-# Links that may lead from one to the next, as on Linux.
-_MOST_LINKS = 40
 # What `temporary_name` returns, and what earlier versions wrote.
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<pid>[0-9]{1,9})(-[0-9a-f]{16})?\.tmp", re.DOTALL)
 
@@ -346,40 +344,19 @@ def _refuse_irregular(mode: int) -> None:
         raise OSError(errno.EINVAL, f"it is {_kind(mode)}, expected a regular file")
 
 
-def write_atomically(path: Path, content: bytes, *, advice: str = _ADVICE, follow: bool = False) -> None:
+def write_atomically(path: Path, content: bytes, *, advice: str = _ADVICE) -> None:
     """Write a file as `Directory.replace` does; a link is replaced, not followed.
 
     Args:
         path: the file; an existing one is replaced.
         content: all of it.
         advice: what to do where it fails, the end of the message.
-        follow: replace what a link leads to instead, which may not be there yet: where the user has named the file.
-            Links of other users, who may have put them there, are replaced.
 
     Raises:
         OutputError: the disk is full, read-only, denied or failing; says what is needed and free.
     """
-    with writing(path, len(content), advice=advice):
-        place = _end_of_links(path) if follow else path
-        with open_directory(place.parent) as folder:
-            folder._replace(place.name, [content])
-
-
-def _end_of_links(path: Path) -> Path:
-    """Return what a link leads to that this user, or the owner of its folder, has made; else the path itself.
-
-    Raises:
-        OSError: the system's, or links lead to no regular file, or in a circle.
-    """
-    for _ in range(_MOST_LINKS):
-        if not path.is_symlink() or os.lstat(path).st_uid not in (os.geteuid(), os.stat(path.parent).st_uid):
-            break
-        path = path.parent / os.readlink(path)
-        if path.exists():
-            _refuse_irregular(os.stat(path).st_mode)
-    else:
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-    return path
+    with writing(path, len(content), advice=advice), open_directory(path.parent) as folder:
+        folder._replace(path.name, [content])
 
 
 @contextlib.contextmanager

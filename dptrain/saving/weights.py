@@ -37,7 +37,7 @@ def write(path: Path, encode: Callable[[], bytes], *, overwrite: bool) -> None:
         raise output_error(path, error, advice=_ADVICE) from error
     if exists and not overwrite:
         raise OutputError(f"{path} exists; pass overwrite=True to replace it")
-    write_atomically(path, encode(), advice=_ADVICE, follow=True)
+    write_atomically(path, encode(), advice=_ADVICE)
 
 
 def weights_encoder(path: Path) -> Callable[[Any], bytes]:

@@ -82,22 +82,6 @@ def test_weights_of_a_functional_model(tmp_path, ending):
     assert_same(model, other)
 
 
-@pytest.mark.parametrize("name", ["m.keras", "m.weights.h5", "m.safetensors", "m.program", "m.svg"])
-def test_saving_over_a_link_writes_what_it_leads_to(tmp_path, name):
-    model = dp.Sequential([layers.Input((3,)), layers.Dense(2)])
-    target = tmp_path / "models" / name
-    target.parent.mkdir()
-    (tmp_path / name).symlink_to(target)
-    if name == "m.program":
-        model.export(tmp_path / name)
-    elif name == "m.svg":
-        dp.utils.plot_model(model, tmp_path / name)
-    else:
-        (model.save if name == "m.keras" else model.save_weights)(tmp_path / name)
-    assert (tmp_path / name).is_symlink()
-    assert target.stat().st_size > 100
-
-
 def test_groups_are_keras_own(tmp_path):
     branches().save_weights(tmp_path / "w.weights.h5")
     found: list[str] = []

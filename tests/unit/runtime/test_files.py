@@ -217,33 +217,6 @@ def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path, ca
     assert canary.read_bytes() == b"alive"
 
 
-def test_a_link_that_the_user_has_named_is_followed(tmp_path):
-    (tmp_path / "folder").mkdir()
-    target = tmp_path / "folder" / "file"
-    (tmp_path / "folder" / "second").symlink_to("file")
-    (tmp_path / "first").symlink_to("folder/second")
-    for content in (b"new", b"again"):  # there is nothing yet where it leads, and then there is
-        write_atomically(tmp_path / "first", content, follow=True)
-        assert target.read_bytes() == content
-        assert (tmp_path / "first").is_symlink()
-        assert not target.is_symlink()
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["first", "folder"]
-
-
-def test_links_of_others_and_to_other_things_than_files(tmp_path, monkeypatch, canary):
-    (tmp_path / "pipe link").symlink_to("pipe")
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "circle").symlink_to("circle")
-    for name, message in (("pipe link", "it is a named pipe, expected a regular file"), ("circle", "symbolic links")):
-        with pytest.raises(OutputError, match=message):
-            write_atomically(tmp_path / name, b"x", follow=True)
-    (tmp_path / "link").symlink_to(canary)
-    monkeypatch.setattr(os, "lstat", lambda path: os.stat_result([0, 0, 0, 0, os.geteuid() + 1, 0, 0, 0, 0, 0]))
-    write_atomically(tmp_path / "link", b"x", follow=True)
-    assert not (tmp_path / "link").is_symlink()
-    assert canary.read_bytes() == b"alive"
-
-
 @pytest.mark.parametrize(("forbidden", "mode"), [(0o077, 0o600), (0o022, 0o644)])
 def test_a_file_of_a_locked_folder_is_replaced_past_what_a_killed_writer_left(tmp_path, canary, forbidden, mode):
     path, part = tmp_path / "file", tmp_path / "part"
