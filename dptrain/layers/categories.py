@@ -152,6 +152,10 @@ class Discretization(Layer):
             made.bin_boundaries = [float(one) for one in found]
         return made
 
+    def own_config(self) -> dict[str, Any]:
+        """Return the arguments, with the boundaries that `adapt` found."""
+        return super().own_config() | {"bin_boundaries": self.bin_boundaries}
+
     def config(self) -> dict[str, Any]:
         """Return the constructor's arguments, which `trainable` is not one of."""
         return {key: one for key, one in super().config().items() if key != "trainable"}

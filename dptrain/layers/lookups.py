@@ -393,7 +393,7 @@ class _Lookup(Layer):
     def own_config(self) -> dict[str, Any]:
         """Return the arguments, with the vocabulary that `adapt` found."""
         weights = None if self.idf_weights is None else list(self.idf_weights[self._first_known :])
-        return super().own_config() | {"idf_weights": weights}
+        return super().own_config() | {"vocabulary": self.vocabulary, "idf_weights": weights}
 
     def config(self) -> dict[str, Any]:
         """Return the constructor's arguments, which `trainable` is not one of."""

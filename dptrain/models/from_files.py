@@ -11,15 +11,16 @@ import numpy as np
 from dptrain import comm as comms
 from dptrain.comm import Communicator
 from dptrain.errors import ConfigError, DataError, printable
-from dptrain.layers.weight import to_be_read
+from dptrain.layers.weight import Weight, to_be_read
 from dptrain.models.feature_space import FeatureSpace
 from dptrain.models.model import Model
 from dptrain.registry.serialization import custom_object_scope
 from dptrain.runtime.failure import phase
-from dptrain.saving import ensemble_zip, keras_config, keras_h5, keras_zip, optimizer_variables
+from dptrain.saving import assets, ensemble_zip, keras_config, keras_h5, keras_zip, optimizer_variables
 from dptrain.saving.keras_zip import ModelFile
 from dptrain.saving.reading import Loaded, Stored, fill, reading, share
 from dptrain.saving.run_folder import model_file
+from dptrain.saving.saveables import own_stores
 
 T = TypeVar("T")
 
@@ -127,11 +128,30 @@ def _model_of(
             return None
         return keras_h5.load(file.weights, f"{where}:model.weights.h5", model, with_optimizer=compile)
 
-    loaded = share(comm, _agreed(comm, read), keras_h5.stored_variables(model))
+    loaded = share(comm, _agreed(comm, read), keras_h5.stored_variables(model), own_stores(model))
+    for layer in loaded.stores:  # which may load some of its weights only
+        for weight in layer._own:
+            if isinstance(weight, Weight):
+                weight.initialize(*weight.drawn_with)
     loaded.assign()
+    _load_assets(comm, where, model, file)
     phase.enter("user code")
     _warn(comm, loaded.warnings, stacklevel=4)
     return model
+
+
+def _load_assets(comm: Communicator, where: str, model: Model, file: ModelFile | None) -> None:
+    """Let layers load the files that their `save_assets` has written. Collective."""
+    if not assets.loading(model):
+        return
+    files = {} if file is None else file.assets
+    sizes = comm.broadcast_fact(None if file is None else {name: len(content) for name, content in files.items()})
+    shared = {}
+    for name, size in sizes.items():
+        content = np.empty(size, np.uint8) if file is None else np.frombuffer(files[name], np.uint8).copy()
+        comm.broadcast(content)
+        shared[name] = content.tobytes()
+    assets.load(model, shared, where)
 
 
 def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None = None) -> Model:

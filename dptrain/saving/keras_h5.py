@@ -33,7 +33,7 @@ from dptrain.program.tensor import Variable
 from dptrain.registry.names import snake_case
 from dptrain.saving import optimizer_variables
 from dptrain.saving.reading import MAX_NAMES, Array, Loaded, Stored, fill, joined, portable, reading
-from dptrain.saving.saveables import Saveable, require_all, saveables
+from dptrain.saving.saveables import Saveable, Store, has_own_store, require_all, saveables
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 # Groups within groups that are looked into: HDF5 can put a group into itself.
@@ -80,8 +80,11 @@ def encode(model: Any) -> bytes:
                 written.add(id(saveable.count))
             else:
                 place.attrs["name"] = saveable.label
-                arrays = [variable.numpy() for variable in saveable._own]
+                saveable.save_own_variables(store := Store(saveable))
                 written |= {id(variable) for variable in saveable._own}
+                for name, array in store.items():
+                    _write_checked(h5py, place, name, array)
+                continue
             for number, array in enumerate(arrays):
                 _write_checked(h5py, place, str(number), portable(array))
     require_all(model, written, "the file of Keras' weights")
@@ -132,27 +135,35 @@ def load(
         known = saveables(model, found.__contains__)
         paths = {id(one): path for path, one in model.weights_by_path().items()}
         stored: dict[str, Stored] = {}
-        for path, listed in found.items():
+        stores: dict[Layer, dict[str, Array]] = {}
+        for path, arrays in found.items():
             owner = known.get(path)
+            if isinstance(owner, Layer) and has_own_store(owner):
+                stores[owner] = {name: one.read() for name, one in arrays.items()}
+                continue
+            listed = _in_order(arrays, f"{path}/vars")
             if not isinstance(owner, Layer | None) or (owner is None and _is_passed_over(path, listed)):
                 continue
             names = [paths[id(one)] for one in owner._own] if isinstance(owner, Layer) else []
             for number, one in enumerate(listed):
                 stored[names[number] if number < len(names) else one.where] = one
-        loaded = Loaded(*fill(where, model.weights_by_path(), stored, skip_mismatch=skip_mismatch))
+        elsewhere = {id(weight) for layer in stores for weight in layer._own}
+        weights = {path: one for path, one in model.weights_by_path().items() if id(one) not in elsewhere}
+        loaded = Loaded(*fill(where, weights, stored, skip_mismatch=skip_mismatch))
+        loaded.stores, loaded.skip_mismatch = stores, skip_mismatch
         if loaded.warnings:
             loaded.warnings = [f"{where}: skipped what does not fit the model: {joined(loaded.warnings)}"]
         iterations: Array | None = None
         for path, owner in known.items():
             if isinstance(owner, Optimizer) and with_optimizer and found.get(path) and not _is_within(path, known):
-                own = _variables(model, path, owner)
-                values, reason = optimizer_variables.read(where, owner, own, found[path])
+                arrays_of = _in_order(found[path], path)
+                values, reason = optimizer_variables.read(where, owner, _variables(model, path, owner), arrays_of)
                 loaded.values |= values
                 loaded.warnings += [reason] if reason else []
                 iterations = values.get(owner.variables[0], iterations)
         for path, owner in known.items():
             if isinstance(owner, SeedGenerator):
-                drawn = _draws(where, found.get(path), iterations)
+                drawn = _draws(where, _in_order(found.get(path, {}), path), iterations)
                 loaded.values |= {} if drawn is None else {owner.count: drawn}
         return loaded
 
@@ -177,7 +188,7 @@ def _is_passed_over(path: str, stored: list[Stored]) -> bool:
     return counts or parts[0] in ("optimizer", "metrics") or parts[-1] == "seed_generator"
 
 
-def _draws(where: str, stored: list[Stored] | None, iterations: Array | None) -> Array | None:
+def _draws(where: str, stored: list[Stored], iterations: Array | None) -> Array | None:
     """Return how many draws there have been; before dptrain wrote them there was one in every iteration."""
     if not stored:
         return iterations
@@ -207,8 +218,8 @@ def stored_variables(model: Any) -> list[Variable]:
 
 def _walk(
     h5py: ModuleType, group: Any, path: str, where: str, left: list[int], depth: int = 0
-) -> Iterator[tuple[str, list[Stored]]]:
-    """Yield the arrays 0, 1, ... of every group that has a group "vars", by its path."""
+) -> Iterator[tuple[str, dict[str, Stored]]]:
+    """Yield the arrays of every group that has a group "vars", by its path."""
     left[0] -= len(group)
     if left[0] < 0 or depth > _DEEPEST:
         raise DataError(f"{where}: more than {MAX_NAMES} names, or more than {_DEEPEST} groups in each other")
@@ -234,14 +245,19 @@ def inside(h5py: ModuleType, parent: Any, name: str, where: str) -> Any:
     return parent[name]
 
 
-def _stored_vars(h5py: ModuleType, place: Any, where: str) -> list[Stored]:
-    """Return the arrays 0, 1, ... of a group."""
+def _stored_vars(h5py: ModuleType, place: Any, where: str) -> dict[str, Stored]:
+    """Return the arrays of a group."""
     if len(place) > MAX_NAMES:
         raise DataError(f"{where}: a group of {len(place)} names, at most {MAX_NAMES} are read")
-    expected = [str(number) for number in range(len(place))]
-    if sorted(place) != sorted(expected):
-        raise DataError(f"{where}: expected arrays 0 to {len(place) - 1}, found {', '.join(sorted(place)[:10])}")
-    return [stored_array(h5py, place, name, f"{where}/{name}") for name in expected]
+    return {name: stored_array(h5py, place, name, f"{where}/{name}") for name in place}
+
+
+def _in_order(arrays: Mapping[str, Stored], where: str) -> list[Stored]:
+    """Return the arrays 0, 1, ... of a group."""
+    expected = [str(number) for number in range(len(arrays))]
+    if sorted(arrays) != sorted(expected):
+        raise DataError(f"{where}: expected arrays 0 to {len(arrays) - 1}, found {', '.join(sorted(arrays)[:10])}")
+    return [arrays[name] for name in expected]
 
 
 def stored_array(h5py: ModuleType, place: Any, name: str, where: str) -> Stored:

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from dptrain.errors import ConfigError
 from dptrain.layers import Layer
 from dptrain.metrics import Metric
@@ -19,7 +21,9 @@ from dptrain.ops.random import SeedGenerator
 from dptrain.optimizers import MultiOptimizer, Optimizer
 from dptrain.program.tree import is_nested
 from dptrain.registry.names import snake_case
+from dptrain.runtime.files import is_plain_name
 from dptrain.saving.keras_config import MODELS
+from dptrain.saving.reading import Array, portable
 
 Saveable = Layer | SeedGenerator | Optimizer | Metric
 
@@ -85,6 +89,45 @@ def require_all(model: Any, written: Collection[int], where: str) -> None:
             f"{where} of model {model.label!r} would lack {len(missing)} of its {len(model.variables)} variables "
             f"({paths}): keep the layers that have them as attributes, in lists or in dictionaries"
         )
+
+
+class Store(dict[str, Array]):
+    """What `save_own_variables` puts arrays and variables into.
+
+    Args:
+        layer: whose method it is, for messages.
+    """
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        self._layer = layer
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Take an array.
+
+        Raises:
+            ConfigError: it is none of numbers, or the name is none of a group's.
+        """
+        about = f"`save_own_variables` of layer {self._layer.label!r}: store[{name!r}]"
+        if not is_plain_name(name):
+            raise ConfigError(f"{about}: expected a name without '/'")
+        array = portable(np.array(value))
+        if array.dtype.kind not in "biufc":
+            raise ConfigError(f"{about} is of dtype {array.dtype}, expected numbers")
+        super().__setitem__(name, array)
+
+
+def own_stores(model: Any) -> list[Layer]:
+    """Return the layers of which a class of the user's says what is in their groups of files."""
+    return [layer for layer in model.flat_layers() if has_own_store(layer)]
+
+
+def has_own_store(saveable: Any) -> bool:
+    """Whether it is a layer of which a class of the user's says what is in its group of files."""
+    return isinstance(saveable, Layer) and any(
+        getattr(type(saveable), name) is not getattr(Layer, name)
+        for name in ("save_own_variables", "load_own_variables")
+    )
 
 
 def _children(saveable: Saveable) -> Iterator[tuple[str, Any]]:
