@@ -16,7 +16,16 @@ from dptrain.models.feature_space import FeatureSpace
 from dptrain.models.model import Model
 from dptrain.registry.serialization import custom_object_scope
 from dptrain.runtime.failure import phase
-from dptrain.saving import assets, ensemble_zip, keras_config, keras_h5, keras_zip, optimizer_variables
+from dptrain.saving import (
+    assets,
+    ensemble_zip,
+    keras_2_config,
+    keras_2_h5,
+    keras_config,
+    keras_h5,
+    keras_zip,
+    optimizer_variables,
+)
 from dptrain.saving.keras_zip import ModelFile
 from dptrain.saving.reading import Loaded, Stored, fill, reading, share
 from dptrain.saving.run_folder import model_file
@@ -34,13 +43,14 @@ def load_model(
     best: bool = False,
     **options: Any,
 ) -> Model:
-    """Return the model in a `.keras` file of dptrain or Keras 3, or of a run's folder; or a `FeatureSpace`. Collective.
+    """Return the model in a `.keras` or `.h5` file, or of a run's folder; or a `FeatureSpace`. Collective.
 
     Training goes on exactly where it stopped: weights, optimizer (iterations, learning rate, slots), loss, metrics
     and, in a file of dptrain's, the seed. NaN in weights are loaded as they are.
 
     Args:
-        filepath: ends in `.keras`, or the folder of a run ("runs/X") or of a sweep that has kept one model.
+        filepath: ends in `.keras`, or in `.h5` or `.hdf5` as Keras 2's models; or the folder of a run ("runs/X") or of
+            a sweep that has kept one model.
         custom_objects: the user's own classes and functions by name; see `dptrain.saving.register_keras_serializable`.
         compile: whether to compile the model as it was.
         safe_mode: dptrain never runs code from a file; must be True.
@@ -61,6 +71,8 @@ def load_model(
     def read() -> tuple[str, ModelFile] | None:
         if comm.rank != 0:
             return None
+        if str(filepath).endswith((".h5", ".hdf5")):
+            return str(filepath), keras_2_h5.read(Path(filepath))
         path = model_file(Path(filepath), best=best)
         return str(path), keras_zip.read(path)
 
@@ -126,7 +138,8 @@ def _model_of(
     def read() -> Loaded | None:
         if file is None:
             return None
-        return keras_h5.load(file.weights, f"{where}:model.weights.h5", model, with_optimizer=compile)
+        place = where if file.load is keras_2_h5.load else f"{where}:model.weights.h5"
+        return file.load(file.weights, place, model, with_optimizer=compile)
 
     loaded = share(comm, _agreed(comm, read), keras_h5.stored_variables(model), own_stores(model))
     for layer in loaded.stores:  # which may load some of its weights only
@@ -178,6 +191,7 @@ def _made(config: Any, seed: int | None, compiled: Any, options: Mapping[str, An
     Raises:
         ConfigError: something that dptrain does not have.
     """
+    config, compiled = keras_2_config.upgraded(config), keras_2_config.upgraded(compiled)
     with keras_config.sharing_layers():
         model = keras_config.read_layer(config)
     if not isinstance(model, Model):

@@ -67,9 +67,9 @@ def save_weights(model: "Model", filepath: Any, overwrite: bool = True) -> None:
     model.save_weights(filepath, overwrite)
 
 
-def load_weights(model: "Model", filepath: Any, skip_mismatch: bool = False) -> None:
+def load_weights(model: "Model", filepath: Any, skip_mismatch: bool = False, *, by_name: bool | None = None) -> None:
     """Read a model's weights from a file; the same as `model.load_weights(filepath)`."""
-    model.load_weights(filepath, skip_mismatch)
+    model.load_weights(filepath, skip_mismatch, by_name=by_name)
 
 
 def serialize_keras_object(obj: Any) -> Any:

@@ -3,7 +3,7 @@
 An object is {"module": "keras.layers", "class_name": "Dense", "config": {...}, "registered_name": null}; its config has
 the constructor's arguments. What is written comes from `get_config()`; what is read goes to the constructor of the
 class that the registry has under that name. So a new layer, optimizer, loss or metric needs no line here, a new kind of
-object (`_kinds`) one. The user's own classes are written by their names and found by `custom_objects`.
+object (`kinds`) one. The user's own classes are written by their names and found by `custom_objects`.
 
 An argument that the constructor does not know is passed over only where it says what dptrain does anyway (None,
 False, or `_SAME_AS_HERE`); anything else is refused by name.
@@ -69,7 +69,7 @@ _written_ids: ContextVar[dict[int, int] | None] = ContextVar("written_ids", defa
 _read_layers: ContextVar[dict[int, Layer] | None] = ContextVar("read_layers", default=None)
 
 
-def _kinds() -> dict[str, Mapping[str, Any]]:
+def kinds() -> dict[str, Mapping[str, Any]]:
     """Return the classes that can be in a file, by Keras' module and the class's name."""
     tables: dict[str, Mapping[str, Any]] = {
         "keras.layers": LAYERS,
@@ -234,7 +234,7 @@ def serialize_keras_object(value: Any) -> Any:
         return layer_config(value)
     if hasattr(value, "get_config") and not isinstance(value, type):
         module, table = next(
-            ((module, table) for module, table in _kinds().items() if type(value) in table.values()), ("", {})
+            ((module, table) for module, table in kinds().items() if type(value) in table.values()), ("", {})
         )
         return to_dict(module, value, table.values())
     if isinstance(value, type) or not callable(value):
@@ -465,7 +465,7 @@ def _named_or_built(module: str, given: Any) -> Any:
 
 
 def _build(module: str, kind: str, class_name: str, config: Config, label: str) -> Any:
-    classes = _kinds()[module]
+    classes = kinds()[module]
     if class_name not in classes:
         raise ConfigError(f"not supported: {kind} {label[:80]}{suggestion(class_name, classes)}")
     cls = classes[class_name]
@@ -520,7 +520,7 @@ def _value(value: Any, label: str) -> Any:
         module = "keras.optimizers"
     if module == "keras.layers" or class_name in MODELS:
         return read_layer(value)
-    if module not in _kinds():
+    if module not in kinds():
         raise ConfigError(f"not supported: {label} = {class_name}")
     return _build(module, module.removeprefix("keras.").removesuffix("s"), class_name, config, class_name)
 

@@ -38,6 +38,8 @@ from dptrain.saving.saveables import Saveable, Store, has_own_store, require_all
 MAGIC = b"\x89HDF\r\n\x1a\n"
 # Groups within groups that are looked into: HDF5 can put a group into itself.
 _DEEPEST = 64
+# What Keras 2.12 and 2.13 called "layers".
+_LAYERS_OF_2_13 = "_layer_checkpoint_dependencies"
 # Bytes of an array that are one piece of the file; HDF5 allows 4 GiB.
 _LARGEST_CHUNK = 1 << 30
 
@@ -73,7 +75,7 @@ def encode(model: Any) -> bytes:
             place = file.create_group(f"{path}/vars")
             if isinstance(saveable, Optimizer):
                 place.attrs["name"] = snake_case(type(saveable).__name__)
-                arrays = optimizer_variables.arrays(saveable, _variables(model, path, saveable), model.data_dtype)
+                arrays = optimizer_variables.arrays(saveable, variables_of(model, path, saveable), model.data_dtype)
             elif isinstance(saveable, SeedGenerator):
                 place.attrs["name"] = saveable.count.name
                 arrays = [np.array([saveable.seed % 2**32, int(saveable.count) % 2**32], np.uint32)]
@@ -83,15 +85,15 @@ def encode(model: Any) -> bytes:
                 saveable.save_own_variables(store := Store(saveable))
                 written |= {id(variable) for variable in saveable._own}
                 for name, array in store.items():
-                    _write_checked(h5py, place, name, array)
+                    write_checked(h5py, place, name, array)
                 continue
             for number, array in enumerate(arrays):
-                _write_checked(h5py, place, str(number), portable(array))
-    require_all(model, written, "the file of Keras' weights")
+                write_checked(h5py, place, str(number), portable(array))
+    require_all(model.variables, written, f"the file of model {model.label!r}")
     return content.getvalue()
 
 
-def _write_checked(h5py: ModuleType, place: Any, name: str, array: Array) -> None:
+def write_checked(h5py: ModuleType, place: Any, name: str, array: Array) -> None:
     """Write an array with HDF5's own checksum (Fletcher 32), which every reader checks.
 
     The filter works on pieces of an array; a number alone has none, and goes beside its name, which has a checksum.
@@ -128,10 +130,11 @@ def load(
     """
     h5py = h5py_module()
     with reading(where), h5py.File(source, "r") as file:
-        if "layer_names" in file.attrs or (model._stack and "layers" not in file):
+        if "layer_names" in file.attrs or (model._stack and not {"layers", _LAYERS_OF_2_13} & set(file)):
             old = "; this is a file of Keras 2: let its name end in .h5 alone" if "layer_names" in file.attrs else ""
             raise DataError(f"{where}: not Keras 3's weights: no group 'layers'{old}")
-        found = dict(_walk(h5py, file, "", where, [MAX_NAMES]))
+        walked = _walk(h5py, file, "", where, [MAX_NAMES])
+        found = {path.replace(_LAYERS_OF_2_13, "layers"): arrays for path, arrays in walked}
         known = saveables(model, found.__contains__)
         paths = {id(one): path for path, one in model.weights_by_path().items()}
         stored: dict[str, Stored] = {}
@@ -157,7 +160,7 @@ def load(
         for path, owner in known.items():
             if isinstance(owner, Optimizer) and with_optimizer and found.get(path) and not _is_within(path, known):
                 arrays_of = _in_order(found[path], path)
-                values, reason = optimizer_variables.read(where, owner, _variables(model, path, owner), arrays_of)
+                values, reason = optimizer_variables.read(where, owner, variables_of(model, path, owner), arrays_of)
                 loaded.values |= values
                 loaded.warnings += [reason] if reason else []
                 iterations = values.get(owner.variables[0], iterations)
@@ -168,7 +171,7 @@ def load(
         return loaded
 
 
-def _variables(model: Any, path: str, optimizer: Optimizer) -> list[Variable]:
+def variables_of(model: Any, path: str, optimizer: Optimizer) -> list[Variable]:
     """Return an optimizer's variables in Keras' order; of the model's, those for what is trained now.
 
     Without those of pruning, which Keras does not have: the weights' zeros say where masks are 0.

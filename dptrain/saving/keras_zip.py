@@ -15,7 +15,7 @@ Source: `_save_model_to_fileobj` in keras/src/saving/saving_lib.py, Keras 3.15.
 import io
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,14 +23,14 @@ from typing import Any, BinaryIO
 from dptrain.errors import ConfigError, DataError, DptrainError
 from dptrain.runtime.text import one_line
 from dptrain.saving import assets, keras_config, keras_h5
-from dptrain.saving.reading import guess, opened, parse_json, reading, size_of
+from dptrain.saving.reading import Loaded, guess, opened, parse_json, reading, size_of
 from dptrain.utils import check_seed
 from dptrain.version import __version__
 
 _KIND = "a .keras file (a zip archive)"
 MAGIC = b"PK\x03\x04"
 _FORMAT = 1
-_KERAS = "3.15.1"
+KERAS = "3.15.1"
 _CONFIG, _METADATA, _WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
 _PREPROCESSING = "preprocessing.json"
 _MAX_JSON = 16 << 20
@@ -49,6 +49,7 @@ class ModelFile:
         weights: the content of model.weights.h5.
         preprocessing: of preprocessing.json, not checked yet; None where there is none.
         assets: the content of files of layers, by their names in the archive.
+        load: reads `weights`.
     """
 
     config: dict[str, Any]
@@ -56,6 +57,7 @@ class ModelFile:
     weights: io.BytesIO
     preprocessing: dict[str, Any] | None = None
     assets: dict[str, bytes] = field(default_factory=dict)
+    load: Callable[..., Loaded] = keras_h5.load
 
 
 def model_config(model: Any) -> dict[str, Any]:
@@ -111,7 +113,7 @@ def archived(
         preprocessing: of preprocessing.json; None for none.
         files: of layers, by their names in the archive.
     """
-    metadata = {"keras_version": _KERAS, "dptrain": {"format": _FORMAT, "version": __version__, "seed": seed}}
+    metadata = {"keras_version": KERAS, "dptrain": {"format": _FORMAT, "version": __version__, "seed": seed}}
     members: list[tuple[str, str | bytes]] = [(_METADATA, json.dumps(metadata)), (_CONFIG, json.dumps(config))]
     members.append((_WEIGHTS, weights))
     if preprocessing is not None:

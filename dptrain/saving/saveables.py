@@ -19,6 +19,7 @@ from dptrain.layers import Layer
 from dptrain.metrics import Metric
 from dptrain.ops.random import SeedGenerator
 from dptrain.optimizers import MultiOptimizer, Optimizer
+from dptrain.program.tensor import Variable
 from dptrain.program.tree import is_nested
 from dptrain.registry.names import snake_case
 from dptrain.runtime.files import is_plain_name
@@ -71,23 +72,22 @@ def saveables(model: Any, is_group: Callable[[str], bool] | None = None) -> dict
     return {paths[key]: saveable for key, saveable in met.items()}
 
 
-def require_all(model: Any, written: Collection[int], where: str) -> None:
-    """Refuse a file that lacks a variable of a model.
+def require_all(variables: Sequence[Variable], written: Collection[int], where: str) -> None:
+    """Refuse a file that lacks a variable.
 
     Args:
-        model: that is saved.
+        variables: of the model that is saved.
         written: ids of the variables that the file has.
         where: what is written, for the message.
 
     Raises:
         ConfigError: it lacks one.
     """
-    missing = [variable for variable in model.variables if id(variable) not in written]
+    missing = [variable.path for variable in variables if id(variable) not in written]
     if missing:
-        paths = ", ".join(variable.path for variable in missing[:5])
         raise ConfigError(
-            f"{where} of model {model.label!r} would lack {len(missing)} of its {len(model.variables)} variables "
-            f"({paths}): keep the layers that have them as attributes, in lists or in dictionaries"
+            f"{where} would lack {len(missing)} of its {len(variables)} variables ({', '.join(missing[:5])}): keep the "
+            "layers that have them as attributes, in lists or in dictionaries"
         )
 
 

@@ -236,9 +236,9 @@ def test_endings():
         with pytest.raises(ConfigError, match=r"must end in `\.weights\.h5`"):
             call(name)
     with pytest.raises(ConfigError, match=r"must end in `\.keras`"):
-        model.save("model.h5")
+        model.save("model.h4")
     with pytest.raises(ConfigError, match=r"expected a `\.keras` extension"):
-        dp.models.load_model("model.h5")
+        dp.models.load_model("model.h4")
     with pytest.raises(ConfigError, match="safe_mode"):
         dp.models.load_model("model.keras", safe_mode=False)
     with pytest.raises(ConfigError, match="needs input_shape"):
