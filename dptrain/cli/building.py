@@ -216,7 +216,7 @@ def standardize(model: Model, data: LoadedData, rows: npt.NDArray[np.int64] | No
     if data.preprocessing is not None and data.preprocessing.columns:
         is_number = data.preprocessing.is_number
     for layer in model._flatten_layers():
-        if not isinstance(layer, layers.Normalization) or layer.mean is not None or not layer.built:
+        if not isinstance(layer, layers.Normalization) or layer.input_mean is not None or not layer.built:
             continue
         fits = layer.adapt_mean.shape == (y.shape[1:] if layer.invert else is_number.shape)
         if not (fits and (data.task == "regression" if layer.invert else x.ndim == 2)):

@@ -3,7 +3,7 @@
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from numbers import Integral
@@ -13,11 +13,12 @@ import numpy as np
 
 from dptrain import activations, constraints, initializers, regularizers
 from dptrain.errors import ConfigError
+from dptrain.layers.constructor import Given, is_own, is_plain, named_parameters, remembering
 from dptrain.layers.input_spec import check
 from dptrain.layers.node import Node, is_symbolic
 from dptrain.layers.parts import Parts
 from dptrain.layers.weight import Weight
-from dptrain.mixed_precision import dtype_policy, policy_of
+from dptrain.mixed_precision import dtype_policy, policy_name, policy_of
 from dptrain.ops.division import divide_no_nan
 from dptrain.ops.elementwise import cast
 from dptrain.ops.random import SeedGenerator
@@ -26,7 +27,7 @@ from dptrain.program.shapes import is_open
 from dptrain.program.tensor import Tensor, Variable, constant, placeholder, reading_weights_in, scope, tracing
 from dptrain.program.tree import leaves, map_leaves
 from dptrain.random import Purpose, default_seed, next_position, own_seed
-from dptrain.registry.serialization import Configurable, function_to_dict
+from dptrain.registry.serialization import Configurable, custom_object, function_to_dict, plain
 
 T = TypeVar("T")
 InitializerArgument = str | dict[str, Any] | initializers.InitializerLike
@@ -41,8 +42,10 @@ _training: ContextVar[bool | None] = ContextVar("training", default=None)
 _provisional: ContextVar[bool] = ContextVar("provisional", default=False)
 # What lengths that are not known are taken for where a layer asks: longer than most windows, and often divisible.
 _SIZES = 240, 360
+# Where Keras has layers and models.
+_MODULES_OF_LAYERS = ("keras.layers", "keras", "keras.src.models.functional", "keras.models")
 # Arguments of every layer, which `Layer.config` writes itself.
-_COMMON = ("self", "name", "trainable", "dtype", "autocast", "activity_regularizer", "input_shape", "input_dim")
+_COMMON = ("name", "trainable", "dtype", "autocast", "activity_regularizer", "input_shape", "input_dim")
 
 
 class Layer(Parts):
@@ -73,6 +76,9 @@ class Layer(Parts):
     # Arguments that Keras does not write to files, and those of all layers that it writes even where they are None.
     _unwritten: tuple[str, ...] = ()
     _always_written: tuple[str, ...] = ()
+    # In a class whose arguments all layers, or all models, have; and what the constructor of a user's class was given.
+    _is_base = True
+    _constructed_with: Given | None = None
     # In a class whose own `build` says itself when the weights are there.
     _notes_built: bool
     # Counts changes of what a program that was traced before would not see.
@@ -122,6 +128,8 @@ class Layer(Parts):
         super().__init_subclass__(**options)
         if "build" in vars(cls) and "_notes_built" not in vars(cls):
             cls.build = _noting_built(cls.build)  # type: ignore[method-assign]
+        if "__init__" in vars(cls) and not is_own(cls):
+            cls.__init__ = remembering(cls.__init__)  # type: ignore[method-assign]
 
     # What a subclass writes
 
@@ -444,18 +452,61 @@ class Layer(Parts):
             )
         return self._nodes[0]
 
-    # As JSON
+    # In files
+
+    def save_own_variables(self, store: Any) -> None:
+        """Put the layer's own weights, not those of its sublayers, into a file; a subclass may put other arrays there.
+
+        Args:
+            store: takes arrays, or variables, by name, like a dictionary; here "0", "1", ...
+        """
+        for number, variable in enumerate(self._own):
+            store[str(number)] = variable
+
+    def load_own_variables(self, store: Any) -> None:
+        """Take what `save_own_variables` has put into a file.
+
+        Args:
+            store: arrays by name.
+
+        Raises:
+            ConfigError: it has another number of arrays, or others than the layer's weights.
+        """
+        variables = self._own
+        if [*store.keys()] != [str(number) for number in range(len(variables))]:
+            raise ConfigError(
+                f"Layer '{self._display_name}' expected {len(variables)} variables, but received {len(store)} variables "
+                f"during loading. Expected: {[variable.name for variable in variables]}"
+            )
+        for number, variable in enumerate(variables):
+            variable.assign(store[str(number)])
 
     def _get_own_config(self) -> dict[str, Any]:
-        """Return the constructor's own arguments as Keras' `get_config` names them, in types that JSON has."""
+        """Return the constructor's own arguments as Keras' `get_config` names them, in types that JSON has.
+
+        Those of dptrain's classes are attributes. Those of a user's class without a `get_config` are what the
+        constructor was given.
+
+        Raises:
+            ConfigError: an argument is neither.
+        """
         strict = type(self).get_config is Configurable.get_config
+        cls = next(base for base in type(self).__mro__ if "__init__" in vars(base))
+        if not is_own(cls) and strict and self._constructed_with is not None:
+            arguments = {name: one for name, one in self._constructed_with.arguments.items() if self._is_written(name)}
+            described = {name: self._described_argument(name, value) for name, value in arguments.items()}
+            return self._described_attributes(self._constructed_with.handed_on, strict=True) | described
+        inherited = next(base for base in cls.__mro__ if is_own(base))
+        names = [] if is_own(cls) or strict or _is_base(inherited) else named_parameters(inherited)
+        return self._described_attributes([*names, *named_parameters(cls)], strict)
+
+    def _is_written(self, name: str) -> bool:
+        return name not in (*_COMMON, *self._unwritten)
+
+    def _described_attributes(self, names: Iterable[str], strict: bool) -> dict[str, Any]:
+        """Return the attributes that a constructor's arguments have become."""
         found = {}
-        for name, parameter in inspect.signature(type(self).__init__).parameters.items():
-            if name in (*_COMMON, *self._unwritten) or parameter.kind in (
-                parameter.VAR_KEYWORD,
-                parameter.VAR_POSITIONAL,
-            ):
-                continue
+        for name in filter(self._is_written, names):
             if name in vars(self) or hasattr(type(self), name):
                 found[name] = _described(getattr(self, name), strict)
             elif strict:
@@ -464,6 +515,21 @@ class Layer(Parts):
                     "`get_config()` to write it to a file"
                 )
         return found
+
+    def _described_argument(self, name: str, value: Any) -> Any:
+        """Return an argument as it was given, or the attribute of its name: where JSON lacks it, or it was changed."""
+        assert self._constructed_with is not None
+        if is_plain(value) and not self._constructed_with.was_changed(self, name):
+            return value
+        is_attribute = name in vars(self)
+        value = getattr(self, name) if is_attribute else value
+        described = plain(value) if callable(value) else _described(value, strict=True)
+        if not is_attribute and not is_plain(plain(described)):
+            raise ConfigError(
+                f"layer {type(self).__name__}: argument {name!r} is no attribute of the layer, and JSON cannot hold "
+                f"{type(value).__name__}: override `get_config()` to write it to a file"
+            )
+        return described
 
     def _get_config(self) -> dict[str, Any]:
         """Return all of the constructor's arguments as Keras' `get_config` names them, in types that JSON has."""
@@ -476,15 +542,31 @@ class Layer(Parts):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Return the layer that `config` described, Keras' own configurations included; their policy is left out.
+        """Return the layer that `config` described, Keras' own configurations included.
+
+        Their policy, which every layer of Keras' has, is left out where it is the default one.
 
         Raises:
             ConfigError: an argument is unknown, out of range or not supported.
         """
+        arguments = {name: _revived(value) for name, value in config.items()}
+        if "dtype" in config and not isinstance(config["dtype"], str):
+            name = policy_name(arguments.pop("dtype"))
+            arguments |= {} if name in (None, dtype_policy().name) else {"dtype": name}
+        parameters = inspect.signature(cls.__init__).parameters.values()
+        unasked: dict[str, Any] = {}  # which every layer has, but not every constructor
+        if all(one.kind != one.VAR_KEYWORD for one in parameters):
+            accepted = {one.name for one in parameters}
+            unasked = {name: arguments.pop(name) for name in ("name", "trainable") if name in {*config} - accepted}
         try:
-            return cls(**{key: one for key, one in config.items() if key != "dtype" or isinstance(one, str)})
+            layer = cls(**arguments)
         except TypeError as error:
             raise ConfigError(f"layer {cls.__name__}: {error}") from error
+        if unasked.get("name") is not None:
+            layer.name = unasked["name"]
+        if unasked.get("trainable") is False:
+            layer.trainable = False
+        return layer
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} name={self.name}, built={self.built}>"
@@ -559,6 +641,28 @@ def _unbuilt_copy(layer: Layer) -> Layer:
     with suppress(Exception):  # of whatever a user's own attributes are
         return copy.deepcopy(layer)
     return layer
+
+
+def _is_base(cls: type) -> bool:
+    return bool(vars(cls).get("_is_base"))
+
+
+def _revived(value: Any) -> Any:
+    """Return an argument of a configuration with layers and functions in place of their descriptions."""
+    if type(value) in (list, tuple):
+        return type(value)(map(_revived, value))
+    if not isinstance(value, dict):
+        return value
+    class_name = value.get("class_name")
+    if not isinstance(class_name, str) or "config" not in value:
+        return {key: _revived(each) for key, each in value.items()}
+    cls = custom_object(value.get("registered_name"), class_name)
+    is_layer = issubclass(cls, Layer) if isinstance(cls, type) else value.get("module") in _MODULES_OF_LAYERS
+    if (is_layer and class_name != "DTypePolicy") or class_name == "function":
+        from dptrain.saving import deserialize_keras_object  # above this module
+
+        return deserialize_keras_object(value)
+    return value
 
 
 def _is_number_list(value: Any) -> bool:

@@ -1,6 +1,7 @@
 """Numbers as categories, and categories as vectors."""
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -151,6 +152,10 @@ class Discretization(Layer):
             made.bin_boundaries = [float(one) for one in found]
         return made
 
+    def _get_own_config(self) -> dict[str, Any]:
+        """Return the arguments, with the boundaries that `adapt` found."""
+        return super()._get_own_config() | {"bin_boundaries": self.bin_boundaries}
+
     def _get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, which `trainable` is not one of."""
         return {key: one for key, one in super()._get_config().items() if key != "trainable"}
@@ -171,9 +176,7 @@ class Discretization(Layer):
                 "instead."
             )
         summary = np.zeros((2, 0), np.float32)
-        for number, batch in enumerate(batches_of(data)):
-            if number == steps:
-                break
+        for batch in islice(batches_of(data), steps):
             own = _summary(np.asarray(batch, np.float32), self.epsilon)
             both = np.concatenate([own, summary], 1)
             summary = _compressed(both[:, np.argsort(both[0])], self.epsilon)

@@ -6,6 +6,7 @@ not inside of a model. So does hashing. `IntegerLookup` of a vocabulary may be a
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -17,7 +18,7 @@ from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
 from dptrain.layers.categories import encoded
 from dptrain.layers.fingerprints import crossed, farm, of_each, sip
-from dptrain.layers.standardization import batches_of
+from dptrain.layers.standardization import batches_of, is_one_array
 from dptrain.program.tensor import Tensor, Variable
 
 Array = npt.NDArray[Any]
@@ -364,13 +365,11 @@ class _Lookup(Layer):
                 f"Cannot adapt layer '{self._display_name}' after setting a static vocabulary via "
                 "`vocabulary` argument or `set_vocabulary()` method."
             )
-        whole = isinstance(data, list | tuple) or hasattr(data, "__array__")
+        whole = is_one_array(data)
         counts: Counter[Any] = Counter()
         documents: Counter[Any] = Counter()
         number = 0
-        for place, batch in enumerate([data] if whole else batches_of(data)):
-            if place == steps:
-                break
+        for batch in [data] if whole else islice(batches_of(data), steps):
             values = self._keys(on_host(self, batch))
             counts.update(values.ravel().tolist())
             rows = values.reshape(1, -1) if values.ndim < 2 and not whole else values.reshape(len(values), -1)
@@ -394,7 +393,7 @@ class _Lookup(Layer):
     def _get_own_config(self) -> dict[str, Any]:
         """Return the arguments, with the vocabulary that `adapt` found."""
         weights = None if self.idf_weights is None else list(self.idf_weights[self._first_known :])
-        return super()._get_own_config() | {"idf_weights": weights}
+        return super()._get_own_config() | {"vocabulary": self.vocabulary, "idf_weights": weights}
 
     def _get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, which `trainable` is not one of."""

@@ -14,7 +14,7 @@ from dptrain.mixed_precision import DTypePolicy, policy_of
 from dptrain.ops.random import SeedGenerator
 from dptrain.program import tree
 from dptrain.program.tensor import Tensor, Variable
-from dptrain.registry.names import snake_case
+from dptrain.registry.names import numbered, snake_case
 from dptrain.registry.serialization import Configurable
 
 if TYPE_CHECKING:
@@ -270,19 +270,18 @@ class Parts(Configurable):
             weight.initialize(seed, position)
             taken.add(weight.drawn_with)
 
-    def _paths(self, prefix: str = "", done: set[int] | None = None) -> Iterator[tuple[str, Variable]]:
+    def _paths(
+        self, prefix: str = "", done: set[int] | None = None, taken: dict[str, int] | None = None
+    ) -> Iterator[tuple[str, Variable]]:
         """Yield all variables with paths that are unique below this layer; layers without a name get one."""
-        done = set() if done is None else done
+        done, taken = set() if done is None else done, {} if taken is None else taken
         done.add(id(self))
-        taken: Counter[str] = Counter()
-        for one in [*self._own, *(generator.count for generator in self._attributes(SeedGenerator))]:
-            number = taken[one.name]
-            taken[one.name] += 1
-            yield f"{prefix}{one.name}_{number}" if number else f"{prefix}{one.name}", one
+        for variable in [*self._own, *(generator.count for generator in self._attributes(SeedGenerator))]:
+            yield numbered(f"{prefix}{variable.name}", taken), variable
         name_layers(self._sublayers)
         for layer in self._sublayers:
             if id(layer) not in done:
-                yield from layer._paths(f"{prefix}{layer.name}/", done)
+                yield from layer._paths(f"{prefix}{layer.name}/", done, taken)
 
     def _weights_by_path(self) -> dict[str, Variable]:
         """Return `weights` by paths from here, "dense/kernel"; their own are from the outermost layer."""

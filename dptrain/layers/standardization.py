@@ -1,6 +1,7 @@
 """Normalization: features standardised with the mean and variance of data seen before the training."""
 
 from collections.abc import Iterable, Sequence
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.layers.base import BuildShape, Layer
 from dptrain.program.tensor import Tensor
+from dptrain.program.tree import is_nested, leaves
 
 Array = npt.NDArray[Any]
 _EPSILON = 1e-7  # of Keras: the least deviation divided by
@@ -30,6 +32,8 @@ class Normalization(Layer):
         options: as `Layer`.
 
     Attributes:
+        input_mean: the argument `mean`.
+        input_variance: the argument `variance`.
         follows_data: whether trainings from the command line set the moments, fold by fold.
 
     Raises:
@@ -56,8 +60,8 @@ class Normalization(Layer):
                 f"mean of shape {np.shape(mean)} and variance of shape {np.shape(variance)}: expected the same, of at "
                 f"most {len(self.axis)} dimensions (axis={self.axis})"
             )
-        self.mean = None if mean is None else np.asarray(mean, np.float64).tolist()
-        self.variance = None if variance is None else np.asarray(variance, np.float64).tolist()
+        self.input_mean = None if mean is None else np.asarray(mean, np.float64).tolist()
+        self.input_variance = None if variance is None else np.asarray(variance, np.float64).tolist()
         self.invert = bool(invert)
         self.follows_data = False
 
@@ -72,20 +76,19 @@ class Normalization(Layer):
             raise ConfigError(f"axis = {self.axis} of layer {self._display_name!r}: the number of rows is not known")
         shape = tuple(int(length or 0) for length in lengths)
         self._broadcast = [int(length or 0) if axis in self._kept else 1 for axis, length in enumerate(input_shape)]
-        if self.mean is None:
+        if self.input_mean is None:
             self.adapt_mean = self.add_weight(shape, "zeros", trainable=False, name="mean")
             self.adapt_variance = self.add_weight(shape, "ones", trainable=False, name="variance")
             # Keras keeps it for older files.
             self.count = self.add_weight((), "zeros", dtype="int32", trainable=False, name="count")
             return
         try:
-            self._given = [
-                np.broadcast_to(np.asarray(one), shape).reshape(self._broadcast) for one in (self.mean, self.variance)
-            ]
+            moments = self.input_mean, self.input_variance
+            self._given = [np.broadcast_to(np.asarray(one), shape).reshape(self._broadcast) for one in moments]
         except ValueError:
             raise ConfigError(
-                f"mean of shape {np.shape(self.mean)} of layer {self._display_name!r}: expected what "
-                f"broadcasts to {shape}"
+                f"mean of shape {np.shape(self.input_mean)} of layer {self._display_name!r}: "
+                f"expected what broadcasts to {shape}"
             ) from None
 
     def adapt(self, data: Any) -> None:
@@ -97,7 +100,7 @@ class Normalization(Layer):
         Raises:
             ConfigError: there are no rows, shapes differ, or mean and variance were given.
         """
-        if self.mean is not None:
+        if self.input_mean is not None:
             raise ConfigError(f"adapt: mean and variance of layer {self._display_name!r} were given")
         arrays = [np.asarray(one) for one in batches_of(data)]
         if not arrays or not all(len(one) for one in arrays):
@@ -130,14 +133,33 @@ class Normalization(Layer):
         self.adapt_mean.assign(np.asarray(mean, self.adapt_mean.dtype))
         self.adapt_variance.assign(np.asarray(variance, self.adapt_variance.dtype))
 
+    @property
+    def mean(self) -> Tensor | None:
+        """The mean that is subtracted, in a shape that broadcasts against the inputs; None before `build`."""
+        return self._moment(0)
+
+    @property
+    def variance(self) -> Tensor | None:
+        """The variance of which the root is divided by, as `mean`."""
+        return self._moment(1)
+
+    def _moment(self, number: int) -> Tensor | None:
+        if not self.built:
+            return None
+        if self.input_mean is None:
+            weight = (self.adapt_mean, self.adapt_variance)[number]
+            return ops.cast(ops.reshape(weight.value, self._broadcast), self.compute_dtype)
+        return ops.cast(self._given[number], self.compute_dtype)
+
     def _get_own_config(self) -> dict[str, Any]:
         """Return the arguments; the axes as a list, as Keras' files have them."""
-        return {**super()._get_own_config(), "axis": list(self.axis)}
+        given = {"mean": self.input_mean, "variance": self.input_variance}
+        return {**super()._get_own_config(), "axis": list(self.axis), **given}
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return the input standardised, or with `invert` what it was before."""
         x = self._floating(inputs)
-        if self.mean is None:
+        if self.input_mean is None:
             mean, variance = (ops.reshape(one.value, self._broadcast) for one in (self.adapt_mean, self.adapt_variance))
         else:
             mean, variance = (ops.cast(one, x.dtype) for one in self._given)
@@ -148,10 +170,18 @@ class Normalization(Layer):
         return tuple(axis for axis in range(rank) if axis not in self._kept)
 
 
+def is_one_array(data: Any) -> bool:
+    """Whether data that a layer adapts to are one array, a list of numbers or texts too; else they are batches."""
+    if not isinstance(data, list | tuple):
+        return hasattr(data, "__array__")
+    return all(isinstance(leaf, str | bytes | Number | np.generic) for leaf in leaves(data))
+
+
 def batches_of(data: Any) -> Iterable[Any]:
-    """Yield the batches of data that a layer adapts to: an array as it is, the first of each tuple of an iterable."""
-    if hasattr(data, "__array__"):
-        yield data
+    """Yield the batches of data that a layer adapts to; of tuples (x, y) and (x, y, sample_weight) x."""
+    if is_one_array(data):
+        yield np.asarray(data)
         return
     for batch in data:
-        yield batch[0] if isinstance(batch, tuple | list) else batch
+        is_pair = isinstance(batch, tuple) and any(is_nested(part) or hasattr(part, "__array__") for part in batch)
+        yield batch[0] if is_pair else batch

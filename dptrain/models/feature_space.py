@@ -89,7 +89,7 @@ class Feature(Configurable):
         """Return the arguments; what the layer has adapted to is among them."""
         described = layers.serialize(self.preprocessor)
         one = self.preprocessor
-        if isinstance(one, layers.Normalization) and one.mean is None and one.built:
+        if isinstance(one, layers.Normalization) and one.input_mean is None and one.built:
             mean, variance = (each.numpy().tolist() for each in (one.adapt_mean, one.adapt_variance))
             described["config"] |= {"mean": mean, "variance": variance}
         return {"dtype": self.dtype, "preprocessor": described, "output_mode": self.output_mode}
@@ -252,7 +252,7 @@ class FeatureSpace(Layer):
         found = []
         for name, one in self.preprocessors.items():
             if isinstance(one, layers.Normalization):
-                waits = one.mean is None and not one.built
+                waits = one.input_mean is None and not one.built
             elif isinstance(one, layers.Discretization):
                 waits = one.bin_boundaries is None
             elif isinstance(one, layers.IntegerLookup | layers.StringLookup):
@@ -287,7 +287,7 @@ class FeatureSpace(Layer):
     def _learns(one: Any) -> bool:
         """Whether what a layer knows comes from data, or will."""
         if isinstance(one, layers.Normalization):
-            return one.mean is None
+            return one.input_mean is None
         if isinstance(one, layers.Discretization):
             return one.num_bins is not None
         return not (isinstance(one, layers.IntegerLookup | layers.StringLookup) and one.is_given)

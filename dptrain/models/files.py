@@ -22,9 +22,10 @@ from dptrain.program import tree
 from dptrain.registry.names import lookup
 from dptrain.registry.serialization import custom_object_scope, plain
 from dptrain.runtime.failure import phase
-from dptrain.saving import keras_config, keras_h5, keras_zip
+from dptrain.saving import keras_2_h5, keras_config, keras_h5, keras_zip
 from dptrain.saving.program import encode as encode_program
 from dptrain.saving.reading import Loaded, share
+from dptrain.saving.saveables import own_stores
 from dptrain.saving.weights import read_weights, require_ending, weights_encoder, write
 
 T = TypeVar("T")
@@ -53,12 +54,13 @@ class Files(Layer):
         return {path: one.numpy() for path, one in self._weights_by_path().items()}
 
     def save(self, filepath: str | Path, overwrite: bool = True) -> None:
-        """Write the whole model to a `.keras` file, which Keras 3 reads as well. Collective; rank 0 writes.
+        """Write the whole model to a `.keras` file, or Keras 2's `.h5`, which Keras 3 reads as well. Collective.
 
-        It holds layers, weights and, if the model is compiled, optimizer with its state, loss and metrics.
+        Rank 0 writes. It holds layers, weights and, if the model is compiled, optimizer with its state, loss and
+        metrics.
 
         Args:
-            filepath: ends in `.keras`.
+            filepath: ends in `.keras`; or in `.h5` or `.hdf5`, in which random layers begin anew.
             overwrite: whether an existing file may be replaced; Keras would ask.
 
         Raises:
@@ -66,6 +68,9 @@ class Files(Layer):
             OutputError: the file exists, or the disk is full or denied; an existing file stays as it was.
             AgreedError: either of these, on all ranks, under mpirun.
         """
+        if str(filepath).endswith((".h5", ".hdf5")):
+            self._write_file(Path(filepath), lambda: keras_2_h5.encode(self), overwrite)
+            return
         require_ending(filepath, ".keras")
         self._write_file(Path(filepath), lambda: keras_zip.encode(self), overwrite)
 
@@ -86,7 +91,7 @@ class Files(Layer):
         encode = weights_encoder(Path(filepath))
         self._write_file(Path(filepath), lambda: encode(self), overwrite)
 
-    def load_weights(self, filepath: str | Path, skip_mismatch: bool = False) -> None:
+    def load_weights(self, filepath: str | Path, skip_mismatch: bool = False, *, by_name: bool | None = None) -> None:
         """Read weights from a `.weights.h5`, `.safetensors` or `.keras` file, or from Keras 2's `.h5`. Collective.
 
         Rank 0 reads. Keras 2's files go by the order of layers, others by their names.
@@ -96,9 +101,12 @@ class Files(Layer):
         Args:
             filepath: its ending says the format.
             skip_mismatch: leave layers that do not fit as they are, with a warning.
+            by_name: of Keras 2's `.h5`: layers go by their names, not by their order; those that only the file or
+                only the model has are passed over.
 
         Raises:
-            ConfigError: another ending, the model has no input shape yet, or h5py is not installed.
+            ConfigError: another ending, the model has no input shape yet, or h5py is not installed; or `by_name` of a
+                file of another kind.
             DataError: the file is missing or damaged, or names or shapes differ: lists every difference.
             AgreedError: either of these, on all ranks, under mpirun.
         """
@@ -109,11 +117,12 @@ class Files(Layer):
             if comm.rank != 0:
                 return None
             used = self.compiled and int(self.optimizer.variables[0]) > 0
-            return read_weights(Path(filepath), self, with_optimizer=used, skip_mismatch=skip_mismatch)
+            path = Path(filepath)
+            return read_weights(path, self, with_optimizer=used, skip_mismatch=skip_mismatch, by_name=by_name)
 
         with phase.during("loading"):
             found = self._agreed(comm, "loading", read)
-            loaded = share(comm, found, keras_h5.stored_variables(self))
+            loaded = share(comm, found, keras_h5.stored_variables(self), own_stores(self))
             loaded.assign()
         if comm.rank == 0:
             for line in loaded.warnings:

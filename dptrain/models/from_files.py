@@ -11,15 +11,25 @@ import numpy as np
 from dptrain import comm as comms
 from dptrain.comm import Communicator
 from dptrain.errors import ConfigError, DataError, printable
-from dptrain.layers.weight import to_be_read
+from dptrain.layers.weight import Weight, to_be_read
 from dptrain.models.feature_space import FeatureSpace
 from dptrain.models.model import Model
 from dptrain.registry.serialization import custom_object_scope
 from dptrain.runtime.failure import phase
-from dptrain.saving import ensemble_zip, keras_config, keras_h5, keras_zip, optimizer_variables
+from dptrain.saving import (
+    assets,
+    ensemble_zip,
+    keras_2_config,
+    keras_2_h5,
+    keras_config,
+    keras_h5,
+    keras_zip,
+    optimizer_variables,
+)
 from dptrain.saving.keras_zip import ModelFile
 from dptrain.saving.reading import Loaded, Stored, fill, reading, share
 from dptrain.saving.run_folder import model_file
+from dptrain.saving.saveables import own_stores
 
 T = TypeVar("T")
 
@@ -33,13 +43,14 @@ def load_model(
     best: bool = False,
     **options: Any,
 ) -> Model:
-    """Return the model in a `.keras` file of dptrain or Keras 3, or of a run's folder; or a `FeatureSpace`. Collective.
+    """Return the model in a `.keras` or `.h5` file, or of a run's folder; or a `FeatureSpace`. Collective.
 
     Training goes on exactly where it stopped: weights, optimizer (iterations, learning rate, slots), loss, metrics
     and, in a file of dptrain's, the seed. NaN in weights are loaded as they are.
 
     Args:
-        filepath: ends in `.keras`, or the folder of a run ("runs/X") or of a sweep that has kept one model.
+        filepath: ends in `.keras`, or in `.h5` or `.hdf5` as Keras 2's models; or the folder of a run ("runs/X") or of
+            a sweep that has kept one model.
         custom_objects: the user's own classes and functions by name; see `dptrain.saving.register_keras_serializable`.
         compile: whether to compile the model as it was.
         safe_mode: dptrain never runs code from a file; must be True.
@@ -60,6 +71,8 @@ def load_model(
     def read() -> tuple[str, ModelFile] | None:
         if comm.rank != 0:
             return None
+        if str(filepath).endswith((".h5", ".hdf5")):
+            return str(filepath), keras_2_h5.read(Path(filepath))
         path = model_file(Path(filepath), best=best)
         return str(path), keras_zip.read(path)
 
@@ -125,13 +138,33 @@ def _model_of(
     def read() -> Loaded | None:
         if file is None:
             return None
-        return keras_h5.load(file.weights, f"{where}:model.weights.h5", model, with_optimizer=compile)
+        place = where if file.load is keras_2_h5.load else f"{where}:model.weights.h5"
+        return file.load(file.weights, place, model, with_optimizer=compile)
 
-    loaded = share(comm, _agreed(comm, read), keras_h5.stored_variables(model))
+    loaded = share(comm, _agreed(comm, read), keras_h5.stored_variables(model), own_stores(model))
+    for layer in loaded.stores:  # which may load some of its weights only
+        for weight in layer._own:
+            if isinstance(weight, Weight):
+                weight.initialize(*weight.drawn_with)
     loaded.assign()
+    _load_assets(comm, where, model, file)
     phase.enter("user code")
     _warn(comm, loaded.warnings, stacklevel=4)
     return model
+
+
+def _load_assets(comm: Communicator, where: str, model: Model, file: ModelFile | None) -> None:
+    """Let layers load the files that their `save_assets` has written. Collective."""
+    if not assets.loading(model):
+        return
+    files = {} if file is None else file.assets
+    sizes = comm.broadcast_fact(None if file is None else {name: len(content) for name, content in files.items()})
+    shared = {}
+    for name, size in sizes.items():
+        content = np.empty(size, np.uint8) if file is None else np.frombuffer(files[name], np.uint8).copy()
+        comm.broadcast(content)
+        shared[name] = content.tobytes()
+    assets.load(model, shared, where)
 
 
 def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None = None) -> Model:
@@ -158,7 +191,9 @@ def _made(config: Any, seed: int | None, compiled: Any, options: Mapping[str, An
     Raises:
         ConfigError: something that dptrain does not have.
     """
-    model = keras_config.read_layer(config)
+    config, compiled = keras_2_config.upgraded(config), keras_2_config.upgraded(compiled)
+    with keras_config.sharing_layers():
+        model = keras_config.read_layer(config)
     if not isinstance(model, Model):
         raise ConfigError(f"{str(config.get('class_name'))[:80]!r} is no model")
     shape = (config.get("build_config") or {}).get("input_shape")

@@ -82,7 +82,7 @@ class Model(Fitting, Files, Structure):
         ConfigError: the seed is out of range, or inputs and outputs are not connected.
     """
 
-    _notes_built, _shares_metrics = True, False
+    _notes_built, _shares_metrics, _is_base = True, False, True
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ class Sequential(Model):
         ConfigError: the seed is out of range, something else than a layer, or a layer that cannot take its input.
     """
 
-    _notes_built = True
+    _notes_built, _is_base = True, True
 
     def __init__(
         self,

@@ -67,15 +67,16 @@ def attributes(holder: Any, kind: type[T]) -> list[T]:
     return list(found.values())
 
 
-def _collect(values: Iterable[Any], kind: Any, found: dict[int, Any], within: set[int]) -> None:
-    for one in values:
-        own: Any = type(one)
+def _collect(values: Iterable[Any], kind: Any, found: dict[int, Any], around: set[int]) -> None:
+    """Add what is of a kind, by id, but not from the containers `around`: a list may contain itself."""
+    for value in values:
+        own: Any = type(value)
         is_of = _is_of(own, kind)
         if is_of:
-            found[id(one)] = one
-        elif is_of is None and one and id(one) not in within:  # a list may contain itself
-            within.add(id(one))
-            _collect(one.values() if isinstance(one, Mapping) else one, kind, found, within)
+            found[id(value)] = value
+        elif is_of is None and value and id(value) not in around:
+            around.add(id(value))
+            _collect(value.values() if isinstance(value, Mapping) else value, kind, found, around)
 
 
 def with_sorted_keys(data: Any) -> Any:

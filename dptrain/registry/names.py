@@ -86,6 +86,21 @@ def snake_case(name: str) -> str:
     return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
 
 
+def numbered(name: str, taken: dict[str, int]) -> str:
+    """Return a name with the first number behind it that makes it unique, none for the first.
+
+    Args:
+        name: that is wanted.
+        taken: the names before, which it becomes one of, with the numbers to go on with.
+    """
+    number = taken.get(name, 0)
+    while (unique := f"{name}_{number}" if number else name) in taken:
+        number += 1
+    taken[unique] = 1
+    taken[name] = number + 1
+    return unique
+
+
 def not_supported(what: str, instead: str) -> property:
     """Return what stands for one of Keras' methods that a class lacks: asking for it is an error that says so.
 

@@ -143,13 +143,30 @@ def to_dict(module: str, one: Any, own: Iterable[type]) -> dict[str, Any]:
     }
 
 
-def plain(value: Any) -> Any:
-    """Return a configuration in types that JSON has: numbers and arrays of NumPy become Python's."""
-    if isinstance(value, Mapping):
-        return {key: plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
-    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
+def plain(value: Any, around: tuple[int, ...] = ()) -> Any:
+    """Return a configuration in types that JSON has: numbers and arrays of NumPy become Python's, objects descriptions.
+
+    Args:
+        value: the configuration, or a part of it.
+        around: ids of the lists and dictionaries that it is in.
+
+    Raises:
+        ConfigError: a list or a dictionary contains itself.
+    """
+    if isinstance(value, Mapping | list | tuple):
+        if id(value) in around:
+            raise ConfigError(f"a {type(value).__name__} of a configuration contains itself, which no file can hold")
+        inside = (*around, id(value))
+        if isinstance(value, Mapping):
+            return {key: plain(each, inside) for key, each in value.items()}
+        return [plain(each, inside) for each in value]
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, type) or not (hasattr(value, "get_config") or callable(value)):
+        return value
+    from dptrain.saving import serialize_keras_object  # above this module
+
+    return serialize_keras_object(value)
 
 
 def made(kind: str, description: Any, classes: Mapping[str, type[Any]], *more: Any) -> Any:

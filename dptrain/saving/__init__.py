@@ -5,6 +5,7 @@ one process reads a file that is on one node only, ranks that see different file
 readers do not load a shared file system.
 """
 
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from dptrain.registry.names import not_there
@@ -66,20 +67,24 @@ def save_weights(model: "Model", filepath: Any, overwrite: bool = True) -> None:
     model.save_weights(filepath, overwrite)
 
 
-def load_weights(model: "Model", filepath: Any, skip_mismatch: bool = False) -> None:
+def load_weights(model: "Model", filepath: Any, skip_mismatch: bool = False, *, by_name: bool | None = None) -> None:
     """Read a model's weights from a file; the same as `model.load_weights(filepath)`."""
-    model.load_weights(filepath, skip_mismatch)
+    model.load_weights(filepath, skip_mismatch, by_name=by_name)
 
 
 def serialize_keras_object(obj: Any) -> Any:
     """Return an object as JSON can hold it; see `dptrain.saving.keras_config.serialize_keras_object`."""
-    from dptrain.saving import keras_config  # which imports all that can be described
-
-    return keras_config.serialize_keras_object(obj)
+    return _keras_config().serialize_keras_object(obj)
 
 
 def deserialize_keras_object(config: Any, custom_objects: Any = None, safe_mode: bool = True) -> Any:
     """Return the object that was described; see `dptrain.saving.keras_config.deserialize_keras_object`."""
-    from dptrain.saving import keras_config  # which imports all that can be described
+    return _keras_config().deserialize_keras_object(config, custom_objects, safe_mode)
 
-    return keras_config.deserialize_keras_object(config, custom_objects, safe_mode)
+
+def _keras_config() -> ModuleType:
+    """Return the module of configurations, which imports all that can be described, but for models."""
+    import dptrain.models  # noqa: F401  # above this package: it tells the module of its classes
+    from dptrain.saving import keras_config
+
+    return keras_config

@@ -1,39 +1,130 @@
-"""Weights as Keras 2 wrote them, and as Keras keeps those of its `applications`: `.h5`.
+"""Weights and models as Keras 2 wrote them, and as Keras keeps weights of its `applications`: `.h5`.
 
     attribute "layer_names"           the layers in the model's order; "layer_names0", "layer_names1", ... of many
     <layer>/                          attribute "weight_names": its arrays, those that are trained first
     top_level_model_weights/          the model's own
     model_weights/                    all of this, where the file is that of a whole model
+    attribute "model_config"          JSON: the model, see keras_2_config
+    attribute "training_config"       JSON: optimizer, loss and metrics
+    optimizer_weights/                attribute "weight_names", as a layer; see optimizer_variables
+    attribute "dptrain"               JSON: the seed, in files of dptrain's
 
 Layers with weights go by their order, whatever their names are.
 
 Source: `load_weights_from_hdf5_group` in keras/src/legacy/saving/legacy_h5_format.py, Keras 3.15.
 """
 
-from collections.abc import Iterator, Sequence
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from dptrain.errors import DataError
+from dptrain.errors import ConfigError, DataError
 from dptrain.layers import Layer
+from dptrain.layers.parts import name_layers
 from dptrain.program.tensor import Variable
-from dptrain.saving.keras_h5 import h5py_module, inside, stored_array
-from dptrain.saving.reading import MAX_NAMES, Loaded, Stored, fill, joined, reading
+from dptrain.saving import keras_2_config, keras_zip, optimizer_variables
+from dptrain.saving.keras_h5 import MAGIC, h5py_module, inside, stored_array, variables_of, write_checked
+from dptrain.saving.keras_zip import ModelFile
+from dptrain.saving.reading import MAX_NAMES, Array, Loaded, Stored, fill, joined, opened, parse_json, portable, reading
+from dptrain.saving.saveables import require_all
+from dptrain.utils import check_seed
 
-_WHOLE_MODEL, _OWN = "model_weights", "top_level_model_weights"
+_WHOLE_MODEL, _OWN, _OPTIMIZER = "model_weights", "top_level_model_weights", "optimizer_weights"
+# An attribute with what Keras has no place for: the seed.
+_ABOUT = "dptrain"
+# Bytes of a list of names that are one attribute.
+_LARGEST_ATTRIBUTE = 64_000
 
 
-def load(source: BinaryIO, where: str, model: Any, *, skip_mismatch: bool = False) -> Loaded:
-    """Read weights.
+def encode(model: Any) -> bytes:
+    """Return the content of the file of a whole model.
+
+    Raises:
+        ConfigError: h5py is not installed, or the model has something that could not be read again.
+    """
+    h5py, content = h5py_module(), io.BytesIO()
+    config = keras_zip.model_config(model)
+    compiled = config.pop("compile_config")
+    with h5py.File(content, "w", libver="latest") as file:
+        file.attrs["keras_version"], file.attrs["backend"] = keras_zip.KERAS, "dptrain"
+        file.attrs["model_config"] = _as_json(model, config)
+        file.attrs[_ABOUT] = json.dumps({"seed": model.seed})
+        paths = {id(weight): path for path, weight in model._weights_by_path().items()}
+        root, layers = file.create_group(_WHOLE_MODEL), model.layers
+        name_layers(layers)
+        _write_names(root, "layer_names", [str(layer.name) for layer in layers])
+        root.attrs["keras_version"], root.attrs["backend"] = keras_zip.KERAS, "dptrain"
+        written: set[int] = set()
+        for layer in sorted(layers, key=lambda layer: str(layer.name)):
+            weights = layer.trainable_weights + layer.non_trainable_weights
+            _write_arrays(h5py, root.create_group(layer.name), {paths[id(one)]: one.numpy() for one in weights})
+            written |= {id(one) for one in weights}
+        own = {paths[id(one)]: one.numpy() for one in model._own}
+        _write_arrays(h5py, root.create_group(_OWN), own)
+        require_all(
+            model.weights, written | {id(one) for one in model._own}, f"the file of model {model._display_name!r}"
+        )
+        if compiled:
+            optimizer = compiled.pop("optimizer")
+            about = {"class_name": optimizer["class_name"], "config": optimizer["config"]}
+            file.attrs["training_config"] = _as_json(model, {**compiled, "optimizer_config": about})
+            variables = variables_of(model, "optimizer", model.optimizer)
+            arrays = optimizer_variables.arrays(model.optimizer, variables, model._data_dtype)
+            place = file.create_group(_OPTIMIZER)
+            _write_arrays(h5py, place, {f"optimizer/{number}": array for number, array in enumerate(arrays)})
+    return content.getvalue()
+
+
+def _as_json(model: Any, config: Any) -> str:
+    try:
+        return json.dumps(config)
+    except TypeError as error:
+        raise ConfigError(f"model {model.name!r} has a configuration that JSON cannot hold: {error}") from error
+
+
+def _write_arrays(h5py: ModuleType, group: Any, arrays: Mapping[str, Array]) -> None:
+    """Write arrays in the order of an attribute "weight_names"."""
+    _write_names(group, "weight_names", list(arrays))
+    for name, array in arrays.items():
+        *folders, last = name.split("/")
+        place = group
+        for folder in folders:
+            place = place.require_group(folder)
+        write_checked(h5py, place, last, portable(array))
+
+
+def _write_names(group: Any, attribute: str, names: Sequence[str]) -> None:
+    """Write a list of names, into several attributes where it is long."""
+    whole = np.array([name.encode() for name in names], "S") if names else np.zeros(0, "S1")
+    count = -(-whole.nbytes // _LARGEST_ATTRIBUTE) or 1
+    for number, part in enumerate(np.array_split(whole, count)):
+        group.attrs[f"{attribute}{number}" if count > 1 else attribute] = part
+
+
+def load(
+    source: BinaryIO,
+    where: str,
+    model: Any,
+    *,
+    with_optimizer: bool = False,
+    skip_mismatch: bool = False,
+    by_name: bool = False,
+) -> Loaded:
+    """Read weights, and the optimizer's state.
 
     Args:
         source: the open file.
         where: for messages.
         model: whose they are to be.
+        with_optimizer: whether the optimizer, which must be built, takes its state from the file.
         skip_mismatch: leave layers that do not fit as they are.
+        by_name: layers go by their names, and those that only the model or only the file has are passed over.
 
     Raises:
         ConfigError: h5py is not installed.
@@ -46,33 +137,91 @@ def load(source: BinaryIO, where: str, model: Any, *, skip_mismatch: bool = Fals
         if not names:
             raise DataError(f"{where}: not Keras 2's weights: no attribute 'layer_names'")
         groups = [(name, inside(h5py, root, name, where)) for name in names]
-        listed = [(name, group) for name, group in groups if _attribute(group, "weight_names", where)]
-        layers: list[Layer] = [one for one in model.layers if one.weights]
-        if len(listed) != len(layers):
-            raise DataError(f"{where}: {len(listed)} layers with weights, the model {model.name!r} has {len(layers)}")
+        layers: list[Layer] = model.layers
+        name_layers(layers)
+        if by_name:
+            named = {layer.name: layer for layer in layers}
+            pairs = [(name, group, named[name]) for name, group in groups if name in named]
+        else:
+            listed = [(name, group) for name, group in groups if _attribute(group, "weight_names", where)]
+            layers = [layer for layer in layers if layer.weights]
+            if len(listed) != len(layers):
+                raise DataError(
+                    f"{where}: {len(listed)} layers with weights, the model {model.name!r} has {len(layers)}"
+                )
+            pairs = [(name, group, layer) for (name, group), layer in zip(listed, layers, strict=True)]
         paths = {id(one): path for path, one in model._weights_by_path().items()}
         stored: dict[str, Stored] = {}
-        for (name, group), layer in zip(listed, layers, strict=True):
+        named_ids = {id(weight) for _, _, layer in pairs for weight in layer.weights}
+        for name, group, layer in pairs:
             stored |= _of_layer(h5py, group, name, layer.trainable_weights + layer.non_trainable_weights, paths)
         if _OWN in root:
             own = inside(h5py, root, _OWN, where)
             stored |= _of_layer(h5py, own, _OWN, model._own, paths)
-        loaded = Loaded(*fill(where, model._weights_by_path(), stored, skip_mismatch=skip_mismatch))
+            named_ids |= {id(weight) for weight in model._own}
+        weights = {path: one for path, one in model._weights_by_path().items() if not by_name or id(one) in named_ids}
+        loaded = Loaded(*fill(where, weights, stored, skip_mismatch=skip_mismatch))
         if loaded.warnings:
             loaded.warnings = [f"{where}: skipped what does not fit the model: {joined(loaded.warnings)}"]
+        if with_optimizer and _OPTIMIZER in file and model.compiled:
+            variables = model.optimizer._variables_for(model.trainable_weights)
+            of_file = _arrays(h5py, inside(h5py, file, _OPTIMIZER, where), _OPTIMIZER)
+            values, reason = optimizer_variables.read(where, model.optimizer, variables, of_file)
+            loaded.values |= values
+            loaded.warnings += [reason] if reason else []
         return loaded
+
+
+def read(path: Path) -> ModelFile:
+    """Read the file of a whole model.
+
+    Raises:
+        ConfigError: h5py is not installed.
+        DataError: missing or damaged, or it has weights alone.
+    """
+    h5py = h5py_module()
+    where = str(path)
+    with opened(path, MAGIC, "a model of Keras' (HDF5)") as file:
+        content = file.read()
+    with reading(where), h5py.File(io.BytesIO(content), "r") as opened_file:
+        config = _json(opened_file, "model_config", where)
+        if config is None:
+            raise DataError(
+                f"{where}: No model config found in the file: it has weights alone; make the model and call "
+                "load_weights"
+            )
+        training = _json(opened_file, "training_config", where)
+        config["compile_config"] = None if training is None else keras_2_config.compile_config(training)
+        about = _json(opened_file, _ABOUT, where) or {}
+        seed = about.get("seed")
+        return ModelFile(config, check_seed(seed) if type(seed) is int else None, io.BytesIO(content), load=load)
+
+
+def _json(file: Any, name: str, where: str) -> dict[str, Any] | None:
+    """Return what an attribute says in JSON."""
+    found = file.attrs.get(name)
+    if found is None:
+        return None
+    return parse_json(f"{where}:{name}", found if isinstance(found, bytes) else str(found).encode())
+
+
+def _arrays(h5py: ModuleType, group: Any, name: str) -> list[Stored]:
+    """Return the arrays of a group in the order of its attribute "weight_names"."""
+    found = []
+    for array in _attribute(group, "weight_names", name):
+        *folders, last = array.split("/")
+        place = group
+        for folder in folders:
+            place = inside(h5py, place, folder, name)
+        found.append(stored_array(h5py, place, last, f"{name}/{array}"))
+    return found
 
 
 def _of_layer(
     h5py: ModuleType, group: Any, name: str, weights: Sequence[Variable], paths: dict[int, str]
 ) -> Iterator[tuple[str, Stored]]:
     """Yield the arrays of a layer by the paths of its weights, which they follow in order."""
-    for number, array in enumerate(_attribute(group, "weight_names", name)):
-        *folders, last = array.split("/")
-        place = group
-        for folder in folders:
-            place = inside(h5py, place, folder, name)
-        found = stored_array(h5py, place, last, f"{name}/{array}")
+    for number, found in enumerate(_arrays(h5py, group, name)):
         if number >= len(weights):
             yield found.where, found
             continue

@@ -3,7 +3,7 @@
 An object is {"module": "keras.layers", "class_name": "Dense", "config": {...}, "registered_name": null}; its config has
 the constructor's arguments. What is written comes from `get_config()`; what is read goes to the constructor of the
 class that the registry has under that name. So a new layer, optimizer, loss or metric needs no line here, a new kind of
-object (`_kinds`) one. The user's own classes are written by their names and found by `custom_objects`.
+object (`kinds`) one. The user's own classes are written by their names and found by `custom_objects`.
 
 An argument that the constructor does not know is passed over only where it says what dptrain does anyway (None,
 False, or `_SAME_AS_HERE`); anything else is refused by name.
@@ -14,7 +14,9 @@ Source: keras/src/saving/serialization_lib.py, Keras 3.15.
 import functools
 import inspect
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -26,7 +28,7 @@ from dptrain.layers.base import build_shape
 from dptrain.losses import LOSSES
 from dptrain.losses.base import LossFunctionWrapper
 from dptrain.metrics import METRICS
-from dptrain.mixed_precision import POLICIES, policy_name
+from dptrain.mixed_precision import POLICIES, dtype_policy, policy_name
 from dptrain.optimizers import CLASSES as OPTIMIZER_CLASSES
 from dptrain.optimizers import schedules
 from dptrain.program.tensor import Tensor, constant
@@ -60,9 +62,14 @@ _SAME_AS_HERE: dict[str, Any] = {
 }
 _MAX_DIMENSION = 2**31
 MAX_LAYERS = 10_000
+# Under which a description says which of a file's layers it is, where there are several of the same layer.
+_SHARED = "shared_object_id"
+# Ids of layers that have been written, by Python's; and layers that have been read, by id. None outside of a file.
+_written_ids: ContextVar[dict[int, int] | None] = ContextVar("written_ids", default=None)
+_read_layers: ContextVar[dict[int, Layer] | None] = ContextVar("read_layers", default=None)
 
 
-def _kinds() -> dict[str, Mapping[str, Any]]:
+def kinds() -> dict[str, Mapping[str, Any]]:
     """Return the classes that can be in a file, by Keras' module and the class's name."""
     tables: dict[str, Mapping[str, Any]] = {
         "keras.layers": LAYERS,
@@ -75,6 +82,49 @@ def _kinds() -> dict[str, Mapping[str, Any]]:
         "keras.constraints": constraints.CONSTRAINTS,
     }
     return {module: {cls.__name__: cls for cls in table.values()} for module, table in tables.items()}
+
+
+# Layers that stand in several places of a file, such as in two models in a model
+
+
+def with_shared_layers(describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return a description in which what describes the same layer has the same "shared_object_id", as Keras does.
+
+    Args:
+        describe: returns it, by `layer_config`.
+    """
+    token = _written_ids.set({})
+    try:
+        description = describe()
+    finally:
+        _written_ids.reset(token)
+    numbers = Counter(inner[_SHARED] for inner in _descriptions(description))
+    for inner in _descriptions(description):
+        if numbers[inner[_SHARED]] == 1:
+            del inner[_SHARED]
+    return description
+
+
+def _descriptions(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield the dictionaries in nested data that have an id."""
+    if isinstance(value, dict):
+        for inner in value.values():
+            yield from _descriptions(inner)
+        if _SHARED in value:
+            yield value
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _descriptions(inner)
+
+
+@contextmanager
+def sharing_layers() -> Iterator[None]:
+    """Let `read_layer` return the same layer for descriptions with the same "shared_object_id"."""
+    token = _read_layers.set({})
+    try:
+        yield
+    finally:
+        _read_layers.reset(token)
 
 
 # Writing
@@ -92,6 +142,14 @@ def policy(layer: Layer) -> dict[str, Any]:
 
 def layer_config(layer: Layer) -> dict[str, Any]:
     """Return a layer, or a model, with the shape that it was built for."""
+    description = _layer_description(layer)
+    ids = _written_ids.get()
+    if ids is not None:
+        description[_SHARED] = ids.setdefault(id(layer), len(ids))
+    return description
+
+
+def _layer_description(layer: Layer) -> dict[str, Any]:
     for name, (module, registered) in _MODULES.items():
         if type(layer) is MODELS[name]:
             found = described(module, name, plain(layer.get_config()), registered)
@@ -176,7 +234,7 @@ def serialize_keras_object(value: Any) -> Any:
         return layer_config(value)
     if hasattr(value, "get_config") and not isinstance(value, type):
         module, table = next(
-            ((module, table) for module, table in _kinds().items() if type(value) in table.values()), ("", {})
+            ((module, table) for module, table in kinds().items() if type(value) in table.values()), ("", {})
         )
         return to_dict(module, value, table.values())
     if isinstance(value, type) or not callable(value):
@@ -232,6 +290,10 @@ def _object(value: Any) -> Any:
         array = np.array(inner.get("value"), str(inner.get("dtype")))
         return array if kind == "__numpy__" else constant(array)
     found = _value(value, str(kind))
+    if isinstance(found, Layer) and not isinstance(found, InputLayer | MODELS["Functional"]):
+        name = _policy(value["config"].get("dtype"))  # which nobody else gives the layer: there is no model around it
+        if name in POLICIES and name != dtype_policy().name:
+            found._keep_dtype(name)
     if not isinstance(found, str) or kind != "function":
         return found
     return vars(losses).get(found, vars(metrics).get(found)) or activations.get(found)
@@ -244,6 +306,15 @@ def read_layer(description: Any) -> Layer:
         ConfigError: it is not described as Keras does, or has something that dptrain does not have.
     """
     class_name, config, cls = _open(description)
+    layers, key = _read_layers.get(), description.get(_SHARED)
+    if layers is None or type(key) is not int:
+        return _new_layer(class_name, config, cls)
+    if key not in layers:
+        layers[key] = _new_layer(class_name, config, cls)
+    return layers[key]
+
+
+def _new_layer(class_name: str, config: Config, cls: Any) -> Layer:
     name = config.get("name")
     if name is not None and (not isinstance(name, str) or not name or "/" in name):
         raise ConfigError(f"layer name {name!r}: expected a word without '/'")
@@ -394,7 +465,7 @@ def _named_or_built(module: str, given: Any) -> Any:
 
 
 def _build(module: str, kind: str, class_name: str, config: Config, label: str) -> Any:
-    classes = _kinds()[module]
+    classes = kinds()[module]
     if class_name not in classes:
         raise ConfigError(f"not supported: {kind} {label[:80]}{suggestion(class_name, classes)}")
     cls = classes[class_name]
@@ -410,7 +481,7 @@ def _build(module: str, kind: str, class_name: str, config: Config, label: str) 
     if isinstance(arguments.get("dtype"), Mapping):  # a policy
         arguments["dtype"] = _policy(arguments["dtype"])
     try:
-        return cls(**arguments)
+        return cls.from_config(arguments) if issubclass(cls, Layer) else cls(**arguments)
     except (TypeError, ArithmeticError) as error:
         raise ConfigError(f"{label}: {error}") from error
 
@@ -440,6 +511,8 @@ def _value(value: Any, label: str) -> Any:
     if value["class_name"] == "DTypePolicy":
         return value
     class_name, config, cls = _open(value)
+    if isinstance(cls, type) and issubclass(cls, Layer):
+        return read_layer(value)
     if cls is not None:
         return _custom(cls, config)
     module = str(value.get("module"))
@@ -447,7 +520,7 @@ def _value(value: Any, label: str) -> Any:
         module = "keras.optimizers"
     if module == "keras.layers" or class_name in MODELS:
         return read_layer(value)
-    if module not in _kinds():
+    if module not in kinds():
         raise ConfigError(f"not supported: {label} = {class_name}")
     return _build(module, module.removeprefix("keras.").removesuffix("s"), class_name, config, class_name)
 

@@ -4,7 +4,8 @@
     layers/<layer>/vars/0, 1, ...     a layer's weights in the order of `get_weights`, uncompressed
     layers/<model>/layers/<layer>/... of a model in a model
     <attribute>/vars/0, 1, ...        of a layer that is an attribute of a layer, or of a subclassed model and sorted
-                                      before "layers"; <attribute>/<layer> where the attribute is a list
+                                      before "layers"; <attribute>/<layer> where the attribute is a list or a
+                                      dictionary, <attribute>/container/<layer> of a list in it
     .../seed_generator/vars/0         [seed, draws] of a layer with random numbers; Keras may do without
     optimizer/vars/0, 1, ...          see optimizer_variables; only where the model is compiled
     optimizer/optimizers/<optimizer>/vars/...  once more, of those within a MultiOptimizer
@@ -12,14 +13,12 @@
 <layer> is the layer's class in snake case, the second of a class with "_1" behind it and so on, whatever the layer's
 own name is. A Sequential's input layer does not count. Metrics, which Keras writes as well, are passed over.
 
-Source: `H5IOStore`, `_walk_saveable` and `_save_container_state` in keras/src/saving/saving_lib.py, Keras 3.15.
+Source: `H5IOStore` in keras/src/saving/saving_lib.py, Keras 3.15; `saveables` says how paths are found.
 """
 
-import functools
 import io
 import math
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any, BinaryIO
 
@@ -29,20 +28,20 @@ from dptrain.errors import ConfigError, DataError
 from dptrain.layers import Layer
 from dptrain.metrics import Metric
 from dptrain.ops.random import SeedGenerator
-from dptrain.optimizers import MultiOptimizer, Optimizer
+from dptrain.optimizers import Optimizer
 from dptrain.program.tensor import Variable
 from dptrain.registry.names import snake_case
 from dptrain.saving import optimizer_variables
-from dptrain.saving.keras_config import MODELS
 from dptrain.saving.reading import MAX_NAMES, Array, Loaded, Stored, fill, joined, portable, reading
+from dptrain.saving.saveables import Saveable, Store, has_own_store, require_all, saveables
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 # Groups within groups that are looked into: HDF5 can put a group into itself.
 _DEEPEST = 64
+# What Keras 2.12 and 2.13 called "layers".
+_LAYERS_OF_2_13 = "_layer_checkpoint_dependencies"
 # Bytes of an array that are one piece of the file; HDF5 allows 4 GiB.
 _LARGEST_CHUNK = 1 << 30
-# What has variables of its own in a file.
-Owner = Layer | SeedGenerator | Optimizer | Metric
 
 
 def h5py_module() -> ModuleType:
@@ -59,66 +58,6 @@ def h5py_module() -> ModuleType:
     return module
 
 
-def owners(model: Any) -> dict[str, Owner]:
-    """Return what of a model has variables in a file, each once, by the path of its group; the model's is ""."""
-    found: dict[str, Owner] = {}
-    done: set[int] = set()
-
-    def visit(path: str, one: Any) -> None:
-        if id(one) in done:
-            return
-        done.add(id(one))
-        found[path] = one
-        for name, child in _children(one):
-            if isinstance(child, Owner):
-                visit(f"{path}/{name}" if path else name, child)
-            elif isinstance(child, list | tuple | dict):
-                inside = list(child.values() if isinstance(child, dict) else child)
-                for group, each in zip(group_names(inside), inside, strict=True):
-                    if isinstance(each, Owner):
-                        visit(f"{path}/{name}/{group}" if path else f"{name}/{group}", each)
-
-    visit("", model)
-    return found
-
-
-def _children(one: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a layer is made of as Keras walks it: attributes by name, a model's list of layers among them.
-
-    That of a Sequential and of a functional model comes first.
-    """
-    if isinstance(one, Layer):
-        own = {name: value for name, value in vars(one).items() if name not in _own_names()}
-        if isinstance(one, MODELS["Functional"]):
-            own["layers"] = one.layers
-            if one._stack:
-                yield "layers", one.layers
-        for name in sorted(own, key=lambda name: f"~{name}" if name.startswith("_") else name):
-            yield name, own[name]
-        compiled = vars(one).get("_compiled")
-        if compiled is not None:
-            yield "optimizer", compiled.optimizer
-    elif isinstance(one, MultiOptimizer):
-        yield "optimizers", one.optimizers  # of which each is written once more, as Keras looks there too
-
-
-@functools.cache
-def _own_names() -> frozenset[str]:
-    """Return the attributes that every model or layer has, which hold nothing of the user's."""
-    return frozenset(vars(MODELS["Sequential"]()))
-
-
-def group_names(owners: Sequence[Any]) -> list[str]:
-    """Return the names of the groups of layers that are in a list."""
-    seen: Counter[str] = Counter()
-    names = []
-    for one in owners:
-        kind = "functional" if type(one) is MODELS["Functional"] else snake_case(type(one).__name__)
-        names.append(f"{kind}_{seen[kind]}" if seen[kind] else kind)
-        seen[kind] += isinstance(one, Owner)
-    return names
-
-
 def encode(model: Any) -> bytes:
     """Return the content of a file.
 
@@ -129,25 +68,32 @@ def encode(model: Any) -> bytes:
     h5py = h5py_module()
     # The newest format has checksums of all that is not an array: names, shapes, dtypes, attributes.
     with h5py.File(content, "w", libver="latest") as file:
-        for path, owner in owners(model).items():
-            if isinstance(owner, Metric):
+        written: set[int] = set()
+        for path, saveable in saveables(model).items():
+            if isinstance(saveable, Metric):
                 continue
             place = file.create_group(f"{path}/vars")
-            if isinstance(owner, Optimizer):
-                place.attrs["name"] = snake_case(type(owner).__name__)
-                arrays = optimizer_variables.arrays(owner, _variables(model, path, owner), model._data_dtype)
-            elif isinstance(owner, SeedGenerator):
-                place.attrs["name"] = owner.count.name
-                arrays = [np.array([owner.seed % 2**32, int(owner.count) % 2**32], np.uint32)]
+            if isinstance(saveable, Optimizer):
+                place.attrs["name"] = snake_case(type(saveable).__name__)
+                arrays = optimizer_variables.arrays(saveable, variables_of(model, path, saveable), model._data_dtype)
+            elif isinstance(saveable, SeedGenerator):
+                place.attrs["name"] = saveable.count.name
+                arrays = [np.array([saveable.seed % 2**32, int(saveable.count) % 2**32], np.uint32)]
+                written.add(id(saveable.count))
             else:
-                place.attrs["name"] = owner._display_name
-                arrays = [one.numpy() for one in owner._own]
+                place.attrs["name"] = saveable._display_name
+                saveable.save_own_variables(store := Store(saveable))
+                written |= {id(variable) for variable in saveable._own}
+                for name, array in store.items():
+                    write_checked(h5py, place, name, array)
+                continue
             for number, array in enumerate(arrays):
-                _write_checked(h5py, place, str(number), portable(array))
+                write_checked(h5py, place, str(number), portable(array))
+    require_all(model.variables, written, f"the file of model {model._display_name!r}")
     return content.getvalue()
 
 
-def _write_checked(h5py: ModuleType, place: Any, name: str, array: Array) -> None:
+def write_checked(h5py: ModuleType, place: Any, name: str, array: Array) -> None:
     """Write an array with HDF5's own checksum (Fletcher 32), which every reader checks.
 
     The filter works on pieces of an array; a number alone has none, and goes beside its name, which has a checksum.
@@ -184,39 +130,48 @@ def load(
     """
     h5py = h5py_module()
     with reading(where), h5py.File(source, "r") as file:
-        if "layer_names" in file.attrs or (model._stack and "layers" not in file):
+        if "layer_names" in file.attrs or (model._stack and not {"layers", _LAYERS_OF_2_13} & set(file)):
             old = "; this is a file of Keras 2: let its name end in .h5 alone" if "layer_names" in file.attrs else ""
             raise DataError(f"{where}: not Keras 3's weights: no group 'layers'{old}")
-        known = owners(model)
-        found = dict(_walk(h5py, file, "", where, [MAX_NAMES]))
+        walked = _walk(h5py, file, "", where, [MAX_NAMES])
+        found = {path.replace(_LAYERS_OF_2_13, "layers"): arrays for path, arrays in walked}
+        known = saveables(model, found.__contains__)
         paths = {id(one): path for path, one in model._weights_by_path().items()}
         stored: dict[str, Stored] = {}
-        for path, listed in found.items():
+        stores: dict[Layer, dict[str, Array]] = {}
+        for path, arrays in found.items():
             owner = known.get(path)
+            if isinstance(owner, Layer) and has_own_store(owner):
+                stores[owner] = {name: one.read() for name, one in arrays.items()}
+                continue
+            listed = _in_order(arrays, f"{path}/vars")
             if not isinstance(owner, Layer | None) or (owner is None and _is_passed_over(path, listed)):
                 continue
             names = [paths[id(one)] for one in owner._own] if isinstance(owner, Layer) else []
             for number, one in enumerate(listed):
                 stored[names[number] if number < len(names) else one.where] = one
-        loaded = Loaded(*fill(where, model._weights_by_path(), stored, skip_mismatch=skip_mismatch))
+        elsewhere = {id(weight) for layer in stores for weight in layer._own}
+        weights = {path: one for path, one in model._weights_by_path().items() if id(one) not in elsewhere}
+        loaded = Loaded(*fill(where, weights, stored, skip_mismatch=skip_mismatch))
+        loaded.stores, loaded.skip_mismatch = stores, skip_mismatch
         if loaded.warnings:
             loaded.warnings = [f"{where}: skipped what does not fit the model: {joined(loaded.warnings)}"]
         iterations: Array | None = None
         for path, owner in known.items():
             if isinstance(owner, Optimizer) and with_optimizer and found.get(path) and not _is_within(path, known):
-                own = _variables(model, path, owner)
-                values, reason = optimizer_variables.read(where, owner, own, found[path])
+                arrays_of = _in_order(found[path], path)
+                values, reason = optimizer_variables.read(where, owner, variables_of(model, path, owner), arrays_of)
                 loaded.values |= values
                 loaded.warnings += [reason] if reason else []
                 iterations = values.get(owner.variables[0], iterations)
         for path, owner in known.items():
             if isinstance(owner, SeedGenerator):
-                drawn = _draws(where, found.get(path), iterations)
+                drawn = _draws(where, _in_order(found.get(path, {}), path), iterations)
                 loaded.values |= {} if drawn is None else {owner.count: drawn}
         return loaded
 
 
-def _variables(model: Any, path: str, optimizer: Optimizer) -> list[Variable]:
+def variables_of(model: Any, path: str, optimizer: Optimizer) -> list[Variable]:
     """Return an optimizer's variables in Keras' order; of the model's, those for what is trained now.
 
     Without those of pruning, which Keras does not have: the weights' zeros say where masks are 0.
@@ -236,7 +191,7 @@ def _is_passed_over(path: str, stored: list[Stored]) -> bool:
     return counts or parts[0] in ("optimizer", "metrics") or parts[-1] == "seed_generator"
 
 
-def _draws(where: str, stored: list[Stored] | None, iterations: Array | None) -> Array | None:
+def _draws(where: str, stored: list[Stored], iterations: Array | None) -> Array | None:
     """Return how many draws there have been; before dptrain wrote them there was one in every iteration."""
     if not stored:
         return iterations
@@ -247,11 +202,11 @@ def _draws(where: str, stored: list[Stored] | None, iterations: Array | None) ->
 
 def optimizers_of(model: Any) -> list[Optimizer]:
     """Return the optimizers that a file has the states of; without those that are within another one."""
-    known = owners(model)
+    known = saveables(model)
     return [one for path, one in known.items() if isinstance(one, Optimizer) and not _is_within(path, known)]
 
 
-def _is_within(path: str, known: Mapping[str, Owner]) -> bool:
+def _is_within(path: str, known: Mapping[str, Saveable]) -> bool:
     """Whether this is the group of an optimizer within another one, which has its variables too."""
     return isinstance(known.get(path.rpartition("/optimizers/")[0]), Optimizer)
 
@@ -266,8 +221,8 @@ def stored_variables(model: Any) -> list[Variable]:
 
 def _walk(
     h5py: ModuleType, group: Any, path: str, where: str, left: list[int], depth: int = 0
-) -> Iterator[tuple[str, list[Stored]]]:
-    """Yield the arrays 0, 1, ... of every group that has a group "vars", by its path."""
+) -> Iterator[tuple[str, dict[str, Stored]]]:
+    """Yield the arrays of every group that has a group "vars", by its path."""
     left[0] -= len(group)
     if left[0] < 0 or depth > _DEEPEST:
         raise DataError(f"{where}: more than {MAX_NAMES} names, or more than {_DEEPEST} groups in each other")
@@ -293,14 +248,19 @@ def inside(h5py: ModuleType, parent: Any, name: str, where: str) -> Any:
     return parent[name]
 
 
-def _stored_vars(h5py: ModuleType, place: Any, where: str) -> list[Stored]:
-    """Return the arrays 0, 1, ... of a group."""
+def _stored_vars(h5py: ModuleType, place: Any, where: str) -> dict[str, Stored]:
+    """Return the arrays of a group."""
     if len(place) > MAX_NAMES:
         raise DataError(f"{where}: a group of {len(place)} names, at most {MAX_NAMES} are read")
-    expected = [str(number) for number in range(len(place))]
-    if sorted(place) != sorted(expected):
-        raise DataError(f"{where}: expected arrays 0 to {len(place) - 1}, found {', '.join(sorted(place)[:10])}")
-    return [stored_array(h5py, place, name, f"{where}/{name}") for name in expected]
+    return {name: stored_array(h5py, place, name, f"{where}/{name}") for name in place}
+
+
+def _in_order(arrays: Mapping[str, Stored], where: str) -> list[Stored]:
+    """Return the arrays 0, 1, ... of a group."""
+    expected = [str(number) for number in range(len(arrays))]
+    if sorted(arrays) != sorted(expected):
+        raise DataError(f"{where}: expected arrays 0 to {len(arrays) - 1}, found {', '.join(sorted(arrays)[:10])}")
+    return [arrays[name] for name in expected]
 
 
 def stored_array(h5py: ModuleType, place: Any, name: str, where: str) -> Stored:

@@ -4,6 +4,7 @@
                         format (1), version, seed. Keras' date_saved, which nothing reads, is left out
     config.json         see keras_config: layers, input shape, optimizer, loss, metrics
     model.weights.h5    see keras_h5: weights and the optimizer's state
+    assets/<path>/...   see assets: files of layers with a `save_assets`
     preprocessing.json  of a model that remembers its raw data: `Preprocessing.to_dict`; Keras passes it over
 
 The same model gives the same bytes: the archive has no dates.
@@ -14,21 +15,22 @@ Source: `_save_model_to_fileobj` in keras/src/saving/saving_lib.py, Keras 3.15.
 import io
 import json
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from dptrain.errors import ConfigError, DataError, DptrainError
 from dptrain.runtime.text import one_line
-from dptrain.saving import keras_config, keras_h5
-from dptrain.saving.reading import guess, opened, parse_json, reading, size_of
+from dptrain.saving import assets, keras_config, keras_h5
+from dptrain.saving.reading import Loaded, guess, opened, parse_json, reading, size_of
 from dptrain.utils import check_seed
 from dptrain.version import __version__
 
 _KIND = "a .keras file (a zip archive)"
 MAGIC = b"PK\x03\x04"
 _FORMAT = 1
-_KERAS = "3.15.1"
+KERAS = "3.15.1"
 _CONFIG, _METADATA, _WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
 _PREPROCESSING = "preprocessing.json"
 _MAX_JSON = 16 << 20
@@ -46,12 +48,16 @@ class ModelFile:
         seed: the model's; None in a file of Keras' own.
         weights: the content of model.weights.h5.
         preprocessing: of preprocessing.json, not checked yet; None where there is none.
+        assets: the content of files of layers, by their names in the archive.
+        load: reads `weights`.
     """
 
     config: dict[str, Any]
     seed: int | None
     weights: io.BytesIO
     preprocessing: dict[str, Any] | None = None
+    assets: dict[str, bytes] = field(default_factory=dict)
+    load: Callable[..., Loaded] = keras_h5.load
 
 
 def model_config(model: Any) -> dict[str, Any]:
@@ -60,7 +66,7 @@ def model_config(model: Any) -> dict[str, Any]:
     Raises:
         ConfigError: it has something that a file cannot hold.
     """
-    result = keras_config.layer_config(model)
+    result = keras_config.with_shared_layers(lambda: keras_config.layer_config(model))
     result.pop("build_config", None)
     if model._build_shape is not None:
         result["build_config"] = {"input_shape": model._build_shape}
@@ -86,13 +92,17 @@ def encode(model: Any) -> bytes:
     keras_h5.h5py_module()
     raw = None if model._preprocessing is None else model._preprocessing.to_dict()
     try:
-        return archived(model_config(model), model._model_seed, keras_h5.encode(model), raw)
+        return archived(model_config(model), model._model_seed, keras_h5.encode(model), raw, assets.written(model))
     except TypeError as error:
         raise ConfigError(f"model {model.name!r} has a configuration that JSON cannot hold: {error}") from error
 
 
 def archived(
-    config: dict[str, Any], seed: int | None, weights: bytes, preprocessing: dict[str, Any] | None = None
+    config: dict[str, Any],
+    seed: int | None,
+    weights: bytes,
+    preprocessing: dict[str, Any] | None = None,
+    files: Mapping[str, bytes] | None = None,
 ) -> bytes:
     """Return the content of a file.
 
@@ -101,12 +111,14 @@ def archived(
         seed: the model's.
         weights: the content of model.weights.h5.
         preprocessing: of preprocessing.json; None for none.
+        files: of layers, by their names in the archive.
     """
-    metadata = {"keras_version": _KERAS, "dptrain": {"format": _FORMAT, "version": __version__, "seed": seed}}
+    metadata = {"keras_version": KERAS, "dptrain": {"format": _FORMAT, "version": __version__, "seed": seed}}
     members: list[tuple[str, str | bytes]] = [(_METADATA, json.dumps(metadata)), (_CONFIG, json.dumps(config))]
     members.append((_WEIGHTS, weights))
     if preprocessing is not None:
         members.append((_PREPROCESSING, json.dumps(preprocessing)))
+    members += (files or {}).items()
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         for name, data in members:
@@ -152,7 +164,12 @@ def parse(where: str, file: BinaryIO, size: int) -> ModelFile:
         if _PREPROCESSING in members:
             content = member(where, archive, members, _PREPROCESSING, size, _MAX_JSON)
             raw = parse_json(f"{where}:{_PREPROCESSING}", content)
-        return ModelFile(config, _seed(where, metadata), _hdf5(where, archive, members, size), raw)
+        files = {}
+        for name in members:
+            if name.startswith(assets.FOLDER) and not name.endswith("/"):
+                assets.check_name(where, name)
+                files[name] = member(where, archive, members, name, size, None)
+        return ModelFile(config, _seed(where, metadata), _hdf5(where, archive, members, size), raw, files)
 
 
 def open_weights(path: Path) -> io.BytesIO:

@@ -114,6 +114,6 @@ def _iterations(where: str, stored: Array) -> Array:
 def _rate(where: str, configured: float, stored: Array) -> float:
     """Return the stored learning rate; where it is the configured one rounded to the variable's dtype, that one."""
     rate = float(stored)
-    if not 0 < rate < np.inf:
-        raise DataError(f"{where}: the optimizer's learning rate is {rate:g}, expected a number above 0")
+    if not 0 <= rate < np.inf:
+        raise DataError(f"{where}: the optimizer's learning rate is {rate:g}, expected a number from 0")
     return configured if stored.dtype.type(configured) == stored else rate

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from dptrain.comm import Communicator
 from dptrain.errors import ConfigError, DataError
+from dptrain.layers import Layer
 from dptrain.program.tensor import BFLOAT16, Variable
 from dptrain.runtime.files import open_regular
 from dptrain.runtime.text import one_line
@@ -52,32 +53,61 @@ class Loaded:
     Attributes:
         values: new ones of variables.
         warnings: what was left out, one line each.
+        stores: arrays by name of layers that load them by a `load_own_variables` of the user's.
+        skip_mismatch: whether an error there is a warning.
     """
 
     values: dict[Variable, Array] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    stores: dict[Layer, dict[str, Array]] = field(default_factory=dict)
+    skip_mismatch: bool = False
 
     def assign(self) -> None:
         """Give the variables their values."""
         for variable, value in self.values.items():
             variable.assign(value)
+        for layer, store in self.stores.items():
+            try:
+                layer.load_own_variables(store)
+            except Exception as error:
+                if not self.skip_mismatch:
+                    raise
+                self.warnings.append(f"skipped layer {layer._display_name!r}: {one_line(error)}")
 
 
-def share(comm: Communicator, loaded: Loaded | None, variables: Sequence[Variable]) -> Loaded:
+def share(
+    comm: Communicator, loaded: Loaded | None, variables: Sequence[Variable], layers: Sequence[Layer] = ()
+) -> Loaded:
     """Return rank 0's `loaded` on every rank. Collective.
 
     Args:
         comm: the ranks.
         loaded: on rank 0; None elsewhere.
         variables: all that it may be about, in the same order on all ranks.
+        layers: likewise, those with stores.
     """
     fact = None
     if loaded is not None:
         if comm.size == 1:
             return loaded
-        fact = [[n for n, one in enumerate(variables) if one in loaded.values], loaded.warnings]
-    numbers, warnings = comm.broadcast_fact(fact)
-    result = Loaded({}, warnings)
+        stores = [
+            [number, {name: [array.dtype.str, array.shape] for name, array in loaded.stores[layer].items()}]
+            for number, layer in enumerate(layers)
+            if layer in loaded.stores
+        ]
+        fact = [
+            [n for n, one in enumerate(variables) if one in loaded.values],
+            loaded.warnings,
+            stores,
+            loaded.skip_mismatch,
+        ]
+    numbers, warnings, stores, skip_mismatch = comm.broadcast_fact(fact)
+    result = Loaded({}, warnings, {}, skip_mismatch)
+    for number, arrays in stores:
+        result.stores[layers[number]] = store = {}
+        for name, (dtype, shape) in arrays.items():
+            store[name] = np.empty(shape, dtype) if loaded is None else loaded.stores[layers[number]][name].copy()
+            comm.broadcast(store[name].reshape(-1).view(np.uint8))
     for one in (variables[n] for n in numbers):
         own = np.empty(one.shape, one.dtype) if loaded is None else loaded.values[one]
         result.values[one] = np.array(own, one.dtype, order="C")

@@ -6,7 +6,6 @@ The format is safetensors; as metadata a JSON object of the caller's, and a chec
 import hashlib
 import json
 import os
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 
@@ -15,6 +14,7 @@ import safetensors.numpy
 
 from dptrain.errors import DataError
 from dptrain.program.tensor import BFLOAT16, Variable
+from dptrain.registry.names import numbered
 from dptrain.registry.serialization import plain
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -89,13 +89,8 @@ def unpack(content: bytes, where: str, kind: str, advice: str) -> tuple[dict[str
 
 def variables(model: Any) -> dict[str, Variable]:
     """Return all that a training of a model changes: weights, random numbers, optimizers, metrics; by unique paths."""
-    taken: Counter[str] = Counter()
-    found = {}
-    for one in model._variables_on_device():
-        number = taken[one.path]
-        taken[one.path] += 1
-        found[f"{one.path}_{number}" if number else one.path] = one
-    return found
+    taken: dict[str, int] = {}
+    return {numbered(variable.path, taken): variable for variable in model._variables_on_device()}
 
 
 def apart(state: Any, prefix: str, arrays: Arrays) -> Any:

@@ -53,7 +53,9 @@ def weights_encoder(path: Path) -> Callable[[Any], bytes]:
     raise ConfigError(f"The filename must end in `.weights.h5` or `.safetensors`. Received: filepath={path}")
 
 
-def read_weights(path: Path, model: Any, *, with_optimizer: bool, skip_mismatch: bool) -> Loaded:
+def read_weights(
+    path: Path, model: Any, *, with_optimizer: bool, skip_mismatch: bool, by_name: bool | None = None
+) -> Loaded:
     """Read weights for a model.
 
     Args:
@@ -61,14 +63,18 @@ def read_weights(path: Path, model: Any, *, with_optimizer: bool, skip_mismatch:
         model: whose they are to be.
         with_optimizer: whether the optimizer's state is wanted, where the file has it.
         skip_mismatch: leave layers that do not fit as they are.
+        by_name: of Keras 2's files: whether layers go by their names.
 
     Raises:
-        ConfigError: another ending, or h5py is not installed.
+        ConfigError: another ending, or h5py is not installed; or `by_name` of a file of another kind.
         DataError: the file is missing or damaged, or names or shapes differ: lists every difference.
     """
+    of_keras_2 = path.name.endswith((".h5", ".hdf5")) and not path.name.endswith(".weights.h5")
+    if by_name is not None and not of_keras_2:
+        raise ConfigError(f"`by_name` only supports loading legacy '.h5' or '.hdf5' files. Received: {path}")
     if path.name.endswith(".safetensors"):
         return safetensors_file.load(path, model._weights_by_path(), skip_mismatch=skip_mismatch)
-    zipped, of_keras_3 = path.name.endswith(".keras"), path.name.endswith(".weights.h5")
+    zipped = path.name.endswith(".keras")
     if not zipped and not path.name.endswith((".h5", ".hdf5")):
         raise ConfigError(
             f"The filename must end in `.weights.h5`, `.h5`, `.safetensors` or `.keras`. Received: filepath={path}"
@@ -78,8 +84,8 @@ def read_weights(path: Path, model: Any, *, with_optimizer: bool, skip_mismatch:
     if zipped:
         return keras_h5.load(keras_zip.open_weights(path), str(path), model, **options)
     with opened(path, keras_h5.MAGIC, "Keras' weights (HDF5)") as file:
-        if not of_keras_3:
-            return keras_2_h5.load(file, str(path), model, skip_mismatch=skip_mismatch)
+        if of_keras_2:
+            return keras_2_h5.load(file, str(path), model, skip_mismatch=skip_mismatch, by_name=bool(by_name))
         return keras_h5.load(file, str(path), model, **options)
 
 

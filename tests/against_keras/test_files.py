@@ -310,18 +310,31 @@ def test_the_configuration_of_a_functional_model_is_keras_own(keras, theirs):
 
 
 def subclassed(module):
-    """Layers as attributes before and behind "layers" in the alphabet, hidden and in a list, in Keras or dptrain."""
+    """Layers before and behind "layers" in the alphabet, hidden and in nested containers, in Keras or dptrain."""
     layers = module.layers
+
+    class Blocks(layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = [[layers.Dense(3), layers.Dense(4)], {"b": (layers.Dense(3),), "a": [[layers.Dense(3)]]}]
+
+        def call(self, inputs):
+            (first, second), others = self.blocks
+            return others["a"][0][0](others["b"][0](second(first(inputs))))
 
     class Tower(module.Model):
         def __init__(self) -> None:
             super().__init__()
             self.zed, self._hidden, self.first = layers.Dense(2), layers.Dense(3), layers.Dense(4)
             self.many = [layers.Dense(3), layers.Dropout(0.5), layers.Dense(3)]
+            self.nested = ([Blocks()], {"b": [layers.Dense(4), layers.Dense(3)], "a": ({"c": layers.Dense(3)},)})
 
         def call(self, inputs, training=False):
             outputs = self._hidden(self.first(inputs))
             for layer in self.many:
+                outputs = layer(outputs)
+            (blocks,), others = self.nested
+            for layer in (blocks, *others["b"], others["a"][0]["c"]):
                 outputs = layer(outputs)
             return self.zed(outputs)
 
@@ -344,6 +357,19 @@ def test_the_layout_of_a_subclassed_model_is_keras_own(keras, tmp_path):
     x = RNG.random((5, 4)).astype("float32")
     np.testing.assert_allclose(ours(x).numpy(), keras.ops.convert_to_numpy(theirs(x)), rtol=1e-5)
     theirs.load_weights(tmp_path / "ours.weights.h5")
+
+
+def test_a_layer_in_two_models_of_a_model_is_one_in_keras_too(keras, tmp_path):
+    inputs, outer = dp.Input((3,)), dp.Input((3,))
+    hidden = dp.layers.Dense(4, name="hidden")(inputs)
+    base = dp.Model(inputs, dp.layers.Dense(2)(hidden), name="base")
+    ours = dp.Model(outer, [base(outer), dp.Model(base.input, hidden, name="extractor")(outer)])
+    ours.save(tmp_path / "m.keras")
+    theirs = keras.models.load_model(tmp_path / "m.keras")
+    assert len(theirs.weights) == len(ours.weights) == 4
+    x = RNG.random((5, 3)).astype("float32")
+    for one, other in zip(ours.predict(x, verbose=0), theirs.predict(x, verbose=0), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
 def test_what_dptrain_does_not_have_is_named(keras, tmp_path):

@@ -130,6 +130,24 @@ def test_adapting():
     np.testing.assert_allclose(again(weighted)(["a", "a"]), [0, 2 * expected[0], 0, 0], rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [["a", "b"], ["c"]],
+        [[["a"], ["b"]], [["c"], ["c"]]],
+        [np.array(["a", "b"]), np.array(["c"])],
+        [("a", "b"), ("c",)],
+        [(np.array(["a", "b"]), np.zeros(2)), (np.array(["c"]), np.zeros(1))],
+        [(["a", "b"], [0, 1]), (["c"], [1])],
+    ],
+)
+def test_batches_of_a_generator(batches):
+    layer, generator = layers.StringLookup(), iter([*batches, np.array(["z"])])
+    layer.adapt(generator, steps=2)
+    assert {*layer.get_vocabulary()} == {"[UNK]", "a", "b", "c"}
+    assert next(generator) == ["z"]  # no batch is taken that is not looked at
+
+
 NUMBERS = np.array([[12, 1138, 42], [42, 1000, 36]])
 
 

@@ -22,6 +22,29 @@ def test_batches_give_the_moments_of_their_rows_together():
     np.testing.assert_allclose(layer.adapt_variance.numpy(), [8 / 3, 200])
 
 
+def test_mean_and_variance_are_what_is_computed_with():
+    layer = layers.Normalization()
+    assert layer.mean is layer.variance is None
+    layer.adapt(X)
+    np.testing.assert_allclose(layer.mean, [[3, 20]])
+    np.testing.assert_allclose(layer.variance, [[8 / 3, 200]])
+    assert layer.get_config()["mean"] is None
+    layer = layers.Normalization(mean=3.0, variance=4.0)
+    layer.build((None, 2))
+    np.testing.assert_array_equal(layer.mean, [[3, 3]])
+    assert (layer.get_config()["mean"], layer.input_variance) == (3.0, 4.0)
+    half = layers.Normalization(dtype="mixed_float16")
+    half.adapt(X)
+    assert half.mean.dtype == np.float16
+
+
+@pytest.mark.parametrize("data", [X.tolist(), [X], iter([X[:1].tolist(), X[1:].tolist()]), iter([(X, X[:, 0])])])
+def test_lists_of_numbers_are_one_array_and_other_iterables_batches(data):
+    layer = layers.Normalization()
+    layer.adapt(data)
+    np.testing.assert_allclose(layer.adapt_mean.numpy(), [3, 20])
+
+
 def test_one_pair_for_all_elements_without_an_axis():
     layer = layers.Normalization(axis=None)
     layer.adapt(X)

@@ -114,6 +114,36 @@ def test_objects_come_back(one):
         assert again == described == one
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float64", "mixed_bfloat16"])
+def test_policies_come_back(dtype):
+    layer = L.Dense(3, dtype=dtype)
+    described = json.loads(json.dumps(keras.saving.serialize_keras_object(layer)))
+    of_keras = {**layer.get_config(), "dtype": described["config"]["dtype"]}
+    for again in (keras.saving.deserialize_keras_object(described), L.Dense.from_config(of_keras)):
+        again.build((None, 2))
+        assert again.dtype_policy.name == dtype
+        assert again.kernel.dtype == layer.dtype
+    described = keras.saving.serialize_keras_object(Around(layer))
+    inner = keras.saving.deserialize_keras_object(described, {"Around": Around})
+    assert inner.inner.dtype_policy.name == dtype
+
+
+def test_layers_that_have_adapted_come_back(tmp_path):
+    pytest.importorskip("h5py")
+    layer = L.Discretization(num_bins=4)
+    layer.adapt(np.arange(100.0))
+    one = keras.Sequential([keras.Input((1,)), layer])
+    one.save(tmp_path / "m.keras")
+    values = np.array([[3.0], [30.0], [60.0], [99.0]])
+    for again in (
+        keras.saving.load_model(tmp_path / "m.keras").layers[0],
+        keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer)),
+        L.deserialize(L.serialize(layer)),
+    ):
+        assert (again.num_bins, again.bin_boundaries) == (4, layer.bin_boundaries)
+        np.testing.assert_array_equal(again(values), [[0], [1], [2], [3]])
+
+
 def test_functions_arrays_and_slices_come_back():
     for one in (keras.activations.relu, keras.activations.sigmoid, keras.losses.mean_squared_error, doubled):
         assert keras.utils.deserialize_keras_object(keras.utils.serialize_keras_object(one)) is one

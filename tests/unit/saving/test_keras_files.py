@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import dptrain as dp
 from dptrain.errors import ConfigError, DataError
 from dptrain.registry.names import snake_case
-from dptrain.saving import keras_h5, keras_zip
+from dptrain.saving import keras_zip, saveables
 from tests.sample import examples, sample
 from tests.unit.saving.test_saving import CPU, INPUT, RNG, X, Y, data_error, dense, small
 
@@ -117,7 +117,7 @@ def test_layers_are_numbered_by_class_whatever_their_names(tmp_path):
         dp.layers.Activation("relu"),
         dp.layers.Dense(2, name="x"),
     ]
-    assert keras_h5.group_names(stack) == ["dense", "activation", "dense_1"]
+    assert saveables.group_names(stack) == ["dense", "activation", "dense_1"]
     names = ("BatchNormalization", "ReLU", "LeakyReLU", "Dense", "RMSprop", "AdamW", "InputLayer")
     expected = ["batch_normalization", "re_lu", "leaky_re_lu", "dense", "rm_sprop", "adam_w", "input_layer"]
     assert [snake_case(name) for name in names] == expected
@@ -212,6 +212,17 @@ def test_load_weights_takes_the_optimizer_where_it_is_in_use(tmp_path):
     with pytest.warns(UserWarning, match="'sgd', because it has 2 variables whereas the saved optimizer has 10"):
         used.load_weights(path)
     np.testing.assert_array_equal(used.predict(X), one.predict(X))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
+def test_a_learning_rate_of_zero(tmp_path, dtype):
+    model = small(dtype=dtype)
+    model.optimizer.learning_rate = 0.0
+    model.save(tmp_path / "m.keras")
+    assert float(dp.models.load_model(tmp_path / "m.keras", **CPU).optimizer.learning_rate) == 0.0
+    model.optimizer.learning_rate = 0.5
+    model.load_weights(tmp_path / "m.keras")
+    assert float(model.optimizer.learning_rate) == 0.5  # not in use: its state is not taken
 
 
 def test_the_functions_of_saving(tmp_path):

@@ -236,9 +236,9 @@ def test_endings():
         with pytest.raises(ConfigError, match=r"must end in `\.weights\.h5`"):
             call(name)
     with pytest.raises(ConfigError, match=r"must end in `\.keras`"):
-        model.save("model.h5")
+        model.save("model.h4")
     with pytest.raises(ConfigError, match=r"expected a `\.keras` extension"):
-        dp.models.load_model("model.h5")
+        dp.models.load_model("model.h4")
     with pytest.raises(ConfigError, match="safe_mode"):
         dp.models.load_model("model.keras", safe_mode=False)
     with pytest.raises(ConfigError, match="needs input_shape"):
@@ -456,13 +456,14 @@ def test_variables_alternate_by_parameter():
         np.testing.assert_array_equal(one, known.numpy())
     with pytest.raises(DataError, match="iterations are -1"):
         optimizer_variables.read("file", other, other.variables, stored([np.array(-1), *arrays[1:]]))
-    with pytest.raises(DataError, match="learning rate is nan"):
-        optimizer_variables.read("file", other, other.variables, stored([arrays[0], np.array(np.nan), *arrays[2:]]))
+    for wrong in (np.nan, -1.0):
+        with pytest.raises(DataError, match=f"learning rate is {wrong:g}, expected a number from 0"):
+            optimizer_variables.read("file", other, other.variables, stored([arrays[0], np.array(wrong), *arrays[2:]]))
 
 
 def test_a_learning_rate_survives_rounding_unless_it_was_changed():
     optimizer = dp.optimizers.SGD(0.1)
-    for number, expected in ((np.float32(0.1), 0.1), (np.float32(0.25), 0.25)):
+    for number, expected in ((np.float32(0.1), 0.1), (np.float32(0.25), 0.25), (np.float32(0), 0)):
         values, _ = optimizer_variables.read(
             "file", optimizer, optimizer.variables, stored([np.array(3), np.array(number)])
         )

@@ -1,0 +1,106 @@
+"""What a layer of a user's class was constructed with, which is its configuration where the class has no `get_config`.
+
+Source: `Operation.__new__` in keras/src/ops/operation.py, Keras 3.15, which keeps arguments of JSON's types. Here
+layers may be arguments as well, and those of dptrain's classes may be handed on by `*args` and `**kwargs`.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+_HANDED_ON = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class Given:
+    """Arguments of a constructor, in an object of their own, in which nobody looks for layers.
+
+    Attributes:
+        arguments: of the user's classes, by name, with defaults.
+        handed_on: names of further ones, that the class of dptrain's got which the user's is one of.
+    """
+
+    def __init__(self, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self.arguments: dict[str, Any] = {}
+        self.handed_on: list[str] = []
+        self._attributes: dict[str, Any] = {}
+        for base in cls.__mro__:
+            if "__init__" not in vars(base):
+                continue
+            if vars(base).get("_is_base"):  # whose arguments files have elsewhere
+                return
+            signature = _signature(vars(base)["__init__"])
+            try:
+                bound = signature.bind_partial(None, *args, **kwargs)
+            except TypeError:  # the constructor says what is wrong with them
+                return
+            if not is_own(base):
+                bound.apply_defaults()
+            args, kwargs = (), {}
+            for name, parameter in list(signature.parameters.items())[1:]:
+                if parameter.kind == parameter.VAR_POSITIONAL:
+                    args = bound.arguments.get(name, ())
+                elif parameter.kind == parameter.VAR_KEYWORD:
+                    kwargs = bound.arguments.get(name, {})
+                elif name in bound.arguments and is_own(base):
+                    self.handed_on.append(name)
+                elif name in bound.arguments:
+                    self.arguments.setdefault(name, _copied(bound.arguments[name]))
+            if not args and not kwargs:
+                return
+
+    def remember(self, layer: Any) -> None:
+        """Remember what has become of the arguments: attributes of their names."""
+        names = [name for name in self.arguments if name in vars(layer) and is_plain(vars(layer)[name])]
+        self._attributes = {name: _copied(vars(layer)[name]) for name in names}
+
+    def was_changed(self, layer: Any, name: str) -> bool:
+        """Whether the attribute of an argument's name is another one by now."""
+        now = vars(layer).get(name)
+        return name in self._attributes and not (is_plain(now) and now == self._attributes[name])
+
+
+def remembering(constructor: Callable[..., None]) -> Callable[..., None]:
+    """Return a constructor of a user's class that keeps in `_constructed_with` what it is given."""
+
+    @functools.wraps(constructor)
+    def remembers(self: Any, *args: Any, **kwargs: Any) -> None:
+        if "_constructed_with" in vars(self):  # of a class that inherits from this one
+            constructor(self, *args, **kwargs)
+            return
+        vars(self)["_constructed_with"] = given = Given(type(self), args, kwargs)
+        constructor(self, *args, **kwargs)
+        given.remember(self)
+
+    return remembers
+
+
+def is_own(cls: type) -> bool:
+    """Whether a class is dptrain's, not a user's."""
+    return cls.__module__.split(".")[0] == "dptrain"
+
+
+def named_parameters(cls: type) -> list[str]:
+    """Return the names of a constructor's arguments, without the object itself and what it hands on."""
+    parameters = list(_signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]
+    return [parameter.name for parameter in parameters if parameter.kind not in _HANDED_ON]
+
+
+@functools.lru_cache(maxsize=1024)
+def _signature(constructor: Any) -> inspect.Signature:
+    return inspect.signature(constructor)
+
+
+def is_plain(value: Any, around: tuple[int, ...] = ()) -> bool:
+    """Whether JSON has a value as it is: numbers, texts, None, and these in lists and dictionaries."""
+    if isinstance(value, list | tuple | dict):
+        inner = value.values() if isinstance(value, dict) else value
+        return id(value) not in around and all(is_plain(each, (*around, id(value))) for each in inner)
+    return value is None or isinstance(value, str | int | float)
+
+
+def _copied(value: Any) -> Any:
+    """Return nested lists and dictionaries anew where they are plain, so that a constructor may change its own."""
+    if type(value) in (list, tuple) and is_plain(value):
+        return type(value)(map(_copied, value))
+    return {key: _copied(each) for key, each in value.items()} if type(value) is dict and is_plain(value) else value
