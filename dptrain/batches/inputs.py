@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dptrain.batches.adapters import BatchSource, GeneratorSource, LoaderSource, PyDatasetSource
 from dptrain.batches.base import ArrayBatches
-from dptrain.batches.fingerprint import fingerprint
+from dptrain.batches.fingerprint import fingerprint, is_mapped
 from dptrain.batches.sampling import (
     EVALUATION_ROWS,
     GlobalSampler,
@@ -25,11 +25,12 @@ from dptrain.batches.structure import Batch
 from dptrain.comm import Communicator
 from dptrain.comm.parts import cut
 from dptrain.data.checks import check_labels, whole_labels
-from dptrain.data.lazy import LazyArray
+from dptrain.data.lazy import LazyArray, NativeRows
 from dptrain.data.loading import Split
 from dptrain.errors import ArgumentTypeError, ConfigError, DataError
 from dptrain.program import tree
 from dptrain.program.shapes import axis_of_one
+from dptrain.program.tensor import native
 from dptrain.runtime.failure import warn
 from dptrain.runtime.text import short
 
@@ -203,20 +204,22 @@ def is_array(data: Any) -> bool:
     return not isinstance(data, np.generic) and (hasattr(data, "__array__") or hasattr(data, "__dlpack__"))
 
 
-def as_array(data: Any, name: str) -> Array:
+def as_array(data: Any, name: str, *, by_row: bool = False) -> Array:
     """Return an array, a memory map, a tensor or a table of any library as NumPy's, without a copy where that can be.
 
+    It is in this machine's byte order: the one place where arrays of users become those that feeds and kernels read.
     Lists of numbers are refused, as in Keras.
 
     Args:
         data: an array, or what has `__array__` or `__dlpack__`; or a list or tuple of one of these.
         name: for messages: "x", "y", "sample_weight".
+        by_row: a memory map of the other byte order is brought into this machine's row by row, as a `LazyArray`.
 
     Raises:
         DataError: it is none.
     """
     if isinstance(data, np.ndarray):
-        return np.asarray(data)  # a memory map stays one
+        return _in_native_order(np.asarray(data), by_row)  # a memory map stays one
     if isinstance(data, LazyArray):
         return cast(Array, data)
     if isinstance(data, dict) or (isinstance(data, list | tuple) and len(data) > 1 and all(map(is_array, data))):
@@ -229,13 +232,20 @@ def as_array(data: Any, name: str) -> Array:
         advice = "; make an array of it" if isinstance(data, list | tuple) else ""
         raise DataError(f"Unrecognized data type: {name}={short(data)} (of type {type(data)}){advice}")
     if isinstance(data, list | tuple):
-        return as_array(data[0], name)
+        return as_array(data[0], name, by_row=by_row)
     try:
         if hasattr(data, "detach") and hasattr(data, "cpu"):
             data = data.detach().cpu()  # a PyTorch tensor, which may be on a GPU or want gradients
-        return np.asarray(data) if hasattr(data, "__array__") else np.from_dlpack(data)
+        array = np.asarray(data) if hasattr(data, "__array__") else np.from_dlpack(data)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
         raise DataError(f"{name}: {type(data)} cannot be read as a NumPy array: {error}") from error
+    return _in_native_order(array, by_row)
+
+
+def _in_native_order(array: Array, by_row: bool) -> Array:
+    if by_row and array.ndim and not array.dtype.isnative and is_mapped(array):
+        return cast(Array, LazyArray(NativeRows(array), np.arange(len(array))))
+    return native(array)
 
 
 def check_inputs(x: Any, expected: Expected) -> Any:
@@ -271,7 +281,7 @@ def _matched(data: Any, like: Any, name: str, names: Sequence[str]) -> list[Any]
 
 
 def _check_features(x: Any, expected: tuple[int | None, ...] | None, name: str) -> Array:
-    features = as_array(x, name)
+    features = as_array(x, name, by_row=True)
     if features.dtype.kind not in "uifb":
         raise DataError(f"{name} has dtype {features.dtype}: expected real numbers")
     if features.ndim == 0:

@@ -877,7 +877,7 @@ def _shapes(batch: Any) -> list[tuple[int, ...]]:
 
 def _kind(array: Any, dtype: str) -> npt.DTypeLike:
     own = getattr(array, "dtype", None)
-    return dtype if own is None or np.dtype(own).kind in "fV" else np.dtype(own)
+    return dtype if own is None or np.dtype(own).kind in "fV" else np.dtype(own).newbyteorder("=")
 
 
 def _symbols(shape: Any, dtype: str) -> Any:

@@ -56,6 +56,11 @@ def promoted(*dtypes: DType) -> DType:
     return np.result_type(*(floats if BFLOAT16 in halves else dtypes))
 
 
+def native(array: Array) -> Array:
+    """Return an array in this machine's byte order, as kernels read it; itself where it is."""
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
 class Tensor(Operand):
     """What an op returns: a shape, a type, the op and its inputs; and a value, unless it waits for a placeholder.
 
@@ -279,7 +284,7 @@ def constant(value: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return a tensor of a value that is known."""
     if isinstance(value, Tensor):
         return value
-    array = np.asarray(value, dtype)
+    array = native(np.asarray(value, dtype))
     if dtype is None and array.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic):
         array = array.astype(FLOATX)
     if array.dtype.kind not in "fiub" and array.dtype != BFLOAT16:
