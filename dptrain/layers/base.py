@@ -22,7 +22,17 @@ from dptrain.ops.elementwise import cast
 from dptrain.ops.random import SeedGenerator
 from dptrain.program.dims import Dim, Size, UnknownLengthError, is_number, number_of, read, symbolic, unknown
 from dptrain.program.shapes import is_open
-from dptrain.program.tensor import FLOATX, Tensor, Variable, constant, placeholder, reading_weights_in, scope, tracing
+from dptrain.program.tensor import (
+    FLOATX,
+    Tensor,
+    Variable,
+    constant,
+    is_whole,
+    placeholder,
+    reading_weights_in,
+    scope,
+    tracing,
+)
 from dptrain.program.tree import leaves, map_leaves
 from dptrain.random import Purpose, default_seed, next_position, own_seed
 from dptrain.registry.serialization import Configurable, function_to_dict
@@ -364,9 +374,13 @@ class Layer(Parts):
         elif not isinstance(value, Tensor) and hasattr(value, "__array__"):
             array = np.asarray(value)
             value = constant(array, FLOATX if array.dtype.kind in "fV" and not self.autocast else None)
-        if self.autocast and isinstance(value, Tensor) and value.dtype.kind in "fV":
+        if self.autocast and isinstance(value, Tensor) and value.dtype.kind in "fV" and not self._leaves_whole(value):
             return cast(value, self.compute_dtype)
         return value
+
+    def _leaves_whole(self, value: Tensor) -> bool:
+        """Whether integers in floating-point numbers are not rounded here: a user's own layer may hand on ids."""
+        return is_whole(value) and (self._moves_values or not type(self).call.__module__.startswith("dptrain.layers."))
 
     def _build_for(self, arguments: Mapping[str, Any]) -> None:
         """Build the layer for the shapes of what it is called with."""

@@ -36,6 +36,7 @@ class Sequential(Model):
     """
 
     _notes_built = True
+    _keeps_integers = True
 
     def __init__(
         self,

@@ -78,6 +78,8 @@ class Tensor(Operand):
         tracking: whether results of it remember how they were made: NOT_TRACKED, WATCHED or TRAINABLE.
         kind: shape and type of a value that has nothing to do with the number of rows, else None.
         history: of what a layer made of symbolic tensors: that call.
+        is_whole: its floating-point numbers are integers by what made it, which half precision would lose; not set
+            where nobody knows: see `is_whole`.
     """
 
     __slots__ = (
@@ -86,6 +88,7 @@ class Tensor(Operand):
         "dtype",
         "history",
         "inputs",
+        "is_whole",
         "kind",
         "logits",
         "name",
@@ -96,6 +99,8 @@ class Tensor(Operand):
         "value",
         "variable",
     )
+
+    is_whole: bool
 
     def __init__(
         self,
@@ -228,6 +233,11 @@ class Tensor(Operand):
             gradient: of something in this tensor; ones by default.
         """
         METHODS["backward"](self, gradient)
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a tensor's floating-point numbers are known to be integers, such as ids of an input without a type."""
+    return getattr(value, "is_whole", False)
 
 
 def as_tensors(inputs: Sequence[Any]) -> Sequence[Tensor]:
