@@ -4,14 +4,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dptrain import losses
+from dptrain import losses, ops
 from dptrain.errors import ConfigError
 from dptrain.losses import Loss
 from dptrain.metrics import Metric, resolve
 from dptrain.metrics.base import Mean
 from dptrain.optimizers import Optimizer
 from dptrain.program import tree
-from dptrain.program.tensor import Tensor
+from dptrain.program.tensor import Tensor, as_tensors
 from dptrain.train.sharding import Sharded
 
 
@@ -232,7 +232,7 @@ class Outputs:
         tracked = sum(loss is not None for loss in given[0]) > 1
         self.flat: list[Output] = []
         for name, shape, loss, weight, plain, weighted in zip(names, shapes, *given, strict=True):
-            found = resolve(_listed(plain), _listed(weighted), loss, shape)
+            found = resolve(_listed(plain), _listed(weighted), loss, shape, defers=True)
             tracker = Mean(f"{name}_loss") if tracked and loss is not None else None
             self.flat.append(Output(name, loss, 1.0 if weight is None else float(weight), *found, tracker))
         self.nested = tree.refilled(nested, iter(self.flat))
@@ -278,7 +278,7 @@ class Outputs:
     def _each(self, y: Any, y_pred: Any, sample_weight: Any) -> list[tuple[Output, Any, Any, Any]]:
         names = list(self.nested if isinstance(self.nested, Mapping) else (one.name for one in self.flat))
         predicted = _ordered(y_pred, names) if isinstance(y_pred, Mapping) else tree.leaves(y_pred)
-        targets = _ordered(y, names)
+        targets = map(_for_arithmetic, _ordered(y, names))
         weights = _ordered(sample_weight, names, spread=True)
         return list(zip(self.flat, targets, predicted, weights, strict=True))
 
@@ -352,6 +352,18 @@ def _by_output(value: Any, names: Sequence[str], nested: Any, what: str, several
             )
         return list(value)
     return [value] * len(names)
+
+
+# The types of targets in which arithmetic wraps, or is not defined, and those that losses and metrics get them in.
+_WIDER = {"bool": "float32", "uint8": "int32", "int8": "int32", "uint16": "int32", "int16": "int32", "uint32": "int64"}
+
+
+def _for_arithmetic(target: Any) -> Any:
+    """Return targets in a type in which a user's own function may compute: -y of uint8 is no number of theirs."""
+    if target is None:
+        return None
+    (tensor,) = as_tensors([target])
+    return ops.cast(tensor, _WIDER[tensor.dtype.name]) if tensor.dtype.name in _WIDER else tensor
 
 
 def _ordered(data: Any, names: Sequence[str], *, spread: bool = False) -> list[Any]:
