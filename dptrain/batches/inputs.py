@@ -28,6 +28,7 @@ from dptrain.data.checks import check_labels, whole_labels
 from dptrain.data.lazy import LazyArray, NativeRows
 from dptrain.data.loading import Split
 from dptrain.errors import ArgumentTypeError, ConfigError, DataError
+from dptrain.losses.base import Loss
 from dptrain.program import tree
 from dptrain.program.shapes import axis_of_one
 from dptrain.program.tensor import native
@@ -68,7 +69,7 @@ class Samples:
     Attributes:
         x: (rows, ...) features in their own dtypes, nested as the model's inputs.
         y: (rows, ...) targets, nested as its outputs, or None.
-        weights: (rows,) of the samples in the loss, or None for ones.
+        weights: (rows, ...) of the samples, or of their parts, in the loss; nested as the outputs, or None for ones.
         dtype: of floating-point numbers in the model.
         split: which of the rows are used, or are this rank's alone, where the user says so.
     """
@@ -308,7 +309,8 @@ def check_samples(x: Any, y: Any, weights: Any, expected: Expected) -> Samples:
     Args:
         x: (rows, ...), nested as the model's inputs.
         y: labels (rows,) or (rows, 1), or values (rows, ...), as the loss takes them, nested as the outputs.
-        weights: (rows,) or (rows, 1), or None; of several outputs one for all, or nested.
+        weights: (rows,) or (rows, 1), or one for each step or pixel, (rows, steps), (rows, height, width), of outputs
+            that have such; or None. Of several outputs one for all, or nested.
         expected: what the model takes.
 
     Raises:
@@ -316,7 +318,7 @@ def check_samples(x: Any, y: Any, weights: Any, expected: Expected) -> Samples:
     """
     features = check_inputs(x, expected)
     rows = len(tree.leaves(features)[0])
-    weights = tree.map_leaves(lambda path, one: _check_weights(one, rows), weights)
+    weights = _weights_of_outputs(weights, expected, rows)
     if expected.losses is None or (y is None and expected.own_steps):
         targets = tree.map_leaves(lambda path, one: _check_unspecified(one, rows), y)
         return Samples(features, targets, weights, expected.dtype)
@@ -392,15 +394,73 @@ def _goes_with(target: tuple[int, ...], output: tuple[int | None, ...]) -> bool:
     return len(target) == len(output) and all(n in (own, None) or own == 1 for n, own in pairs)
 
 
-def _check_weights(sample_weight: Any, rows: int) -> Array:
-    weights = as_array(sample_weight, "sample_weight")
-    if weights.dtype.kind not in "uifb" or weights.shape not in ((rows,), (rows, 1)):
+def _weights_of_outputs(weights: Any, expected: Expected, rows: int) -> Any:
+    """Return sample weights, one for all outputs or nested as these, None for an output without.
+
+    Raises:
+        DataError: no arrays of real numbers, or others than there are outputs, or another shape.
+    """
+    losses, what = expected.losses, "sample_weight"
+    if weights is None:
+        return None
+    if losses is None:  # the model's own steps know what they are
+        return tree.map_leaves(lambda path, one: _check_weights(one, rows, what, None, None), weights)
+    flat = tree.flat_shapes(losses)
+    outputs = [(None, loss) for _, loss in flat]
+    if expected.outputs is not None and len(shapes := tree.flat_shapes(expected.outputs)) == len(flat):
+        outputs = [(shape, loss) for (_, shape), (_, loss) in zip(shapes, flat, strict=True)]
+    names = list(losses) if isinstance(losses, Mapping) else list(expected.output_names)
+    if isinstance(weights, Mapping) and names:
+        if unknown := [key for key in weights if key not in names]:
+            raise DataError(f"{what}: {unknown[0]!r} is none of the outputs {names}")
+        weights = {name: weights.get(name) for name in names}
+    if len(outputs) == 1 or is_array(weights):
+        if isinstance(weights, Mapping) and len(weights) == 1:
+            (weights,) = weights.values()
+        if weights is None:
+            return None
+        for shape, loss in outputs:
+            checked = _check_weights(weights, rows, what, shape, loss)
+        return checked
+    if isinstance(weights, list | tuple) and all(isinstance(one, Real) for one in weights):
+        as_array(weights, what)  # which says what to do with a list of numbers
+    each = [
+        None if one is None else _check_weights(one, rows, f"{what}[{path!r}]", shape, loss)
+        for one, (path, _), (shape, loss) in zip(_matched(weights, losses, what, names), flat, outputs, strict=True)
+    ]
+    return None if all(one is None for one in each) else tree.refilled(losses, iter(each))
+
+
+def _check_weights(
+    sample_weight: Any, rows: int, name: str, output: tuple[int | None, ...] | None, loss: Loss | None
+) -> Array:
+    """Return weights of samples, or of their steps or pixels, which are the axes of an output but for the last.
+
+    Args:
+        sample_weight: the user's.
+        rows: of the samples.
+        name: for messages.
+        output: shape of a sample's output; None where nobody knows.
+        loss: of that output; a user's own may have a number for each element of it.
+
+    Raises:
+        DataError: another shape, or not all of them are finite real numbers.
+    """
+    weights = as_array(sample_weight, name)
+    axes = None if output is None else output if loss is None or loss.takes_labels is None else output[:-1]
+    if weights.ndim > 1 and weights.shape[-1] == 1 and (axes is None or weights.ndim != len(axes) + 1):
+        weights = weights[..., 0]
+    own = weights.shape[1:]
+    fits = axes is None or (
+        len(own) <= len(axes) and all(n in (1, one) or one is None for n, one in zip(own, axes, strict=False))
+    )
+    if weights.dtype.kind not in "uifb" or weights.ndim < 1 or len(weights) != rows or not fits:
+        more = f", or up to {(rows, *axes)}, one for each of a sample's parts" if axes else ""
         raise DataError(
-            f"sample_weight: expected ({rows},) real numbers, one a sample, found {weights.dtype} {weights.shape}"
+            f"{name}: expected ({rows},) real numbers, one a sample{more}, found {weights.dtype} {weights.shape}"
         )
-    weights = weights.reshape(rows)
     if not np.isfinite(weights).all():
-        raise DataError(f"sample_weight: {int((~np.isfinite(weights)).sum())} values are not finite")
+        raise DataError(f"{name}: {int((~np.isfinite(weights)).sum())} values are not finite")
     return weights.astype(np.float64, copy=False) if weights.dtype.kind != "f" else weights
 
 
