@@ -638,12 +638,12 @@ def rows_of_batch(batch_size: int | None, rows: int, steps: int | None) -> int:
 
 
 def refuse_split(*data: Any) -> None:
-    """Refuse to split anything but arrays.
+    """Refuse to split anything but arrays, which may be nested.
 
     Raises:
         ConfigError: one of them is none.
     """
-    wrong = [type(one) for one in data if one is not None and not is_array(one)]
+    wrong = list(dict.fromkeys(type(leaf) for leaf in tree.leaves(list(data)) if not is_array(leaf)))
     if wrong:
         raise ConfigError(
             "Argument `validation_split` is only supported for tensors or NumPy arrays. Found incompatible type in the "
