@@ -1,10 +1,11 @@
-"""Arrays of the other byte order are read as the numbers that they hold, wherever they come in."""
+"""Arrays of any byte order and strides are read as the numbers that they hold, wherever they come in."""
 
 import numpy as np
 import pytest
 
 import dptrain as dp
 from dptrain import layers, ops
+from tests.programs.memory import WAYS
 
 X = np.arange(24, dtype=np.float32).reshape(8, 3)
 Y = X[:, :2] / 8
@@ -164,3 +165,17 @@ def test_a_model_that_is_built_by_its_first_batch():
     again.compile("sgd", "mse")
     again.fit(X.astype("i4"), Y, verbose=0)
     np.testing.assert_array_equal(net.get_weights()[0], again.get_weights()[0])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_however_arrays_lie_in_memory(way):
+    def trained(change):
+        net = model()
+        x, y, weights = map(change, (X, Y, WEIGHTS))
+        net.fit(x, y, 4, sample_weight=weights, verbose=0)
+        net.fit(Dataset(x, y, weights), verbose=0, shuffle=False)
+        net.fit(iter([(x, y, weights)]), verbose=0, shuffle=False, steps_per_epoch=1)
+        return [*net.get_weights(), net.predict(x, verbose=0), net.predict_on_batch(x), net(x).numpy()]
+
+    for found, expected in zip(trained(WAYS[way]), trained(np.copy), strict=True):
+        np.testing.assert_array_equal(found, expected)
