@@ -404,7 +404,7 @@ def _weights_of_outputs(weights: Any, expected: Expected, rows: int) -> Any:
     if weights is None:
         return None
     if losses is None:  # the model's own steps know what they are
-        return tree.map_leaves(lambda path, one: _check_weights(one, rows, what, None, None), weights)
+        return tree.map_leaves(lambda path, array: _check_weights(array, rows, what, None, None), weights)
     flat = tree.flat_shapes(losses)
     outputs = [(None, loss) for _, loss in flat]
     if expected.outputs is not None and len(shapes := tree.flat_shapes(expected.outputs)) == len(flat):
@@ -422,13 +422,13 @@ def _weights_of_outputs(weights: Any, expected: Expected, rows: int) -> Any:
         for shape, loss in outputs:
             checked = _check_weights(weights, rows, what, shape, loss)
         return checked
-    if isinstance(weights, list | tuple) and all(isinstance(one, Real) for one in weights):
+    if isinstance(weights, list | tuple) and all(isinstance(number, Real) for number in weights):
         as_array(weights, what)  # which says what to do with a list of numbers
     each = [
-        None if one is None else _check_weights(one, rows, f"{what}[{path!r}]", shape, loss)
-        for one, (path, _), (shape, loss) in zip(_matched(weights, losses, what, names), flat, outputs, strict=True)
+        None if array is None else _check_weights(array, rows, f"{what}[{path!r}]", shape, loss)
+        for array, (path, _), (shape, loss) in zip(_matched(weights, losses, what, names), flat, outputs, strict=True)
     ]
-    return None if all(one is None for one in each) else tree.refilled(losses, iter(each))
+    return None if all(array is None for array in each) else tree.refilled(losses, iter(each))
 
 
 def _check_weights(
@@ -450,9 +450,9 @@ def _check_weights(
     axes = None if output is None else output if loss is None or loss.takes_labels is None else output[:-1]
     if weights.ndim > 1 and weights.shape[-1] == 1 and (axes is None or weights.ndim != len(axes) + 1):
         weights = weights[..., 0]
-    own = weights.shape[1:]
+    parts = weights.shape[1:]
     fits = axes is None or (
-        len(own) <= len(axes) and all(n in (1, one) or one is None for n, one in zip(own, axes, strict=False))
+        len(parts) <= len(axes) and all(n in (1, axis) or axis is None for n, axis in zip(parts, axes, strict=False))
     )
     if weights.dtype.kind not in "uifb" or weights.ndim < 1 or len(weights) != rows or not fits:
         more = f", or up to {(rows, *axes)}, one for each of a sample's parts" if axes else ""

@@ -166,7 +166,7 @@ def weights_like(values: Tensor, sample_weight: Any) -> Tensor:
     if values.ndim and weights.ndim == values.ndim + 1 and is_one(weights.shape[-1]):
         weights = ops.squeeze(weights, -1)
     pairs = zip(weights.shape, values.shape, strict=False)
-    if values.ndim and (weights.ndim > values.ndim or any(differ(n, one) and not is_one(n) for n, one in pairs)):
+    if values.ndim and (weights.ndim > values.ndim or any(differ(n, length) and not is_one(n) for n, length in pairs)):
         raise ConfigError(
             f"sample_weight of shape {read(weights.shape)}: expected the shape of what is weighted, "
             f"{read(values.shape)}, or its first axes"

@@ -100,18 +100,18 @@ class Graph:
                 elif symbol.op is None:
                     known[id(symbol)] = counted(**attributes)
                 else:
-                    made = symbol.op(*map(value, symbol.inputs), **attributes)
-                    known[id(symbol)] = _whole(made, symbol.inputs, symbol.op.moves, known)
+                    known[id(symbol)] = symbol.op(*map(value, symbol.inputs), **attributes)
+                    _mark_whole(known[id(symbol)], symbol.inputs, symbol.op.moves, known)
             return known[id(symbol)]
 
         def run(node: Node) -> None:
             if integers and node.layer._keeps_integers:  # float32 would round them from 2^24 on
-                self._call(node, lambda one: integers[id(one)] if id(one) in integers else value(one), known, call)
+                self._call(node, lambda x: integers[id(x)] if id(x) in integers else value(x), known, call)
             else:
                 self._call(node, value, known, call)
             for symbol in tree.leaves(node.outputs):
                 if isinstance(known[id(symbol)], Tensor):
-                    _whole(known[id(symbol)], tree.leaves(node.arguments), node.layer._moves_values, known)
+                    _mark_whole(known[id(symbol)], tree.leaves(node.arguments), node.layer._moves_values, known)
                     learned(lengths, symbol.shape, known[id(symbol)].shape)
 
         for node in self.nodes:  # in order, so that no chain of layers is too deep for Python
@@ -187,11 +187,17 @@ def name_of_maker(symbol: Tensor) -> str:
     return symbol.op.label
 
 
-def _whole(made: Tensor, inputs: Sequence[Any], moves: bool, known: Mapping[int, Any]) -> Tensor:
-    """Return a tensor; marked as one of integers where it has been made of such by moving them."""
-    if moves and not is_half(made.dtype) and inputs and all(is_whole(known.get(id(one))) for one in inputs):
-        made.is_whole = True
-    return made
+def _mark_whole(output: Tensor, inputs: Sequence[Any], moves: bool, known: Mapping[int, Any]) -> None:
+    """Mark an output as one of integers, if it has been made of such by moving them.
+
+    Args:
+        output: of a layer or an op.
+        inputs: symbols of what it was made of.
+        moves: whether its maker only moves numbers.
+        known: tensors by their symbols.
+    """
+    if moves and not is_half(output.dtype) and inputs and all(is_whole(known.get(id(symbol))) for symbol in inputs):
+        output.is_whole = True
 
 
 def _of_rank(given: Tensor, like: Tensor) -> Tensor:
