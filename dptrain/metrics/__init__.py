@@ -243,7 +243,7 @@ def resolve(
     sparse = labels
     if sparse is None and target_shape is not None and output_shape is not None:
         sparse = len(target_shape) < len(output_shape) or target_shape[-1:] == (1,)
-    place = None if defers and sparse is None else 0 if one_output else 2 if sparse is False else 1
+    place = 0 if one_output else None if defers and sparse is None else 2 if sparse is False else 1
     times: dict[str, int] = {}
     found: tuple[dict[str, Metric], dict[str, Metric]] = ({}, {})
     for weighted, argument, given in ((0, "metrics", metrics), (1, "weighted_metrics", weighted_metrics)):
