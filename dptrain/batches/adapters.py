@@ -6,12 +6,14 @@ What happens in which order is Keras': keras/src/trainers/data_adapters/ (3.15).
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from dptrain.errors import ConfigError, DataError
+from dptrain.program import tree
 from dptrain.random import Purpose, stream
 from dptrain.runtime.text import short
 
@@ -101,7 +103,7 @@ class GeneratorSource(BatchSource):
 
     def __init__(self, iterator: Iterator[Any]) -> None:
         self._iterator = iterator
-        self._first = [_own(batch) for batch in itertools.islice(iterator, 2)]
+        self._first = [_copied(batch) for batch in itertools.islice(iterator, 2)]
         if not self._first:
             raise ConfigError(
                 "When passing a Python generator to a Keras model, the generator must yield at least one batch. "
@@ -266,11 +268,20 @@ def _one_to_three(batch: tuple[Any, ...]) -> tuple[Any, ...]:
     return batch
 
 
-def _own(batch: Any) -> Any:
-    """Copy the arrays of a batch that is kept: its maker may fill the same memory again for the next one."""
-    if isinstance(batch, tuple):
-        return tuple(part.copy() if isinstance(part, np.ndarray) else part for part in batch)
-    return batch
+def _copied(batch: Any) -> Any:
+    """Copy what is in a batch that is kept, however nested: its maker may fill the same memory for the next one."""
+    return tree.map_leaves(lambda path, leaf: _copied_leaf(leaf), batch)
+
+
+def _copied_leaf(leaf: Any) -> Any:
+    if hasattr(leaf, "detach") and hasattr(leaf, "clone"):  # a PyTorch tensor
+        return leaf.detach().clone()
+    if hasattr(leaf, "__array__"):
+        return np.asarray(leaf).copy()
+    if hasattr(leaf, "__dlpack__"):
+        with suppress(Exception):  # whatever another library raises: the message comes where the batch is read
+            return np.from_dlpack(leaf).copy()
+    return leaf
 
 
 def _part(dataset: Any, rank: int, world: int, index: int) -> Any:

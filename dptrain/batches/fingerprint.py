@@ -38,14 +38,15 @@ def fingerprint(*arrays: Array) -> list[Any]:
 
 def _parts(array: Array) -> Iterator[Array]:
     """Yield contiguous pieces, whose number depends on shape and dtype alone."""
-    if _is_mapped(array):
+    if is_mapped(array):
         array = array[np.linspace(0, max(len(array) - 1, 0), num=min(len(array), _SAMPLED_ROWS), dtype=np.int64)]
     rows = max(1, _CHUNK_BYTES // max(1, array[:1].nbytes))
     for begin in range(0, len(array), rows):
         yield np.ascontiguousarray(array[begin : begin + rows])
 
 
-def _is_mapped(array: Any) -> bool:
+def is_mapped(array: Any) -> bool:
+    """Whether rows are read when they are used: a memory map, a view of one, or a lazy array."""
     if isinstance(array, LazyArray):
         return True
     while isinstance(array, np.ndarray):

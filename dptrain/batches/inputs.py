@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dptrain.batches.adapters import BatchSource, GeneratorSource, LoaderSource, PyDatasetSource
 from dptrain.batches.base import ArrayBatches
-from dptrain.batches.fingerprint import fingerprint
+from dptrain.batches.fingerprint import fingerprint, is_mapped
 from dptrain.batches.sampling import (
     EVALUATION_ROWS,
     GlobalSampler,
@@ -25,11 +25,13 @@ from dptrain.batches.structure import Batch
 from dptrain.comm import Communicator
 from dptrain.comm.parts import cut
 from dptrain.data.checks import check_labels, whole_labels
-from dptrain.data.lazy import LazyArray
+from dptrain.data.lazy import LazyArray, NativeRows
 from dptrain.data.loading import Split
 from dptrain.errors import ArgumentTypeError, ConfigError, DataError
+from dptrain.losses.base import Loss
 from dptrain.program import tree
 from dptrain.program.shapes import axis_of_one
+from dptrain.program.tensor import native
 from dptrain.runtime.failure import warn
 from dptrain.runtime.text import short
 
@@ -67,7 +69,7 @@ class Samples:
     Attributes:
         x: (rows, ...) features in their own dtypes, nested as the model's inputs.
         y: (rows, ...) targets, nested as its outputs, or None.
-        weights: (rows,) of the samples in the loss, or None for ones.
+        weights: (rows, ...) of the samples, or of their parts, in the loss; nested as the outputs, or None for ones.
         dtype: of floating-point numbers in the model.
         split: which of the rows are used, or are this rank's alone, where the user says so.
     """
@@ -203,20 +205,22 @@ def is_array(data: Any) -> bool:
     return not isinstance(data, np.generic) and (hasattr(data, "__array__") or hasattr(data, "__dlpack__"))
 
 
-def as_array(data: Any, name: str) -> Array:
+def as_array(data: Any, name: str, *, by_row: bool = False) -> Array:
     """Return an array, a memory map, a tensor or a table of any library as NumPy's, without a copy where that can be.
 
+    It is in this machine's byte order: the one place where arrays of users become those that feeds and kernels read.
     Lists of numbers are refused, as in Keras.
 
     Args:
         data: an array, or what has `__array__` or `__dlpack__`; or a list or tuple of one of these.
         name: for messages: "x", "y", "sample_weight".
+        by_row: a memory map of the other byte order is brought into this machine's row by row, as a `LazyArray`.
 
     Raises:
         DataError: it is none.
     """
     if isinstance(data, np.ndarray):
-        return np.asarray(data)  # a memory map stays one
+        return _in_native_order(np.asarray(data), by_row)  # a memory map stays one
     if isinstance(data, LazyArray):
         return cast(Array, data)
     if isinstance(data, dict) or (isinstance(data, list | tuple) and len(data) > 1 and all(map(is_array, data))):
@@ -229,13 +233,20 @@ def as_array(data: Any, name: str) -> Array:
         advice = "; make an array of it" if isinstance(data, list | tuple) else ""
         raise DataError(f"Unrecognized data type: {name}={short(data)} (of type {type(data)}){advice}")
     if isinstance(data, list | tuple):
-        return as_array(data[0], name)
+        return as_array(data[0], name, by_row=by_row)
     try:
         if hasattr(data, "detach") and hasattr(data, "cpu"):
             data = data.detach().cpu()  # a PyTorch tensor, which may be on a GPU or want gradients
-        return np.asarray(data) if hasattr(data, "__array__") else np.from_dlpack(data)
+        array = np.asarray(data) if hasattr(data, "__array__") else np.from_dlpack(data)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
         raise DataError(f"{name}: {type(data)} cannot be read as a NumPy array: {error}") from error
+    return _in_native_order(array, by_row)
+
+
+def _in_native_order(array: Array, by_row: bool) -> Array:
+    if by_row and array.ndim and not array.dtype.isnative and is_mapped(array):
+        return cast(Array, LazyArray(NativeRows(array), np.arange(len(array))))
+    return native(array)
 
 
 def check_inputs(x: Any, expected: Expected) -> Any:
@@ -271,7 +282,7 @@ def _matched(data: Any, like: Any, name: str, names: Sequence[str]) -> list[Any]
 
 
 def _check_features(x: Any, expected: tuple[int | None, ...] | None, name: str) -> Array:
-    features = as_array(x, name)
+    features = as_array(x, name, by_row=True)
     if features.dtype.kind not in "uifb":
         raise DataError(f"{name} has dtype {features.dtype}: expected real numbers")
     if features.ndim == 0:
@@ -298,7 +309,8 @@ def check_samples(x: Any, y: Any, weights: Any, expected: Expected) -> Samples:
     Args:
         x: (rows, ...), nested as the model's inputs.
         y: labels (rows,) or (rows, 1), or values (rows, ...), as the loss takes them, nested as the outputs.
-        weights: (rows,) or (rows, 1), or None; of several outputs one for all, or nested.
+        weights: (rows,) or (rows, 1), or one for each step or pixel, (rows, steps), (rows, height, width), of outputs
+            that have such; or None. Of several outputs one for all, or nested.
         expected: what the model takes.
 
     Raises:
@@ -306,7 +318,7 @@ def check_samples(x: Any, y: Any, weights: Any, expected: Expected) -> Samples:
     """
     features = check_inputs(x, expected)
     rows = len(tree.leaves(features)[0])
-    weights = tree.map_leaves(lambda path, one: _check_weights(one, rows), weights)
+    weights = _weights_of_outputs(weights, expected, rows)
     if expected.losses is None or (y is None and expected.own_steps):
         targets = tree.map_leaves(lambda path, one: _check_unspecified(one, rows), y)
         return Samples(features, targets, weights, expected.dtype)
@@ -382,15 +394,73 @@ def _goes_with(target: tuple[int, ...], output: tuple[int | None, ...]) -> bool:
     return len(target) == len(output) and all(n in (own, None) or own == 1 for n, own in pairs)
 
 
-def _check_weights(sample_weight: Any, rows: int) -> Array:
-    weights = as_array(sample_weight, "sample_weight")
-    if weights.dtype.kind not in "uifb" or weights.shape not in ((rows,), (rows, 1)):
+def _weights_of_outputs(weights: Any, expected: Expected, rows: int) -> Any:
+    """Return sample weights, one for all outputs or nested as these, None for an output without.
+
+    Raises:
+        DataError: no arrays of real numbers, or others than there are outputs, or another shape.
+    """
+    losses, what = expected.losses, "sample_weight"
+    if weights is None:
+        return None
+    if losses is None:  # the model's own steps know what they are
+        return tree.map_leaves(lambda path, array: _check_weights(array, rows, what, None, None), weights)
+    flat = tree.flat_shapes(losses)
+    outputs = [(None, loss) for _, loss in flat]
+    if expected.outputs is not None and len(shapes := tree.flat_shapes(expected.outputs)) == len(flat):
+        outputs = [(shape, loss) for (_, shape), (_, loss) in zip(shapes, flat, strict=True)]
+    names = list(losses) if isinstance(losses, Mapping) else list(expected.output_names)
+    if isinstance(weights, Mapping) and names:
+        if unknown := [key for key in weights if key not in names]:
+            raise DataError(f"{what}: {unknown[0]!r} is none of the outputs {names}")
+        weights = {name: weights.get(name) for name in names}
+    if len(outputs) == 1 or is_array(weights):
+        if isinstance(weights, Mapping) and len(weights) == 1:
+            (weights,) = weights.values()
+        if weights is None:
+            return None
+        for shape, loss in outputs:
+            checked = _check_weights(weights, rows, what, shape, loss)
+        return checked
+    if isinstance(weights, list | tuple) and all(isinstance(number, Real) for number in weights):
+        as_array(weights, what)  # which says what to do with a list of numbers
+    each = [
+        None if array is None else _check_weights(array, rows, f"{what}[{path!r}]", shape, loss)
+        for array, (path, _), (shape, loss) in zip(_matched(weights, losses, what, names), flat, outputs, strict=True)
+    ]
+    return None if all(array is None for array in each) else tree.refilled(losses, iter(each))
+
+
+def _check_weights(
+    sample_weight: Any, rows: int, name: str, output: tuple[int | None, ...] | None, loss: Loss | None
+) -> Array:
+    """Return weights of samples, or of their steps or pixels, which are the axes of an output but for the last.
+
+    Args:
+        sample_weight: the user's.
+        rows: of the samples.
+        name: for messages.
+        output: shape of a sample's output; None where nobody knows.
+        loss: of that output; a user's own may have a number for each element of it.
+
+    Raises:
+        DataError: another shape, or not all of them are finite real numbers.
+    """
+    weights = as_array(sample_weight, name)
+    axes = None if output is None else output if loss is None or loss._takes_labels is None else output[:-1]
+    if weights.ndim > 1 and weights.shape[-1] == 1 and (axes is None or weights.ndim != len(axes) + 1):
+        weights = weights[..., 0]
+    parts = weights.shape[1:]
+    fits = axes is None or (
+        len(parts) <= len(axes) and all(n in (1, axis) or axis is None for n, axis in zip(parts, axes, strict=False))
+    )
+    if weights.dtype.kind not in "uifb" or weights.ndim < 1 or len(weights) != rows or not fits:
+        more = f", or up to {(rows, *axes)}, one for each of a sample's parts" if axes else ""
         raise DataError(
-            f"sample_weight: expected ({rows},) real numbers, one a sample, found {weights.dtype} {weights.shape}"
+            f"{name}: expected ({rows},) real numbers, one a sample{more}, found {weights.dtype} {weights.shape}"
         )
-    weights = weights.reshape(rows)
     if not np.isfinite(weights).all():
-        raise DataError(f"sample_weight: {int((~np.isfinite(weights)).sum())} values are not finite")
+        raise DataError(f"{name}: {int((~np.isfinite(weights)).sum())} values are not finite")
     return weights.astype(np.float64, copy=False) if weights.dtype.kind != "f" else weights
 
 
@@ -568,12 +638,12 @@ def rows_of_batch(batch_size: int | None, rows: int, steps: int | None) -> int:
 
 
 def refuse_split(*data: Any) -> None:
-    """Refuse to split anything but arrays.
+    """Refuse to split anything but arrays, which may be nested.
 
     Raises:
         ConfigError: one of them is none.
     """
-    wrong = [type(one) for one in data if one is not None and not is_array(one)]
+    wrong = list(dict.fromkeys(type(leaf) for leaf in tree.leaves(list(data)) if not is_array(leaf)))
     if wrong:
         raise ConfigError(
             "Argument `validation_split` is only supported for tensors or NumPy arrays. Found incompatible type in the "

@@ -88,7 +88,7 @@ class Decoding:
             check_declared(
                 printable(str(path)), (opened.height, opened.width, _CHANNELS[self.color_mode]), 4, self.max_bytes
             )
-            x = img_to_array(convert_to(opened, self.color_mode))
+            x = img_to_array(convert_to(opened, self.color_mode, path, keeps_depth=False))
         made = resized(x, self.size, self.interpolation, crops=self.crops, pads=self.pads)
         return made.transpose(2, 0, 1) if self.data_format == "channels_first" else made
 

@@ -268,7 +268,7 @@ class StreamBatches(Batches):
             if not self._source.sharded:
                 arrays = [array[slice(*self._part(rows))] for array in arrays]
         # Copies: the user's code may fill the same memory again when it is asked for the next batch.
-        return _Drawn([array.copy() for array in arrays], kind, rows, checksum, about)
+        return _Drawn([np.array(array) for array in arrays], kind, rows, checksum, about)
 
     def _agree(self, future: "Future[_Drawn | None]", where: str) -> tuple[int, int, int] | None:
         """Return this rank's first row of the batch, one past its last, and the batch's rows; None at the end.

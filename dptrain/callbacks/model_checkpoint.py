@@ -12,7 +12,7 @@ from dptrain.callbacks.monitor import MonitorCallback, take_numbers
 from dptrain.callbacks.ranks import on_all, on_rank_0, say
 from dptrain.errors import ConfigError, OutputError
 from dptrain.runtime.failure import describe, warn
-from dptrain.runtime.files import output_error, sweep_temporaries, write_atomically
+from dptrain.runtime.files import output_error, sweep_temporaries, write_through_links
 from dptrain.saving import keras_zip
 from dptrain.saving.background import Background
 from dptrain.saving.weights import weights_encoder
@@ -163,7 +163,7 @@ class ModelCheckpoint(MonitorCallback):
 
     def _write(self, path: Path, content: bytes) -> None:
         """Begin to write the content of a file. On rank 0."""
-        _writing.start(lambda: write_atomically(path, content, advice=_ADVICE))
+        _writing.start(lambda: write_through_links(path, content, advice=_ADVICE))
 
     def _wait(self) -> None:
         """Return when the last file is there. Collective.

@@ -58,10 +58,10 @@ def export(config: Config, comm: "Communicator", parsed: argparse.Namespace) -> 
 
         def write() -> None:
             from dptrain.cli.predictions import as_arrays
-            from dptrain.runtime.files import write_atomically
+            from dptrain.runtime.files import write_through_links
 
             if comm.rank == 0:
-                write_atomically(path, as_arrays(model._named_weights(), ".npz"), advice="choose another --out")
+                write_through_links(path, as_arrays(model._named_weights(), ".npz"), advice="choose another --out")
 
         comm.agree("saving", write)
     elif kind in ("keras", "safetensors"):

@@ -59,7 +59,7 @@ def predict(config: Config, comm: "Communicator", parsed: argparse.Namespace) ->
 
     def write() -> None:
         from dptrain.cli import predictions
-        from dptrain.runtime.files import write_atomically
+        from dptrain.runtime.files import write_through_links
 
         if comm.rank != 0:
             return
@@ -68,9 +68,9 @@ def predict(config: Config, comm: "Communicator", parsed: argparse.Namespace) ->
             if out is None:
                 sys.stdout.write(text)
             else:
-                write_atomically(out, text.encode(), advice="choose another --out")
+                write_through_links(out, text.encode(), advice="choose another --out")
         else:
-            write_atomically(out, predictions.as_arrays(found, out.suffix), advice="choose another --out")
+            write_through_links(out, predictions.as_arrays(found, out.suffix), advice="choose another --out")
 
     comm.agree("saving", write)
     return 0

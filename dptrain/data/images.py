@@ -9,15 +9,19 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.data.pictures import open_picture, pillow
-from dptrain.errors import ConfigError
+from dptrain.errors import ConfigError, DataError, printable
 from dptrain.registry.names import lookup
 from dptrain.runtime.failure import warn
-from dptrain.runtime.files import write_atomically
+from dptrain.runtime.files import write_through_links
 
 Array = npt.NDArray[Any]
 
 # Pillow's modes of Keras' words; grey pictures of more bits stay as they are.
-_MODES = {"grayscale": ("L", ("L", "I;16", "I")), "rgb": ("RGB", ("RGB",)), "rgba": ("RGBA", ("RGBA",))}
+_MODES = {
+    "grayscale": ("L", ("L", "I;16", "I;16L", "I;16B", "I;16N", "I")),
+    "rgb": ("RGB", ("RGB",)),
+    "rgba": ("RGBA", ("RGBA",)),
+}
 _INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "hamming", "box", "lanczos")
 _FORMATS = ("channels_last", "channels_first")
 _ADVICE = "choose another path"
@@ -46,7 +50,7 @@ def load_img(
     convert_to(None, color_mode)
     lookup("interpolation", interpolation, dict.fromkeys(_INTERPOLATIONS))
     with open_picture(path) as opened:
-        image = convert_to(opened, color_mode)
+        image = convert_to(opened, color_mode, "" if isinstance(path, io.BytesIO) else path)
         image.load()
     if target_size is None or image.size == (target_size[1], target_size[0]):
         return image
@@ -60,16 +64,43 @@ def load_img(
     return image.resize((width, height), pillow().Resampling[interpolation.upper()], box=box)
 
 
-def convert_to(image: Any, color_mode: str) -> Any:
+def convert_to(image: Any, color_mode: str, where: Any = "", *, keeps_depth: bool = True) -> Any:
     """Return Pillow's picture with the colours of a word of Keras'; nothing for None.
+
+    Args:
+        image: the picture; of 16 bits a pixel colours have the upper eight, where Pillow would cut all above 255 off.
+        color_mode: the word.
+        where: the picture's path, for messages.
+        keeps_depth: grey pictures of more than eight bits stay as they are.
 
     Raises:
         ConfigError: another word.
+        DataError: more than 16 bits a pixel, of which nobody says what is white.
     """
     if color_mode not in _MODES:
         raise ConfigError(f'color_mode must be "grayscale", "rgb", or "rgba". Received: color_mode={color_mode}')
     mode, kept = _MODES[color_mode]
-    return image if image is None or image.mode in kept else image.convert(mode)
+    if image is None or (image.mode in kept and (keeps_depth or image.mode == mode)):
+        return image
+    return _in_8_bits(image, where).convert(mode)
+
+
+def _in_8_bits(image: Any, where: Any) -> Any:
+    """Return a picture of 8 bits a colour; one that has no more as it is.
+
+    Raises:
+        DataError: as `convert_to`.
+    """
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
+        return pillow().fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        low, high = image.getextrema()
+        if low < 0 or high > 255:
+            raise DataError(
+                f"{printable(str(where or 'picture'))}: pixels of mode {image.mode} from {low} to "
+                f"{high}; expected 8 or 16 bits a colour: save it as such, or read it as an array"
+            )
+    return image
 
 
 def img_to_array(img: Any, data_format: str | None = None, dtype: npt.DTypeLike | None = None) -> Array:
@@ -150,7 +181,7 @@ def save_img(
     except (KeyError, OSError, ValueError) as error:
         raise ConfigError(f"save_img: a picture of mode {image.mode} as {file_format!r}: {error}") from error
     if is_path:
-        write_atomically(Path(path), content.getvalue(), advice=_ADVICE)
+        write_through_links(Path(path), content.getvalue(), advice=_ADVICE)
     else:
         path.write(content.getvalue())
 

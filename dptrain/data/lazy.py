@@ -30,6 +30,22 @@ class RowSource(ABC):
         """
 
 
+class NativeRows(RowSource):
+    """Rows of an array in this machine's byte order, such as those of a memory map of the other one.
+
+    Args:
+        array: (rows, ...), of any byte order.
+    """
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+        self.sample_shape, self.dtype = array.shape[1:], array.dtype.newbyteorder("=")
+
+    def read(self, rows: Rows, out: Array) -> None:
+        """See `RowSource`."""
+        out[...] = self._array[rows]
+
+
 class LazyArray:
     """Some rows of a source, as an array of NumPy's shows them; indexing gives a lazy array again.
 

@@ -13,6 +13,7 @@ from dptrain.data.raw import require_part
 from dptrain.data.sources import DEFAULT_MAX_BYTES, ArraySource, DataSources, check_declared
 from dptrain.data.tasks import Task
 from dptrain.errors import DataError
+from dptrain.program.tensor import native
 
 Array = npt.NDArray[Any]
 
@@ -44,7 +45,7 @@ def read_targets(y_path: str, x_path: str, rows: int, max_bytes: int = DEFAULT_M
     check_declared(y_path, y.shape, y.itemsize, max_bytes)
     if rows != len(y):
         raise DataError(f"{x_path} has {rows} rows, {y_path} {len(y)}; expected as many targets as samples")
-    return np.array(y[:, 0] if y.shape[1:] == (1,) and y.dtype.kind in "iu" else y)
+    return native(np.array(y[:, 0] if y.shape[1:] == (1,) and y.dtype.kind in "iu" else y))
 
 
 def load_pair(

@@ -96,13 +96,13 @@ def open_arrays(
 
 
 def map_npy(path: Path) -> npt.NDArray[Any]:
-    """Return the array in an `.npy` file, read-only; its pages are read as they are used.
+    """Return the array in an `.npy` file, read-only, in its byte order; its pages are read as they are used.
 
     Args:
         path: of the file.
 
     Raises:
-        DataError: missing, no `.npy` of numbers in native byte order with a row a sample, truncated, or too long.
+        DataError: missing, no `.npy` of numbers with a row a sample, truncated, or too long.
     """
     where = str(path)
     with stream_errors(where), open_regular(path) as file:
@@ -112,8 +112,6 @@ def map_npy(path: Path) -> npt.NDArray[Any]:
         declared, size = math.prod(shape) * dtype.itemsize, os.fstat(file.fileno()).st_size
         if size != len(header) + declared:
             raise length_error(where, shape, declared, str(size - len(header)))
-        if not dtype.isnative:
-            raise DataError(f"{where}: {dtype.str} is of another byte order; save it with astype({dtype.name!r})")
         if not declared:
             raise DataError(f"{where}: no samples (shape {shape}); expected at least one")
         order: Any = "F" if fortran_order else "C"

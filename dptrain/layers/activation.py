@@ -50,6 +50,8 @@ class Activation(Layer):
 class Identity(Layer):
     """y = x."""
 
+    _moves_values = True
+
     def call(self, inputs: Any) -> Any:
         """Return the input."""
         return inputs

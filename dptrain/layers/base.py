@@ -24,7 +24,16 @@ from dptrain.ops.elementwise import cast
 from dptrain.ops.random import SeedGenerator
 from dptrain.program.dims import Dim, Size, UnknownLengthError, is_number, number_of, read, symbolic, unknown
 from dptrain.program.shapes import is_open
-from dptrain.program.tensor import Tensor, Variable, constant, placeholder, reading_weights_in, scope, tracing
+from dptrain.program.tensor import (
+    Tensor,
+    Variable,
+    constant,
+    is_whole,
+    placeholder,
+    reading_weights_in,
+    scope,
+    tracing,
+)
 from dptrain.program.tree import leaves, map_leaves
 from dptrain.random import Purpose, default_seed, next_position, own_seed
 from dptrain.registry.serialization import Configurable, custom_object, function_to_dict, plain
@@ -383,9 +392,13 @@ class Layer(Parts):
         elif not isinstance(value, Tensor) and hasattr(value, "__array__"):
             array = np.asarray(value)
             value = constant(array, self._data_dtype if array.dtype.kind in "fV" and not self.autocast else None)
-        if self.autocast and isinstance(value, Tensor) and value.dtype.kind in "fV":
+        if self.autocast and isinstance(value, Tensor) and value.dtype.kind in "fV" and not self._leaves_whole(value):
             return cast(value, self.compute_dtype)
         return value
+
+    def _leaves_whole(self, value: Tensor) -> bool:
+        """Whether integers in floating-point numbers are not rounded here: a user's own layer may hand on ids."""
+        return is_whole(value) and (self._moves_values or not type(self).call.__module__.startswith("dptrain.layers."))
 
     def _build_for(self, arguments: Mapping[str, Any]) -> None:
         """Build the layer for the shapes of what it is called with."""
@@ -475,8 +488,8 @@ class Layer(Parts):
         variables = self._own
         if [*store.keys()] != [str(number) for number in range(len(variables))]:
             raise ConfigError(
-                f"Layer '{self._display_name}' expected {len(variables)} variables, but received {len(store)} variables "
-                f"during loading. Expected: {[variable.name for variable in variables]}"
+                f"Layer '{self._display_name}' expected {len(variables)} variables, but received {len(store)} "
+                f"variables during loading. Expected: {[variable.name for variable in variables]}"
             )
         for number, variable in enumerate(variables):
             variable.assign(store[str(number)])

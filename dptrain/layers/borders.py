@@ -37,6 +37,8 @@ def _pairs(name: str, value: Any, rank: int) -> Pairs:
 class _Padding(SpatialLayer):
     """Zeros around images."""
 
+    _moves_values = True
+
     padding: Any
 
     @property
@@ -116,6 +118,8 @@ class ZeroPadding3D(_Padding):
 
 class _Cropping(SpatialLayer):
     """Images without their borders."""
+
+    _moves_values = True
 
     cropping: Any
 

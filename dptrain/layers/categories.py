@@ -56,10 +56,13 @@ class CategoryEncoding(Layer):
 
     _unwritten = ("sparse",)
 
+    _keeps_integers = True
+
     def __init__(
         self, num_tokens: int | None = None, output_mode: str = "multi_hot", sparse: bool = False, **options: Any
     ) -> None:
         super().__init__(**options)
+        self.autocast = False  # half precision would round categories
         output_mode = "multi_hot" if output_mode == "binary" else output_mode
         if output_mode not in _MODES[1:]:
             raise ConfigError(f"Unknown arg for output_mode: {output_mode}")
@@ -112,6 +115,8 @@ class Discretization(Layer):
         ConfigError: neither boundaries nor a number, or both, or an argument that is unknown or not supported.
     """
 
+    _keeps_integers = True
+
     def __init__(
         self,
         bin_boundaries: Sequence[float] | None = None,
@@ -123,6 +128,7 @@ class Discretization(Layer):
         name: str | None = None,
     ) -> None:
         super().__init__(name=name, dtype=dtype)
+        self.autocast = False  # half precision would round what stands near a boundary
         self._refuse(sparse=sparse or None)
         if output_mode not in _MODES:
             raise ConfigError(

@@ -34,6 +34,8 @@ class Embedding(Layer):
     _unwritten = ("weights", "lora_rank", "lora_alpha")
     _always_written = ("activity_regularizer",)
 
+    _keeps_integers = True
+
     def __init__(
         self,
         input_dim: int,
@@ -49,6 +51,7 @@ class Embedding(Layer):
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        self.autocast = False  # half precision would round ids
         self._refuse(mask_zero=mask_zero or None)
         self._refuse(lora_rank=lora_rank, lora_alpha=lora_alpha, quantization_config=quantization_config)
         self.input_dim, self.output_dim = positive("input_dim", input_dim), positive("output_dim", output_dim)

@@ -8,7 +8,7 @@ from dptrain import activations
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
 from dptrain.program.shapes import without_rows
-from dptrain.program.tensor import Tensor
+from dptrain.program.tensor import Tensor, is_whole
 from dptrain.program.tree import map_leaves
 from dptrain.registry.serialization import own_or_name
 from dptrain.runtime.text import short
@@ -53,6 +53,9 @@ class Lambda(Layer):
         self.function: Callable[..., Any] = found
         self.output_shape = tuple(shape) if isinstance(shape, list | tuple) else shape
         self.arguments = dict(arguments or {})
+
+    def _leaves_whole(self, value: Tensor) -> bool:
+        return is_whole(value)  # what the function does with ids is the user's
 
     def call(self, inputs: Any, training: bool = False) -> Any:
         """Return what the function makes of the inputs.

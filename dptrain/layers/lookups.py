@@ -228,8 +228,11 @@ class _Lookup(Layer):
     # Arguments that a configuration of Keras' has besides.
     _read: ClassVar[Sequence[str]] = ("vocabulary_size", "has_input_vocabulary", "trainable", "dtype")
 
+    _keeps_integers = True
+
     def __init__(self, given: Mapping[str, Any]) -> None:
         super().__init__(name=given["name"])
+        self.autocast = False  # half precision would round numbers that are looked up
         mode = {"binary": "multi_hot", "tf-idf": "tf_idf"}.get(given["output_mode"], given["output_mode"])
         most, unknown = given["max_tokens"], given["num_oov_indices"]
         self._refuse(sparse=given["sparse"] or None)

@@ -93,6 +93,8 @@ class Concatenate(_Merge):
         options: as `Layer`.
     """
 
+    _moves_values = True
+
     def __init__(self, axis: int = -1, **options: Any) -> None:
         super().__init__(**options)
         self.axis = axis

@@ -41,6 +41,10 @@ class Parts(Configurable):
     _has_default_name = False
     # Whether the model around has the layer's own metrics in its logs; a model's are its own alone.
     _shares_metrics = True
+    # Whether integers come as such where an `Input` without a type has declared floating-point numbers.
+    _keeps_integers = False
+    # Whether `call` only moves numbers, so that integers stay integers.
+    _moves_values = False
 
     @property
     def _default_name(self) -> str:

@@ -28,6 +28,8 @@ class Flatten(Layer):
         ConfigError: another data format.
     """
 
+    _moves_values = True
+
     def __init__(self, data_format: str | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.data_format = checked_format(data_format)
@@ -49,6 +51,8 @@ class Reshape(Layer):
     Raises:
         ConfigError: more than one dimension is unknown, or one is not a positive integer.
     """
+
+    _moves_values = True
 
     def __init__(self, target_shape: Sequence[int], **options: Any) -> None:
         super().__init__(**options)
@@ -86,6 +90,8 @@ class Permute(Layer):
         ConfigError: not each axis once.
     """
 
+    _moves_values = True
+
     def __init__(self, dims: Sequence[int], **options: Any) -> None:
         super().__init__(**options)
         self.dims = tuple(dims)
@@ -111,6 +117,8 @@ class RepeatVector(Layer):
     Raises:
         ConfigError: n is out of range.
     """
+
+    _moves_values = True
 
     def __init__(self, n: int, **options: Any) -> None:
         super().__init__(**options)

@@ -12,6 +12,8 @@ from dptrain.errors import ConfigError
 from dptrain.losses.functions import same_rank
 from dptrain.mixed_precision import policy_of
 from dptrain.ops.cross_entropy import as_labels
+from dptrain.program.dims import read
+from dptrain.program.shapes import differ, is_one
 from dptrain.program.tensor import FLOATX, Tensor, as_tensors, is_half
 from dptrain.registry.names import snake_case
 from dptrain.registry.serialization import Configurable
@@ -160,11 +162,20 @@ def weights_like(values: Tensor, sample_weight: Any) -> Tensor:
     Args:
         values: (rows, ...), or a single number.
         sample_weight: the first axes of that shape, or one of length 1 more; any shape for a single number.
+
+    Raises:
+        ConfigError: another shape.
     """
     (weights,) = as_tensors([sample_weight])
     weights = ops.cast(weights, values.dtype)
-    if values.ndim and weights.ndim == values.ndim + 1:
+    if values.ndim and weights.ndim == values.ndim + 1 and is_one(weights.shape[-1]):
         weights = ops.squeeze(weights, -1)
+    pairs = zip(weights.shape, values.shape, strict=False)
+    if values.ndim and (weights.ndim > values.ndim or any(differ(n, length) and not is_one(n) for n, length in pairs)):
+        raise ConfigError(
+            f"sample_weight of shape {read(weights.shape)}: expected the shape of what is weighted, "
+            f"{read(values.shape)}, or its first axes"
+        )
     fewer = values.ndim - weights.ndim
     return ops.reshape(weights, (*weights.shape, *(1,) * fewer)) if weights.ndim and fewer else weights
 

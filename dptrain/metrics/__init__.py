@@ -54,6 +54,7 @@ from dptrain.metrics.means import (
     Accuracy,
     BinaryAccuracy,
     BinaryCrossentropy,
+    ByTargets,
     CategoricalAccuracy,
     CategoricalCrossentropy,
     CategoricalHinge,
@@ -203,7 +204,7 @@ def as_metric(identifier: Any) -> Metric:
 # What these names mean depends on the outputs and the targets.
 _ACCURACY = (BinaryAccuracy, SparseCategoricalAccuracy, CategoricalAccuracy)
 _CROSSENTROPY = (BinaryCrossentropy, SparseCategoricalCrossentropy, CategoricalCrossentropy)
-_BY_SHAPE: dict[str, tuple[type[Metric], ...]] = {
+_BY_SHAPE: dict[str, tuple[type[means.BuiltIn], ...]] = {
     "accuracy": _ACCURACY,
     "acc": _ACCURACY,
     "crossentropy": _CROSSENTROPY,
@@ -217,6 +218,8 @@ def resolve(
     loss: Loss | None,
     output_shape: Sequence[int | None] | None,
     target_shape: Sequence[int | None] | None = None,
+    *,
+    defers: bool = False,
 ) -> tuple[dict[str, Metric], dict[str, Metric]]:
     """Return what `compile(metrics=..., weighted_metrics=...)` asks for, each under its key in Keras' logs, in order.
 
@@ -230,6 +233,7 @@ def resolve(
         loss: says whether targets are labels; None where there is none.
         output_shape: of one sample; None where it is not known yet, then it has several outputs.
         target_shape: of one sample, () of a label; None where it is not known. Tells labels where the loss does not.
+        defers: where nobody knows what targets are, leave it to their shape in each batch, see `ByTargets`.
 
     Raises:
         ConfigError: an argument is none of these, a name is unknown, or a metric takes other targets than the loss.
@@ -239,7 +243,7 @@ def resolve(
     sparse = labels
     if sparse is None and target_shape is not None and output_shape is not None:
         sparse = len(target_shape) < len(output_shape) or target_shape[-1:] == (1,)
-    place = 0 if one_output else 2 if sparse is False else 1
+    place = 0 if one_output else None if defers and sparse is None else 2 if sparse is False else 1
     times: dict[str, int] = {}
     found: tuple[dict[str, Metric], dict[str, Metric]] = ({}, {})
     for weighted, argument, given in ((0, "metrics", metrics), (1, "weighted_metrics", weighted_metrics)):
@@ -256,16 +260,19 @@ def resolve(
     return found
 
 
-def _named(identifier: Any, labels: bool | None, place: int) -> tuple[Metric, str]:
+def _named(identifier: Any, labels: bool | None, place: int | None) -> tuple[Metric, str]:
     """Return a metric that takes the loss's targets, and the name that it is reported under.
 
     Args:
         identifier: the user's.
         labels: whether targets are labels.
-        place: of what is meant in the entries of `_BY_SHAPE`.
+        place: of what is meant in the entries of `_BY_SHAPE`; None where the targets of a batch tell.
     """
     by_shape = _BY_SHAPE.get(identifier.lower()) if isinstance(identifier, str) else None
-    metric = as_metric(identifier) if by_shape is None else by_shape[place]()
+    if by_shape is None:
+        metric = as_metric(identifier)
+    else:
+        metric = ByTargets(by_shape, identifier) if place is None else by_shape[place]()
     if isinstance(identifier, str):
         metric.name = identifier
     name = metric.name

@@ -1,19 +1,21 @@
 """Keras' metrics that are means over samples: each is a function of `functions` or of the losses."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.losses import functions as losses
-from dptrain.losses.base import last_axis, smoothing
+from dptrain.losses.base import last_axis, smoothing, wide
+from dptrain.losses.functions import same_rank
 from dptrain.metrics import functions
 from dptrain.metrics.base import Mean, MeanMetricWrapper, positive
+from dptrain.program.shapes import is_one
 from dptrain.program.tensor import Tensor
 from dptrain.registry.names import snake_case
 
 
-class _BuiltIn(MeanMetricWrapper):
+class BuiltIn(MeanMetricWrapper):
     """A metric of Keras'; its class names the function.
 
     Args:
@@ -38,7 +40,7 @@ class _BuiltIn(MeanMetricWrapper):
         return Mean._get_config(self) | self._fn_kwargs
 
 
-class _Answers(_BuiltIn):
+class _Answers(BuiltIn):
     """Right answers, without further arguments."""
 
     _direction = "up"
@@ -66,7 +68,7 @@ class CategoricalAccuracy(_Answers):
     function = staticmethod(functions.categorical_accuracy)
 
 
-class BinaryAccuracy(_BuiltIn):
+class BinaryAccuracy(BuiltIn):
     """Mean over a sample's outputs of whether output > threshold just where the target is 1."""
 
     function = staticmethod(functions.binary_accuracy)
@@ -76,7 +78,7 @@ class BinaryAccuracy(_BuiltIn):
         super().__init__(name, dtype, threshold=threshold)
 
 
-class TopKCategoricalAccuracy(_BuiltIn):
+class TopKCategoricalAccuracy(BuiltIn):
     """Fraction of samples that have fewer than k outputs above that where the highest target value is.
 
     Args:
@@ -95,7 +97,7 @@ class TopKCategoricalAccuracy(_BuiltIn):
         super().__init__(name, dtype, k=positive(k))
 
 
-class SparseTopKCategoricalAccuracy(_BuiltIn):
+class SparseTopKCategoricalAccuracy(BuiltIn):
     """Fraction of samples that have fewer than k outputs above that at the label.
 
     Args:
@@ -124,7 +126,7 @@ class SparseTopKCategoricalAccuracy(_BuiltIn):
         super().__init__(name, dtype, k=positive(k))
 
 
-class _Distance(_BuiltIn):
+class _Distance(BuiltIn):
     """How far outputs are from targets, without further arguments."""
 
     _direction = "down"
@@ -215,7 +217,7 @@ def _cosine(y_true: Any, y_pred: Any, axis: int) -> Tensor:
     return -losses.cosine_similarity(y_true, y_pred, axis)
 
 
-class CosineSimilarity(_BuiltIn):
+class CosineSimilarity(BuiltIn):
     """The cosine of the angle between y_true and y_pred."""
 
     function = staticmethod(_cosine)
@@ -225,7 +227,7 @@ class CosineSimilarity(_BuiltIn):
         super().__init__(name, dtype, axis=axis)
 
 
-class PearsonCorrelation(_BuiltIn):
+class PearsonCorrelation(BuiltIn):
     """The correlation of y_true and y_pred within each sample."""
 
     function = staticmethod(functions.pearson_correlation)
@@ -235,7 +237,7 @@ class PearsonCorrelation(_BuiltIn):
         super().__init__(name, dtype, axis=axis)
 
 
-class ConcordanceCorrelation(_BuiltIn):
+class ConcordanceCorrelation(BuiltIn):
     """The concordance of y_true and y_pred within each sample."""
 
     function = staticmethod(functions.concordance_correlation)
@@ -245,7 +247,7 @@ class ConcordanceCorrelation(_BuiltIn):
         super().__init__(name, dtype, axis=axis)
 
 
-class SparseCategoricalCrossentropy(_BuiltIn):
+class SparseCategoricalCrossentropy(BuiltIn):
     """-log of the probability at the label; see the loss of that name.
 
     Args:
@@ -276,7 +278,7 @@ class SparseCategoricalCrossentropy(_BuiltIn):
         super().__init__(name, dtype, from_logits=from_logits, ignore_class=None, axis=last_axis(axis))
 
 
-class CategoricalCrossentropy(_BuiltIn):
+class CategoricalCrossentropy(BuiltIn):
     """-sum over classes of y_true log probability; see the loss of that name.
 
     Args:
@@ -305,7 +307,7 @@ class CategoricalCrossentropy(_BuiltIn):
         super().__init__(name, dtype, **given)
 
 
-class BinaryCrossentropy(_BuiltIn):
+class BinaryCrossentropy(BuiltIn):
     """Mean over a sample's outputs of -y_true log p - (1 - y_true) log(1 - p); see the loss of that name.
 
     Args:
@@ -326,3 +328,29 @@ class BinaryCrossentropy(_BuiltIn):
         label_smoothing: float = 0,
     ) -> None:
         super().__init__(name, dtype, from_logits=from_logits, label_smoothing=smoothing(label_smoothing))
+
+
+class ByTargets(Mean):
+    """A metric whose kind the shapes of targets and outputs tell in each batch, as Keras tells it of "accuracy".
+
+    Args:
+        kinds: for one output, for labels, and for values such as one-hot vectors.
+        name: its key in logs.
+    """
+
+    def __init__(self, kinds: Sequence[type[BuiltIn]], name: str) -> None:
+        super().__init__(name)
+        self.kinds = tuple(kinds)
+        self._direction = self.kinds[0]._direction
+
+    def update_state(  # type: ignore[override]  # as Keras has it: what it adds is made of two
+        self, y_true: Any, y_pred: Any, sample_weight: Any = None
+    ) -> None:
+        """Add a batch; as `MeanMetricWrapper`."""
+        target, output = wide(y_true), wide(y_pred)
+        of_one = output.ndim < 2 or is_one(output.shape[-1])
+        of_labels = target.ndim < output.ndim or is_one(target.shape[-1])
+        kind = self.kinds[0 if of_one else 1 if of_labels else 2]
+        if not kind._takes_labels:
+            target, output = same_rank(target, output)
+        super().update_state(kind.function(target, output), sample_weight)

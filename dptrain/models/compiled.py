@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dptrain import losses
+from dptrain import losses, ops
 from dptrain.errors import ConfigError
 from dptrain.losses import Loss
 from dptrain.losses.classes import BinaryCrossentropy, CategoricalCrossentropy, SparseCategoricalCrossentropy
@@ -14,7 +14,7 @@ from dptrain.metrics import Metric, resolve
 from dptrain.metrics.base import Mean
 from dptrain.optimizers import Optimizer
 from dptrain.program import tree
-from dptrain.program.tensor import Tensor
+from dptrain.program.tensor import Tensor, as_tensors
 from dptrain.train.sharding import Sharded
 
 
@@ -235,7 +235,7 @@ class Outputs:
         tracked = sum(loss is not None for loss in given[0]) > 1
         self.flat: list[Output] = []
         for name, shape, loss, weight, plain, weighted in zip(names, shapes, *given, strict=True):
-            found = resolve(_listed(plain), _listed(weighted), loss, shape)
+            found = resolve(_listed(plain), _listed(weighted), loss, shape, defers=True)
             tracker = Mean(f"{name}_loss") if tracked and loss is not None else None
             self.flat.append(Output(name, loss, 1.0 if weight is None else float(weight), *found, tracker))
         self.nested = tree.refilled(nested, iter(self.flat))
@@ -285,7 +285,7 @@ class Outputs:
             weights = [sample_weight] * len(self.flat) if spread else _like(sample_weight, self.nested)
             return list(zip(self.flat, _like(y, self.nested), tree.leaves(y_pred), weights, strict=True))
         predicted = _ordered(y_pred, names) if isinstance(y_pred, Mapping) else tree.leaves(y_pred)
-        targets = _ordered(y, names)
+        targets = map(_for_arithmetic, _ordered(y, names))
         weights = _ordered(sample_weight, names, spread=True)
         return list(zip(self.flat, targets, predicted, weights, strict=True))
 
@@ -399,6 +399,18 @@ def _by_output(value: Any, names: Sequence[str], nested: Any, what: str, several
             )
         return list(value)
     return [value] * len(names)
+
+
+# The types of targets in which arithmetic wraps, or is not defined, and those that losses and metrics get them in.
+_WIDER = {"bool": "float32", "uint8": "int32", "int8": "int32", "uint16": "int32", "int16": "int32", "uint32": "int64"}
+
+
+def _for_arithmetic(target: Any) -> Any:
+    """Return targets in a type in which a user's own function may compute: -y of uint8 is no number of theirs."""
+    if target is None:
+        return None
+    (tensor,) = as_tensors([target])
+    return ops.cast(tensor, _WIDER[tensor.dtype.name]) if tensor.dtype.name in _WIDER else tensor
 
 
 def _ordered(data: Any, names: Sequence[str], *, spread: bool = False) -> list[Any]:

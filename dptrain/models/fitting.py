@@ -132,13 +132,15 @@ class Fitting(Layer):
             verbose: 0 silent, 1 live line, 2 one line an epoch, "auto" for 1 where a terminal shows it, mpirun's
                 as well, else 2; DPTRAIN_PROGRESS (live, lines, none) overrides "auto".
             callbacks: called on every rank.
-            validation_split: this fraction of the samples, the last ones, is evaluated instead of trained on.
+            validation_split: this fraction of the samples, the last ones, is evaluated instead of trained on; of arrays
+                alone, which may be nested.
             validation_data: (x, y) or (x, y, sample_weight) to evaluate after epochs, or what makes batches.
             shuffle: a new order every epoch, f(seed, epoch); "batch" changes the order within batches only. Of a
                 PyDataset it is the order of its batches; others that make batches keep theirs.
             class_weight: weights of samples by their label, 1 where it is not named; of those trained on, not of the
                 validation's.
-            sample_weight: (rows,) weights of the samples in the loss.
+            sample_weight: (rows,) weights of the samples in the loss; or of their parts, (rows, steps) of outputs
+                (rows, steps, n), (rows, height, width) of maps; of several outputs one for all, or nested as these.
             initial_epoch: number of epochs that are done already.
             steps_per_epoch: end epochs after that many steps; the next goes on in the data where the last has ended. Of
                 a `Split` every epoch is a pass in a new order.

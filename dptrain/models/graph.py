@@ -4,7 +4,7 @@ The order of layers is Keras' (keras/src/models/functional.py, `map_graph_networ
 in both: by falling distance from the outputs, then as a walk from the outputs meets them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from dptrain.layers.node import Node
 from dptrain.program import tree
 from dptrain.program.dims import bound, is_number, learned, number_of, read
 from dptrain.program.shapes import axis_of_one
-from dptrain.program.tensor import Tensor, as_tensors, counted
+from dptrain.program.tensor import Tensor, as_tensors, counted, is_half, is_whole
 
 # What makes a symbolic tensor: a call of a layer, or the tensor itself where an op was called.
 Maker = Node | Tensor
@@ -77,12 +77,16 @@ class Graph:
         names = [one.name for one in tree.leaves(self.inputs)]
         given = as_tensors(tree.matched(inputs, self.inputs, names, by_key=True))
         known: dict[int, Any] = {}
+        integers: dict[int, Tensor] = {}
         lengths: dict[str, Any] = {}
         for symbol, one in zip(tree.leaves(self.inputs), given, strict=True):
             wanted = np.dtype(dtype) if symbol.dtype.kind in "fV" else symbol.dtype
             one = _of_rank(one, symbol)
             _check_rows(one, symbol)
             known[id(symbol)] = one if one.dtype == wanted else ops.cast(one, wanted)
+            if wanted.kind in "fV" and one.dtype.kind in "iu":
+                integers[id(symbol)] = one
+                known[id(symbol)].is_whole = True
             learned(lengths, symbol.shape, one.shape)
 
         def value(symbol: Any) -> Any:
@@ -97,12 +101,17 @@ class Graph:
                     known[id(symbol)] = counted(**attributes)
                 else:
                     known[id(symbol)] = symbol.op(*map(value, symbol.inputs), **attributes)
+                    _mark_whole(known[id(symbol)], symbol.inputs, symbol.op.moves, known)
             return known[id(symbol)]
 
         def run(node: Node) -> None:
-            self._call(node, value, known, call)
+            if integers and node.layer._keeps_integers:  # float32 would round them from 2^24 on
+                self._call(node, lambda x: integers[id(x)] if id(x) in integers else value(x), known, call)
+            else:
+                self._call(node, value, known, call)
             for symbol in tree.leaves(node.outputs):
                 if isinstance(known[id(symbol)], Tensor):
+                    _mark_whole(known[id(symbol)], tree.leaves(node.arguments), node.layer._moves_values, known)
                     learned(lengths, symbol.shape, known[id(symbol)].shape)
 
         for node in self.nodes:  # in order, so that no chain of layers is too deep for Python
@@ -206,6 +215,19 @@ def name_of_maker(symbol: Tensor) -> str:
         return str(symbol.history.layer.name)
     assert symbol.op is not None
     return symbol.op.label
+
+
+def _mark_whole(output: Tensor, inputs: Sequence[Any], moves: bool, known: Mapping[int, Any]) -> None:
+    """Mark an output as one of integers, if it has been made of such by moving them.
+
+    Args:
+        output: of a layer or an op.
+        inputs: symbols of what it was made of.
+        moves: whether its maker only moves numbers.
+        known: tensors by their symbols.
+    """
+    if moves and not is_half(output.dtype) and inputs and all(is_whole(known.get(id(symbol))) for symbol in inputs):
+        output.is_whole = True
 
 
 def _of_rank(given: Tensor, like: Tensor) -> Tensor:

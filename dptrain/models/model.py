@@ -30,7 +30,7 @@ from dptrain.models.structure import Structure, sample_shape, symbol
 from dptrain.models.summary import summary
 from dptrain.optimizers import LossScaleOptimizer, Optimizer
 from dptrain.program import tree
-from dptrain.program.tensor import Variable, unchanged, untraced
+from dptrain.program.tensor import Tensor, Variable, constant, unchanged, untraced
 from dptrain.random import default_seed
 from dptrain.runtime.defaults import DEFAULT_BUCKET_MB
 from dptrain.runtime.failure import end_job, phase
@@ -211,6 +211,17 @@ class Model(Fitting, Files, Structure):
             raise
         self._output_shapes = tree.map_leaves(lambda path, one: sample_shape(one), outputs)
         self._adopt(self._model_seed)
+
+    @property
+    def _keeps_integers(self) -> bool:  # type: ignore[override]  # of inputs, which are cast where layers take them
+        return self._graph is not None
+
+    def _as_tensor(self, value: Any) -> Any:
+        if not self._keeps_integers:
+            return super()._as_tensor(value)
+        if isinstance(value, Variable):
+            return value.tensor
+        return constant(value) if not isinstance(value, Tensor) and hasattr(value, "__array__") else value
 
     def _build_for(self, arguments: Any) -> None:  # a `Layer`'s, whose weights are its sublayers'
         if type(self).build is not Model.build and not self.built:
@@ -917,7 +928,7 @@ def _shapes(batch: Any) -> list[tuple[int, ...]]:
 
 def _kind(array: Any, dtype: str) -> npt.DTypeLike:
     own = getattr(array, "dtype", None)
-    return dtype if own is None or np.dtype(own).kind in "fV" else np.dtype(own)
+    return dtype if own is None or np.dtype(own).kind in "fV" else np.dtype(own).newbyteorder("=")
 
 
 def _symbols(shape: Any, dtype: str) -> Any:

@@ -14,7 +14,7 @@ from dptrain.program import tree
 from dptrain.program.dims import read
 from dptrain.program.tensor import Tensor
 from dptrain.runtime.failure import warn
-from dptrain.runtime.files import write_atomically
+from dptrain.runtime.files import write_through_links
 from dptrain.runtime.launcher import detect_launch
 
 _CHARACTER, _LINE, _PADDING, _GAP = 7.5, 18, 10, 36  # pixels
@@ -105,7 +105,7 @@ def plot_model(
     elif path.suffix != ".svg" and (graphviz := shutil.which("dot")) is not None:
         text = model_to_dot(model, rankdir=rankdir, **shown)
         if writes:
-            write_atomically(path, _drawn(graphviz, path.suffix.lstrip(".") or "png", text))
+            write_through_links(path, _drawn(graphviz, path.suffix.lstrip(".") or "png", text))
         return text
     else:
         text = _svg(_boxes(model, rankdir, shown), rankdir)
@@ -113,7 +113,7 @@ def plot_model(
             warn(f"plot_model: no Graphviz (dot) to write {path}; wrote {path.with_suffix('.svg')}")
             path = path.with_suffix(".svg")
     if writes:
-        write_atomically(path, text.encode())
+        write_through_links(path, text.encode())
     return text
 
 

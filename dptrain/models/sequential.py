@@ -37,6 +37,7 @@ class Sequential(Model):
     """
 
     _notes_built, _is_base = True, True
+    _keeps_integers = True
 
     def __init__(
         self,

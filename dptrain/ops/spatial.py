@@ -13,7 +13,7 @@ import numpy as np
 from dptrain.errors import ConfigError
 from dptrain.ops.convolution import Window, conv2d, conv2d_input, max_pool2d
 from dptrain.ops.depthwise import depthwise2d, taps
-from dptrain.ops.elementwise import multiply
+from dptrain.ops.elementwise import floating, multiply
 from dptrain.ops.manipulation import concatenate, expand_dims, reshape, transpose
 from dptrain.ops.padding import pad
 from dptrain.program.dims import greatest, is_number
@@ -221,9 +221,12 @@ def average_pool(
     padding: str = "valid",
     data_format: str | None = None,
 ) -> Tensor:
-    """Return the mean of each window of each channel, of what of it lies in the image; as `max_pool`."""
+    """Return the mean of each window of each channel, of what of it lies in the image; as `max_pool`.
+
+    That of integers is float32.
+    """
     x, window, stride, size, before, in_format = _windows(
-        "average_pool", inputs, pool_size, strides, padding, data_format
+        "average_pool", floating(inputs), pool_size, strides, padding, data_format
     )
     image, size = tuple(map(int, x.shape[1:-1])), tuple(map(int, size))
     total: Any = None

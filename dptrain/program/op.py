@@ -127,7 +127,7 @@ class Op:
         self.letters = letters
         self._named = None if callable(letters) else parsed_for_any_shape(letters, self.name, self.operands)
         # It moves or converts elements, of which half precision needs no arithmetic.
-        self._moves = isinstance(lowering, ViewMap | Gather | Insert | Join) or (
+        self.moves = isinstance(lowering, ViewMap | Gather | Insert | Join) or (
             isinstance(lowering, Element) and lowering.converts
         )
         # What calls without attributes make of inputs of these `Tensor.kind`s, and whether the ufunc makes it.
@@ -181,7 +181,7 @@ class Op:
             at_once = False
             shape = self.shape(*[one.shape for one in tensors], **attributes)
             dtype = np.dtype(self.dtype(*[one.dtype for one in tensors], **attributes))
-            if not self._moves and (is_half(dtype) or any([is_half(one.dtype) for one in tensors])):
+            if not self.moves and (is_half(dtype) or any([is_half(one.dtype) for one in tensors])):
                 return self._in_float32(tensors, attributes, dtype)
             if any([one is None for one in values]) or is_open(shape):
                 return Tensor(self, tensors, attributes, shape, dtype, name=SCOPE.get())

@@ -57,6 +57,11 @@ def promoted(*dtypes: DType) -> DType:
     return np.result_type(*(floats if BFLOAT16 in halves else dtypes))
 
 
+def native(array: Array) -> Array:
+    """Return an array in this machine's byte order, as kernels read it; itself where it is."""
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
 class Tensor(Operand):
     """What an op returns: a shape, a type, the op and its inputs; and a value, unless it waits for a placeholder.
 
@@ -74,6 +79,8 @@ class Tensor(Operand):
         tracking: whether results of it remember how they were made: NOT_TRACKED, WATCHED or TRAINABLE.
         kind: shape and type of a value that has nothing to do with the number of rows, else None.
         history: of what a layer made of symbolic tensors: that call.
+        is_whole: its floating-point numbers are integers by what made it, which half precision would lose; not set
+            where nobody knows: see `is_whole`.
     """
 
     __slots__ = (
@@ -82,6 +89,7 @@ class Tensor(Operand):
         "dtype",
         "history",
         "inputs",
+        "is_whole",
         "kind",
         "logits",
         "name",
@@ -92,6 +100,8 @@ class Tensor(Operand):
         "value",
         "variable",
     )
+
+    is_whole: bool
 
     def __init__(
         self,
@@ -226,6 +236,11 @@ class Tensor(Operand):
         METHODS["backward"](self, gradient)
 
 
+def is_whole(value: Any) -> bool:
+    """Whether a tensor's floating-point numbers are known to be integers, such as ids of an input without a type."""
+    return getattr(value, "is_whole", False)
+
+
 def as_tensors(inputs: Sequence[Any]) -> Sequence[Tensor]:
     """Return tensors of tensors, variables, arrays and numbers; Python's numbers take the type of what they meet."""
     for one in inputs:
@@ -280,7 +295,7 @@ def constant(value: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return a tensor of a value that is known."""
     if isinstance(value, Tensor):
         return value
-    array = np.asarray(value, dtype)
+    array = native(np.asarray(value, dtype))
     if dtype is None and array.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic):
         array = array.astype(floatx())
     if array.dtype.kind not in "fiub" and array.dtype != BFLOAT16:

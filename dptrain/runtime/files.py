@@ -22,6 +22,8 @@ from dptrain.errors import DataError, OutputError
 Piece = bytes | memoryview
 
 _ADVICE = "choose another --out"
+# That one path may lead through, as Linux counts.
+_MOST_LINKS = 40
 
 FILE, FOLDER = "a regular file", "a folder"
 _KINDS = {
@@ -357,6 +359,35 @@ def write_atomically(path: Path, content: bytes, *, advice: str = _ADVICE) -> No
     """
     with writing(path, len(content), advice=advice), open_directory(path.parent) as folder:
         folder._replace(path.name, [content])
+
+
+def write_through_links(path: Path, content: bytes, *, advice: str = _ADVICE) -> None:
+    """Write a file that the user has named, as `write_atomically`; a link leads to what is replaced, and stays.
+
+    A link that is another user's is replaced itself, as `write_atomically` does: it could lead anywhere.
+
+    Raises:
+        OutputError: as `write_atomically`; or links lead nowhere, or to something that is no regular file.
+    """
+    with writing(path, len(content), advice=advice):
+        target = _behind_links(path)
+    write_atomically(target, content, advice=advice)
+
+
+def _behind_links(path: Path) -> Path:
+    """Return where links of this user's, or root's, lead from a path.
+
+    Raises:
+        OSError: nowhere, or to something that is no regular file.
+    """
+    target = path
+    for _ in range(_MOST_LINKS):
+        if not target.is_symlink() or os.lstat(target).st_uid not in (os.geteuid(), 0):
+            if target is not path and target.exists():
+                _refuse_irregular(os.stat(target).st_mode)
+            return target
+        target = target.parent / os.readlink(target)
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
 
 @contextlib.contextmanager

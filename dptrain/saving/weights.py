@@ -7,7 +7,7 @@ from typing import Any
 
 from dptrain.errors import ConfigError, OutputError
 from dptrain.registry.serialization import plain
-from dptrain.runtime.files import output_error, write_atomically
+from dptrain.runtime.files import output_error, write_through_links
 from dptrain.saving import keras_2_h5, keras_h5, keras_zip, safetensors_file
 from dptrain.saving.reading import Loaded, opened
 
@@ -37,7 +37,7 @@ def write(path: Path, encode: Callable[[], bytes], *, overwrite: bool) -> None:
         raise output_error(path, error, advice=_ADVICE) from error
     if exists and not overwrite:
         raise OutputError(f"{path} exists; pass overwrite=True to replace it")
-    write_atomically(path, encode(), advice=_ADVICE)
+    write_through_links(path, encode(), advice=_ADVICE)
 
 
 def weights_encoder(path: Path) -> Callable[[Any], bytes]:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import dptrain
 from dptrain import losses as our_losses
 from dptrain import metrics as our_metrics
 from dptrain import ops
@@ -334,3 +335,33 @@ def test_configurations_travel_both_ways(keras, kind):
         assert type(back) is made
         assert back._get_config() == mine._get_config()
         assert set(there.get_config()) - {"fn"} <= set(mine._get_config()), made
+
+
+LABELS = np.random.default_rng(8).integers(0, 3, (12, 4))
+ONE_HOT = np.eye(3, dtype=np.float32)[LABELS]
+STEPS = np.random.default_rng(9).random((12, 4)).astype(np.float32)
+TARGETS = {
+    "labels": (LABELS[:, 0], None),
+    "a column of labels": (LABELS[:, :1], None),
+    "one-hot": (ONE_HOT[:, 0], None),
+    "several labels": (np.maximum(ONE_HOT[:, 0], ONE_HOT[:, 1]), STEPS[:, 0]),
+    "labels of steps": (LABELS, STEPS),
+    "one-hot of steps": (ONE_HOT, STEPS),
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("loss", ["own", "known"])
+def test_accuracy_and_weights_of_targets_of_any_shape(keras, name, loss):
+    y, weights = TARGETS[name]
+    shape = (4, 3) if y.ndim > 2 or y.shape[1:] == (4,) else (3,)
+    x = np.random.default_rng(3).dirichlet(np.ones(3), (12, *shape[:-1])).astype(np.float32)
+    known = "categorical_crossentropy" if y.shape[1:] == shape else "sparse_categorical_crossentropy"
+
+    def evaluated(library):
+        model = library.Sequential([library.layers.Input(shape), library.layers.Identity()])
+        own = lambda y_true, y_pred: library.ops.mean(library.ops.square(y_pred), -1)  # noqa: E731
+        model.compile("sgd", own if loss == "own" else known, metrics=["accuracy"], weighted_metrics=["acc"])
+        return model.evaluate(x, y, sample_weight=weights, batch_size=12, verbose=0, return_dict=True)
+
+    assert evaluated(dptrain) == pytest.approx(evaluated(keras), rel=1e-5)

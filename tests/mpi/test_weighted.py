@@ -18,6 +18,7 @@ CASES = {
     "mean of weights and a class ignored": (SPARSE, {"ignore_class": 2, "reduction": "mean_with_sample_weight"}, True),
     "sum": (DENSE, {"reduction": "sum"}, True),
     "mean of weights": (DENSE, {"reduction": "mean_with_sample_weight", "label_smoothing": 0.1}, True),
+    "weights of steps": (SPARSE, {}, True, 5),
 }
 
 
@@ -30,8 +31,8 @@ def train(tmp_path_factory):
     def train(ranks: int, case: str) -> dict[str, np.ndarray]:
         if ranks not in kept:
             cases = {}
-            for each, (name, config, weighted) in taken(CASES.items(), 2):
-                options = {"loss": {"class_name": name, "config": config}, "weighted": weighted, "dtype": "float64"}
+            for each, (name, config, weighted, *steps) in taken(CASES.items(), 2):
+                options = {"loss": {"class_name": name, "config": config}, "weighted": weighted, "steps": steps}
                 cases[each] = [SCRIPT, str(folder / f"{ranks}, {each}.npz"), json.dumps(options)]
             kept[ranks] = in_turn(ranks, cases, folder / f"on {ranks}")
         assert (kept[ranks][case].code, kept[ranks][case].err) == (0, "")

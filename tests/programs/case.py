@@ -18,6 +18,7 @@ from dptrain.program.program import ROWS, Program, trace
 from dptrain.program.shapes import Shape
 from dptrain.program.tensor import Tensor, Variable
 from dptrain.random import Purpose
+from tests.programs.memory import WAYS
 
 # NumPy's numbers that are none, and what is near the ends of what float32 counts.
 SPECIAL = (np.nan, np.inf, -np.inf, 0.0, 1e30, -1e30)
@@ -42,6 +43,7 @@ class Case:
         summed: variables of which each rank is to keep a summand, see `placement.place`.
         bucket_bytes: of a message's sums at most; None for any number.
         pack: it is executed alone, in a pack, and alone again.
+        memory: how leaves lie in memory, by name: one of `memory.WAYS`. That of variables' arrays is used again.
         seed: of the numbers.
     """
 
@@ -57,6 +59,7 @@ class Case:
     summed: tuple[str, ...] = ()
     bucket_bytes: int | None = None
     pack: bool = False
+    memory: Mapping[str, str] = field(default_factory=dict)
     seed: int = 0
 
     @property
@@ -120,6 +123,18 @@ class Case:
         """Return what inputs hold."""
         return {name: self.value(name, run) for name in self.named("input")}
 
+    def in_memory(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return what leaves hold as it lies in memory."""
+        return {name: WAYS[self.memory[name]](one) if name in self.memory else one for name, one in values.items()}
+
+    def _variable(self, name: str, run: int) -> Variable:
+        """Return a variable, made of an array that is used again."""
+        value = self.in_memory({name: self.value(name, run)})[name]
+        made = Variable(value, name, trainable=False)
+        if value.flags.writeable:
+            value[...] = 1
+        return made
+
     def starts(self, rows: int | None = None) -> list[int]:
         """Return where in the input `rows` the rows of each step begin, of a rank that has so many."""
         return [number * (self.rows if rows is None else rows) for number in range(self.steps)]
@@ -141,7 +156,7 @@ class Case:
 
     def trace(self, run: int = 0) -> Program:
         """Return the program, with variables of its own."""
-        variables = {name: Variable(self.value(name, run), name, trainable=False) for name in self.named("variable")}
+        variables = {name: self._variable(name, run) for name in self.named("variable")}
         seeds = dptrain.ops.random.SeedGenerator(self.seed + run, "seeds", purpose=Purpose.DROPOUT)
 
         def step(*given: Tensor) -> dict[str, Any]:

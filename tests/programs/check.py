@@ -37,7 +37,7 @@ def results(case: Case, program: Program, executable: Any) -> dict[str, Array]:
 def run_alone(case: Case, make: Make, run: int = 0) -> dict[str, Array]:
     """Return what an executable computes of a case, in one call."""
     program = case.trace(run)
-    executable = make(program, case.values(run))
+    executable = make(program, case.in_memory(case.values(run)))
     executable.run(case.starts())
     return results(case, program, executable)
 
@@ -53,7 +53,8 @@ def run_on_ranks(case: Case, make: Make) -> dict[str, Array]:
     def work(comm: VirtualComm) -> dict[str, Array]:
         program = place(case.trace())
         rows, first = case.shards[comm.rank], sum(case.shards[: comm.rank])
-        executable = make(program, case.of_rank(values, comm.rank), rows=rows, first_row=first, comm=comm)
+        own = case.in_memory(case.of_rank(values, comm.rank))
+        executable = make(program, own, rows=rows, first_row=first, comm=comm)
         executable.run(case.starts(rows))
         return results(case, program, executable)
 
@@ -247,7 +248,8 @@ def wrong_on_cuda(case: Case, backend: Any, another: Callable[[], Any] | None = 
                 program = place(case.trace())
                 comm = Replayed(case, rank, others[rank])
                 first = sum(case.shards[:rank])
-                executable = make(program, case.of_rank(values, rank), rows=rows, first_row=first, comm=comm)
+                own = case.in_memory(case.of_rank(values, rank))
+                executable = make(program, own, rows=rows, first_row=first, comm=comm)
                 executable.run(case.starts(rows))
                 found.append(results(case, program, executable))
             # Each rank has sums of its own parts by CUDA, and the others' by NumPy.

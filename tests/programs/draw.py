@@ -24,10 +24,11 @@ from dptrain.errors import ConfigError
 from dptrain.program.dims import Dim
 from dptrain.program.mesh import Axes
 from dptrain.program.placement import place
-from dptrain.program.program import Program
+from dptrain.program.program import ROWS, Program
 from dptrain.program.tensor import Tensor, Variable, placeholder, tracing
 from tests.programs.case import Case, environment
 from tests.programs.exact import Exact
+from tests.programs.memory import WAYS
 
 # Where the generators of code, and what executes it, keep the lengths around which they decide.
 GENERATORS = (
@@ -783,9 +784,16 @@ SITUATIONS = {
 def program(seed: int, device: str = "cpu") -> Case:
     """Return the program of a seed; one that cannot be traced or placed ends at the line where that fails."""
     try:
-        return _program(Drawing(seed, device), seed, device == "mesh")
+        return _in_memory(_program(Drawing(seed, device), seed, device == "mesh"), seed)
     except CrashedError as crash:
         return crash.case
+
+
+def _in_memory(case: Case, seed: int) -> Case:
+    """Return a case of which some arrays lie in memory as users have them."""
+    rng, ways = np.random.default_rng((seed, 38)), list(WAYS)
+    memory = {name: str(rng.choice(ways)) for name in case.leaves if rng.random() < 0.4 and name != ROWS}
+    return replace(case, memory=memory)
 
 
 def _program(d: Drawing, seed: int, on_mesh: bool) -> Case:

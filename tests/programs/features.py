@@ -12,6 +12,7 @@ from dptrain.program.placement import place
 from dptrain.program.program import Program
 from dptrain.program.tensor import OPS, Tensor
 from tests.programs.case import Case
+from tests.programs.memory import WAYS
 
 _VIEWS = {"reshape_to": "reshape", "transpose_to": "transpose", "getitem": "slice"}
 _ORDERS = [f"{a}, then {b}" for a, b in permutations(_VIEWS.values(), 2)]
@@ -29,6 +30,7 @@ WANTED = frozenset(
     | {"several rows for each of the batch", "flag from a number", "whole number from a fraction", "number from a flag"}
     | {"NaN and infinities", "several float64 tensors in one message", "several variables taken by row"}
     | {"alone, pack, alone", "2 ranks", "3 ranks", "a rank without rows", "gradient", "update", "random numbers"}
+    | {f"in memory {way}" for way in WAYS}
     | {f"op {name}" for name in OPS}
 )
 
@@ -52,6 +54,7 @@ def features(case: Case) -> set[str]:
         messages = [message for stage in stages(place(program)) for message in stage.messages]
         if any(sum(one.dtype == np.float64 for one in message) > 1 for message in messages):
             found.add("several float64 tensors in one message")
+    found |= {f"in memory {way}" for way in case.memory.values()}
     found |= {"alone, pack, alone"} if case.pack else set()
     found |= {"gradient"} if any("gradients" in line for line in case.lines) else set()
     found |= {"update"} if case.updates else set()

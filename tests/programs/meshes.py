@@ -58,7 +58,7 @@ def run_on_mesh(case: Case, make: Make, traced_for: int | None = None) -> dict[s
         for one in own.summed if replica else ():
             one.assign(np.zeros(one.shape, one.dtype))
         rows, first = case.shards[replica], sum(case.shards[:replica])
-        executable = make(own, case.of_rank(values, replica), rows=rows, first_row=first, comm=comm)
+        executable = make(own, case.in_memory(case.of_rank(values, replica)), rows=rows, first_row=first, comm=comm)
         executable.run(case.starts(rows))
         summands = frozenset(f"state {one.name}" for one in own.summed)
         return _OfRank(at, results(case, own, executable), summands)

@@ -82,6 +82,8 @@ def _smaller(case: Case) -> Iterator[Case]:
                     first = min(shards[0], less)
                     shards = (first, *([0] * (len(case.shards) - 2)), less - first) if len(shards) > 1 else (less,)
                 yield replace(case, lengths={**case.lengths, name: less}, shards=shards)
+    for name in case.memory:
+        yield replace(case, memory={one: way for one, way in case.memory.items() if one != name})
     for name, text in case.leaves.items():
         if "special" in text:
             yield replace(case, leaves={**case.leaves, name: text.replace("special", "normal")})
@@ -143,7 +145,10 @@ def _used(case: Case) -> Case:
     lengths = {name: length for name, length in case.lengths.items() if name in words}
     layouts = {name: axes for name, axes in case.layouts.items() if name in leaves and any(axes)}
     summed = tuple(name for name in case.summed if name in leaves)
-    return replace(case, lines=tuple(lines), leaves=leaves, lengths=lengths, layouts=layouts, summed=summed)
+    memory = {name: way for name, way in case.memory.items() if name in leaves}
+    return replace(
+        case, lines=tuple(lines), leaves=leaves, lengths=lengths, layouts=layouts, summed=summed, memory=memory
+    )
 
 
 def _names(text: str) -> set[str]:

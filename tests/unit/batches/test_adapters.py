@@ -1,5 +1,6 @@
 """Batches that the user's own code makes are trained on as the same batches of arrays."""
 
+import collections
 import gc
 import json
 import subprocess
@@ -114,6 +115,78 @@ def test_batches_of_any_sizes(sizes):
         one.train_on_batch(x, y)
     other.fit(Batches(batches), shuffle=False, verbose=0)
     assert bits(one) == bits(other)
+
+
+Named = collections.namedtuple("Named", "image more")
+
+
+def torch_tensor(array):
+    return pytest.importorskip("torch").from_numpy(array)
+
+
+def data_frame(array):
+    return pytest.importorskip("pandas").DataFrame(array, copy=False)
+
+
+class ArrayLike:
+    def __init__(self, array):
+        self.array = array
+
+    def __array__(self, dtype=None, copy=None):
+        return self.array
+
+
+class OnlyDlpack:
+    def __init__(self, array):
+        self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda x: [x],
+        lambda x: x[:, ::-1],
+        lambda x: {"x": x},
+        lambda x: (x, x),
+        lambda x: Named(x, x),
+        lambda x: {"a": x, "b": [x, x]},
+        torch_tensor,
+        lambda x: [torch_tensor(x)],
+        data_frame,
+        lambda x: {"x": data_frame(x)},
+        ArrayLike,
+        OnlyDlpack,
+    ],
+)
+@pytest.mark.parametrize("what", sample(["fit", "evaluate", "predict"], 3))
+def test_a_generator_may_fill_the_same_memory_again(wrap, what):
+    """What is drawn ahead is a copy, however it is nested."""
+
+    class Net(dp.Model):
+        def __init__(self):
+            super().__init__(seed=1)
+            self.dense = Dense(2)
+
+        def call(self, inputs):
+            return self.dense(sum(dp.ops.cast(x, "float32") for x in dp.tree.flatten(inputs)))
+
+    def batches(x, y, weights, *, reuse):
+        for number in range(6):
+            if not reuse:
+                x, y, weights = x.copy(), y.copy(), weights.copy()
+            x[:], y[:], weights[:] = number, number % 3, number + 1
+            yield wrap(x), y, weights
+
+    def result(*, reuse):
+        net = Net()
+        net.compile("sgd", "mse")
+        made = batches(np.empty((4, 3), "f4"), np.empty((4, 2), "f4"), np.empty(4, "f4"), reuse=reuse)
+        if what == "fit":
+            net.fit(made, steps_per_epoch=6, shuffle=False, verbose=0)
+            return net.get_weights()[0]
+        return net.evaluate(made, steps=6, verbose=0) if what == "evaluate" else net.predict(made, steps=6, verbose=0)
+
+    np.testing.assert_array_equal(result(reuse=True), result(reuse=False))
 
 
 def test_dtypes_and_memory_may_change_from_batch_to_batch():

@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import dptrain as dp
 from dptrain.errors import ConfigError, DataError, OutputError
@@ -74,3 +75,36 @@ def test_keras_2_has_them_in_another_place():
         AttributeError, match=r"not supported: preprocessing\.timeseries_dataset_from_array: Keras has it"
     ):
         _ = dp.preprocessing.timeseries_dataset_from_array
+
+
+DEEP = np.array([[0, 4369, 65535], [257, 255, 32896]], np.uint16)
+
+
+@pytest.mark.parametrize("ending", ["png", "tif"])
+@pytest.mark.parametrize("color_mode", ["rgb", "rgba", "grayscale"])
+def test_of_16_bits_the_upper_eight_count(tmp_path, ending, color_mode):
+    (tmp_path / "class").mkdir()
+    for dtype in ("<u2", ">u2"):
+        Image.fromarray(DEEP.astype(dtype)).save(tmp_path / "class" / f"{dtype[1:]}.{ending}")
+    where = tmp_path / "class" / f"u2.{ending}"
+    upper = (DEEP >> 8).astype(np.float32)
+    if color_mode != "grayscale":  # which Keras leaves as it is
+        loaded = dp.utils.img_to_array(dp.utils.load_img(where, color_mode=color_mode))
+        np.testing.assert_array_equal(loaded[..., :3], np.repeat(upper[..., None], 3, 2))
+    else:
+        np.testing.assert_array_equal(
+            dp.utils.img_to_array(dp.utils.load_img(where, color_mode=color_mode))[..., 0], DEEP
+        )
+    if ending == "png":
+        dataset = dp.utils.image_dataset_from_directory(
+            tmp_path, image_size=(2, 3), color_mode=color_mode, verbose=False, shuffle=False
+        )
+        np.testing.assert_array_equal(dataset[0][0][0, ..., 0], upper)
+
+
+def test_more_bits_are_refused_where_they_would_be_cut_off(tmp_path):
+    Image.fromarray(np.array([[0, 1 << 20]], np.int32)).save(tmp_path / "deep.tif")
+    with pytest.raises(DataError, match=r"deep\.tif: pixels of mode I from 0 to 1048576; expected 8 or 16 bits"):
+        dp.utils.load_img(tmp_path / "deep.tif")
+    Image.fromarray(np.array([[0, 200]], np.int32)).save(tmp_path / "flat.tif")
+    assert dp.utils.img_to_array(dp.utils.load_img(tmp_path / "flat.tif"))[0, 1, 2] == 200

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import dptrain as dp
 from dptrain.comm import SoloCommunicator
 from dptrain.data.npy_pair import load_pair
 from dptrain.data.npz import map_npy
@@ -44,7 +45,7 @@ def test_x_stays_on_the_disk(tmp_path, x):
         (X, np.arange(10), {}, r"y\.npy: the last 2 rows have classes that no row before has; shuffle"),
         (X, np.arange(10), {"max_bytes": 79}, r"y\.npy: declared 80 bytes > max_bytes = 79 bytes"),
         (X[:1], np.arange(1.0), {}, "of 1 samples it holds out 0"),
-        (X.astype(">f4"), np.arange(10.0), {}, r"another byte order; save it with astype\('float32'\)"),
+        (np.where(X == 7, np.nan, X).astype(">f4"), np.arange(10) / 3, {}, r"x\.npy: NaN at sample 1, feature 3"),
         (X[:0], np.arange(0.0), {}, "no samples"),
         (np.where(X == 7, np.nan, X), np.arange(10) / 3, {}, r"x\.npy: NaN at sample 1, feature 3"),
     ],
@@ -52,6 +53,18 @@ def test_x_stays_on_the_disk(tmp_path, x):
 def test_files_that_do_not_fit_are_refused(tmp_path, x, y, options, message):
     with pytest.raises(AgreedError, match=message):
         loaded(tmp_path, y, x, **options)
+
+
+@pytest.mark.parametrize("labels", [np.arange(10) % 2, np.arange(10)[:, None] % 2, np.arange(10) / 3])
+def test_files_of_the_other_byte_order_train_as_those_of_this_one(tmp_path, labels):
+    def trained(order):
+        data = loaded(tmp_path, labels.astype(labels.dtype.newbyteorder(order)), X.astype(f"{order}f4"))
+        model = dp.Sequential([dp.layers.Input((4,)), dp.layers.Dense(1)], seed=1)
+        model.compile("sgd", "mse")
+        history = model.fit(data.train, verbose=0, validation_data=data.test).history
+        return data.task, *history.values(), model.predict(data.test.x, verbose=0).tolist()
+
+    assert trained(">") == trained("<")
 
 
 def test_a_file_of_another_length_than_it_declares_is_refused(tmp_path):

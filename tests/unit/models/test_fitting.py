@@ -66,6 +66,28 @@ def test_the_order_of_events():
     np.testing.assert_array_equal(outputs, model.predict(x))
 
 
+@pytest.mark.parametrize("nest", [dict, lambda parts: list(parts.values()), lambda parts: tuple(parts.values())])
+def test_validation_split_of_nested_arrays(nest):
+    rng = np.random.default_rng(4)
+    x = {"a": rng.random((10, 3)), "b": rng.random((10, 2))}
+    y = {"p": rng.random((10, 2)), "q": rng.random((10, 1))}
+    weights = {"p": rng.random(10), "q": rng.random(10)}
+
+    def fitted(rows, **options):
+        inputs = {"a": dp.layers.Input((3,), name="a"), "b": dp.layers.Input((2,), name="b")}
+        both = dp.layers.Concatenate()(list(inputs.values()))
+        outputs = {"p": dp.layers.Dense(2, name="p")(both), "q": dp.layers.Dense(1, name="q")(both)}
+        made = dp.Model(list(inputs.values()), list(outputs.values()), seed=1)
+        made.compile("sgd", "mse")
+        given = [nest({name: one[rows] for name, one in parts.items()}) for parts in (x, y, weights)]
+        return made.fit(given[0], given[1], sample_weight=given[2], epochs=2, verbose=0, **options).history
+
+    last = [nest({name: one[7:] for name, one in parts.items()}) for parts in (x, y, weights)]
+    assert fitted(slice(None), validation_split=0.3) == fitted(slice(7), validation_data=tuple(last))
+    with pytest.raises(ConfigError, match=r"Found incompatible type in the input: \[<class 'float'>\]"):
+        build().fit({"a": [1.0, 2.0], "b": x["b"]}, nest(y), validation_split=0.3, verbose=0)
+
+
 def test_validation_split_takes_the_last_rows():
     x, y = toy(40)
     split = build().fit(x, y, epochs=2, verbose=0, validation_split=0.25)

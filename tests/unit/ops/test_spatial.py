@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dptrain import ops
+from dptrain import layers, ops
 from dptrain.errors import ConfigError
 from dptrain.program.gradient import gradients
 from dptrain.program.tensor import differentiable
@@ -115,6 +115,15 @@ def test_pooling(rank, padding, strides):
         np.testing.assert_array_equal(greatest[(slice(None), *at)], np.nanmax(part, over))
         np.testing.assert_allclose(mean.numpy()[(slice(None), *at)], np.nanmean(part, over), rtol=1e-12)
     assert greatest.shape == mean.shape == (2, *(n + 1 for n in at), 3)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "bool"])
+def test_means_of_integers_are_no_integers(dtype):
+    x = np.array([[200, 101, 0, 3]]).astype(dtype)[..., None]
+    found = ops.average_pool(x, 2)
+    assert found.dtype.name == "float32"
+    np.testing.assert_array_equal(found.numpy().ravel(), x.reshape(2, 2).astype(np.float32).mean(1))
+    np.testing.assert_array_equal(layers.AveragePooling1D(2)(x), found)
 
 
 def test_a_stride_longer_than_the_kernel():

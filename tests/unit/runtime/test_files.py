@@ -4,6 +4,7 @@ import errno
 import os
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,7 @@ from dptrain.runtime.files import (
     replacing_locked,
     sweep_temporaries,
     write_atomically,
+    write_through_links,
 )
 
 DEAD = 2**22 + 1  # above the highest PID that Linux gives
@@ -263,3 +265,32 @@ def test_whichever_call_fails_the_old_file_stays(tmp_path, monkeypatch, call):
         write_atomically(path, b"second")
     assert path.read_bytes() == b"first"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_the_user_names_is_written_through_links(tmp_path, monkeypatch):
+    for name, target in (("second", "folder/first"), ("folder/first", "real"), ("dangling", "folder/new")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).symlink_to(target)
+    (tmp_path / "folder" / "real").write_bytes(b"old")
+    write_through_links(tmp_path / "second", b"new")
+    write_through_links(tmp_path / "dangling", b"made")
+    write_through_links(tmp_path / "plain", b"plain")
+    assert (tmp_path / "folder" / "real").read_bytes() == b"new"
+    assert (tmp_path / "folder" / "new").read_bytes() == b"made"
+    assert (tmp_path / "plain").read_bytes() == b"plain"
+    assert all((tmp_path / name).is_symlink() for name in ("second", "folder/first", "dangling"))
+
+
+def test_links_that_lead_to_no_file(tmp_path, canary, monkeypatch):
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "pipe").symlink_to("fifo")
+    os.mkfifo(tmp_path / "fifo")
+    for name, message in (("loop", "Too many levels of symbolic links"), ("pipe", "it is a named pipe")):
+        with pytest.raises(OutputError, match=f"{name}.*{message}"):
+            write_through_links(tmp_path / name, b"x")
+    (tmp_path / "foreign").symlink_to(canary)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    real = os.lstat
+    monkeypatch.setattr(os, "lstat", lambda path: SimpleNamespace(st_uid=54321, st_mode=real(path).st_mode))
+    write_through_links(tmp_path / "foreign", b"x")
+    assert canary.read_bytes() == b"alive"

@@ -190,6 +190,29 @@ def test_overwrite_false_keeps_the_file(tmp_path):
     model.load_weights(path)
 
 
+@pytest.mark.parametrize("name", ["net.keras", "net.weights.h5", "net.safetensors", "checkpoint.keras", "net.png"])
+def test_what_is_saved_over_a_link_is_where_the_link_leads(tmp_path, name):
+    target = tmp_path / "store" / name
+    target.parent.mkdir()
+    target.write_bytes(b"stale")
+    (tmp_path / name).symlink_to(target)
+    model = dp.Sequential([dp.layers.Input((2,)), dp.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    if name == "net.keras":
+        model.save(tmp_path / name)
+    elif name == "checkpoint.keras":
+        keeper = dp.callbacks.ModelCheckpoint(tmp_path / name)
+        model.fit(np.ones((2, 2)), np.ones((2, 1)), verbose=0, callbacks=[keeper])
+    elif name == "net.png":
+        dp.utils.save_img(tmp_path / name, np.ones((2, 2, 3)))
+    else:
+        model.save_weights(tmp_path / name)
+    assert (tmp_path / name).is_symlink()
+    assert target.stat().st_size > 60
+    if name.endswith(".keras"):
+        np.testing.assert_array_equal(dp.models.load_model(target).get_weights()[0], model.get_weights()[0])
+
+
 def test_a_full_disk_keeps_the_old_file(tmp_path, monkeypatch):
     path, model = tmp_path / "w.safetensors", small(compiled=False)
     path.write_bytes(b"old")
