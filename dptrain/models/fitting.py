@@ -33,7 +33,7 @@ from dptrain.batches.sampling import EVALUATION_ROWS, GlobalSampler, Sampler, fi
 from dptrain.batches.stream import StreamBatches, What
 from dptrain.callbacks import Callback, CallbackList, History, ProgbarLogger, TerminateOnNaN
 from dptrain.callbacks.base import flatten
-from dptrain.comm import Communicator
+from dptrain.comm import Communicator, Same
 from dptrain.data.loading import Split
 from dptrain.distribution.placing import ranks
 from dptrain.errors import ConfigError, PreemptedError
@@ -85,7 +85,9 @@ class Fitting(Layer):
         @property
         def expected_of_batches(self) -> Expected: ...  # noqa: D102
         def step(self, name: str) -> Step: ...  # noqa: D102
-        def agreed(self, comm: Communicator, where: str, action: Callable[[], T]) -> T: ...  # noqa: D102
+        def agreed(  # noqa: D102
+            self, comm: Communicator, where: str, action: Callable[[], T], same: Same[T] | None = None
+        ) -> T: ...
         def collective(self, comm: Communicator) -> AbstractContextManager[None]: ...  # noqa: D102
         def trainer(self, comm: Communicator) -> Trainer: ...  # noqa: D102
         def describe_compiled(self) -> list[Any]: ...  # noqa: D102
@@ -423,10 +425,8 @@ class Fitting(Layer):
             check_given(batch_size=batch_size, steps=steps)
             return self._data(comm, x, y, sample_weight)
 
-        data = self.agreed(comm, "evaluate", check)
-        if comm.size > 1:  # each would evaluate its part of something else
-            about = "the data (shapes, dtypes, checksum) differ"
-            comm.require_same("the ranks call evaluate differently", {about: data.facts}, {about: DRAW_THE_SAME})
+        same = _same_call("evaluate", lambda data: data.facts, arguments=[batch_size, steps])
+        data: Samples | Stream = self.agreed(comm, "evaluate", check, same)
         hooks = self._hooks(callbacks, verbose, epochs=1, steps=None, keeps_history=False)
         watched = _watched(comm, hooks, "test")
         trainer = self.trainer(comm)
@@ -468,27 +468,42 @@ class Fitting(Layer):
         Raises:
             DataError: data that does not fit the model.
         """
+        return self._predict_as("predict", x, batch_size, verbose, steps, callbacks)
+
+    def _predict_as(
+        self,
+        method: str,
+        x: Any,
+        batch_size: int | None,
+        verbose: str | int,
+        steps: int | None = None,
+        callbacks: Sequence[Callback] | None = None,
+    ) -> Array:
+        """Return what `predict` does for a method of that name. Collective."""
         x, _ = self._encoded(x, None)
         comm = self._start(None, x)
         hooks = self._hooks(callbacks, verbose, epochs=1, steps=None, keeps_history=False)
         watched = _watched(comm, hooks, "predict")
 
-        def prepare() -> tuple[Batches, Step | None]:
+        def prepare() -> tuple[Batches, Step | None, Samples | Stream]:
             check_given(batch_size=batch_size, steps=steps)
             source = source_of(x, comm=comm)
             if source is not None:
                 if not self.built:
                     self._look(source)
                     source.on_epoch_end()
-                return stream_batches(source, self.expected_of_batches, comm, steps, what="prediction"), None
+                drawn = stream_batches(source, self.expected_of_batches, comm, steps, what="prediction")
+                return drawn, None, Stream(source)
             samples = Samples(check_inputs(x, self.expected), dtype=self.data_dtype)
             step = self.step("predict")
             together = watched or self._mixes_rows(comm, samples, step)
             size = batch_size or self.fixed_batch_size
-            return evaluation_batches(samples, comm, batch_size=size, steps=steps, together=together), step
+            cut = evaluation_batches(samples, comm, batch_size=size, steps=steps, together=together)
+            return cut, step, samples
 
         self.trainer(comm)
-        batches, step = self.agreed(comm, "predict", prepare)
+        same = _same_call(method, lambda prepared: prepared[2].facts, arguments=[batch_size, steps])
+        batches, step, _ = self.agreed(comm, "predict", prepare, same)
         hooks.params["steps"] = steps or batches.steps
         with self.collective(comm):
             found: Array = self.as_outputs(self.trainer(comm).predict(batches, hooks, step))
@@ -514,8 +529,7 @@ class Fitting(Layer):
             DataError: data that does not fit the model.
         """
         comm = self._start("train_on_batch", x)
-        samples = self.agreed(comm, "train_on_batch", lambda: self._samples(x, y, sample_weight, class_weight))
-        batches = self._one_batch("train_on_batch", samples, comm)
+        batches = self._one_batch("train_on_batch", lambda: self._samples(x, y, sample_weight, class_weight), comm)
         self._warn_of_nothing_to_train()
         with self.collective(comm):
             logs = self.trainer(comm).train_on_batch(batches)
@@ -531,25 +545,25 @@ class Fitting(Layer):
             DataError: data that does not fit the model.
         """
         comm = self._start("test_on_batch", x)
-        samples = self.agreed(comm, "test_on_batch", lambda: self._samples(x, y, sample_weight))
-        batches = self._one_batch("test_on_batch", samples, comm)
+        batches = self._one_batch("test_on_batch", lambda: self._samples(x, y, sample_weight), comm)
         with self.collective(comm):
             logs = self.trainer(comm).test_on_batch(batches)
         return _in_order(logs, return_dict, names_in_order(self.metrics))
 
+    @ending_by_signals()
     def predict_on_batch(self, x: Any) -> Array:
         """Return the model's outputs for one batch, on every rank. Collective.
 
         Raises:
             DataError: data that does not fit the model.
         """
-        return self.predict(x, batch_size=max(len(x), self._ranks().replicas), verbose=0)
+        return self._predict_as("predict_on_batch", x, max(len(x), self._ranks().replicas), verbose=0)
 
-    def _one_batch(self, where: str, samples: Samples, comm: Communicator) -> Batches:
-        size = max(len(samples), comm.replicas)
+    def _one_batch(self, where: str, read: Callable[[], Samples], comm: Communicator) -> Batches:
+        samples: Samples = self.agreed(comm, where, read, _same_call(where, lambda samples: samples.facts))
 
         def action() -> Batches:
-            own = (comm.replica, comm.replicas)
+            size, own = max(len(samples), comm.replicas), (comm.replica, comm.replicas)
             sampler = GlobalSampler(len(samples), size, *own, shuffle=False, shards_per_batch=self._fixed_shards())
             return ArrayBatches(*samples.stored(), sampler)
 
@@ -698,6 +712,19 @@ class Fitting(Layer):
         if verbose != 0 and not any(isinstance(callback, ProgbarLogger) for callback in chosen):
             chosen.append(ProgbarLogger())
         return CallbackList(chosen, self, verbose=verbose, **params)
+
+
+def _same_call(method: str, facts_of: Callable[[Any], list[Any]], **arguments: Any) -> Same[Any]:
+    """Return what must be the same on all ranks that call a method: each would compute its part of something else.
+
+    Args:
+        method: as above.
+        facts_of: returns what tells data apart, of what all ranks make of them.
+        arguments: which decide how data are cut.
+    """
+    about = "the data (shapes, dtypes, checksum) differ"
+    what = f"the ranks call {method} differently"
+    return Same(what, lambda prepared: {about: facts_of(prepared), **arguments}, {about: DRAW_THE_SAME})
 
 
 def _watched(comm: Communicator, hooks: CallbackList, mode: str) -> bool:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from dptrain import ops, optimizers
 from dptrain.backend.base import Backend
 from dptrain.batches.inputs import Expected, check_given
-from dptrain.comm import Communicator
+from dptrain.comm import Communicator, Same
 from dptrain.comm.mesh import BATCH, MeshCommunicator
 from dptrain.errors import AgreedError, ConfigError, DeviceError, DeviceMemoryError
 from dptrain.layers import Layer
@@ -774,9 +774,9 @@ class Model(Fitting, Files, Structure):
 
     # Together with the other ranks
 
-    def agreed(self, comm: Communicator, where: str, action: Callable[[], T]) -> T:
+    def agreed(self, comm: Communicator, where: str, action: Callable[[], T], same: Same[T] | None = None) -> T:
         """Run what may find the user's arguments wrong: alone it raises as in Keras, on N ranks it raises on all."""
-        return action() if comm.size == 1 else comm.agree(where, action)
+        return action() if comm.size == 1 else comm.agree(where, action, same)
 
     @contextmanager
     def collective(self, comm: Communicator) -> Iterator[None]:
