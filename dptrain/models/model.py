@@ -27,6 +27,7 @@ from dptrain.models.fitting import Fitting
 from dptrain.models.graph import Graph
 from dptrain.models.structure import Structure, sample_shape, symbol
 from dptrain.models.summary import summary
+from dptrain.models.traces import Traces, noted
 from dptrain.optimizers import LossScaleOptimizer, Optimizer
 from dptrain.program import tree
 from dptrain.program.tensor import Variable, unchanged, untraced
@@ -101,6 +102,7 @@ class Model(Fitting, Files, Structure):
         self._symbols: Any = None  # like the inputs, nested as these, of a model that is no graph
         self._compiled: Compiled | None = None
         self._compilations = 0
+        self._traces = Traces()
         self._outputs: Outputs | None = None
         self._output_shapes: Any = None  # of a sample, nested as the outputs
         # Shapes of inputs and outputs of the batch at hand where it has another size than the one before.
@@ -547,8 +549,11 @@ class Model(Fitting, Files, Structure):
     def step(self, name: str) -> Step:
         """Return the step "train", "test" or "predict", as the trainer runs it."""
         layers = self.flat_layers()
+        trace, reads = self._traces.of(name)
         version = (
             self._compilations,
+            trace,
+            tuple(map(id, layers)),
             tuple(one.trainable for layer in layers for one in layer._attributes(Variable)),
             sum(layer._changes for layer in layers),
             None if self._compiled is None else self._compiled.optimizer.version,
@@ -556,13 +561,14 @@ class Model(Fitting, Files, Structure):
         )
         eager = self._compiled is not None and self._compiled.run_eagerly
         if name == "predict":
-            return Step(name, self._predicted, version, (), eager, self.fixed_batch_size)
+            return Step(name, noted(self._predicted, reads), version, (), eager, self.fixed_batch_size, reads)
         function: Callable[[Any], Mapping[str, Any]] = self.train_step if name == "train" else self.test_step
         if name == "train" and self._guard is not None:
             function = self._guard.wrap(function)
         totals = () if name == "train" else self._totals()
         rows = self.fixed_batch_size
-        return Step(name, lambda data: _checked_logs(name, function(data)), version, totals, eager, rows)
+        checked = noted(lambda data: _checked_logs(name, function(data)), reads)
+        return Step(name, checked, version, totals, eager, rows, reads)
 
     def _totals(self) -> tuple[Variable, ...]:
         return tuple(one for metric in self.metrics for one in metric.variables if one.aggregation == "sum")

@@ -39,6 +39,7 @@ from dptrain.program.schema import Word
 from dptrain.program.shapes import Shape, differ, row_axis, without_rows
 from dptrain.program.tensor import FLOATX, Array, Tensor, Variable, as_tensors
 from dptrain.random import Purpose, default_seed, next_position, own_seed, seeds_set, stream
+from dptrain.registry.reads import Readable
 
 
 @op(
@@ -60,7 +61,7 @@ def random_bits(
     out[...] = raw.astype("<u8", copy=False).view("<u4").reshape(rows, blocks * 8)[:, :features]
 
 
-class SeedGenerator:
+class SeedGenerator(Readable):
     """The state of random numbers, as Keras': every draw is another one, and a program has the state among its own.
 
     Args:
