@@ -1,10 +1,12 @@
 """Leaves the other ranks waiting on one rank, in one of many ways. Arguments: way rank."""
 
+import atexit
 import ctypes
 import functools
 import os
 import signal
 import sys
+import threading
 import time
 
 way, bad = sys.argv[1], int(sys.argv[2])
@@ -15,6 +17,14 @@ if mine and way.startswith("before: "):  # dptrain is imported
     if way == "before: sleep":
         time.sleep(60)
     raise ValueError("early")
+
+
+def sleep_early() -> None:
+    time.sleep(60)
+
+
+if mine and way == "early hook":  # called after dptrain's own, at the very end
+    atexit.register(sleep_early)
 
 import numpy as np  # noqa: E402
 
@@ -56,6 +66,8 @@ DEEDS = {
     "lock": hold_pythons_lock,
     "sleep": lambda: time.sleep(60),
     "slow": lambda: time.sleep(3),
+    "thread": lambda: threading.Thread(target=lambda: time.sleep(60), name="loader").start(),
+    "hook": lambda: atexit.register(lambda: time.sleep(60)),
     "exit 0": lambda: sys.exit(0),
     "exit 3": lambda: sys.exit(3),
     "os exit 0": lambda: os._exit(0),
