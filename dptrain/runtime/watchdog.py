@@ -31,6 +31,7 @@ from dptrain.runtime.failure import abort, exit_at_once, phase, words
 from dptrain.runtime.judging import LONGER, QUIET, Finding, Limits, Observation, ProcessState, judge, mismatch
 from dptrain.runtime.launcher import LaunchInfo, detect_launch, end_mpi, has_mpi, is_ours, rank_variable, usable_cores
 from dptrain.runtime.records import Collective, Record, RecordTable, State
+from dptrain.runtime.text import ranges
 
 # Seconds between two looks at the others; longer where many ranks look at one another.
 _LOOK = 0.2
@@ -235,7 +236,29 @@ class Watchdog:
             if self.record.state != State.LEFT:
                 self.record.place = _place()
                 self._look_after()
+            self._look_at_own()
             self._look()
+
+    def _look_at_own(self) -> None:
+        """End the job where this rank has left a collective by an error, which its code has caught, and others wait.
+
+        From what they see of it they would take one of those that wait for the one that does not come.
+        """
+        failed = self.record.failed
+        if failed is None or failure.ending or time.monotonic() - failed.at < QUIET:
+            return
+        others = [rank for rank in self._here if rank != self.launch.rank]
+        waiting = [rank for rank in others if self.records[rank].position == failed.position]
+        if not waiting:
+            self.record.failed = None  # all of them have, or have gone on
+            return
+        several = len(waiting) > 1
+        mine = replace(self._observe(self._pid, self.launch.rank), place="")
+        self._print(
+            f"{self._name(mine)}: left {failed.call} by an error, which its code has caught, while "
+            f"rank{'s' * several} {ranges(waiting)} wait{'s' * (not several)} there: {failed.text}"
+        )
+        abort(failed.code or ExitCode.STUCK)
 
     def _look_after(self) -> None:
         """End the job where what joins ranks beside MPI has failed."""

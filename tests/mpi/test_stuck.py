@@ -53,6 +53,10 @@ LATE_AT = {
     "thread": r"stuck.py:\d+ in <lambda> of thread 'loader', which is no daemon",
     "hook": r"stuck.py:\d+ in <lambda>",
 }
+CAUGHT = (
+    r"start-up: left an all-gather by an error, which its code has caught, while ranks 0, 2 wait there: "
+    r"IndexError: list index out of range \(stuck.py:\d+\)"
+)
 CASES = [
     Case("hook: stop", 1, f"{STEP}, last seen at {PLACE}: {STOPPED} while rank 0 waits in an all-reduce of 1"),
     Case("hook: lock", 0, f"{STEP}, last seen at {PLACE}: {ABSENT} while ranks 1-2 wait in an all-reduce", 3),
@@ -104,6 +108,7 @@ CASES = [
     Case(
         "early hook", 1, r"user code, at stuck.py:\d+ in sleep_early: has left, and its process has not ended for 8 s"
     ),
+    *(Case(f"caught: {deed}", 1, CAUGHT, 3, code=70) for deed in ("sleep", "other call", "exit 0")),
     Case("end: stop", 1, f"user code, last seen at {PLACE}: {STOPPED}"),
     Case("sweep: loop", 1, rf"(training, epoch 2, step \d+|sweep), last seen at {PLACE}: has not come to an end of "),
     Case("help", 1, rf"start-up, {END} the start of MPI \(start-up\)"),

@@ -1,6 +1,7 @@
 """Leaves the other ranks waiting on one rank, in one of many ways. Arguments: way rank."""
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import os
@@ -179,6 +180,17 @@ if when in MEETINGS:  # of groups of two ranks, or of all where they are on node
             DEEDS[deed]()
         MEETINGS[when]()
     mesh.barrier()
+    sys.exit()
+if when == "caught":  # an error inside a collective's own Python, which somebody takes for a small thing
+    comm = current()
+    comm.barrier()
+    if mine:
+        sys.modules["dptrain.comm.mpi"].bytearray = lambda size: [][size]
+    with contextlib.suppress(IndexError):
+        comm.allgather("a fact")
+    if mine:
+        DEEDS[deed]()
+    comm.barrier()
     sys.exit()
 if when == "help":
     sys.exit(main(["--help"] if mine else ["--fast-dev-run"]))
