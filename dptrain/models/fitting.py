@@ -1,5 +1,6 @@
 """`fit`, `evaluate` and `predict`: from what a user hands over to the one training loop."""
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -61,6 +62,9 @@ Array = npt.NDArray[Any]
 
 class Fitting(Layer):
     """What of a model trains, evaluates and asks it."""
+
+    # The version of the test step for which the layers were described, a checksum, and how the model was compiled.
+    _last_described: tuple[Any, str, Any] | None = None
 
     if TYPE_CHECKING:  # what `Model` supplies
         seed: int
@@ -425,7 +429,7 @@ class Fitting(Layer):
             check_given(batch_size=batch_size, steps=steps)
             return self._data(comm, x, y, sample_weight)
 
-        same = _same_call("evaluate", lambda data: data.facts, arguments=[batch_size, steps])
+        same = self._same_call("evaluate", lambda data: data.facts, arguments=[batch_size, steps])
         data: Samples | Stream = self.agreed(comm, "evaluate", check, same)
         hooks = self._hooks(callbacks, verbose, epochs=1, steps=None, keeps_history=False)
         watched = _watched(comm, hooks, "test")
@@ -502,7 +506,7 @@ class Fitting(Layer):
             return cut, step, samples
 
         self.trainer(comm)
-        same = _same_call(method, lambda prepared: prepared[2].facts, arguments=[batch_size, steps])
+        same = self._same_call(method, lambda prepared: prepared[2].facts, arguments=[batch_size, steps])
         batches, step, _ = self.agreed(comm, "predict", prepare, same)
         hooks.params["steps"] = steps or batches.steps
         with self.collective(comm):
@@ -560,7 +564,7 @@ class Fitting(Layer):
         return self._predict_as("predict_on_batch", x, max(len(x), self._ranks().replicas), verbose=0)
 
     def _one_batch(self, where: str, read: Callable[[], Samples], comm: Communicator) -> Batches:
-        samples: Samples = self.agreed(comm, where, read, _same_call(where, lambda samples: samples.facts))
+        samples: Samples = self.agreed(comm, where, read, self._same_call(where, lambda samples: samples.facts))
 
         def action() -> Batches:
             size, own = max(len(samples), comm.replicas), (comm.replica, comm.replicas)
@@ -681,6 +685,33 @@ class Fitting(Layer):
         """Return the ranks as a mesh: that of the current distribution, or of the stages that `compile` was given."""
         return ranks(1 if self._compiled is None else self._compiled.stages)
 
+    def _same_call(self, method: str, facts_of: Callable[[Any], list[Any]], **arguments: Any) -> Same[Any]:
+        """Return what must be the same on all ranks that call a method: each would compute its part of something else.
+
+        Args:
+            method: as above.
+            facts_of: returns what tells data apart, of what all ranks make of them.
+            arguments: which decide how data are cut.
+        """
+        about, model = "the data (shapes, dtypes, checksum) differ", "the models (checksum of the layers) differ"
+
+        def facts(prepared: Any) -> dict[str, Any]:
+            layers, compiled = self._described()
+            of_compiled = {} if method.startswith("predict") else {"compiled": compiled}
+            return {about: facts_of(prepared), **arguments, model: [self.seed, layers], **of_compiled}
+
+        advice = {about: DRAW_THE_SAME, model: "every rank needs the same model"}
+        return Same(f"the ranks call {method} differently", facts, advice)
+
+    def _described(self) -> tuple[str, Any]:
+        """Return a checksum of the layers, and how the model was compiled, made anew where something has changed."""
+        version = self.step("test").version
+        if self._last_described is None or self._last_described[0] != version:
+            layers = hashlib.blake2b(json.dumps(self._describe_layers()).encode(), digest_size=8).hexdigest()
+            compiled = None if self._compiled is None else self.describe_compiled()
+            self._last_described = version, layers, compiled
+        return self._last_described[1:]
+
     def _describe_layers(self) -> list[Any]:
         """Return the layers as JSON can carry them; less of those that a user's own code describes."""
         found: list[Any] = []
@@ -712,19 +743,6 @@ class Fitting(Layer):
         if verbose != 0 and not any(isinstance(callback, ProgbarLogger) for callback in chosen):
             chosen.append(ProgbarLogger())
         return CallbackList(chosen, self, verbose=verbose, **params)
-
-
-def _same_call(method: str, facts_of: Callable[[Any], list[Any]], **arguments: Any) -> Same[Any]:
-    """Return what must be the same on all ranks that call a method: each would compute its part of something else.
-
-    Args:
-        method: as above.
-        facts_of: returns what tells data apart, of what all ranks make of them.
-        arguments: which decide how data are cut.
-    """
-    about = "the data (shapes, dtypes, checksum) differ"
-    what = f"the ranks call {method} differently"
-    return Same(what, lambda prepared: {about: facts_of(prepared), **arguments}, {about: DRAW_THE_SAME})
 
 
 def _watched(comm: Communicator, hooks: CallbackList, mode: str) -> bool:

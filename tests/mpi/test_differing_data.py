@@ -9,6 +9,7 @@ from tests.launching import mpirun
 
 SCRIPT = str(ROOT / "tests/mpi/scripts/differing_data.py")
 DATA, ARGUMENT = "the data (shapes, dtypes, checksum) differ: rank 0 has ", "arguments: rank 0 has ["
+MODEL, COMPILED = "the models (checksum of the layers) differ: rank 0 has ", "compiled: rank 0 has "
 DIFFERING = {
     "predict, parts": DATA,
     "predict, a value": DATA,
@@ -29,6 +30,12 @@ DIFFERING = {
     "train_on_batch, a value": DATA,
     "train_on_batch, targets": DATA,
     "train_on_batch, class_weight": DATA,
+    "train_on_batch, loss": COMPILED,
+    "train_on_batch, momentum": COMPILED,
+    "test_on_batch, loss": COMPILED,
+    "evaluate, metrics": COMPILED,
+    "predict, activation": MODEL,
+    "train_on_batch, activation": MODEL,
 }
 SAME = ["predict", "predict_on_batch", "evaluate", "test_on_batch", "train_on_batch"]
 

@@ -33,6 +33,18 @@ def with_(rows: slice | list[int], method: str, **options):
     return getattr(model, method)(*data, **options)
 
 
+def compiled(odd: dict, **usual) -> bool:
+    """Compile the model, on the odd rank in another way."""
+    model.compile(**{"optimizer": "sgd", "loss": "sparse_categorical_crossentropy"} | usual | (odd if differs else {}))
+    return True
+
+
+def activation(name: str) -> bool:
+    """Give the layer another activation on the odd rank."""
+    model.layers[0].activation = name if differs else "softmax"
+    return True
+
+
 own = slice(comm.rank, None, comm.size)  # as data are divided by hand, for every rank another part
 changed = x.copy()
 changed[13, 5] += differs
@@ -56,6 +68,18 @@ ways = {
     "train_on_batch, a value": lambda: model.train_on_batch(changed, y),
     "train_on_batch, targets": lambda: model.train_on_batch(x, np.roll(y, differs)),
     "train_on_batch, class_weight": lambda: model.train_on_batch(x, y, class_weight={0: 1.0 + differs}),
+    "train_on_batch, loss": lambda: (
+        compiled({"loss": "mse"}, loss="categorical_crossentropy") and model.train_on_batch(x, np.eye(3)[y])
+    ),
+    "train_on_batch, momentum": lambda: (
+        compiled({"optimizer": dp.optimizers.SGD(momentum=0.9)}) and model.train_on_batch(x, y)
+    ),
+    "test_on_batch, loss": lambda: (
+        compiled({"loss": "mse"}, loss="categorical_crossentropy") and model.test_on_batch(x, np.eye(3)[y])
+    ),
+    "evaluate, metrics": lambda: compiled({"metrics": ["accuracy"]}) and model.evaluate(x, y, verbose=0),
+    "predict, activation": lambda: activation("relu") and model.predict(x, verbose=0),
+    "train_on_batch, activation": lambda: activation("relu") and model.train_on_batch(x, y),
     "predict": lambda: model.predict(x, verbose=0),
     "predict_on_batch": lambda: model.predict_on_batch(x[:1]),
     "evaluate": lambda: model.evaluate(x, y, verbose=0),
@@ -64,6 +88,7 @@ ways = {
 }
 found: dict[str, object] = {}
 for way in sys.argv[2:]:
+    model.layers[0].activation = "softmax"
     model.compile("sgd", "sparse_categorical_crossentropy")
     try:
         ways[way]()
