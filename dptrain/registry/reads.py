@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, Final
 
@@ -29,27 +30,45 @@ class Readable:
     """Whose plain attributes are noted where a step that reads them is traced."""
 
 
+@dataclass(frozen=True)
+class _Read:
+    """An attribute that was read.
+
+    Attributes:
+        owner: the object, so that no other can have its id.
+        attributes: its `__dict__`.
+        name: of the attribute.
+        kept: what tells its value.
+    """
+
+    owner: Any
+    attributes: dict[str, Any]
+    name: str
+    kept: Any
+
+    @property
+    def now(self) -> Any:
+        """The attribute's value as it is now."""
+        return self.attributes[self.name] if self.name in self.attributes else getattr(self.owner, self.name, _UNREAD)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the attribute is what it was."""
+        now = self.now
+        return now is self.kept or _same(self.kept, _kept(now))
+
+
 class Reads:
-    """Attributes that a step has read, and what they were."""
+    """Attributes that a step has read, and what they were. Several threads may ask while one notes more."""
 
     def __init__(self) -> None:
-        # Objects, so that no others can have their ids, their attributes, a name, and what tells its value.
-        self._values: dict[tuple[int, str], tuple[Any, dict[str, Any], str, Any]] = {}
-
-    def note(self, owner: Any, name: str, value: Any) -> None:
-        """Note that a step has read an attribute."""
-        key = id(owner), name
-        if key not in self._values and _may_be_kept(value) and _is_data(owner, name):
-            kept = _kept(value)
-            if kept is not _UNREAD:
-                self._values[key] = owner, object.__getattribute__(owner, "__dict__"), name, kept
+        self._noted: Mapping[tuple[int, str], _Read] = {}  # another one when there is more
 
     def changed(self) -> tuple[Any, str, Any, Any] | None:
         """Return an attribute that is not what it was: whose, its name, what it was and is; None for none."""
-        for owner, attributes, name, before in self._values.values():
-            now = attributes[name] if name in attributes else getattr(owner, name, _UNREAD)
-            if now is not before and not _same(before, _kept(now)):
-                return owner, name, before, now
+        for one in self._noted.values():
+            if one.attributes.get(one.name, _UNREAD) is not one.kept and not one.holds:
+                return one.owner, one.name, one.kept, one.now
         return None
 
     @property
@@ -57,16 +76,13 @@ class Reads:
         """Whether all attributes are what they were."""
         return self.changed() is None
 
-    def settle(self) -> None:
-        """Forget what has changed meanwhile: the step's own Python changes it, such as a count of calls."""
-        self._values = {
-            key: entry
-            for key, entry in self._values.items()
-            if _same(entry[3], _kept(getattr(entry[0], entry[2], _UNREAD)))
-        }
+    def add(self, notes: Mapping[tuple[int, str], _Read]) -> None:
+        """Add what was read, but for what the step's own Python has changed meanwhile, such as a count of calls."""
+        with _changing:
+            self._noted = {key: one for key, one in notes.items() if one.holds} | dict(self._noted)
 
 
-_current: ContextVar[Reads | None] = ContextVar("reads", default=None)
+_current: ContextVar[dict[tuple[int, str], _Read] | None] = ContextVar("reads", default=None)
 
 
 @contextmanager
@@ -80,7 +96,8 @@ def noting(reads: Reads) -> Iterator[None]:
         _readers += 1
         if _readers == 1:
             Readable.__getattribute__ = _noting  # type: ignore[method-assign]
-    token = _current.set(reads)
+    notes: dict[tuple[int, str], _Read] = {}
+    token = _current.set(notes)
     try:
         yield
     finally:
@@ -89,14 +106,16 @@ def noting(reads: Reads) -> Iterator[None]:
             _readers -= 1
             if _readers == 0:
                 del Readable.__getattribute__
-        reads.settle()
+        reads.add(notes)
 
 
 def _noting(self: Any, name: str) -> Any:
     value = object.__getattribute__(self, name)
-    reads = _current.get()
-    if reads is not None:
-        reads.note(self, name, value)
+    notes = _current.get()
+    if notes is not None and (id(self), name) not in notes and _may_be_kept(value) and _is_data(self, name):
+        kept = _kept(value)
+        if kept is not _UNREAD:
+            notes[id(self), name] = _Read(self, object.__getattribute__(self, "__dict__"), name, kept)
     return value
 
 
