@@ -247,10 +247,12 @@ class Watchdog:
         failed = self.record.failed
         if failed is None or failure.ending or time.monotonic() - failed.at < QUIET:
             return
-        others = [rank for rank in self._here if rank != self.launch.rank]
-        waiting = [rank for rank in others if self.records[rank].position == failed.position]
+        positions = {one.rank: one.position for _, observations in self._told.values() for one in observations}
+        positions |= {rank: self.records[rank].position for rank in self._here if rank != self.launch.rank}
+        waiting = sorted(rank for rank, position in positions.items() if position == failed.position)
         if not waiting:
-            self.record.failed = None  # all of them have, or have gone on
+            if all(position > failed.position for position in positions.values()):
+                self.record.failed = None  # all of them have left it as well, or have gone on
             return
         several = len(waiting) > 1
         mine = replace(self._observe(self._pid, self.launch.rank), place="")

@@ -109,6 +109,7 @@ CASES = [
         "early hook", 1, r"user code, at stuck.py:\d+ in sleep_early: has left, and its process has not ended for 8 s"
     ),
     *(Case(f"caught: {deed}", 1, CAUGHT, 3, code=70) for deed in ("sleep", "other call", "exit 0")),
+    Case("caught: sleep", 1, CAUGHT, 3, APART, code=70),
     Case("end: stop", 1, f"user code, last seen at {PLACE}: {STOPPED}"),
     Case("sweep: loop", 1, rf"(training, epoch 2, step \d+|sweep), last seen at {PLACE}: has not come to an end of "),
     Case("help", 1, rf"start-up, {END} the start of MPI \(start-up\)"),
