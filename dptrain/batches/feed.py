@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -20,6 +21,7 @@ from dptrain.backend.base import Backend, Buffer, HostArray
 from dptrain.backend.transfers import Staging
 from dptrain.batches.sampling import Shard
 from dptrain.data.lazy import LazyArray
+from dptrain.runtime.children import ending_forks
 
 # The most that one of the two chunks holds: larger ones make no copy faster.
 _CHUNK_BYTES = 64 << 20
@@ -188,7 +190,7 @@ class StreamedFeed(Feed):
             staging.reuse()
         chosen = [shard for shards in self._chunks[chunk] for shard in shards]
         rows = np.concatenate([self._order[shard.start : shard.stop] for shard in chosen])
-        self._filling = self._thread.submit(_gather, self._sources, rows, slot)
+        self._filling = self._thread.submit(ending_forks, partial(_gather, self._sources, rows, slot))
 
     def _send(self) -> None:
         """Send the chunk that is being gathered, when it is."""

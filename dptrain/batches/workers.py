@@ -6,6 +6,8 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from dptrain.runtime.children import ending_forks
+
 T = TypeVar("T")
 
 # Seconds that `close` waits for a batch that is being drawn.
@@ -54,7 +56,7 @@ class Workers:
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                future.set_result(action())
+                future.set_result(ending_forks(action))
             except BaseException as error:
                 future.set_exception(error)
             del future, action, job  # the last batch would stay in memory while the thread waits

@@ -70,9 +70,13 @@ class EarlyStopping(MonitorCallback):
         take_numbers(self, state)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Look at the log, keep the weights where it is the best, stop where it has not been for too long."""
+        """Look at the log, keep the weights where it is the best, stop where it has not been for too long. Collective.
+
+        Raises:
+            AgreedError: the ranks have different logs.
+        """
         self.find_direction()
-        current = self.get_monitor_value(logs)
+        current = self._agreed(self.get_monitor_value(logs))
         if current is None or epoch < self.start_from_epoch:
             return
         is_better = self.is_improvement(current, self.best)

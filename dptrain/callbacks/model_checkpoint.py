@@ -125,6 +125,7 @@ class ModelCheckpoint(MonitorCallback):
         Raises:
             OutputError: it cannot be written, or the file before.
             KeyError: the path holds a key that the logs lack.
+            AgreedError: the ranks have different logs, where they decide.
         """
         self.find_direction()
         if self.save_freq == "epoch":
@@ -184,13 +185,13 @@ class ModelCheckpoint(MonitorCallback):
             raise KeyError(f'Failed to format this callback filepath: "{self.filepath}". Reason: {error}') from error
 
     def _is_due(self, epoch: int, logs: Any, path: str) -> bool:
-        """Return whether to save, and say so. It follows from the logs, and so is the same on all ranks."""
+        """Return whether to save, and say so. It follows from the logs, and so is the same on all ranks. Collective."""
         number = f"\nEpoch {epoch + 1}: "
         if not self.save_best_only:
             if self.verbose > 0:
                 say(self, f"{number}saving model to {path}")
             return True
-        current = logs.get(self.monitor)
+        current = self._agreed(logs.get(self.monitor))
         if current is None:
             warn(f"Can save best model only with {self.monitor} available.")
             return True

@@ -9,7 +9,7 @@ import numpy as np
 
 from dptrain.callbacks.base import Callback, method_of
 from dptrain.callbacks.models import metrics_of
-from dptrain.callbacks.ranks import on_all
+from dptrain.callbacks.ranks import on_all, ranks_of
 from dptrain.errors import ConfigError, DataError
 from dptrain.metrics import Metric
 from dptrain.runtime.failure import warn
@@ -19,7 +19,7 @@ from dptrain.runtime.text import short
 class MonitorCallback(Callback):
     """Decides whether a value of the logs is better than another; an abstract class.
 
-    Logs are global, so that all ranks decide alike.
+    Logs are global, so that all ranks decide alike; those of a user's own are compared.
 
     Args:
         monitor: the log's key.
@@ -61,6 +61,22 @@ class MonitorCallback(Callback):
             return True
         assert self.monitor_op is not None
         return self.monitor_op(value - self.min_delta, reference)
+
+    def _agreed(self, value: Any) -> Any:
+        """Return the log that is monitored, if all ranks have the same. Collective where all have the callback.
+
+        Ranks that decide by different values would train, save or end differently.
+
+        Raises:
+            AgreedError: they have different ones.
+        """
+        if self._same_on_all_ranks is not None and (comm := ranks_of(self)).size > 1:
+            what = f"{type(self).__name__}(monitor={self.monitor!r})"
+            # NaN is not equal to itself.
+            shown = repr(value) if isinstance(value, Real) and value != value else value
+            advice = "make it a metric, whose result is that of all ranks, or compute it of the same on each"
+            comm.require_same("the ranks have different logs", {what: shown}, {what: advice})
+        return value
 
     def _direction(self) -> str:
         """Return "up" or "down"; raises where nobody knows."""

@@ -76,11 +76,12 @@ class ReduceLROnPlateau(MonitorCallback):
 
         Raises:
             ConfigError: a schedule says the learning rate (a TypeError, as in Keras).
+            AgreedError: the ranks have different logs.
         """
         self.find_direction()
         logs = {} if logs is None else logs
         logs["learning_rate"] = float(self.model.optimizer.learning_rate)
-        current = logs.get(self.monitor)
+        current = self._agreed(logs.get(self.monitor))
         if current is None:
             warn(
                 f"Learning rate reduction is conditioned on metric `{self.monitor}` which is not available. "

@@ -107,7 +107,7 @@ class BestModel(ModelCheckpoint):
         Raises:
             OutputError: it cannot be written, or the file before.
         """
-        value = (logs or {}).get(self.monitor)
+        value = self._agreed((logs or {}).get(self.monitor))
         if value is None or value != value or epoch < self._first:  # NaN is never the best
             return
         before = self.best

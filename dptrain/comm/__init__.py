@@ -4,12 +4,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dptrain.comm.base import Communicator
+from dptrain.comm.base import Communicator, Same
 from dptrain.comm.solo import SoloCommunicator
 from dptrain.runtime import children, streams, watchdog
 from dptrain.runtime.launcher import detect_launch, refuse_other_launchers, start_mpi
 
-__all__ = ["Communicator", "SoloCommunicator", "current", "independent"]
+__all__ = ["Communicator", "Same", "SoloCommunicator", "current", "independent"]
 
 _current: Communicator | None = None
 

@@ -9,7 +9,8 @@ import os
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +80,21 @@ class HandOvers(ABC):
     @abstractmethod
     def finish(self) -> None:
         """Return once all that this rank has given has been taken."""
+
+
+@dataclass(frozen=True)
+class Same(Generic[T]):
+    """What must be the same on all ranks of what an action has returned; its fields are as in `require_same`.
+
+    Attributes:
+        what: begins the message.
+        facts: returns the facts of a result.
+        advice: what to do where a fact differs, by its name.
+    """
+
+    what: str
+    facts: Callable[[T], Mapping[str, Any]]
+    advice: Mapping[str, str]
 
 
 class Communicator(ABC):
@@ -299,20 +315,9 @@ class Communicator(ABC):
         Raises:
             AgreedError: with exit code 2; names the first facts that differ, with each rank's. Or as `allgather`.
         """
-        found = self.allgather(facts, call=f"require_same({what!r})")
-        keys = dict.fromkeys(key for one in found for key in one)
-        hints = {key: f"; {text}" for key, text in (advice or {}).items()}
-        differences = [
-            f"{key}: {', '.join(f'rank {rank} has {other.get(key)!r}' for rank, other in enumerate(found))}"
-            f"{hints.get(key, '')}"
-            for key in keys
-            if any(other.get(key) != found[0].get(key) for other in found)
-        ]
-        if differences:
-            more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
-            raise _ended(what, ExitCode.CONFIG, f"{what}: {'; '.join(differences[:_SHOWN])}{more}")
+        _refuse_differences(what, self.allgather(facts, call=f"require_same({what!r})"), advice or {})
 
-    def agree(self, where: str, action: Callable[[], T]) -> T:
+    def agree(self, where: str, action: Callable[[], T], same: "Same[T] | None" = None) -> T:
         """Run `action` on every rank and return its result, or fail on every rank alike.
 
         A rank on which `action` raises would otherwise leave the others waiting in their next collective. `action`
@@ -321,21 +326,25 @@ class Communicator(ABC):
         Args:
             where: what is being done, for the message ("data", "output").
             action: called once on this rank.
+            same: what of the results must be the same on all ranks, which travels along; None for nothing.
 
         Raises:
             AgreedError: on every rank, where `action` failed on any; it carries the lowest failed rank's exit code. Or
-                as `allgather`.
+                as `require_same`.
         """
         failure: BaseException | None = None
         report: list[Any] | None = None
+        facts: Mapping[str, Any] | None = None
         try:
             result = action()
+            if same is not None:
+                facts = same.facts(result)
         except Exception as error:
             failure = error
             text = str(error) if isinstance(error, DptrainError) else f"{type(error).__name__}: {error}"
             report = [exit_code_of(error), text]
-        reports = self.allgather([self.process, report], call=f"agree({where!r})")
-        failed = [(rank, process, *found) for rank, (process, found) in enumerate(reports) if found is not None]
+        reports = self.allgather([self.process, report, facts], call=f"agree({where!r})")
+        failed = [(rank, process, *found) for rank, (process, found, _) in enumerate(reports) if found is not None]
         if failed:
             raise _ended(
                 where,
@@ -343,6 +352,8 @@ class Communicator(ABC):
                 _merge([(rank, process, text) for rank, process, _, text in failed], self.size),
                 [(rank, text) for rank, _, _, text in failed],
             ) from failure
+        if same is not None:
+            _refuse_differences(same.what, [one for _, _, one in reports], same.advice)
         return result
 
 
@@ -367,6 +378,20 @@ def _ended(where: str, exit_code: ExitCode, text: str, failures: Sequence[tuple[
     """Return an error of all ranks, which ends what they do; as `AgreedError`."""
     phase.fail()
     return AgreedError(where, exit_code, text, failures)
+
+
+def _refuse_differences(what: str, facts: Sequence[Mapping[str, Any]], advice: Mapping[str, str]) -> None:
+    """Raise the error of all ranks where their facts differ; as `require_same`."""
+    keys = dict.fromkeys(key for of_rank in facts for key in of_rank)
+    differences = [
+        f"{key}: {', '.join(f'rank {rank} has {of_rank.get(key)!r}' for rank, of_rank in enumerate(facts))}"
+        + (f"; {advice[key]}" if key in advice else "")
+        for key in keys
+        if any(of_rank.get(key) != facts[0].get(key) for of_rank in facts)
+    ]
+    if differences:
+        more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
+        raise _ended(what, ExitCode.CONFIG, f"{what}: {'; '.join(differences[:_SHOWN])}{more}")
 
 
 def _apart(calls: Sequence[str]) -> str:

@@ -93,11 +93,8 @@ class Parts(Configurable):
 
     @property
     def trainable_weights(self) -> list[Variable]:
-        """Those of the weights that are to be trained."""
-        if not self._trainable:
-            return []
-        own = [one for one in self._own if one.trainable]
-        return _once([*own, *(weight for layer in self._sublayers for weight in layer.trainable_weights)])
+        """Those of the weights that are to be trained; what a sublayer within has turned on again is, as in Keras."""
+        return [one for one in self.weights if one.trainable] if self._trainable else []
 
     trainable_variables = trainable_weights
 

@@ -1,5 +1,6 @@
 """`fit`, `evaluate` and `predict`: from what a user hands over to the one training loop."""
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -33,7 +34,7 @@ from dptrain.batches.sampling import EVALUATION_ROWS, GlobalSampler, Sampler, fi
 from dptrain.batches.stream import StreamBatches, What
 from dptrain.callbacks import Callback, CallbackList, History, ProgbarLogger, TerminateOnNaN
 from dptrain.callbacks.base import flatten
-from dptrain.comm import Communicator
+from dptrain.comm import Communicator, Same
 from dptrain.data.loading import Split
 from dptrain.distribution.placing import ranks
 from dptrain.errors import ConfigError, PreemptedError
@@ -62,6 +63,9 @@ Array = npt.NDArray[Any]
 class Fitting(Layer):
     """What of a model trains, evaluates and asks it."""
 
+    # The version of the test step for which the layers were described, a checksum, and how the model was compiled.
+    _last_described: tuple[Any, str, Any] | None = None
+
     if TYPE_CHECKING:  # what `Model` supplies
         _model_seed: int
         history: History | None
@@ -85,7 +89,9 @@ class Fitting(Layer):
         @property
         def _expected_batches(self) -> Expected: ...
         def _make_step(self, name: str) -> Step: ...
-        def _agreed(self, comm: Communicator, where: str, action: Callable[[], T]) -> T: ...
+        def _agreed(
+            self, comm: Communicator, where: str, action: Callable[[], T], same: Same[T] | None = None
+        ) -> T: ...
         def _collective(self, comm: Communicator) -> AbstractContextManager[None]: ...
         def _open_trainer(self, comm: Communicator) -> Trainer: ...
         def _describe_compiled(self) -> list[Any]: ...
@@ -425,10 +431,8 @@ class Fitting(Layer):
             check_given(batch_size=batch_size, steps=steps)
             return self._data(comm, x, y, sample_weight)
 
-        data = self._agreed(comm, "evaluate", check)
-        if comm.size > 1:  # each would evaluate its part of something else
-            about = "the data (shapes, dtypes, checksum) differ"
-            comm.require_same("the ranks call evaluate differently", {about: data.facts}, {about: DRAW_THE_SAME})
+        same = self._same_call("evaluate", lambda data: data.facts, arguments=[batch_size, steps])
+        data: Samples | Stream = self._agreed(comm, "evaluate", check, same)
         hooks = self._hooks(callbacks, verbose, epochs=1, steps=None, keeps_history=False)
         watched = _watched(comm, hooks, "test")
         trainer = self._open_trainer(comm)
@@ -470,27 +474,42 @@ class Fitting(Layer):
         Raises:
             DataError: data that does not fit the model.
         """
+        return self._predict_as("predict", x, batch_size, verbose, steps, callbacks)
+
+    def _predict_as(
+        self,
+        method: str,
+        x: Any,
+        batch_size: int | None,
+        verbose: str | int,
+        steps: int | None = None,
+        callbacks: Sequence[Callback] | None = None,
+    ) -> Array:
+        """Return what `predict` does for a method of that name. Collective."""
         x, _ = self._encoded(x, None)
         comm = self._start(None, x)
         hooks = self._hooks(callbacks, verbose, epochs=1, steps=None, keeps_history=False)
         watched = _watched(comm, hooks, "predict")
 
-        def prepare() -> tuple[Batches, Step | None]:
+        def prepare() -> tuple[Batches, Step | None, Samples | Stream]:
             check_given(batch_size=batch_size, steps=steps)
             source = source_of(x, comm=comm)
             if source is not None:
                 if not self.built:
                     self._look(source)
                     source.on_epoch_end()
-                return stream_batches(source, self._expected_batches, comm, steps, what="prediction"), None
+                drawn = stream_batches(source, self._expected_batches, comm, steps, what="prediction")
+                return drawn, None, Stream(source)
             samples = Samples(check_inputs(x, self._expected_data), dtype=self._data_dtype)
             step = self._make_step("predict")
             together = watched or self._mixes_rows(comm, samples, step)
             size = batch_size or self._fixed_batch_size
-            return evaluation_batches(samples, comm, batch_size=size, steps=steps, together=together), step
+            cut = evaluation_batches(samples, comm, batch_size=size, steps=steps, together=together)
+            return cut, step, samples
 
         self._open_trainer(comm)
-        batches, step = self._agreed(comm, "predict", prepare)
+        same = self._same_call(method, lambda prepared: prepared[2].facts, arguments=[batch_size, steps])
+        batches, step, _ = self._agreed(comm, "predict", prepare, same)
         hooks.params["steps"] = steps or batches.steps
         with self._collective(comm):
             found: Array = self._as_outputs(self._open_trainer(comm).predict(batches, hooks, step))
@@ -516,8 +535,7 @@ class Fitting(Layer):
             DataError: data that does not fit the model.
         """
         comm = self._start("train_on_batch", x)
-        samples = self._agreed(comm, "train_on_batch", lambda: self._samples(x, y, sample_weight, class_weight))
-        batches = self._one_batch("train_on_batch", samples, comm)
+        batches = self._one_batch("train_on_batch", lambda: self._samples(x, y, sample_weight, class_weight), comm)
         self._warn_of_nothing_to_train()
         with self._collective(comm):
             logs = self._open_trainer(comm).train_on_batch(batches)
@@ -533,25 +551,25 @@ class Fitting(Layer):
             DataError: data that does not fit the model.
         """
         comm = self._start("test_on_batch", x)
-        samples = self._agreed(comm, "test_on_batch", lambda: self._samples(x, y, sample_weight))
-        batches = self._one_batch("test_on_batch", samples, comm)
+        batches = self._one_batch("test_on_batch", lambda: self._samples(x, y, sample_weight), comm)
         with self._collective(comm):
             logs = self._open_trainer(comm).test_on_batch(batches)
         return _in_order(logs, return_dict, names_in_order(self.metrics))
 
+    @ending_by_signals()
     def predict_on_batch(self, x: Any) -> Array:
         """Return the model's outputs for one batch, on every rank. Collective.
 
         Raises:
             DataError: data that does not fit the model.
         """
-        return self.predict(x, batch_size=max(len(x), self._ranks().replicas), verbose=0)
+        return self._predict_as("predict_on_batch", x, max(len(x), self._ranks().replicas), verbose=0)
 
-    def _one_batch(self, where: str, samples: Samples, comm: Communicator) -> Batches:
-        size = max(len(samples), comm.replicas)
+    def _one_batch(self, where: str, read: Callable[[], Samples], comm: Communicator) -> Batches:
+        samples: Samples = self._agreed(comm, where, read, self._same_call(where, lambda samples: samples.facts))
 
         def action() -> Batches:
-            own = (comm.replica, comm.replicas)
+            size, own = max(len(samples), comm.replicas), (comm.replica, comm.replicas)
             sampler = GlobalSampler(len(samples), size, *own, shuffle=False, shards_per_batch=self._fixed_shards())
             return ArrayBatches(*samples.stored(), sampler)
 
@@ -670,6 +688,33 @@ class Fitting(Layer):
     def _ranks(self) -> Communicator:
         """Return the ranks as a mesh: that of the current distribution, or of the stages that `compile` was given."""
         return ranks(1 if self._compiled is None else self._compiled.stages)
+
+    def _same_call(self, method: str, facts_of: Callable[[Any], list[Any]], **arguments: Any) -> Same[Any]:
+        """Return what must be the same on all ranks that call a method: each would compute its part of something else.
+
+        Args:
+            method: as above.
+            facts_of: returns what tells data apart, of what all ranks make of them.
+            arguments: which decide how data are cut.
+        """
+        about, model = "the data (shapes, dtypes, checksum) differ", "the models (checksum of the layers) differ"
+
+        def facts(prepared: Any) -> dict[str, Any]:
+            layers, compiled = self._described()
+            of_compiled = {} if method.startswith("predict") else {"compiled": compiled}
+            return {about: facts_of(prepared), **arguments, model: [self.seed, layers], **of_compiled}
+
+        advice = {about: DRAW_THE_SAME, model: "every rank needs the same model"}
+        return Same(f"the ranks call {method} differently", facts, advice)
+
+    def _described(self) -> tuple[str, Any]:
+        """Return a checksum of the layers, and how the model was compiled, made anew where something has changed."""
+        version = self._make_step("test").version
+        if self._last_described is None or self._last_described[0] != version:
+            layers = hashlib.blake2b(json.dumps(self._describe_layers()).encode(), digest_size=8).hexdigest()
+            compiled = None if self._compiled is None else self._describe_compiled()
+            self._last_described = version, layers, compiled
+        return self._last_described[1:]
 
     def _describe_layers(self) -> list[Any]:
         """Return the layers as JSON can carry them; less of those that a user's own code describes."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from dptrain import ops, optimizers
 from dptrain.backend.base import Backend
 from dptrain.batches.inputs import Expected, check_given
-from dptrain.comm import Communicator
+from dptrain.comm import Communicator, Same
 from dptrain.comm.mesh import BATCH, MeshCommunicator
 from dptrain.errors import AgreedError, ConfigError, DeviceError, DeviceMemoryError
 from dptrain.layers import Layer
@@ -28,6 +28,7 @@ from dptrain.models.fitting import Fitting
 from dptrain.models.graph import Graph, graph_of
 from dptrain.models.structure import Structure, sample_shape, symbol
 from dptrain.models.summary import summary
+from dptrain.models.traces import Traces, noted
 from dptrain.optimizers import LossScaleOptimizer, Optimizer
 from dptrain.program import tree
 from dptrain.program.tensor import Tensor, Variable, constant, unchanged, untraced
@@ -105,6 +106,7 @@ class Model(Fitting, Files, Structure):
         self._compiled: Compiled | None = None
         self._is_eager, self._is_compiled = False, True  # before `compile`
         self._compilations = 0
+        self._traces = Traces()
         self._outputs: Outputs | None = None
         self._output_shapes: Any = None  # of a sample, nested as the outputs
         # Shapes of inputs and outputs of the batch at hand where it has another size than the one before.
@@ -615,8 +617,11 @@ class Model(Fitting, Files, Structure):
     def _make_step(self, name: str) -> Step:
         """Return the step "train", "test" or "predict", as the trainer runs it."""
         layers = self._flatten_layers()
+        trace, reads = self._traces.of(name)
         version = (
             self._compilations,
+            trace,
+            tuple(map(id, layers)),
             tuple(one.trainable for layer in layers for one in layer._attributes(Variable)),
             sum(layer._changes for layer in layers),
             None if self._compiled is None else self._compiled.optimizer._program_version,
@@ -624,13 +629,14 @@ class Model(Fitting, Files, Structure):
         )
         eager = self._compiled is not None and self._compiled.run_eagerly
         if name == "predict":
-            return Step(name, self._predicted, version, (), eager, self._fixed_batch_size)
+            return Step(name, noted(self._predicted, reads), version, (), eager, self._fixed_batch_size, reads)
         function: Callable[[Any], Mapping[str, Any]] = self.train_step if name == "train" else self.test_step
         if name == "train" and self._guard is not None:
             function = self._guard.wrap(function)
         totals = () if name == "train" else self._totals()
         rows = self._fixed_batch_size
-        return Step(name, lambda data: _checked_logs(name, function(data)), version, totals, eager, rows)
+        checked = noted(lambda data: _checked_logs(name, function(data)), reads)
+        return Step(name, checked, version, totals, eager, rows, reads)
 
     def _totals(self) -> tuple[Variable, ...]:
         return tuple(one for metric in self.metrics for one in metric.variables if one.aggregation == "sum")
@@ -825,9 +831,9 @@ class Model(Fitting, Files, Structure):
 
     # Together with the other ranks
 
-    def _agreed(self, comm: Communicator, where: str, action: Callable[[], T]) -> T:
+    def _agreed(self, comm: Communicator, where: str, action: Callable[[], T], same: Same[T] | None = None) -> T:
         """Run what may find the user's arguments wrong: alone it raises as in Keras, on N ranks it raises on all."""
-        return action() if comm.size == 1 else comm.agree(where, action)
+        return action() if comm.size == 1 else comm.agree(where, action, same)
 
     @contextmanager
     def _collective(self, comm: Communicator) -> Iterator[None]:

@@ -43,6 +43,7 @@ from dptrain.program.schema import Word
 from dptrain.program.shapes import Shape, differ, normalized_axes, row_axis, without_rows
 from dptrain.program.tensor import FLOATX, Array, Tensor, Variable, as_tensors, is_half
 from dptrain.random import Purpose, default_seed, next_position, own_seed, seeds_set, stream
+from dptrain.registry.reads import Readable
 from dptrain.runtime.floatx import floatx
 
 
@@ -65,7 +66,7 @@ def random_bits(
     out[...] = raw.astype("<u8", copy=False).view("<u4").reshape(rows, blocks * 8)[:, :features]
 
 
-class SeedGenerator:
+class SeedGenerator(Readable):
     """The state of random numbers, as Keras': every draw is another one, and a program has the state among its own.
 
     Args:

@@ -31,6 +31,7 @@ from dptrain.optimizers.schedules import LearningRateSchedule
 from dptrain.optimizers.schedules.base import float64
 from dptrain.program.tensor import Drawn, DType, Operand, Tensor, Variable, constant, is_tracing, note_applied
 from dptrain.registry.names import not_supported, snake_case
+from dptrain.registry.reads import Readable
 from dptrain.runtime.floatx import floatx
 
 # Slots of what is pruned: which elements stay, and the gradient of all, for regrowth.
@@ -79,7 +80,7 @@ class LearningRate(float):
         return np.float64(self)
 
 
-class Optimizer(ABC):
+class Optimizer(Readable, ABC):
     """One rule that turns gradients into new values of variables.
 
     A subclass writes `update_step`; one with slots adds them in `build`:

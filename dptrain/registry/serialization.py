@@ -10,6 +10,7 @@ import numpy as np
 
 from dptrain.errors import ConfigError
 from dptrain.registry.names import lookup
+from dptrain.registry.reads import Readable
 
 T = TypeVar("T")
 # The user's own classes and functions by the name that they are registered under, and those of a scope.
@@ -108,7 +109,7 @@ def own_or_name(identifier: Any) -> Any:
     return name if found is None else found
 
 
-class Configurable(ABC):
+class Configurable(Readable, ABC):
     """What can say how it was made, and be made again from that."""
 
     @abstractmethod

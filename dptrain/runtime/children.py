@@ -5,9 +5,16 @@ environment. Whoever has that process among its ancestors is its child, unless a
 """
 
 import os
-from collections.abc import Iterator, Mapping, MutableMapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import cache
 from pathlib import Path
+from typing import NoReturn, TypeVar
+
+from dptrain.runtime import streams
+from dptrain.runtime.exit_codes import as_status
+
+T = TypeVar("T")
 
 # The environment variable that holds a rank's PID.
 VARIABLE = "DPTRAIN_RANK_PID"
@@ -41,6 +48,38 @@ def _descends(rank: int, _: int) -> bool:
     except (OSError, IndexError):  # no /proc
         return os.getppid() == rank
     return True
+
+
+def ending_forks(action: Callable[[], T]) -> T:
+    """Run a user's code in a thread of ours, and return its result; a process that it forks ends when it comes back.
+
+    Of a rank's threads a fork has the one that forked alone. Ours would wait there for work that nobody gives it, for
+    ever, and the launcher for the orphan.
+    """
+    process = os.getpid()
+    try:
+        found = action()
+    except BaseException as error:
+        if os.getpid() != process:
+            _end_fork(error)
+        raise
+    if os.getpid() != process:
+        _end_fork(None)
+    return found
+
+
+def _end_fork(error: BaseException | None) -> NoReturn:
+    """End this process as Python ends a script."""
+    code: object = None
+    if isinstance(error, SystemExit):
+        code = error.code
+        if not isinstance(code, int | None):
+            streams.write_error(f"{code}\n")
+    elif error is not None:
+        code = 1
+        streams.write_error("".join(traceback.format_exception(error)))
+    streams.flush()
+    os._exit(as_status(code) if isinstance(code, int) else int(code is not None))
 
 
 def is_launcher(name: str) -> bool:

@@ -127,6 +127,9 @@ at_abort: list[Callable[[], None]] = []
 # How long the ranks wait for each lower one to speak of a signal that all got: longer than an abort takes.
 _TURN_SECONDS, _MOST_TURNS = 1.0, 8
 
+# Whether this rank has begun to end the job, and says why.
+ending = False
+
 # Whether failures show their traceback (--debug).
 show_traceback = False
 
@@ -198,6 +201,8 @@ def end_job(error: BaseException, unknown: int = int(ExitCode.INTERNAL)) -> int:
     Ctrl-C reaches all ranks at once, and the lowest one that can says so. A rank that waits for another in MPI cannot:
     Python handles signals between its own instructions.
     """
+    global ending
+    ending = True
     if isinstance(error, KeyboardInterrupt):
         _take_turns()
     report(error)
@@ -266,7 +271,9 @@ def install_excepthook() -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        global ending
         exit_codes.asked = 1
+        ending = not isinstance(error, AgreedError)
         agreed = isinstance(error, AgreedError)
         if not isinstance(error, KeyboardInterrupt) and (not agreed or launch.rank == 0):
             previous(kind, error, trace)  # a script's author wants to see where

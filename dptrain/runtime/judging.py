@@ -22,6 +22,9 @@ QUIET = 1.0
 # compilation, evaluation, saving, and a user's own code between them.
 LONGER = 4
 
+# The position of a rank that has met the others in the start of MPI, and in nothing else.
+_MET = 1
+
 # Seconds by which a judge that does not see all ranks speaks later than one that does, and in which a rank that is not
 # there may still be started.
 _GRACE = 5.0
@@ -191,8 +194,10 @@ def _stall(
         waited = min(one.since for one in observations)
         return culprit, waited, f"has left with all ranks, and MPI does not let them go for {waited:.0f} s"
     ended = (ProcessState.STOPPED, ProcessState.GONE)  # which is reason enough
-    if not waiting or any(one.process in ended for one in live):
+    if any(one.process in ended for one in live):
         return None
+    if not waiting:
+        return _straggler(observations)
     culprit = min(live, key=lambda one: (one.position, one.state != State.ABSENT, one.rank))
     behind = [one for one in waiting if one.position > culprit.position]
     more = f"; {culprit.more}" if culprit.more else ""
@@ -206,6 +211,23 @@ def _stall(
     waited = min(one.since for one in waiting)
     whom = "all ranks" if sees_all else "all ranks that are seen from here"
     return culprit, waited, f"has been with {whom} in {culprit.call} for {waited:.0f} s, and it does not end{more}"
+
+
+def _straggler(observations: Sequence[Observation]) -> tuple[Observation, float, str] | None:
+    """Return who does not come to the end of its script, where others have and wait for it there, as `_stall`.
+
+    Nobody waits in a call then. Who moves on has something to do, such as an evaluation of its own.
+    """
+    left = [one for one in observations if one.state == State.LEFT and one.position > _MET]
+    joined = [one for one in observations if one.state == State.JOINED]
+    if not left or not joined:
+        return None
+    culprit = max(joined, key=lambda one: (one.since, -one.rank))
+    waited = min(culprit.since, max(one.since for one in left))
+    several = len(left) > 1
+    ranks = f"rank{'s' * several} {ranges([one.rank for one in left])} wait{'s' * (not several)}"
+    more = f"; {culprit.more}" if culprit.more else ""
+    return culprit, waited, f"has not come to the end of its script for {waited:.0f} s while {ranks} there{more}"
 
 
 def _lonely(observations: Sequence[Observation]) -> tuple[Observation, float, str] | None:

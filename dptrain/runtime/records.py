@@ -14,6 +14,7 @@ import re
 import signal
 import struct
 import sys
+import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from dptrain.errors import OutputError
-from dptrain.runtime.failure import NAME_BYTES
+from dptrain.runtime.failure import NAME_BYTES, describe, exit_code_of
 from dptrain.runtime.ownership import is_own, open_own
 
 FOLDER = "/dev/shm"
@@ -99,9 +100,14 @@ def numbers_of(
 
 
 class Record:
-    """A rank's record: what it writes, and what others read. A context manager for a collective, see `collective`."""
+    """A rank's record: what it writes, and what others read. A context manager for a collective, see `collective`.
+
+    Attributes:
+        failed: the last collective that the rank has left by an error, of this process's record; None for none.
+    """
 
     def __init__(self, memory: memoryview | None = None) -> None:
+        self.failed: Failed | None = None
         self._bytes = memoryview(bytearray(_BYTES)) if memory is None else memory
         self._numbers = self._bytes.cast("q")
         self._next = (0, 0, 0, 0, 0)
@@ -183,7 +189,9 @@ class Record:
         differs = others[_KIND : _GROUP + 1] != mine[_KIND : _GROUP + 1]
         return differs and others[_POSITION] == mine[_POSITION]  # it has not gone on meanwhile
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object = None, error: BaseException | None = None, trace: object = None) -> None:
+        if error is not None:
+            self.failed = Failed(self.position, self.call, describe(error), exit_code_of(error), time.monotonic())
         self._numbers[_POSITION] += 1
 
     def step_back(self) -> None:
@@ -279,6 +287,25 @@ class RecordTable:
 
 
 # The file's name
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A collective that a rank has left by an error, in which others may wait for it.
+
+    Attributes:
+        position: the rank's in it.
+        call: the collective in words.
+        text: the error in words.
+        code: that the error ends a process with.
+        at: when that was, by the monotonic clock.
+    """
+
+    position: int
+    call: str
+    text: str
+    code: int
+    at: float
 
 
 @dataclass(frozen=True)

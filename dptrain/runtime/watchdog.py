@@ -8,6 +8,7 @@ a launcher makes the record; the thread begins with MPI. A process alone has nei
 import atexit
 import errno
 import json
+import math
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
+from types import FrameType
 from typing import Any, NoReturn, Protocol
 
 from dptrain.errors import AgreedError, ConfigError, ExitCode, MismatchError, OutputError, printable
@@ -29,6 +31,7 @@ from dptrain.runtime.failure import abort, exit_at_once, phase, words
 from dptrain.runtime.judging import LONGER, QUIET, Finding, Limits, Observation, ProcessState, judge, mismatch
 from dptrain.runtime.launcher import LaunchInfo, detect_launch, end_mpi, has_mpi, is_ours, rank_variable, usable_cores
 from dptrain.runtime.records import Collective, Record, RecordTable, State
+from dptrain.runtime.text import ranges
 
 # Seconds between two looks at the others; longer where many ranks look at one another.
 _LOOK = 0.2
@@ -174,6 +177,26 @@ class Watchdog:
         if met or here.count(State.LEFT) >= self.launch.local_size:
             self._table.remove()
 
+    def linger(self) -> None:
+        """End the process, with a line, where it does not end by itself after this rank has left.
+
+        What was registered for its end before dptrain was imported is called then; nobody watches any more.
+        """
+        seconds = self.limits.of(self.limits.timeout, "")
+        if seconds == math.inf:
+            return
+
+        def wait() -> None:
+            time.sleep(seconds)
+            mine = replace(self._observe(self._pid, self.launch.rank), place=_place())
+            self._print(
+                f"{self._name(mine)}: has left, and its process has not ended for {seconds:.0f} s; the limit is "
+                f"--stall-timeout or DPTRAIN_STALL_TIMEOUT, {self.limits.timeout:g}"
+            )
+            exit_at_once(ExitCode.STUCK)
+
+        threading.Thread(target=wait, name="dptrain end", daemon=True).start()
+
     def _exit(self, code: int) -> None:
         """Stand in for `os._exit`: MPICH's launcher would end the other ranks, and call it a success."""
         if os.getpid() == self._pid and not self._left:
@@ -213,7 +236,31 @@ class Watchdog:
             if self.record.state != State.LEFT:
                 self.record.place = _place()
                 self._look_after()
+            self._look_at_own()
             self._look()
+
+    def _look_at_own(self) -> None:
+        """End the job where this rank has left a collective by an error, which its code has caught, and others wait.
+
+        From what they see of it they would take one of those that wait for the one that does not come.
+        """
+        failed = self.record.failed
+        if failed is None or failure.ending or time.monotonic() - failed.at < QUIET:
+            return
+        positions = {one.rank: one.position for _, observations in self._told.values() for one in observations}
+        positions |= {rank: self.records[rank].position for rank in self._here if rank != self.launch.rank}
+        waiting = sorted(rank for rank, position in positions.items() if position == failed.position)
+        if not waiting:
+            if all(position > failed.position for position in positions.values()):
+                self.record.failed = None  # all of them have left it as well, or have gone on
+            return
+        several = len(waiting) > 1
+        mine = replace(self._observe(self._pid, self.launch.rank), place="")
+        self._print(
+            f"{self._name(mine)}: left {failed.call} by an error, which its code has caught, while "
+            f"rank{'s' * several} {ranges(waiting)} wait{'s' * (not several)} there: {failed.text}"
+        )
+        abort(failed.code or ExitCode.STUCK)
 
     def _look_after(self) -> None:
         """End the job where what joins ranks beside MPI has failed."""
@@ -454,7 +501,12 @@ def _observation_of(fact: dict[str, Any]) -> Observation:
 
 def _place() -> str:
     """Return where the main thread is: the innermost line that is neither ours nor the standard library's."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frames, main = sys._current_frames(), threading.main_thread()
+    frame, of_thread = frames.get(main.ident or 0), ""
+    if _is_shutting_down(frame):  # Python waits for other threads, before it calls what is registered for its end
+        waits_for = next((one for one in threading.enumerate() if not one.daemon and one is not main), None)
+        if waits_for is not None:
+            frame, of_thread = frames.get(waits_for.ident or 0), f" of thread {waits_for.name!r}, which is no daemon"
     innermost = frame
     known = [getattr(sys.modules.get(name), "__path__", ["<"])[0] for name in ("numpy", "mpi4py")]
     others = (_PACKAGE, _STANDARD, "<", *known)
@@ -464,7 +516,15 @@ def _place() -> str:
     if frame is None:
         return ""
     code = frame.f_code
-    return f"{os.path.basename(code.co_filename)}:{frame.f_lineno} in {code.co_name}"
+    return f"{os.path.basename(code.co_filename)}:{frame.f_lineno} in {code.co_name}{of_thread}"
+
+
+def _is_shutting_down(frame: FrameType | None) -> bool:
+    """Whether a script has ended, and Python waits for the threads that it has left."""
+    shutdown = getattr(getattr(threading, "_shutdown", None), "__code__", None)
+    while frame is not None and frame.f_code is not shutdown:
+        frame = frame.f_back
+    return frame is not None
 
 
 # This process's
@@ -636,6 +696,8 @@ def _leave() -> None:
     end_mpi()
     if not has_mpi():
         signal.setitimer(signal.ITIMER_REAL, 0)
+    if _own is not None:
+        _own.linger()
 
 
 def _seconds(name: str, environ: Mapping[str, str], default: float) -> float:

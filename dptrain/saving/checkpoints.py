@@ -175,7 +175,12 @@ class CheckpointDirectory:
 
         def write() -> None:
             with self._telling(name):
-                self._join(name, temporary, [self._write(temporary, files, make=True)], step, value, mesh or {})
+                try:
+                    own = self._write(temporary, files, make=True)
+                except OSError:
+                    self.discard(temporary)
+                    raise
+                self._join(name, temporary, [own], step, value, mesh or {})
 
         self._writing.start(write)
         return self.path / name
@@ -322,20 +327,19 @@ class CheckpointDirectory:
             raise output_error(self.path / name, error, self._needed, advice=f"{last}; {self._advice}") from error
 
     def _write(self, temporary: str, files: Mapping[str, Content], *, make: bool = False) -> Described:
-        """Write files, flush them, and read them back; return what the manifest is to say of them."""
+        """Write files, flush them, and read them back; return what the manifest is to say of them.
+
+        Where that fails they stay: other ranks may be writing beside them, until rank 0 discards all.
+        """
         contents = {name: one.pieces() for name, one in files.items()}
         self._needed = sum(map(_size, contents.values()))
         found = [described(name, pieces, files[name].parts) for name, pieces in contents.items()]
-        try:
-            with self._open(make=make) as folder, folder.folder(temporary, make=make) as made:
-                for name, pieces in contents.items():
-                    made.create(name, pieces)
-                made.sync()
-                for name, pieces in contents.items():
-                    _require(made, name, pieces)
-        except OSError:
-            self.discard(temporary)
-            raise
+        with self._open(make=make) as folder, folder.folder(temporary, make=make) as made:
+            for name, pieces in contents.items():
+                made.create(name, pieces)
+            made.sync()
+            for name, pieces in contents.items():
+                _require(made, name, pieces)
         return joined(found)
 
     def _join(

@@ -1,6 +1,6 @@
 """A round-robin schedule of concurrent trainings: on a CPU one a core, on a GPU in packs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from dptrain.backend.base import Backend
 from dptrain.backend.cpu.backend import CpuBackend
+from dptrain.runtime.children import ending_forks
 from dptrain.runtime.python_lock import acquired, released
 
 
@@ -110,13 +111,13 @@ class RoundRobin(Generic[T]):
         self._stack.close()
 
 
-def _advance(training: T) -> Outcome[T]:
+def _advance(training: T, run: Callable[[Callable[[], bool]], bool] = lambda action: action()) -> Outcome[T]:
     try:
-        return Outcome(training, training.advance())
+        return Outcome(training, run(training.advance))
     except Exception as error:
         return Outcome(training, error=error)
 
 
 def _advance_in_thread(training: T) -> Outcome[T]:
     with acquired():
-        return _advance(training)
+        return _advance(training, ending_forks)

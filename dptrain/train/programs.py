@@ -4,7 +4,7 @@ import bisect
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -34,6 +34,7 @@ from dptrain.program.passes import rewritten
 from dptrain.program.placement import place
 from dptrain.program.program import ROWS, Program, trace
 from dptrain.program.tensor import BFLOAT16, Tensor, Variable, placeholder, watching
+from dptrain.registry.reads import Reads
 from dptrain.runtime.failure import phase
 from dptrain.train.pipeline import PipelineExecutable
 from dptrain.train.sharding import Sharding
@@ -55,6 +56,7 @@ class Step:
         totals: variables of which each rank may keep a summand, see `place`.
         eager: execute op by op, without a trace where there is one rank.
         rows: that every batch must have, or None.
+        reads: attributes that are constants of its traces; where one has changed, another step is to be asked for.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Step:
     totals: Collection[Variable] = ()
     eager: bool = False
     rows: int | None = None
+    reads: Reads = field(default_factory=Reads)
 
 
 class Trained(Protocol):

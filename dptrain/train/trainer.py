@@ -235,6 +235,7 @@ class Trainer:
         with self._opened({"predict": batches}):
             for number, (shard,) in enumerate(batches.epoch(0)):
                 hooks.on_predict_batch_begin(number)
+                step = self._current(step)
                 taken = batches.rows([[shard]])
                 padded = self._padded(step, batches, shard)
                 self.programs.run(step, batches.about, taken, [[padded]], alone=batches.alone)
@@ -366,6 +367,7 @@ class Trainer:
                 break
             phase.step = done + 1
             hooks.on_train_batch_begin(done)
+            step = self._current(step)
             begun = time.perf_counter()
             self.programs.run(step, batches.about, rows, shards)
             seconds = time.perf_counter() - begun
@@ -391,6 +393,14 @@ class Trainer:
             logs["skipped_steps"] = (self.model._skipped_steps or 0) - skipped
         self._finished = self.timing
         return logs
+
+    def _current(self, step: Step) -> Step:
+        """Return a step, traced anew where somebody, a hook perhaps, has changed what it has read."""
+        if step.reads.hold:
+            return step
+        if self._health is not None:
+            self._health.keep()  # the steps before it cannot be made again
+        return self.model._make_step(step.name)
 
     @contextmanager
     def _checking(self) -> Iterator[None]:
@@ -485,6 +495,7 @@ class Trainer:
         limited = (lambda most: most) if sync_points is None else sync_points.most
         for shards, rows in self._chunks(batches, batches.epoch(0), watched, limited):
             hooks.on_test_batch_begin(done)
+            step = self._current(step)
             self.programs.run(step, batches.about, rows, shards, alone=batches.alone)
             done += len(shards)
             self._count(shards)

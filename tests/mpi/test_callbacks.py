@@ -23,6 +23,20 @@ def facts(folder) -> dict:
 FAILURES = [
     ("csv that cannot be written", 74, "No such file or directory; choose another `filename` of CSVLogger (rank 0"),
     ("backup that cannot be written", 74, "choose another `backup_dir` of BackupAndRestore (rank 0, host "),
+    *(
+        (
+            f"{found} {name} and a log of its own",
+            2,
+            f"the ranks have different logs: {name}(monitor='own'): rank 0 has ",
+        )
+        for found, name in [
+            ("number", "EarlyStopping"),
+            ("number", "ReduceLROnPlateau"),
+            ("number", "ModelCheckpoint"),
+            ("NaN", "EarlyStopping"),
+            ("no log", "ModelCheckpoint"),
+        ]
+    ),
     ("disk fails later", 74, "No space left on device (needs "),
     (
         "only rank 0 has one",

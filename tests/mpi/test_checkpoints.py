@@ -1,8 +1,11 @@
 """Checkpoints move between meshes to the bit, survive kills, and are refused in one line where they are damaged."""
 
+import errno
 import hashlib
 import json
+import os
 import random
+import re
 import shutil
 
 import numpy as np
@@ -12,7 +15,7 @@ from dptrain.saving import checkpoints
 from dptrain.saving.manifest import sealed
 from tests.conftest import ROOT
 from tests.launching import mpirun, python
-from tests.sample import taken
+from tests.sample import sample, taken
 
 SCRIPT = str(ROOT / "tests/mpi/scripts/checkpoints.py")
 FORMS = (
@@ -143,6 +146,20 @@ def test_without_a_good_checkpoint_all_ranks_end_in_one_line(copied, damage, sai
     assert f"no checkpoint is good: {folder}/checkpoints/{newest}: " in line
     assert said in line
     assert (folder / "out.npz").read_bytes() == content
+
+
+@pytest.mark.parametrize("error", sample(["EFBIG", "ENOSPC", "EIO"], 3))
+def test_a_shard_that_cannot_be_written_is_told_with_its_rank_and_error(tmp_path, error):
+    """Not with what that did to the other ranks' shards."""
+    done = train_on(tmp_path, 3, 2, "--shard-weights", PLANTED=f"1 write 2 {error}")
+    assert done.code == 74, done.err
+    (line,) = done.messages
+    words = os.strerror(getattr(errno, error))
+    assert re.match(
+        rf"dptrain: {tmp_path}/checkpoints/\d+-step-\d+: {words}.* \(rank 1, host \S+, pid \d+; no error", line
+    )
+    assert "there is no checkpoint yet; choose another `backup_dir`" in line
+    assert not list((tmp_path / "checkpoints").glob(".*")), "no half of one is left"
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from tests.launching import find_mpirun, mpirun
 
 SCRIPT = """
@@ -55,3 +57,41 @@ def test_a_rank_may_start_ranks(tmp_path):
     )
     done = mpirun(1, str(tmp_path / "parent.py"), find_mpirun(), timeout=30, fresh=True)
     assert (done.code, done.out.replace("\n", "")) == (0, "22"), done.err
+
+
+FORKING = """
+import os, sys, numpy as np, dptrain as dp
+from dptrain.comm import current
+comm, way = current(), sys.argv[1]
+children = []
+
+def forked():  # and goes on in both
+    if comm.rank == 1 and (child := os.fork()):
+        children.append(child)
+    elif comm.rank == 1 and way == "raises":
+        raise ValueError("in the fork")
+    elif comm.rank == 1 and way == "exits":
+        sys.exit(5)
+
+def batches():
+    for number in range(6):
+        if number == 4:
+            forked()
+        yield np.ones((4, 3)), np.ones((4, 2))
+
+model = dp.Sequential([dp.layers.Dense(2, input_shape=(3,))])
+model.compile("sgd", "mse")
+model.fit(batches(), verbose=0, shuffle=False, steps_per_epoch=6)
+for child in children:
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+comm.barrier()
+"""
+
+
+@pytest.mark.parametrize(("way", "code"), [("goes on", 0), ("raises", 1), ("exits", 5)])
+def test_a_fork_of_a_loader_thread_ends_when_it_comes_back(tmp_path, way, code):
+    """Else it would wait for ever for the next batch that is asked of it, and mpirun for the orphan."""
+    (tmp_path / "parent.py").write_text(FORKING)
+    done = mpirun(2, str(tmp_path / "parent.py"), way, timeout=30, fresh=True, PYTHONWARNINGS="ignore")
+    assert (done.code, done.out) == (0, f"{code}\n"), done.err
+    assert ("ValueError: in the fork" in done.err) == (way == "raises")

@@ -47,6 +47,16 @@ DIFFERENT = "the ranks call different methods:"
 CALLS = f"{DIFFERENT} rank 0 in an all-reduce of 1 int32"
 PARTS = rf"an all-gather of 10000 float64 in parts with the checksum [0-9a-f]{{8}} \({STEP}\)"
 END = "at the end of its script: left while rank 0 waits in"
+LATE = r"has not come to the end of its script for \d+ s while rank 0 waits there; its process is running"
+LATE_AT = {
+    "sleep": r"stuck.py:\d+ in <lambda>",
+    "thread": r"stuck.py:\d+ in <lambda> of thread 'loader', which is no daemon",
+    "hook": r"stuck.py:\d+ in <lambda>",
+}
+CAUGHT = (
+    r"start-up: left an all-gather by an error, which its code has caught, while ranks 0, 2 wait there: "
+    r"IndexError: list index out of range \(stuck.py:\d+\)"
+)
 CASES = [
     Case("hook: stop", 1, f"{STEP}, last seen at {PLACE}: {STOPPED} while rank 0 waits in an all-reduce of 1"),
     Case("hook: lock", 0, f"{STEP}, last seen at {PLACE}: {ABSENT} while ranks 1-2 wait in an all-reduce", 3),
@@ -94,6 +104,12 @@ CASES = [
     ),
     Case("between: exit 3", 1, rf"user code, {END} an all-gather \(evaluate\)", 2, APART),
     Case("save: exit 0", 0, r"saving, at the end of its script: left while rank 1 waits in an all-gather \(saving\)"),
+    *(Case(f"end: {deed}", 1, f"user code, last seen at {place}: {LATE}") for deed, place in LATE_AT.items()),
+    Case(
+        "early hook", 1, r"user code, at stuck.py:\d+ in sleep_early: has left, and its process has not ended for 8 s"
+    ),
+    *(Case(f"caught: {deed}", 1, CAUGHT, 3, code=70) for deed in ("sleep", "other call", "exit 0")),
+    Case("caught: sleep", 1, CAUGHT, 3, APART, code=70),
     Case("end: stop", 1, f"user code, last seen at {PLACE}: {STOPPED}"),
     Case("sweep: loop", 1, rf"(training, epoch 2, step \d+|sweep), last seen at {PLACE}: has not come to an end of "),
     Case("help", 1, rf"start-up, {END} the start of MPI \(start-up\)"),

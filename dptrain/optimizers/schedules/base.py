@@ -9,9 +9,10 @@ import numpy as np
 from dptrain.errors import ConfigError
 from dptrain.ops import cast
 from dptrain.program.tensor import Tensor, as_tensors
+from dptrain.registry.reads import Readable
 
 
-class LearningRateSchedule:
+class LearningRateSchedule(Readable):
     """The learning rate as a function of the step, for the `learning_rate` of an optimizer.
 
     A subclass writes `__call__`, in ops: it becomes part of the program of a step. To be saved it also writes

@@ -48,6 +48,19 @@ class Steps(dp.callbacks.Callback):
             raise RuntimeError("killed")
 
 
+class OwnLog(dp.callbacks.Callback):
+    """Adds a log that is another one on rank 1, after the first epoch: NaN, none, or another number."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["own"] = 1.0 - 0.1 * epoch
+        if epoch and rank == 1:
+            logs["own"] += 0.5
+            if way.startswith("NaN"):
+                logs["own"] = float("nan")
+            if way.startswith("no log"):
+                del logs["own"]
+
+
 class Saving(dp.Sequential):
     """Saves as `save` promises: rank 0 writes, all ranks fail alike."""
 
@@ -86,6 +99,13 @@ if way == "only rank 0 has one" and rank == 0:
     callbacks.append(dp.callbacks.CSVLogger(folder / "log.csv"))
 if way == "ranks save at other steps":
     callbacks.append(dp.callbacks.BackupAndRestore(backup, 2 + rank))
+if way.endswith("a log of its own"):
+    watching = {
+        "EarlyStopping": dp.callbacks.EarlyStopping("own", mode="min"),
+        "ReduceLROnPlateau": dp.callbacks.ReduceLROnPlateau("own", mode="min", patience=1),
+        "ModelCheckpoint": dp.callbacks.ModelCheckpoint(folder / "best.keras", "own", mode="min", save_best_only=True),
+    }
+    callbacks += [OwnLog(), *(one for name, one in watching.items() if name in way)]
 if way == "nan":
     x[33] = np.nan
     callbacks.append(dp.callbacks.TerminateOnNaN(raise_error=True))

@@ -5,9 +5,10 @@ the checkpoint that the one before has left, for EPOCHS more, and begins with it
 saves what comes out, and as "best/PATH" the weights of the first epoch, which early stopping keeps for the end.
 
 PLANTED="R CALL N" lets rank R kill itself at its Nth call of os.CALL in `runtime.files`; PLANTED="R step N" after N
-steps.
+steps; PLANTED="R CALL N ENOSPC" lets the call fail so.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -117,8 +118,8 @@ def build(form):
 
 
 def planted():
-    """Let this rank kill itself where PLANTED says so; return after how many steps it does."""
-    rank, call, number = os.environ.get("PLANTED", "-1 step 0").split()
+    """Let this rank kill itself, or a call fail, where PLANTED says so; return after how many steps it does."""
+    rank, call, number, *error = os.environ.get("PLANTED", "-1 step 0").split()
     if int(rank) != current().rank:
         return -1
     if call == "step":
@@ -127,6 +128,8 @@ def planted():
 
     def counted(*given, **options):
         left[0] -= 1
+        if left[0] == 0 and error:
+            raise OSError(getattr(errno, error[0]), os.strerror(getattr(errno, error[0])))
         if left[0] == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         return real(*given, **options)

@@ -1,10 +1,13 @@
 """Leaves the other ranks waiting on one rank, in one of many ways. Arguments: way rank."""
 
+import atexit
+import contextlib
 import ctypes
 import functools
 import os
 import signal
 import sys
+import threading
 import time
 
 way, bad = sys.argv[1], int(sys.argv[2])
@@ -15,6 +18,14 @@ if mine and way.startswith("before: "):  # dptrain is imported
     if way == "before: sleep":
         time.sleep(60)
     raise ValueError("early")
+
+
+def sleep_early() -> None:
+    time.sleep(60)
+
+
+if mine and way == "early hook":  # called after dptrain's own, at the very end
+    atexit.register(sleep_early)
 
 import numpy as np  # noqa: E402
 
@@ -37,6 +48,10 @@ def until_seen() -> None:
         time.sleep(0.01)
 
 
+def on_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
 def stop() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -56,6 +71,8 @@ DEEDS = {
     "lock": hold_pythons_lock,
     "sleep": lambda: time.sleep(60),
     "slow": lambda: time.sleep(3),
+    "thread": lambda: threading.Thread(target=lambda: time.sleep(60), name="loader").start(),
+    "hook": lambda: atexit.register(lambda: time.sleep(60)),
     "exit 0": lambda: sys.exit(0),
     "exit 3": lambda: sys.exit(3),
     "os exit 0": lambda: os._exit(0),
@@ -167,6 +184,17 @@ if when in MEETINGS:  # of groups of two ranks, or of all where they are on node
             DEEDS[deed]()
         MEETINGS[when]()
     mesh.barrier()
+    sys.exit()
+if when == "caught":  # an error inside a collective's own Python, which somebody takes for a small thing
+    comm = current()
+    comm.barrier()
+    if mine:
+        sys.modules["dptrain.comm.mpi"].bytearray = lambda size: [][size] if on_main_thread() else bytearray(size)
+    with contextlib.suppress(IndexError):
+        comm.allgather("a fact")
+    if mine:
+        DEEDS[deed]()
+    comm.barrier()
     sys.exit()
 if when == "help":
     sys.exit(main(["--help"] if mine else ["--fast-dev-run"]))

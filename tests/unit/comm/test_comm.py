@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from dptrain.comm import SoloCommunicator, current, independent
+from dptrain.comm import Same, SoloCommunicator, current, independent
 from dptrain.comm.base import Communicator
 from dptrain.errors import AgreedError, ConfigError, DataError
 from tests.thread_ranks import on_ranks
@@ -76,6 +76,23 @@ def test_too_little_memory_on_one_rank_is_the_devices_error_everywhere():
 
 def test_success_returns_each_ranks_own_result():
     assert on_ranks(3, lambda comm: comm.agree("x", lambda: comm.rank * 10)) == [0, 10, 20]
+
+
+def test_what_must_be_the_same_of_results_travels_with_the_agreement():
+    same = Same("the ranks count differently", lambda number: {"parity": number % 2}, {"parity": "count in twos"})
+    assert on_ranks(3, lambda comm: comm.agree("x", lambda: comm.rank * 2, same)) == [0, 2, 4]
+    found = on_ranks(2, lambda comm: comm.agree("x", lambda: comm.rank, same))
+    assert {str(error) for error in found} == {
+        "the ranks count differently: parity: rank 0 has 0, rank 1 has 1; count in twos"
+    }
+    assert {error.exit_code for error in found} == {2}
+
+
+def test_a_failure_comes_before_what_differs():
+    same = Same("the ranks count differently", lambda number: {"number": number}, {})
+    found = on_ranks(2, lambda comm: comm.agree("x", lambda: comm.rank / comm.rank, same))
+    assert {error.exit_code for error in found} == {70}
+    assert all("ZeroDivisionError" in str(error) for error in found)
     assert on_ranks(3, lambda comm: comm.broadcast_fact({"r": comm.rank})) == [{"r": 0}] * 3
 
 

@@ -59,6 +59,25 @@ def test_who_has_left_is_missed_only_by_those_that_wait_for_it():
     assert found(replace(WAITING, state=State.JOINING, position=1), replace(left, position=0)) is not None
 
 
+def test_who_does_not_come_to_the_end_is_missed_by_those_that_wait_there():
+    left = replace(AT_WORK, rank=0, state=State.LEFT, phase=("user code", 0, 0))
+    late = replace(AT_WORK, phase=("user code", 0, 0), more="its process is running")
+    assert found(with_time(left, 999), with_time(late, 60 * LONGER - 1)) is None
+    warned = found(with_time(left, 60.0 * LONGER), with_time(late, 999))
+    assert (warned.culprit.rank, warned.fatal, warned.speaker) == (1, False, 0)
+    ended = found(with_time(left, 9999), replace(left, rank=2), with_time(late, 300 * LONGER))
+    assert (ended.culprit.rank, ended.fatal, ended.speaker) == (1, True, 0)
+    assert ended.text == (
+        "has not come to the end of its script for 1200 s while ranks 0, 2 wait there; its process is running; the "
+        "limit is --stall-timeout or DPTRAIN_STALL_TIMEOUT, 300"
+    )
+    assert found(with_time(left, 9999), with_time(late, 1)) is None, "it moves on"
+    assert judge([with_time(left, 1e9), with_time(late, 1e9)], Limits(0, 0)) is None
+    never_met = replace(left, position=0, since=9999)
+    assert found(never_met, replace(late, state=State.STARTED, position=0, since=9999)) is None
+    assert found(never_met, with_time(late, 9999)) is None
+
+
 def test_who_stops_going_round_where_ranks_do_not_meet():
     rounds = replace(AT_WORK, rounds=7, more="its process is running")
     others = replace(AT_WORK, rank=0, rounds=9)

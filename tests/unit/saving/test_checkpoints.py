@@ -281,6 +281,22 @@ def test_a_checkpoint_of_several_ranks_is_there_when_all_have_written(tmp_path):
     assert read(tmp_path / name).files == {"a": b"of rank 0", "b": b"of rank 1"}
 
 
+@pytest.mark.parametrize("code", [errno.EFBIG, errno.ENOSPC, errno.EIO])
+def test_a_rank_that_cannot_write_leaves_what_the_others_write(tmp_path, monkeypatch, code):
+    """Else they would fail as well, with an error that is none, and be blamed."""
+    leader, other = opened(tmp_path), opened(tmp_path, leads=False)
+    temporary, name = leader.begin(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda *_: (_ for _ in ()).throw(OSError(code, os.strerror(code))))
+        other.write(temporary, name, {"b": Content(lambda: [b"of rank 1"])})
+        with pytest.raises(OutputError, match=os.strerror(code)):
+            other.written()
+    leader.write(temporary, name, {"a": Content(lambda: [b"of rank 0"])})
+    leader.written()
+    leader.discard(temporary)
+    assert names(tmp_path) == []
+
+
 def crash_states(trace: list[tuple[str, str, bytes]], root: Path, start: dict, draw: random.Random, count: int):
     """Yield what may be on a disk whose power fails during a trace: what was not flushed may be there or not.
 
