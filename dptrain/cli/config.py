@@ -204,6 +204,11 @@ class DataConfig(Checked):
     categorical: Annotated[tuple[str, ...], Before(_names)] = _field(
         (), "columns of a table that are categories though they look like numbers, comma-separated", "categorical"
     )
+    numbers: Annotated[tuple[str, ...], Before(_names)] = _field(
+        (),
+        "columns of a table that are numbers though they look like codes, identifiers or dates, comma-separated",
+        "numbers",
+    )
     missing: Literal["stop", "drop", "mean"] = _field(
         "stop",
         "stop at a table's missing value, drop its row, or put the column's mean (a category of its own) in its place",

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from dptrain.data.table_codes import days, leading_zero
 from dptrain.data.tasks import Task
 from dptrain.errors import DataError
 from dptrain.registry.names import suggestion
@@ -28,7 +29,7 @@ Array = npt.NDArray[Any]
 # Takes a row counted from 0, a column's name and what is wrong; returns the error that says where.
 Fault = Callable[[int, str, str], DataError]
 
-FORMAT = 2
+FORMAT = 3
 # Bounds of what a file may declare.
 MAX_COLUMNS, MAX_VALUES, MAX_TEXT = 20_000, 1_000_000, 10_000
 _MAX_SIDE = 1 << 15
@@ -50,6 +51,7 @@ class Column:
         text: whether a text file's cells are taken as they stand, so that "007" is not 7.
         mean: what stands for a missing number; None where none may be missing.
         missing: which of the categories stands for a missing value; None where none may be missing.
+        date: whether the number is a date's, in days since 1970-01-01.
     """
 
     name: Text
@@ -58,6 +60,7 @@ class Column:
     text: bool = False
     mean: Annotated[float, Field(allow_inf_nan=False)] | None = None
     missing: Text | None = None
+    date: bool = False
 
     @property
     def width(self) -> int:
@@ -101,6 +104,7 @@ class Preprocessing:
                 one.missing is None if one.role == "number" else one.mean is None and one.missing in (None, *one.values)
                 for one in self.columns
             ),
+            "a date is a number": all(one.role == "number" for one in self.columns if one.date),
             "no category twice": all(len(set(one.values)) == len(one.values) for one in self.columns),
             "no class twice": len(set(self.class_names)) == len(self.class_names),
             "as many classes as the task has": _fits(self.task, len(self.class_names)),
@@ -130,6 +134,17 @@ class Preprocessing:
         """(plain features,): which columns of x, the codes left out, are numbers to standardise."""
         plain = self.plain_columns
         return np.array([one.role == "number" for one in plain for _ in range(one.width)], bool)
+
+    @property
+    def text_columns(self) -> list[str]:
+        """Columns of which a text file's cells are taken as they stand."""
+        target = [self.target] if self.target is not None and leading_zero(self.class_names) else []
+        return [one.name for one in self.columns if one.text] + target
+
+    @property
+    def number_columns(self) -> list[str]:
+        """Columns of numbers, of which 007 is 7."""
+        return [one.name for one in self.columns if one.role == "number" and not one.date]
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -195,7 +210,7 @@ class Preprocessing:
             stop = start + column.width
             series = frame[column.name]
             if column.role == "number":
-                x[:, start] = numbers(series, column.name, fault, advice, mean=column.mean)
+                x[:, start] = column_numbers(series, column, fault, advice)
             else:
                 codes = encode_categories(series, column.name, column.values, fault, advice, missing=column.missing)
                 one_hot = column.role == "one-hot"
@@ -258,6 +273,13 @@ def canonical(value: Any) -> str:
     if isinstance(value, float | np.floating) and math.isfinite(value) and float(value).is_integer():
         return str(int(value))
     return str(value)
+
+
+def column_numbers(series: Any, column: Column, fault: Fault, advice: str) -> npt.NDArray[np.float64]:
+    """Return a column of numbers, or of dates as days since 1970-01-01; arguments and errors as `numbers`."""
+    if column.date:
+        series = days(series, column.name, fault)
+    return numbers(series, column.name, fault, advice, mean=column.mean)
 
 
 def numbers(series: Any, name: str, fault: Fault, advice: str, *, mean: float | None = None) -> npt.NDArray[np.float64]:

@@ -69,7 +69,13 @@ class _TableFiles:
 
     @cached_property
     def _train(self) -> Table:
-        table = read_table(self._path, text_columns=self._asked.categorical, max_bytes=self._max_bytes)
+        asked = self._asked
+        table = read_table(
+            self._path,
+            text_columns=asked.categorical,
+            number_columns=asked.number_columns,
+            max_bytes=self._max_bytes,
+        )
         return self._cleaned(table, [*used_columns(table, self._asked), str(self._asked.target)])
 
     @cached_property
@@ -98,8 +104,7 @@ class _TableFiles:
         x, y = self._encoded(self._train)
         if self._asked.test is None:
             return cut_off(x, y, self._asked.test_split)
-        texts = [one.name for one in self.known.columns if one.text]
-        table = read_table(self._asked.test, text_columns=texts, max_bytes=self._max_bytes)
+        table = _read_known(self._asked.test, self.known, self._max_bytes)
         names = [*(one.name for one in self.known.columns), str(self.known.target)]
         self.known.require_columns(table.frame, table.where, names)
         return [x, y, *self._encoded(self._cleaned(table, names))]
@@ -116,6 +121,12 @@ class _TableFiles:
         advice = "fill it in, --drop the column, leave such rows out with --missing drop, or see --missing mean"
         x = self.known.encode(table.frame, table.where, table.fault, advice=advice)
         return x, self.known.targets(table.frame, table.where, table.fault)
+
+
+def _read_known(path: str, known: Preprocessing, max_bytes: int) -> Table:
+    """Read a table whose columns are known."""
+    numbers = known.number_columns + ([str(known.target)] if known.task == "regression" else [])
+    return read_table(path, text_columns=known.text_columns, number_columns=numbers, max_bytes=max_bytes)
 
 
 def encode_file(
@@ -137,8 +148,7 @@ def encode_file(
     """
 
     def make() -> list[Array]:
-        texts = [one.name for one in known.columns if one.text]
-        table = read_table(path, text_columns=texts, max_bytes=max_bytes)
+        table = _read_known(path, known, max_bytes)
         check_declared(table.where, (len(table), *known.sample_shape), 4, max_bytes)
         x = known.encode(table.frame, table.where, table.fault)
         has_target = known.target in table.frame.columns

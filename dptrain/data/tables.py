@@ -17,6 +17,7 @@ from typing import Any
 
 from dptrain.data.preprocessing import MAX_COLUMNS
 from dptrain.data.sources import DEFAULT_MAX_BYTES, GZIP_PADDING, format_bytes, stream_errors
+from dptrain.data.table_codes import leading_zero, may_have_leading_zeros
 from dptrain.errors import ConfigError, DataError
 from dptrain.runtime.extras import pip_install
 from dptrain.runtime.files import open_regular
@@ -140,13 +141,20 @@ class Text:
 
 
 def read_table(
-    path: str | os.PathLike[str], *, text_columns: Sequence[str] = (), max_bytes: int = DEFAULT_MAX_BYTES
+    path: str | os.PathLike[str],
+    *,
+    text_columns: Sequence[str] = (),
+    number_columns: Sequence[str] = (),
+    max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> Table:
     """Read a table.
 
+    Columns with a cell such as 007 stay text, whatever the format.
+
     Args:
         path: of one of `ENDINGS`.
-        text_columns: whose cells a text file's are taken as they stand, so that "007" is not 7.
+        text_columns: of a text file, whose cells are taken as they stand, so that "7.0" is not 7.
+        number_columns: whose texts, if all are numbers, become these, so that "007" is 7.
         max_bytes: the largest that its content, decompressed, may be.
 
     Raises:
@@ -158,7 +166,8 @@ def read_table(
         if where.lower().endswith(PARQUET_ENDINGS):
             table = Table(where, _read_parquet(where, file, max_bytes))
         else:
-            table = _read_text(where, _content(where, file, max_bytes), text_columns)
+            table = _read_text(where, _content(where, file, max_bytes), text_columns, number_columns)
+    _make_numbers(table.frame, number_columns)
     if not len(table):
         raise DataError(f"{where}: no rows; expected at least one below the header")
     return table
@@ -170,6 +179,15 @@ def _pandas() -> Any:
     except ImportError:
         raise ConfigError(f"tables need pandas: {pip_install('tables')}") from None
     return pandas
+
+
+def _make_numbers(frame: Any, columns: Sequence[str]) -> None:
+    """Make numbers of those columns whose texts are numbers."""
+    for name in columns:
+        if name in frame and frame[name].dtype.kind not in "iufbmMc":
+            found = _pandas().to_numeric(frame[name], errors="coerce")
+            if found.isna().equals(frame[name].isna()):
+                frame[name] = found
 
 
 def _content(where: str, file: Any, max_bytes: int) -> bytes:
@@ -194,25 +212,46 @@ def _content(where: str, file: Any, max_bytes: int) -> bytes:
     return content
 
 
-def _read_text(where: str, content: bytes, text_columns: Sequence[str]) -> Table:
-    pandas = _pandas()
-    first = content.split(b"\n", 1)[0]
-    separator = "\t" if ".tsv" in where.lower() else ","
-    if separator == "," and b"," not in first and b";" in first:
-        separator = ";"
+def _read_text(where: str, content: bytes, text_columns: Sequence[str], number_columns: Sequence[str]) -> Table:
+    separator = _separator(where, content)
     text = Text(where, content, separator)
     names = text.header()
+    frame = _parsed(text, names, {name: str for name in text_columns if name in names})
+    # Where a row has fewer fields the last are missing; one more that is empty is dropped.
+    separators = (len(frame) + 1) * (len(names) - 1)
+    if content.count(separator.encode()) != separators or frame.iloc[:, -1].isna().any():
+        text.require_even(len(names))
+    frame.columns = names
+    if may_have_leading_zeros(content, separator):
+        _restore_leading_zeros(text, frame, number_columns)
+    return Table(where, frame, text)
+
+
+def _separator(where: str, content: bytes) -> str:
+    """Return what separates the names of a header: what the file's name says, or else what is there."""
+    header = content.split(b"\n", 1)[0].decode(errors="replace")
+    usual = "\t" if ".tsv" in where.lower() else ","
+    return next((character for character in (usual, *",;\t") if character in header), usual)
+
+
+def _parsed(text: "Text", names: list[str], types: dict[str, Any]) -> Any:
+    """Return a text file as a frame.
+
+    Raises:
+        DataError: it is no table.
+    """
+    pandas, where, content = _pandas(), text.where, text.content
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pandas.errors.ParserWarning)
-            frame = pandas.read_csv(
+            return pandas.read_csv(
                 io.BytesIO(content),
-                sep=separator,
+                sep=text.separator,
                 encoding="utf-8",
                 skipinitialspace=True,
                 low_memory=False,
                 index_col=False,  # or fields beyond the header would be an index
-                dtype={name: str for name in text_columns if name in names},
+                dtype=types,
             )
     except UnicodeDecodeError:
         raise _not_utf8(where, content) from None
@@ -222,12 +261,19 @@ def _read_text(where: str, content: bytes, text_columns: Sequence[str]) -> Table
         text.require_even(len(names))
         quote = 'a quote (") opens and does not close: ' if "EOF inside string" in str(error) else ""
         raise DataError(f"{where}: {quote}{one_line(error)}") from None
-    # Where a row has fewer fields the last are missing; one more that is empty is dropped.
-    separators = (len(frame) + 1) * (len(names) - 1)
-    if content.count(separator.encode()) != separators or frame.iloc[:, -1].isna().any():
-        text.require_even(len(names))
-    frame.columns = names
-    return Table(where, frame, text)
+
+
+def _restore_leading_zeros(text: "Text", frame: Any, number_columns: Sequence[str]) -> None:
+    """Put the texts of columns with a cell such as 007, which were read as numbers, in their place."""
+    names = list(frame.columns)
+    read = [name for name in names if name not in number_columns and frame[name].dtype.kind in "iuf"]
+    if not read:
+        return
+    texts = _parsed(text, names, dict.fromkeys(read, str))
+    texts.columns = names
+    for name in read:
+        if leading_zero(texts[name].unique()):
+            frame[name] = texts[name]
 
 
 def _not_utf8(where: str, content: bytes) -> DataError:

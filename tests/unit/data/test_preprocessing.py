@@ -120,7 +120,7 @@ def test_it_comes_back_from_json(one):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 3}, "format 3, this build reads <= 2"),
+        ({"format": 4}, "format 4, this build reads <= 3"),
         ({"format": True}, "format True"),
         ({"task": "rm -rf"}, "task"),
         ({"code": "import os"}, "code"),
