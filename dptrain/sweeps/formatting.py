@@ -39,8 +39,19 @@ def number(value: float | None) -> str:
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """Return an interval as '0.97 to 0.98', or a dash where there is none."""
-    return "-" if low is None or high is None else f"{number(low)} to {number(high)}"
+    """Return an interval as '0.97 to 0.98', with as many digits as show its width; a dash where it has none."""
+    if low is None or high is None or low == high:
+        return "-"
+    digits = next((digits for digits in range(5, 17) if f"{low:.{digits}g}" != f"{high:.{digits}g}"), 17)
+    return f"{low:.{digits}g} to {high:.{digits}g}"
+
+
+def mean_interval(low: float | None, high: float | None, n: int, covers: str) -> str:
+    """Return what stands behind a mean of n runs in brackets: its interval, what that covers, and n."""
+    if low is None or high is None:
+        return f"the same with every seed, so no interval; n = {n}" if n > 1 else "one run, so no interval"
+    only = ", one run" if covers == "samples alone" else f", n = {n}"
+    return f"95 % interval {interval(low, high)} over {covers}{only}"
 
 
 def shortened(text: str, length: int) -> str:
