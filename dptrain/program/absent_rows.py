@@ -52,9 +52,10 @@ def find_absent_row(program: Program, values: Mapping[Tensor, Array], rows: int,
     Returns:
         None where it hangs on what ranks send each other, or lies in a loop.
     """
-    taken = [one for one in program.tensors if one.op is not None and one.op.lowering == Gather()]
-    computed = dict(values)
     order = program.inputs.get(ROWS)
+    gathers = [one for one in program.tensors if one.op is not None and one.op.lowering == Gather()]
+    taken = [one for one in gathers if one.inputs[1] is not order]  # the samples' own numbers are nobody's ids
+    computed = dict(values)
     samples = None if order is None else values[order]
     for one in taken:
         table, places = one.inputs
