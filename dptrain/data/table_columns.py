@@ -248,12 +248,14 @@ def _refuse_mixture(table: Table, name: str) -> None:
     import pandas
 
     present = table.frame[name].dropna()
-    is_number = pandas.to_numeric(present.astype(str), errors="coerce").notna().to_numpy()
-    texts = present.to_numpy()
-    if (comma := decimal_comma(texts[~is_number])) is not None and all(
-        decimal_comma([text]) for text in texts[~is_number]
-    ):
-        row = int(np.flatnonzero(table.frame[name].notna().to_numpy())[int((texts == comma).argmax())])
+    places, distinct = present.factorize()  # few long texts may stand in many rows
+    of_distinct = pandas.to_numeric(pandas.Series(list(map(str, distinct))), errors="coerce").notna().to_numpy()
+    is_number = of_distinct[places]
+    others = [text for text, is_one in zip(distinct, of_distinct, strict=True) if not is_one]
+    if others and all(decimal_comma([text]) for text in others):
+        comma = others[0]
+        first = int((~is_number).argmax())
+        row = int(np.flatnonzero(table.frame[name].notna().to_numpy())[first])
         count = int((~is_number).sum())
         raise table.fault(
             row,

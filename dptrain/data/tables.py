@@ -15,13 +15,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from dptrain.data.parquet import read_parquet
 from dptrain.data.preprocessing import MAX_COLUMNS
 from dptrain.data.sources import DEFAULT_MAX_BYTES, GZIP_PADDING, format_bytes, stream_errors
 from dptrain.data.table_codes import leading_zero, may_have_leading_zeros
 from dptrain.errors import ConfigError, DataError
 from dptrain.runtime.extras import pip_install
 from dptrain.runtime.files import open_regular
-from dptrain.runtime.text import one_line, short
+from dptrain.runtime.text import one_line
 
 TEXT_ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 PARQUET_ENDINGS = (".parquet", ".pq")
@@ -164,7 +165,7 @@ def read_table(
     where = str(path)
     with stream_errors(where), open_regular(Path(path)) as file:
         if where.lower().endswith(PARQUET_ENDINGS):
-            table = Table(where, _read_parquet(where, file, max_bytes))
+            table = Table(where, read_parquet(where, file, max_bytes))
         else:
             table = _read_text(where, _content(where, file, max_bytes), text_columns, number_columns)
     _make_numbers(table.frame, number_columns)
@@ -284,46 +285,6 @@ def _not_utf8(where: str, content: bytes) -> DataError:
             wrong = line[error.start : error.start + 1].hex()
             return DataError(f"{where}, row {number}: byte {wrong} is not UTF-8; save the file as 'CSV UTF-8'")
     return DataError(f"{where}: not UTF-8; save the file as 'CSV UTF-8'")
-
-
-def _read_parquet(where: str, file: Any, max_bytes: int) -> Any:
-    pandas = _pandas()
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise ConfigError(f"Parquet needs pyarrow: {pip_install('tables')}") from None
-    try:
-        opened = parquet.ParquetFile(file)
-        about, schema = opened.metadata, opened.schema_arrow
-        stored = sum(about.row_group(group).total_byte_size for group in range(about.num_row_groups))
-        # Repeated values are stored once: what they become is a number or a code a cell.
-        declared = max(stored, about.num_rows * max(len(schema), 1) * 8)
-        if declared > max_bytes:
-            found, bound = format_bytes(declared), format_bytes(max_bytes)
-            raise DataError(f"{where}: declared {found} > max_bytes = {bound}; raise --data.max_bytes")
-        if len(schema) > MAX_COLUMNS:
-            raise DataError(f"{where}: {len(schema)} columns, at most {MAX_COLUMNS} are read")
-        texts = [
-            one.name for one in schema if pyarrow.types.is_string(one.type) or pyarrow.types.is_large_string(one.type)
-        ]
-        for one in schema:
-            if pyarrow.types.is_nested(one.type):
-                raise DataError(f"{where}, column {one.name!r}: holds {one.type}; expected numbers, texts and booleans")
-        file.seek(0)
-        table = parquet.ParquetFile(file, read_dictionary=texts).read()
-        frame = table.to_pandas()
-    except (pyarrow.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise DataError(f"{where}: no Parquet file, or damaged ({one_line(error)[:200]})") from None
-    frame = frame.reset_index(drop=True) if isinstance(frame.index, pandas.RangeIndex) else frame.reset_index()
-    names = [str(one) for one in frame.columns]
-    for name in names:
-        if names.count(name) > 1:
-            raise DataError(f"{where}: {names.count(name)} columns are called {short(name)}; rename one")
-    frame.columns = names
-    return frame
 
 
 def _is_number(text: str) -> bool:
