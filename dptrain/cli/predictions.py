@@ -12,6 +12,7 @@ import numpy.typing as npt
 from dptrain.errors import ConfigError
 from dptrain.models import Model
 from dptrain.program import tree
+from dptrain.runtime.text import no_formula
 
 Array = npt.NDArray[Any]
 
@@ -69,7 +70,7 @@ def as_csv(found: Any, means: Meaning) -> str:
     rows = len(next(iter(columns.values())))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["index", *columns])
+    writer.writerow(["index", *map(no_formula, columns)])
     # Strings of NumPy's: the shortest that read back as the same number of the outputs' type.
     writer.writerows(zip(map(str, range(rows)), *(one.astype(str) for one in columns.values()), strict=True))
     return text.getvalue()
@@ -106,4 +107,4 @@ def _columns(output: Array, means: Meaning) -> dict[str, Array]:
 
 
 def _named(numbers: npt.NDArray[np.int64], names: Sequence[str]) -> Array:
-    return np.asarray(names)[numbers]
+    return np.asarray([no_formula(name) for name in names])[numbers]

@@ -2,10 +2,12 @@
 
 import argparse
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dptrain.cli.config import Config, device_options
+from dptrain.runtime.text import short
 
 # NumPy and all that needs it are imported by the functions that use them: help comes at once.
 if TYPE_CHECKING:
@@ -80,10 +82,11 @@ def load_served_samples(
         if target is not None:
             comm.agree("command line", lambda: _refuse_target(target))
         data = comm.agree("data", lambda: _data_of_run(Path(parsed.run)))
+        data = replace(data, max_bytes=config.data.max_bytes)  # a folder is no judge of what may be read of it
         if known is not None or data.name.endswith(".npy"):  # whose test part only the run's settings know
             loaded = load_configured(data, comm, data.task if known is None else known.task, known)
             split = loaded.test if parsed.part == "test" else loaded.train
-            return GivenSamples(f"{loaded.name} ({parsed.part} part)", split.x, split.y)
+            return GivenSamples(f"{data.name} ({parsed.part} part)", split.x, split.y)
     return load_samples(
         data.name,
         comm,
@@ -103,13 +106,21 @@ def _refuse_target(target: str) -> None:
 
 
 def _data_of_run(run: Path) -> Any:
+    """Return the data that a run's configuration names, if this user has written it.
+
+    Raises:
+        ConfigError: there is no configuration, or another user's, which could name any file.
+    """
     from dptrain.cli.run_records import read_config
     from dptrain.errors import ConfigError
     from dptrain.saving.run_folder import CONFIG
 
     if not os.path.lexists(run / CONFIG):
         raise ConfigError(f"--data is missing, and {run} has no {CONFIG} to say which data the model is of")
-    return read_config(run).data
+    data = read_config(run).data
+    if os.stat(run / CONFIG).st_uid not in (os.geteuid(), 0):
+        raise ConfigError(f"{run / CONFIG} is another user's, and names the data {short(data.name)}: say --data NAME")
+    return data
 
 
 def batch_size_of(parsed: argparse.Namespace) -> int | None:

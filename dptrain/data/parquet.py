@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import IO, Any
 
@@ -43,9 +44,9 @@ def read_parquet(where: str, file: IO[bytes], max_bytes: int) -> Any:
         with pyarrow.ipc.open_stream(made) as stream:
             table = stream.read_all()
     names = [str(name) for name in table.column_names]
-    for name in names:
-        if names.count(name) > 1:
-            raise DataError(f"{where}: {names.count(name)} columns are called {short(name)}; rename one")
+    name, count = next(iter(Counter(names).most_common(1)), ("", 0))
+    if count > 1:
+        raise DataError(f"{where}: {count} columns are called {short(name)}; rename one")
     return table.to_pandas(ignore_metadata=True, date_as_object=False)
 
 

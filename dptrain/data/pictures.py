@@ -458,7 +458,7 @@ def require_inside(path: Path, root: Path, advice: str) -> None:
     Raises:
         DataError: it does.
     """
-    if not path.resolve().is_relative_to(root.resolve()):
+    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
         raise DataError(f"{printable(str(path))}: a link out of {root}; put the pictures there, or {advice}")
 
 

@@ -11,6 +11,7 @@ codes for each embedded category.
 import dataclasses
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from dptrain.data.column_blocks import fill_numbers
 from dptrain.data.table_codes import days, leading_zero
 from dptrain.data.tasks import Task
 from dptrain.errors import DataError
@@ -205,8 +207,17 @@ class Preprocessing:
         fault = fault or _counted(where)
         self.require_columns(frame, where, [one.name for one in self.columns])
         x = np.empty((len(frame), *self.sample_shape), np.float32)
-        start = 0
-        for column in (*self.plain_columns, *self.embedded_columns):
+        ordered = (*self.plain_columns, *self.embedded_columns)
+        starts = np.cumsum([0, *(column.width for column in ordered)]).tolist()
+        numeric = [
+            (start, one) for start, one in zip(starts, ordered, strict=False) if one.role == "number" and not one.date
+        ]
+        filled = np.empty((len(frame), len(numeric)), np.float32)
+        done = fill_numbers(frame, [one.name for _, one in numeric], [one.mean for _, one in numeric], filled)
+        x[:, [start for start, _ in numeric]] = filled
+        for start, column in zip(starts, ordered, strict=False):
+            if column.name in done:
+                continue
             stop = start + column.width
             series = frame[column.name]
             if column.role == "number":
@@ -215,7 +226,6 @@ class Preprocessing:
                 codes = encode_categories(series, column.name, column.values, fault, advice, missing=column.missing)
                 one_hot = column.role == "one-hot"
                 x[:, start:stop] = codes[:, None] == np.arange(column.width) if one_hot else codes[:, None]
-            start = stop
         return x
 
     def targets(self, frame: Any, where: str = "table", fault: Fault | None = None) -> Array:
@@ -248,12 +258,12 @@ class Preprocessing:
         Raises:
             DataError: it has not.
         """
-        there = [str(one) for one in frame.columns]
+        there = Counter(str(one) for one in frame.columns)
         for name in names:
-            if there.count(name) != 1:
-                what = "no" if name not in there else f"{there.count(name)} times the"
-                hint = suggestion(name, there) or f"; found {', '.join(there[:10])}"
-                raise DataError(f"{where}: {what} column {name!r}{hint if name not in there else '; rename one'}")
+            if there[name] != 1:
+                what = "no" if not there[name] else f"{there[name]} times the"
+                hint = suggestion(name, list(there)) or f"; found {', '.join(list(there)[:10])}"
+                raise DataError(f"{where}: {what} column {name!r}{'; rename one' if there[name] else hint}")
 
 
 def _fits(task: Task, classes: int) -> bool:

@@ -7,10 +7,12 @@ is told in a line each.
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dptrain.data.column_blocks import blocks, plain_numbers
 from dptrain.data.preprocessing import Column, Preprocessing, canonical, column_numbers, numbers
 from dptrain.data.table_codes import decimal_comma, holds_dates, identifier, leading_zero
 from dptrain.data.tables import Table
@@ -74,7 +76,12 @@ def learn(table: Table, asked: TableOptions) -> tuple[Preprocessing, list[str]]:
     """
     names = used_columns(table, asked)
     notes: list[str] = []
-    columns = [one for name in names if (one := _column(table, name, asked, notes)) is not None]
+    plain = plain_numbers(table.frame, set(names) - {*asked.categorical, *asked.number_columns})
+    columns = [
+        column
+        for name in names
+        if (column := Column(name, "number") if name in plain else _column(table, name, asked, notes)) is not None
+    ]
     if not columns:
         raise DataError(f"{table.where}: no column is left to predict {asked.target!r} from")
     task, classes = _task(table, asked, notes)
@@ -89,10 +96,10 @@ def used_columns(table: Table, asked: TableOptions) -> list[str]:
         ConfigError: no target is named.
         DataError: a named column is missing, or used and dropped, or number and category at once.
     """
-    there = [str(one) for one in table.frame.columns]
+    there = dict.fromkeys(str(one) for one in table.frame.columns)
     if asked.target is None:
         raise ConfigError(
-            f"{table.where}: which column is to be predicted? --target NAME, one of {', '.join(there[:20])}"
+            f"{table.where}: which column is to be predicted? --target NAME, one of {', '.join([*there][:20])}"
         )
     for option, names in (
         ("target", [asked.target]),
@@ -101,9 +108,10 @@ def used_columns(table: Table, asked: TableOptions) -> list[str]:
     ):
         for name in names:
             if name not in there:
-                hint = suggestion(name, there) or f"; found {', '.join(there[:20])}"
+                hint = suggestion(name, [*there]) or f"; found {', '.join([*there][:20])}"
                 raise DataError(f"{table.where}: no column {name!r} (--{option}){hint}")
-    if both := [name for name in asked.drop if name in asked.columns or name == asked.target]:
+    used = {*asked.columns, asked.target}
+    if both := [name for name in asked.drop if name in used]:
         raise ConfigError(f"--drop {both[0]}: the column is used; leave it out of --columns and --target")
     if both := [name for name in asked.number_columns if name in asked.categorical]:
         raise ConfigError(f"--numbers {both[0]}: --categorical names the column too; leave it out of one of them")
@@ -185,9 +193,19 @@ def with_means(known: Preprocessing, table: Table, rows: npt.NDArray[np.int64]) 
     Raises:
         DataError: a number is infinite, or those rows have none.
     """
+    means: dict[str, float] = {}
+    for names, values in blocks(table.frame, known.number_columns):
+        chosen = values[:, rows]
+        present = ~np.isnan(chosen)
+        is_sound: Any = present.any(axis=1) & ~(np.abs(values) > np.finfo(np.float32).max).any(axis=1)
+        means |= {
+            name: float(chosen[place, present[place]].mean()) for place, name in enumerate(names) if is_sound[place]
+        }
     columns = []
     for one in known.columns:
-        if one.role == "number":
+        if one.name in means:
+            one = dataclasses.replace(one, mean=means[one.name])
+        elif one.role == "number":
             filled = dataclasses.replace(one, mean=0.0)
             values = column_numbers(table.frame[one.name], filled, table.fault, "")[rows]
             present = table.frame[one.name].notna().to_numpy()[rows]

@@ -184,8 +184,9 @@ def _pandas() -> Any:
 
 def _make_numbers(frame: Any, columns: Sequence[str]) -> None:
     """Make numbers of those columns whose texts are numbers."""
+    kinds = {str(name): dtype.kind for name, dtype in zip(frame.columns, frame.dtypes, strict=True)}
     for name in columns:
-        if name in frame and frame[name].dtype.kind not in "iufbmMc":
+        if kinds.get(name, "f") not in "iufbmMc":
             found = _pandas().to_numeric(frame[name], errors="coerce")
             if found.isna().equals(frame[name].isna()):
                 frame[name] = found

@@ -4,15 +4,18 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dptrain.runtime.text import no_formula
+
 
 def cell(value: Any) -> str:
     """Return a value as a table for machines holds it: text as it is, nothing for None, all else as JSON.
 
-    JSON writes a float with as many digits as give the same float back.
+    JSON writes a float with as many digits as give the same float back. A text that a spreadsheet would take for a
+    formula has an apostrophe before it.
     """
     if value is None:
         return ""
-    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+    return no_formula(value) if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
 
 
 def described(setting: Mapping[str, Any]) -> str:
@@ -24,7 +27,7 @@ def brief(value: Any) -> str:
     """Return a swept value for people: a float to 5 significant digits."""
     if isinstance(value, float):
         return number(value)
-    return "none" if value is None else cell(value)
+    return "none" if value is None else value if isinstance(value, str) else cell(value)
 
 
 def ends(names: Sequence[str]) -> list[str]:

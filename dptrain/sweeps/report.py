@@ -12,6 +12,7 @@ from typing import Any
 
 from dptrain.runtime.extras import pip_install
 from dptrain.runtime.files import write_atomically
+from dptrain.runtime.text import no_formula
 from dptrain.sweeps import drawing, field_pictures, formatting, importance, pictures
 from dptrain.sweeps.fields import Field, listed_values, swept_fields
 from dptrain.sweeps.findings import sentences
@@ -67,7 +68,7 @@ def write_trials_csv(
     of_trial = {summary.trial: summary for summary in summaries}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["trial", *fields, *MEASURES, *([] if front is None else front.names)])
+    writer.writerow(["trial", *map(no_formula, fields), *MEASURES, *([] if front is None else front.names)])
     for trial in trials:
         summary = of_trial[trial.number]
         setting = [formatting.cell(trial.setting.get(field)) for field in fields]
