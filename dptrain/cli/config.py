@@ -209,6 +209,12 @@ class DataConfig(Checked):
         "columns of a table that are numbers though they look like codes, identifiers or dates, comma-separated",
         "numbers",
     )
+    unseen: Annotated[Literal["error", "missing", "other"] | None, Before(_none_word)] = _field(
+        None,
+        "of a table's categories that training has not seen: error; as if missing; or as another one, which training "
+        "sets aside (error if not set; of a trained model what it was trained with)",
+        "unseen",
+    )
     missing: Literal["stop", "drop", "mean"] = _field(
         "stop",
         "stop at a table's missing value, drop its row, or put the column's mean (a category of its own) in its place",

@@ -14,6 +14,7 @@ from dptrain.cli.serving import (
     batch_size_of,
     load_served,
     load_served_samples,
+    show_notes,
 )
 from dptrain.errors import ConfigError, DataError
 from dptrain.runtime import terminal
@@ -57,6 +58,7 @@ def evaluate(config: Config, comm: "Communicator", parsed: argparse.Namespace) -
     comm.agree("data", check)
     found = model.evaluate(given.x, given.y, batch_size=batch_size, verbose=0, return_dict=True)
     assert isinstance(found, dict)
+    show_notes(comm, given.notes)
     if comm.rank == 0:
         if parsed.json:
             print(json.dumps({"model": parsed.run, "data": given.name, "samples": len(given), "metrics": found}))

@@ -21,6 +21,7 @@ _OF_TABLES = {
     "drop": "--drop",
     "categorical": "--categorical",
     "numbers": "--numbers",
+    "unseen": "--unseen",
     "test_data": "--test-data",
 }
 
@@ -56,6 +57,7 @@ def load_configured(
             data.drop,
             data.categorical,
             data.numbers,
+            data.unseen,
             data.missing,
             data.test_data,
             data.test_split,

@@ -339,8 +339,8 @@ class ConfigRecipe(Recipe):
     def test_arrays(self) -> tuple[Any, Any]:
         """Return the test part."""
         assert self._splits.test is not None
-        test = self._splits.test
-        return test, test.y if test.rows is None else test.y[test.rows]
+        test = self._splits.test.taken()
+        return test.x, test.y
 
     def _splits_of(self, config: Config, run: Run) -> Splits:
         return self._splits if run.folds == 1 else splits_of(_folded(config, run), self._data)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.data.column_blocks import blocks, plain_numbers
-from dptrain.data.preprocessing import Column, Preprocessing, canonical, column_numbers, numbers
+from dptrain.data.preprocessing import Column, Preprocessing, Unseen, canonical, column_numbers, numbers
 from dptrain.data.table_codes import decimal_comma, holds_dates, identifier, leading_zero
 from dptrain.data.tables import Table
 from dptrain.data.tasks import LOSSES, Task
@@ -30,6 +30,9 @@ MOST_CLASSES = 20
 MISSING = "(missing)"
 """The category that stands for missing values, where these are asked for."""
 
+OTHER = "(other)"
+"""The category that stands for those that training has not seen, where it is asked for."""
+
 _FEW = 50
 """Different texts that any column may have; more of them than half of the rows name rows, and are no category."""
 
@@ -44,6 +47,7 @@ class TableOptions:
         drop: those to leave out.
         categorical: those to take as categories, whatever they look like.
         number_columns: those to take as numbers, dates as days, whatever they look like.
+        unseen: what becomes of categories that the model has not seen, as `Preprocessing.encode`.
         missing: "stop" at a missing value; "drop" the row; or let the "mean" stand for a missing number, and a category
             of their own for others.
         test: a file for the test part; None for a part of the table.
@@ -56,6 +60,7 @@ class TableOptions:
     drop: Sequence[str] = ()
     categorical: Sequence[str] = ()
     number_columns: Sequence[str] = ()
+    unseen: Unseen | None = None
     missing: str = "stop"
     test: str | None = None
     test_split: float = 0.2
@@ -86,7 +91,7 @@ def learn(table: Table, asked: TableOptions) -> tuple[Preprocessing, list[str]]:
         raise DataError(f"{table.where}: no column is left to predict {asked.target!r} from")
     task, classes = _task(table, asked, notes)
     notes.insert(0, _described(columns))
-    return Preprocessing(task, tuple(columns), asked.target, classes), notes
+    return Preprocessing(task, tuple(columns), asked.target, classes, unseen=asked.unseen or "error"), notes
 
 
 def used_columns(table: Table, asked: TableOptions) -> list[str]:
@@ -181,10 +186,15 @@ def _column(table: Table, name: str, asked: TableOptions, notes: list[str]) -> C
             f"(--drop {name}), or say that it is a category (--categorical {name})"
             f"{f' or numbers (--numbers {name})' if leading_zero(values) else ''}"
         )
+    other = OTHER if asked.unseen == "other" else None
+    if other is not None:
+        if OTHER in values:
+            raise DataError(f"{table.where}, column {name!r}: {OTHER!r} is a value, and stands for unseen ones")
+        values = (*values, OTHER)
     role = "one-hot" if len(values) <= MOST_ONE_HOT else "embedding"
     is_text = series.dtype.kind not in "iufb"
     missing = MISSING if is_filled else None
-    return Column(name, "one-hot" if role == "one-hot" else "embedding", values, is_text, missing=missing)
+    return Column(name, "one-hot" if role == "one-hot" else "embedding", values, is_text, missing=missing, other=other)
 
 
 def with_means(known: Preprocessing, table: Table, rows: npt.NDArray[np.int64]) -> Preprocessing:

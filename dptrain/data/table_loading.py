@@ -10,8 +10,8 @@ import numpy.typing as npt
 from dptrain.comm.base import Communicator
 from dptrain.data.holdout import split_rows
 from dptrain.data.loading import LoadedData, Split
-from dptrain.data.preprocessing import Preprocessing
-from dptrain.data.raw import cut_off, require_part, share
+from dptrain.data.preprocessing import Preprocessing, Unseen
+from dptrain.data.raw import RawSamples, cut_off, require_part, share
 from dptrain.data.sources import DEFAULT_MAX_BYTES, check_declared
 from dptrain.data.table_columns import TableOptions, learn, used_columns, with_means, without_missing
 from dptrain.data.tables import Table, read_table
@@ -130,8 +130,13 @@ def _read_known(path: str, known: Preprocessing, max_bytes: int) -> Table:
 
 
 def encode_file(
-    path: str, known: Preprocessing, comm: Communicator, *, max_bytes: int = DEFAULT_MAX_BYTES
-) -> tuple[Array, Array | None]:
+    path: str,
+    known: Preprocessing,
+    comm: Communicator,
+    *,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    unseen: Unseen | None = None,
+) -> RawSamples:
     """Return x of a table for a model that is there already, and y where the table has the target. Collective.
 
     Args:
@@ -139,9 +144,10 @@ def encode_file(
         known: the model's.
         comm: the ranks.
         max_bytes: the largest that the file's content, and x, may be.
+        unseen: as `Preprocessing.encode`.
 
     Returns:
-        (rows, features) and (rows,); one copy a node.
+        One copy a node.
 
     Raises:
         AgreedError: on every rank, whatever was wrong on any.
@@ -150,9 +156,9 @@ def encode_file(
     def make() -> list[Array]:
         table = _read_known(path, known, max_bytes)
         check_declared(table.where, (len(table), *known.sample_shape), 4, max_bytes)
-        x = known.encode(table.frame, table.where, table.fault)
+        x = known.encode(table.frame, table.where, table.fault, unseen=unseen)
         has_target = known.target in table.frame.columns
         return [x, known.targets(table.frame, table.where, table.fault)] if has_target else [x]
 
     x, *rest = share(comm, make)
-    return x, rest[0] if rest else None
+    return RawSamples(x, rest[0] if rest else None)

@@ -183,6 +183,21 @@ UNSEEN = {
 }
 
 
+def test_prediction_goes_on_with_what_training_has_not_seen_where_asked(houses):
+    asked = ("--target", "price", "--columns", "rooms,heating", "--epochs", "1", *COMMON, "--out", "unseen")
+    (houses / "coal.csv").write_text("rooms,heating\n3,coal\n3,gas\n")
+    cases = {
+        "run": ["-m", "dptrain", "--data", "houses.csv", *asked],
+        "other": ["-m", "dptrain", "predict", "unseen", "--data", "coal.csv", "--unseen", "other"],
+        "no table": ["-m", "dptrain", "predict", "unseen", "--data", "coal.csv", "--bad-pictures", "skip"],
+    }
+    said = in_turn(0, cases, houses / "said-unseen", cwd=houses)
+    assert said["run"].code == 0
+    first, second = (float(line.split(",")[1]) for line in said["other"].out.splitlines()[1:])
+    assert first != second
+    assert "--bad-pictures skip: the model was trained on a table; leave it out" in said["no table"].messages[0]
+
+
 def test_prediction_refuses_what_training_has_not_seen(houses):
     """A run, and one table after the other."""
     asked = ("--target", "price", "--columns", "rooms,heating", "--epochs", "1")

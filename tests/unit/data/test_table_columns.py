@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dptrain.data import preprocessing, table_columns
+from dptrain.data.column_blocks import plain_numbers
 from dptrain.data.preprocessing import Column, Preprocessing
 from dptrain.data.table_columns import (
     MOST_CLASSES,
@@ -94,6 +96,48 @@ def test_few_whole_numbers_are_classes_where_each_has_five_rows():
 def test_the_task_may_be_said(target, asked, classes):
     known, _ = learned(target, {"task": asked})
     assert (known.task, len(known.class_names)) == (asked, classes)
+
+
+def test_many_columns_at_a_time_are_what_each_is_alone(monkeypatch):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "float": rng.normal(size=ROWS),
+            "whole": rng.integers(0, 9, ROWS),
+            "constant": 1.5,
+            "half": rng.normal(size=ROWS).astype(np.float16),
+            "far": 1e9 + rng.normal(size=ROWS),
+            "gaps": np.where(N % 7, N % 5 + 0.5, np.nan),
+            "text": [f"t{n % 3}" for n in N],
+            "true": N % 2 == 0,
+            "two": np.sort(N % 2),
+            "nullable": pd.array(N % 4, "Int64"),
+            "y": N / 7,
+        }
+    )
+    table = Table("t.csv", frame)
+    asked = TableOptions("y", missing="mean")
+
+    def result():
+        known, notes = learn(table, asked)
+        known = with_means(known, table, np.arange(100))
+        return known, notes, known.encode(frame).tobytes()
+
+    together = result()
+    assert {"float", "whole", "half", "nullable"} <= plain_numbers(frame, list(frame))
+    monkeypatch.setattr(table_columns, "plain_numbers", lambda frame, names: set())
+    monkeypatch.setattr(table_columns, "blocks", lambda frame, names: [])
+    monkeypatch.setattr(preprocessing, "fill_numbers", lambda *arguments: set())
+    assert result() == together
+
+
+def test_a_wide_table_takes_no_time_of_pandas_for_each_column(monkeypatch):
+    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(20, 3000)), columns=[f"c{n}" for n in range(3000)])
+    frame["y"] = np.arange(20) / 7
+    monkeypatch.setattr(table_columns, "_column", None)
+    monkeypatch.setattr(preprocessing, "numbers", None)
+    known, _ = learn(Table("t.csv", frame), TableOptions("y", task="regression"))
+    np.testing.assert_array_equal(known.encode(frame), frame.to_numpy()[:, :-1].astype(np.float32))
 
 
 def test_what_is_decided_is_told():
@@ -266,6 +310,14 @@ def test_rows_that_miss_a_value_are_left_out_where_asked():
     assert notes == ["t.csv: 1 of 3 rows miss a value and are left out"]
     with pytest.raises(DataError, match="every row misses a value"):
         without_missing(Table("t.csv", table.frame[:2]), ["a", "b"])
+
+
+def test_a_category_for_what_is_not_seen_is_set_aside_where_asked():
+    known, _ = learned(c=["a", "b", "c"] * 40, options={"unseen": "other"})
+    assert known.columns[1] == Column("c", "one-hot", ("a", "b", "c", "(other)"), text=True, other="(other)")
+    assert known.unseen == "other"
+    with pytest.raises(DataError, match=r"'\(other\)' is a value, and stands for unseen ones"):
+        learned(c=["a", "(other)"] * 60, options={"unseen": "other"})
 
 
 # Missing values that something stands for
