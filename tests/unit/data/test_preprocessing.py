@@ -48,7 +48,7 @@ def test_whole_numbers_are_one_category_however_they_are_stored():
 
 def test_categories_that_training_has_not_seen_are_what_is_asked_for():
     unseen = FRAME.assign(heating=["coal", "gas"])
-    with pytest.raises(DataError, match="category 'coal', which training has not seen.*see --unseen"):
+    with pytest.raises(DataError, match=r"category 'coal', which training has not seen.*see --unseen"):
         HOUSES.encode(unseen)
     assert HOUSES.encode(unseen, unseen="other")[0].tolist() == [3, 0, 0, 2]
     with pytest.raises(DataError, match=r"'coal'.*nothing stands for it \(--unseen missing\)"):
