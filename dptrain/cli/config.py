@@ -402,6 +402,9 @@ class TrainConfig(Checked):
         "such as mae or huber, which also says the task; if not set mse for numbers, crossentropy for classes",
         "loss",
     )
+    class_weight: Annotated[Literal["balanced"] | None, Before(_none_word)] = _field(
+        None, "balanced: each class counts as much as any other in the loss, however few samples it has", "class-weight"
+    )
     early_stopping: OptionalCount = _field(
         None,
         "stop after so many epochs (3 where no number is given) in which --monitor has not improved, and go back to "

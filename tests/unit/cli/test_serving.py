@@ -256,6 +256,27 @@ def test_a_table_with_gaps_is_filled_as_in_the_training(capfd, tmp_path):
     assert len(set(found)) == 4
 
 
+def test_evaluate_says_what_is_right_of_each_class(folder, capfd):
+    found = json.loads(ask(capfd, "evaluate", folder / "run", "--json"))
+    by_class = found["classes"]
+    right = sum(by_class["confusion"][label][label] for label in range(3))
+    assert right / 7 == pytest.approx(found["metrics"]["accuracy"])
+    assert [sum(row) for row in by_class["confusion"]] == [3, 2, 2]
+    assert set(by_class) == {"names", "precision", "recall", "f1", "confusion"}
+    out = ask(capfd, "evaluate", folder / "run")
+    assert "precision" in out
+    assert "taken for" in out
+
+
+def test_balanced_classes_are_trained(folder, capfd, tmp_path):
+    train = ("--data", folder / "data.npz", "--hidden", "5", "--epochs", "1", "--verbose", "0", "--out")
+    ask(capfd, *train, tmp_path / "even", "--class-weight", "balanced")
+    assert "class_weight: balanced" in (tmp_path / "even" / "config.yaml").read_text()
+    losses = [json.loads((run / "summary.json").read_text())["metrics"]["loss"] for run in
+              (tmp_path / "even", folder / "run")]  # fmt: skip
+    assert losses[0] != losses[1]
+
+
 def test_a_run_s_own_folder_neither_bounds_its_data_nor_names_another_user_s(folder, capfd, tmp_path):
     """Whoever made the folder wrote its config.yaml."""
     run = shutil.copytree(folder / "run", tmp_path / "run")
