@@ -237,6 +237,16 @@ def test_help_shows_a_command_s_own_options(capfd):
     assert "--hidden" not in out
 
 
+def test_help_shows_one_group_of_options(capfd):
+    with pytest.raises(SystemExit):
+        main(["--help", "optimizer"])
+    out = capfd.readouterr().out
+    assert "optimizer:\n  The update rule.\n" in out
+    assert "--learning-rate" in out
+    assert "--hidden" not in out
+    assert "no such group; did you mean 'data'?" in refused(capfd, 2, "sweep", "--help", "dat")
+
+
 # Tables
 
 
