@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from dptrain import activations, layers, optimizers
 from dptrain.batches.inputs import Samples, training_sampler
+from dptrain.cli import network
 from dptrain.cli.config import Config, OptimizerConfig, device_options, epochs_of, fixed_shards, health_options
 from dptrain.cli.loading import load_configured
 from dptrain.cli.model_function import load_function
@@ -18,7 +19,6 @@ from dptrain.comm import Communicator
 from dptrain.data.holdout import fold_rows, split_rows
 from dptrain.data.loading import LoadedData, Split
 from dptrain.data.moments import moments
-from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.tasks import LOSSES, Task, asked_task
 from dptrain.errors import ConfigError
 from dptrain.layers.weight import Weight
@@ -146,44 +146,13 @@ def build_model(
 
 
 def default_network(config: Config, data: LoadedData) -> Sequential:
-    """Return the layers that standardise and flatten a sample, the configured hidden layers, and the head."""
-    stack = [*input_layers(data), *hidden_layers(config), *output_layers(data)]
+    """Return the layers that make a vector of a sample, the configured hidden layers, and the head."""
+    is_convolutional = network.is_convolutional(config.model, data)
+    first = network.convolutional_layers(config.model, data) if is_convolutional else network.input_layers(data)
+    stack = [*first, *hidden_layers(config), *output_layers(data)]
     model = Sequential(stack, name=run_name(config, data), seed=config.seed)
     model.build()
     return model
-
-
-def input_layers(data: LoadedData) -> list[layers.Layer]:
-    """Return what makes flat floating-point numbers of a sample: pixels in [0, 1], standardised columns."""
-    if data.preprocessing is not None and data.preprocessing.columns:
-        return table_layers(data.preprocessing)
-    shape = data.train.x.shape[1:]
-    stack: list[layers.Layer] = []
-    if data.train.x.dtype.kind in "ui":
-        stack.append(layers.Rescaling(1 / np.iinfo(data.train.x.dtype).max, input_shape=shape))
-    return [*stack, layers.Flatten(input_shape=shape)]
-
-
-def table_layers(known: Preprocessing) -> list[layers.Layer]:
-    """Return what standardises the numbers of a table and embeds its large categories."""
-    plain, embedded = sum(one.width for one in known.plain_columns), known.embedded_columns
-    if not embedded:
-        return [layers.Normalization(input_shape=(plain,))]
-    start = layers.Input(known.sample_shape)
-    parts = [layers.Normalization()(start[:, :plain])] if plain else []
-    for place, column in enumerate(embedded, plain):
-        rows = len(column.values)
-        parts.append(layers.Embedding(rows, embedding_length(rows))(start[:, place]))
-    together = layers.Concatenate()(parts) if len(parts) > 1 else parts[0]
-    return [layers.InputLayer(known.sample_shape), Model(start, together, name="columns")]
-
-
-def embedding_length(categories: int) -> int:
-    """Return how many numbers stand for a category: half as many as there are, at most 50.
-
-    Source: the rule of thumb of fast.ai's tabular models.
-    """
-    return min(50, (categories + 1) // 2)
 
 
 def hidden_layers(config: Config) -> list[layers.Layer]:
@@ -290,6 +259,9 @@ def describe_network(config: Config, data: LoadedData) -> str:
     inside = [str(units) for units in config.model.hidden]
     if config.model.function is not None:
         inside = [f"{config.model.function}({label(config.model.arguments)})"]
+    elif network.is_convolutional(config.model, data):
+        shape = data.train.x.shape[1:]
+        inside = [f"convolutions {', '.join(map(str, network.filters(shape)))}", *inside]
     return " -> ".join([ends[0], *inside, ends[1]])
 
 

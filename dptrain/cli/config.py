@@ -243,8 +243,19 @@ class DataConfig(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(Checked):
-    """The network: Rescaling (of integer pixels), Flatten, hidden Dense layers, Dense with softmax; or a function's."""
+    """The network: dense layers, convolutions before them for folders of pictures; or a function's."""
 
+    network: Literal["auto", "dense", "convolutional"] = _field(
+        "auto",
+        "the built-in one: convolutional for folders of pictures of at least 16x16, dense for all else, or as said",
+        "network",
+    )
+    augment: Literal["shift", "flip", "off"] = _field(
+        "shift",
+        "of the convolutional network, while it trains: shift and zoom pictures by up to a tenth; flip: and mirror "
+        "them; or off",
+        "augment",
+    )
     hidden: Annotated[tuple[PositiveInt, ...], Before(_comma_separated)] = _field(
         (128,), "units of each hidden layer, comma-separated", "hidden"
     )

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from dptrain import layers
-from dptrain.cli.building import balanced_weights, build_model, embedding_length, make_optimizer, standardize
+from dptrain.cli.building import balanced_weights, build_model, describe_network, make_optimizer, standardize
 from dptrain.cli.config import resolve
+from dptrain.cli.network import embedding_length
 from dptrain.data.loading import LoadedData, Split
 from dptrain.data.preprocessing import Column, Preprocessing
 from dptrain.errors import ConfigError
@@ -99,6 +100,40 @@ def test_balanced_classes_weigh_the_same():
     assert balanced_weights(Split(np.zeros((4, 1)), np.array([0, 1, 1, 1]), np.array([0, 1]))) == {0: 1.0, 1: 1.0}
     with pytest.raises(ConfigError, match="--class-weight balanced: the targets are numbers, not classes"):
         balanced_weights(NUMBERS.train)
+
+
+def pictures(side, channels=3):
+    x = RNG.integers(0, 256, (ROWS, side, side, channels)).astype(np.uint8)
+    known = Preprocessing("multiclass", class_names=("a", "b", "c"), picture=(side, side, channels))
+    return data("multiclass", np.arange(ROWS) % 3, x, known)
+
+
+def kinds(model):
+    return [type(one).__name__ for one in model.layers]
+
+
+def test_folders_of_pictures_have_convolutions_and_small_ones_dense_layers():
+    given = pictures(16, 1)
+    model = build_model(config(), given)
+    block = ["Conv2D", "BatchNormalization", "Activation", "MaxPooling2D"]
+    first = ["Rescaling", "RandomTranslation", "RandomZoom"]
+    assert kinds(model) == [*first, *block, *block, "GlobalAveragePooling2D", "Dense", "Dense"]
+    assert describe_network(config(), given) == "16x16x1 -> convolutions 16, 32 -> 4 -> 3"
+    model.fit(given.train.x, given.train.y, verbose=0)
+    assert "Conv2D" not in kinds(build_model(config(), pictures(15)))
+    assert "Conv2D" not in kinds(build_model(config(**{"model.network": "dense"}), given))
+    assert "RandomZoom" not in kinds(build_model(config(**{"model.augment": "off"}), given))
+    assert "RandomFlip" in kinds(build_model(config(**{"model.augment": "flip"}), given))
+
+
+def test_other_images_have_convolutions_where_asked_for():
+    x = RNG.random((ROWS, 28, 28)).astype(np.float32)
+    given = data("multiclass", np.arange(ROWS) % 3, x)
+    assert "Conv2D" not in kinds(build_model(config(), given))
+    model = build_model(config(**{"model.network": "convolutional"}), given)
+    assert model.predict(x, verbose=0).shape == (ROWS, 3)
+    with pytest.raises(ConfigError, match=r"model\.network = convolutional: expected pictures, found samples of 3"):
+        build_model(config(**{"model.network": "convolutional"}), NUMBERS)
 
 
 TABLE = Preprocessing(
