@@ -38,6 +38,7 @@ class Purpose(IntEnum):
     DROPOUT = 3
     SWEEP = 4
     HOLD_OUT = 5
+    RESAMPLING = 6
     NOISE = 100  # of steps that users write
 
 

@@ -1,5 +1,7 @@
 """ProgbarLogger: what the terminal shows of a training, an evaluation or a prediction."""
 
+import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -7,6 +9,7 @@ from dptrain.callbacks.base import Callback, Logs
 from dptrain.callbacks.ranks import ranks_of
 from dptrain.errors import printable
 from dptrain.runtime import terminal
+from dptrain.runtime.failure import phase
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -14,6 +17,8 @@ if TYPE_CHECKING:
 
 # Seconds between updates of the live line; reading the metrics at every step would cost more than small steps do.
 _REFRESH = 0.1
+# Seconds after which one is told what the first step waits for.
+_SILENCE = 3.0
 
 
 def format_logs(logs: Logs) -> str:
@@ -52,6 +57,8 @@ class ProgbarLogger(Callback):
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._shown = 0.0
+        self._has_begun = False
+        self._watch: threading.Timer | None = None
 
     def set_params(self, params: dict[str, Any]) -> None:
         """Find out what to show."""
@@ -63,7 +70,7 @@ class ProgbarLogger(Callback):
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """From now on evaluations are validations."""
-        self._in_fit = True
+        self._in_fit, self._has_begun = True, False
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         """From now on evaluations are the user's."""
@@ -71,6 +78,11 @@ class ProgbarLogger(Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Start the live line."""
+        if self._verbose and not self._has_begun and ranks_of(self).rank == 0:
+            self._has_begun = True
+            self._watch = threading.Timer(_SILENCE, self._say_that_it_compiles)
+            self._watch.daemon = True
+            self._watch.start()
         in_file = self._console is None and terminal.ends_in_file()
         if self._verbose == 1 and not in_file and ranks_of(self).rank == 0:
             self._start(epoch)
@@ -106,9 +118,22 @@ class ProgbarLogger(Callback):
 
     def _release(self) -> None:
         """Give the terminal back."""
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+
+    def _say_that_it_compiles(self) -> None:
+        """Break the silence of a first step that takes its time, where compiling is why."""
+        if phase.name != "compilation" or self._watch is None:
+            return
+        text = "compiling the step, once for this model and machine"
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, state=text, refresh=True)
+        elif (self._file or sys.stdout).isatty():  # somebody waits; a log has a line an epoch
+            self._print(text)
 
     def _steps(self) -> str:
         steps = self.params.get("steps")

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from dptrain import activations, layers, optimizers
 from dptrain.batches.inputs import Samples, training_sampler
+from dptrain.cli import network
 from dptrain.cli.config import Config, OptimizerConfig, device_options, epochs_of, fixed_shards, health_options
 from dptrain.cli.loading import load_configured
 from dptrain.cli.model_function import load_function
@@ -18,10 +19,13 @@ from dptrain.comm import Communicator
 from dptrain.data.holdout import fold_rows, split_rows
 from dptrain.data.loading import LoadedData, Split
 from dptrain.data.moments import moments
-from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.tasks import LOSSES, Task, asked_task
 from dptrain.errors import ConfigError
 from dptrain.layers.weight import Weight
+from dptrain.losses.base import Loss
+from dptrain.losses.classes import Huber
+from dptrain.metrics.means import RootMeanSquaredError
+from dptrain.metrics.scores import R2Score
 from dptrain.models import Model, Sequential
 from dptrain.sweeps.space import label
 
@@ -29,7 +33,8 @@ from dptrain.sweeps.space import label
 _DEV_STEPS, _DEV_EVALUATION_ROWS = 2, 256
 # Steps of a training that is not to be trained to its end: longer than any warmup.
 _ENDLESS = 10**12
-_METRICS: dict[Task, list[str]] = {"multiclass": ["accuracy"], "binary": ["accuracy", "auc"], "regression": ["mae"]}
+# By which power of the targets' unit a loss grows.
+_POWERS = {"mse": 2, "mean_squared_error": 2, "mae": 1, "mean_absolute_error": 1, "huber": 2}
 _OUTPUTS: dict[Task, str] = {
     "multiclass": "one probability a class",
     "binary": "the probability of label 1",
@@ -141,44 +146,13 @@ def build_model(
 
 
 def default_network(config: Config, data: LoadedData) -> Sequential:
-    """Return the layers that standardise and flatten a sample, the configured hidden layers, and the head."""
-    stack = [*input_layers(data), *hidden_layers(config), *output_layers(data)]
+    """Return the layers that make a vector of a sample, the configured hidden layers, and the head."""
+    is_convolutional = network.is_convolutional(config.model, data)
+    first = network.convolutional_layers(config.model, data) if is_convolutional else network.input_layers(data)
+    stack = [*first, *hidden_layers(config), *output_layers(data)]
     model = Sequential(stack, name=run_name(config, data), seed=config.seed)
     model.build()
     return model
-
-
-def input_layers(data: LoadedData) -> list[layers.Layer]:
-    """Return what makes flat floating-point numbers of a sample: pixels in [0, 1], standardised columns."""
-    if data.preprocessing is not None and data.preprocessing.columns:
-        return table_layers(data.preprocessing)
-    shape = data.train.x.shape[1:]
-    stack: list[layers.Layer] = []
-    if data.train.x.dtype.kind in "ui":
-        stack.append(layers.Rescaling(1 / np.iinfo(data.train.x.dtype).max, input_shape=shape))
-    return [*stack, layers.Flatten(input_shape=shape)]
-
-
-def table_layers(known: Preprocessing) -> list[layers.Layer]:
-    """Return what standardises the numbers of a table and embeds its large categories."""
-    plain, embedded = sum(one.width for one in known.plain_columns), known.embedded_columns
-    if not embedded:
-        return [layers.Normalization(input_shape=(plain,))]
-    start = layers.Input(known.sample_shape)
-    parts = [layers.Normalization()(start[:, :plain])] if plain else []
-    for place, column in enumerate(embedded, plain):
-        rows = len(column.values)
-        parts.append(layers.Embedding(rows, embedding_length(rows))(start[:, place]))
-    together = layers.Concatenate()(parts) if len(parts) > 1 else parts[0]
-    return [layers.InputLayer(known.sample_shape), Model(start, together, name="columns")]
-
-
-def embedding_length(categories: int) -> int:
-    """Return how many numbers stand for a category: half as many as there are, at most 50.
-
-    Source: the rule of thumb of fast.ai's tabular models.
-    """
-    return min(50, (categories + 1) // 2)
 
 
 def hidden_layers(config: Config) -> list[layers.Layer]:
@@ -250,7 +224,33 @@ def compile_model(
     """
     loss = config.train.loss or LOSSES[data.task][0]
     asked_task(data.task, loss)
-    model.compile(make_optimizer(config, epoch_steps), loss, metrics=_METRICS[data.task], **options)
+    found, weight = (loss, None) if data.task != "regression" else _of_standard_targets(loss, data)
+    optimizer = make_optimizer(config, epoch_steps)
+    model.compile(optimizer, found, loss_weights=weight, metrics=_metrics(data.task), **options)
+
+
+def _metrics(task: Task) -> list[Any]:
+    """Return what is logged beside the loss; of a regression in the targets' units."""
+    if task == "regression":
+        return ["mae", RootMeanSquaredError(name="rmse"), R2Score(name="r2")]
+    return ["accuracy"] if task == "multiclass" else ["accuracy", "auc"]
+
+
+def _of_standard_targets(loss: str, data: LoadedData) -> tuple[str | Loss, float | None]:
+    """Return a regression's loss and its weight, which together are the loss of standardised targets.
+
+    Those are (y - mean) / deviation. The squared error of them is that of y over the variance, and so on: Keras' own
+    losses say it, so that files are Keras'. Relative losses and log_cosh, which knows no scale, stay as they are. The
+    deviation is that of the whole training part, which is the same for all folds.
+    """
+    power = _POWERS.get(loss)
+    if power is None or data.train.total is not None:  # a rank's own rows say nothing of the others
+        return loss, None
+    _, variance = moments(data.train.y.reshape(len(data.train.y), -1), None)
+    deviation = float(np.sqrt(variance.mean()))
+    if not 0 < deviation < np.inf:
+        return loss, None
+    return Huber(delta=deviation) if loss == "huber" else loss, deviation**-power
 
 
 def describe_network(config: Config, data: LoadedData) -> str:
@@ -259,6 +259,9 @@ def describe_network(config: Config, data: LoadedData) -> str:
     inside = [str(units) for units in config.model.hidden]
     if config.model.function is not None:
         inside = [f"{config.model.function}({label(config.model.arguments)})"]
+    elif network.is_convolutional(config.model, data):
+        shape = data.train.x.shape[1:]
+        inside = [f"convolutions {', '.join(map(str, network.filters(shape)))}", *inside]
     return " -> ".join([ends[0], *inside, ends[1]])
 
 
@@ -373,6 +376,7 @@ def fit_arguments(config: Config, splits: Splits, steps: int) -> dict[str, Any]:
     """
     chosen, asked = config.train, config.train.steps_per_epoch
     return {
+        **({} if chosen.class_weight is None else {"class_weight": balanced_weights(splits.train)}),
         "x": splits.train,
         "batch_size": chosen.batch_size,
         "epochs": epochs_of(config),
@@ -382,6 +386,21 @@ def fit_arguments(config: Config, splits: Splits, steps: int) -> dict[str, Any]:
         "steps_per_epoch": steps if asked is not None or config.fast_dev_run else None,
         **health_options(config),
     }
+
+
+def balanced_weights(train: Split) -> dict[int, float]:
+    """Return a weight for each class, inverse to how many of the samples that are trained on are its own; 1 on average.
+
+    Raises:
+        ConfigError: the targets are no classes, or this rank has only some of the rows.
+    """
+    if train.total is not None:
+        raise ConfigError("--class-weight balanced: --sharding static keeps a rank's rows alone; leave one of them out")
+    y = train.y if train.rows is None else train.y[train.rows]
+    if y.dtype.kind not in "iub" and not np.isin(y, (0, 1)).all():
+        raise ConfigError("--class-weight balanced: the targets are numbers, not classes; leave it out")
+    labels, counts = np.unique(y, return_counts=True)
+    return {int(label): len(y) / (len(labels) * int(count)) for label, count in zip(labels, counts, strict=True)}
 
 
 def steps_of(config: Config, splits: Splits, comm: Communicator) -> int:

@@ -204,6 +204,17 @@ class DataConfig(Checked):
     categorical: Annotated[tuple[str, ...], Before(_names)] = _field(
         (), "columns of a table that are categories though they look like numbers, comma-separated", "categorical"
     )
+    numbers: Annotated[tuple[str, ...], Before(_names)] = _field(
+        (),
+        "columns of a table that are numbers though they look like codes, identifiers or dates, comma-separated",
+        "numbers",
+    )
+    unseen: Annotated[Literal["error", "missing", "other"] | None, Before(_none_word)] = _field(
+        None,
+        "of a table's categories that training has not seen: error; as if missing; or as another one, which training "
+        "sets aside (error if not set; of a trained model what it was trained with)",
+        "unseen",
+    )
     missing: Literal["stop", "drop", "mean"] = _field(
         "stop",
         "stop at a table's missing value, drop its row, or put the column's mean (a category of its own) in its place",
@@ -232,8 +243,19 @@ class DataConfig(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(Checked):
-    """The network: Rescaling (of integer pixels), Flatten, hidden Dense layers, Dense with softmax; or a function's."""
+    """The network: dense layers, convolutions before them for folders of pictures; or a function's."""
 
+    network: Literal["auto", "dense", "convolutional"] = _field(
+        "auto",
+        "the built-in one: convolutional for folders of pictures of at least 16x16, dense for all else, or as said",
+        "network",
+    )
+    augment: Literal["shift", "flip", "off"] = _field(
+        "shift",
+        "of the convolutional network, while it trains: shift and zoom pictures by up to a tenth; flip: and mirror "
+        "them; or off",
+        "augment",
+    )
     hidden: Annotated[tuple[PositiveInt, ...], Before(_comma_separated)] = _field(
         (128,), "units of each hidden layer, comma-separated", "hidden"
     )
@@ -390,6 +412,9 @@ class TrainConfig(Checked):
         None,
         "such as mae or huber, which also says the task; if not set mse for numbers, crossentropy for classes",
         "loss",
+    )
+    class_weight: Annotated[Literal["balanced"] | None, Before(_none_word)] = _field(
+        None, "balanced: each class counts as much as any other in the loss, however few samples it has", "class-weight"
     )
     early_stopping: OptionalCount = _field(
         None,

@@ -5,12 +5,15 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dptrain.sweeps.drawing import log_if_wide
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # What metrics.jsonl holds besides curves.
 _NOT_CURVES = {"epoch", "seconds", "samples_per_second"}
 _DPI = 120
+_LARGEST = 1e300
 
 
 def draw_curves(epochs: Sequence[Mapping[str, float]], title: str = "") -> bytes | None:
@@ -45,11 +48,13 @@ def draw_comparison(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> bytes 
     panels = figure.subplots(1, max(len(names), 1), squeeze=False)[0]
     lines: dict[str, Any] = {}
     for panel, name in zip(panels, names, strict=False):
+        drawn: list[float] = []
         for number, (run, epochs) in enumerate(runs.items()):
             for key, style in ((name, ":"), (f"val_{name}", "-")):
-                having = [epoch for epoch in epochs if key in epoch]
-                points = [epoch["epoch"] for epoch in having], [epoch[key] for epoch in having]
+                points = _points(epochs, key)
+                drawn += points[1]
                 lines[run] = panel.plot(*points, style, color=f"C{number % 10}", marker=".")[0]
+        log_if_wide(panel, "y", drawn)
         panel.set_xlabel("epoch")
         panel.set_ylabel(name.replace("$", r"\$"))
         panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -75,11 +80,14 @@ def make_figure(epochs: Sequence[Mapping[str, float]], title: str) -> "Figure":
     if title:
         figure.suptitle(title.replace("$", r"\$"))  # a name, no formula
     panels = figure.subplots(1, len(names), squeeze=False)[0]
-    numbers = [epoch["epoch"] for epoch in epochs]
     for panel, name in zip(panels, names, strict=True):
+        drawn: list[float] = []
         for key, label, marker in ((name, "training", "o"), (f"val_{name}", "validation", "s")):
             if key in epochs[0]:
-                panel.plot(numbers, [epoch[key] for epoch in epochs], marker=marker, label=label)
+                points = _points(epochs, key)
+                drawn += points[1]
+                panel.plot(*points, marker=marker, label=label)
+        log_if_wide(panel, "y", drawn)
         panel.set_xlabel("epoch")
         panel.set_ylabel(name)
         # With the default minimum of two ticks, one or two epochs would get halves as well.
@@ -87,6 +95,12 @@ def make_figure(epochs: Sequence[Mapping[str, float]], title: str) -> "Figure":
         panel.grid(alpha=0.3)
         panel.legend()
     return figure
+
+
+def _points(epochs: Sequence[Mapping[str, float]], key: str) -> tuple[list[float], list[float]]:
+    """Return epochs and values of a metric; without those so large that no axis can have them."""
+    having = [epoch for epoch in epochs if key in epoch and not abs(epoch[key]) > _LARGEST]
+    return [epoch["epoch"] for epoch in having], [epoch[key] for epoch in having]
 
 
 def _empty_figure(width: float, height: float) -> "Figure":

@@ -14,6 +14,7 @@ from dptrain.cli.serving import (
     batch_size_of,
     load_served,
     load_served_samples,
+    show_notes,
 )
 from dptrain.errors import ConfigError, DataError
 from dptrain.runtime import terminal
@@ -42,6 +43,8 @@ def evaluate(config: Config, comm: "Communicator", parsed: argparse.Namespace) -
         comm: the ranks, each of which evaluates its part.
         parsed: the command line.
     """
+    from dptrain.cli import classes, predictions
+
     batch_size = comm.agree("command line", lambda: batch_size_of(parsed))
     model = load_served(config, comm, parsed)
     phase.enter("data")
@@ -57,10 +60,19 @@ def evaluate(config: Config, comm: "Communicator", parsed: argparse.Namespace) -
     comm.agree("data", check)
     found = model.evaluate(given.x, given.y, batch_size=batch_size, verbose=0, return_dict=True)
     assert isinstance(found, dict)
+    show_notes(comm, given.notes)
+    means = predictions.meaning(model)
+    outputs = None
+    if means.task in ("binary", "multiclass"):
+        outputs = model.predict(given.x, batch_size=batch_size, verbose=0)
+    by_class = classes.of_classes(means, given.y, outputs)
     if comm.rank == 0:
         if parsed.json:
-            print(json.dumps({"model": parsed.run, "data": given.name, "samples": len(given), "metrics": found}))
+            about = {"model": parsed.run, "data": given.name, "samples": len(given), "metrics": found}
+            print(json.dumps(about if by_class is None else {**about, "classes": by_class}))
         else:
             metrics = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
             terminal.say(f"{given.name}: {len(given):,} samples: {metrics}")
+            if by_class is not None:
+                classes.show(by_class)
     return 0

@@ -20,6 +20,8 @@ _OF_TABLES = {
     "columns": "--columns",
     "drop": "--drop",
     "categorical": "--categorical",
+    "numbers": "--numbers",
+    "unseen": "--unseen",
     "test_data": "--test-data",
 }
 
@@ -50,7 +52,16 @@ def load_configured(
         return load_pictures(path, pictures, comm, known, max_bytes=data.max_bytes)
     if is_table(path):
         asked = TableOptions(
-            data.target, data.columns, data.drop, data.categorical, data.missing, data.test_data, data.test_split, task
+            data.target,
+            data.columns,
+            data.drop,
+            data.categorical,
+            data.numbers,
+            data.unseen,
+            data.missing,
+            data.test_data,
+            data.test_split,
+            task,
         )
         return load_table(path, asked, comm, known, max_bytes=data.max_bytes)
     if path.endswith(".npy"):

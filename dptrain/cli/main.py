@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from dptrain.cli import scaling_options
 from dptrain.cli.config import Config, Leaf, leaves, read_file, resolve, to_dict, to_yaml, verbosity
@@ -72,6 +72,18 @@ _TOLD = {
         r"model\..*|optimizer\..*|train\.batch_size|train\.on_nonfinite|train\.skip_outliers|device|dtype|comm_dtype|precision|"
         "gemm|conv|bucket_mb|debug"
     ),
+}
+
+# What the groups of options are about.
+_ABOUT_GROUPS = {
+    "data": "Which samples, and what their columns, files and targets mean.",
+    "model": "The network: a built-in one, or your function's.",
+    "optimizer": "The update rule.",
+    "pruning": "Which weights become zero.",
+    "train": "How long, in what pieces, and by which loss.",
+    "checkpoint": "When the training is saved, and where it goes on.",
+    "logging": "Who else is told.",
+    "run": "The job: folder, device, ranks, precision, what is shown.",
 }
 
 # Choices that an option's line in the help has room for.
@@ -271,7 +283,8 @@ def _build_parser(command: str) -> Parser:
         usage=f"python -m dptrain {command if command in _ABOUT else '[COMMAND]'} [options]",
         description=_ABOUT.get(command, _DESCRIPTION),
         epilog="Every option can also be written with its group, as in a file:\n"
-        "--optimizer.learning_rate. The command line overrides the file.",
+        "--optimizer.learning_rate. The command line overrides the file.\n"
+        "--help data shows one group alone, and so on.",
         formatter_class=_Help,
         allow_abbrev=False,
     )
@@ -310,7 +323,7 @@ def _add_fields(parser: Parser, fields: Iterable[Leaf], told: "re.Pattern[str] |
     for leaf in fields:
         section = leaf.path.rpartition(".")[0] or "run"
         if section not in groups:
-            groups[section] = parser.add_argument_group(section)
+            groups[section] = parser.add_argument_group(section, _ABOUT_GROUPS.get(section))
         # A sweep's --keep is about models: a run's is --checkpoint.keep there, which a sweep has no use for.
         names = [f"--{leaf.flag}"] if leaf.flag and f"--{leaf.flag}" not in taken else []
         if f"--{leaf.path}" not in names:
@@ -355,7 +368,24 @@ def _parse(command: str, arguments: Sequence[str]) -> argparse.Namespace:
     if command not in COMMANDS:
         script = "; python -m dptrain launch -n 4 -- python script.py runs a script" if command.endswith(".py") else ""
         raise ConfigError(f"unknown command {command!r}{script or suggest(command, COMMANDS)}")
-    return _build_parser(command).parse_args(arguments)
+    parser = _build_parser(command)
+    if len(arguments) > 1 and arguments[-2] in ("-h", "--help"):
+        _show_group(parser, arguments[-1])
+    return parser.parse_args(arguments)
+
+
+def _show_group(parser: Parser, name: str) -> NoReturn:
+    """Print the help of one group of options, and leave.
+
+    Raises:
+        ConfigError: there is no such group.
+    """
+    groups = {str(group.title): group for group in parser._action_groups if group._group_actions}
+    if name not in groups:
+        raise ConfigError(f"--help {name}: no such group{suggest(name, [*groups])}; there are {', '.join(groups)}")
+    parser._action_groups, parser.description, parser.epilog = [groups[name]], None, None
+    parser.print_help()
+    parser.exit()
 
 
 def _configure(parsed: argparse.Namespace) -> Config:

@@ -150,7 +150,7 @@ def _check_replaced(config: Config) -> None:
     Raises:
         ConfigError: one is set.
     """
-    for name in ("hidden", "activation", "dropout"):
+    for name in ("network", "augment", "hidden", "activation", "dropout"):
         if (value := getattr(config.model, name)) != getattr(ModelConfig(), name):
             advice = f"leave it out, or hand it over: --model-arg {name}=..."
             raise ConfigError(f"model.{name} = {short(value)}: {config.model.function} makes the model; {advice}")

@@ -15,6 +15,7 @@ from dptrain.cli.serving import (
     batch_size_of,
     load_served,
     load_served_samples,
+    show_notes,
 )
 from dptrain.errors import ConfigError
 from dptrain.runtime.failure import phase
@@ -55,6 +56,7 @@ def predict(config: Config, comm: "Communicator", parsed: argparse.Namespace) ->
     phase.enter("data")
     given = load_served_samples(config, comm, parsed, model)
     found = model.predict(given.x, batch_size=batch_size, verbose=0)
+    show_notes(comm, given.notes)
     phase.enter("saving")
 
     def write() -> None:
@@ -64,7 +66,7 @@ def predict(config: Config, comm: "Communicator", parsed: argparse.Namespace) ->
         if comm.rank != 0:
             return
         if out is None or out.suffix == ".csv":
-            text = predictions.as_csv(found, predictions.meaning(model))
+            text = predictions.as_csv(found, predictions.meaning(model), given.files)
             if out is None:
                 sys.stdout.write(text)
             else:

@@ -9,9 +9,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.errors import ConfigError
+from dptrain.errors import ConfigError, printable
 from dptrain.models import Model
 from dptrain.program import tree
+from dptrain.runtime.text import no_formula
 
 Array = npt.NDArray[Any]
 
@@ -47,12 +48,13 @@ def meaning(model: Model) -> Meaning:
     return Meaning(target=target)
 
 
-def as_csv(found: Any, means: Meaning) -> str:
-    """Return predictions as CSV: the row's number from 0, the class where there are classes, and every output.
+def as_csv(found: Any, means: Meaning, files: Sequence[str] = ()) -> str:
+    """Return predictions as CSV: the row's number from 0, its file, the class where there are classes, every output.
 
     Args:
         found: (rows, ...) outputs, or a dictionary or list of such.
         means: what a single output says.
+        files: of pictures, in the order of the rows; none for other samples.
 
     Raises:
         ConfigError: an output is no list of numbers a row.
@@ -67,9 +69,11 @@ def as_csv(found: Any, means: Meaning) -> str:
             output if output.ndim == 2 else output[:, None], means if len(named) == 1 else Meaning(target=path)
         )
     rows = len(next(iter(columns.values())))
+    if files:
+        columns = {"file": np.array([no_formula(printable(name)) for name in files]), **columns}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["index", *columns])
+    writer.writerow(["index", *map(no_formula, columns)])
     # Strings of NumPy's: the shortest that read back as the same number of the outputs' type.
     writer.writerows(zip(map(str, range(rows)), *(one.astype(str) for one in columns.values()), strict=True))
     return text.getvalue()
@@ -106,4 +110,4 @@ def _columns(output: Array, means: Meaning) -> dict[str, Array]:
 
 
 def _named(numbers: npt.NDArray[np.int64], names: Sequence[str]) -> Array:
-    return np.asarray(names)[numbers]
+    return np.asarray([no_formula(name) for name in names])[numbers]

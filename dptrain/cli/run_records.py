@@ -1,9 +1,9 @@
 """What the folder of a run says of it, read by others: nothing in it is trusted, changed, or run."""
 
 import json
-import math
 import os
 import re
+import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,12 +15,15 @@ from dptrain.cli.config import Config, check_keys, resolve, to_dict
 from dptrain.errors import ConfigError, DataError
 from dptrain.runtime.files import open_directory
 from dptrain.runtime.locks import LOCK
-from dptrain.runtime.yaml_files import parse_mapping
+from dptrain.runtime.text import one_line
+from dptrain.runtime.yaml_files import MAX_BYTES, parse_mapping
 from dptrain.saving.run_folder import CONFIG, METRICS, PLAN, SUMMARY
 
 # Bytes that are read of a file: of metrics the end, or all of it to draw them.
 _MAX_TEXT, _TAIL, _MAX_METRICS = 1 << 20, 1 << 16, 1 << 26
 _MAX_EPOCHS = 100_000
+# Settings of a configuration, and characters of one that is read as YAML.
+_MOST_ENTRIES, _LONG = 2000, 1 << 13
 # Of a configuration's file.
 _SECTION = re.compile(r"(\w+):\n((?:  .*\n)+)")
 # Settings that say nothing about what was trained.
@@ -77,7 +80,7 @@ def read_runs(folder: Path) -> tuple[list[RunRecord], list[tuple[str, str]]]:
         if (folder / CONFIG).exists():
             return [read_run(folder)], []
         with os.scandir(folder) as entries:
-            names = sorted(one.name for one in entries if one.is_dir())
+            names = sorted(one.name for one in entries if _is_folder(one))
     except OSError as error:
         raise DataError(f"{folder}: {error.strerror or error}; expected a folder of runs, such as runs") from error
     runs, others = [], []
@@ -86,7 +89,16 @@ def read_runs(folder: Path) -> tuple[list[RunRecord], list[tuple[str, str]]]:
             runs.append(read_run(folder / name))
         except DataError as error:
             others.append((name, str(error).removeprefix(f"{folder / name}: ")))
+        except (OSError, ValueError, ArithmeticError, RuntimeError) as error:  # one folder is not all of them
+            others.append((name, f"damaged ({one_line(error)[:200]})"))
     return runs, others
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def read_run(path: Path) -> RunRecord:
@@ -110,7 +122,7 @@ def read_run(path: Path) -> RunRecord:
     started = known.get("started")
     best = known.get("best")
     return RunRecord(
-        path.resolve().name,
+        Path(os.path.realpath(path)).name,
         path,
         "finished" if summary_text is not None else "running" if _is_held(path / LOCK) else "interrupted",
         started if isinstance(started, str) else _time_of(path / CONFIG),
@@ -159,18 +171,22 @@ def read_config(path: Path) -> Config:
 def _settings(path: Path, text: str) -> dict[str, Any]:
     """Return a configuration by dotted path, over the defaults: earlier versions had fewer fields."""
     tree: dict[str, Any] = {}
+    entries = 0
     try:
         # One line after the other: most of them are those of other runs, and YAML is slow to read.
         for entry in _split(text):
             section = _SECTION.fullmatch(entry)
-            if section is None:
-                tree |= _entry(entry)
-                continue
-            inside: dict[str, Any] = {}
-            for line in _split(textwrap.dedent(section[2])):
-                inside |= _entry(line)
-            tree[section[1]] = inside
+            lines = [entry] if section is None else _split(textwrap.dedent(section[2]))
+            entries += len(lines)
+            if entries > _MOST_ENTRIES:
+                raise DataError(f"{path}: damaged: {CONFIG} has more settings than any run")
+            found: dict[str, Any] = {}
+            for line in lines:
+                found |= _entry(line)
+            tree |= found if section is None else {section[1]: found}
     except ConfigError:
+        if len(text) > MAX_BYTES // 4:
+            raise DataError(f"{path}: damaged: {CONFIG} is not what a run writes") from None
         try:
             tree = parse_mapping(text, str(path / CONFIG))
         except ConfigError as error:
@@ -183,8 +199,16 @@ def _split(text: str) -> list[str]:
     return re.split(r"(?m)^(?=[^\s#-])", text)
 
 
-@lru_cache(1 << 14)
 def _entry(text: str) -> dict[str, Any]:
+    """Return what an entry says; of a very long one, such as ten thousand columns, the text: YAML takes seconds."""
+    if len(text) <= _LONG:
+        return _parsed(text)
+    name, _, value = text.partition(":")
+    return {name: " ".join(value.split())}
+
+
+@lru_cache(1 << 14)
+def _parsed(text: str) -> dict[str, Any]:
     return parse_mapping(text, CONFIG)
 
 
@@ -278,8 +302,11 @@ def _is_held(lock: Path) -> bool:
 def _time_of(path: Path) -> str:
     import datetime
 
-    moment = datetime.datetime.fromtimestamp(path.stat().st_mtime)
-    return moment.astimezone().strftime("%Y-%m-%dT%H:%M:%S%z")
+    try:
+        moment = datetime.datetime.fromtimestamp(path.stat().st_mtime)
+        return moment.astimezone().strftime("%Y-%m-%dT%H:%M:%S%z")
+    except (ValueError, OverflowError):  # a year that no calendar of Python's has
+        return "unknown"
 
 
 def _numbers(found: Any) -> dict[str, float]:
@@ -291,7 +318,8 @@ def _is_best(found: Mapping[str, Any]) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) <= sys.float_info.max  # an integer of JSON may be larger than any float
 
 
 def _is_whole(value: Any) -> bool:

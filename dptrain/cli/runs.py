@@ -195,8 +195,8 @@ def _compare(folder: Path, names: Sequence[str], picture: str | None) -> None:
     if picture is not None and not picture.endswith(".png"):
         raise ConfigError(f"--picture {picture}: expected a file that ends in .png")
     found = [read_run(place) for place in places]
-    titles = _distinct(found, names)
-    table = Table("", *map(printable, titles))
+    titles = [printable(title) for title in _distinct(found, names)]
+    table = Table("", *titles)
     paths = differing(found)
     for name, path in zip(_names(paths), paths, strict=True):
         _add_row(table, name, *(formatting.brief(one.settings.get(path)) for one in found))

@@ -13,7 +13,7 @@ from dptrain.data.loading import load_dataset, read_shared
 from dptrain.data.npy_pair import read_targets
 from dptrain.data.npz import map_npy, open_arrays
 from dptrain.data.pictures import PICTURES
-from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.preprocessing import Preprocessing, Unseen
 from dptrain.data.samples import is_raw, read_samples
 from dptrain.errors import ConfigError, DataError
 
@@ -28,11 +28,15 @@ class GivenSamples:
         name: of the data, for people.
         x: (rows, ...), or a dictionary of such by the names of the model's inputs.
         y: targets, or None where the data has none.
+        files: of pictures, in the order of the rows.
+        notes: what was left out, a line each.
     """
 
     name: str
     x: Any
     y: Array | None
+    files: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -49,6 +53,8 @@ def load_samples(
     data_dir: Path | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
     preprocessing: Preprocessing | None = None,
+    bad: str = "stop",
+    unseen: Unseen | None = None,
 ) -> GivenSamples:
     """Bring samples into memory, one copy a node. Collective.
 
@@ -63,6 +69,8 @@ def load_samples(
         data_dir: where the user keeps the files of a named set.
         max_bytes: the largest that each array may be.
         preprocessing: the model's, of its raw data.
+        bad: as `read_samples`.
+        unseen: as `read_samples`.
 
     Raises:
         AgreedError: on every rank, whatever was wrong on any: the file is missing, damaged, or has no such arrays; or a
@@ -72,7 +80,8 @@ def load_samples(
     if target is not None:
         comm.agree("data", lambda: _require_npy(path, str(target)))
     if is_raw(str(path), preprocessing):
-        return GivenSamples(str(path), *read_samples(str(path), preprocessing, comm, max_bytes=max_bytes))
+        raw = read_samples(str(path), preprocessing, comm, max_bytes=max_bytes, bad=bad, unseen=unseen)
+        return GivenSamples(str(path), raw.x, raw.y, raw.files, raw.notes)
     if path.suffix == ".npy":
         x, y = comm.agree("data", lambda: _npy(path, target, max_bytes))
         headers = {key: [list(one.shape), str(one.dtype)] for key, one in (("x", x), ("y", y)) if one is not None}

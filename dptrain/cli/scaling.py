@@ -175,7 +175,7 @@ def _check_type_of_gradients(comm_dtype: str | None) -> None:
 def report(
     model: Model, config: Config, options: ScalingOptions, machine: Machine, about: str, dtype: str | None
 ) -> str:
-    """Return tables for all modes, and what to take, as text.
+    """Return what to take, and tables for all modes, as text.
 
     Args:
         model: compiled.
@@ -198,7 +198,11 @@ def report(
     best = [_best(of_ranks, machine) for of_ranks in found]
     parameters = sum(size(one.shape) for one in model.trainable_weights)
     kind = f"weak scaling, {batch} rows a rank" if options.weak else f"strong scaling, global batch {batch}"
-    lines = [
+    lines = []
+    for text in _advice([one for one in best if one is not None], alone, ways[0], machine):
+        lines += _filled(text)
+    lines += [
+        "",
         *_filled(f"will it scale: train step of {model.name!r}, {parameters:,} trained parameters, {kind}"),
         *_filled("predicted from operations, bytes and messages of the placed program, not measured (docs/scaling.md)"),
         *_filled(f"machine: {about}; {_shown(machine)}"),
@@ -207,9 +211,7 @@ def report(
         name = of_mode[0].mode
         about = _NODE_FIRST if machine.hierarchical and name == "data parallel" else _ABOUT[name]
         lines += ["", f"{name}: {about}", *_table(of_mode, alone, best, machine)]
-    lines += ["", *_filled(_LEGEND), ""]
-    for one in _advice([one for one in best if one is not None], alone, ways[0], machine):
-        lines += _filled(one)
+    lines += ["", *_filled(_LEGEND)]
     return "\n".join(lines)
 
 

@@ -2,20 +2,25 @@
 
 import argparse
 import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dptrain.cli.config import Config, device_options
+from dptrain.runtime.text import short
 
 # NumPy and all that needs it are imported by the functions that use them: help comes at once.
 if TYPE_CHECKING:
     from dptrain.cli.samples import GivenSamples
     from dptrain.comm import Communicator
+    from dptrain.data.preprocessing import Preprocessing
     from dptrain.models import Model
 
 # Fields of a run's configuration that say what computes, and how it is watched; and the limit of files.
 DEVICE = ("device", "gpu_select", "share_gpu", "precision", "gemm", "conv", "jit_compile", "stall_timeout", "debug")
-SAMPLES = ("data.max_bytes",)
+SAMPLES = ("data.max_bytes", "data.bad_pictures", "data.unseen")
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -76,14 +81,17 @@ def load_served_samples(
 
     data, known = config.data, model._preprocessing
     target: str | None = getattr(parsed, "target", None)
+    comm.agree("command line", lambda: _refuse_options(config, known))
     if "data.name" not in vars(parsed):
         if target is not None:
             comm.agree("command line", lambda: _refuse_target(target))
         data = comm.agree("data", lambda: _data_of_run(Path(parsed.run)))
+        data = replace(data, max_bytes=config.data.max_bytes)  # a folder is no judge of what may be read of it
         if known is not None or data.name.endswith(".npy"):  # whose test part only the run's settings know
+            data = replace(data, unseen=config.data.unseen or data.unseen)
             loaded = load_configured(data, comm, data.task if known is None else known.task, known)
             split = loaded.test if parsed.part == "test" else loaded.train
-            return GivenSamples(f"{loaded.name} ({parsed.part} part)", split.x, split.y)
+            return GivenSamples(f"{data.name} ({parsed.part} part)", split.x, split.y)
     return load_samples(
         data.name,
         comm,
@@ -93,7 +101,36 @@ def load_served_samples(
         data_dir=None if data.dir is None else Path(data.dir),
         max_bytes=data.max_bytes,
         preprocessing=known,
+        bad=data.bad_pictures,
+        unseen=data.unseen,
     )
+
+
+def show_notes(comm: "Communicator", notes: "Sequence[str]") -> None:
+    """Say on rank 0 what was left out, on standard error: the output is a table's, or JSON."""
+    from dptrain.runtime.terminal import say
+
+    for note in notes if comm.rank == 0 else ():
+        say(f"dptrain: {note}", file=sys.stderr)
+
+
+def _refuse_options(config: Config, known: "Preprocessing | None") -> None:
+    """Refuse options of samples that the model does not take.
+
+    Raises:
+        ConfigError: one is set.
+    """
+    from dptrain.errors import ConfigError
+
+    kind = "arrays" if known is None else known.kind
+    for flag, of, is_set in (
+        ("--unseen", "table", config.data.unseen is not None),
+        ("--bad-pictures skip", "pictures", config.data.bad_pictures != "stop"),
+    ):
+        if is_set and kind != of:
+            raise ConfigError(
+                f"{flag}: the model was trained on {'a table' if kind == 'table' else kind}; leave it out"
+            )
 
 
 def _refuse_target(target: str) -> None:
@@ -103,13 +140,21 @@ def _refuse_target(target: str) -> None:
 
 
 def _data_of_run(run: Path) -> Any:
+    """Return the data that a run's configuration names, if this user has written it.
+
+    Raises:
+        ConfigError: there is no configuration, or another user's, which could name any file.
+    """
     from dptrain.cli.run_records import read_config
     from dptrain.errors import ConfigError
     from dptrain.saving.run_folder import CONFIG
 
     if not os.path.lexists(run / CONFIG):
         raise ConfigError(f"--data is missing, and {run} has no {CONFIG} to say which data the model is of")
-    return read_config(run).data
+    data = read_config(run).data
+    if os.stat(run / CONFIG).st_uid not in (os.geteuid(), 0):
+        raise ConfigError(f"{run / CONFIG} is another user's, and names the data {short(data.name)}: say --data NAME")
+    return data
 
 
 def batch_size_of(parsed: argparse.Namespace) -> int | None:

@@ -303,6 +303,9 @@ class ConfigRecipe(Recipe):
         self._splits = splits_of(_folded(config, Run(0, 0, config.seed, 0, folds)), data)
         self.has_test = self._splits.test is not None
         self.samples = describe_samples(data, self._splits)
+        self.test_samples = None if self._splits.test is None else len(self._splits.test)
+        held = len(self._splits.validation)
+        self.validation_samples = held if folds == 1 else held + len(self._splits.train)
         self.function = config.model.function
 
     def build(self, setting: Setting, seed: int, run: Run | None = None) -> Model:
@@ -332,6 +335,12 @@ class ConfigRecipe(Recipe):
         found = model.evaluate(self._splits.test, verbose=0, return_dict=True)
         assert isinstance(found, dict)
         return found
+
+    def test_arrays(self) -> tuple[Any, Any]:
+        """Return the test part."""
+        assert self._splits.test is not None
+        test = self._splits.test.taken()
+        return test.x, test.y
 
     def _splits_of(self, config: Config, run: Run) -> Splits:
         return self._splits if run.folds == 1 else splits_of(_folded(config, run), self._data)

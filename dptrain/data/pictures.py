@@ -25,7 +25,7 @@ from dptrain.data.holdout import split_rows
 from dptrain.data.lazy import LazyArray, RowSource
 from dptrain.data.loading import LoadedData, Split
 from dptrain.data.preprocessing import Preprocessing
-from dptrain.data.raw import require_part
+from dptrain.data.raw import RawSamples, require_part
 from dptrain.data.sources import DEFAULT_MAX_BYTES
 from dptrain.errors import ConfigError, DataError, printable
 from dptrain.registry.names import suggestion
@@ -227,8 +227,8 @@ def load_pictures(
 
 
 def encode_pictures(
-    path: str, known: Preprocessing, comm: Communicator, *, max_bytes: int = DEFAULT_MAX_BYTES
-) -> tuple[LazyArray, Array | None]:
+    path: str, known: Preprocessing, comm: Communicator, *, max_bytes: int = DEFAULT_MAX_BYTES, bad: str = "stop"
+) -> RawSamples:
     """Return pictures for a model that is there already, and labels where they lie in folders of classes. Collective.
 
     Args:
@@ -236,10 +236,10 @@ def encode_pictures(
         known: the model's.
         comm: the ranks.
         max_bytes: as `PictureRows`.
+        bad: "stop" at a file that is no good picture, or "skip" it; then all are decoded once, to know who is left.
 
     Returns:
-        (rows, height, width, channels) and (rows,), in the order of the names; pictures are decoded when they are
-        needed.
+        Pictures, (rows, height, width, channels), in the order of their names.
 
     Raises:
         AgreedError: on every rank, whatever was wrong on any.
@@ -257,15 +257,29 @@ def encode_pictures(
             raise DataError(f"{path}: no pictures")
         for _, file in found if folder.is_dir() else ():
             require_inside(file, folder, "name the folder that it leads to")
-        pictures = _headers([file for _, file in found], "stop", [])
+        classes = {str(file): name for name, file in found}
+        notes: list[str] = []
+        pictures = _headers([file for _, file in found], bad, notes)
+        if not pictures:
+            raise DataError(f"{path}: no good picture")
         _require_fit(pictures, known)
-        numbers = labels([name for name, _ in found], known, path).tolist() if found[0][0] else None
-        return {"files": [one.path for one in pictures], "labels": numbers}
+        files = [one.path for one in pictures]
+        numbers = labels([classes[file] for file in files], known, path).tolist() if found[0][0] else None
+        return {"files": files, "labels": numbers, "notes": notes}
 
     listed = comm.broadcast_fact(comm.agree("data", scan))
-    source = PictureRows(listed["files"], known, comm, max_bytes)
+    files, notes = listed["files"], list(listed["notes"])
+    source = PictureRows(files, known, comm, max_bytes)
+    x = LazyArray(source, np.arange(len(files)))
     y = None if listed["labels"] is None else np.array(listed["labels"], np.int32)
-    return LazyArray(source, np.arange(len(listed["files"]))), y
+    if bad == "skip" and (faults := source.bad(comm)):
+        notes.append(_skipped([faults[row] for row in sorted(faults)]))
+        good = np.setdiff1d(np.arange(len(files)), list(faults))
+        if not len(good):
+            raise DataError(f"{path}: no good picture")
+        x, y, files = x[good], None if y is None else y[good], [files[row] for row in good]
+    names = [os.path.relpath(one, path) if os.path.isdir(path) else os.path.basename(one) for one in files]
+    return RawSamples(x, y, names, notes)
 
 
 def labels(classes: Sequence[str], known: Preprocessing, where: str) -> npt.NDArray[np.int32]:
@@ -458,7 +472,7 @@ def require_inside(path: Path, root: Path, advice: str) -> None:
     Raises:
         DataError: it does.
     """
-    if not path.resolve().is_relative_to(root.resolve()):
+    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
         raise DataError(f"{printable(str(path))}: a link out of {root}; put the pictures there, or {advice}")
 
 

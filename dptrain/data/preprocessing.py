@@ -11,6 +11,7 @@ codes for each embedded category.
 import dataclasses
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,8 @@ import numpy.typing as npt
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from dptrain.data.column_blocks import fill_numbers
+from dptrain.data.table_codes import days, leading_zero
 from dptrain.data.tasks import Task
 from dptrain.errors import DataError
 from dptrain.registry.names import suggestion
@@ -28,7 +31,10 @@ Array = npt.NDArray[Any]
 # Takes a row counted from 0, a column's name and what is wrong; returns the error that says where.
 Fault = Callable[[int, str, str], DataError]
 
-FORMAT = 2
+# What becomes of a category that training has not seen.
+Unseen = Literal["error", "missing", "other"]
+
+FORMAT = 3
 # Bounds of what a file may declare.
 MAX_COLUMNS, MAX_VALUES, MAX_TEXT = 20_000, 1_000_000, 10_000
 _MAX_SIDE = 1 << 15
@@ -50,6 +56,8 @@ class Column:
         text: whether a text file's cells are taken as they stand, so that "007" is not 7.
         mean: what stands for a missing number; None where none may be missing.
         missing: which of the categories stands for a missing value; None where none may be missing.
+        other: which of the categories stands for those that training has not seen; None where none does.
+        date: whether the number is a date's, in days since 1970-01-01.
     """
 
     name: Text
@@ -58,6 +66,8 @@ class Column:
     text: bool = False
     mean: Annotated[float, Field(allow_inf_nan=False)] | None = None
     missing: Text | None = None
+    date: bool = False
+    other: Text | None = None
 
     @property
     def width(self) -> int:
@@ -76,6 +86,7 @@ class Preprocessing:
         class_names: names of the classes by label; empty for numbers, and where labels are numbers already.
         picture: (height, width, channels) of pictures, 1 channel for grey, 3 for RGB.
         resize: whether pictures of another size are brought to it.
+        unseen: as `encode` where that is not told.
     """
 
     task: Task
@@ -84,6 +95,7 @@ class Preprocessing:
     class_names: Texts = ()
     picture: tuple[Side, Side, Literal[1, 3]] | None = None
     resize: bool = False
+    unseen: Unseen = "error"
 
     def __post_init__(self) -> None:
         """Check what types alone do not tell.
@@ -101,6 +113,8 @@ class Preprocessing:
                 one.missing is None if one.role == "number" else one.mean is None and one.missing in (None, *one.values)
                 for one in self.columns
             ),
+            "unseen categories are one of the column's": all(one.other in (None, *one.values) for one in self.columns),
+            "a date is a number": all(one.role == "number" for one in self.columns if one.date),
             "no category twice": all(len(set(one.values)) == len(one.values) for one in self.columns),
             "no class twice": len(set(self.class_names)) == len(self.class_names),
             "as many classes as the task has": _fits(self.task, len(self.class_names)),
@@ -130,6 +144,17 @@ class Preprocessing:
         """(plain features,): which columns of x, the codes left out, are numbers to standardise."""
         plain = self.plain_columns
         return np.array([one.role == "number" for one in plain for _ in range(one.width)], bool)
+
+    @property
+    def text_columns(self) -> list[str]:
+        """Columns of which a text file's cells are taken as they stand."""
+        target = [self.target] if self.target is not None and leading_zero(self.class_names) else []
+        return [one.name for one in self.columns if one.text] + target
+
+    @property
+    def number_columns(self) -> list[str]:
+        """Columns of numbers, of which 007 is 7."""
+        return [one.name for one in self.columns if one.role == "number" and not one.date]
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -170,7 +195,13 @@ class Preprocessing:
         return bool(self.columns) and hasattr(x, "columns") and hasattr(x, "iloc")
 
     def encode(
-        self, frame: Any, where: str = "table", fault: Fault | None = None, *, advice: str = "fill it in"
+        self,
+        frame: Any,
+        where: str = "table",
+        fault: Fault | None = None,
+        *,
+        advice: str = "fill it in",
+        unseen: Unseen | None = None,
     ) -> npt.NDArray[np.float32]:
         """Return x of a raw table.
 
@@ -179,6 +210,9 @@ class Preprocessing:
             where: begins messages.
             fault: makes an error of a row, a column and what is wrong; by default rows are counted from 0.
             advice: what to do about a missing value.
+            unseen: what becomes of a category that training has not seen: "error"; "missing" if a missing value may
+                stand there; "other", the column's other one, or none of the columns that a category becomes. By default
+                what training has said.
 
         Returns:
             (rows, features).
@@ -190,17 +224,31 @@ class Preprocessing:
         fault = fault or _counted(where)
         self.require_columns(frame, where, [one.name for one in self.columns])
         x = np.empty((len(frame), *self.sample_shape), np.float32)
-        start = 0
-        for column in (*self.plain_columns, *self.embedded_columns):
+        ordered = (*self.plain_columns, *self.embedded_columns)
+        starts = np.cumsum([0, *(column.width for column in ordered)]).tolist()
+        numeric = [
+            (start, one) for start, one in zip(starts, ordered, strict=False) if one.role == "number" and not one.date
+        ]
+        filled = np.empty((len(frame), len(numeric)), np.float32)
+        done = fill_numbers(frame, [one.name for _, one in numeric], [one.mean for _, one in numeric], filled)
+        x[:, [start for start, _ in numeric]] = filled
+        for start, column in zip(starts, ordered, strict=False):
+            if column.name in done:
+                continue
             stop = start + column.width
             series = frame[column.name]
             if column.role == "number":
-                x[:, start] = numbers(series, column.name, fault, advice, mean=column.mean)
+                x[:, start] = column_numbers(series, column, fault, advice)
             else:
-                codes = encode_categories(series, column.name, column.values, fault, advice, missing=column.missing)
+                code, otherwise = _code_of_unseen(column, unseen or self.unseen)
+                codes = encode_categories(
+                    *(series, column.name, column.values, fault, advice),
+                    missing=column.missing,
+                    unseen=code,
+                    otherwise=otherwise,
+                )
                 one_hot = column.role == "one-hot"
                 x[:, start:stop] = codes[:, None] == np.arange(column.width) if one_hot else codes[:, None]
-            start = stop
         return x
 
     def targets(self, frame: Any, where: str = "table", fault: Fault | None = None) -> Array:
@@ -233,12 +281,29 @@ class Preprocessing:
         Raises:
             DataError: it has not.
         """
-        there = [str(one) for one in frame.columns]
+        there = Counter(str(one) for one in frame.columns)
         for name in names:
-            if there.count(name) != 1:
-                what = "no" if name not in there else f"{there.count(name)} times the"
-                hint = suggestion(name, there) or f"; found {', '.join(there[:10])}"
-                raise DataError(f"{where}: {what} column {name!r}{hint if name not in there else '; rename one'}")
+            if there[name] != 1:
+                what = "no" if not there[name] else f"{there[name]} times the"
+                hint = suggestion(name, list(there)) or f"; found {', '.join(list(there)[:10])}"
+                raise DataError(f"{where}: {what} column {name!r}{'; rename one' if there[name] else hint}")
+
+
+def _code_of_unseen(column: Column, unseen: Unseen) -> tuple[int | None, str]:
+    """Return the code of categories that training has not seen, -1 for none of the known ones.
+
+    Returns:
+        None where nothing stands for them, and what to do then.
+    """
+    if unseen == "error":
+        return None, "; correct it, or see --unseen"
+    stands = column.missing if unseen == "missing" else column.other
+    if stands is not None:
+        return column.values.index(stands), ""
+    if unseen == "other" and column.role == "one-hot":
+        return -1, ""
+    how = "--missing mean on a table in which it misses values" if unseen == "missing" else "--unseen other"
+    return None, f"; nothing stands for it (--unseen {unseen}) unless the training has {how}"
 
 
 def _fits(task: Task, classes: int) -> bool:
@@ -258,6 +323,13 @@ def canonical(value: Any) -> str:
     if isinstance(value, float | np.floating) and math.isfinite(value) and float(value).is_integer():
         return str(int(value))
     return str(value)
+
+
+def column_numbers(series: Any, column: Column, fault: Fault, advice: str) -> npt.NDArray[np.float64]:
+    """Return a column of numbers, or of dates as days since 1970-01-01; arguments and errors as `numbers`."""
+    if column.date:
+        series = days(series, column.name, fault)
+    return numbers(series, column.name, fault, advice, mean=column.mean)
 
 
 def numbers(series: Any, name: str, fault: Fault, advice: str, *, mean: float | None = None) -> npt.NDArray[np.float64]:
@@ -310,6 +382,8 @@ def encode_categories(
     advice: str,
     kind: str = "category",
     missing: str | None = None,
+    unseen: int | None = None,
+    otherwise: str = "",
 ) -> npt.NDArray[np.int64]:
     """Return the codes of a column of categories.
 
@@ -321,9 +395,11 @@ def encode_categories(
         advice: as in `Preprocessing.encode`.
         kind: what a category is called.
         missing: the category that stands for missing values; None where none may be missing.
+        unseen: the code of values that are not known, -1 among them; None where all must be known.
+        otherwise: the end of the message about one that is not.
 
     Returns:
-        (rows,), each in [0, len(values)).
+        (rows,), each in [0, len(values)), or `unseen`.
 
     Raises:
         DataError: a value is missing, or not known.
@@ -335,11 +411,13 @@ def encode_categories(
     of_missing = -1 if missing is None else known[missing]  # the last one: a place of -1 is a missing value's
     codes: npt.NDArray[np.int64] = np.array([*(known.get(canonical(one), -1) for one in found), of_missing], np.int64)
     codes = codes[places]
+    if unseen is not None:
+        return np.where(codes < 0, unseen, codes)
     if len(codes) and codes.min() < 0:
         row = int((codes < 0).argmax())
         value = canonical(series.iloc[row])
         hint = suggestion(value, values) or f"; it has seen {len(values)} others"
-        raise fault(row, name, f"{kind} {short(value)}, which training has not seen{hint}")
+        raise fault(row, name, f"{kind} {short(value)}, which training has not seen{hint}{otherwise}")
     return codes
 
 

@@ -1,7 +1,8 @@
 """Raw data as a data set: what is read once a node and shared by its ranks, and what is held out as the test part."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
@@ -9,7 +10,27 @@ from dptrain.comm.base import Communicator
 from dptrain.data.holdout import split_rows
 from dptrain.errors import ConfigError, DataError
 
+if TYPE_CHECKING:
+    from dptrain.data.lazy import LazyArray
+
 Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class RawSamples:
+    """Raw samples as a model's arrays.
+
+    Attributes:
+        x: (rows, *sample_shape); pictures are decoded when they are needed.
+        y: (rows,) targets; None where there are none.
+        files: of pictures, in the order of the rows, as they are called in their folder.
+        notes: what was left out, a line each, for people.
+    """
+
+    x: "Array | LazyArray"
+    y: Array | None
+    files: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
 
 def share(comm: Communicator, make: Callable[[], list[Array]]) -> list[Array]:

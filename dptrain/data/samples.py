@@ -1,19 +1,13 @@
 """Raw samples for a model that is there already: a table or pictures, as the training's were."""
 
-from typing import Any
-
-import numpy.typing as npt
-
 from dptrain.comm.base import Communicator
-from dptrain.data.lazy import LazyArray
 from dptrain.data.pictures import encode_pictures
-from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.preprocessing import Preprocessing, Unseen
+from dptrain.data.raw import RawSamples
 from dptrain.data.sources import DEFAULT_MAX_BYTES
 from dptrain.data.table_loading import encode_file
 from dptrain.data.tables import ENDINGS, is_table
 from dptrain.errors import DataError
-
-Array = npt.NDArray[Any]
 
 
 def is_raw(path: str, preprocessing: Preprocessing | None) -> bool:
@@ -22,8 +16,14 @@ def is_raw(path: str, preprocessing: Preprocessing | None) -> bool:
 
 
 def read_samples(
-    path: str, preprocessing: Preprocessing | None, comm: Communicator, *, max_bytes: int = DEFAULT_MAX_BYTES
-) -> tuple[Array | LazyArray, Array | None]:
+    path: str,
+    preprocessing: Preprocessing | None,
+    comm: Communicator,
+    *,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    bad: str = "stop",
+    unseen: Unseen | None = None,
+) -> RawSamples:
     """Return x of raw samples, and y where they have targets. Collective.
 
     Args:
@@ -31,9 +31,11 @@ def read_samples(
         preprocessing: the model's.
         comm: the ranks.
         max_bytes: the largest that a table's content, and x of it, may be; of pictures, what stays in memory.
+        bad: "stop" at a file that is no good picture, or "skip" it.
+        unseen: of a table, as `Preprocessing.encode`.
 
     Returns:
-        (rows, *sample_shape) and (rows,); one copy a node. Pictures are decoded when they are needed.
+        One copy a node.
 
     Raises:
         AgreedError: on every rank, whatever was wrong on any: the file, its contents, or the model is not of such data.
@@ -49,5 +51,6 @@ def read_samples(
         return preprocessing
 
     known = comm.agree("data", check)
-    encode = encode_file if known.kind == "table" else encode_pictures
-    return encode(path, known, comm, max_bytes=max_bytes)
+    if known.kind == "table":
+        return encode_file(path, known, comm, max_bytes=max_bytes, unseen=unseen)
+    return encode_pictures(path, known, comm, max_bytes=max_bytes, bad=bad)

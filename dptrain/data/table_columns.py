@@ -7,11 +7,14 @@ is told in a line each.
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.data.preprocessing import Column, Preprocessing, canonical, numbers
+from dptrain.data.column_blocks import blocks, plain_numbers
+from dptrain.data.preprocessing import Column, Preprocessing, Unseen, canonical, column_numbers, numbers
+from dptrain.data.table_codes import decimal_comma, holds_dates, identifier, leading_zero
 from dptrain.data.tables import Table
 from dptrain.data.tasks import LOSSES, Task
 from dptrain.errors import ConfigError, DataError
@@ -27,6 +30,9 @@ MOST_CLASSES = 20
 MISSING = "(missing)"
 """The category that stands for missing values, where these are asked for."""
 
+OTHER = "(other)"
+"""The category that stands for those that training has not seen, where it is asked for."""
+
 _FEW = 50
 """Different texts that any column may have; more of them than half of the rows name rows, and are no category."""
 
@@ -40,6 +46,8 @@ class TableOptions:
         columns: those to use, in the table's order; empty for all.
         drop: those to leave out.
         categorical: those to take as categories, whatever they look like.
+        number_columns: those to take as numbers, dates as days, whatever they look like.
+        unseen: what becomes of categories that the model has not seen, as `Preprocessing.encode`.
         missing: "stop" at a missing value; "drop" the row; or let the "mean" stand for a missing number, and a category
             of their own for others.
         test: a file for the test part; None for a part of the table.
@@ -51,6 +59,8 @@ class TableOptions:
     columns: Sequence[str] = ()
     drop: Sequence[str] = ()
     categorical: Sequence[str] = ()
+    number_columns: Sequence[str] = ()
+    unseen: Unseen | None = None
     missing: str = "stop"
     test: str | None = None
     test_split: float = 0.2
@@ -66,17 +76,22 @@ def learn(table: Table, asked: TableOptions) -> tuple[Preprocessing, list[str]]:
 
     Raises:
         ConfigError: no target is named.
-        DataError: a column is missing, holds numbers and text, or dates, or has about as many texts as rows; the target
-            is all one value; or no column is left.
+        DataError: a column is missing, holds numbers and text, or dates, or has about as many texts as rows, or whole
+            numbers as identifiers have; the target is all one value; or no column is left.
     """
     names = used_columns(table, asked)
     notes: list[str] = []
-    columns = [one for name in names if (one := _column(table, name, asked, notes)) is not None]
+    plain = plain_numbers(table.frame, set(names) - {*asked.categorical, *asked.number_columns})
+    columns = [
+        column
+        for name in names
+        if (column := Column(name, "number") if name in plain else _column(table, name, asked, notes)) is not None
+    ]
     if not columns:
         raise DataError(f"{table.where}: no column is left to predict {asked.target!r} from")
     task, classes = _task(table, asked, notes)
     notes.insert(0, _described(columns))
-    return Preprocessing(task, tuple(columns), asked.target, classes), notes
+    return Preprocessing(task, tuple(columns), asked.target, classes, unseen=asked.unseen or "error"), notes
 
 
 def used_columns(table: Table, asked: TableOptions) -> list[str]:
@@ -84,23 +99,27 @@ def used_columns(table: Table, asked: TableOptions) -> list[str]:
 
     Raises:
         ConfigError: no target is named.
-        DataError: a named column is missing, or used and dropped.
+        DataError: a named column is missing, or used and dropped, or number and category at once.
     """
-    there = [str(one) for one in table.frame.columns]
+    there = dict.fromkeys(str(one) for one in table.frame.columns)
     if asked.target is None:
         raise ConfigError(
-            f"{table.where}: which column is to be predicted? --target NAME, one of {', '.join(there[:20])}"
+            f"{table.where}: which column is to be predicted? --target NAME, one of {', '.join([*there][:20])}"
         )
     for option, names in (
         ("target", [asked.target]),
-        *(("columns", asked.columns), ("drop", asked.drop), ("categorical", asked.categorical)),
+        *(("columns", asked.columns), ("drop", asked.drop)),
+        *(("categorical", asked.categorical), ("numbers", asked.number_columns)),
     ):
         for name in names:
             if name not in there:
-                hint = suggestion(name, there) or f"; found {', '.join(there[:20])}"
+                hint = suggestion(name, [*there]) or f"; found {', '.join([*there][:20])}"
                 raise DataError(f"{table.where}: no column {name!r} (--{option}){hint}")
-    if both := [name for name in asked.drop if name in asked.columns or name == asked.target]:
+    used = {*asked.columns, asked.target}
+    if both := [name for name in asked.drop if name in used]:
         raise ConfigError(f"--drop {both[0]}: the column is used; leave it out of --columns and --target")
+    if both := [name for name in asked.number_columns if name in asked.categorical]:
+        raise ConfigError(f"--numbers {both[0]}: --categorical names the column too; leave it out of one of them")
     wanted = set(asked.columns or there) - {asked.target, *asked.drop}
     return [name for name in there if name in wanted]
 
@@ -125,12 +144,17 @@ def without_missing(table: Table, names: Sequence[str]) -> tuple[Table, list[str
 def _column(table: Table, name: str, asked: TableOptions, notes: list[str]) -> Column | None:
     """Return what a column is for, or None where it is left out."""
     series = table.frame[name]
-    _refuse_other_types(table, name, f"--drop {name}")
+    is_asked_for = name in asked.number_columns
+    are_dates = holds_dates(series)
+    if are_dates and not is_asked_for and name not in asked.categorical:
+        raise _dates(table, name, f"--drop {name}, or take their days as numbers (--numbers {name})")
+    if not (are_dates and is_asked_for):
+        _refuse_other_types(table, name, f"--drop {name}")
     if series.isna().all():
         raise DataError(f"{table.where}, column {name!r}: no value in any row; --drop {name}")
     absent = int(series.isna().sum())
     is_filled = absent > 0 and asked.missing == "mean"
-    is_number = series.dtype.kind in "iuf" and name not in asked.categorical
+    is_number = is_asked_for or (series.dtype.kind in "iuf" and name not in asked.categorical)
     if series.nunique() == 1 and (not absent or (is_filled and is_number)):
         notes.append(f"column {name!r} is left out: every row has {short(canonical(series.iloc[0]))}")
         return None
@@ -138,21 +162,39 @@ def _column(table: Table, name: str, asked: TableOptions, notes: list[str]) -> C
         instead = "the mean of the training part stands for them" if is_number else "they are a category of their own"
         notes.append(f"column {name!r}: {absent:,} of {len(table):,} values are missing; {instead}")
     if is_number:
-        _note_precision(table, name, notes)
-        return Column(name, "number")
+        column = Column(name, "number", date=are_dates)
+        present = series.dropna()
+        quantities = column_numbers(present, column, Table(table.where, present, table.text).fault, "")
+        if not is_asked_for and (looks := identifier(quantities)):
+            raise DataError(
+                f"{table.where}, column {name!r}: {looks}; leave it out (--drop {name}), or say that it is a quantity "
+                f"(--numbers {name}) or a category (--categorical {name})"
+            )
+        if are_dates:
+            notes.append(f"column {name!r}: dates, as days since 1970-01-01")
+        _note_precision(name, quantities, notes)
+        return column
     if name not in asked.categorical and series.dtype.kind != "b":
         _refuse_mixture(table, name)
+        if (code := leading_zero(series.unique())) is not None:
+            notes.append(f"column {name!r}: a category, as of codes such as {short(code)}; --numbers {name} otherwise")
     advice = f"fill it in, or --drop {name}, or leave such rows out with --missing drop, or see --missing mean"
     values = _categories(table, name, advice, missing=is_filled)
     if len(values) > max(_FEW, len(table) // 2) and name not in asked.categorical:
         raise DataError(
             f"{table.where}, column {name!r}: {len(values):,} different texts in {len(table):,} rows; leave it out "
             f"(--drop {name}), or say that it is a category (--categorical {name})"
+            f"{f' or numbers (--numbers {name})' if leading_zero(values) else ''}"
         )
+    other = OTHER if asked.unseen == "other" else None
+    if other is not None:
+        if OTHER in values:
+            raise DataError(f"{table.where}, column {name!r}: {OTHER!r} is a value, and stands for unseen ones")
+        values = (*values, OTHER)
     role = "one-hot" if len(values) <= MOST_ONE_HOT else "embedding"
     is_text = series.dtype.kind not in "iufb"
     missing = MISSING if is_filled else None
-    return Column(name, "one-hot" if role == "one-hot" else "embedding", values, is_text, missing=missing)
+    return Column(name, "one-hot" if role == "one-hot" else "embedding", values, is_text, missing=missing, other=other)
 
 
 def with_means(known: Preprocessing, table: Table, rows: npt.NDArray[np.int64]) -> Preprocessing:
@@ -161,10 +203,21 @@ def with_means(known: Preprocessing, table: Table, rows: npt.NDArray[np.int64]) 
     Raises:
         DataError: a number is infinite, or those rows have none.
     """
+    means: dict[str, float] = {}
+    for names, values in blocks(table.frame, known.number_columns):
+        chosen = values[:, rows]
+        present = ~np.isnan(chosen)
+        is_sound: Any = present.any(axis=1) & ~(np.abs(values) > np.finfo(np.float32).max).any(axis=1)
+        means |= {
+            name: float(chosen[place, present[place]].mean()) for place, name in enumerate(names) if is_sound[place]
+        }
     columns = []
     for one in known.columns:
-        if one.role == "number":
-            values = numbers(table.frame[one.name], one.name, table.fault, "", mean=0.0)[rows]
+        if one.name in means:
+            one = dataclasses.replace(one, mean=means[one.name])
+        elif one.role == "number":
+            filled = dataclasses.replace(one, mean=0.0)
+            values = column_numbers(table.frame[one.name], filled, table.fault, "")[rows]
             present = table.frame[one.name].notna().to_numpy()[rows]
             if not present.any():
                 raise DataError(f"{table.where}, column {one.name!r}: no value in the training part; --drop {one.name}")
@@ -191,7 +244,7 @@ def _categories(table: Table, name: str, advice: str, missing: bool = False) -> 
 
 
 def _refuse_other_types(table: Table, name: str, advice: str) -> None:
-    """Refuse dates and objects."""
+    """Refuse times and objects."""
     series = table.frame[name]
     if series.dtype.kind in "mMc":
         raise DataError(
@@ -209,17 +262,43 @@ def _refuse_other_types(table: Table, name: str, advice: str) -> None:
             raise table.fault(row, name, f"{short(value)}; expected numbers or texts: {advice}")
 
 
+def _dates(table: Table, name: str, advice: str) -> DataError:
+    series = table.frame[name].dropna()
+    kind = "" if series.dtype.kind == "O" or isinstance(series.iloc[0], str) else f" ({series.dtype})"
+    return DataError(
+        f"{table.where}, column {name!r}: holds dates{kind}, such as {short(str(series.iloc[0]))}; expected numbers or "
+        f"texts: {advice}"
+    )
+
+
 def _refuse_mixture(table: Table, name: str) -> None:
-    """Refuse texts of which some are numbers."""
+    """Refuse texts of which some are numbers, unless all are and some begin with a zero, as codes do."""
     import pandas
 
     present = table.frame[name].dropna()
-    is_number = pandas.to_numeric(present.astype(str), errors="coerce").notna().to_numpy()
+    places, distinct = present.factorize()  # few long texts may stand in many rows
+    of_distinct = pandas.to_numeric(pandas.Series(list(map(str, distinct))), errors="coerce").notna().to_numpy()
+    is_number = of_distinct[places]
+    others = [text for text, is_one in zip(distinct, of_distinct, strict=True) if not is_one]
+    if others and all(decimal_comma([text]) for text in others):
+        comma = others[0]
+        first = int((~is_number).argmax())
+        row = int(np.flatnonzero(table.frame[name].notna().to_numpy())[first])
+        count = int((~is_number).sum())
+        raise table.fault(
+            row,
+            name,
+            f"{short(comma)}, a number with a comma ({count} in all); write decimals with a point and thousands "
+            f"without a comma, or --categorical {name}",
+        )
     if not is_number.any():
         return
     if is_number.all():
+        if leading_zero(present.unique()) is not None:
+            return
         raise DataError(
-            f"{table.where}, column {name!r}: holds numbers as text; store them as numbers, or --categorical {name}"
+            f"{table.where}, column {name!r}: holds numbers as text; store them as numbers, or --numbers {name}, or "
+            f"--categorical {name}"
         )
     # Whichever is rare is the mistake.
     odd = is_number if is_number.mean() < 0.5 else ~is_number
@@ -232,12 +311,9 @@ def _refuse_mixture(table: Table, name: str) -> None:
     )
 
 
-def _note_precision(table: Table, name: str, notes: list[str]) -> None:
+def _note_precision(name: str, values: npt.NDArray[np.float64], notes: list[str]) -> None:
     """Note numbers that float32 does not tell apart."""
-    values = table.frame[name].dropna().to_numpy(dtype=np.float64)
     largest = float(np.abs(values).max())
-    if not np.isfinite(largest) or largest > np.finfo(np.float32).max:
-        return  # refused when it is encoded
     step, deviation = float(np.spacing(np.float32(largest))), float(values.std())
     if step > 0.01 * deviation > 0:
         notes.append(
@@ -250,6 +326,8 @@ def _task(table: Table, asked: TableOptions, notes: list[str]) -> tuple[Task, tu
     """Return what is learned, and the names of the classes."""
     name = str(asked.target)
     series = table.frame[name]
+    if holds_dates(series) and name not in asked.categorical:
+        raise _dates(table, name, f"choose another --target, or make numbers of it, or --categorical {name}")
     _refuse_other_types(table, name, "choose another --target")
     is_number = series.dtype.kind in "iuf"
     if is_number and (asked.task == "regression" or series.nunique() > 2):

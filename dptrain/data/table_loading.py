@@ -10,8 +10,8 @@ import numpy.typing as npt
 from dptrain.comm.base import Communicator
 from dptrain.data.holdout import split_rows
 from dptrain.data.loading import LoadedData, Split
-from dptrain.data.preprocessing import Preprocessing
-from dptrain.data.raw import cut_off, require_part, share
+from dptrain.data.preprocessing import Preprocessing, Unseen
+from dptrain.data.raw import RawSamples, cut_off, require_part, share
 from dptrain.data.sources import DEFAULT_MAX_BYTES, check_declared
 from dptrain.data.table_columns import TableOptions, learn, used_columns, with_means, without_missing
 from dptrain.data.tables import Table, read_table
@@ -69,7 +69,13 @@ class _TableFiles:
 
     @cached_property
     def _train(self) -> Table:
-        table = read_table(self._path, text_columns=self._asked.categorical, max_bytes=self._max_bytes)
+        asked = self._asked
+        table = read_table(
+            self._path,
+            text_columns=asked.categorical,
+            number_columns=asked.number_columns,
+            max_bytes=self._max_bytes,
+        )
         return self._cleaned(table, [*used_columns(table, self._asked), str(self._asked.target)])
 
     @cached_property
@@ -98,8 +104,7 @@ class _TableFiles:
         x, y = self._encoded(self._train)
         if self._asked.test is None:
             return cut_off(x, y, self._asked.test_split)
-        texts = [one.name for one in self.known.columns if one.text]
-        table = read_table(self._asked.test, text_columns=texts, max_bytes=self._max_bytes)
+        table = _read_known(self._asked.test, self.known, self._max_bytes)
         names = [*(one.name for one in self.known.columns), str(self.known.target)]
         self.known.require_columns(table.frame, table.where, names)
         return [x, y, *self._encoded(self._cleaned(table, names))]
@@ -118,9 +123,20 @@ class _TableFiles:
         return x, self.known.targets(table.frame, table.where, table.fault)
 
 
+def _read_known(path: str, known: Preprocessing, max_bytes: int) -> Table:
+    """Read a table whose columns are known."""
+    numbers = known.number_columns + ([str(known.target)] if known.task == "regression" else [])
+    return read_table(path, text_columns=known.text_columns, number_columns=numbers, max_bytes=max_bytes)
+
+
 def encode_file(
-    path: str, known: Preprocessing, comm: Communicator, *, max_bytes: int = DEFAULT_MAX_BYTES
-) -> tuple[Array, Array | None]:
+    path: str,
+    known: Preprocessing,
+    comm: Communicator,
+    *,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    unseen: Unseen | None = None,
+) -> RawSamples:
     """Return x of a table for a model that is there already, and y where the table has the target. Collective.
 
     Args:
@@ -128,21 +144,21 @@ def encode_file(
         known: the model's.
         comm: the ranks.
         max_bytes: the largest that the file's content, and x, may be.
+        unseen: as `Preprocessing.encode`.
 
     Returns:
-        (rows, features) and (rows,); one copy a node.
+        One copy a node.
 
     Raises:
         AgreedError: on every rank, whatever was wrong on any.
     """
 
     def make() -> list[Array]:
-        texts = [one.name for one in known.columns if one.text]
-        table = read_table(path, text_columns=texts, max_bytes=max_bytes)
+        table = _read_known(path, known, max_bytes)
         check_declared(table.where, (len(table), *known.sample_shape), 4, max_bytes)
-        x = known.encode(table.frame, table.where, table.fault)
+        x = known.encode(table.frame, table.where, table.fault, unseen=unseen)
         has_target = known.target in table.frame.columns
         return [x, known.targets(table.frame, table.where, table.fault)] if has_target else [x]
 
     x, *rest = share(comm, make)
-    return x, rest[0] if rest else None
+    return RawSamples(x, rest[0] if rest else None)

@@ -15,12 +15,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from dptrain.data.parquet import read_parquet
 from dptrain.data.preprocessing import MAX_COLUMNS
 from dptrain.data.sources import DEFAULT_MAX_BYTES, GZIP_PADDING, format_bytes, stream_errors
+from dptrain.data.table_codes import leading_zero, may_have_leading_zeros
 from dptrain.errors import ConfigError, DataError
 from dptrain.runtime.extras import pip_install
 from dptrain.runtime.files import open_regular
-from dptrain.runtime.text import one_line, short
+from dptrain.runtime.text import one_line
 
 TEXT_ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 PARQUET_ENDINGS = (".parquet", ".pq")
@@ -140,13 +142,20 @@ class Text:
 
 
 def read_table(
-    path: str | os.PathLike[str], *, text_columns: Sequence[str] = (), max_bytes: int = DEFAULT_MAX_BYTES
+    path: str | os.PathLike[str],
+    *,
+    text_columns: Sequence[str] = (),
+    number_columns: Sequence[str] = (),
+    max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> Table:
     """Read a table.
 
+    Columns with a cell such as 007 stay text, whatever the format.
+
     Args:
         path: of one of `ENDINGS`.
-        text_columns: whose cells a text file's are taken as they stand, so that "007" is not 7.
+        text_columns: of a text file, whose cells are taken as they stand, so that "7.0" is not 7.
+        number_columns: whose texts, if all are numbers, become these, so that "007" is 7.
         max_bytes: the largest that its content, decompressed, may be.
 
     Raises:
@@ -156,9 +165,10 @@ def read_table(
     where = str(path)
     with stream_errors(where), open_regular(Path(path)) as file:
         if where.lower().endswith(PARQUET_ENDINGS):
-            table = Table(where, _read_parquet(where, file, max_bytes))
+            table = Table(where, read_parquet(where, file, max_bytes))
         else:
-            table = _read_text(where, _content(where, file, max_bytes), text_columns)
+            table = _read_text(where, _content(where, file, max_bytes), text_columns, number_columns)
+    _make_numbers(table.frame, number_columns)
     if not len(table):
         raise DataError(f"{where}: no rows; expected at least one below the header")
     return table
@@ -170,6 +180,16 @@ def _pandas() -> Any:
     except ImportError:
         raise ConfigError(f"tables need pandas: {pip_install('tables')}") from None
     return pandas
+
+
+def _make_numbers(frame: Any, columns: Sequence[str]) -> None:
+    """Make numbers of those columns whose texts are numbers."""
+    kinds = {str(name): dtype.kind for name, dtype in zip(frame.columns, frame.dtypes, strict=True)}
+    for name in columns:
+        if kinds.get(name, "f") not in "iufbmMc":
+            found = _pandas().to_numeric(frame[name], errors="coerce")
+            if found.isna().equals(frame[name].isna()):
+                frame[name] = found
 
 
 def _content(where: str, file: Any, max_bytes: int) -> bytes:
@@ -194,25 +214,46 @@ def _content(where: str, file: Any, max_bytes: int) -> bytes:
     return content
 
 
-def _read_text(where: str, content: bytes, text_columns: Sequence[str]) -> Table:
-    pandas = _pandas()
-    first = content.split(b"\n", 1)[0]
-    separator = "\t" if ".tsv" in where.lower() else ","
-    if separator == "," and b"," not in first and b";" in first:
-        separator = ";"
+def _read_text(where: str, content: bytes, text_columns: Sequence[str], number_columns: Sequence[str]) -> Table:
+    separator = _separator(where, content)
     text = Text(where, content, separator)
     names = text.header()
+    frame = _parsed(text, names, {name: str for name in text_columns if name in names})
+    # Where a row has fewer fields the last are missing; one more that is empty is dropped.
+    separators = (len(frame) + 1) * (len(names) - 1)
+    if content.count(separator.encode()) != separators or frame.iloc[:, -1].isna().any():
+        text.require_even(len(names))
+    frame.columns = names
+    if may_have_leading_zeros(content, separator):
+        _restore_leading_zeros(text, frame, number_columns)
+    return Table(where, frame, text)
+
+
+def _separator(where: str, content: bytes) -> str:
+    """Return what separates the names of a header: what the file's name says, or else what is there."""
+    header = content.split(b"\n", 1)[0].decode(errors="replace")
+    usual = "\t" if ".tsv" in where.lower() else ","
+    return next((character for character in (usual, *",;\t") if character in header), usual)
+
+
+def _parsed(text: "Text", names: list[str], types: dict[str, Any]) -> Any:
+    """Return a text file as a frame.
+
+    Raises:
+        DataError: it is no table.
+    """
+    pandas, where, content = _pandas(), text.where, text.content
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pandas.errors.ParserWarning)
-            frame = pandas.read_csv(
+            return pandas.read_csv(
                 io.BytesIO(content),
-                sep=separator,
+                sep=text.separator,
                 encoding="utf-8",
                 skipinitialspace=True,
                 low_memory=False,
                 index_col=False,  # or fields beyond the header would be an index
-                dtype={name: str for name in text_columns if name in names},
+                dtype=types,
             )
     except UnicodeDecodeError:
         raise _not_utf8(where, content) from None
@@ -222,12 +263,19 @@ def _read_text(where: str, content: bytes, text_columns: Sequence[str]) -> Table
         text.require_even(len(names))
         quote = 'a quote (") opens and does not close: ' if "EOF inside string" in str(error) else ""
         raise DataError(f"{where}: {quote}{one_line(error)}") from None
-    # Where a row has fewer fields the last are missing; one more that is empty is dropped.
-    separators = (len(frame) + 1) * (len(names) - 1)
-    if content.count(separator.encode()) != separators or frame.iloc[:, -1].isna().any():
-        text.require_even(len(names))
-    frame.columns = names
-    return Table(where, frame, text)
+
+
+def _restore_leading_zeros(text: "Text", frame: Any, number_columns: Sequence[str]) -> None:
+    """Put the texts of columns with a cell such as 007, which were read as numbers, in their place."""
+    names = list(frame.columns)
+    read = [name for name in names if name not in number_columns and frame[name].dtype.kind in "iuf"]
+    if not read:
+        return
+    texts = _parsed(text, names, dict.fromkeys(read, str))
+    texts.columns = names
+    for name in read:
+        if leading_zero(texts[name].unique()):
+            frame[name] = texts[name]
 
 
 def _not_utf8(where: str, content: bytes) -> DataError:
@@ -238,46 +286,6 @@ def _not_utf8(where: str, content: bytes) -> DataError:
             wrong = line[error.start : error.start + 1].hex()
             return DataError(f"{where}, row {number}: byte {wrong} is not UTF-8; save the file as 'CSV UTF-8'")
     return DataError(f"{where}: not UTF-8; save the file as 'CSV UTF-8'")
-
-
-def _read_parquet(where: str, file: Any, max_bytes: int) -> Any:
-    pandas = _pandas()
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise ConfigError(f"Parquet needs pyarrow: {pip_install('tables')}") from None
-    try:
-        opened = parquet.ParquetFile(file)
-        about, schema = opened.metadata, opened.schema_arrow
-        stored = sum(about.row_group(group).total_byte_size for group in range(about.num_row_groups))
-        # Repeated values are stored once: what they become is a number or a code a cell.
-        declared = max(stored, about.num_rows * max(len(schema), 1) * 8)
-        if declared > max_bytes:
-            found, bound = format_bytes(declared), format_bytes(max_bytes)
-            raise DataError(f"{where}: declared {found} > max_bytes = {bound}; raise --data.max_bytes")
-        if len(schema) > MAX_COLUMNS:
-            raise DataError(f"{where}: {len(schema)} columns, at most {MAX_COLUMNS} are read")
-        texts = [
-            one.name for one in schema if pyarrow.types.is_string(one.type) or pyarrow.types.is_large_string(one.type)
-        ]
-        for one in schema:
-            if pyarrow.types.is_nested(one.type):
-                raise DataError(f"{where}, column {one.name!r}: holds {one.type}; expected numbers, texts and booleans")
-        file.seek(0)
-        table = parquet.ParquetFile(file, read_dictionary=texts).read()
-        frame = table.to_pandas()
-    except (pyarrow.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise DataError(f"{where}: no Parquet file, or damaged ({one_line(error)[:200]})") from None
-    frame = frame.reset_index(drop=True) if isinstance(frame.index, pandas.RangeIndex) else frame.reset_index()
-    names = [str(one) for one in frame.columns]
-    for name in names:
-        if names.count(name) > 1:
-            raise DataError(f"{where}: {names.count(name)} columns are called {short(name)}; rename one")
-    frame.columns = names
-    return frame
 
 
 def _is_number(text: str) -> bool:

@@ -8,6 +8,7 @@ from dptrain import constraints, initializers, ops, regularizers
 from dptrain.layers.arguments import positive
 from dptrain.layers.base import ConstraintArgument, InitializerArgument, Layer, RegularizerArgument
 from dptrain.ops.indexing import take_rows
+from dptrain.program.absent_rows import absent_row
 from dptrain.program.tensor import Tensor
 
 
@@ -79,6 +80,12 @@ class Embedding(Layer):
         return {"input_dim": self.input_dim, **super()._get_own_config()}
 
     def call(self, inputs: Tensor) -> Tensor:
-        """Return (rows, ..., output_dim)."""
+        """Return (rows, ..., output_dim).
+
+        Raises:
+            DataError: an id is no row of the table.
+        """
         places = inputs if inputs.dtype.kind in "iu" else ops.cast(inputs, np.int32)
+        if places.value is not None and (error := absent_row(str(self.name), self.input_dim, places.value)) is not None:
+            raise error
         return ops.cast(take_rows(self.embeddings, places), self.compute_dtype)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from dptrain.comm.base import Communicator
-from dptrain.errors import ConfigError
+from dptrain.errors import ConfigError, DataError
+from dptrain.program.absent_rows import OUTSIDE, find_absent_row
 from dptrain.program.context import WATCH
 from dptrain.program.memory import Arena, aligned, nbytes
 from dptrain.program.mesh import ALL_REDUCE, OWN_PART, PlacedProgram, constant_of, own_part
@@ -91,6 +92,7 @@ class _Step:
         first_row: int,
         comm: Communicator | None,
     ) -> None:
+        self._program = program
         self._rows, self._first_row, self._comm = program.rows if rows is None else rows, first_row, comm
         self.values: dict[Tensor, Array] = {one: state[variable] for variable, one in program.state.items()}
         for name, one in program.inputs.items():
@@ -109,6 +111,12 @@ class _Step:
                 self.values[one] = constant_of(one, self._rows, program.rows)
         for one in _written(program):
             self.values[one] = aligned(local(one.shape, self._rows), one.dtype)
+
+    def absent_row(self) -> DataError | None:
+        """Return the error that names a row that a table does not have, after an execution that has met it."""
+        program = self._program
+        given = {one: self.values[one] for one in (*program.inputs.values(), *program.state.values())}
+        return find_absent_row(program, given, self._rows, self._first_row)
 
     @np.errstate(all="ignore")  # infinities and NaNs are results, as on a GPU
     def execute(self) -> None:
@@ -223,11 +231,17 @@ class Executable:
 
         Args:
             starts: where in the array `ROWS` each step's rows begin.
+
+        Raises:
+            DataError: a step asks for rows that a table does not have.
         """
         values = self._step.values
         for number, start in enumerate(starts, 1):
             self._window[...] = self._order[start : start + len(self._window)]
-            self._step.execute()
+            try:
+                self._step.execute()
+            except IndexError:
+                raise self._step.absent_row() or DataError(OUTSIDE) from None
             if number == len(starts):  # before the state changes, whose old value an output may be
                 self.outputs = {name: values[one].copy() for name, one in self._program.outputs.items()}
             new = {variable: self._own(one) for variable, one in self._program.updates.items()}

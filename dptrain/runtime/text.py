@@ -10,12 +10,19 @@ def short(value: Any) -> str:
         text = " ".join(repr(value).split())
     except RecursionError:
         return "something nested too deeply"
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        return f"a {type(value).__name__} with too many digits"
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def one_line(error: object) -> str:
     """Return the text of an error on one line."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def no_formula(text: str) -> str:
+    """Return a cell's text; one that a spreadsheet would execute as a formula behind an apostrophe, which it hides."""
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -11,7 +11,7 @@ from dptrain.runtime.files import open_regular
 from dptrain.runtime.text import one_line
 
 # Of a file: far above any plan of a sweep, and read in seconds.
-MAX_BYTES, _MAX_VALUES, _MAX_DEPTH = 1 << 18, 100_000, 100
+MAX_BYTES, _MAX_VALUES, _MAX_DEPTH, _MAX_BITS = 1 << 18, 100_000, 100, 4096
 
 
 def read_mapping(path: Path, option: str) -> dict[str, Any]:
@@ -84,6 +84,16 @@ class _StrictLoader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} appears twice", key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+def _whole_number(loader: _StrictLoader, node: yaml.ScalarNode) -> int:
+    number: int = loader.construct_yaml_int(node)
+    if number.bit_length() > _MAX_BITS:  # Python prints none of more than 4,300 digits
+        raise yaml.constructor.ConstructorError(None, None, "an integer of too many digits", node.start_mark)
+    return number
+
+
+_StrictLoader.add_constructor("tag:yaml.org,2002:int", _whole_number)
 
 
 def _count(node: yaml.Node, counted: dict[yaml.Node, int]) -> int:

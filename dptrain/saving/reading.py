@@ -139,8 +139,13 @@ def reading(where: str) -> Iterator[None]:
         raise DataError(f"{where}: {error}") from error
     except ConfigError as error:
         raise DataError(f"{where}: {error}") from error
-    except FileNotFoundError:
-        raise DataError(f"{where}: not found") from None
+    except FileNotFoundError as error:
+        # In a folder that is there, one of its files may be what is not: a shard of a checkpoint.
+        within = isinstance(error.filename, str) and Path(error.filename).name != Path(where).name
+        missing = within and os.path.isdir(where)
+        raise DataError(
+            f"{where}: damaged: {Path(error.filename).name} is missing" if missing else f"{where}: not found"
+        ) from None
     except OSError as error:
         if error.errno is not None:
             raise DataError(f"{where}: cannot be read ({error.strerror or one_line(error)})") from error

@@ -16,6 +16,7 @@ from dptrain.callbacks import Callback, Logs
 from dptrain.data.holdout import fold_rows
 from dptrain.errors import ConfigError, ExitCode, PreemptedError
 from dptrain.models import Model
+from dptrain.program import tree
 from dptrain.runtime.checked import NotValidError, checked
 from dptrain.runtime.failure import leave, phase
 from dptrain.runtime.text import short
@@ -90,7 +91,7 @@ def sweep(
             packs, which compute beside each other; False: each run has a stream of its own.
         folds: cross-validation: every trial and seed is trained on all but one of so many parts of x and y, once for
             each, and validated on that. Rows with integer labels are dealt out class by class; each seed cuts folds of
-            its own. Intervals allow for what trainings have in common, see `dptrain.sweeps.statistics.widening`.
+            its own. Intervals allow for what trainings have in common, see `dptrain.sweeps.intervals.widening`.
         test_data: (x, y) that decide nothing: evaluated once, by the final models of the best trial, in the end.
         keep: whose models stay in `out` as `.keras` files: "best" for the best trial's, "all" or "none"; None for the
             best trial's, where h5py is installed.
@@ -209,6 +210,11 @@ class _Recipe(Recipe):
             raise ConfigError(f"test_data: expected (x, y), found {type(test).__name__}")
         if folds > 1:
             _check_folded(folds, x, y, {*fit, *space.fields})
+        self.test_samples = _rows(test[0]) if self.has_test else None
+        if folds > 1:
+            self.validation_samples = _rows(x)
+        elif "validation_split" not in space.fields:
+            self.validation_samples = _validation_rows(x, fit)
         self._builder, self._x, self._y, self._fit = Builder(build_model), x, y, dict(fit)
         self._callbacks = callbacks or (lambda: ())
         require_function("callbacks", self._callbacks)
@@ -245,6 +251,25 @@ class _Recipe(Recipe):
         found = model.evaluate(x=self._test[0], y=self._test[1], verbose=0, return_dict=True)
         assert isinstance(found, dict)
         return found
+
+    def test_arrays(self) -> tuple[Any, Any]:
+        """Return `test_data`."""
+        return self._test[0], self._test[1]
+
+
+def _rows(x: Any) -> int | None:
+    """Return how many samples inputs hold; None where only reading them would tell."""
+    arrays = tree.leaves(x)
+    return len(arrays[0]) if arrays and all(map(is_array, arrays)) else None
+
+
+def _validation_rows(x: Any, fit: Mapping[str, Any]) -> int | None:
+    """Return on how many samples `fit` validates; None where only reading them would tell."""
+    held = fit.get("validation_data")
+    if isinstance(held, tuple | list) and held:
+        return _rows(held[0])
+    rows, fraction = _rows(x), fit.get("validation_split")
+    return rows - int(rows * (1 - fraction)) if rows and isinstance(fraction, float) and 0 < fraction < 1 else None
 
 
 def _check_folded(folds: int, x: Any, y: Any, given: Collection[str]) -> None:

@@ -68,6 +68,7 @@ class SweepDirectory:
         runs: that have come up, in the order in which they did.
         endings: of segments, in the order in which they came.
         tested: number of a run -> metrics of its model on the test set.
+        draws: number of a run -> the sweep's metric of its model on samples drawn of the test set.
         begin_again: how many runs had come to their end and are trained again from the first epoch.
 
     Raises:
@@ -83,6 +84,7 @@ class SweepDirectory:
         self.runs: list[Run] = []
         self.endings: list[Ending] = []
         self.tested: dict[int, dict[str, float]] = {}
+        self.draws: dict[int, list[float]] = {}
         self.begin_again = 0
         # Of each run whose state is there.
         self._states: dict[int, _State] = {}
@@ -171,15 +173,22 @@ class SweepDirectory:
         self._journal.sync()
         self.runs += runs
 
-    def add_test(self, run: Run, metrics: Mapping[str, float]) -> None:
+    def add_test(self, run: Run, metrics: Mapping[str, float], draws: Sequence[float] = ()) -> None:
         """Write what a run's model, which has come to its end, makes of the test set.
+
+        Args:
+            run: the model's.
+            metrics: on the test set.
+            draws: the sweep's metric on samples that were drawn of it, as `resampling` says; none where nobody drew.
 
         Raises:
             OutputError: it cannot be written.
         """
-        self._journal.add(lines.encode({"kind": "test", "run": run.number, "metrics": _standard(metrics)}))
+        drawn = {"draws": [_number(value) for value in draws]} if draws else {}
+        self._journal.add(lines.encode({"kind": "test", "run": run.number, "metrics": _standard(metrics), **drawn}))
         self._journal.sync()
         self.tested[run.number] = dict(metrics)
+        self.draws[run.number] = list(draws)
 
     def add_epoch(self, run: Run, epoch: int, logs: Mapping[str, Any]) -> None:
         """Write an epoch's logs; they survive the end of this process, and once the run has an ending a power cut too.
@@ -350,6 +359,7 @@ class SweepDirectory:
         ]
         self.endings = [event.ending for _, event in kept if event.ending is not None]
         self.tested = {event.test[0]: event.test[1] for _, event in kept if event.test is not None}
+        self.draws = {event.test[0]: event.test[2] for _, event in kept if event.test is not None}
         # The journal first: whatever happens after that, what it says is there.
         self._rewrite(_JOURNAL, [line for line, _ in kept])
         self._keep_epochs({ending.run.number: ending.epochs for ending in self.endings})
@@ -428,7 +438,7 @@ class _Event:
     ending: Ending | None = None
     state: _State | None = None
     runs: tuple[Run, ...] = ()
-    test: tuple[int, dict[str, float]] | None = None
+    test: tuple[int, dict[str, float], list[float]] | None = None
 
     @property
     def is_paused(self) -> bool:
@@ -450,7 +460,8 @@ class _Event:
         if fields["kind"] == "runs":
             return _Event(runs=tuple(to_run([int(value) for value in fact]) for fact in fields["runs"]))
         if fields["kind"] == "test":
-            return _Event(test=(int(fields["run"]), _metrics(fields)))
+            draws = _metrics({"metrics": dict(enumerate(fields.get("draws", [])))})
+            return _Event(test=(int(fields["run"]), _metrics(fields), list(draws.values())))
         if fields["kind"] != "ending":
             raise ValueError(f"unknown kind {fields['kind']!r}")
         ending = Ending(

@@ -211,6 +211,8 @@ def execute(
         keep=asked.keep,
         keeps_states=asked.keep != "none" or recipe.has_test,
         seconds=asked.options.max_time,
+        validation_samples=recipe.validation_samples,
+        test_samples=recipe.test_samples,
     )
     capacities = gather(ranks, capacity)
     about = {
@@ -249,7 +251,7 @@ def execute(
             models: Sequence[str] = ()
             if stopped is None:
                 phase.enter("evaluation")
-                models = finish(directory, recipe, plan.keep, best_trial(directory, plan))
+                models = finish(directory, recipe, plan.keep, best_trial(directory, plan), plan.metric)
             return asdict(report(directory, models, stopped))
 
     found = ranks.agree("output", end)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from dptrain.sweeps import formatting
 from dptrain.sweeps.drawing import BLUE, ORANGE, Width, draw, label, log_if_wide, make_figure
 from dptrain.sweeps.fields import Field, is_number, is_wide
+from dptrain.sweeps.intervals import mean_and_interval
 from dptrain.sweeps.records import Ending, Trial
-from dptrain.sweeps.statistics import Mode, Summary, mean_and_interval, rank, values_by_seed
+from dptrain.sweeps.statistics import Mode, Summary, rank, values_by_seed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -65,12 +65,13 @@ def _one_sentence(summary: Summary, setting: Mapping[str, Any], metric: str) -> 
     which = f"The one setting ({formatting.described(setting)})" if setting else "The one setting"
     if not summary.complete:
         which += f", not trained to its end with every seed ({formatting.counted(summary.epochs_trained, 'epoch')}),"
+    spread = formatting.mean_interval(summary.ci_low, summary.ci_high, summary.n, summary.covers)
     if summary.n == 1:
-        return f"{which} has one run with a value: {metric} {formatting.number(summary.mean)}, without an interval."
+        behind = f" ({spread})" if summary.covers else ", without an interval"
+        return f"{which} has one run with a value: {metric} {formatting.number(summary.mean)}{behind}."
     return (
-        f"{which} has a mean of {metric} of {formatting.number(summary.mean)} (95 % interval "
-        f"{formatting.interval(summary.ci_low, summary.ci_high)}, n = {summary.n}); single seeds deviate from it by "
-        f"{formatting.number(summary.std)} (standard deviation)."
+        f"{which} has a mean of {metric} of {formatting.number(summary.mean)} ({spread}); single seeds deviate from it "
+        f"by {formatting.number(summary.std)} (standard deviation)."
     )
 
 
@@ -82,9 +83,7 @@ def _best_sentence(best: Summary, settings: Mapping[int, Mapping[str, Any]], met
         if best.complete
         else f"the best mean so far (no trial is complete; {best.epochs_trained} epochs)"
     )
-    spread = "one run, so no interval"
-    if best.n > 1:
-        spread = f"95 % interval {formatting.interval(best.ci_low, best.ci_high)}, n = {best.n}"
+    spread = formatting.mean_interval(best.ci_low, best.ci_high, best.n, best.covers)
     text = f"{name} has {where} of {metric}: {formatting.number(best.mean)} ({spread})."
     if best.failed and best.complete:
         text += f" But {formatting.counted(best.failed, 'run')} of it failed, and no complete trial lost fewer."

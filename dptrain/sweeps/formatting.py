@@ -4,15 +4,18 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dptrain.runtime.text import no_formula
+
 
 def cell(value: Any) -> str:
     """Return a value as a table for machines holds it: text as it is, nothing for None, all else as JSON.
 
-    JSON writes a float with as many digits as give the same float back.
+    JSON writes a float with as many digits as give the same float back. A text that a spreadsheet would take for a
+    formula has an apostrophe before it.
     """
     if value is None:
         return ""
-    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+    return no_formula(value) if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
 
 
 def described(setting: Mapping[str, Any]) -> str:
@@ -24,7 +27,7 @@ def brief(value: Any) -> str:
     """Return a swept value for people: a float to 5 significant digits."""
     if isinstance(value, float):
         return number(value)
-    return "none" if value is None else cell(value)
+    return "none" if value is None else value if isinstance(value, str) else cell(value)
 
 
 def ends(names: Sequence[str]) -> list[str]:
@@ -39,8 +42,19 @@ def number(value: float | None) -> str:
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """Return an interval as '0.97 to 0.98', or a dash where there is none."""
-    return "-" if low is None or high is None else f"{number(low)} to {number(high)}"
+    """Return an interval as '0.97 to 0.98', with as many digits as show its width; a dash where it has none."""
+    if low is None or high is None or low == high:
+        return "-"
+    digits = next((digits for digits in range(5, 17) if f"{low:.{digits}g}" != f"{high:.{digits}g}"), 17)
+    return f"{low:.{digits}g} to {high:.{digits}g}"
+
+
+def mean_interval(low: float | None, high: float | None, n: int, covers: str) -> str:
+    """Return what stands behind a mean of n runs in brackets: its interval, what that covers, and n."""
+    if low is None or high is None:
+        return f"the same with every seed, so no interval; n = {n}" if n > 1 else "one run, so no interval"
+    only = ", one run" if covers == "samples alone" else f", n = {n}"
+    return f"95 % interval {interval(low, high)} over {covers}{only}"
 
 
 def shortened(text: str, length: int) -> str:

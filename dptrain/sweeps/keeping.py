@@ -10,6 +10,7 @@ from dptrain.saving.keras_h5 import h5py_module
 from dptrain.saving.state import decode, restore
 from dptrain.sweeps.directory import SweepDirectory
 from dptrain.sweeps.records import Ending, Run, Status, Trial
+from dptrain.sweeps.resampling import resampled
 from dptrain.sweeps.statistics import Mode, Summary, last_endings, rank, summarize
 from dptrain.sweeps.training import Recipe, Slot
 
@@ -73,7 +74,7 @@ class Keeping:
                     self._directory.release(other.run)
 
 
-def finish(directory: SweepDirectory, recipe: Recipe, keep: Keep, best: int | None) -> list[str]:
+def finish(directory: SweepDirectory, recipe: Recipe, keep: Keep, best: int | None, metric: str) -> list[str]:
     """Write models of runs that are done, and evaluate those of the best trial on the test set, each once.
 
     Args:
@@ -81,6 +82,7 @@ def finish(directory: SweepDirectory, recipe: Recipe, keep: Keep, best: int | No
         recipe: that the runs were trained by.
         keep: whose models are written; the states of the others go.
         best: the best trial's number; None where no trial has come to its end.
+        metric: log key that trials are judged by.
 
     Returns:
         The files of models that there are, relative to the directory.
@@ -98,13 +100,15 @@ def finish(directory: SweepDirectory, recipe: Recipe, keep: Keep, best: int | No
             if is_kept:
                 kept.append(run)
             if directory.has_state(run) and (is_kept or not is_tested):
-                _finish_run(directory, recipe, run, slot, is_tested, is_kept)
+                _finish_run(directory, recipe, run, slot, is_tested, is_kept, metric.removeprefix("val_"))
             if not is_kept:
                 directory.release(run)
     return directory.keep_models(kept)
 
 
-def _finish_run(directory: SweepDirectory, recipe: Recipe, run: Run, slot: Slot, tested: bool, kept: bool) -> None:
+def _finish_run(
+    directory: SweepDirectory, recipe: Recipe, run: Run, slot: Slot, tested: bool, kept: bool, metric: str
+) -> None:
     """Make a run's model of its state; write and evaluate it where that is not done yet."""
     is_to_write = kept and not directory.has_model(run)
     if tested and not is_to_write:
@@ -114,7 +118,9 @@ def _finish_run(directory: SweepDirectory, recipe: Recipe, run: Run, slot: Slot,
     try:
         restore(model, decode(directory.state(run), f"the state of run {run.number}")[1])
         if not tested:
-            directory.add_test(run, recipe.test(model))
+            logs = recipe.test(model)
+            draws = resampled(model, *recipe.test_arrays(), metric) if metric in logs else []
+            directory.add_test(run, logs, draws)
         if is_to_write:
             model._require_weights()
             directory.add_model(run, keras_zip.encode(model))

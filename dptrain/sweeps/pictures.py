@@ -20,15 +20,12 @@ from dptrain.sweeps.drawing import (
     names_title,
     trial_name,
 )
+from dptrain.sweeps.intervals import CONFIDENCE, Bounds, bounds_of, mean_and_interval
 from dptrain.sweeps.pareto import Front, on_front
 from dptrain.sweeps.records import Ending, Trial
 from dptrain.sweeps.statistics import (
-    CONFIDENCE,
-    Bounds,
     Mode,
     Summary,
-    bounds_of,
-    mean_and_interval,
     rank,
     values_by_seed,
 )

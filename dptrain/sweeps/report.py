@@ -12,20 +12,20 @@ from typing import Any
 
 from dptrain.runtime.extras import pip_install
 from dptrain.runtime.files import write_atomically
+from dptrain.runtime.text import no_formula
 from dptrain.sweeps import drawing, field_pictures, formatting, importance, pictures
 from dptrain.sweeps.fields import Field, listed_values, swept_fields
 from dptrain.sweeps.findings import sentences
+from dptrain.sweeps.intervals import UNBOUNDED, bounds_of, counts_samples
 from dptrain.sweeps.page import figure, page, table
 from dptrain.sweeps.pareto import Front
 from dptrain.sweeps.records import Ending, Trial
 from dptrain.sweeps.statistics import (
     EFFECTS,
     SIGNIFICANCE,
-    UNBOUNDED,
     Comparison,
     Mode,
     Summary,
-    bounds_of,
     compare,
     effect_in_words,
     failure,
@@ -68,7 +68,7 @@ def write_trials_csv(
     of_trial = {summary.trial: summary for summary in summaries}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["trial", *fields, *MEASURES, *([] if front is None else front.names)])
+    writer.writerow(["trial", *map(no_formula, fields), *MEASURES, *([] if front is None else front.names)])
     for trial in trials:
         summary = of_trial[trial.number]
         setting = [formatting.cell(trial.setting.get(field)) for field in fields]
@@ -86,6 +86,7 @@ def write_report(
     *,
     metric: str,
     mode: Mode,
+    samples: int | None = None,
     fields: Sequence[str],
     facts: Mapping[str, Any],
     space: Mapping[str, Any] | None = None,
@@ -105,6 +106,7 @@ def write_report(
         epochs: objects as in results.jsonl, with "trial", "run", "epoch" and metrics; read once.
         metric: the log key that trials are judged by.
         mode: whether more of it is better ("max") or less ("min").
+        samples: as `summarize`.
         fields: the swept fields, in the order to show them.
         facts: what else to show: versions, devices, the command.
         space: what was swept, as `swept_fields`.
@@ -117,7 +119,7 @@ def write_report(
         ConfigError: a run's logs have no such metric; SciPy is missing.
         OutputError: the file cannot be written.
     """
-    summaries = summarize(trials, endings, metric, mode)
+    summaries = summarize(trials, endings, metric, mode, samples)
     comparisons = compare(summaries, endings, metric, mode)
     swept = swept_fields(space, trials, fields)
     found = [*sentences(trials, summaries, comparisons, metric, mode), *notes]
@@ -159,7 +161,7 @@ def write_report(
     parts.append("<h2>Failed runs</h2>\n" + _failures(endings, metric))
     if repeat:
         parts.append(f"<h2>Training the best run again</h2>\n<pre>{escape(repeat)}</pre>\n")
-    parts.append("<h2>How the numbers are made</h2>\n" + _methods(endings, metric))
+    parts.append("<h2>How the numbers are made</h2>\n" + _methods(endings, metric, samples))
     if facts:
         rows = [[name, value if isinstance(value, str) else formatting.brief(value)] for name, value in facts.items()]
         parts.append("<h2>Made with</h2>\n" + table(["", ""], rows))
@@ -341,7 +343,8 @@ def _ranking_picture(trials: Sequence[Trial], summaries: Sequence[Summary], metr
     valued = sum(summary.n > 0 for summary in summaries)
     if not valued:
         return ""
-    caption = "Points: means. Bars: 95 % confidence intervals of the mean over seeds; none with a single run."
+    covers = " or ".join(sorted({summary.covers for summary in summaries if summary.covers})) or "seeds alone"
+    caption = f"Points: means. Bars: 95 % confidence intervals of the mean over {covers}; none where nothing shows one."
     if valued > pictures.MOST_RANKED:
         caption += f" Only the best {pictures.MOST_RANKED} of {valued} trials are drawn."
     return figure(pictures.draw_ranking(trials, summaries, metric, mode), caption)
@@ -363,7 +366,10 @@ def _front_picture(front: Front) -> str:
 def _seeds_picture(summary: Summary, endings: Sequence[Ending], metric: str) -> str:
     if not summary.n:
         return ""
-    caption = f"Points: {metric} of each seed's run. Line and band: their mean and its 95 % confidence interval."
+    band = (
+        f" and band: their mean and its 95 % confidence interval over {summary.covers}" if summary.covers else ": mean"
+    )
+    caption = f"Points: {metric} of each seed's run. Line{band}."
     return figure(pictures.draw_seeds(summary, endings, metric), caption)
 
 
@@ -409,10 +415,15 @@ def _fields(
     return "".join(parts)
 
 
-def _methods(endings: Sequence[Ending], metric: str) -> str:
+def _methods(endings: Sequence[Ending], metric: str, samples: int | None) -> str:
     values = values_by_seed(endings, metric).values()
     bounds = bounds_of(metric, (value for of_trial in values for value in of_trial.values()))
-    if bounds == UNBOUNDED:
+    if samples and counts_samples(metric):
+        interval = (
+            f"Wilson intervals of the {formatting.counted(samples, 'sample')} with the seeds' variance added to the "
+            "binomial one"
+        )
+    elif bounds == UNBOUNDED:
         interval = "Student's t intervals"
     elif bounds[1] == math.inf:
         interval = (
@@ -422,11 +433,14 @@ def _methods(endings: Sequence[Ending], metric: str) -> str:
         interval = (
             f"Student's t intervals of the mean's logit, brought back to the scale of {metric}: none leaves 0 to 1"
         )
+    sources = "delta method; Papke and Wooldridge, Journal of Applied Econometrics 11, 1996"
+    if samples and counts_samples(metric):
+        sources = "Wilson, JASA 22, 1927; Franco et al., Journal of Survey Statistics and Methodology 7, 2019"
     effects = ", ".join(f"from {least} {word}" for least, word in EFFECTS.items())
     said = [
-        f"Intervals of means are 95 % {interval} (delta method; Papke and Wooldridge, Journal of Applied Econometrics "
-        "11, 1996). They tell how exactly the seeds that were trained show the mean over all seeds, not how much "
-        "another validation set would change it.",
+        f"Intervals of means are 95 % {interval} ({sources}). Where they are over seeds alone they tell how exactly "
+        "the seeds that were trained show the mean over all seeds, not how much another validation set would change "
+        "it.",
         "Differences are over the seeds that two trials share, with Student's t interval, cut where the metric's range "
         "ends, and the p-value of the paired t-test; where all differences are alike, that of the sign test. Corrected "
         "p-values are for all pairs together (Benjamini and Yekutieli, Annals of Statistics 29, 2001): of the "

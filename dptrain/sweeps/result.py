@@ -5,8 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+
 from dptrain.errors import ConfigError, ExitCode
-from dptrain.sweeps import formatting, statistics
+from dptrain.sweeps import formatting, intervals, statistics
 from dptrain.sweeps.directory import REPORT, TRIALS, SweepDirectory
 from dptrain.sweeps.findings import sentences
 from dptrain.sweeps.messages import ending_fact
@@ -36,8 +38,9 @@ class SweepResult:
             set, where there is one.
         exit_code: 0 if every run succeeded, else that of the first that did not; of a sweep that was stopped 75, by
             Ctrl-C 130.
-        test: of the best trial on the test set: "trial", "metric", "n" (seeds), "mean", "ci_low", "ci_high"; None where
-            there is no test set, or the sweep was stopped.
+        test: of the best trial on the test set: "trial", "metric", "n" (seeds), "samples", "mean", "ci_low", "ci_high",
+            "covers" (the sources of chance that the interval allows for); None where there is no test set, or the sweep
+            was stopped.
         models: the files of models that were kept, relative to the directory.
         stopped: why not everything was trained, such as "interrupted"; empty where it was.
         signal: that stopped it, such as "SIGINT"; empty where none did.
@@ -113,7 +116,7 @@ def conclude(
         OutputError: a file cannot be written.
     """
     trials, endings = directory.trials, directory.endings
-    summaries = statistics.summarize(trials, endings, plan.metric, plan.mode)
+    summaries = statistics.summarize(trials, endings, plan.metric, plan.mode, plan.validation_samples)
     front = front_of(trials, endings, plan.modes)
     write_trials_csv(directory.path / TRIALS, trials, summaries, plan.fields, front)
     ended = len({ending.run.number for ending in endings if ending.status.is_final})
@@ -135,6 +138,7 @@ def conclude(
         directory.epochs(),
         metric=plan.metric,
         mode=plan.mode,
+        samples=plan.validation_samples,
         fields=plan.fields,
         facts=facts,
         space=plan.decides.get("space"),
@@ -186,21 +190,38 @@ def _test(directory: SweepDirectory, plan: SweepPlan) -> dict[str, Any] | None:
     best, key = best_trial(directory, plan), plan.metric.removeprefix("val_")
     runs = {ending.run.number: ending.run for ending in directory.endings if ending.run.trial == best}
     by_seed: dict[int, list[float]] = {}
+    draws: list[list[float]] = []
     for number, run in runs.items():
         value = directory.tested.get(number, {}).get(key)
         if value is not None and math.isfinite(value):
             by_seed.setdefault(run.seed, []).append(value)
+            draws.append(directory.draws.get(number, []))
     if not by_seed:
         return None
     means = [math.fsum(values) / len(values) for _, values in sorted(by_seed.items())]
-    mean, low, high = statistics.mean_and_interval(means, statistics.bounds_of(key, means))
-    return {"trial": best, "metric": key, "n": len(means), "mean": mean, "ci_low": low, "ci_high": high}
+    samples = None
+    if plan.test_samples and intervals.counts_samples(key):
+        samples = intervals.Samples(plan.test_samples)
+    elif plan.test_samples and draws[0] and all(len(drawn) == len(draws[0]) for drawn in draws):
+        # The draws are the same for all models: their mean over models has the samples' chance alone.
+        variance = float(np.var(np.mean(draws, axis=0), ddof=1))
+        samples = intervals.Samples(plan.test_samples, variance) if math.isfinite(variance) else None
+    interval = intervals.interval_of(means, intervals.bounds_of(key, means), samples=samples)
+    return {
+        **{"trial": best, "metric": key, "n": len(means), "samples": plan.test_samples},
+        **{"mean": interval.mean, "ci_low": interval.low, "ci_high": interval.high, "covers": interval.covers},
+    }
 
 
 def _test_sentences(directory: SweepDirectory, test: Mapping[str, Any], plan: SweepPlan) -> list[str]:
     number = formatting.number
-    over = f"n = {test['n']} seeds" if test["n"] > 1 else "one seed, so no interval"
-    between = "" if test["ci_low"] is None else f"95 % interval {number(test['ci_low'])} to {number(test['ci_high'])}, "
+    over = f"n = {formatting.counted(test['n'], 'seed')}"
+    if "samples" in test["covers"]:
+        over += f" and {formatting.counted(test['samples'], 'sample')}"
+    between = f"95 % interval {formatting.interval(test['ci_low'], test['ci_high'])} over {test['covers']}, "
+    if test["ci_low"] is None:
+        between = "" if test["n"] == 1 else "the same with every seed, so no interval; "
+        over = over if test["n"] > 1 else "one seed, so no interval"
     said = [
         f"On the test set, by which nothing was chosen, the {test['metric']} of trial {test['trial']} is "
         f"{number(test['mean'])} ({between}{over})."

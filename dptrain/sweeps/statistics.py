@@ -9,41 +9,37 @@ runs give the same numbers in whatever order they ended. What counts:
 - A run that diverged or failed, or whose metric is not finite, has no value. Leaving it out makes the mean of what is
   left look better than the setting is; so a trial is ranked behind all complete trials that lost fewer runs.
 
-Intervals of means respect the metric's bounds (`bounds_of`). Between 0 and 1 they are Student's t intervals of the
-logit of the mean, above 0 of its logarithm, with the standard error by the delta method, brought back to the metric's
-scale. These are the intervals of a quasi-likelihood model of a constant with that link: R. Wedderburn,
-"Quasi-likelihood functions, generalized linear models, and the Gauss-Newton method", Biometrika 61 (1974); for
-fractions L. Papke and J. Wooldridge, "Econometric methods for fractional response variables", Journal of Applied
-Econometrics 11 (1996).
-Where the deviation is small beside the distance from the bounds they are Student's t interval of the mean.
+Intervals of means are those of `intervals`.
 """
 
 import itertools
 import math
-import re
 import statistics
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from dptrain.errors import ConfigError
-from dptrain.runtime.extras import pip_install
+from dptrain.sweeps.intervals import (
+    CONFIDENCE,
+    Bounds,
+    Covers,
+    Samples,
+    bounds_of,
+    counts_samples,
+    interval_of,
+    scipy_stats,
+    widening,
+)
 from dptrain.sweeps.records import Ending, Status, Trial
 
 Mode = Literal["max", "min"]
 
-CONFIDENCE = 0.95
 SIGNIFICANCE = 0.05
-Bounds = tuple[float, float]
-UNBOUNDED: Bounds = (-math.inf, math.inf)
-# Ends of the names of metrics that lie between 0 and 1, and of those that are not below 0.
-_FRACTION = re.compile(r"(?:^|_)(?:accuracy|acc|auc|precision|recall|f1|f1_score|iou)(?:_\d+)?$")
-_POSITIVE = re.compile(r"(?:^|_)(?:loss|error|crossentropy|mse|rmse|mae|mape|msle|perplexity)(?:_\d+)?$")
 # Hedges' g from which an effect is called so; below the first it is negligible.
 EFFECTS = {0.2: "small", 0.5: "medium", 0.8: "large", 1.2: "very large", 2.0: "huge"}
 # With more pairs of trials than this, trials are compared with the best one only.
@@ -59,8 +55,8 @@ class Summary:
         n: runs with a value.
         mean: of the values; None where n is 0.
         std: sample standard deviation (n - 1 in the denominator); None where n is less than 2.
-        ci_low: lower end of the 95 % confidence interval of the mean, within the metric's bounds; None where n is less
-            than 2.
+        ci_low: lower end of the 95 % confidence interval of the mean, within the metric's bounds; None where nothing
+            shows how wide it would be, as with n less than 2 or equal values and no count of samples.
         ci_high: upper end.
         median: of the values; None where n is 0.
         best: the best value of a single run; None where n is 0.
@@ -70,6 +66,7 @@ class Summary:
         complete: whether every seed's run is done or failed, and one at least has a value. Seeds are all that
             occur among the endings of the sweep.
         pruned: whether halving stopped it.
+        covers: the sources of chance that the interval allows for.
     """
 
     trial: int
@@ -85,6 +82,7 @@ class Summary:
     epochs_trained: int
     complete: bool
     pruned: bool
+    covers: Covers = ""
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ def check_installed() -> None:
     Raises:
         ConfigError: SciPy is missing.
     """
-    _scipy_stats()
+    scipy_stats()
 
 
 def last_endings(endings: Iterable[Ending]) -> list[Ending]:
@@ -160,7 +158,9 @@ def values_by_seed(endings: Iterable[Ending], metric: str) -> dict[int, dict[tup
     return {trial: _values(runs, metric) for trial, runs in trials.items()}
 
 
-def summarize(trials: Sequence[Trial], endings: Sequence[Ending], metric: str, mode: Mode) -> list[Summary]:
+def summarize(
+    trials: Sequence[Trial], endings: Sequence[Ending], metric: str, mode: Mode, samples: int | None = None
+) -> list[Summary]:
     """Return each trial's summary, in the order of the trials.
 
     Args:
@@ -168,10 +168,13 @@ def summarize(trials: Sequence[Trial], endings: Sequence[Ending], metric: str, m
         endings: of their runs, oldest first; of a run with several only the last one counts.
         metric: the log key that trials are judged by.
         mode: whether more of it is better ("max") or less ("min").
+        samples: on how many every run was judged; None where it is not known. Intervals of accuracies then allow for
+            their chance too.
 
     Raises:
         ConfigError: a run's logs have no such metric, and which they have; SciPy is missing.
     """
+    judged_on = Samples(samples) if samples and counts_samples(metric) else None
     runs = defaultdict(list)
     for ending in last_endings(endings):
         runs[ending.run.trial].append(ending)
@@ -179,7 +182,7 @@ def summarize(trials: Sequence[Trial], endings: Sequence[Ending], metric: str, m
     values = {trial.number: list(_values(runs[trial.number], metric).values()) for trial in trials}
     bounds = bounds_of(metric, itertools.chain.from_iterable(values.values()))
     return [
-        _summary(trial.number, runs[trial.number], values[trial.number], bounds, replicates, metric, mode)
+        _summary(trial.number, runs[trial.number], values[trial.number], bounds, replicates, metric, mode, judged_on)
         for trial in trials
     ]
 
@@ -248,64 +251,8 @@ def compare(summaries: Sequence[Summary], endings: Sequence[Ending], metric: str
     tested.sort(key=lambda row: row[:2])
     ps = [row[-1] for row in tested]
     untested = total - len(tested) if total > MOST_PAIRS else 0
-    corrected = _scipy_stats().false_discovery_control(ps + [1.0] * untested, method="by")
+    corrected = scipy_stats().false_discovery_control(ps + [1.0] * untested, method="by")
     return [Comparison(*row, float(p)) for row, p in zip(tested, corrected, strict=False)]
-
-
-def bounds_of(metric: str, values: Iterable[float]) -> Bounds:
-    """Return between which numbers a metric lies: (0, 1), (0, inf) or (-inf, inf).
-
-    Concluded from the end of its name, "accuracy" say or "loss", which is all that logs tell; a value outside shows
-    that the name means something else.
-
-    Args:
-        metric: the log key.
-        values: of the metric, all that there are.
-    """
-    name = metric.lower()
-    bounds = (0.0, 1.0) if _FRACTION.search(name) else (0.0, math.inf) if _POSITIVE.search(name) else UNBOUNDED
-    return bounds if all(bounds[0] <= value <= bounds[1] for value in values) else UNBOUNDED
-
-
-def mean_and_interval(
-    values: Sequence[float], bounds: Bounds = UNBOUNDED, folds: int = 1
-) -> tuple[float, float | None, float | None]:
-    """Return the mean of at least one value and its 95 % confidence interval (None of one value).
-
-    Args:
-        values: of runs.
-        bounds: by `bounds_of`; see the top of this file for what they decide.
-        folds: how many there are in cross-validation, see `widening`; 1 where runs are independent.
-    """
-    mean = statistics.mean(values)
-    if len(values) < 2:
-        return mean, None, None
-    half = _quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values)) * widening(len(values), folds)
-    if bounds == UNBOUNDED or half == 0 or not bounds[0] < mean < bounds[1]:
-        return mean, mean - half, mean + half
-    if bounds[1] == math.inf:
-        factor = math.exp(half / mean)
-        return mean, mean / factor, mean * factor
-    # The ends' odds; those of the mean times and over the exponential of t times the logit's standard error.
-    odds, factor = mean / (1 - mean), math.exp(half / (mean * (1 - mean)))
-    return mean, odds / (odds + factor), odds / (odds + 1 / factor)
-
-
-def widening(values: int, folds: int) -> float:
-    """Return by what the standard error of a mean of values over folds is greater than that of independent ones.
-
-    Any two trainings of cross-validation share most of their samples, so their values are not independent, and
-    Student's t would be far too sure. The variance of the mean of n values is taken as (1 / n + 1 / (folds - 1)) times
-    theirs instead of 1 / n times: 1 / (folds - 1) is the ratio of samples held out to samples trained on. This is the
-    corrected resampled t-test of C. Nadeau and Y. Bengio, "Inference for the generalization error", Machine Learning 52
-    (2003), for repeated folds (each seed cuts its own) as R. Bouckaert and E. Frank, "Evaluating the replicability of
-    significance tests for comparing learning algorithms", PAKDD 2004, with n - 1 degrees of freedom.
-
-    Args:
-        values: their number, over seeds and folds.
-        folds: how many there are; 1 where runs are independent.
-    """
-    return 1.0 if folds == 1 else math.sqrt(1 + values / (folds - 1))
 
 
 def effect_in_words(effect: float | None) -> str:
@@ -327,18 +274,18 @@ def _summary(
     replicates: set[tuple[int, int]],
     metric: str,
     mode: Mode,
+    samples: Samples | None,
 ) -> Summary:
-    mean = low = high = None
-    if values:
-        mean, low, high = mean_and_interval(values, bounds, runs[0].run.folds)
+    folds = runs[0].run.folds if runs else 1
+    interval = interval_of(values, bounds, folds, samples) if values else None
     ended = {run.run.replicate for run in runs if run.status is Status.DONE or not run.status.is_success}
     return Summary(
         trial=trial,
         n=len(values),
-        mean=mean,
+        mean=interval.mean if interval else None,
         std=statistics.stdev(values) if len(values) > 1 else None,
-        ci_low=low,
-        ci_high=high,
+        ci_low=interval.low if interval else None,
+        ci_high=interval.high if interval else None,
         median=statistics.median(values) if values else None,
         best=(max(values) if mode == "max" else min(values)) if values else None,
         seconds=round(math.fsum(run.seconds for run in runs), 3),
@@ -346,6 +293,7 @@ def _summary(
         epochs_trained=max((run.epochs for run in _counted(runs) or runs), default=0),
         complete=bool(values) and ended == replicates,
         pruned=any(run.status is Status.PRUNED for run in runs),
+        covers=interval.covers if interval else "",
     )
 
 
@@ -394,7 +342,7 @@ def _paired_tests(
     a_PS, b_PS = (np.array([[values[pair[side]][seed] for seed in seeds] for pair in pairs]) for side in (0, 1))
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # SciPy's about differences that are all alike, which are answered below
-        result = _scipy_stats().ttest_rel(a_PS, b_PS, axis=1)
+        result = scipy_stats().ttest_rel(a_PS, b_PS, axis=1)
         interval = result.confidence_interval(CONFIDENCE)
         difference_PS = a_PS - b_PS
         difference_P = difference_PS.mean(axis=1)
@@ -402,7 +350,7 @@ def _paired_tests(
         if folds > 1:
             wider = widening(len(seeds), folds)
             low_P, high_P = (difference_P + wider * (end - difference_P) for end in (low_P, high_P))
-            p_P = 2 * _scipy_stats().t.sf(np.abs(result.statistic) / wider, len(seeds) - 1)
+            p_P = 2 * scipy_stats().t.sf(np.abs(result.statistic) / wider, len(seeds) - 1)
         p_P = np.nan_to_num(p_P, nan=1.0)
         # What rounding alone makes of equal differences is not a deviation that a test could measure them by.
         rounding_P = 4 * np.finfo(np.float64).eps * np.maximum(np.abs(a_PS), np.abs(b_PS)).max(axis=1)
@@ -419,17 +367,3 @@ def _paired_tests(
     maybe = [[None if math.isnan(x) else x for x in column.tolist()] for column in (*ends, effect_P)]
     columns = zip(difference_P.tolist(), *maybe, p_P.tolist(), strict=True)
     return [(*pair, len(seeds), *row) for pair, row in zip(pairs, columns, strict=True)]
-
-
-@lru_cache(maxsize=1024)
-def _quantile(freedom: int) -> float:
-    """Return Student's t that 95 % of a distribution with so many degrees of freedom lie within, both sides."""
-    return float(_scipy_stats().t.ppf((1 + CONFIDENCE) / 2, freedom))
-
-
-def _scipy_stats() -> Any:
-    try:
-        from scipy import stats
-    except ImportError as error:
-        raise ConfigError(f"scipy is not installed: {pip_install('sweep')}") from error
-    return stats

@@ -47,6 +47,8 @@ class SweepPlan:
         keep: whose models stay.
         keeps_states: whether the states of runs that are done are wanted.
         seconds: after which the sweep stops, to be continued; None for never.
+        validation_samples: as `Recipe`.
+        test_samples: as `Recipe`.
     """
 
     seeds: Sequence[int]
@@ -58,6 +60,8 @@ class SweepPlan:
     folds: int = 1
     keep: Keep = "none"
     keeps_states: bool = False
+    validation_samples: int | None = None
+    test_samples: int | None = None
     seconds: float | None = None
 
     @property

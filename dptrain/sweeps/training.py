@@ -33,9 +33,14 @@ class Recipe(ABC):
 
     Attributes:
         has_test: whether there are samples that decide nothing, on which the best models are evaluated in the end.
+        test_samples: how many; None where it is not known.
+        validation_samples: on how many every run is judged, in cross-validation over all folds; None where it is not
+            known or differs.
     """
 
     has_test: bool = False
+    test_samples: int | None = None
+    validation_samples: int | None = None
 
     @abstractmethod
     def build(self, setting: Setting, seed: int, run: Run | None = None) -> Model:
@@ -63,6 +68,10 @@ class Recipe(ABC):
 
     def test(self, model: Model) -> Logs:
         """Return loss and metrics on the samples that decide nothing, where there are some."""
+        raise NotImplementedError
+
+    def test_arrays(self) -> tuple[Any, Any]:
+        """Return what `predict` takes of these samples, and their targets."""
         raise NotImplementedError
 
 

@@ -1,6 +1,7 @@
 """A model's steps as programs on this rank's device: traced and prepared at their first use, then run."""
 
 import bisect
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -155,6 +156,7 @@ class Programs:
         self._known: dict[Variable, None] = {}  # that were read or written
         self._traced: dict[Program, _Traced] = {}
         self._arenas: dict[tuple[Program, int], int] = {}  # by rows, too
+        self.preparing_seconds = 0.0  # that steps have been traced and compiled in
         self._prepared: OrderedDict[Any, tuple[Executable, Any]] = OrderedDict()
         self._halves: dict[Program, _Halves] = {}
         self._last: dict[str, tuple[PlacedProgram | None, Mapping[str, Array]]] = {}
@@ -176,7 +178,9 @@ class Programs:
                 of_another, traced = self._of_any_size[any_size]
                 placed = of_another.for_rows(batch_rows)
             else:
+                begun = time.perf_counter()
                 program, names = self._trace(step, batch, batch_rows)
+                self.preparing_seconds += time.perf_counter() - begun
                 self._assign_stages(program, batch_rows)
                 sent: dict[str, Any] = {"bucket_bytes": self._bucket_bytes, "comm_dtype": self._comm_dtype}
                 placed = place(program, step.totals, **sent) if whole else self._of_rank(program, step.totals, sent)
@@ -450,6 +454,7 @@ class Programs:
         if key not in self._prepared:
             arrays = {ROWS: rows.order} | dict(zip(batch.names, rows.arrays, strict=True))
             place: dict[str, Any] = {"rows": shard.rows, "first_row": shard.first_row, "comm": comm}
+            begun = time.perf_counter()
             try:
                 with phase.during("compilation"):
                     made = self._beside_others(program, arrays, place) if self._prepared else None
@@ -458,6 +463,7 @@ class Programs:
                         made = self._made(program, arrays, place)
             except (DeviceMemoryError, MemoryError) as error:
                 raise DeviceError(f"{error}; {_what_fits(program, shard.rows, error, self.backend)}") from error
+            self.preparing_seconds += time.perf_counter() - begun
             self._prepared[key] = made, rows  # kept, so that no other arrays can have their ids
             if len(self._prepared) > _KEPT:
                 self._prepared.popitem(last=False)[1][0].close()

@@ -40,16 +40,19 @@ class Timing:
         seconds: since the epoch began.
         samples: trained on by all ranks since then.
         steps: made since then.
+        preparing: seconds among them in which steps were traced and compiled.
     """
 
     seconds: float
     samples: int
     steps: int
+    preparing: float = 0.0
 
     @property
     def samples_per_second(self) -> float:
-        """Samples of all ranks a second."""
-        return self.samples / self.seconds if self.seconds > 0 else 0.0
+        """Samples of all ranks a second, once steps are compiled."""
+        seconds = self.seconds - self.preparing
+        return self.samples / seconds if seconds > 0 else 0.0
 
 
 class Trainer:
@@ -78,7 +81,7 @@ class Trainer:
         self.backend, self.comm = programs.backend, programs.comm
         self._steps_per_execution, self._data_bytes = steps_per_execution, data_bytes
         self._chunk = 1
-        self._started = 0.0
+        self._started = self._prepared_before = 0.0
         self._steps = self._samples = self.steps_done = 0
         self._finished: Timing | None = Timing(0.0, 0, 0)
         self._first: tuple[int, int] = (0, 0)
@@ -91,7 +94,8 @@ class Trainer:
         """Of the epoch or evaluation at hand, until its steps are done, then of that one."""
         if self._finished is not None:
             return self._finished
-        return Timing(time.perf_counter() - self._started, self._samples, self._steps)
+        preparing = self.programs.preparing_seconds - self._prepared_before
+        return Timing(time.perf_counter() - self._started, self._samples, self._steps, preparing)
 
     def go_to(self, epoch: int, step: int = 0) -> None:
         """Let the training begin there: for who restores an interrupted one, until `on_train_begin` has returned.
@@ -430,6 +434,7 @@ class Trainer:
 
     def _begin(self) -> None:
         self._started, self._steps, self._samples, self._finished = time.perf_counter(), 0, 0, None
+        self._prepared_before = self.programs.preparing_seconds
 
     def _count(self, steps: Sequence[Sequence[Shard]]) -> None:
         self._steps += len(steps)

@@ -46,8 +46,9 @@ def test_training_and_prediction(pets):
     done = dptrain(2, "predict", str(runs[0]), "--data", "images:pets/dark", cwd=pets)
     assert (done.code, done.err) == (0, "")
     lines = done.out.splitlines()
-    assert lines[0] == "index,class,p_bright,p_dark,p_half"
-    assert {line.split(",")[1] for line in lines[1:]} == {"dark"}
+    assert lines[0] == "index,file,class,p_bright,p_dark,p_half"
+    assert {line.split(",")[2] for line in lines[1:]} == {"dark"}
+    assert {line.split(",")[1] for line in lines[1:]} == {f"{number}.png" for number in range(20)}
 
 
 @pytest.fixture(scope="module")

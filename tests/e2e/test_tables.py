@@ -160,7 +160,7 @@ def test_a_node_reads_a_table_once(tmp_path, other, code):
     """A table that one rank sees otherwise ends the job where that rank is to read it, and is not read elsewhere."""
     for rank in (0, 1):
         (tmp_path / str(rank)).mkdir()
-        rows = "".join(f"{n},{2 * n}.5\n" for n in range(20))
+        rows = "".join(f"{n % 7},{2 * n}.5\n" for n in range(20))
         (tmp_path / str(rank) / "t.csv").write_text(f"a,y\n{rows}{'x,1' if rank == other else ''}\n")
     script = tmp_path / "script.py"
     script.write_text(
@@ -181,6 +181,21 @@ UNSEEN = {
     "rooms,heating\n3,gas\nmany,gas\n": "row 3, column 'rooms': 'many' among numbers",
     "rooms,heating\n3,gas\n,gas\n": "row 3, column 'rooms': no value (1 in all); fill it in",
 }
+
+
+def test_prediction_goes_on_with_what_training_has_not_seen_where_asked(houses):
+    asked = ("--target", "price", "--columns", "rooms,heating", "--epochs", "1", *COMMON, "--out", "unseen")
+    (houses / "coal.csv").write_text("rooms,heating\n3,coal\n3,gas\n")
+    cases = {
+        "run": ["-m", "dptrain", "--data", "houses.csv", *asked],
+        "other": ["-m", "dptrain", "predict", "unseen", "--data", "coal.csv", "--unseen", "other"],
+        "no table": ["-m", "dptrain", "predict", "unseen", "--data", "coal.csv", "--bad-pictures", "skip"],
+    }
+    said = in_turn(0, cases, houses / "said-unseen", cwd=houses)
+    assert said["run"].code == 0
+    first, second = (float(line.split(",")[1]) for line in said["other"].out.splitlines()[1:])
+    assert first != second
+    assert "--bad-pictures skip: the model was trained on a table; leave it out" in said["no table"].messages[0]
 
 
 def test_prediction_refuses_what_training_has_not_seen(houses):

@@ -40,3 +40,13 @@ def test_a_command_of_before_is_found(tmp_path):
     assert second == ["sweep", "--seeds", "0-3", "--grid", "hidden=1,2"]
     with pytest.raises(Exception, match="unknown '--lr'"):
         _parse("train", first)
+
+
+NEEDS = {"sweep": r"\bdptrain sweep\b", "tables": r"\.(csv|parquet)\b", "images": r"--image-size"}
+
+
+def test_what_readme_shows_works_after_what_it_installs():
+    """Rows of its tables take no extra that its first command leaves out."""
+    text = (ROOT / "README.md").read_text()
+    installed = re.search(r"pip install -q '\.\[([\w,]+)\]' && mpirun", text)[1].split(",")
+    assert [extra for extra, shown in NEEDS.items() if re.search(shown, text) and extra not in installed] == []

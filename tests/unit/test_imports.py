@@ -45,7 +45,7 @@ ONLY_IN = {
     "nccl": "comm/nccl.py",
     "mpi4py": ("comm/mpi.py", "runtime/launcher.py"),
     "matplotlib": (*("cli/curves.py", "sweeps/drawing.py", "sweeps/pictures.py", "sweeps/field_pictures.py"),),
-    "scipy": "sweeps/statistics.py",
+    "scipy": "sweeps/intervals.py",
     "optuna": ("sweeps/adaptive.py", "sweeps/importance.py"),
     "sklearn": "sweeps/importance.py",
     "tensorboardX": "callbacks/tensorboard.py",

@@ -15,6 +15,7 @@ from dptrain.backend.cpu.denormals import flush_to_zero
 from dptrain.backend.cpu.node_sums import NodeSums, is_native
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DataError
+from dptrain.program.absent_rows import OUTSIDE, find_absent_row
 from dptrain.program.execute import HostMemory
 from dptrain.program.fuse import fuse
 from dptrain.program.kernels import Call, Fused, Kernel, Loop, Member, Product
@@ -219,9 +220,20 @@ class CompiledExecutable:
                     self._library.moves(ctypes.byref(self._context))
         if self._outside[0]:
             self._outside[0] = 0
-            raise DataError("a row is asked for that is not there: a number outside the table")
+            raise self._absent_row(positions) or DataError(OUTSIDE)
         if positions.size:
             self.outputs = {name: view.copy() for name, view in self._results.items()}
+
+    def _absent_row(self, positions: Array) -> DataError | None:
+        """Return the error that names a row that a table does not have, of one of the steps."""
+        program = self.fused.program
+        given = {one: self._arrays[one] for one in (*program.inputs.values(), *program.state.values())}
+        for start in positions:
+            if ROWS in program.inputs:
+                given[program.inputs[ROWS]] = self._order[start : start + len(self._window)]
+            if (error := find_absent_row(program, given, self._rows, self._first_row)) is not None:
+                return error
+        return None
 
     def _meet(self) -> None:
         """Find memory for messages together with the other ranks. Collective at the first call."""

@@ -2,11 +2,13 @@ import io
 import re
 import sys
 from contextlib import redirect_stdout
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from dptrain.callbacks import CallbackList, ProgbarLogger
+from dptrain.callbacks import progbar_logger as module
 from dptrain.callbacks.progbar_logger import format_logs
 from tests.unit.callbacks import Rank1, build, toy, trainer
 
@@ -25,6 +27,24 @@ def printed(action) -> str:
 )  # fmt: skip
 def test_numbers_are_written_as_keras_progress_bar_writes_them(value, shown):
     assert format_logs({"a": value, "loss": 0.35}) == f"a: {shown} - loss: 0.3500"
+
+
+def test_a_first_step_that_compiles_for_long_is_said_to(monkeypatch):
+    file = io.StringIO()
+    file.isatty = lambda: True
+    logger = ProgbarLogger(file)
+    logger._verbose = 2
+    monkeypatch.setattr(module, "ranks_of", lambda callback: SimpleNamespace(rank=0))
+    monkeypatch.setattr(module, "_SILENCE", 0.01)
+    for name, said in (("training", ""), ("compilation", "compiling the step, once for this model and machine\n")):
+        monkeypatch.setattr(module, "phase", SimpleNamespace(name=name))
+        logger.on_train_begin()
+        logger.on_epoch_begin(0)
+        logger._watch.join()
+        logger._release()
+        logger.on_epoch_begin(1)
+        assert logger._watch is None
+        assert file.getvalue() == said
 
 
 def test_epoch_lines():

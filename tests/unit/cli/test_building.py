@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from dptrain import layers
-from dptrain.cli.building import build_model, embedding_length, make_optimizer, standardize
+from dptrain.cli.building import balanced_weights, build_model, describe_network, make_optimizer, standardize
 from dptrain.cli.config import resolve
+from dptrain.cli.network import embedding_length
 from dptrain.data.loading import LoadedData, Split
 from dptrain.data.preprocessing import Column, Preprocessing
 from dptrain.errors import ConfigError
@@ -35,7 +36,7 @@ NUMBERS = data("regression", (1000 + 100 * np.arange(ROWS)).astype(np.float32))
     [
         (data("multiclass", np.arange(ROWS) % 3), "sparse_categorical_crossentropy", ["accuracy"], "softmax"),
         (data("binary", np.arange(ROWS) % 2), "binary_crossentropy", ["accuracy", "auc"], "sigmoid"),
-        (NUMBERS, "mse", ["mae"], "linear"),
+        (NUMBERS, "mse", ["mae", "rmse", "r2"], "linear"),
     ],
     ids=["multiclass", "binary", "regression"],
 )
@@ -58,9 +59,81 @@ def test_numbers_are_predicted_in_their_own_units():
 
 
 def test_a_loss_of_the_task_may_be_chosen_and_another_not():
-    assert build_model(config(**{"train.loss": "huber"}), NUMBERS).loss == "huber"
+    loss = build_model(config(**{"train.loss": "huber"}), NUMBERS).loss
+    assert loss.get_config()["delta"] == pytest.approx(NUMBERS.train.y.std())
     with pytest.raises(ConfigError, match="binary_crossentropy is for binary; use one of mse, mae"):
         build_model(config(**{"train.loss": "binary_crossentropy"}), NUMBERS)
+
+
+@pytest.mark.parametrize(
+    ("name", "of_standard"),
+    [
+        ("mse", np.square),
+        ("mae", np.abs),
+        ("huber", lambda error: np.where(np.abs(error) <= 1, error**2 / 2, np.abs(error) - 0.5)),
+    ],
+)
+def test_a_regression_s_loss_is_that_of_standardised_targets_and_its_metrics_are_in_their_units(name, of_standard):
+    model = build_model(config(**{"train.loss": name}), NUMBERS)
+    x, y = NUMBERS.train.x, NUMBERS.train.y.astype(np.float64)
+    logs = model.evaluate(x, NUMBERS.train.y, return_dict=True, verbose=0)
+    error = model.predict(x, verbose=0)[:, 0] - y
+    assert logs["loss"] == pytest.approx(of_standard(error / y.std()).mean(), rel=1e-4)
+    assert logs["mae"] == pytest.approx(np.abs(error).mean(), rel=1e-5)
+    assert logs["rmse"] == pytest.approx(np.sqrt((error**2).mean()), rel=1e-5)
+    assert logs["r2"] == pytest.approx(1 - (error**2).mean() / y.var(), rel=1e-4, abs=1e-4)
+
+
+def test_targets_of_any_unit_are_learned_alike():
+    """Also by a rule that knows no scale; before, prices made it diverge."""
+    losses = []
+    for unit in (1, 1e6):
+        given = data("regression", (NUMBERS.train.y * unit).astype(np.float32), NUMBERS.train.x)
+        model = build_model(config(**{"optimizer.name": "sgd"}), given)
+        losses.append(model.fit(given.train.x, given.train.y, epochs=3, verbose=0).history["loss"])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-3)
+
+
+def test_balanced_classes_weigh_the_same():
+    weights = balanced_weights(Split(np.zeros((8, 1)), np.array([0, 0, 0, 0, 0, 0, 2, 2])))
+    assert weights == {0: 8 / (2 * 6), 2: 8 / (2 * 2)}
+    assert balanced_weights(Split(np.zeros((4, 1)), np.array([0, 1, 1, 1]), np.array([0, 1]))) == {0: 1.0, 1: 1.0}
+    with pytest.raises(ConfigError, match="--class-weight balanced: the targets are numbers, not classes"):
+        balanced_weights(NUMBERS.train)
+
+
+def pictures(side, channels=3):
+    x = RNG.integers(0, 256, (ROWS, side, side, channels)).astype(np.uint8)
+    known = Preprocessing("multiclass", class_names=("a", "b", "c"), picture=(side, side, channels))
+    return data("multiclass", np.arange(ROWS) % 3, x, known)
+
+
+def kinds(model):
+    return [type(one).__name__ for one in model.layers]
+
+
+def test_folders_of_pictures_have_convolutions_and_small_ones_dense_layers():
+    given = pictures(16, 1)
+    model = build_model(config(), given)
+    block = ["Conv2D", "BatchNormalization", "Activation", "MaxPooling2D"]
+    first = ["Rescaling", "RandomTranslation", "RandomZoom"]
+    assert kinds(model) == [*first, *block, *block, "GlobalAveragePooling2D", "Dense", "Dense"]
+    assert describe_network(config(), given) == "16x16x1 -> convolutions 16, 32 -> 4 -> 3"
+    model.fit(given.train.x, given.train.y, verbose=0)
+    assert "Conv2D" not in kinds(build_model(config(), pictures(15)))
+    assert "Conv2D" not in kinds(build_model(config(**{"model.network": "dense"}), given))
+    assert "RandomZoom" not in kinds(build_model(config(**{"model.augment": "off"}), given))
+    assert "RandomFlip" in kinds(build_model(config(**{"model.augment": "flip"}), given))
+
+
+def test_other_images_have_convolutions_where_asked_for():
+    x = RNG.random((ROWS, 28, 28)).astype(np.float32)
+    given = data("multiclass", np.arange(ROWS) % 3, x)
+    assert "Conv2D" not in kinds(build_model(config(), given))
+    model = build_model(config(**{"model.network": "convolutional"}), given)
+    assert model.predict(x, verbose=0).shape == (ROWS, 3)
+    with pytest.raises(ConfigError, match=r"model\.network = convolutional: expected pictures, found samples of 3"):
+        build_model(config(**{"model.network": "convolutional"}), NUMBERS)
 
 
 TABLE = Preprocessing(

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -153,6 +154,42 @@ def test_no_content_of_a_file_is_worse_than_damaged(tmp_path, name, content):
     for read in (read_run, read_epochs):
         with contextlib.suppress(DataError):
             read(path)
+
+
+def test_one_bad_folder_is_one_line_and_the_rest_goes_on(folder, capfd):
+    summaries = {"digits": {"seconds": 10**400, "metrics": {"val_loss": 10**400}}, "started": {"started": "300000-01"}}
+    for name, summary in summaries.items():
+        (make(folder, name, 0.5) / "summary.json").write_text(json.dumps(summary))
+    os.utime(make(folder, "far", 0.5, finished=False) / "config.yaml", (1e13, 1e13))
+    os.utime(make(folder, "farther", 0.5, finished=False) / "config.yaml", (2**61, 2**61))
+    for name, line in (("number", "seed: 0x" + "f" * 4000), ("many", "\n".join(f"a{n}: {n}" for n in range(9000)))):
+        config = make(folder, name, 0.5) / "config.yaml"
+        config.write_text(config.read_text().replace("seed: 0\n", "") + line + "\n")
+    long = make(folder, "long", 0.5) / "config.yaml"  # YAML takes seconds for it
+    columns = ", ".join(f"c{n}" for n in range(100_000))
+    long.write_text(long.read_text().replace("  columns: []", f"  columns: [{columns}]"))
+    os.rename(make(folder, "name", 0.5), os.fsencode(folder) + b"/name\xff")
+    (folder / "loop").symlink_to("loop")
+    begun = time.process_time()
+    out = shown(capfd, folder, "--sort", "val_loss")
+    assert time.process_time() - begun < 5
+    assert [name for name in ("a", "b", "digits", "started", "long", "name\\udcff") if f"│ {name} " not in out] == []
+    assert "number: damaged: config.yaml" in out
+    assert "many: damaged: config.yaml has more settings than any run" in out
+    assert json.loads(shown(capfd, folder, "--json"))["others"]
+
+
+def test_values_that_no_axis_has_are_not_drawn(folder, capfd, monkeypatch):
+    monkeypatch.chdir(folder)
+    (folder / "a" / "metrics.jsonl").write_text('{"epoch": 1, "loss": 1e308}\n{"epoch": 2, "loss": -1e308}\n')
+    os.rename(folder / "b", os.fsencode(folder) + b"/b\xff")
+    assert "Curves in" in shown(capfd, folder, "--compare", folder / "a", os.fsdecode(os.fsencode(folder) + b"/b\xff"))
+
+
+def test_curves_over_decades_have_a_logarithmic_axis():
+    pytest.importorskip("matplotlib")
+    epochs = [{"epoch": n, "loss": 10.0**-n, "accuracy": 0.1 * n} for n in range(1, 6)]
+    assert [panel.get_yscale() for panel in curves.make_figure(epochs, "").axes] == ["log", "linear"]
 
 
 def test_comparing_two_shows_and_draws_what_differs(folder, capfd, monkeypatch):

@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import os
+import shutil
 
 import numpy as np
 import pytest
@@ -235,6 +237,16 @@ def test_help_shows_a_command_s_own_options(capfd):
     assert "--hidden" not in out
 
 
+def test_help_shows_one_group_of_options(capfd):
+    with pytest.raises(SystemExit):
+        main(["--help", "optimizer"])
+    out = capfd.readouterr().out
+    assert "optimizer:\n  The update rule.\n" in out
+    assert "--learning-rate" in out
+    assert "--hidden" not in out
+    assert "no such group; did you mean 'data'?" in refused(capfd, 2, "sweep", "--help", "dat")
+
+
 # Tables
 
 
@@ -254,6 +266,42 @@ def test_a_table_with_gaps_is_filled_as_in_the_training(capfd, tmp_path):
     assert len(set(found)) == 4
 
 
+def test_evaluate_says_what_is_right_of_each_class(folder, capfd):
+    found = json.loads(ask(capfd, "evaluate", folder / "run", "--json"))
+    by_class = found["classes"]
+    right = sum(by_class["confusion"][label][label] for label in range(3))
+    assert right / 7 == pytest.approx(found["metrics"]["accuracy"])
+    assert [sum(row) for row in by_class["confusion"]] == [3, 2, 2]
+    assert set(by_class) == {"names", "precision", "recall", "f1", "confusion"}
+    out = ask(capfd, "evaluate", folder / "run")
+    assert "precision" in out
+    assert "taken for" in out
+
+
+def test_balanced_classes_are_trained(folder, capfd, tmp_path):
+    train = ("--data", folder / "data.npz", "--hidden", "5", "--epochs", "1", "--verbose", "0", "--out")
+    ask(capfd, *train, tmp_path / "even", "--class-weight", "balanced")
+    assert "class_weight: balanced" in (tmp_path / "even" / "config.yaml").read_text()
+    losses = [json.loads((run / "summary.json").read_text())["metrics"]["loss"] for run in
+              (tmp_path / "even", folder / "run")]  # fmt: skip
+    assert losses[0] != losses[1]
+
+
+def test_a_run_s_own_folder_neither_bounds_its_data_nor_names_another_user_s(folder, capfd, tmp_path):
+    """Whoever made the folder wrote its config.yaml."""
+    run = shutil.copytree(folder / "run", tmp_path / "run")
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("max_bytes: 1000000000", f"max_bytes: {2**62}"))
+    assert str(2**62) in config.read_text()
+    assert "max_bytes" in refused(capfd, 65, "evaluate", run, "--data.max_bytes", 10)
+    config.write_text(config.read_text().replace(f"max_bytes: {2**62}", "max_bytes: 1"))
+    assert "loss" in ask(capfd, "evaluate", run)
+    if os.geteuid() == 0:
+        os.chown(config, 12345, -1)
+        assert "config.yaml is another user's, and names the data '" in refused(capfd, 2, "evaluate", run)
+        assert "loss" in ask(capfd, "evaluate", run, "--data", folder / "data.npz")
+
+
 def lines(found, means=None) -> list[str]:
     return as_csv(found, means or Meaning()).splitlines()
 
@@ -267,6 +315,7 @@ def test_values_have_a_column_each():
 def test_classes_have_names_where_they_are_known():
     means = Meaning("multiclass", ("cat", "dog, wet"))
     assert lines(np.float32([[0.25, 0.75]]), means) == ['index,class,p_cat,"p_dog, wet"', '0,"dog, wet",0.25,0.75']
+    assert "'=1+1" in lines(np.float32([[0.75, 0.25]]), Meaning("multiclass", ("=1+1", "b")))[1]
     binary = np.float32([[0.25], [0.75]])
     assert lines(binary, Meaning("binary", ("no", "yes"))) == ["index,class,p_yes", "0,no,0.25", "1,yes,0.75"]
     assert lines(binary, Meaning("binary")) == ["index,class,p_1", "0,0,0.25", "1,1,0.75"]

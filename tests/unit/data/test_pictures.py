@@ -215,7 +215,23 @@ KNOWN = Preprocessing("multiclass", class_names=("cat", "dog"), picture=(4, 6, 3
 
 
 def encoded(path, known=KNOWN):
-    return encode_pictures(str(path), known, SoloCommunicator())
+    found = encode_pictures(str(path), known, SoloCommunicator())
+    return found.x, found.y
+
+
+def test_rows_have_the_names_of_their_files_and_bad_ones_are_left_out_where_asked(tmp_path):
+    fill(tmp_path)
+    (tmp_path / "cat" / "bad.png").write_bytes(b"no picture")
+    whole = next((tmp_path / "dog").iterdir())
+    (tmp_path / "dog" / "torn.png").write_bytes(whole.read_bytes()[:45])  # its header is good
+    with pytest.raises(AgreedError, match="--bad-pictures skip"):
+        encoded(tmp_path)
+    found = encode_pictures(str(tmp_path), KNOWN, SoloCommunicator(), bad="skip")
+    files = sorted(str(file.relative_to(tmp_path)) for file in tmp_path.glob("*/*"))
+    assert list(found.files) == [file for file in files if "bad" not in file and "torn" not in file]
+    assert len(found.x) == len(found.y) == len(found.files)
+    assert ["bad.png" in found.notes[0], "torn.png" in found.notes[1]] == [True, True]
+    assert list(encode_pictures(str(whole), KNOWN, SoloCommunicator()).files) == [whole.name]
 
 
 def test_a_model_takes_folders_of_classes_a_folder_or_a_picture(tmp_path):

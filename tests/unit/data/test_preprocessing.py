@@ -46,6 +46,27 @@ def test_whole_numbers_are_one_category_however_they_are_stored():
         assert known.encode(pd.DataFrame({"zip": column})).tolist() == [[1, 0], [0, 1]]
 
 
+def test_categories_that_training_has_not_seen_are_what_is_asked_for():
+    unseen = FRAME.assign(heating=["coal", "gas"])
+    with pytest.raises(DataError, match=r"category 'coal', which training has not seen.*see --unseen"):
+        HOUSES.encode(unseen)
+    assert HOUSES.encode(unseen, unseen="other")[0].tolist() == [3, 0, 0, 2]
+    with pytest.raises(DataError, match=r"'coal'.*nothing stands for it \(--unseen missing\)"):
+        HOUSES.encode(unseen, unseen="missing")
+    assert HOUSES.encode(FRAME, unseen="missing").tolist() == HOUSES.encode(FRAME).tolist()
+    street = FRAME.assign(street=["z", "a"])
+    with pytest.raises(DataError, match=r"'z'.*unless the training has --unseen other"):
+        HOUSES.encode(street, unseen="other")
+    other = Column("street", "embedding", ("a", "(other)"), other="(other)")
+    trained = Preprocessing("regression", (other,), unseen="other")
+    assert trained.encode(street)[:, 0].tolist() == [1, 0]
+    assert Preprocessing.from_dict(trained.to_dict()) == trained
+    with pytest.raises(DataError, match="which training has not seen"):
+        trained.encode(street, unseen="error")
+    gaps = Preprocessing("regression", (Column("c", "one-hot", ("a", "(missing)"), missing="(missing)"),))
+    assert gaps.encode(pd.DataFrame({"c": ["z", "a"]}), unseen="missing").tolist() == [[0, 1], [1, 0]]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -120,7 +141,7 @@ def test_it_comes_back_from_json(one):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 3}, "format 3, this build reads <= 2"),
+        ({"format": 4}, "format 4, this build reads <= 3"),
         ({"format": True}, "format True"),
         ({"task": "rm -rf"}, "task"),
         ({"code": "import os"}, "code"),

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dptrain.data.preprocessing import Column
+from dptrain.data import preprocessing, table_columns
+from dptrain.data.column_blocks import plain_numbers
+from dptrain.data.preprocessing import Column, Preprocessing
 from dptrain.data.table_columns import (
     MOST_CLASSES,
     MOST_ONE_HOT,
@@ -35,7 +37,7 @@ def column(values, name="c", **options):
 
 
 def test_types_say_what_is_a_number_and_what_a_category():
-    assert column(N) == Column("c", "number")
+    assert column(N % 50) == Column("c", "number")
     assert column(N % 2 == 0) == Column("c", "one-hot", ("False", "True"))
     assert column(["b", "a", "c"] * 40) == Column("c", "one-hot", ("a", "b", "c"), text=True)
 
@@ -96,6 +98,48 @@ def test_the_task_may_be_said(target, asked, classes):
     assert (known.task, len(known.class_names)) == (asked, classes)
 
 
+def test_many_columns_at_a_time_are_what_each_is_alone(monkeypatch):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "float": rng.normal(size=ROWS),
+            "whole": rng.integers(0, 9, ROWS),
+            "constant": 1.5,
+            "half": rng.normal(size=ROWS).astype(np.float16),
+            "far": 1e9 + rng.normal(size=ROWS),
+            "gaps": np.where(N % 7, N % 5 + 0.5, np.nan),
+            "text": [f"t{n % 3}" for n in N],
+            "true": N % 2 == 0,
+            "two": np.sort(N % 2),
+            "nullable": pd.array(N % 4, "Int64"),
+            "y": N / 7,
+        }
+    )
+    table = Table("t.csv", frame)
+    asked = TableOptions("y", missing="mean")
+
+    def result():
+        known, notes = learn(table, asked)
+        known = with_means(known, table, np.arange(100))
+        return known, notes, known.encode(frame).tobytes()
+
+    together = result()
+    assert {"float", "whole", "half", "nullable"} <= plain_numbers(frame, list(frame))
+    monkeypatch.setattr(table_columns, "plain_numbers", lambda frame, names: set())
+    monkeypatch.setattr(table_columns, "blocks", lambda frame, names: [])
+    monkeypatch.setattr(preprocessing, "fill_numbers", lambda *arguments: set())
+    assert result() == together
+
+
+def test_a_wide_table_takes_no_time_of_pandas_for_each_column(monkeypatch):
+    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(20, 3000)), columns=[f"c{n}" for n in range(3000)])
+    frame["y"] = np.arange(20) / 7
+    monkeypatch.setattr(table_columns, "_column", None)
+    monkeypatch.setattr(preprocessing, "numbers", None)
+    known, _ = learn(Table("t.csv", frame), TableOptions("y", task="regression"))
+    np.testing.assert_array_equal(known.encode(frame), frame.to_numpy()[:, :-1].astype(np.float32))
+
+
 def test_what_is_decided_is_told():
     _, notes = learned(N, c=["only"] * ROWS, d=["p", "q"] * 60)
     assert notes == [
@@ -106,9 +150,9 @@ def test_what_is_decided_is_told():
 
 
 def test_numbers_that_float32_does_not_tell_apart_are_told():
-    _, notes = learned(time=1.7e9 + N)
+    _, notes = learned(time=1.7e9 + N, options={"number_columns": ["time"]})
     assert "column 'time': float32 tells numbers near 1.7e+09 apart in steps of 128" in notes[1]
-    assert len(learned(time=1.7e9 + 1000 * N)[1]) == 2
+    assert len(learned(time=1.7e9 + 1000 * N, options={"number_columns": ["time"]})[1]) == 2
 
 
 def texts(**changes):
@@ -123,11 +167,23 @@ def texts(**changes):
     [
         ({"c": texts(r3="17")}, r"row 4, column 'c': '17', a number among texts \(1 in all\); correct it, or --categ"),
         ({"c": ["1"] * 119 + ["x"]}, "row 120, column 'c': 'x', text among numbers"),
-        ({"c": ["1", "2"] * 60}, "column 'c': holds numbers as text"),
+        ({"c": ["1", "2"] * 60}, "column 'c': holds numbers as text; store them as numbers, or --numbers c, or --cat"),
         ({"c": texts(r5=None)}, r"row 6, column 'c': no value \(1 in all\); fill it in, or --drop c, or"),
         ({"c": [None] * ROWS}, "column 'c': no value in any row; --drop c"),
         ({"c": [f"name {n}" for n in N]}, "120 different texts in 120 rows; leave it out"),
-        ({"c": pd.to_datetime(["2020-01-01", "2020-01-02"] * 60)}, "column 'c': holds datetime64"),
+        ({"c": pd.to_datetime(["2020-01-01", "2020-01-02"] * 60)}, "column 'c': holds dates .*datetime64"),
+        ({"c": ["2020-01-01", "2020-01-02"] * 60}, "column 'c': holds dates, such as '2020-01-01'; .*--numbers c"),
+        ({"c": ["31.12.2020", "1/2/20"] * 60}, "column 'c': holds dates, such as '31.12.2020'"),
+        ({"target": ["2020-01-01", "2020-01-02"] * 60}, "column 'y': holds dates.*choose another --target"),
+        ({"c": N}, "column 'c': whole numbers, none of them twice|none of them twice, from 0 to 119, .*--drop c"),
+        ({"c": (N * 77) % ROWS * 1.0}, "column 'c': 120 whole numbers, none of them twice, .*--numbers c"),
+        ({"c": N // 10}, "column 'c': whole numbers in order, from 0 to 11, .*--categorical c"),
+        ({"c": -(N // 10)}, "column 'c': whole numbers in order"),
+        ({"c": np.where(N == 4, np.nan, N), "options": {"missing": "mean"}}, "column 'c': 119 whole numbers"),
+        ({"c": 20200101 + N * 7 % 31}, "column 'c': whole numbers that look like dates, from 20200101 to 20200131"),
+        ({"c": ["1,5", "2,5"] * 60}, r"row 1, column 'c': '1,5', a number with a comma \(120 in all\)"),
+        ({"c": ["1", "2,5", "1.000,25"] * 40}, r"row 2, column 'c': '2,5', a number with a comma \(80 in all\)"),
+        ({"target": ["1,5", "2,5"] * 60}, r"row 1, column 'y': '1,5', a number with a comma"),
         ({"c": [[1]] * ROWS}, r"column 'c': \[1\]; expected numbers or texts: --drop c"),
         ({"target": ["one"] * ROWS}, "column 'y': every row has 'one'; there is nothing to learn"),
         ({"target": [3] * ROWS, "options": {"task": "regression"}}, "every row has '3'; there is nothing"),
@@ -147,6 +203,89 @@ def texts(**changes):
 def test_what_could_be_meant_in_two_ways_is_refused(columns, message):
     with pytest.raises(DataError, match=f"t.csv.*{message}"):
         learned(**columns)
+
+
+CODES = [f"{n % 40 + 1:03}" for n in N]
+
+
+def test_codes_that_begin_with_zeros_are_categories_and_a_note_says_so():
+    known, notes = learned(c=CODES)
+    assert known.columns[1] == Column("c", "embedding", tuple(sorted(set(CODES))), text=True)
+    assert "column 'c': a category, as of codes such as '001'; --numbers c otherwise" in notes
+    with pytest.raises(DataError, match=r"120 different texts in 120 rows.*--categorical c\) or numbers \(--numbers c"):
+        learned(c=[f"{n:03}" for n in N])
+
+
+def test_what_looks_like_identifiers_or_dates_may_be_numbers_or_categories():
+    assert column(N, number_columns=["c"]) == Column("c", "number")
+    assert column(N, categorical=["c"]).values == tuple(map(str, N))
+    assert column(N % 2) == Column("c", "number")  # two values in any order are no identifiers
+    with pytest.raises(ConfigError, match="--numbers c: --categorical names the column too"):
+        column(N, number_columns=["c"], categorical=["c"])
+
+
+DAYS = {
+    "texts": ["1970-01-02", "1971-01-01 12:00"] * 60,
+    "times": pd.to_datetime(["1970-01-02 00:00", "1971-01-01 12:00"] * 60),
+    "zone": pd.to_datetime(["1970-01-02 01:00", "1971-01-01 13:00"] * 60).tz_localize("Etc/GMT-1"),
+}
+
+
+@pytest.mark.parametrize("kind", DAYS)
+def test_dates_may_be_days(kind):
+    known, notes = learned(c=DAYS[kind], options={"number_columns": ["c"]})
+    assert known.columns[1] == Column("c", "number", date=True)
+    assert "column 'c': dates, as days since 1970-01-01" in notes
+    assert Preprocessing.from_dict(known.to_dict()) == known
+    assert known.encode(pd.DataFrame({"x": [0, 0], "c": DAYS[kind][:2]}))[:, 1].tolist() == [1, 365.5]
+
+
+@pytest.mark.parametrize("values", [["31.12.2020"], [3]])
+def test_days_are_made_of_clear_dates(values):
+    known, _ = learned(c=DAYS["texts"], options={"number_columns": ["c"]})
+    with pytest.raises(DataError, match=r"row 0 .*column 'c': .*, expected a date such as 2020-12-31"):
+        known.encode(pd.DataFrame({"x": [0], "c": values}))
+
+
+def test_missing_dates_are_the_mean():
+    frame = pd.DataFrame({"c": ["1970-01-02", None, "1970-01-04", "1970-01-02"], "y": [0.5, 2, 3, 4]})
+    table = Table("t.csv", frame)
+    known, _ = learn(table, TableOptions("y", number_columns=["c"], missing="mean"))
+    assert with_means(known, table, np.array([0, 1, 2])).encode(frame)[:, 0].tolist() == [1, 2, 3, 1]
+
+
+def learned_from_a_file(folder, ending, values, number_columns=()):
+    frame = pd.DataFrame({"c": values, "y": N / 7})
+    path = folder / f"t.{ending}"
+    frame.to_csv(path, index=False) if ending == "csv" else frame.to_parquet(path)
+    table = read_table(path, number_columns=number_columns)
+    known, _ = learn(table, TableOptions("y", number_columns=number_columns))
+    again = read_table(path, text_columns=known.text_columns, number_columns=known.number_columns)
+    return known.columns[0].role, known.encode(again.frame)
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_one_rule_for_all_files(tmp_path, ending):
+    role, x = learned_from_a_file(tmp_path, ending, CODES)
+    assert (role, x[:3, 0].tolist()) == ("embedding", [0, 1, 2])
+    role, x = learned_from_a_file(tmp_path, ending, CODES, ["c"])
+    assert (role, x[:3, 0].tolist()) == ("number", [1, 2, 3])
+    role, x = learned_from_a_file(tmp_path, ending, ["2020-01-01", "2020-01-02"] * 60, ["c"])
+    assert (role, x[:2, 0].tolist()) == ("number", [18262, 18263])
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (["2020-01-01", "2020-01-02"] * 60, "holds dates"),
+        (N, "none of them twice"),
+        (["1,5", "2"] * 60, "a number with a comma"),
+    ],
+)
+def test_one_refusal_for_all_files(tmp_path, ending, values, message):
+    with pytest.raises(DataError, match=message):
+        learned_from_a_file(tmp_path, ending, values)
 
 
 def test_texts_may_be_half_of_the_rows_or_fifty():
@@ -173,9 +312,19 @@ def test_rows_that_miss_a_value_are_left_out_where_asked():
         without_missing(Table("t.csv", table.frame[:2]), ["a", "b"])
 
 
+def test_a_category_for_what_is_not_seen_is_set_aside_where_asked():
+    known, _ = learned(c=["a", "b", "c"] * 40, options={"unseen": "other"})
+    assert known.columns[1] == Column("c", "one-hot", ("a", "b", "c", "(other)"), text=True, other="(other)")
+    assert known.unseen == "other"
+    with pytest.raises(DataError, match=r"'\(other\)' is a value, and stands for unseen ones"):
+        learned(c=["a", "(other)"] * 60, options={"unseen": "other"})
+
+
 # Missing values that something stands for
 
-GAPS = pd.DataFrame({"n": [1.0, np.nan, 4, 100], "c": ["a", None, "b", "a"], "full": [1, 2, 3, 4], "y": [1.0, 2, 3, 4]})
+GAPS = pd.DataFrame(
+    {"n": [1.0, np.nan, 4.5, 100], "c": ["a", None, "b", "a"], "full": [1, 3, 2, 2], "y": [1.0, 2, 3, 4]}
+)
 
 
 def test_missing_categories_are_one_of_their_own_and_means_are_of_the_rows_trained_on():
@@ -184,7 +333,7 @@ def test_missing_categories_are_one_of_their_own_and_means_are_of_the_rows_train
     assert known.columns[1] == Column("c", "one-hot", ("a", "b", "(missing)"), text=True, missing="(missing)")
     assert "column 'n': 1 of 4 values are missing; the mean of the training part stands for them" in notes
     assert "column 'c': 1 of 4 values are missing; they are a category of their own" in notes
-    assert [one.mean for one in with_means(known, table, np.array([0, 1, 2])).columns] == [2.5, None, 2]
+    assert [one.mean for one in with_means(known, table, np.array([0, 1, 2])).columns] == [2.75, None, 2]
 
 
 def test_no_mean_of_nothing():

@@ -36,6 +36,8 @@ def read(folder, content, name="t.csv", **options):
         (GOOD, "T.CSV"),
         (GOOD.replace(",", "\t"), "t.tsv"),
         (GOOD.replace(",", ";"), "t.csv"),
+        (GOOD.replace(",", "\t"), "t.csv"),
+        (GOOD, "t.tsv"),
         (GOOD.replace(",", ", "), "t.csv"),
         (GOOD.replace("\n", "\r\n"), "t.csv"),
         ("\ufeff" + GOOD, "t.csv"),
@@ -65,6 +67,20 @@ def test_an_index_with_a_name_is_a_column(tmp_path):
 
 def test_text_columns_keep_their_zeros(tmp_path):
     assert read(tmp_path, "zip\n007\n", text_columns=["zip"]).frame["zip"].tolist() == ["007"]
+
+
+@pytest.mark.parametrize("cells", [["001", "12"], ["12", "001"], ['"007"', "1"], [" -01", "3"], ["", "03"]])
+def test_codes_keep_their_zeros_without_a_word(tmp_path, cells):
+    frame = read(tmp_path, "zip,n\n" + "".join(f"{cell},{n + 1}\n" for n, cell in enumerate(cells))).frame
+    expected = [cell.strip('" ') for cell in cells]
+    assert frame["zip"].fillna("").tolist() == expected
+    assert frame["n"].tolist() == [1, 2]
+    read_as_numbers = read(tmp_path, "zip,n\n" + "".join(f"{one},1\n" for one in cells), number_columns=["zip"]).frame
+    assert read_as_numbers["zip"].dropna().tolist() == [float(cell) for cell in expected if cell]
+
+
+def test_zeros_of_decimals_are_no_codes(tmp_path):
+    assert read(tmp_path, "n,c\n0.5,01\n0,02\n").frame["n"].tolist() == [0.5, 0]
 
 
 @pytest.mark.parametrize(

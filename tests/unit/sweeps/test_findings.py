@@ -100,6 +100,26 @@ def test_a_sweep_over_seeds_alone():
     assert "not trained to its end with every seed (2 epochs)" in of([ending(0, 0, 0.5, Status.PAUSED, epochs=2)])
 
 
+def of_one(ended, metric="val_accuracy", samples=None):
+    summaries = statistics.summarize([Trial(0, {})], ended, metric, "max", samples)
+    return " ".join(sentences([Trial(0, {})], summaries, [], metric, "max"))
+
+
+def test_what_an_interval_covers_is_said_beside_it_and_none_has_no_width():
+    assert "0.8 (95 % interval 0.4" in (text := of_one(endings({0: [0.8, 0.9, 0.7]})))
+    assert " over seeds alone, n = 3)" in text
+    text = of_one(endings({0: [1.0] * 4}), samples=36)
+    assert "a mean of val_accuracy of 1 (95 % interval 0.89" in text
+    assert " to 1 over seeds and samples, n = 4)" in text
+    assert "a mean of val_accuracy of 1 (the same with every seed, so no interval; n = 4)" in of_one(
+        endings({0: [1.0] * 4})
+    )
+    assert " over samples alone, one run)" in of_one(endings({0: [0.8]}), samples=9)
+    narrow = of_one(endings({0: [0.123456789, 0.123456788, 0.123456787]}))
+    low, high = narrow.partition("95 % interval ")[2].partition(" over")[0].split(" to ")
+    assert float(low) < float(high)
+
+
 def test_no_run_has_ended():
     assert said(2, []) == "No run has ended with a value of val_accuracy: nothing can be said."
 

@@ -8,9 +8,10 @@ pytest.importorskip("scipy", reason="statistics need the extra 'sweep'")
 pytest.importorskip("matplotlib", reason="pictures need the extra 'sweep'")
 
 from dptrain.sweeps import pictures
+from dptrain.sweeps.intervals import mean_and_interval
 from dptrain.sweeps.pictures import curves_of, draw_curves, draw_ranking, draw_seeds
 from dptrain.sweeps.records import Status, Trial
-from dptrain.sweeps.statistics import mean_and_interval, summarize
+from dptrain.sweeps.statistics import summarize
 from tests.sample import sample
 from tests.unit.sweeps.drawn import check_texts, check_widths
 from tests.unit.sweeps.samples import NASTY, ending, endings, logs, trials

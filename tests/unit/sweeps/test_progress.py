@@ -122,6 +122,24 @@ def test_a_stopped_trial_is_one_plain_line():
     ]
 
 
+def test_who_goes_on_from_a_rung_is_a_plain_line():
+    shown, file = plain(total=8)
+    for number, value in ((0, 0.25), (1, 0.75), (2, 0.5)):
+        shown.trial(trial(number, a=number))
+        for seed in (0, 1):
+            shown.ended(ending(2 * number + seed, number, seed, Status.PAUSED, value + seed / 100, epochs=3))
+    for seed in (0, 1):
+        shown.started(Segment(Run(2 + seed, 1, seed), begin=3), 0)
+    assert file.getvalue().splitlines() == [
+        "rung at 3 epochs: 3 trials judged, best val_accuracy 0.7550 (trial 1); trial 1 (a=1) goes on"
+    ]
+    alone, file = plain()
+    alone.trial(trial(0))
+    alone.ended(ending(0, 0, 0, Status.PAUSED, epochs=3))  # an interrupted run is no trial at a rung
+    alone.started(Segment(Run(0, 0, 0), begin=3), 0)
+    assert file.getvalue() == ""
+
+
 def test_what_was_recalled_counts_in_silence():
     shown, file = plain(total=4)
     shown.trial(trial(0, a=1))

@@ -264,6 +264,15 @@ def test_remarks_of_a_ranking(tmp_path):
     assert remarks == {"0": "", "1": "stopped early", "2": "unfinished", "3": "1 failed, no value"}
 
 
+def test_no_cell_is_a_formula(tmp_path):
+    formulas = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1"]
+    some = [Trial(n, {"word": text}) for n, text in enumerate(formulas)]
+    ended = endings({n: [0.5] for n in range(len(some))})
+    write_trials_csv(tmp_path / "trials.csv", some, summarize(some, ended, "val_accuracy", "max"), ["word"])
+    with open(tmp_path / "trials.csv", newline="") as file:
+        assert [row["word"] for row in csv.DictReader(file)] == [f"'{text}" for text in formulas]
+
+
 @pytest.mark.usefixtures("no_pictures")
 def test_which_interval_it_is(tmp_path):
     def methods(value):

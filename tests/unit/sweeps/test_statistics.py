@@ -15,9 +15,10 @@ pytest.importorskip("scipy", reason="statistics need the extra 'sweep'")
 from scipy import stats
 
 from dptrain.errors import ConfigError
-from dptrain.sweeps import statistics
+from dptrain.sweeps import intervals, statistics
+from dptrain.sweeps.intervals import mean_and_interval
 from dptrain.sweeps.records import Ending, Run, Status
-from dptrain.sweeps.statistics import compare, mean_and_interval, rank, summarize
+from dptrain.sweeps.statistics import compare, rank, summarize
 from tests.unit.sweeps.samples import ending, endings, trials
 
 FINITE = st.floats(-1e6, 1e6, allow_nan=False).map(lambda value: round(value, 6))
@@ -56,16 +57,19 @@ def test_one_value_has_no_interval_and_no_value_nothing():
     assert none.mean is none.std is none.ci_low is none.ci_high is none.median is none.best is None
 
 
-def test_equal_values_have_a_point_for_interval():
+def test_equal_values_alone_show_no_interval():
     [summary] = summaries_of({0: [0.1, 0.1, 0.1]})
-    assert (summary.mean, summary.std, summary.ci_low, summary.ci_high) == (0.1, 0.0, 0.1, 0.1)
+    assert (summary.mean, summary.std, summary.ci_low, summary.ci_high) == (0.1, 0.0, None, None)
+    assert summary.covers == ""
 
 
 @given(st.lists(FINITE, min_size=2, max_size=20))
 def test_interval_is_scipys_and_contains_the_mean(values):
     mean, low, high = mean_and_interval(values)
-    assert low <= mean <= high
-    if len(set(values)) > 1:
+    if len(set(values)) == 1:
+        assert low is high is None
+    else:
+        assert low <= mean <= high
         expected = stats.t.interval(0.95, len(values) - 1, loc=np.mean(values), scale=stats.sem(values))
         assert [low, high] == pytest.approx(list(expected), rel=1e-9, abs=1e-9 * max(map(abs, values)))
 
@@ -79,7 +83,8 @@ def test_summary_follows_shift_and_scale(values, shift, scale):
     size = {"rel": 1e-9, "abs": 1e-9 * (1 + max(abs(scale * value) + abs(shift) for value in values))}
     assert after.mean == pytest.approx(scale * before.mean + shift, **size)
     assert after.std == pytest.approx(abs(scale) * before.std, **size)
-    assert [after.ci_low, after.ci_high] == pytest.approx([scale * low + shift, scale * high + shift], **size)
+    if after.std and before.std:
+        assert [after.ci_low, after.ci_high] == pytest.approx([scale * low + shift, scale * high + shift], **size)
 
 
 @given(st.lists(st.lists(FINITE, min_size=3, max_size=3), min_size=2, max_size=4), st.randoms(use_true_random=False))
@@ -149,7 +154,7 @@ def test_unknown_metric_names_those_there_are():
 
 
 def test_without_scipy(monkeypatch):
-    statistics._quantile.cache_clear()
+    intervals._quantile.cache_clear()
     monkeypatch.setitem(sys.modules, "scipy", None)
     monkeypatch.setitem(sys.modules, "scipy.stats", None)
     for ask in (statistics.check_installed, lambda: summaries_of({0: [0.1, 0.2]})):
@@ -172,17 +177,19 @@ def test_without_scipy(monkeypatch):
     ],
 )
 def test_bounds_follow_from_a_metrics_name(metric, bounds):
-    assert statistics.bounds_of(metric, [0.5, 0.0, 1.0]) == bounds
+    assert intervals.bounds_of(metric, [0.5, 0.0, 1.0]) == bounds
 
 
 def test_a_value_outside_shows_that_a_name_means_something_else():
-    assert statistics.bounds_of("accuracy", [0.5, 97.0]) == statistics.UNBOUNDED  # per cent
-    assert statistics.bounds_of("loss", [0.5, -0.1]) == statistics.UNBOUNDED
+    assert intervals.bounds_of("accuracy", [0.5, 97.0]) == intervals.UNBOUNDED  # per cent
+    assert intervals.bounds_of("loss", [0.5, -0.1]) == intervals.UNBOUNDED
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=9), st.sampled_from([(0.0, 1.0), (0.0, math.inf)]))
 def test_an_interval_stays_within_the_bounds_and_contains_the_mean(values, bounds):
     mean, low, high = mean_and_interval(values, bounds)
+    if len(set(values)) == 1:
+        low = high = mean
     near = 1e-12 * mean
     assert bounds[0] <= low <= mean + near
     assert mean - near <= high <= bounds[1]
@@ -201,6 +208,50 @@ def test_intervals_within_bounds_are_those_of_quasi_likelihood_models(values):
     log = api.GLM(positive, ones, family=families.Gamma(families.links.Log())).fit(scale="X2", use_t=True)
     low, high = np.exp(log.conf_int()[0])
     assert mean_and_interval(positive, (0, math.inf))[1:] == pytest.approx((low, high), rel=1e-6)
+
+
+# --- seeds and samples ---
+
+
+def test_seeds_that_agree_on_few_samples_have_an_interval_of_the_samples():
+    interval = intervals.interval_of([1.0] * 4, (0, 1), samples=intervals.Samples(36))
+    quantile = stats.t.ppf(0.975, 36)
+    assert (interval.mean, interval.high, interval.covers) == (1.0, 1.0, "seeds and samples")
+    assert interval.low == pytest.approx(36 / (36 + quantile**2), rel=1e-9)  # Wilson's
+    ended = endings({0: [1.0] * 4})
+    [summary] = summarize(trials(1), ended, "val_accuracy", "max", samples=36)
+    assert (summary.ci_low, summary.ci_high, summary.covers) == (interval.low, 1.0, "seeds and samples")
+    [loss] = summarize(trials(1), [ending(0, seed, 1.0) for seed in range(4)], "loss", "min", samples=36)
+    assert (loss.ci_low, loss.covers) == (None, "")  # nothing shows what the samples make of it
+
+
+def test_variances_of_seeds_and_samples_add_up():
+    values, rng = [1.2, 1.4, 1.1, 1.3], np.random.default_rng(0)
+    both = intervals.interval_of(values, samples=intervals.Samples(50, 0.003))
+    of_seeds = np.var(values, ddof=1) / 4
+    freedom = (of_seeds + 0.003) ** 2 / (of_seeds**2 / 3 + 0.003**2 / 49)
+    half = stats.t.ppf(0.975, freedom) * math.sqrt(of_seeds + 0.003)
+    assert [both.low, both.high] == pytest.approx([1.25 - half, 1.25 + half], rel=1e-9)
+    assert both.covers == "seeds and samples"
+    alone = intervals.interval_of(values[:1], samples=intervals.Samples(50, 0.003))
+    assert (alone.covers, alone.low < 1.2 < alone.high) == ("samples alone", True)
+    assert intervals.interval_of(values).covers == "seeds alone"
+    accuracies = rng.normal(0.8, 0.05, 5).tolist()
+    many = intervals.interval_of(accuracies, (0, 1), samples=intervals.Samples(10**9))
+    assert [many.low, many.high] == pytest.approx(mean_and_interval(accuracies, (0, 1))[1:], abs=0.01)
+
+
+@pytest.mark.parametrize(("accuracy", "count", "seeds"), [(0.95, 40, 4), (0.8, 100, 3), (0.99, 200, 5)])
+def test_intervals_of_both_cover_the_accuracy_of_fresh_seeds_and_fresh_samples(accuracy, count, seeds):
+    rng = np.random.default_rng(1)
+    covered = 0
+    for _ in range(400):
+        difficulty = rng.beta(accuracy * 4, (1 - accuracy) * 4, count)  # how often a seed is right on a sample
+        values = (rng.random((seeds, count)) < difficulty).mean(axis=1).tolist()
+        interval = intervals.interval_of(values, (0, 1), samples=intervals.Samples(count))
+        assert interval.low < interval.high
+        covered += interval.low <= accuracy <= interval.high
+    assert covered / 400 >= 0.93
 
 
 def beta(mean, deviation):
@@ -222,7 +273,7 @@ def beta(mean, deviation):
 )
 def test_95_percent_intervals_cover_the_truth_in_95_of_100_sweeps(metric, draw, truth, n):
     sweeps = draw(np.random.default_rng(11), (2000, n)).tolist()
-    bounds = statistics.bounds_of(metric, itertools.chain.from_iterable(sweeps))
+    bounds = intervals.bounds_of(metric, itertools.chain.from_iterable(sweeps))
     ends = [mean_and_interval(values, bounds)[1:] for values in sweeps]
     assert 0.93 <= np.mean([low <= truth <= high for low, high in ends]) <= 0.97
 

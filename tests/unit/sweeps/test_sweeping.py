@@ -517,6 +517,37 @@ def test_cross_validation_and_what_the_best_trial_makes_of_the_test_set(tmp_path
     assert go(keep="none").test == result.test
 
 
+def test_the_interval_on_the_test_set_has_the_chance_of_seeds_and_of_samples(tmp_path):
+    """Every seed is right on every one of 36 samples, which is no certainty; errors are drawn anew from the samples."""
+    x = np.linspace(-1, 1, 96, dtype=np.float32)[:, None]
+    x[np.abs(x) < 0.2] = 0.5
+    held, test = (x[1::3], (x[1::3, 0] > 0) * 1), (x[:36], (x[:36, 0] > 0) * 1)
+
+    def line(loss, metric, activation):
+        model = dp.Sequential([dp.layers.Dense(1, activation, input_shape=(1,), kernel_initializer="ones")])
+        model.compile(dp.optimizers.SGD(0.1), loss, metrics=[metric])
+        return model
+
+    common = {"seeds": "0-3", "x": x, "y": (x[:, 0] > 0) * 1, "epochs": 2, "verbose": 0, "test_data": test}
+    common |= {"validation_data": held, "out": tmp_path / "s"}
+    result = dp.sweep(lambda: line("binary_crossentropy", "accuracy", "sigmoid"), {}, metric="val_accuracy", **common)
+    assert (result.test["mean"], result.test["ci_high"], result.test["covers"]) == (1, 1, "seeds and samples")
+    assert 0.85 < result.test["ci_low"] < 0.92
+    said = " ".join(result.findings)
+    assert "is 1 (95 % interval 0.89746 to 1 over seeds and samples, n = 4 seeds and 36 samples)" in said
+    assert "1 to 1" not in said + (tmp_path / "s" / "report.html").read_text().replace("\N{NO-BREAK SPACE}", " ")
+    assert result.best["ci_low"] < result.best["ci_high"] == 1
+
+    y = x[:, 0] + RNG.normal(0, 0.3, len(x)).astype(np.float32)
+    common |= {"y": y, "validation_data": (held[0], y[1::3]), "test_data": (test[0], y[:36]), "out": tmp_path / "t"}
+    fixed = dp.sweep(lambda: line("mse", "mae", None), {}, metric="val_mae", **common)
+    assert fixed.test["covers"] == "seeds and samples"
+    errors = np.abs(y[:36, None] - dp.models.load_model(tmp_path / "t" / fixed.models[0]).predict(test[0], verbose=0))
+    half = 2.03 * errors.std(ddof=1) / 6  # of the samples' mean, as the seeds hardly differ
+    assert fixed.test["ci_high"] - fixed.test["ci_low"] == pytest.approx(2 * half, rel=0.25)
+    assert dp.sweep(lambda: line("mse", "mae", None), {}, metric="val_mae", **common).test == fixed.test
+
+
 def comparable(result):
     """Return what of a result does not depend on the order in which runs came up, nor on the clock."""
     runs = [{**run, "seconds": 0, "run": 0, "trial": 0} for run in result.runs]

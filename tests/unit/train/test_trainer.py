@@ -443,7 +443,8 @@ def test_epoch_recorder_counts_samples():
     build().fit(x, y, batch_size=16, epochs=2, verbose=0, callbacks=[EpochRecorder(found.append)])
     assert [one["epoch"] for one in found] == [1, 2]
     assert list(found[0]) == ["epoch", "loss", "accuracy", "seconds", "samples_per_second"]
-    assert found[0]["samples_per_second"] == pytest.approx(50 / found[0]["seconds"], rel=0.05)
+    assert found[1]["samples_per_second"] == pytest.approx(50 / found[1]["seconds"], rel=0.05)
+    assert found[0]["samples_per_second"] > 50 / found[0]["seconds"]  # as steps are traced and compiled in the first
 
 
 @pytest.mark.parametrize("names", [["accuracy"], ["acc"], [], ["accuracy", "sparse_categorical_accuracy"]])

@@ -1,0 +1,79 @@
+"""What a classifier gets right and wrong, class by class."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.errors import printable
+from dptrain.runtime import terminal
+
+if TYPE_CHECKING:
+    from dptrain.cli.predictions import Meaning
+
+Array = npt.NDArray[Any]
+# Classes of which the confusion matrix is shown.
+_MOST_SHOWN = 12
+
+
+def confusion_matrix(y: Array, outputs: Array, classes: int) -> npt.NDArray[np.int64]:
+    """Return how many samples of each class, a row, were taken for which one, a column.
+
+    Args:
+        y: (rows,) or (rows, 1) labels, 0 to classes - 1.
+        outputs: (rows, classes) of which the largest counts, or (rows, 1) probabilities of label 1.
+        classes: how many there are.
+    """
+    taken = (outputs[:, 0] > 0.5).astype(np.int64) if outputs.shape[1] == 1 else outputs.argmax(axis=1)
+    pairs = y.reshape(-1).astype(np.int64) * classes + taken
+    return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
+
+
+def scores(matrix: npt.NDArray[np.int64]) -> dict[str, list[float]]:
+    """Return precision, recall and F1 of each class; 0 where there is nothing to divide by."""
+    right = np.diag(matrix).astype(np.float64)
+
+    def over(total: Array) -> Array:
+        return np.divide(right, total, out=np.zeros_like(right), where=total > 0)
+
+    precision, recall = over(matrix.sum(axis=0)), over(matrix.sum(axis=1))
+    both = matrix.sum(axis=0) + matrix.sum(axis=1)
+    return {"precision": precision.tolist(), "recall": recall.tolist(), "f1": (2 * over(both)).tolist()}
+
+
+def of_classes(means: "Meaning", y: Array | None, outputs: Any) -> dict[str, Any] | None:
+    """Return names, scores and confusion matrix as JSON has them; None where there are no classes, or other labels."""
+    is_array = isinstance(outputs, np.ndarray) and outputs.ndim == 2
+    if means.task not in ("binary", "multiclass") or y is None or not is_array or len(y) != y.size or not len(y):
+        return None
+    classes = max(outputs.shape[1], 2)
+    if y.min() < 0 or y.max() >= classes:
+        return None
+    names = list(means.names) if len(means.names) == classes else list(map(str, range(classes)))
+    matrix = confusion_matrix(y, outputs, classes)
+    return {"names": names, **scores(matrix), "confusion": matrix.tolist()}
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print a line a class, and the confusion matrix where there are few classes."""
+    from rich.table import Table
+    from rich.text import Text
+
+    names, matrix = [printable(name) for name in found["names"]], found["confusion"]
+    is_shown = len(names) <= _MOST_SHOWN
+    table = Table("class", "samples", "precision", "recall", "F1", *(_taken_for(names) if is_shown else ()))
+    for row, name in enumerate(names):
+        numbers = [f"{found[key][row]:.4g}" for key in ("precision", "recall", "f1")]
+        cells = [name, f"{sum(matrix[row]):,}", *numbers, *(map(str, matrix[row]) if is_shown else ())]
+        table.add_row(*map(Text, cells))
+    means = [f"{float(np.mean(found[key])):.4g}" for key in ("precision", "recall", "f1")]
+    table.add_section()
+    table.add_row("mean", f"{sum(map(sum, matrix)):,}", *means, *([""] * len(names) if is_shown else ()))
+    terminal.console().print(table)
+
+
+def _taken_for(names: Sequence[str]) -> list[str]:
+    from rich.markup import escape
+
+    return [escape(f"taken for {name}") for name in names]

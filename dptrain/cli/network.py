@@ -1,0 +1,102 @@
+"""The built-in networks: dense layers of anything, and for folders of pictures a small convolutional one."""
+
+import numpy as np
+
+from dptrain import layers
+from dptrain.cli.config import ModelConfig
+from dptrain.data.loading import LoadedData
+from dptrain.data.preprocessing import Preprocessing
+from dptrain.errors import ConfigError
+from dptrain.models import Model
+
+# Filters of the blocks, each of which halves height and width; pictures smaller than this have dense layers.
+_FILTERS, _LEAST_SIDE = (16, 32, 64, 128), 16
+# Of the moving statistics: with Keras' 0.99 the first epochs of a small folder validate with those of the start.
+_MOMENTUM = 0.9
+# The part of a picture by which augmentation shifts and zooms it at most.
+_SHIFT = 0.1
+
+
+def is_convolutional(config: ModelConfig, data: LoadedData) -> bool:
+    """Return whether the network is the convolutional one: asked for, or of a folder of pictures that are large enough.
+
+    Other data sets, also of images, keep dense layers unless it is asked for.
+    """
+    if config.network != "auto":
+        return config.network == "convolutional"
+    known = data.preprocessing
+    return known is not None and known.picture is not None and min(known.picture[:2]) >= _LEAST_SIDE
+
+
+def filters(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the filters of a network for pictures of (height, width, channels): no side gets shorter than 4."""
+    blocks = max(1, int(np.log2(max(1, min(shape[:2]) // 4))))
+    return _FILTERS[:blocks]
+
+
+def input_layers(data: LoadedData) -> list[layers.Layer]:
+    """Return what makes flat floating-point numbers of a sample: pixels in [0, 1], standardised columns."""
+    if data.preprocessing is not None and data.preprocessing.columns:
+        return table_layers(data.preprocessing)
+    return [*_of_pixels(data), layers.Flatten(input_shape=data.train.x.shape[1:])]
+
+
+def _of_pixels(data: LoadedData) -> list[layers.Layer]:
+    """Return what brings whole numbers to [0, 1]; nothing of others."""
+    shape, dtype = data.train.x.shape[1:], data.train.x.dtype
+    return [layers.Rescaling(1 / np.iinfo(dtype).max, input_shape=shape)] if dtype.kind in "ui" else []
+
+
+def table_layers(known: Preprocessing) -> list[layers.Layer]:
+    """Return what standardises the numbers of a table and embeds its large categories."""
+    plain, embedded = sum(one.width for one in known.plain_columns), known.embedded_columns
+    if not embedded:
+        return [layers.Normalization(input_shape=(plain,))]
+    start = layers.Input(known.sample_shape)
+    parts = [layers.Normalization()(start[:, :plain])] if plain else []
+    for place, column in enumerate(embedded, plain):
+        rows = len(column.values)
+        parts.append(layers.Embedding(rows, embedding_length(rows))(start[:, place]))
+    together = layers.Concatenate()(parts) if len(parts) > 1 else parts[0]
+    return [layers.InputLayer(known.sample_shape), Model(start, together, name="columns")]
+
+
+def embedding_length(categories: int) -> int:
+    """Return how many numbers stand for a category: half as many as there are, at most 50.
+
+    Source: the rule of thumb of fast.ai's tabular models.
+    """
+    return min(50, (categories + 1) // 2)
+
+
+def convolutional_layers(config: ModelConfig, data: LoadedData) -> list[layers.Layer]:
+    """Return what makes a vector of a picture: augmentation, then blocks of convolution, normalization and pooling.
+
+    Each block is a convolution of 3x3 without a bias, BatchNormalization, a rectifier and the largest of 2x2; last is
+    the mean over what is left of the picture.
+
+    Raises:
+        ConfigError: samples are no pictures.
+    """
+    shape = data.train.x.shape[1:]
+    if len(shape) not in (2, 3):
+        found = "x".join(map(str, shape))
+        raise ConfigError(f"model.network = convolutional: expected pictures, found samples of {found}; leave it out")
+    stack = [*_of_pixels(data)]
+    if len(shape) == 2:
+        shape = (*shape, 1)
+        stack.append(layers.Reshape(shape, input_shape=shape[:2]))
+    elif not stack:
+        stack.append(layers.InputLayer(shape))
+    if config.augment != "off":
+        stack += [layers.RandomFlip("horizontal")] if config.augment == "flip" else []
+        stack += [layers.RandomTranslation(_SHIFT, _SHIFT, fill_mode="nearest")]
+        stack += [layers.RandomZoom(_SHIFT, fill_mode="nearest")]
+    for number in filters(shape):
+        stack += [
+            layers.Conv2D(number, 3, padding="same", use_bias=False),
+            layers.BatchNormalization(momentum=_MOMENTUM),
+            layers.Activation("relu"),
+            layers.MaxPooling2D(2),
+        ]
+    return [*stack, layers.GlobalAveragePooling2D()]

@@ -1,0 +1,101 @@
+"""A process that reads one Parquet file, whatever that contains, in bounded memory, and hands it on as plain Arrow.
+
+Run by `parquet`, as a script: libraries that read Parquet may abort the process, or fill its memory, by what a file
+says. Arguments: `sys.path`, as JSON, and the numbers of two open files, to read and to write; then how many bytes the
+content may have, and how many columns. On stdout comes one line of JSON: what was wrong, or nothing.
+"""
+
+import json
+import sys
+
+# Beyond what a file declares: buffers, and pages while they are decoded.
+_SLACK = 1 << 28
+# pandas' own description of a table, longer than which none is.
+_MOST_METADATA = 1 << 24
+
+
+def main(path: str, source: str, target: str, max_bytes: str, most_columns: str) -> None:
+    """Read, write, and print."""
+    sys.path[:] = json.loads(path)
+    print(json.dumps(_copied(int(source), int(target), int(max_bytes), int(most_columns))))
+
+
+def _copied(source: int, target: int, max_bytes: int, most_columns: int) -> dict[str, object]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with open(source, "rb", closefd=False) as file:
+            opened = parquet.ParquetFile(file)
+            about, schema = opened.metadata, opened.schema_arrow
+            if len(schema) > most_columns:
+                return {"columns": len(schema)}
+            for one in schema:
+                if not _is_cell(one.type):
+                    return {"name": one.name, "type": str(one.type)}
+            stored = sum(about.row_group(group).total_byte_size for group in range(about.num_row_groups))
+            # Repeated values are stored once: what they become is a number or a code a cell.
+            declared = max(stored, about.num_rows * max(len(schema), 1) * 8)
+            if declared > max_bytes:
+                return {"declared": declared}
+            _bound_memory(2 * declared + _SLACK)
+            texts = [one.name for one in schema if _is_text(one.type)]
+            file.seek(0)
+            table = parquet.ParquetFile(file, read_dictionary=texts).read(use_threads=False)
+        names = _index_columns(schema.metadata or {})
+        table = table.select([*names, *(name for name in table.column_names if name not in names)])
+        table = table.replace_schema_metadata(None)
+        with open(target, "wb", closefd=False) as out, pyarrow.ipc.new_stream(out, table.schema) as writer:
+            writer.write_table(table)
+    except MemoryError:
+        return {"damaged": "it takes more memory than it declares"}
+    except (pyarrow.ArrowException, OSError, ValueError, KeyError) as error:
+        return {"damaged": " ".join(str(error).split())[:200]}
+    return {}
+
+
+def _is_text(kind: object) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+def _is_cell(kind: object) -> bool:
+    """Whether a type's values are numbers, texts, truth values or dates."""
+    from pyarrow import types
+
+    if types.is_dictionary(kind):
+        return _is_cell(kind.value_type)  # type: ignore[attr-defined]
+    checks = (types.is_integer, types.is_floating, types.is_boolean, types.is_null, types.is_date, types.is_timestamp)
+    return _is_text(kind) or any(check(kind) for check in checks)
+
+
+def _index_columns(metadata: dict[bytes, bytes]) -> list[str]:
+    """Return the columns that were a data frame's index; none where what pandas has written is not sound."""
+    text = metadata.get(b"pandas", b"")
+    if not text or len(text) > _MOST_METADATA:
+        return []
+    try:
+        tree = json.loads(text)
+        indices = tree["index_columns"]
+        names = [one for one in indices if isinstance(one, str)]
+        columns = [one["field_name"] for one in tree["columns"]]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return []
+    return names if len(set(names)) == len(names) and set(names) <= set(columns) else []
+
+
+def _bound_memory(more: int) -> None:
+    """Let this process take so many bytes more."""
+    import resource
+
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+            taken = next(int(line.split()[1]) for line in file if line.startswith("VmData:")) * 1024
+        resource.setrlimit(resource.RLIMIT_DATA, (taken + more, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    except (OSError, StopIteration, ValueError):  # no /proc, or a lower limit that stands already
+        return
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

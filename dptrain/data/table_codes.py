@@ -1,0 +1,104 @@
+"""Cells that look like numbers and measure nothing, or measure something else: codes, identifiers, dates, commas."""
+
+import datetime
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.errors import DataError
+from dptrain.runtime.text import short
+
+_LEADING_ZERO = re.compile(r"\s*[+-]?0[0-9]")
+_DECIMAL_COMMA = re.compile(r"\s*[+-]?(\d{1,3}(\.\d{3})+|\d+|),\d+\s*")
+_TIME = r"([T ]\d{1,2}:\d{2}.*)?"
+_ISO_DATE = re.compile(rf"\s*\d{{4}}-\d{{1,2}}-\d{{1,2}}{_TIME}\s*")
+_DATE = re.compile(rf"\s*(\d{{4}}([-/.])\d{{1,2}}\2\d{{1,2}}|\d{{1,2}}([-/.])\d{{1,2}}\3(\d{{4}}|\d{{2}})){_TIME}\s*")
+
+
+def leading_zero(texts: Iterable[Any]) -> str | None:
+    """Return the first text that begins as 007 does: a code, which the number 7 is not."""
+    return next((text for text in texts if isinstance(text, str) and _LEADING_ZERO.match(text)), None)
+
+
+def may_have_leading_zeros(content: bytes, separator: str) -> bool:
+    """Whether any cell of a text file may begin as 007 does; quick, and too often True rather than too seldom."""
+    return re.search(rb'(?:^|[\r\n%s])[ \t]*"?[ \t]*[+-]?0[0-9]' % re.escape(separator.encode()), content) is not None
+
+
+def decimal_comma(texts: Iterable[Any]) -> str | None:
+    """Return the first text that is a number but for its comma."""
+    return next((text for text in texts if isinstance(text, str) and _DECIMAL_COMMA.fullmatch(text)), None)
+
+
+def identifier(values: npt.NDArray[np.float64]) -> str | None:
+    """Return why numbers look like identifiers or dates, in words; None where they do not.
+
+    Args:
+        values: (rows,), finite, none missing.
+    """
+    distinct = np.unique(values)
+    if len(distinct) <= 2 or (distinct != np.floor(distinct)).any():
+        return None
+    span = f"from {distinct[0]:.15g} to {distinct[-1]:.15g}"
+    if _are_days(distinct):
+        return f"whole numbers that look like dates, {span}"
+    if len(distinct) == len(values):
+        return f"{len(values):,} whole numbers, none of them twice, {span}, as identifiers have"
+    steps = np.diff(values)
+    if (steps >= 0).all() or (steps <= 0).all():
+        return f"whole numbers in order, {span}, as identifiers have"
+    return None
+
+
+def _are_days(distinct: npt.NDArray[np.float64]) -> bool:
+    """Whether whole numbers are all days such as 20201231."""
+    year, month, day = distinct // 10_000, distinct // 100 % 100, distinct % 100
+    is_day = (year >= 1900) & (year <= 2100) & (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)
+    return bool(is_day.all())
+
+
+def holds_dates(series: Any) -> bool:
+    """Whether all values of a column, missing ones aside, are dates or texts that look like dates."""
+    if series.dtype.kind != "O" and not _is_text(series):
+        return bool(series.dtype.kind == "M")
+    values = iter(series.dropna().unique() if _is_text(series) else series.dropna())
+    first = next(values, None)
+    return _is_date(first) and all(map(_is_date, values))
+
+
+def _is_text(series: Any) -> bool:
+    return getattr(series.dtype, "name", "") in ("str", "string", "category")
+
+
+def _is_date(value: Any) -> bool:
+    return isinstance(value, datetime.date) or (isinstance(value, str) and _DATE.fullmatch(value) is not None)
+
+
+def days(series: Any, name: str, fault: Any) -> Any:
+    """Return a column of dates as days since 1970-01-01, in UTC; NaN where a value is missing.
+
+    Args:
+        series: the column: dates, or texts as 2020-12-31, also with a time.
+        name: of it.
+        fault: makes an error of a row, a column and what is wrong.
+
+    Raises:
+        DataError: a value is no such date.
+    """
+    import pandas
+
+    if series.dtype.kind in "iufb":
+        raise fault(0, name, f"{short(series.iloc[0])}, expected a date such as 2020-12-31")
+    if series.dtype.kind != "M":
+        for row, value in enumerate(series):
+            is_iso = isinstance(value, str) and _ISO_DATE.fullmatch(value)
+            if not (is_iso or isinstance(value, datetime.date) or pandas.isna(value)):
+                raise fault(row, name, f"{short(value)}, expected a date such as 2020-12-31")
+    try:
+        times = pandas.to_datetime(series, utc=True, format=None if series.dtype.kind == "M" else "ISO8601")
+    except (ValueError, OverflowError) as error:
+        raise DataError(f"{name!r}: {short(str(error))}; expected dates such as 2020-12-31") from None
+    return (times - pandas.Timestamp(0, tz="UTC")) / pandas.Timedelta(days=1)

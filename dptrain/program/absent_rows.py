@@ -1,0 +1,96 @@
+"""Which row was asked for that a table does not have: an id of an Embedding that is too large, say."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dptrain.errors import DataError
+from dptrain.program.dims import Dim
+from dptrain.program.lowering import Gather
+from dptrain.program.mesh import constant_of
+from dptrain.program.program import ROWS, Program
+from dptrain.program.tensor import Array, Tensor
+
+OUTSIDE = "a row is asked for that is not there: a number outside the table"
+
+
+def absent_row(layer: str, length: int, places: Array, samples: Array | None = None) -> DataError | None:
+    """Return the error that names the first id that is no row of a table; None where all are.
+
+    Args:
+        layer: that takes the rows; empty where none does.
+        length: of the table.
+        places: (rows, ...) or (): the ids, of which negative ones count from the end.
+        samples: (rows,): the numbers of the samples; None where they are counted as they stand.
+    """
+    is_absent = (places >= length) | (places < -length)
+    if not is_absent.any():
+        return None
+    place = np.unravel_index(int(is_absent.argmax()), places.shape)
+    where = f"layer {layer!r}: " if layer else ""
+    sample = ""
+    if place:
+        each = 1 if samples is None or not len(samples) else max(1, len(places) // len(samples))
+        row = int(place[0]) // each
+        sample = f" of sample {row if samples is None or not len(samples) else int(samples[row])}"
+    return DataError(
+        f"{where}id {int(places[place])}{sample} ({int(is_absent.sum())} in this batch), expected 0 to {length - 1}; "
+        "correct the data, or raise the length of the table (input_dim)"
+    )
+
+
+def find_absent_row(program: Program, values: Mapping[Tensor, Array], rows: int, first_row: int) -> DataError | None:
+    """Return the error that names the first id in a program that is no row of its table.
+
+    Args:
+        program: one that has met such an id.
+        values: of its inputs and its state, at that step.
+        rows: of the batch that this rank has.
+        first_row: the global number of the first of them.
+
+    Returns:
+        None where it hangs on what ranks send each other, or lies in a loop.
+    """
+    order = program.inputs.get(ROWS)
+    gathers = [one for one in program.tensors if one.op is not None and one.op.lowering == Gather()]
+    taken = [one for one in gathers if one.inputs[1] is not order]  # the samples' own numbers are nobody's ids
+    computed = dict(values)
+    samples = None if order is None else values[order]
+    for one in taken:
+        table, places = one.inputs
+        try:
+            ids = _value(places, computed, program, rows, first_row)
+            length = len(_value(table, computed, program, rows, first_row)) if _counts(table) else int(table.shape[0])
+        except (LookupError, ValueError, TypeError, DataError):
+            continue
+        by_sample = places.shape != () and isinstance(places.shape[0], Dim)
+        numbers = samples if by_sample and samples is not None else None
+        if (error := absent_row(one.name or "", length, ids, numbers)) is not None:
+            return error
+    return None
+
+
+def _counts(table: Tensor) -> bool:
+    return isinstance(table.shape[0], Dim)
+
+
+def _value(tensor: Tensor, values: dict[Tensor, Array], program: Program, rows: int, first_row: int) -> Array:
+    """Return a tensor's value, computed with what it hangs on.
+
+    Raises:
+        LookupError: it hangs on a message.
+    """
+    waiting = [tensor]
+    while waiting:
+        one = waiting[-1]
+        if one in values:
+            waiting.pop()
+        elif one.op is None:
+            values[one] = constant_of(one, rows, program.rows)
+        elif missing := [read for read in one.inputs if read not in values]:
+            waiting += missing
+        else:
+            arrays: list[Any] = [values[read] for read in one.inputs]
+            values[one] = one.op.execute(arrays, one, rows, first_row)
+    return values[tensor]
