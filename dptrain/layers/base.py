@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from numbers import Integral
 from typing import Any, Self, TypeVar
@@ -22,8 +22,19 @@ from dptrain.ops.elementwise import cast
 from dptrain.ops.random import SeedGenerator
 from dptrain.program.dims import Dim, Size, UnknownLengthError, is_number, number_of, read, symbolic, unknown
 from dptrain.program.shapes import is_open
-from dptrain.program.tensor import FLOATX, Tensor, Variable, constant, placeholder, reading_weights_in, scope, tracing
+from dptrain.program.tensor import (
+    FLOATX,
+    Tensor,
+    Variable,
+    constant,
+    is_tracing,
+    placeholder,
+    reading_weights_in,
+    scope,
+    tracing,
+)
 from dptrain.program.tree import leaves, map_leaves
+from dptrain.program.turns import MAKING, TURNS, OfThread
 from dptrain.random import Purpose, default_seed, next_position, own_seed
 from dptrain.registry.serialization import Configurable, function_to_dict
 
@@ -75,6 +86,8 @@ class Layer(Parts):
     _always_written: tuple[str, ...] = ()
     # In a class whose own `build` says itself when the weights are there.
     _notes_built: bool
+    # It is being built, and what has been built of it may be drawn anew.
+    _builds = False
     # Counts changes of what a program that was traced before would not see.
     _changes = 0
     # How weights that are still to be made are pruned: see `dptrain.pruning`.
@@ -100,7 +113,7 @@ class Layer(Parts):
             policy = policy_of(dtype)
         except ConfigError as error:
             raise ConfigError(f"{error} of layer {type(self).__name__}") from error
-        self._weights, self._frozen, self._generators, self._losses = [], [], [], []
+        self._weights, self._frozen, self._generators, self._of_thread = [], [], [], OfThread()
         self._nodes: list[Node] = []
         # A description stands in every configuration of Keras', whether or not the layer was given a type.
         self._own_policy = policy is not None and not isinstance(dtype, Mapping)
@@ -294,10 +307,15 @@ class Layer(Parts):
             training = bool(default) if isinstance(default, bool) else False
         if "training" in accepted:
             bound.arguments["training"] = training
-        with scope(self.label), _calling(training), reading_weights_in(self._read_in):
+        is_outermost = outer is None and not is_tracing()
+        turn: AbstractContextManager[None] = TURNS.eager() if is_outermost else nullcontext()
+        with turn, scope(self.label), _calling(training), reading_weights_in(self._read_in):
             if outer is None:
                 self._clear_losses()
-            return self._called(bound)
+            if self.built and not self._builds:
+                return self._called(bound)
+            with MAKING:  # until the layers within are built as well
+                return self._called(bound)
 
     @property
     def _read_in(self) -> np.dtype[Any] | None:

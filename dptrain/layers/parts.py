@@ -14,6 +14,7 @@ from dptrain.mixed_precision import DTypePolicy
 from dptrain.ops.random import SeedGenerator
 from dptrain.program import tree
 from dptrain.program.tensor import Tensor, Variable
+from dptrain.program.turns import TURNS, OfThread
 from dptrain.registry.names import snake_case
 from dptrain.registry.serialization import Configurable
 
@@ -35,7 +36,7 @@ class Parts(Configurable):
     _weights: list[Variable]
     _frozen: list[Variable]  # own weights that `trainable` has turned off
     _generators: list[tuple[SeedGenerator, int | None]]
-    _losses: list[Tensor]
+    _of_thread: OfThread
 
     # Whether the name is one that a model may count up.
     has_default_name = False
@@ -136,6 +137,15 @@ class Parts(Configurable):
         return list({id(one): one for one in found}.values())
 
     @property
+    def _losses(self) -> list[Tensor]:
+        """What `add_loss` got in the last call in this thread."""
+        return getattr(self._of_thread, "losses", [])
+
+    @_losses.setter
+    def _losses(self, losses: list[Tensor]) -> None:
+        self._of_thread.losses = losses
+
+    @property
     def losses(self) -> list[Any]:
         """Penalties of the weights that are to be trained, and what `add_loss` got in the last call."""
         added = [loss for layer in self.flat_layers() for loss in layer._losses]
@@ -147,7 +157,9 @@ class Parts(Configurable):
 
     def get_weights(self) -> list[npt.NDArray[Any]]:
         """Return copies of the values of `weights`."""
-        return [one.numpy() for one in self.weights]
+        own = self.weights
+        with TURNS.of(reads=frozenset(own)):
+            return [one.numpy() for one in own]
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Give `weights` new values.
@@ -167,8 +179,10 @@ class Parts(Configurable):
                     f"Layer {self.label} weight shape {one.shape} is not compatible with provided weight shape "
                     f"{tuple(np.shape(value))}."
                 )
-        for one, value in zip(own, weights, strict=True):
-            one.assign(np.asarray(value))
+        values = [np.asarray(value) for value in weights]
+        with TURNS.of(writes=frozenset(own)):
+            for one, value in zip(own, values, strict=True):
+                one.assign(value)
 
     def count_params(self) -> int:
         """Return the number of elements of all weights.
@@ -212,6 +226,8 @@ class Parts(Configurable):
         policy = dtype if isinstance(dtype, DTypePolicy) else DTypePolicy(dtype)
         for layer in self.flat_layers():
             if not layer._own_policy:
+                if layer._policy != policy:
+                    layer._changes += 1  # other models may have the layer as well
                 layer._policy = policy
                 for one in layer._own:
                     if isinstance(one, Weight) and one.dtype.kind in "fV":

@@ -30,6 +30,7 @@ from dptrain.optimizers import schedules
 from dptrain.optimizers.schedules import LearningRateSchedule
 from dptrain.optimizers.schedules.base import float64
 from dptrain.program.tensor import FLOATX, Drawn, DType, Operand, Tensor, Variable, constant, is_tracing, note_applied
+from dptrain.program.turns import TURNS
 from dptrain.registry.names import not_supported, snake_case
 
 # Slots of what is pruned: which elements stay, and the gradient of all, for regrowth.
@@ -413,11 +414,13 @@ class Optimizer(ABC):
         if self.loss_scale_factor is not None:
             known = {one: grad / self.loss_scale_factor for one, grad in known.items()}
         note_applied(list(known.values()))
-        self._numbers = {}
-        try:
-            self._apply(list(known.values()), list(known))
-        finally:
-            self._numbers = None
+        changes = frozenset[Variable]() if is_tracing() else frozenset([*self.variables, *known])
+        with TURNS.of(writes=changes):
+            self._numbers = {}
+            try:
+                self._apply(list(known.values()), list(known))
+            finally:
+                self._numbers = None
 
     @abstractmethod
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:

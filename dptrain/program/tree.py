@@ -57,7 +57,7 @@ def _is_of(own: Any, kind: Any) -> bool | None:
 def attributes(holder: Any, kind: type[T]) -> list[T]:
     """Return an object's attributes of a kind, nested ones as well, each once, in the order of assignment."""
     found: dict[int, T] = {}
-    _collect(vars(holder).values(), kind, found)
+    _collect(list(vars(holder).values()), kind, found)  # another thread may add one meanwhile
     return list(found.values())
 
 
@@ -68,7 +68,7 @@ def _collect(values: Iterable[Any], kind: Any, found: dict[int, Any]) -> None:
         if is_of:
             found[id(one)] = one
         elif is_of is None and one:
-            _collect(one.values() if isinstance(one, Mapping) else one, kind, found)
+            _collect(list(one.values()) if isinstance(one, Mapping) else one, kind, found)
 
 
 def with_sorted_keys(data: Any) -> Any:

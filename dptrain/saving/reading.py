@@ -18,6 +18,7 @@ import numpy.typing as npt
 from dptrain.comm import Communicator
 from dptrain.errors import ConfigError, DataError
 from dptrain.program.tensor import BFLOAT16, Variable
+from dptrain.program.turns import TURNS
 from dptrain.runtime.files import open_regular
 from dptrain.runtime.text import one_line
 
@@ -59,8 +60,9 @@ class Loaded:
 
     def assign(self) -> None:
         """Give the variables their values."""
-        for variable, value in self.values.items():
-            variable.assign(value)
+        with TURNS.of(writes=frozenset(self.values)):
+            for variable, value in self.values.items():
+                variable.assign(value)
 
 
 def share(comm: Communicator, loaded: Loaded | None, variables: Sequence[Variable]) -> Loaded:
