@@ -145,7 +145,8 @@ class Turns:
 
     def reading(self, variable: Any) -> AbstractContextManager[None]:
         """Return the turn of who reads one variable; of eager ops it lasts as long as theirs."""
-        eager, own = self.eager_turn, Turn(self, {variable}, _NOTHING, queues=False)
+        eager = self.eager_turn
+        own = Turn(self, {variable}, _NOTHING, queues=False, is_eager=eager is not None)
         if eager is None:
             return own
         if variable not in eager.reads:
@@ -210,7 +211,9 @@ TURNS = Turns()
 MAKING = SharedLock()
 # Held while a variable's value is replaced or moved.
 REPLACING = SharedLock()
+# Held while ops that are executed one by one draw random numbers, and count the draw.
+DRAWING = SharedLock()
 
 if hasattr(os, "register_at_fork"):
-    for shared in (TURNS, MAKING, REPLACING):
+    for shared in (TURNS, MAKING, REPLACING, DRAWING):
         os.register_at_fork(after_in_child=shared.after_fork)

@@ -42,8 +42,7 @@ from dptrain.train.sharding import Sharding
 Array = npt.NDArray[Any]
 
 # Prepared programs that are kept, and placed ones: batches of a user's own generator may all differ in size.
-# Several threads need some of each.
-_KEPT, _KEPT_PLACED = 64, 64
+_KEPT, _KEPT_PLACED = 32, 64
 
 
 @dataclass(frozen=True, eq=False)

@@ -303,6 +303,16 @@ def test_metrics():
     assert float(metric.result()) == 4
 
 
+def test_random_numbers():
+    """Threads that share a generator draw other numbers, which one thread would have drawn one after the other."""
+    generator, alone = dp.random.SeedGenerator(7), dp.random.SeedGenerator(7)
+    dropout, found = layers.Dropout(0.5, seed=3), []
+    side_by_side(*[lambda number: found.append(float(dp.random.uniform((), seed=generator)))] * 4, times=20)
+    assert sorted(found) == sorted(float(dp.random.uniform((), seed=alone)) for _ in range(80))
+    side_by_side(*[lambda number: found.append(np.asarray(dropout(X, training=True)).tobytes())] * 4, times=10)
+    assert len(set(found)) == 80 + 40
+
+
 def test_samples_of_other_sizes():
     """A model whose input nobody has declared takes samples of the size that each thread has."""
     model = dp.Sequential([layers.Dense(3), layers.GlobalAveragePooling1D()], seed=1)
