@@ -2,8 +2,8 @@
 
 import bisect
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -303,19 +303,18 @@ class Programs:
             if known is not None:  # else another thread has dropped it meanwhile
                 return placed, known
 
-    @contextmanager
-    def turn(self, step: Step, batch: Batch, batch_rows: int) -> Iterator[None]:
-        """Let no other thread change what a step reads while this context lasts, if itself it changes nothing.
+    def turn(self, step: Step, batch: Batch, batch_rows: int) -> AbstractContextManager[None]:
+        """Let no other thread change what a step reads while this context lasts, if the step itself changes nothing.
 
         Args:
             step: which runs in this context, as often as is wanted.
             batch: as of `run`.
             batch_rows: of its first batch.
         """
-        placed = None if step.eager else self.placed(step, batch, batch_rows)
-        reads = frozenset[Variable]() if placed is None or placed.writes else placed.reads
-        with TURNS.of(reads):
-            yield
+        if step.eager:  # nobody knows what it changes
+            return TURNS.of(writes=self._of_eager_step())
+        placed = self.placed(step, batch, batch_rows)
+        return TURNS.of(frozenset() if placed.writes else placed.reads)
 
     def run(
         self, step: Step, batch: Batch, rows: BatchRows, steps: Sequence[Sequence[Shard]], *, alone: bool = False

@@ -29,10 +29,12 @@ def _many_turns() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-def build(jit_compile: bool = True, seed: int = 1) -> dp.Sequential:
+def build(jit_compile: bool = True, seed: int = 1, **options: Any) -> dp.Sequential:
     stack = [layers.Input((5,)), layers.Dense(16, "tanh"), layers.BatchNormalization(), layers.Dense(3, "softmax")]
     model = dp.Sequential(stack, seed=seed)
-    model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"], device="cpu", jit_compile=jit_compile)
+    model.compile(
+        "sgd", "sparse_categorical_crossentropy", metrics=["accuracy"], device="cpu", jit_compile=jit_compile, **options
+    )
     return model
 
 
@@ -86,17 +88,17 @@ def test_programs(tmp_path: Path):
     side_by_side(*[by_rows(program)] * 4)
 
 
-@COMPILED
-def test_all_side_by_side(jit_compile: bool, tmp_path: Path):
+@pytest.mark.parametrize("options", [{}, {"jit_compile": False}, {"run_eagerly": True}])
+def test_all_side_by_side(options: dict[str, Any], tmp_path: Path):
     """While one thread trains, the others' answers are those of the weights between two of its steps."""
     steps = 12
 
     def trained(number: int, model: dp.Sequential) -> Any:
         return model.train_on_batch(X[:32], Y[:32], return_dict=True)
 
-    model, alone = build(jit_compile), build(jit_compile)
+    model, alone = build(**options), build(**options)
     model.export(tmp_path / "model.program")
-    program = dp.saving.load_program(tmp_path / "model.program", device="cpu", jit_compile=jit_compile)
+    program = dp.saving.load_program(tmp_path / "model.program", device="cpu")
     logs, states, evaluated = [], [], []
     for number in range(steps + 1):
         states.append(alone.predict(X, verbose=0))
@@ -163,6 +165,30 @@ def test_fit_beside_predictions():
     assert waited == [True]
     close(model.predict(X, verbose=0), alone.predict(X, verbose=0))
     assert model.evaluate(X, Y, verbose=0)
+
+
+def test_a_loop_of_ones_own_beside_predictions():
+    """An optimizer's update is all done, or not at all, for whoever predicts."""
+
+    def step(model: dp.Model, optimizer: dp.optimizers.Optimizer) -> None:
+        with dp.GradientTape() as tape:
+            loss = dp.losses.SparseCategoricalCrossentropy()(Y, model(X))
+        weights = model.trainable_weights
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+
+    model, alone = build(), build()
+    sgd, other = dp.optimizers.SGD(0.5), dp.optimizers.SGD(0.5)
+    states = [alone.predict(X, verbose=0)]
+    for _ in range(8):
+        step(alone, other)
+        states.append(alone.predict(X, verbose=0))
+    side_by_side(
+        lambda number: step(model, sgd),
+        lambda number: is_one_of(model.predict(X, verbose=0), states),
+        lambda number: is_one_of(model(X), states),
+        times=8,
+    )
+    close(model.predict(X, verbose=0), states[-1])
 
 
 def test_new_weights_beside_predictions(tmp_path: Path):
