@@ -17,6 +17,7 @@ from dptrain.comm.mesh import BATCH
 from dptrain.program.messages import all_reduced
 from dptrain.program.shapes import size
 from dptrain.program.tensor import BFLOAT16, Variable
+from dptrain.program.turns import TURNS
 from dptrain.runtime import heap
 from dptrain.runtime.failure import phase
 from dptrain.train.health import HealthCheck, OnNonfinite, digest_every, refuse_validation
@@ -222,12 +223,18 @@ class Trainer:
             step: the model's, where it has been asked for already.
         """
         self.share(lambda: self.model.variables)
-        step = step or self.model.step("predict")
-        found: list[tuple[Shard, dict[str, npt.NDArray[Any]]]] = []
         hooks.set_trainer(self)
-        watched = self._any(hooks.has_batch_hooks("predict"))
-        if watched:
+        if not self._any(hooks.has_batch_hooks("predict")):
+            return self._predict(batches, hooks, step or self.model.step("predict"), watched=False)
+        with TURNS.of(writes={("stop_predicting", id(self.model))}):  # which one thread's hook sets for itself
             hooks.model.stop_predicting = False
+            return self._predict(batches, hooks, step or self.model.step("predict"), watched=True)
+
+    def _predict(
+        self, batches: Batches, hooks: CallbackList, step: Step, *, watched: bool
+    ) -> dict[str, npt.NDArray[Any]]:
+        """See `predict`; a hook looks at each batch where it is `watched`."""
+        found: list[tuple[Shard, dict[str, npt.NDArray[Any]]]] = []
         hooks.on_predict_begin()
         batches.keep_memory(self._kept_feeds)
         with self._opened({"predict": batches}), ExitStack() as stack:

@@ -321,6 +321,24 @@ def test_models_that_share_layers():
     close(encoder.predict(X, verbose=0), states[-1])
 
 
+def test_a_callback_that_ends_a_prediction_ends_no_other():
+    class Looks(dp.callbacks.Callback):
+        def __init__(self, stops: bool) -> None:
+            super().__init__()
+            self.stops = stops
+
+        def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.model.stop_predicting = self.model.stop_predicting or (self.stops and batch == 1)
+
+    model = build()
+    expected = model.predict(X, verbose=0)
+
+    def predicts(stops: bool) -> None:
+        close(model.predict(X, batch_size=8, verbose=0, callbacks=[Looks(stops)]), expected[: 16 if stops else 96])
+
+    side_by_side(*[lambda number, stops=stops: predicts(stops) for stops in (True, False)] * 2, times=5)
+
+
 def test_metrics():
     metric, times = dp.metrics.MeanSquaredError(), 50
     side_by_side(*[lambda number: metric.update_state(Y[:4], Y[:4] + 2.0)] * 4, times=times)
