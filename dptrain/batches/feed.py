@@ -6,9 +6,10 @@ the same values, so that the results do not depend on where the samples are.
 
 import gc
 import math
+import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -212,10 +213,13 @@ class KeptFeed(Feed):
         backend: the device.
         like: arrays of the shapes (but for the rows) and types of those to come.
         capacity: the most rows of a step.
+        give_back: called with the feed when it is closed.
     """
 
-    def __init__(self, backend: Backend, like: Sequence[HostArray], capacity: int) -> None:
-        self._backend, self.stored_rows = backend, capacity
+    def __init__(
+        self, backend: Backend, like: Sequence[HostArray], capacity: int, give_back: "Callable[[KeptFeed], None]"
+    ) -> None:
+        self._backend, self.stored_rows, self._give_back = backend, capacity, give_back
         self._host = [np.zeros((capacity, *array.shape[1:]), array.dtype) for array in like]
         self._device = tuple(map(backend.upload, self._host))
         self._identity = backend.upload(np.arange(capacity, dtype=np.int64))
@@ -242,23 +246,26 @@ class KeptFeed(Feed):
         return BatchRows(self._device, self._identity, [0])
 
     def close(self) -> None:
-        """Let go of the samples; the memory stays."""
+        """Let go of the samples; the memory stays, for the next prediction."""
         self._sources = ()
+        self._give_back(self)
 
 
 class KeptFeeds:
-    """The memory of small predictions, which come one after another and are alike.
+    """The memory of small predictions, which come one after another and are alike; each has its own meanwhile.
 
     Args:
         backend: the device.
     """
 
-    # Bytes of samples that are copied rather than read where they lie; kinds of samples that are remembered.
-    _MOST_BYTES, _MOST_KINDS = 4 << 20, 8
+    # Bytes of samples that are copied rather than read where they lie; kinds of samples that are remembered, and for
+    # how many predictions at once there is memory of a kind.
+    _MOST_BYTES, _MOST_KINDS, _MOST_FREE = 4 << 20, 8, 8
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._feeds: OrderedDict[Any, KeptFeed] = OrderedDict()
+        self._lock = threading.Lock()
+        self._free: OrderedDict[Any, list[KeptFeed]] = OrderedDict()
 
     def feed(self, arrays: Sequence[HostArray], largest: int, room: int | None) -> KeptFeed | None:
         """Return a feed of these arrays; None where they are too large to be copied, or for the device.
@@ -273,14 +280,22 @@ class KeptFeeds:
         key = (capacity, *((array.shape[1:], array.dtype.str) for array in arrays))
         if row * max(capacity, len(arrays[0])) > self._MOST_BYTES:
             return None
-        if key not in self._feeds:
-            if room is not None and (row + 8) * capacity > room:
-                return None
-            self._feeds[key] = KeptFeed(self._backend, arrays, capacity)
-            if len(self._feeds) > self._MOST_KINDS:
-                self._feeds.popitem(last=False)
-        self._feeds.move_to_end(key)
-        return self._feeds[key].read(arrays)
+        with self._lock:
+            free = self._free.setdefault(key, [])
+            self._free.move_to_end(key)
+            if len(self._free) > self._MOST_KINDS:
+                self._free.popitem(last=False)
+            if free:
+                return free.pop().read(arrays)
+        if room is not None and (row + 8) * capacity > room:
+            return None
+        return KeptFeed(self._backend, arrays, capacity, partial(self._give_back, key)).read(arrays)
+
+    def _give_back(self, key: Any, feed: KeptFeed) -> None:
+        with self._lock:
+            free = self._free.get(key)
+            if free is not None and len(free) < self._MOST_FREE:
+                free.append(feed)
 
 
 def padded_rows(rows: int) -> int:

@@ -4,7 +4,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from numbers import Integral
 from typing import Any, Self, TypeVar
@@ -28,6 +28,7 @@ from dptrain.program.tensor import (
     Tensor,
     Variable,
     constant,
+    is_tracing,
     is_whole,
     placeholder,
     reading_weights_in,
@@ -35,6 +36,7 @@ from dptrain.program.tensor import (
     tracing,
 )
 from dptrain.program.tree import leaves, map_leaves
+from dptrain.program.turns import MAKING, TURNS, OfThread
 from dptrain.random import Purpose, default_seed, next_position, own_seed
 from dptrain.registry.serialization import Configurable, custom_object, function_to_dict, plain
 
@@ -90,6 +92,8 @@ class Layer(Parts):
     _constructed_with: Given | None = None
     # In a class whose own `build` says itself when the weights are there.
     _notes_built: bool
+    # It is being built, and what has been built of it may be drawn anew.
+    _builds = False
     # Counts changes of what a program that was traced before would not see.
     _changes = 0
     # How weights that are still to be made are pruned: see `dptrain.pruning`.
@@ -115,7 +119,7 @@ class Layer(Parts):
             policy = policy_of(dtype)
         except ConfigError as error:
             raise ConfigError(f"{error} of layer {type(self).__name__}") from error
-        self._weights, self._frozen, self._generators, self._losses = [], [], [], []
+        self._weights, self._frozen, self._generators, self._of_thread = [], [], [], OfThread()
         self._nodes: list[Node] = []
         # A description stands in every configuration of Keras', whether or not the layer was given a type.
         self._own_policy = policy is not None and not isinstance(dtype, Mapping)
@@ -322,10 +326,15 @@ class Layer(Parts):
             training = bool(default) if isinstance(default, bool) else False
         if "training" in accepted:
             bound.arguments["training"] = training
-        with scope(self._display_name), _calling(training), reading_weights_in(self._read_in):
+        is_outermost = outer is None and not is_tracing()
+        turn: AbstractContextManager[None] = TURNS.eager() if is_outermost else nullcontext()
+        with turn, scope(self._display_name), _calling(training), reading_weights_in(self._read_in):
             if outer is None:
                 self._clear_losses()
-            return self._called(bound)
+            if self.built and not self._builds:
+                return self._called(bound)
+            with MAKING:  # until the layers within are built as well
+                return self._called(bound)
 
     @property
     def _read_in(self) -> np.dtype[Any] | None:

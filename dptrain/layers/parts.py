@@ -14,6 +14,7 @@ from dptrain.mixed_precision import DTypePolicy, policy_of
 from dptrain.ops.random import SeedGenerator
 from dptrain.program import tree
 from dptrain.program.tensor import Tensor, Variable
+from dptrain.program.turns import TURNS, OfThread
 from dptrain.registry.names import numbered, snake_case
 from dptrain.registry.serialization import Configurable
 
@@ -35,7 +36,7 @@ class Parts(Configurable):
     _weights: list[Variable]
     _frozen: list[Variable]  # own weights that `trainable` has turned off
     _generators: list[tuple[SeedGenerator, int | None]]
-    _losses: list[Tensor]
+    _of_thread: OfThread
 
     # Whether the name is one that a model may count up.
     _has_default_name = False
@@ -137,6 +138,15 @@ class Parts(Configurable):
         return list({id(one): one for one in found}.values())
 
     @property
+    def _losses(self) -> list[Tensor]:
+        """What `add_loss` got in the last call in this thread."""
+        return getattr(self._of_thread, "losses", [])
+
+    @_losses.setter
+    def _losses(self, losses: list[Tensor]) -> None:
+        self._of_thread.losses = losses
+
+    @property
     def losses(self) -> list[Any]:
         """Penalties of the weights that are to be trained, and what `add_loss` got in the last call."""
         added = [loss for layer in self._flatten_layers() for loss in layer._losses]
@@ -148,7 +158,9 @@ class Parts(Configurable):
 
     def get_weights(self) -> list[npt.NDArray[Any]]:
         """Return copies of the values of `weights`."""
-        return [one.numpy() for one in self.weights]
+        own = self.weights
+        with TURNS.of(reads=frozenset(own)):
+            return [one.numpy() for one in own]
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Give `weights` new values.
@@ -168,8 +180,10 @@ class Parts(Configurable):
                     f"Layer {self._display_name} weight shape {one.shape} is not compatible with provided weight shape "
                     f"{tuple(np.shape(value))}."
                 )
-        for one, value in zip(own, weights, strict=True):
-            one.assign(np.asarray(value))
+        values = [np.asarray(value) for value in weights]
+        with TURNS.of(writes=frozenset(own)):
+            for one, value in zip(own, values, strict=True):
+                one.assign(value)
 
     def count_params(self) -> int:
         """Return the number of elements of all weights.
@@ -214,6 +228,8 @@ class Parts(Configurable):
         self._take_policy(policy)
 
     def _take_policy(self, policy: DTypePolicy) -> None:
+        if self._policy != policy:
+            self._changes += 1  # other models may have the layer as well
         self._policy = policy
         for one in self._own:
             if isinstance(one, Weight) and one.dtype.kind in "fV":

@@ -4,6 +4,7 @@ Totals are sums over samples in float64 (`aggregation="sum"`), so that ranks may
 no message before somebody reads the result, which is exact on any number of ranks.
 """
 
+import functools
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -17,9 +18,27 @@ from dptrain.losses.base import weights_like, wide
 from dptrain.losses.functions import same_rank
 from dptrain.mixed_precision import POLICIES, DTypePolicy, policy_name
 from dptrain.program import tree
-from dptrain.program.tensor import Tensor, Variable
+from dptrain.program.tensor import Tensor, Variable, is_tracing
+from dptrain.program.turns import TURNS
 from dptrain.registry.names import not_supported, snake_case
 from dptrain.registry.serialization import Configurable
+
+
+def _in_turn(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a metric's method that no other thread's comes between."""
+
+    @functools.wraps(method)
+    def in_turn(self: "Metric", *args: Any, **kwargs: Any) -> Any:
+        if is_tracing() or "_variables" not in vars(self):
+            return method(self, *args, **kwargs)
+        with TURNS.of(writes=frozenset([self, *self.variables])):
+            return method(self, *args, **kwargs)
+
+    return in_turn
+
+
+# What of a metric reads or changes its state.
+_IN_TURN = ("update_state", "result", "reset_state", "__call__")
 
 
 class Metric(Configurable):
@@ -45,6 +64,12 @@ class Metric(Configurable):
         kind = policy_name(dtype)
         self.dtype = DTypePolicy(kind).compute_dtype if kind in POLICIES else kind or "float32"
         self._variables: list[Variable] = []
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in _IN_TURN:
+            if name in vars(cls):
+                setattr(cls, name, _in_turn(vars(cls)[name]))
 
     def add_variable(
         self,
@@ -99,11 +124,13 @@ class Metric(Configurable):
     def result(self) -> Any:
         """Return the metric's value, a tensor without dimensions."""
 
+    @_in_turn
     def reset_state(self) -> None:
         """Begin anew: all of the state is 0."""
         for one in self.variables:
             one.assign(ops.zeros(one.shape, one.dtype))
 
+    @_in_turn
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Add a batch, and return the value with it."""
         self.update_state(*args, **kwargs)

@@ -1,6 +1,8 @@
 """A model's exported program as a function of arrays."""
 
+import threading
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from dptrain.batches.sampling import EVALUATION_ROWS
 from dptrain.comm.solo import SoloCommunicator
 from dptrain.errors import ConfigError, DataError
 from dptrain.program import tree
+from dptrain.program.program import Program
+from dptrain.program.turns import MAKING
 from dptrain.runtime.files import open_regular
 from dptrain.runtime.text import short
 from dptrain.saving import program as programs
@@ -21,14 +25,30 @@ from dptrain.train.devices import open_backend
 
 Array = npt.NDArray[Any]
 
-# Numbers of rows for which the program is kept ready.
-_KEPT = 4
+# Numbers of rows for which the program is kept ready, and for how many calls at once.
+_KEPT, _MOST_FREE = 4, 8
+
+_Ready = tuple[dict[str, Buffer], Executable]
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What is kept for a number of rows.
+
+    Attributes:
+        program: as above.
+        free: what runs it and is in nobody's use, each with the memory of its inputs.
+    """
+
+    program: Program
+    free: list[_Ready] = field(default_factory=list)
 
 
 class ExportedProgram:
     """What `model.export` has written, as a function: `program(x)` returns what `model.predict(x)` returns.
 
-    It runs on this process's own device, and needs neither the model's classes nor its `custom_objects`.
+    It runs on this process's own device, and needs neither the model's classes nor its `custom_objects`. On a CPU any
+    number of threads may call it at once.
 
     Args:
         filepath: of the file.
@@ -57,7 +77,8 @@ class ExportedProgram:
                 raise DataError(f"{where}: inputs {short(names)}, outputs {short(outputs)}: none of its nodes")
             self._expected = {name: (tuple(about[name]["shape"][1:]), about[name]["dtype"]) for name in about}
         self._backend = open_backend(SoloCommunicator(), device=device, dtype=self._stored.about["dtype"], **options)
-        self._ready: OrderedDict[int, tuple[dict[str, Buffer], Executable]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._ready: OrderedDict[int, _Kept] = OrderedDict()
 
     def __call__(self, x: Any) -> Any:
         """Return the outputs for any number of rows, nested as the model's.
@@ -90,17 +111,36 @@ class ExportedProgram:
 
     def _run(self, arrays: dict[str, Array]) -> dict[str, Array]:
         rows = len(next(iter(arrays.values())))
-        if rows not in self._ready:
+        buffers, executable = ready = self._take(rows)
+        try:
+            for name, array in arrays.items():
+                self._backend.write(buffers[name], array.astype(self._expected[name][1]))
+            executable.run()
+            return dict(executable.outputs)
+        finally:
+            with self._lock:
+                kept = self._ready.get(rows)
+                if kept is not None and len(kept.free) < _MOST_FREE:
+                    kept.free.append(ready)
+
+    def _take(self, rows: int) -> _Ready:
+        """Return what runs the program for so many rows and is in nobody's use."""
+        with self._lock:
+            kept = self._ready.get(rows)
+            if kept is not None:
+                self._ready.move_to_end(rows)
+                if kept.free:
+                    return kept.free.pop()
+        with MAKING:
+            if kept is None:
+                kept = self._ready.get(rows) or _Kept(self._stored.program(rows))
             buffers = {
                 name: self._backend.empty((rows, *shape), np.dtype(dtype), name)
                 for name, (shape, dtype) in self._expected.items()
             }
-            self._ready[rows] = buffers, self._backend.executable(self._stored.program(rows), buffers)
+            executable = self._backend.executable(kept.program, buffers)
+        with self._lock:
+            self._ready.setdefault(rows, kept)
             if len(self._ready) > _KEPT:
                 self._ready.popitem(last=False)
-        self._ready.move_to_end(rows)
-        buffers, executable = self._ready[rows]
-        for name, array in arrays.items():
-            self._backend.write(buffers[name], array.astype(self._expected[name][1]))
-        executable.run()
-        return dict(executable.outputs)
+        return buffers, executable

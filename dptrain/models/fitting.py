@@ -1,11 +1,13 @@
 """`fit`, `evaluate` and `predict`: from what a user hands over to the one training loop."""
 
+import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +46,7 @@ from dptrain.models.compiled import Compiled, names_in_order
 from dptrain.models.fit_arguments import FitArguments
 from dptrain.optimizers.base import check_range
 from dptrain.program import tree
+from dptrain.program.turns import TURNS
 from dptrain.pruning import UpdatePruningStep
 from dptrain.pruning.marking import described
 from dptrain.runtime.cores import use_one_blas_thread
@@ -57,11 +60,34 @@ if TYPE_CHECKING:  # with pydantic, which takes long to import
     from dptrain.data.preprocessing import Preprocessing
 
 T = TypeVar("T")
+P = ParamSpec("P")
 Array = npt.NDArray[Any]
 
 
+def _in_turn(*, changes: bool) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Return a decorator of a model's method that uses the model in a turn; see `Fitting._turn`."""
+
+    def decorate(method: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(method)
+        def in_turn(*arguments: P.args, **named: P.kwargs) -> T:
+            model = cast("Fitting", arguments[0])
+            with model._turn(method.__name__) if changes else TURNS.of({("model", id(model))}):
+                return method(*arguments, **named)
+
+        return in_turn
+
+    return decorate
+
+
 class Fitting(Layer):
-    """What of a model trains, evaluates and asks it."""
+    """What of a model trains, evaluates and asks it.
+
+    Several threads may do so. Predictions go on side by side, each with memory of its own. What begins the metrics
+    anew, evaluations and steps by hand, is done one after the other; and not beside a `fit` of another thread.
+    """
+
+    # The thread whose `fit` goes on; None where there is none.
+    _fits_in: threading.Thread | None = None
 
     # The version of the test step for which the layers were described, a checksum, and how the model was compiled.
     _last_described: tuple[Any, str, Any] | None = None
@@ -197,7 +223,7 @@ class Fitting(Layer):
         )
         try:
             with ending_by_signals():
-                run_to_end(self._fit_steps(arguments))
+                run_to_end(self._fit_steps(arguments, interleaved=False))
         except PreemptedError as error:
             leave(error)
         assert self.history is not None
@@ -210,9 +236,23 @@ class Fitting(Layer):
             arguments: of `fit`.
             named: of `fit`.
         """
-        return self._fit_steps(FitArguments(*arguments, **named))
+        return self._fit_steps(FitArguments(*arguments, **named), interleaved=True)
 
-    def _fit_steps(self, given: FitArguments) -> StepIterator[None]:
+    def _fit_steps(self, given: FitArguments, *, interleaved: bool) -> StepIterator[None]:
+        """See `fit_steps`; without `interleaved` nobody else has a turn between the steps."""
+        with self._turn("fit"):  # what others evaluate now ends first
+            outer, self._fits_in = (self._fits_in, self._guard), threading.current_thread()
+        try:
+            with closing(self._fit_prepared(given)) as steps:
+                for _ in steps:
+                    if interleaved:
+                        self._fits_in = None
+                    yield
+                    self._fits_in = threading.current_thread()  # another one may go on with it
+        finally:
+            self._fits_in, self._guard = outer
+
+    def _fit_prepared(self, given: FitArguments) -> StepIterator[None]:
         comm = self._start("fit", given.x)
         shards = self._agreed(comm, "fit", self._fixed_shards)
         size = given.batch_size or self._fixed_batch_size
@@ -362,7 +402,6 @@ class Fitting(Layer):
                     compare_every=given.digest_every,
                 )
         finally:
-            self._guard = None
             hooks._release()
 
     def _fixed_shards(self) -> int | None:
@@ -379,6 +418,7 @@ class Fitting(Layer):
         Raises:
             ConfigError: a word that there is not, no number above 0, or steps that run eagerly.
         """
+        self._guard = None
         if on_nonfinite not in get_args(OnNonfinite):
             words = ", ".join(map(repr, get_args(OnNonfinite)))
             raise ConfigError(f"on_nonfinite = {on_nonfinite!r}: expected one of {words}")
@@ -394,6 +434,7 @@ class Fitting(Layer):
     # Using
 
     @ending_by_signals()
+    @_in_turn(changes=True)
     def evaluate(
         self,
         x: Any = None,
@@ -454,6 +495,7 @@ class Fitting(Layer):
         return _in_order(logs, return_dict, names_in_order(self.metrics))
 
     @ending_by_signals()
+    @_in_turn(changes=False)
     def predict(
         self,
         x: Any,
@@ -517,6 +559,7 @@ class Fitting(Layer):
 
     # One batch at a time
 
+    @_in_turn(changes=True)
     def train_on_batch(
         self,
         x: Any,
@@ -541,6 +584,7 @@ class Fitting(Layer):
             logs = self._open_trainer(comm).train_on_batch(batches)
         return _in_order(logs, return_dict, names_in_order(self.metrics))
 
+    @_in_turn(changes=True)
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
     ) -> list[float] | float | dict[str, float]:
@@ -676,11 +720,43 @@ class Fitting(Layer):
 
         return self._agreed(self._ranks(), "data", encode)
 
+    @contextmanager
+    def _turn(self, method: str) -> Iterator[None]:
+        """Change the metrics, or the weights, in this context: beside predictions, but nobody else who does that.
+
+        Raises:
+            ConfigError: another thread's `fit` goes on.
+        """
+        own = id(self)
+        with TURNS.of({("model", own)}, {("metrics", own)}):
+            self._refuse_beside_fit(method)
+            yield
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Change the model in this context, while no other thread uses it."""
+        with TURNS.of(writes={("model", id(self))}):
+            yield
+
+    def _refuse_beside_fit(self, method: str) -> None:
+        """Raise where another thread's `fit` goes on.
+
+        Raises:
+            ConfigError: as above.
+        """
+        thread = self._fits_in
+        if thread is not None and thread is not threading.current_thread():
+            raise ConfigError(
+                f"{method}: thread {thread.name!r} is in this model's `fit`, which changes the same weights and "
+                f"metrics; call {method} when that is done, or of a copy (dptrain.models.clone_model). `predict` and "
+                "calls of the model go on beside it"
+            )
+
     def _start(self, method: str | None, x: Any) -> Communicator:
         if method is not None and self._compiled is None:
             raise ConfigError(f"You must call `compile()` before calling `{method}()`.")
-        phase.enter(method or "predict")
-        self._guard = None
+        if self._fits_in in (None, threading.current_thread()):  # else the training is what goes on
+            phase.enter(method or "predict")
         if x is not None and all(hasattr(one, "__array__") for one in tree.leaves(x)):
             self._build_like(x)
         return self._ranks()

@@ -32,6 +32,7 @@ from dptrain.models.traces import Traces, noted
 from dptrain.optimizers import LossScaleOptimizer, Optimizer
 from dptrain.program import tree
 from dptrain.program.tensor import Tensor, Variable, constant, unchanged, untraced
+from dptrain.program.turns import MAKING
 from dptrain.random import default_seed
 from dptrain.runtime.defaults import DEFAULT_BUCKET_MB
 from dptrain.runtime.failure import end_job, phase
@@ -109,8 +110,6 @@ class Model(Fitting, Files, Structure):
         self._traces = Traces()
         self._outputs: Outputs | None = None
         self._output_shapes: Any = None  # of a sample, nested as the outputs
-        # Shapes of inputs and outputs of the batch at hand where it has another size than the one before.
-        self._sample: tuple[Any, Any] | None = None
         self._prediction: Any = None  # names of the outputs, nested likewise
         self._loss_tracker = Mean("loss")
         self._backend: Backend | None = None  # where it lives
@@ -200,7 +199,19 @@ class Model(Fitting, Files, Structure):
         """
         if self.built or input_shape is None:
             return
-        self._build_on(_symbols(input_shape, self._data_dtype))
+        with self._building():
+            if not self.built:
+                self._build_on(_symbols(input_shape, self._data_dtype))
+
+    @contextmanager
+    def _building(self) -> Iterator[None]:
+        """Let other threads wait until the weights are made, and have their first values."""
+        with MAKING:
+            before, self._builds = self._builds, True
+            try:
+                yield
+            finally:
+                self._builds = before
 
     def _build_on(self, inputs: Any) -> None:
         """Make the weights by calling the model on symbolic tensors."""
@@ -240,13 +251,27 @@ class Model(Fitting, Files, Structure):
         def symbols() -> Any:
             return tree.map_leaves(lambda path, one: symbol(np.shape(one)[1:], _kind(one, self._data_dtype)), x)
 
-        if not self.built or (self._output_shapes is None and x is not None):
-            self._build_on(symbols())
+        def has_what_it_needs() -> bool:
+            return self.built and not self._builds and (self._output_shapes is not None or x is None)
+
+        if not has_what_it_needs():
+            with self._building():
+                if not self.built or (self._output_shapes is None and x is not None):
+                    self._build_on(symbols())
         self._sample = None
         if x is not None and _shapes(x) != _shapes(self._symbols):
             with untraced(), suppress(ConfigError):  # which the step will raise as well
                 outputs = self(symbols(), training=False)
                 self._sample = None, tree.map_leaves(lambda path, one: sample_shape(one), outputs)
+
+    @property
+    def _sample(self) -> tuple[Any, Any] | None:
+        """Shapes of inputs and outputs of this thread's batch where it has another size than the one before."""
+        return getattr(self._of_thread, "sample", None)
+
+    @_sample.setter
+    def _sample(self, shapes: tuple[Any, Any] | None) -> None:
+        self._of_thread.sample = shapes
 
     # Setting up
 
@@ -383,6 +408,11 @@ class Model(Fitting, Files, Structure):
         self._set_compiled(found)
 
     def _set_compiled(self, compiled: Compiled) -> None:
+        self._refuse_beside_fit("compile")
+        with self._alone():
+            self._replace_compiled(compiled)
+
+    def _replace_compiled(self, compiled: Compiled) -> None:
         self._leave_device()
         before, self._compiled, self._outputs = self._compiled, compiled, None
         try:
@@ -400,7 +430,11 @@ class Model(Fitting, Files, Structure):
 
     def _find_outputs(self) -> None:
         """Find out what losses and metrics mean for the outputs, whose shapes are known by now."""
-        if self._outputs is None and self._compiled is not None and self._output_shapes is not None:
+        if self._outputs is not None or self._compiled is None or self._output_shapes is None:
+            return
+        with MAKING:
+            if self._outputs is not None:  # by another thread meanwhile
+                return
             shapes = [shape for _, shape in tree.flat_shapes(self._output_shapes)]
             if isinstance(self._output_shapes, Mapping) and len(self._output_shapes) == len(shapes):
                 names = list(self._output_shapes)
@@ -711,6 +745,14 @@ class Model(Fitting, Files, Structure):
 
     def _open_trainer(self, comm: Communicator) -> Trainer:
         """Return what trains the model on its device. Collective at the first call."""
+        kept = self._trainer_kept
+        if comm.size == 1 and kept is not None and self._trained_with is comm:
+            return kept
+        with MAKING if comm.size == 1 else nullcontext():
+            return self._make_trainer(comm)
+
+    def _make_trainer(self, comm: Communicator) -> Trainer:
+        """See `trainer`; in one thread at a time."""
         sharded = self._programs is not None and self._programs.sharding is not None
         if self._trained_with is not comm and (sharded or isinstance(comm, MeshCommunicator)):  # another mesh
             self._leave_device()
@@ -725,7 +767,7 @@ class Model(Fitting, Files, Structure):
                 sent = {name: getattr(given, name) for name in names}
             sharding = self._sharding(comm)
             ranks = comm if sharding is None else sharding.comm
-            self._programs = Programs(backend, ranks, **sent, sharding=sharding)
+            self._programs = Programs(backend, ranks, **sent, sharding=sharding, variables=self._variables_on_device)
             steps = None if given is None else given.steps_per_execution
             data_mb = None if given is None else given.device_mb
             self._trainer_kept = Trainer(

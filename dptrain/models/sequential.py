@@ -216,8 +216,14 @@ class Sequential(Model):
                 )
             if self._input is None:
                 self._input = InputLayer(shape)
-        if self.built:
+        if self.built and not self._builds:
             return
+        with self._building():
+            if not self.built:  # by another thread meanwhile
+                self._build_stack()
+
+    def _build_stack(self) -> None:
+        """See `build`; in one thread at a time."""
         if not self._stack:
             raise ConfigError("a model needs at least one layer")
         if self._input is None:
@@ -242,13 +248,19 @@ class Sequential(Model):
         if self._input is None and self._stack and tree.is_nested(x) and not (isinstance(x, list) and len(x) == 1):
             super()._build_like(x)  # the layers in a row, without a graph
             return
+        if not self.built or self._builds:
+            with self._building():
+                self._guess_input(x)
+                self.build()
+        self._look_at_size(x)
+
+    def _guess_input(self, x: Any) -> None:
+        """Let samples be like those of a batch, where nobody has said what they are like."""
         if not self.built and self._input is None and self._stack and x is not None:
             leaf = x[0] if isinstance(x, list | tuple) and len(x) == 1 else x
             shape = np.shape(leaf)
             if len(shape) >= 1 and not isinstance(leaf, Mapping | list | tuple):
                 self._input, self._guessed = InputLayer(shape[1:]), True
-        self.build()
-        self._look_at_size(x)
 
     @property
     def _takes_any_size(self) -> bool:

@@ -7,7 +7,8 @@ repeated from the same state draws the same again. The bits are those of Philox 
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,7 +42,8 @@ from dptrain.program.lowering import RandomBits
 from dptrain.program.op import in_one_call, op
 from dptrain.program.schema import Word
 from dptrain.program.shapes import Shape, differ, normalized_axes, row_axis, without_rows
-from dptrain.program.tensor import FLOATX, Array, Tensor, Variable, as_tensors, is_half
+from dptrain.program.tensor import FLOATX, Array, Tensor, Variable, as_tensors, is_half, is_tracing
+from dptrain.program.turns import DRAWING, TURNS
 from dptrain.random import Purpose, default_seed, next_position, own_seed, seeds_set, stream
 from dptrain.registry.reads import Readable
 from dptrain.runtime.floatx import floatx
@@ -110,7 +112,17 @@ class SeedGenerator(Readable):
             self.count.assign(self.count + 1)
             return drawn
 
-        return _by_blocks(shape, draw)
+        with self._turn():
+            return _by_blocks(shape, draw)
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Let no other thread draw between the draw and its count, in this context."""
+        if is_tracing():
+            yield
+            return
+        with TURNS.writing(self.count), DRAWING:
+            yield
 
     def permutation(self, rows: Any) -> tuple[Tensor, Tensor]:
         """Return where each row stands in the global batch, and where in a random order of it; count the draw.
@@ -129,8 +141,9 @@ class SeedGenerator(Readable):
         """
         if isinstance(rows, Dim) and len(rows.blocks) > 1:
             raise ConfigError("not supported: a random order of rows that have been concatenated")
-        own, every = (_bits(self.count, (n, 2), self.seed, self.purpose, self.number) for n in (rows, int(rows)))
-        self.count.assign(self.count + 1)
+        with self._turn():
+            own, every = (_bits(self.count, (n, 2), self.seed, self.purpose, self.number) for n in (rows, int(rows)))
+            self.count.assign(self.count + 1)
         mine, all_keys = (cast(one[:, 0], np.int64) * 2**31 + cast(one[:, 1] // 2, np.int64) for one in (own, every))
         mine = reshape(mine, (-1, 1))
         return row_numbers(rows), sum_over(cast(less(all_keys, mine), np.int64), 1)

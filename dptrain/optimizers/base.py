@@ -30,6 +30,7 @@ from dptrain.optimizers import schedules
 from dptrain.optimizers.schedules import LearningRateSchedule
 from dptrain.optimizers.schedules.base import float64
 from dptrain.program.tensor import Drawn, DType, Operand, Tensor, Variable, constant, is_tracing, note_applied
+from dptrain.program.turns import TURNS
 from dptrain.registry.names import not_supported, snake_case
 from dptrain.registry.reads import Readable
 from dptrain.runtime.floatx import floatx
@@ -423,11 +424,13 @@ class Optimizer(Readable, ABC):
         if self.loss_scale_factor is not None:
             known = {one: grad / self.loss_scale_factor for one, grad in known.items()}
         note_applied(list(known.values()))
-        self._numbers = {}
-        try:
-            self._apply(list(known.values()), list(known))
-        finally:
-            self._numbers = None
+        changes = frozenset[Variable]() if is_tracing() else frozenset([*self.variables, *known])
+        with TURNS.of(writes=changes):
+            self._numbers = {}
+            try:
+                self._apply(list(known.values()), list(known))
+            finally:
+                self._numbers = None
 
     @abstractmethod
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:

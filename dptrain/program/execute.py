@@ -3,7 +3,10 @@
 Each op writes an array of its own, which is made once and written anew at each step.
 """
 
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,7 @@ from dptrain.program.messages import all_reduced, exchange, stages
 from dptrain.program.program import ROWS, Program
 from dptrain.program.shapes import local
 from dptrain.program.tensor import Array, Tensor, Variable, watch
+from dptrain.program.turns import REPLACING, TURNS
 
 
 def evaluate(
@@ -156,32 +160,39 @@ class HostMemory:
 
     def __init__(self) -> None:
         self.arena = Arena()
-        self._arrays: dict[Variable, Array] = {}
+        # By the variables' ids: those that nobody else has are not held.
+        self._arrays: dict[int, tuple[Array, weakref.ref[Variable]]] = {}
 
     def adopt(self, variables: Iterable[Variable]) -> None:
         """Let variables live here; those that do already stay as they are."""
         for one in variables:
             if one.storage is not self:
-                self._arrays[one] = aligned(one.shape, one.dtype)
-                np.copyto(self._arrays[one], one.numpy())
-                one.move(self)
+                array = aligned(one.shape, one.dtype)
+                one.draw()
+                with REPLACING:  # what another thread assigns is not lost
+                    np.copyto(array, one.numpy())
+                    self._arrays[id(one)] = array, weakref.ref(one, partial(self._forget, id(one)))
+                    one.move(self)
 
     def release(self, variables: Iterable[Variable]) -> None:
         """Forget variables."""
         for one in variables:
-            self._arrays.pop(one, None)
+            self._forget(id(one))
+
+    def _forget(self, number: int, gone: "weakref.ref[Variable] | None" = None) -> None:
+        self._arrays.pop(number, None)
 
     def array(self, variable: Variable) -> Array:
         """Return a variable's own array."""
-        return self._arrays[variable]
+        return self._arrays[id(variable)][0]
 
     def read(self, variable: Variable) -> Array:
         """Return a copy of its value."""
-        return self._arrays[variable].copy()
+        return self.array(variable).copy()
 
     def write(self, variable: Variable, value: Array) -> None:
         """Replace its value."""
-        np.copyto(self._arrays[variable], value)
+        np.copyto(self.array(variable), value)
 
 
 class Executable:
@@ -214,7 +225,7 @@ class Executable:
         first_row: int = 0,
         comm: Communicator | None = None,
     ) -> None:
-        self._program = program
+        self._program, self._is_of_ranks = program, comm is not None and comm.size > 1  # which run side by side
         self._order = self._window = np.empty(0, np.int64)
         if ROWS in program.inputs and ROWS in arrays:
             own = local(program.inputs[ROWS].shape, program.rows if rows is None else rows)
@@ -236,17 +247,18 @@ class Executable:
             DataError: a step asks for rows that a table does not have.
         """
         values = self._step.values
-        for number, start in enumerate(starts, 1):
-            self._window[...] = self._order[start : start + len(self._window)]
-            try:
-                self._step.execute()
-            except IndexError:
-                raise self._step.absent_row() or DataError(OUTSIDE) from None
-            if number == len(starts):  # before the state changes, whose old value an output may be
-                self.outputs = {name: values[one].copy() for name, one in self._program.outputs.items()}
-            new = {variable: self._own(one) for variable, one in self._program.updates.items()}
-            for variable, value in new.items():
-                np.copyto(self._state[variable], value)
+        with nullcontext() if self._is_of_ranks else TURNS.of(self._program.reads, self._program.writes | {self}):
+            for number, start in enumerate(starts, 1):
+                self._window[...] = self._order[start : start + len(self._window)]
+                try:
+                    self._step.execute()
+                except IndexError:
+                    raise self._step.absent_row() or DataError(OUTSIDE) from None
+                if number == len(starts):  # before the state changes, whose old value an output may be
+                    self.outputs = {name: values[one].copy() for name, one in self._program.outputs.items()}
+                new = {variable: self._own(one) for variable, one in self._program.updates.items()}
+                for variable, value in new.items():
+                    np.copyto(self._state[variable], value)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -129,16 +129,20 @@ def plan(kernels: Sequence[Access], sizes: Mapping[Any, int], alignment: int = A
     return Plan(max((end for _, end, _, _ in placed), default=0), offsets, alone)
 
 
-class Arena(threading.local):
-    """Memory on the host in which programs that a thread runs one after the other keep their intermediate results.
+class Arena:
+    """Memory on the host in which programs that run one after the other keep their intermediate results.
 
     Nothing in it outlives a run, so it is as large as the largest of them needs: those for a smaller last batch and for
-    validation take none of their own. Each thread has another.
+    validation take none of their own. What runs within another's run, or beside it in another thread, has other memory.
     """
 
+    # Of memory that nobody uses, what is kept besides one piece.
+    _KEPT_BYTES = 64 << 20
+
     def __init__(self) -> None:
-        self._memory = aligned((0,), np.uint8)
-        self._in_use = False
+        self._size = 0
+        self._lock = threading.Lock()
+        self._free: list[Array] = []  # the one that was used last at the end
 
     def reserve(self, size: int) -> None:
         """Have so many bytes, for programs to come.
@@ -146,25 +150,34 @@ class Arena(threading.local):
         Raises:
             MemoryError: there are not as many.
         """
-        if size > len(self._memory):
-            self._memory = aligned((size,), np.uint8)
+        with self._lock:
+            if size > self._size:
+                self._free = [aligned((size,), np.uint8)]
+                self._size = size
 
     @contextmanager
-    def lent(self, size: int) -> Iterator[Array]:
-        """Lend at least `size` bytes for one run; memory of its own to a program that runs within another's run.
+    def lent(self, size: int, wanted: Array | None = None) -> Iterator[Array]:
+        """Lend at least `size` bytes for one run.
+
+        Args:
+            size: as above.
+            wanted: what the program knows already, where that is free.
 
         Raises:
             MemoryError: there are not as many.
         """
-        if self._in_use:
-            yield aligned((size,), np.uint8)
-            return
         self.reserve(size)
-        self._in_use = True
+        with self._lock:
+            number = next((number for number, one in enumerate(self._free) if one is wanted), len(self._free) - 1)
+            memory = self._free.pop(number) if self._free else aligned((self._size,), np.uint8)
         try:
-            yield self._memory
+            yield memory
         finally:
-            self._in_use = False
+            with self._lock:
+                if len(memory) == self._size:  # nobody has needed more meanwhile
+                    self._free.append(memory)
+                    if self._size * len(self._free) > self._KEPT_BYTES and len(self._free) > 1:
+                        del self._free[0]
 
 
 def in_a_row(sizes: Iterable[int], alignment: int = 1) -> list[int]:

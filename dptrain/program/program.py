@@ -49,6 +49,16 @@ class Program:
         return [*self.outputs.values(), *self.updates.values()]
 
     @cached_property
+    def reads(self) -> frozenset[Variable]:
+        """The variables whose value an execution needs."""
+        return frozenset(self.state)
+
+    @cached_property
+    def writes(self) -> frozenset[Variable]:
+        """The variables that an execution changes."""
+        return frozenset(self.updates)
+
+    @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
         """All of them, each after its inputs."""
         return tuple(topological(self.results))

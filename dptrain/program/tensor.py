@@ -4,6 +4,7 @@ Inside a trace (`tracing`) what depends on a placeholder is only written down: t
 know by which ops they are made, which is all that a program is.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import Token
@@ -21,6 +22,7 @@ from dptrain.program.operand import METHODS, OPERATORS, is_plain
 from dptrain.program.operand import OPS as OPS
 from dptrain.program.operand import Operand as Operand
 from dptrain.program.shapes import Shape
+from dptrain.program.turns import MAKING, REPLACING, TURNS
 from dptrain.runtime.floatx import floatx
 
 if TYPE_CHECKING:
@@ -359,6 +361,7 @@ class Variable(Operand):
         aggregation: as above.
         pruning: how elements of it become zero in training (`dptrain.pruning`); an optimizer keeps its mask.
         storage: the device that its value lives on, or None for this object's own memory.
+        moves: counts the beginnings and the ends of its moves: odd within one.
         autocast: it is read in the type in which the layer at hand computes.
         overwrite_with_gradient: an optimizer puts its gradient in its place, as of the scale of quantized numbers.
         watched: the `Tensor.tracking` of its value where it is not trainable.
@@ -380,6 +383,7 @@ class Variable(Operand):
         self.aggregation: Literal["none", "sum"] = aggregation
         self.pruning: Any = None
         self.storage: Storage | None = None
+        self.moves = 0
         self._grad: Tensor | None = None
         self.watched = NOT_TRACKED
         self.autocast = self.overwrite_with_gradient = False
@@ -396,9 +400,31 @@ class Variable(Operand):
     def _at_hand(self) -> Tensor:
         """Return the value that this object holds."""
         if self._draw is not None:
-            draw, self._draw = self._draw, None
-            self._held = self._own(draw().astype(self.dtype, copy=False))
+            with MAKING:
+                draw = self._draw
+                if draw is not None:  # no other thread has drawn it meanwhile
+                    value = self._own(draw().astype(self.dtype, copy=False))
+                    with REPLACING:
+                        if self._draw is draw:  # nor given it another value
+                            self._held, self._draw = value, None
         return self._held
+
+    def draw(self) -> None:
+        """Make the first value, if it is drawn and nobody has read it yet."""
+        self._at_hand()
+
+    def _now(self) -> Tensor:
+        """Return the value, outside of a trace; a whole one, though another thread may change or move it."""
+        while True:
+            moves = self.moves
+            if self.storage is None and not TURNS.is_eager:
+                found = self._at_hand()
+            else:
+                with TURNS.reading(self):
+                    found = self._at_hand() if self.storage is None else self._own(self.storage.read(self))
+            if moves == self.moves and not moves % 2:
+                return found
+            time.sleep(0)
 
     def _own(self, value: Array) -> Tensor:
         """Return a value as this variable's: a copy that does not know how it was made, or steps would pile up."""
@@ -413,7 +439,7 @@ class Variable(Operand):
         if trace is not None:
             found = trace.value_of(self)
         else:
-            found = self._at_hand() if self.storage is None else self._own(self.storage.read(self))
+            found = self._now()
             found.tracking = TRAINABLE if self.trainable else self.watched
         read_in = READ_IN.get() if self.autocast else None
         return found if read_in is None else METHODS["cast"](found, read_in)
@@ -459,7 +485,7 @@ class Variable(Operand):
     def numpy(self) -> Array:
         """Return a copy of the value; as `Tensor.numpy`."""
         if self.storage is not None and TRACE.get() is None:
-            return self.storage.read(self)
+            return self._now().numpy()
         return np.array(self.tensor.numpy())
 
     def snapshot(self) -> Drawn:
@@ -467,7 +493,7 @@ class Variable(Operand):
 
         What is not drawn yet is drawn when that is read. A sharded value is gathered now: all ranks must call this.
         """
-        held = self._held if self.storage is None else self._own(self.storage.read(self))
+        held = self._held if self.storage is None else self._now()
         return Drawn(self.shape, self.dtype, self._draw or held.numpy)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
@@ -493,10 +519,13 @@ class Variable(Operand):
         trace = TRACE.get()
         if trace is not None:
             trace.write(self, found)
-        elif self.storage is not None:
-            self.storage.write(self, found.numpy())
-        else:
-            self._draw, self._held = None, self._own(found.numpy())
+            return found
+        value = found.numpy()
+        with TURNS.writing(self), REPLACING:
+            if self.storage is not None:
+                self.storage.write(self, value)
+            else:
+                self._held, self._draw = self._own(value), None
         return found
 
     def assign_add(self, value: Any) -> Tensor:
@@ -509,11 +538,15 @@ class Variable(Operand):
 
     def move(self, storage: Storage | None) -> None:
         """Let the value live on a device, which has it already, or (None) come back from there."""
-        if storage is None and self.storage is not None:
-            self._held = self._own(self.storage.read(self))
-        elif storage is not None:  # which says shape and type, and takes no memory
-            self._hold_later(None, self.shape, self.dtype)
-        self.storage = storage
+        held = self._own(self.storage.read(self)) if storage is None and self.storage is not None else None
+        with REPLACING:
+            self.moves += 1
+            if held is not None:
+                self._held = held
+            elif storage is not None:  # which says shape and type, and takes no memory
+                self._hold_later(None, self.shape, self.dtype)
+            self.storage = storage
+            self.moves += 1
 
     def __repr__(self) -> str:
         return f"<variable {self.path} {self.shape} {self.dtype.name}>"

@@ -63,7 +63,7 @@ def _is_of(own: Any, kind: Any) -> bool | None:
 def attributes(holder: Any, kind: type[T]) -> list[T]:
     """Return an object's attributes of a kind, nested ones as well, each once, in the order of assignment."""
     found: dict[int, T] = {}
-    _collect(vars(holder).values(), kind, found, set())
+    _collect(list(vars(holder).values()), kind, found, set())  # another thread may add one meanwhile
     return list(found.values())
 
 
@@ -76,7 +76,7 @@ def _collect(values: Iterable[Any], kind: Any, found: dict[int, Any], around: se
             found[id(value)] = value
         elif is_of is None and value and id(value) not in around:
             around.add(id(value))
-            _collect(value.values() if isinstance(value, Mapping) else value, kind, found, around)
+            _collect(list(value.values()) if isinstance(value, Mapping) else value, kind, found, around)
 
 
 def with_sorted_keys(data: Any) -> Any:

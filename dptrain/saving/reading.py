@@ -19,6 +19,7 @@ from dptrain.comm import Communicator
 from dptrain.errors import ConfigError, DataError
 from dptrain.layers import Layer
 from dptrain.program.tensor import BFLOAT16, Variable
+from dptrain.program.turns import TURNS
 from dptrain.runtime.files import open_regular
 from dptrain.runtime.text import one_line
 
@@ -64,15 +65,17 @@ class Loaded:
 
     def assign(self) -> None:
         """Give the variables their values."""
-        for variable, value in self.values.items():
-            variable.assign(value)
-        for layer, store in self.stores.items():
-            try:
-                layer.load_own_variables(store)
-            except Exception as error:
-                if not self.skip_mismatch:
-                    raise
-                self.warnings.append(f"skipped layer {layer._display_name!r}: {one_line(error)}")
+        of_layers = [variable for layer in self.stores for variable in layer._own]
+        with TURNS.of(writes=frozenset([*self.values, *of_layers])):
+            for variable, value in self.values.items():
+                variable.assign(value)
+            for layer, store in self.stores.items():
+                try:
+                    layer.load_own_variables(store)
+                except Exception as error:
+                    if not self.skip_mismatch:
+                        raise
+                    self.warnings.append(f"skipped layer {layer._display_name!r}: {one_line(error)}")
 
 
 def share(

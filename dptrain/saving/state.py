@@ -14,6 +14,7 @@ import safetensors.numpy
 
 from dptrain.errors import DataError
 from dptrain.program.tensor import BFLOAT16, Variable
+from dptrain.program.turns import TURNS
 from dptrain.registry.names import numbered
 from dptrain.registry.serialization import plain
 
@@ -147,8 +148,10 @@ def restore(model: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
     """Let a model stand where the state of one like it was taken; the optimizer gets its slots, if it has none."""
     if model.compiled:
         model.optimizer.build(model.trainable_weights)
-    for path, one in variables(model).items():
-        one.assign(arrays[path])
+    found = variables(model)
+    with TURNS.of(writes=frozenset(found.values())):
+        for path, one in found.items():
+            one.assign(arrays[path])
 
 
 def _digest(text: str, arrays: Arrays) -> str:

@@ -2,6 +2,7 @@
 
 import inspect
 import tempfile
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -31,6 +32,8 @@ from dptrain.sweeps.space import Space
 from dptrain.sweeps.training import Recipe
 from dptrain.train.trainer import StepIterator
 
+# A sweep uses all of the process.
+_SWEEPING = threading.RLock()
 _FIT = inspect.signature(Model.fit).parameters
 # Arguments of `fit` that a sweep has its own word for, or that each run needs afresh.
 _OWN = ("self", "x", "y", "callbacks", "verbose", "initial_epoch")
@@ -63,7 +66,8 @@ def sweep(
 ) -> SweepResult:
     """Train a model for every setting of `space` with every seed. Collective.
 
-    Every rank trains several runs at once, each for itself; a run has the bits of the same training alone.
+    Every rank trains several runs at once, each for itself; a run has the bits of the same training alone. A sweep that
+    another thread asks for meanwhile begins when this one is done.
 
     Args:
         build_model: returns a new compiled model; called with the swept fields that are its parameters. Its seed is
@@ -157,6 +161,7 @@ def sweep(
     asked = replace(asked, keep=models, further=further)
     ranks.require_same("the ranks sweep differently", asked.decides)
     with ExitStack() as stack:
+        stack.enter_context(_SWEEPING)
         folder = Path() if out is None else Path(out)
         if out is None and ranks.rank == 0:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dptrain-"))) / "sweep"

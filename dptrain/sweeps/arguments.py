@@ -2,6 +2,7 @@
 
 import inspect
 import random
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,6 +15,9 @@ from dptrain.errors import ConfigError
 from dptrain.models import Model
 from dptrain.random import default_seed, set_default_seed
 from dptrain.utils import PyDataset, set_random_seed
+
+# Held while a model is built with a seed of its own, since seeds are the process's.
+_SEEDING = threading.RLock()
 
 
 class Builder:
@@ -46,14 +50,15 @@ class Builder:
         Raises:
             ConfigError: it returns something else than a new model, compiled where that is asked for.
         """
-        before, pythons, numpys = default_seed(), random.getstate(), np.random.get_state()
-        set_random_seed(seed)
-        try:
-            model = self._build_model(**fields, **({"seed": seed} if "seed" in self.takes else {}))
-        finally:
-            set_default_seed(before)
-            random.setstate(pythons)
-            np.random.set_state(numpys)
+        with _SEEDING:
+            before, pythons, numpys = default_seed(), random.getstate(), np.random.get_state()
+            set_random_seed(seed)
+            try:
+                model = self._build_model(**fields, **({"seed": seed} if "seed" in self.takes else {}))
+            finally:
+                set_default_seed(before)
+                random.setstate(pythons)
+                np.random.set_state(numpys)
         if not isinstance(model, Model) or (self._compiled and not model.compiled):
             expected = "a compiled model" if self._compiled else "a model of dptrain"
             raise ConfigError(f"build_model: expected {expected}, found {type(model).__name__}")

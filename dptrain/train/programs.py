@@ -4,7 +4,7 @@ import bisect
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -34,7 +34,8 @@ from dptrain.program.mesh import ALL_REDUCE, OWN_PART, REDUCE_SCATTER, PlacedPro
 from dptrain.program.passes import rewritten
 from dptrain.program.placement import place
 from dptrain.program.program import ROWS, Program, trace
-from dptrain.program.tensor import BFLOAT16, Tensor, Variable, placeholder, watching
+from dptrain.program.tensor import Tensor, Variable, placeholder, watching
+from dptrain.program.turns import MAKING, TURNS
 from dptrain.registry.reads import Reads
 from dptrain.runtime.failure import phase
 from dptrain.train.pipeline import PipelineExecutable
@@ -136,6 +137,7 @@ class Programs:
         comm_dtype: half precision in which gradients travel; None for the type that they have. One rank sends none.
         sharding: which variables are sharded; None where every rank has all of them.
         microbatches: into which stages of a pipeline cut a batch; None for some for each stage.
+        variables: returns all that a step may change which is executed op by op.
     """
 
     def __init__(
@@ -146,10 +148,15 @@ class Programs:
         comm_dtype: str | None = None,
         sharding: Sharding | None = None,
         microbatches: int | None = None,
+        *,
+        variables: Callable[[], Iterable[Variable]] = tuple,
     ) -> None:
         self.backend, self.comm, self.sharding = backend, comm, sharding
+        self._variables = variables
         self._microbatches, self._sums = microbatches, dict[Variable, None]()
         self._comm_dtype = comm_dtype if comm.size > 1 else None
+        # Ranks prepare programs together, in one thread each.
+        self._making: AbstractContextManager[None] = MAKING if comm.size == 1 else nullcontext()
         self._bucket_bytes = None if bucket_mb is None else max(int(bucket_mb * 1e6), 1)
         self._placed: OrderedDict[Any, PlacedProgram] = OrderedDict()
         self._of_any_size: OrderedDict[Any, tuple[PlacedProgram, _Traced]] = OrderedDict()
@@ -157,7 +164,7 @@ class Programs:
         self._traced: dict[Program, _Traced] = {}
         self._arenas: dict[tuple[Program, int], int] = {}  # by rows, too
         self.preparing_seconds = 0.0  # that steps have been traced and compiled in
-        self._prepared: OrderedDict[Any, tuple[Executable, Any]] = OrderedDict()
+        self._prepared: OrderedDict[Any, _Prepared] = OrderedDict()
         self._halves: dict[Program, _Halves] = {}
         self._last: dict[str, tuple[PlacedProgram | None, Mapping[str, Array]]] = {}
 
@@ -172,29 +179,39 @@ class Programs:
         """
         any_size = (step.name, step.version, bool(step.totals), batch.key, whole)
         key = (*any_size, batch_rows)
-        if key not in self._placed:
-            if any_size in self._of_any_size:
-                self._of_any_size.move_to_end(any_size)
-                of_another, traced = self._of_any_size[any_size]
-                placed = of_another.for_rows(batch_rows)
-            else:
-                begun = time.perf_counter()
-                program, names = self._trace(step, batch, batch_rows)
-                self.preparing_seconds += time.perf_counter() - begun
-                self._assign_stages(program, batch_rows)
-                sent: dict[str, Any] = {"bucket_bytes": self._bucket_bytes, "comm_dtype": self._comm_dtype}
-                placed = place(program, step.totals, **sent) if whole else self._of_rank(program, step.totals, sent)
-                if self._has_stages:
-                    self._course(placed, self.comm.replicas == 1)  # now: an error in it is one of all ranks
-                depends = self._has_stages or _depends_on_batches(program, placed, step.totals)
-                traced = _Traced(names, depends)
-                if not program.for_one_size:
-                    self._of_any_size[any_size] = placed, traced
-                self._known |= dict.fromkeys(program.state)
-            self._placed[key], self._traced[placed] = placed, traced
-            self._drop_old()
-        self._placed.move_to_end(key)
-        return self._placed[key]
+        placed = self._placed.get(key)
+        if placed is None:
+            with self._making:
+                return self._placed.get(key) or self._place(step, batch, batch_rows, any_size, whole)
+        with suppress(KeyError):  # another thread has dropped it meanwhile
+            self._placed.move_to_end(key)
+        return placed
+
+    def _place(self, step: Step, batch: Batch, batch_rows: int, any_size: Any, whole: bool) -> PlacedProgram:
+        """See `placed`; in one thread at a time."""
+        key = (*any_size, batch_rows)
+        if any_size in self._of_any_size:
+            self._of_any_size.move_to_end(any_size)
+            of_another, traced = self._of_any_size[any_size]
+            placed = of_another.for_rows(batch_rows)
+        else:
+            begun = time.perf_counter()
+            program, names = self._trace(step, batch, batch_rows)
+            self.preparing_seconds += time.perf_counter() - begun
+            self._assign_stages(program, batch_rows)
+            sent: dict[str, Any] = {"bucket_bytes": self._bucket_bytes, "comm_dtype": self._comm_dtype}
+            placed = place(program, step.totals, **sent) if whole else self._of_rank(program, step.totals, sent)
+            if self._has_stages:
+                self._course(placed, self.comm.replicas == 1)  # now: an error in it is one of all ranks
+            depends = self._has_stages or _depends_on_batches(program, placed, step.totals)
+            traced = _Traced(names, depends)
+            if not program.for_one_size:
+                self._of_any_size[any_size] = placed, traced
+            self._known |= dict.fromkeys(program.state)
+        self._traced[placed] = traced
+        self._placed[key] = placed
+        self._drop_old()
+        return placed
 
     def _of_rank(self, program: Program, totals: Collection[Variable], sent: Mapping[str, Any]) -> PlacedProgram:
         """Return a program as this rank executes it."""
@@ -274,8 +291,7 @@ class Programs:
         """Whether a step computes each row of its outputs from that row of the batch alone, whatever rows there are."""
         if step.eager or step.rows is not None:
             return False
-        placed = self.placed(step, batch, batch_rows)
-        known = self._traced[placed]
+        placed, known = self._known_of(step, batch, batch_rows)
         if known.by_row is None:
             known.by_row = _computes_rows(placed) and not placed.for_one_size
         return known.by_row
@@ -284,12 +300,35 @@ class Programs:
         """Whether a step's results depend on how samples are cut into batches: ranks must then run it together."""
         if step.rows is not None or (step.eager and self.comm.size == 1):  # which is not traced
             return True
-        return self._traced[self.placed(step, batch, batch_rows)].depends_on_batches
+        return self._known_of(step, batch, batch_rows)[1].depends_on_batches
+
+    def _known_of(self, step: Step, batch: Batch, batch_rows: int) -> "tuple[PlacedProgram, _Traced]":
+        """Return a step's program and what is known of it."""
+        while True:
+            placed = self.placed(step, batch, batch_rows)
+            known = self._traced.get(placed)
+            if known is not None:  # else another thread has dropped it meanwhile
+                return placed, known
+
+    def turn(self, step: Step, batch: Batch, batch_rows: int) -> AbstractContextManager[None]:
+        """Let no other thread change what a step reads while this context lasts, if the step itself changes nothing.
+
+        Args:
+            step: which runs in this context, as often as is wanted.
+            batch: as of `run`.
+            batch_rows: of its first batch.
+        """
+        if step.eager:  # nobody knows what it changes
+            return TURNS.of(writes=self._of_eager_step())
+        placed = self.placed(step, batch, batch_rows)
+        return TURNS.of(frozenset() if placed.writes else placed.reads)
 
     def run(
         self, step: Step, batch: Batch, rows: BatchRows, steps: Sequence[Sequence[Shard]], *, alone: bool = False
-    ) -> None:
-        """Run a step as often as there are lists of shards. Collective unless `alone`.
+    ) -> Mapping[str, Array]:
+        """Run a step as often as there are lists of shards; return what the last has made. Collective unless `alone`.
+
+        What can be read from the state is not among it. Several threads may run steps, each with rows of its own.
 
         Args:
             step: what to do.
@@ -298,6 +337,14 @@ class Programs:
             steps: this rank's shards of each global batch, of equal sizes.
             alone: the ranks do not meet.
         """
+        placed, outputs = self._run(step, batch, rows, steps, alone)
+        self._last[step.name] = placed, outputs
+        return outputs
+
+    def _run(
+        self, step: Step, batch: Batch, rows: BatchRows, steps: Sequence[Sequence[Shard]], alone: bool
+    ) -> tuple[PlacedProgram | None, Mapping[str, Array]]:
+        """See `run`; also return the program."""
         comm = None if alone or self.comm.size == 1 else self.comm
         if self._has_stages and (step.eager or steps[0][0].of is not None):
             what = "run_eagerly" if step.eager else "a fixed number of shards (--reproducible, shards_per_batch)"
@@ -305,15 +352,14 @@ class Programs:
         if step.eager:
             if steps[0][0].of is not None:
                 raise ConfigError("not supported: run_eagerly with a fixed number of shards")
-            self._run_eagerly(step, batch, rows, steps, comm)
-            return
+            with TURNS.of(writes=self._of_eager_step()):
+                return self._run_eagerly(step, batch, rows, steps, comm)
         if steps[0][0].of is not None:
-            self._run_shards(step, batch, rows, steps, comm)
-            return
+            return self._run_shards(step, batch, rows, steps, comm)
         placed = self.placed(step, batch, steps[0][0].batch_rows)
         executable = self._executable(placed, batch, rows, steps[0][0], comm)
         executable.run(rows.starts)
-        self._last[step.name] = placed, executable.outputs
+        return placed, executable.outputs
 
     def evaluate_alone(
         self, step: Step, batch: Batch, arrays: Mapping[str, Array], numbers: Array, shard: Shard
@@ -337,14 +383,6 @@ class Programs:
         """Return the totals of which each rank has a summand after the last run of a step."""
         placed = self._last.get(step.name, (None, {}))[0]
         return [] if placed is None else [one for one in step.totals if one in placed.summed]
-
-    def outputs(self, step: str) -> Mapping[str, Array]:
-        """Return what the last run of a step has made, but for what can be read from the state.
-
-        bfloat16, of which NumPy alone knows nothing, is float32 there, as in Keras on PyTorch.
-        """
-        found = self._last[step][1]
-        return {name: one.astype(np.float32) if one.dtype == BFLOAT16 else one for name, one in found.items()}
 
     def logs(self, step: str) -> dict[str, float]:
         """Return what comes out of a step as it stands now, as numbers by name: waits for the device."""
@@ -409,7 +447,7 @@ class Programs:
     @property
     def nbytes(self) -> int:
         """The device's memory that prepared programs take, their state aside."""
-        return sum(one.nbytes for one, _ in self._prepared.values())
+        return sum(one.executable.nbytes for one in list(self._prepared.values()))
 
     def forget(self) -> None:
         """Give prepared programs back."""
@@ -432,12 +470,12 @@ class Programs:
             self._of_any_size.popitem(last=False)
         if len(self._placed) <= _KEPT_PLACED:
             return
-        in_use = {placed for placed, _ in self._last.values()}
+        in_use = {placed for placed, _ in list(self._last.values())}
         key, old = next((key, one) for key, one in self._placed.items() if one not in in_use)
         halves = self._halves.pop(old, None)
         gone = {old, *([] if halves is None else [halves.before])}
-        for prepared in [one for one in self._prepared if one[0] in gone]:
-            self._prepared.pop(prepared)[0].close()
+        for prepared in [one for one in list(self._prepared) if one[0] in gone]:
+            self._prepared.pop(prepared).executable.close()
         if halves is not None:
             halves.close()
         self._arenas = {one: size for one, size in self._arenas.items() if one[0] is not old}
@@ -445,30 +483,43 @@ class Programs:
 
     def _drop_prepared(self) -> None:
         while self._prepared:
-            self._prepared.popitem()[1][0].close()
+            self._prepared.popitem()[1].executable.close()
 
     def _executable(
         self, program: Program, batch: Batch, rows: BatchRows, shard: Shard, comm: Communicator | None
     ) -> Executable:
         key = (program, shard.rows, shard.first_row, id(rows.order), *map(id, rows.arrays), comm is None)
-        if key not in self._prepared:
-            arrays = {ROWS: rows.order} | dict(zip(batch.names, rows.arrays, strict=True))
-            place: dict[str, Any] = {"rows": shard.rows, "first_row": shard.first_row, "comm": comm}
-            begun = time.perf_counter()
-            try:
-                with phase.during("compilation"):
-                    made = self._beside_others(program, arrays, place) if self._prepared else None
-                    if made is None:
-                        self._drop_prepared()  # those of other batches, which are made again when they are needed
-                        made = self._made(program, arrays, place)
-            except (DeviceMemoryError, MemoryError) as error:
-                raise DeviceError(f"{error}; {_what_fits(program, shard.rows, error, self.backend)}") from error
-            self.preparing_seconds += time.perf_counter() - begun
-            self._prepared[key] = made, rows  # kept, so that no other arrays can have their ids
-            if len(self._prepared) > _KEPT:
-                self._prepared.popitem(last=False)[1][0].close()
-        self._prepared.move_to_end(key)
-        return self._prepared[key][0]
+        prepared = self._prepared.get(key)
+        if prepared is None or not prepared.is_valid:
+            with self._making:
+                prepared = self._prepare(key, program, batch, rows, shard, comm)
+        with suppress(KeyError):  # another thread has dropped it meanwhile
+            self._prepared.move_to_end(key)
+        return prepared.executable
+
+    def _prepare(
+        self, key: Any, program: Program, batch: Batch, rows: BatchRows, shard: Shard, comm: Communicator | None
+    ) -> "_Prepared":
+        """See `_executable`; in one thread at a time."""
+        if key in self._prepared:  # its variables have moved, with another model that has them as well
+            self._prepared.pop(key).executable.close()
+        arrays = {ROWS: rows.order} | dict(zip(batch.names, rows.arrays, strict=True))
+        place: dict[str, Any] = {"rows": shard.rows, "first_row": shard.first_row, "comm": comm}
+        begun = time.perf_counter()
+        try:
+            with phase.during("compilation"):
+                made = self._beside_others(program, arrays, place) if self._prepared else None
+                if made is None:
+                    self._drop_prepared()  # those of other batches, which are made again when they are needed
+                    made = self._made(program, arrays, place)
+        except (DeviceMemoryError, MemoryError) as error:
+            raise DeviceError(f"{error}; {_what_fits(program, shard.rows, error, self.backend)}") from error
+        self.preparing_seconds += time.perf_counter() - begun
+        moves = {variable: variable.moves for variable in program.state}
+        prepared = self._prepared[key] = _Prepared(made, rows, moves)
+        if len(self._prepared) > _KEPT:
+            self._prepared.popitem(last=False)[1].executable.close()
+        return prepared
 
     def _beside_others(
         self, program: Program, arrays: Mapping[str, Any], place: Mapping[str, Any]
@@ -485,7 +536,7 @@ class Programs:
 
     def _run_shards(
         self, step: Step, batch: Batch, rows: BatchRows, steps: Sequence[Sequence[Shard]], comm: Communicator | None
-    ) -> None:
+    ) -> tuple[PlacedProgram, Mapping[str, Array]]:
         """Run a step for each of a batch's fixed shards on this rank, whose sums are added in a fixed binary tree.
 
         The tree's shape depends on the number of shards alone, and so do its bits.
@@ -509,11 +560,18 @@ class Programs:
                 tree.add([executable.outputs[name] for name in names])
             replicas = None if comm is None else comm.along(BATCH)
             sums = messages.tree_reduced(tree, shards[0].of or 1, replicas)
-            self._last[step.name] = placed, halves.finish(dict(zip(names, sums, strict=True)))
+            outputs = halves.finish(dict(zip(names, sums, strict=True)))
+        return placed, outputs
+
+    def _of_eager_step(self) -> frozenset[Variable]:
+        """Return all that a step may change which is executed op by op."""
+        return frozenset(self._variables())
 
     def _run_eagerly(
         self, step: Step, batch: Batch, rows: BatchRows, steps: Sequence[Sequence[Shard]], comm: Communicator | None
-    ) -> None:
+    ) -> tuple[PlacedProgram | None, Mapping[str, Array]]:
+        placed: PlacedProgram | None = None
+        outputs: Mapping[str, Array] = {}
         order = self.backend.download(rows.order)
         arrays = [self.backend.download(one) for one in rows.arrays]
         for shards, start in zip(steps, rows.starts, strict=True):
@@ -528,20 +586,40 @@ class Programs:
                         Tensor(None, (), {}, shape, one.dtype, one) for shape, one in zip(counted, taken, strict=True)
                     ]
                     found = step.function(batch.filled(data))
-                    self._last[step.name] = None, {name: np.asarray(value) for name, value in found.items()}
+                    outputs = {name: np.asarray(value) for name, value in found.items()}
                 else:
                     placed = self.placed(step, batch, shard.batch_rows)
                     named = dict(zip(batch.names, arrays, strict=True))
                     outputs, updates = self._evaluated(placed, named, chosen, shard, comm)
                     for variable, value in updates.items():
                         variable.assign(value)
-                    self._last[step.name] = placed, outputs
+        return placed, outputs
 
     @staticmethod
     def _evaluated(
         placed: PlacedProgram, arrays: Mapping[str, Array], numbers: Array, shard: Shard, comm: Communicator | None
     ) -> tuple[Mapping[str, Array], Mapping[Variable, Array]]:
         return evaluate(placed, {ROWS: numbers, **arrays}, rows=shard.rows, first_row=shard.first_row, comm=comm)
+
+
+@dataclass(frozen=True, eq=False)
+class _Prepared:
+    """An executable.
+
+    Attributes:
+        executable: as above.
+        rows: that it reads: kept, so that no other arrays can have their ids.
+        moves: of its variables when it was made.
+    """
+
+    executable: Executable
+    rows: BatchRows
+    moves: Mapping[Variable, int]
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the variables are where they were when it was made."""
+        return all([variable.moves == moves for variable, moves in self.moves.items()])
 
 
 @dataclass

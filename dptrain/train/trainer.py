@@ -16,7 +16,8 @@ from dptrain.callbacks import CallbackList, Logs, StepLogs
 from dptrain.comm.mesh import BATCH
 from dptrain.program.messages import all_reduced
 from dptrain.program.shapes import size
-from dptrain.program.tensor import Variable
+from dptrain.program.tensor import BFLOAT16, Variable
+from dptrain.program.turns import TURNS
 from dptrain.runtime import heap
 from dptrain.runtime.failure import phase
 from dptrain.train.health import HealthCheck, OnNonfinite, digest_every, refuse_validation
@@ -228,22 +229,31 @@ class Trainer:
             step: the model's, where it has been asked for already.
         """
         self.share(lambda: self.model.variables)
-        step = step or self.model._make_step("predict")
-        found: list[tuple[Shard, dict[str, npt.NDArray[Any]]]] = []
         hooks._set_trainer(self)
-        watched = self._any(hooks.has_batch_hooks("predict"))
-        if watched:
+        if not self._any(hooks.has_batch_hooks("predict")):
+            return self._predict(batches, hooks, step or self.model._make_step("predict"), watched=False)
+        with TURNS.of(writes={("stop_predicting", id(self.model))}):  # which one thread's hook sets for itself
             hooks.model.stop_predicting = False
+            return self._predict(batches, hooks, step or self.model._make_step("predict"), watched=True)
+
+    def _predict(
+        self, batches: Batches, hooks: CallbackList, step: Step, *, watched: bool
+    ) -> dict[str, npt.NDArray[Any]]:
+        """See `predict`; a hook looks at each batch where it is `watched`."""
+        found: list[tuple[Shard, dict[str, npt.NDArray[Any]]]] = []
         hooks.on_predict_begin()
         batches.keep_memory(self._kept_feeds)
-        with self._opened({"predict": batches}):
+        with self._opened({"predict": batches}), ExitStack() as stack:
             for number, (shard,) in enumerate(batches.epoch(0)):
                 hooks.on_predict_batch_begin(number)
                 step = self._current(step)
                 taken = batches.rows([[shard]])
                 padded = self._padded(step, batches, shard)
-                self.programs.run(step, batches.about, taken, [[padded]], alone=batches.alone)
-                mine = dict(self.programs.outputs("predict"))
+                if not number and batches.steps != 1 and batches.looks_ahead and not watched and self.comm.size == 1:
+                    # All rows are by the same weights, whatever other threads do. Not where a user's code runs between
+                    # the batches, which may wait for these threads; nor where batches change what the next one reads.
+                    stack.enter_context(self.programs.turn(step, batches.about, padded.batch_rows))
+                mine = _arrays(self.programs.run(step, batches.about, taken, [[padded]], alone=batches.alone))
                 if padded.rows != shard.rows:
                     mine = {name: one[: shard.rows] for name, one in mine.items()}
                 found.append((shard, mine))
@@ -252,8 +262,8 @@ class Trainer:
                     break
             if not found:  # shapes and types of nothing
                 nothing = Shard(0, 0, 0, step.rows or 1)
-                self.programs.run(step, batches.about, batches.rows([[nothing]]), [[nothing]], alone=True)
-                found.append((nothing, dict(self.programs.outputs("predict"))))
+                made = self.programs.run(step, batches.about, batches.rows([[nothing]]), [[nothing]], alone=True)
+                found.append((nothing, _arrays(made)))
         hooks.on_predict_end()
         return self._gathered(found)
 
@@ -557,6 +567,11 @@ class Trainer:
         flag = np.array([mine], np.int32)
         self.comm.allreduce_sum(flag)
         return bool(flag[0])
+
+
+def _arrays(outputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """Return what a step has made; bfloat16, of which NumPy alone knows nothing, as float32, like Keras on PyTorch."""
+    return {name: one.astype(np.float32) if one.dtype == BFLOAT16 else one for name, one in outputs.items()}
 
 
 def _kind(shards: Sequence[Shard]) -> list[tuple[int, int, int]]:

@@ -17,11 +17,14 @@ from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError
 from dptrain.mixed_precision import DTypePolicy
 from dptrain.program import execute
-from dptrain.program.memory import aligned
+from dptrain.program.memory import Arena, aligned
 from dptrain.program.program import Program
 from dptrain.program.tensor import Variable
 
 Array = npt.NDArray[Any]
+
+# Of all models of a process: those that share layers read and write the same arrays.
+_MEMORY = execute.HostMemory()
 
 
 def wants_compiled(choice: bool | Literal["auto"]) -> bool | None:
@@ -84,7 +87,7 @@ class CpuBackend(Backend):
         tiles = ", products in AMX tiles" if in_tiles else ""
         self.numerics = f"cpu, {self.dtype}, {'compiled' if self.compiles else 'NumPy'}{tiles}"
         self.description = f"CPU, {threads} thread{'s' if threads > 1 else ''}, {of_models.name}, {by}{tiles}"
-        self._memory = execute.HostMemory()
+        self._memory, self._arena = _MEMORY, Arena()
 
     def adopt(self, variables: Iterable[Variable]) -> None:
         self._memory.adopt(variables)
@@ -103,7 +106,7 @@ class CpuBackend(Backend):
     ) -> Executable:
         place: Any = {"rows": rows, "first_row": first_row, "comm": comm}
         if self.compiles:
-            return CompiledExecutable(program, self._memory, arrays, **place, threads=self.threads)
+            return CompiledExecutable(program, self._memory, arrays, **place, threads=self.threads, arena=self._arena)
         return NumpyExecutable(program, self._memory, arrays, **place)
 
     def planned_bytes(self, program: Program, rows: int) -> int:

@@ -4,6 +4,7 @@ import ctypes
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -20,7 +21,7 @@ from dptrain.program.execute import HostMemory
 from dptrain.program.fuse import fuse
 from dptrain.program.kernels import Call, Fused, Kernel, Loop, Member, Product
 from dptrain.program.lowering import Convolution, lowering_of
-from dptrain.program.memory import Access, Plan, aligned, in_a_row, in_place, nbytes, plan
+from dptrain.program.memory import Access, Arena, Plan, aligned, in_a_row, in_place, nbytes, plan
 from dptrain.program.mesh import ALL_REDUCE, constant_of
 from dptrain.program.messages import all_reduce, exchange
 from dptrain.program.passes import without_ranks
@@ -29,6 +30,7 @@ from dptrain.program.program import ROWS, Program
 from dptrain.program.shapes import local, size
 from dptrain.program.structure import draws_bits, of_variables, structure_of, to_be_kept
 from dptrain.program.tensor import Array, Tensor
+from dptrain.program.turns import MAKING, TURNS
 from dptrain.program.views import View
 from dptrain.runtime.python_lock import released
 
@@ -82,13 +84,14 @@ class CompiledExecutable:
         first_row: the global number of the first of them.
         comm: the ranks; None for one.
         threads: of this process, for large products and loops.
+        arena: of its intermediate results; None for that of `memory`.
         join: whether loops are fused; without, each op is a loop of its own, with the same bits.
 
     Attributes:
         fused: its kernels.
         code: their C++.
         outputs: what the last step made, by name.
-        nbytes: of the arena that it needs, which those that share `memory` have together.
+        nbytes: of the arena that it needs, which those that share it have together.
 
     Raises:
         ConfigError: an array is missing or has another shape.
@@ -105,6 +108,7 @@ class CompiledExecutable:
         first_row: int = 0,
         comm: Communicator | None = None,
         threads: int = 1,
+        arena: Arena | None = None,
         join: bool = True,
     ) -> None:
         self._comm = comm if comm is not None and comm.size > 1 else None
@@ -115,8 +119,10 @@ class CompiledExecutable:
         self._library, addresses = self._compiled()
         self.outputs: Mapping[str, Array] = {}
         memory.adopt(program.state)
+        # Itself among it: it has buffers for one run at a time.
+        self._reads, self._writes = program.reads, program.writes | {self}
         self._arrays = {one: memory.array(variable) for variable, one in self.fused.program.state.items()}
-        self._arena = memory.arena
+        self._arena = memory.arena if arena is None else arena
         self._place()
         self._pointers = np.zeros(max(len(self.code.roots), 1), np.uint64)
         self._lengths = np.zeros(max(len(self.code.tables), 1), np.int64)
@@ -137,7 +143,9 @@ class CompiledExecutable:
         factors = [one.reads[0].root for one in kernels if isinstance(one, Product)]
         calls = [one.tensor for one in kernels if isinstance(one, Call)]
         shared = _shared(factors, calls)
-        return library(self.code.source), [0 if one is None else one.result() for one in shared]
+        with MAKING:  # two threads would compile a text twice
+            own = library(self.code.source)
+        return own, [0 if one is None else one.result() for one in shared]
 
     def bind(self, arrays: Mapping[str, Array]) -> None:
         """Let inputs read other arrays from now on.
@@ -191,7 +199,8 @@ class CompiledExecutable:
             DataError: a step asks for rows that a table does not have.
         """
         self._meet()
-        with self._arena.lent(self.nbytes) as arena:
+        turn = TURNS.of(self._reads, self._writes) if self._comm is None else nullcontext()  # ranks run side by side
+        with turn, self._arena.lent(self.nbytes, self._lent) as arena:
             self._connect(arena)
             self._run(starts)
 
@@ -380,13 +389,15 @@ def lowered(program: Program, *, alone: bool = True, join: bool = True) -> tuple
     """
     key = "cpu", alone, join
     if key not in program.lowered:
-        program.lowered[key] = _of_structure(program, alone, join)
+        with MAKING:
+            if key not in program.lowered:
+                program.lowered[key] = _of_structure(program, alone, join)
     found: tuple[Fused, Code] = program.lowered[key]
     return found
 
 
 def _of_structure(program: Program, alone: bool, join: bool) -> tuple[Fused, Code]:
-    """See `lowered`. Sweeps come here in several threads: each access of what is kept is one step of theirs."""
+    """See `lowered`."""
     structure = structure_of(program)
     if structure is None:
         return _made(program, alone, join)

@@ -398,6 +398,7 @@ class CudaBackend(Backend):
         return PinnedStaging(self.heap, self.empty(shape, _stored(np.dtype(dtype)), SAMPLES))
 
     def room_for_data(self) -> int:
+        self.heap.enter()
         free, total = cuda.mem_get_info()
         return max(0, int(free - total * _RESERVE) // self._sharers)
 

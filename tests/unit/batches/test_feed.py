@@ -217,8 +217,22 @@ def test_few_kinds_of_samples_are_remembered():
     kept = KeptFeeds(BACKEND)
     feeds = [kept.feed([np.zeros((1, width))], 1, None) for width in range(1, 11)]
     assert len(set(feeds)) == 10
+    for one in feeds:
+        one.close()
     assert kept.feed([np.ones((1, 10))], 1, None) is feeds[-1]
     assert kept.feed([np.ones((1, 1))], 1, None) is not feeds[0]
+
+
+def test_samples_that_are_read_at_once_have_memory_of_their_own():
+    kept = KeptFeeds(BACKEND)
+    feeds = [kept.feed([np.full((2, 3), n, float)], 2, None) for n in range(2)]
+    for one in feeds:
+        one.start(np.arange(2), [])
+    found = [one.rows([[Shard(0, 2, 0, 2)]]).arrays[0] for one in feeds]
+    for n, array in enumerate(found):
+        np.testing.assert_array_equal(array, np.full((2, 3), n))
+    feeds[1].close()
+    assert kept.feed([np.zeros((2, 3))], 2, None) is feeds[1]
 
 
 @pytest.mark.parametrize(("rows", "padded"), [(0, 1), (1, 1), (2, 2), (3, 4), (255, 256), (256, 256), (257, 512)])

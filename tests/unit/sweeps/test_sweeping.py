@@ -5,6 +5,7 @@ import json
 import math
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -627,3 +628,13 @@ def test_a_signal_ends_a_sweep_with_what_there_is(tmp_path, monkeypatch, capsys,
     assert rows[1].split(",")[2] == "2"
     assert "Not everything was trained" in (tmp_path / "s" / "report.html").read_text()
     assert [run["status"] for run in sweep({"units": [4, 5]}, out=tmp_path / "s").runs] == ["done"] * 6
+
+
+def test_sweeps_of_several_threads_do_not_meet(tmp_path):
+    seeds = ["0-1", "2-3"]
+    with ThreadPoolExecutor(2) as pool:
+        results = [pool.submit(sweep, {"units": [4]}, seeds=one, out=tmp_path / one) for one in seeds]
+        runs = [run for result in results for run in result.result(60).runs]
+    assert [run["seed"] for run in runs] == [0, 1, 2, 3]
+    for run, folder in zip(runs, np.repeat(seeds, 2), strict=True):
+        assert epochs_of(tmp_path / folder, run["run"]) == alone(run["seed"], units=4)

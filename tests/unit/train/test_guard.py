@@ -50,6 +50,15 @@ def test_a_training_with_steps_left_out_has_the_bits_of_one_without_them(jit_com
     assert state(models[0]) == state(models[1]), "a later training leaves nothing out"
 
 
+def test_a_callback_that_predicts_lets_steps_be_left_out():
+    x, y = toy(80)
+    x[15] = np.nan
+    model = build()
+    predicts = dp.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: model.predict(x, verbose=0))
+    arguments = {"batch_size": 10, "epochs": 3, "shuffle": False, "verbose": 0, "callbacks": [predicts]}
+    assert model.fit(x, y, **arguments, on_nonfinite="skip").history["skipped_steps"] == [1, 1, 1]
+
+
 def regression(rows: int) -> tuple[dp.Sequential, np.ndarray, np.ndarray]:
     x, _ = toy(rows)
     model = dp.Sequential([Dense(1, input_shape=(6,))], seed=1)

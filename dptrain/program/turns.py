@@ -1,0 +1,219 @@
+"""Turns of threads at variables: what changes them waits for those who read them, and these for what changes them.
+
+A turn names what it reads and what it writes, and holds all of it from its beginning to its end; turns that have
+nothing in common, or only read, go on side by side. They begin in the order in which they were asked for. A thread that
+has a turn already does not queue again: nobody whom it would wait for can wait for it.
+"""
+
+import os
+import threading
+from collections.abc import Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from dptrain.runtime.python_lock import released
+
+
+class SharedLock:
+    """A lock of all threads, which one may take several times; a forked process begins with it free."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        """Wait until no other thread has it."""
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        """Let another thread have it."""
+        self._lock.release()
+
+    def after_fork(self) -> None:
+        """Take it from a thread that a forked process does not have."""
+        if self._lock.acquire(blocking=False):
+            self._lock.release()
+        else:
+            self._lock = threading.RLock()
+
+
+_NOTHING: frozenset[Any] = frozenset()
+
+
+class OfThread(threading.local):
+    """Attributes of which each thread has its own; a copy has none."""
+
+    def __reduce__(self) -> Any:
+        """Return what makes an empty one, for copies."""
+        return OfThread, ()
+
+
+class Turn:
+    """What a thread uses while this context lasts.
+
+    Args:
+        turns: of the process.
+        reads: what it looks at, variables for the most part.
+        writes: what it changes.
+        queues: it begins after those that were asked for before; else after those that run.
+        is_eager: it is one of ops that are executed one by one: what they read is told as they go on.
+
+    Attributes:
+        reads: as above.
+        writes: as above.
+        queues: as above.
+        is_eager: as above.
+        thread: whose it is.
+        begun: a lock that is held until a turn that has to wait begins.
+    """
+
+    __slots__ = ("_turns", "begun", "is_eager", "queues", "reads", "thread", "writes")
+
+    def __init__(
+        self, turns: "Turns", reads: Set[Any], writes: Set[Any], *, queues: bool = True, is_eager: bool = False
+    ) -> None:
+        self._turns, self.reads, self.writes, self.queues, self.is_eager = turns, reads, writes, queues, is_eager
+        self.thread = threading.get_ident()
+        self.begun: threading.Lock | None = None
+
+    def __enter__(self) -> None:
+        """Wait for its beginning."""
+        self._turns.begin(self)
+
+    def __exit__(self, *error: object) -> None:
+        """End it."""
+        self._turns.end(self)
+
+    def excludes(self, other: "Turn") -> bool:
+        """Whether two turns cannot go on side by side."""
+        if self.thread == other.thread or (self.is_eager and other.is_eager):
+            return False
+        mine, theirs = self.writes, other.writes
+        if mine and not (mine.isdisjoint(theirs) and mine.isdisjoint(other.reads)):
+            return True
+        return bool(theirs) and not theirs.isdisjoint(self.reads)
+
+
+class _EagerTurn(Turn):
+    """A turn of ops that are executed one by one."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        """Begin: nothing is read yet."""
+        self._turns.eager_turn = self
+        super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        """Let go of all that was read."""
+        self._turns.eager_turn = None
+        super().__exit__(*error)
+
+
+class Turns:
+    """All turns of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: list[Turn] = []
+        self._waiting: list[Turn] = []
+        self._of_thread = OfThread()
+
+    def of(self, reads: Set[Any] = _NOTHING, writes: Set[Any] = _NOTHING) -> Turn:
+        """Return the turn of who uses variables, or whatever else threads share."""
+        return Turn(self, reads, writes)
+
+    def eager(self) -> AbstractContextManager[None]:
+        """Return the turn of ops that are executed one by one: variables that they read stay as they are until its end.
+
+        Within another one of the thread it is a part of that.
+        """
+        return nullcontext() if self.is_eager else _EagerTurn(self, set(), _NOTHING, is_eager=True)
+
+    @property
+    def eager_turn(self) -> Turn | None:
+        """The one of this thread."""
+        return getattr(self._of_thread, "eager", None)
+
+    @eager_turn.setter
+    def eager_turn(self, turn: Turn | None) -> None:
+        self._of_thread.eager = turn
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether this thread executes ops one by one, in a turn of these."""
+        return self.eager_turn is not None
+
+    def reading(self, variable: Any) -> AbstractContextManager[None]:
+        """Return the turn of who reads one variable; of eager ops it lasts as long as theirs."""
+        eager = self.eager_turn
+        own = Turn(self, {variable}, _NOTHING, queues=False, is_eager=eager is not None)
+        if eager is None:
+            return own
+        if variable not in eager.reads:
+            with own, self._lock:
+                eager.reads.add(variable)  # type: ignore[attr-defined]
+        return nullcontext()
+
+    def writing(self, variable: Any) -> Turn:
+        """Return the turn of who writes one variable; among eager ops whatever those of other threads have read."""
+        return Turn(self, _NOTHING, {variable}, is_eager=self.is_eager)
+
+    def begin(self, turn: Turn) -> None:
+        """Wait until a turn can begin."""
+        with self._lock:
+            if self._may_begin(turn, self._waiting):
+                self._running.append(turn)
+                return
+            turn.begun = threading.Lock()
+            turn.begun.acquire()
+            self._waiting.insert(len(self._waiting) if turn.queues else 0, turn)
+        try:
+            with released():
+                turn.begun.acquire()
+        except BaseException:  # Ctrl-C
+            self.end(turn)
+            raise
+
+    def _may_begin(self, turn: Turn, ahead: Sequence[Turn]) -> bool:
+        """Whether no turn that runs excludes it, nor one ahead of it, where it queues and its thread has none yet."""
+        queues = turn.queues
+        for other in self._running:
+            if turn.excludes(other):
+                return False
+            queues = queues and turn.thread != other.thread
+        return not (queues and any(turn.excludes(one) for one in ahead))
+
+    def end(self, turn: Turn) -> None:
+        """End a turn, or the wait for it, and let others begin."""
+        with self._lock:
+            (self._running if turn in self._running else self._waiting).remove(turn)
+            number = 0
+            while number < len(self._waiting):
+                one = self._waiting[number]
+                if self._may_begin(one, self._waiting[:number]):
+                    del self._waiting[number]
+                    self._running.append(one)
+                    assert one.begun is not None
+                    one.begun.release()
+                else:
+                    number += 1
+
+    def after_fork(self) -> None:
+        """Forget the turns of threads that a forked process does not have."""
+        self._lock = threading.Lock()
+        self._running = [one for one in self._running if one.thread == threading.get_ident()]
+        self._waiting = []
+
+
+TURNS = Turns()
+# Held by who traces Python, builds layers, lowers or compiles programs, so that all threads do it once. Whoever has it
+# waits for no turn.
+MAKING = SharedLock()
+# Held while a variable's value is replaced or moved.
+REPLACING = SharedLock()
+# Held while ops that are executed one by one draw random numbers, and count the draw.
+DRAWING = SharedLock()
+
+if hasattr(os, "register_at_fork"):
+    for shared in (TURNS, MAKING, REPLACING, DRAWING):
+        os.register_at_fork(after_in_child=shared.after_fork)

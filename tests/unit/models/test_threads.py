@@ -1,0 +1,382 @@
+"""Models, programs, metrics and layers that several threads use at once give the answers that one thread gets."""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dptrain as dp
+from dptrain import layers, ops
+from dptrain.errors import ConfigError
+
+RNG = np.random.default_rng(3)
+X, Y = RNG.random((96, 5), np.float32), RNG.integers(0, 3, 96)
+ROWS = [1, 2, 3, 7, 16, 33, 96]
+COMPILED = pytest.mark.parametrize("jit_compile", [True, False])
+
+
+@pytest.fixture(autouse=True)
+def _many_turns() -> Iterator[None]:
+    """Let threads take turns often: races show within a second."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def build(jit_compile: bool = True, seed: int = 1, **options: Any) -> dp.Sequential:
+    stack = [layers.Input((5,)), layers.Dense(16, "tanh"), layers.BatchNormalization(), layers.Dense(3, "softmax")]
+    model = dp.Sequential(stack, seed=seed)
+    model.compile(
+        "sgd", "sparse_categorical_crossentropy", metrics=["accuracy"], device="cpu", jit_compile=jit_compile, **options
+    )
+    return model
+
+
+def side_by_side(*actions: Callable[[int], Any], times: int = 14) -> None:
+    """Call each action `times` times in a thread of its own, all at once; raise what one of them raises."""
+    ready = threading.Barrier(len(actions))
+
+    def run(action: Callable[[int], Any]) -> None:
+        ready.wait(10)
+        for number in range(times):
+            action(number)
+
+    with ThreadPoolExecutor(len(actions)) as pool:
+        for future in [pool.submit(run, action) for action in actions]:
+            future.result(60)
+
+
+def close(found: Any, expected: Any) -> None:
+    assert np.allclose(found, expected, rtol=1e-5, atol=1e-6), (found, expected)
+
+
+def is_one_of(found: Any, states: Sequence[Any]) -> None:
+    assert any(np.allclose(found, one, rtol=1e-5, atol=1e-6) for one in states), "the answer of no state"
+
+
+def by_rows(answer: Callable[[np.ndarray], Any]) -> Callable[[int], None]:
+    """Return what compares an answer for changing numbers of rows with what one thread got."""
+    expected = {rows: np.array(answer(X[:rows])) for rows in ROWS}
+
+    def action(number: int) -> None:
+        rows = ROWS[number % len(ROWS)]
+        close(answer(X[:rows]), expected[rows])
+
+    return action
+
+
+@COMPILED
+def test_predictions(jit_compile: bool):
+    model = build(jit_compile)
+    side_by_side(
+        by_rows(lambda x: model.predict(x, verbose=0)),
+        by_rows(model.predict_on_batch),
+        by_rows(lambda x: model.predict(x, batch_size=5, verbose=0)),
+        by_rows(model),
+    )
+
+
+def test_programs(tmp_path: Path):
+    build().export(tmp_path / "model.program")
+    program = dp.saving.load_program(tmp_path / "model.program", device="cpu")
+    side_by_side(*[by_rows(program)] * 4)
+
+
+@pytest.mark.parametrize("options", [{}, {"jit_compile": False}, {"run_eagerly": True}])
+def test_all_side_by_side(options: dict[str, Any], tmp_path: Path):
+    """While one thread trains, the others' answers are those of the weights between two of its steps."""
+    steps = 12
+
+    def trained(number: int, model: dp.Sequential) -> Any:
+        return model.train_on_batch(X[:32], Y[:32], return_dict=True)
+
+    model, alone = build(**options), build(**options)
+    model.export(tmp_path / "model.program")
+    program = dp.saving.load_program(tmp_path / "model.program", device="cpu")
+    logs, states, evaluated = [], [], []
+    for number in range(steps + 1):
+        states.append(alone.predict(X, verbose=0))
+        evaluated.append(alone.evaluate(X, Y, verbose=0))
+        logs += [trained(number, alone)] if number < steps else []
+    first = states[0]
+    found: list[Any] = []
+
+    def evaluates(number: int) -> None:
+        is_one_of(model.evaluate(X, Y, verbose=0), evaluated)
+
+    def predicts(number: int) -> None:
+        is_one_of(model.predict(X, batch_size=(96, 10)[number % 2], verbose=0), states)
+        close(program(X), first)
+
+    side_by_side(
+        lambda number: found.append(trained(number, model)),
+        evaluates,
+        predicts,
+        lambda number: is_one_of(model(X), states),
+        times=steps,
+    )
+    assert found == logs
+    close(model.predict(X, verbose=0), states[-1])
+
+
+def test_fit_beside_predictions():
+    """Predictions go on beside another thread's `fit`; what would change its metrics or weights is refused."""
+    model, alone = build(), build()
+    expected = alone.fit(X, Y, batch_size=16, epochs=6, verbose=0).history
+    states = [build().predict(X, verbose=0)]
+    running, done = threading.Event(), threading.Event()
+    waited: list[bool] = []
+
+    class Waits(dp.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            states.append(self.model.predict(X, verbose=0))
+            if epoch == 2:
+                assert self.model.evaluate(X, Y, verbose=0)  # in its own thread
+                running.set()
+                waited.append(done.wait(30))
+
+    with ThreadPoolExecutor(2) as pool:
+        fit = pool.submit(model.fit, X, Y, batch_size=16, epochs=6, verbose=0, callbacks=[Waits()])
+        try:
+            assert running.wait(30)
+            calls: dict[str, Callable[[], Any]] = {
+                "evaluate": lambda: model.evaluate(X, Y, verbose=0),
+                "train_on_batch": lambda: model.train_on_batch(X, Y),
+                "test_on_batch": lambda: model.test_on_batch(X, Y),
+                "fit": lambda: model.fit(X, Y, verbose=0),
+                "compile": lambda: model.compile("sgd", "mse", device="cpu"),
+            }
+            for name, call in calls.items():
+                with pytest.raises(ConfigError, match=rf"^{name}: thread '.*' is in this model's `fit`"):
+                    call()
+            close(model.predict(X, verbose=0), states[-1])
+            close(model(X), states[-1])
+        finally:
+            done.set()
+        by_steps = pool.submit(lambda: [model.predict(X, batch_size=7, verbose=0) for _ in range(20)])
+        assert fit.result(60).history == expected
+        assert len(by_steps.result(60)) == 20
+    assert waited == [True]
+    close(model.predict(X, verbose=0), alone.predict(X, verbose=0))
+    assert model.evaluate(X, Y, verbose=0)
+
+
+def test_a_loop_of_ones_own_beside_predictions():
+    """An optimizer's update is all done, or not at all, for whoever predicts."""
+
+    def step(model: dp.Model, optimizer: dp.optimizers.Optimizer) -> None:
+        with dp.GradientTape() as tape:
+            loss = dp.losses.SparseCategoricalCrossentropy()(Y, model(X))
+        weights = model.trainable_weights
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+
+    model, alone = build(), build()
+    sgd, other = dp.optimizers.SGD(0.5), dp.optimizers.SGD(0.5)
+    states = [alone.predict(X, verbose=0)]
+    for _ in range(8):
+        step(alone, other)
+        states.append(alone.predict(X, verbose=0))
+    side_by_side(
+        lambda number: step(model, sgd),
+        lambda number: is_one_of(model.predict(X, verbose=0), states),
+        lambda number: is_one_of(model(X), states),
+        times=8,
+    )
+    close(model.predict(X, verbose=0), states[-1])
+
+
+def test_new_weights_beside_predictions(tmp_path: Path):
+    """Weights that are set or loaded are all new or all old for whoever predicts."""
+    model, files = build(), []
+    values, states = [], []
+    for seed in range(2):
+        other = build(seed=seed)
+        other.fit(X, Y, verbose=0)
+        values.append(other.get_weights())
+        states.append(other.predict(X, verbose=0))
+        files.append(tmp_path / f"{seed}.weights.h5")
+        other.save_weights(files[-1])
+    model.set_weights(values[0])
+
+    def replaces(number: int) -> None:
+        if number % 3:
+            model.set_weights(values[number % 2])
+        else:
+            model.load_weights(files[number % 2])
+
+    def reads(number: int) -> None:
+        found = model.get_weights()
+        assert any(all(map(np.array_equal, found, one)) for one in values)
+
+    side_by_side(
+        replaces,
+        lambda number: is_one_of(model.predict(X[:, :], batch_size=20, verbose=0), states),
+        lambda number: is_one_of(model(X), states),
+        reads,
+        times=20,
+    )
+
+
+def test_the_first_calls():
+    """Threads that come first find one set of weights and one program."""
+
+    def answers(model: dp.Model) -> list[Any]:
+        found: list[Any] = []
+        calls = [lambda number: found.append(np.asarray(model(X)))] * 2
+        calls += [lambda number: found.append(model.predict(X, verbose=0))] * 2
+        side_by_side(*calls, times=1)
+        return found
+
+    class Own(dp.Model):
+        def __init__(self) -> None:
+            super().__init__(seed=5)
+            self.first, self.second = layers.Dense(8, "tanh"), layers.Dense(2)
+            self.traces = 0
+
+        def call(self, inputs: Any) -> Any:
+            self.add_loss(ops.mean(inputs))
+            self.traces += 1
+            return self.second(self.first(inputs))
+
+    for made in (Own(), dp.Sequential([layers.Dense(4), layers.Dense(2)], seed=7)):
+        found = answers(made)
+        for one in found:
+            close(one, found[0])
+        assert len(made.weights) == 4
+        if isinstance(made, Own):
+            before = made.traces
+            made.predict(X, verbose=0)
+            assert made.traces == before
+
+
+def test_losses_that_layers_add():
+    """A step that is traced has the penalties of its own calls, whatever other threads call."""
+
+    class Penalty(layers.Layer):
+        def call(self, inputs: Any) -> Any:
+            self.add_loss(1.0)
+            for _ in range(20):  # others have a turn
+                inputs = inputs * 1.0
+            return inputs
+
+    inputs = layers.Input((5,))
+    outputs = layers.Dense(3, "softmax")(Penalty()(inputs))
+
+    def made() -> dp.Model:
+        model = dp.Model(inputs, outputs)
+        model.compile("sgd", "sparse_categorical_crossentropy", device="cpu")
+        return model
+
+    expected = made().evaluate(X, Y, verbose=0)
+    assert expected > 1
+    model = made()
+
+    def evaluates(number: int) -> None:
+        other = made() if number else model
+        close(other.evaluate(X, Y, verbose=0), expected)
+
+    side_by_side(evaluates, *[lambda number: model(X[:1])] * 3, times=8)
+
+
+def test_models_that_share_layers():
+    """One trains weights that the other predicts by: both see each other's, in one thread and in several."""
+
+    def made() -> tuple[dp.Model, dp.Model]:
+        inputs = layers.Input((5,))
+        code = layers.Dense(4, "tanh")(inputs)
+        encoder, whole = dp.Model(inputs, code, seed=2), dp.Model(inputs, layers.Dense(3, "softmax")(code), seed=2)
+        whole.compile("sgd", "sparse_categorical_crossentropy", device="cpu")
+        encoder.compile("sgd", "mse", device="cpu")
+        return encoder, whole
+
+    encoder, whole = made()
+    states = [encoder.predict(X, verbose=0)]
+    for _ in range(10):
+        whole.train_on_batch(X, Y)
+        states.append(encoder.predict(X, verbose=0))
+        close(states[-1], encoder(X))
+        assert not np.allclose(states[-1], states[-2], rtol=1e-5)
+    encoder.compile("sgd", "mse", device="cpu")  # which takes it from the device, and back
+    close(encoder.predict(X, verbose=0), states[-1])
+    whole.train_on_batch(X, Y)
+    close(encoder.predict(X, verbose=0), encoder(X))
+    assert not np.allclose(encoder.predict(X, verbose=0), states[-1], rtol=1e-5)
+
+    whole.compile("sgd", "sparse_categorical_crossentropy", device="cpu", dtype="float64")
+    whole.train_on_batch(X, Y)
+    close(encoder.predict(X, verbose=0), encoder(X))
+
+    encoder, whole = made()
+    side_by_side(
+        lambda number: whole.train_on_batch(X, Y),
+        *[lambda number: is_one_of(encoder.predict(X, batch_size=40, verbose=0), states)] * 2,
+        times=10,
+    )
+    close(encoder.predict(X, verbose=0), states[-1])
+
+
+def test_a_callback_that_ends_a_prediction_ends_no_other():
+    class Looks(dp.callbacks.Callback):
+        def __init__(self, stops: bool) -> None:
+            super().__init__()
+            self.stops = stops
+
+        def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.model.stop_predicting = self.model.stop_predicting or (self.stops and batch == 1)
+
+    model = build()
+    expected = model.predict(X, verbose=0)
+
+    def predicts(stops: bool) -> None:
+        close(model.predict(X, batch_size=8, verbose=0, callbacks=[Looks(stops)]), expected[: 16 if stops else 96])
+
+    side_by_side(*[lambda number, stops=stops: predicts(stops) for stops in (True, False)] * 2, times=5)
+
+
+def test_metrics():
+    metric, times = dp.metrics.MeanSquaredError(), 50
+    side_by_side(*[lambda number: metric.update_state(Y[:4], Y[:4] + 2.0)] * 4, times=times)
+    assert float(metric.total) == 4 * times * 4
+    assert float(metric.count) == 4 * times
+    assert float(metric.result()) == 4
+
+
+def test_random_numbers():
+    """Threads that share a generator draw other numbers, which one thread would have drawn one after the other."""
+    generator, alone = dp.random.SeedGenerator(7), dp.random.SeedGenerator(7)
+    dropout, found = layers.Dropout(0.5, seed=3), []
+    side_by_side(*[lambda number: found.append(float(dp.random.uniform((), seed=generator)))] * 4, times=20)
+    assert sorted(found) == sorted(float(dp.random.uniform((), seed=alone)) for _ in range(80))
+    side_by_side(*[lambda number: found.append(np.asarray(dropout(X, training=True)).tobytes())] * 4, times=10)
+    assert len(set(found)) == 80 + 40
+
+
+def test_samples_of_other_sizes():
+    """A model whose input nobody has declared takes samples of the size that each thread has."""
+    model = dp.Sequential([layers.Dense(3), layers.GlobalAveragePooling1D()], seed=1)
+    model.compile("sgd", "mse", device="cpu")
+    given = [RNG.random((4, length, 5), np.float32) for length in (3, 6, 9)]
+    expected = [model.predict(x, verbose=0) for x in given]
+
+    def action(number: int) -> None:
+        close(model.predict(given[number % 3], verbose=0), expected[number % 3])
+
+    side_by_side(*[action] * 3, times=12)
+
+
+def test_several_models_at_once():
+    """Models that are made, trained and asked in threads of their own are as those of one thread."""
+
+    def answer(seed: int) -> np.ndarray:
+        model = build(seed=seed)
+        model.fit(X, Y, batch_size=32, epochs=2, verbose=0)
+        return model.predict(X, verbose=0)
+
+    expected = [answer(seed) for seed in range(4)]
+    side_by_side(*[lambda number, seed=seed: close(answer(seed), expected[seed]) for seed in range(4)], times=2)
