@@ -15,6 +15,7 @@ from dptrain.batches.sampling import fix_shards
 from dptrain.data.cached_files import get_file
 from dptrain.data.images import array_to_img, img_to_array, load_img, save_img
 from dptrain.errors import ConfigError
+from dptrain.layers import bounding_boxes
 from dptrain.layers.node import KerasTensor, get_source_inputs
 from dptrain.program import tree
 from dptrain.random import Purpose, default_seed, set_default_seed, stream
@@ -40,6 +41,7 @@ __all__ = [
     "PyDataset",
     "Sequence",
     "array_to_img",
+    "bounding_boxes",
     "check_seed",
     "clear_session",
     "custom_object_scope",
