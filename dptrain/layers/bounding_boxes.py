@@ -55,7 +55,7 @@ def convert_format(
         corners = [one * scale[number % 2] for number, one in enumerate(corners)]
     if names[1].startswith("rel_"):
         corners = [one / scale[number % 2] for number, one in enumerate(corners)]
-    return ops.stack(_of_corners(*corners, names[1].removeprefix("rel_")), -1)
+    return ops.stack(_of_corners(corners, names[1].removeprefix("rel_")), -1)
 
 
 def clip_to_image_size(
@@ -77,7 +77,7 @@ def clip_to_image_size(
     """
     if height is None or width is None:
         raise ConfigError("clip_to_image_size: expected the `height` and `width` of the image")
-    size = {"height": height, "width": width}
+    size: dict[str, Any] = {"height": height, "width": width}
     left, top, right, bottom = _corners(
         convert_format(bounding_boxes["boxes"], bounding_box_format, "xyxy", **size), "xyxy"
     )
@@ -148,8 +148,8 @@ def _corners(boxes: Tensor, form: str) -> list[Tensor]:
     return [a, b, a + c, b + d] if form == "xywh" else [a, b, c, d]
 
 
-def _of_corners(left: Tensor, top: Tensor, right: Tensor, bottom: Tensor, form: str) -> list[Tensor]:
-    a, b, c, d = left, top, right, bottom
+def _of_corners(corners: Sequence[Tensor], form: str) -> list[Tensor]:
+    left, top, right, bottom = a, b, c, d = corners
     if form == "xywh":
         c, d = right - left, bottom - top
     elif form.startswith("center_"):
