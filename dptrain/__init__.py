@@ -89,6 +89,7 @@ __all__ = [
     "constraints",
     "datasets",
     "distribution",
+    "dtype_policies",
     "errors",
     "from_keras",
     "initializers",

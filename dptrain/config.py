@@ -9,13 +9,20 @@ from dptrain.errors import ConfigError
 from dptrain.mixed_precision import dtype_policy, set_dtype_policy
 from dptrain.registry.names import not_there
 from dptrain.runtime import floatx as _floatx
+from dptrain.runtime import terminal
 
 __all__ = [
     "backend",
+    "disable_interactive_logging",
+    "disable_traceback_filtering",
     "dtype_policy",
+    "enable_interactive_logging",
+    "enable_traceback_filtering",
     "epsilon",
     "floatx",
     "image_data_format",
+    "is_interactive_logging_enabled",
+    "is_traceback_filtering_enabled",
     "set_dtype_policy",
     "set_epsilon",
     "set_floatx",
@@ -80,6 +87,39 @@ def set_image_data_format(data_format: str) -> None:
         ConfigError: another word.
     """
     _only("image_data_format", data_format, image_data_format())
+
+
+def enable_interactive_logging() -> None:
+    """Show live progress lines where they are asked for, as by default."""
+    terminal.set_interactive(True)
+
+
+def disable_interactive_logging() -> None:
+    """Show a line for each epoch where live progress lines are asked for."""
+    terminal.set_interactive(False)
+
+
+def is_interactive_logging_enabled() -> bool:
+    """Return whether live progress lines may be shown."""
+    return terminal.is_interactive()
+
+
+def enable_traceback_filtering() -> None:
+    """Refuse to shorten tracebacks.
+
+    Raises:
+        ConfigError: always.
+    """
+    raise ConfigError("not supported: traceback filtering; tracebacks always have dptrain's own lines")
+
+
+def disable_traceback_filtering() -> None:
+    """Do nothing: tracebacks always have dptrain's own lines."""
+
+
+def is_traceback_filtering_enabled() -> bool:
+    """Return False."""
+    return False
 
 
 def _only(name: str, value: Any, known: Any) -> None:

@@ -12,8 +12,10 @@ import numpy.typing as npt
 from dptrain.batches.picture_dataset import image_dataset_from_directory
 from dptrain.batches.py_dataset import PyDataset
 from dptrain.batches.sampling import fix_shards
+from dptrain.data.cached_files import get_file
 from dptrain.data.images import array_to_img, img_to_array, load_img, save_img
 from dptrain.errors import ConfigError
+from dptrain.layers import bounding_boxes
 from dptrain.layers.node import KerasTensor, get_source_inputs
 from dptrain.program import tree
 from dptrain.random import Purpose, default_seed, set_default_seed, stream
@@ -27,6 +29,7 @@ from dptrain.registry.serialization import (
 )
 from dptrain.runtime.defaults import REPRODUCIBLE_SHARDS
 from dptrain.runtime.launcher import detect_launch
+from dptrain.runtime.progbar import Progbar
 
 # Its name in Keras 2.
 Sequence = PyDataset
@@ -34,9 +37,11 @@ Sequence = PyDataset
 __all__ = [
     "CustomObjectScope",
     "FeatureSpace",
+    "Progbar",
     "PyDataset",
     "Sequence",
     "array_to_img",
+    "bounding_boxes",
     "check_seed",
     "clear_session",
     "custom_object_scope",
@@ -44,6 +49,7 @@ __all__ = [
     "deserialize_keras_object",
     "enable_op_determinism",
     "get_custom_objects",
+    "get_file",
     "get_registered_name",
     "get_registered_object",
     "get_source_inputs",

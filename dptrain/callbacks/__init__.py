@@ -15,6 +15,7 @@ from dptrain.callbacks.monitor import MonitorCallback
 from dptrain.callbacks.progbar_logger import ProgbarLogger
 from dptrain.callbacks.recorder import EpochRecorder
 from dptrain.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau
+from dptrain.callbacks.swap_ema_weights import SwapEMAWeights
 from dptrain.callbacks.tensorboard import TensorBoard
 from dptrain.callbacks.terminate_on_nan import TerminateOnNaN
 from dptrain.callbacks.wandb_metrics_logger import WandbMetricsLogger
@@ -37,6 +38,7 @@ __all__ = [
     "ProgbarLogger",
     "ReduceLROnPlateau",
     "StepLogs",
+    "SwapEMAWeights",
     "TensorBoard",
     "TerminateOnNaN",
     "WandbMetricsLogger",

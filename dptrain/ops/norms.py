@@ -83,7 +83,8 @@ def _of_matrices(x: Tensor, ord: float | str, rows: int, columns: int, keepdims:
     if ord == "fro":
         return sqrt(sum(square(x), (rows, columns), keepdims))
     if ord in (2, -2, "nuc"):
-        found = in_one_call(lambda array: np.linalg.norm(array, ord, (rows, columns), keepdims).astype(array.dtype), x)
+        kind: Any = ord
+        found = in_one_call(lambda array: np.linalg.norm(array, kind, (rows, columns), keepdims).astype(array.dtype), x)
         if found is None:
             raise ConfigError(
                 f"not supported: norm with ord={ord!r} of matrices inside a step or with a gradient, as it needs "

@@ -34,6 +34,9 @@ NO_BREAK = "\0"
 _COLUMNS = 80
 
 
+_is_interactive = True
+
+
 def progress_mode() -> Progress:
     """Return how progress is shown where nobody asked for one way: DPTRAIN_PROGRESS, or live on a terminal, else lines.
 
@@ -56,7 +59,19 @@ def verbosity(verbose: str | int) -> int:
     Raises:
         ConfigError: as `progress_mode`.
     """
-    return VERBOSITY[progress_mode()] if verbose == "auto" else int(verbose)
+    wanted = VERBOSITY[progress_mode()] if verbose == "auto" else int(verbose)
+    return wanted if _is_interactive or wanted != VERBOSITY["live"] else VERBOSITY["lines"]
+
+
+def set_interactive(value: bool) -> None:
+    """Say whether live lines may be shown; else those that ask for them get lines."""
+    global _is_interactive
+    _is_interactive = value
+
+
+def is_interactive() -> bool:
+    """Whether live lines may be shown."""
+    return _is_interactive
 
 
 def terminal_columns(stream: TextIO | None = None) -> int | None:

@@ -5,6 +5,7 @@ import pytest
 
 import dptrain as keras
 from dptrain.errors import ConfigError
+from dptrain.runtime import terminal
 
 
 @pytest.fixture(autouse=True)
@@ -39,3 +40,21 @@ def test_a_model_of_another_floatx_is_trained():
 def test_a_floatx_that_there_is_not():
     with pytest.raises(ConfigError, match=r"Unknown `floatx` value: int8\. Expected one of"):
         keras.config.set_floatx("int8")
+
+
+def test_interactive_logging_may_be_turned_off():
+    assert keras.config.is_interactive_logging_enabled()
+    keras.config.disable_interactive_logging()
+    try:
+        assert [terminal.verbosity(one) for one in (0, 1, 2)] == [0, 2, 2]
+        assert not keras.config.is_interactive_logging_enabled()
+    finally:
+        keras.config.enable_interactive_logging()
+    assert terminal.verbosity(1) == 1
+
+
+def test_tracebacks_are_whole():
+    keras.config.disable_traceback_filtering()
+    assert not keras.config.is_traceback_filtering_enabled()
+    with pytest.raises(ConfigError, match="not supported: traceback filtering"):
+        keras.config.enable_traceback_filtering()

@@ -32,7 +32,7 @@ LAYERS = [
     {"backend"},
     {"data", "initializers"},
     {"program"},
-    {"comm", "config", "mixed_precision", "random", "tree"},
+    {"comm", "config", "dtype_policies", "mixed_precision", "random", "tree"},
     {"runtime", "registry"},
     {"errors", "version"},
 ]

@@ -72,5 +72,5 @@ def test_norms_of_singular_values_outside_of_steps(ord, keepdims):
     found = ops.norm(x, ord, (0, 2), keepdims)
     np.testing.assert_allclose(found.numpy(), np.linalg.norm(x, ord, (0, 2), keepdims), rtol=1e-5)
     assert found.dtype.name == "float32"
-    with pytest.raises(ConfigError, match="not supported: norm with ord=.* inside a step"):
+    with pytest.raises(ConfigError, match=r"not supported: norm with ord=.* inside a step"):
         trace(lambda y: {"y": ops.norm(y, ord)}, {"y": ((3, 4), "float32")})

@@ -24,6 +24,7 @@ PUBLIC = [
     "constraints",
     "datasets",
     "distribution",
+    "dtype_policies",
     "datasets.fashion_mnist",
     "datasets.mnist",
     "initializers",
@@ -98,7 +99,7 @@ def test_a_word_that_keras_knows(make, message):
         (dp.optimizers, "Nadem", "not supported: optimizers.Nadem; did you mean 'Nadam' or 'Adam'"),
         (dp.optimizers.schedules, "Halving", "not supported: optimizers.schedules.Halving"),
         (dp.callbacks, "RemoteMonitor", "not supported: callbacks.RemoteMonitor"),
-        (dp.random, "binomial", "not supported: random.binomial"),
+        (dp.random, "binomal", "not supported: random.binomal; did you mean"),
         (dp.backend, "get_uid", "not supported: backend.get_uid: Keras has it, dptrain does not yet$"),
     ],
 )

@@ -1,0 +1,82 @@
+"""SwapEMAWeights: evaluate with the moving averages of the weights."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+from dptrain.callbacks.base import Callback, Logs
+from dptrain.errors import ConfigError
+from dptrain.program.tensor import Variable
+
+
+class SwapEMAWeights(Callback):
+    """Puts the moving averages that an optimizer keeps (`use_ema=True`) in the weights' place, and back.
+
+    An evaluation, validation or prediction is then made with them. With `swap_on_epoch` they are in place at the end of
+    an epoch, too, for callbacks behind this one, such as `ModelCheckpoint`; a training then ends with them.
+
+    Args:
+        swap_on_epoch: as above.
+
+    Raises:
+        ConfigError: when an evaluation begins, of a model whose optimizer keeps no averages.
+    """
+
+    _same_on_all_ranks = ("swap_on_epoch",)
+
+    def __init__(self, swap_on_epoch: bool = False) -> None:
+        super().__init__()
+        self.swap_on_epoch = bool(swap_on_epoch)
+        self._averages_in_model = False
+
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        """Put the weights back."""
+        if self.swap_on_epoch and self._averages_in_model:
+            self._swap()
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Put the averages in their place, after the last epoch to stay."""
+        if self.swap_on_epoch and not self._averages_in_model:
+            self._swap()
+            if epoch == self.params["epochs"] - 1:
+                for variable, average in self._pairs():
+                    average.assign(variable)
+
+    def on_test_begin(self, logs: Logs | None = None) -> None:
+        """Put the averages in place."""
+        if not self._averages_in_model:
+            self._swap()
+
+    def on_test_end(self, logs: Logs | None = None) -> None:
+        """Put the weights back."""
+        if self._averages_in_model:
+            self._swap()
+
+    def on_predict_begin(self, logs: Logs | None = None) -> None:
+        """Put the averages in place."""
+        self.on_test_begin(logs)
+
+    def on_predict_end(self, logs: Logs | None = None) -> None:
+        """Put the weights back."""
+        self.on_test_end(logs)
+
+    def _pairs(self) -> Iterator[tuple[Variable, Variable]]:
+        optimizer = self.model.optimizer
+        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+        optimizers: list[Any] = [one for one in getattr(optimizer, "optimizers", [optimizer]) if one.use_ema]
+        if not optimizers:
+            raise ConfigError(
+                "SwapEMAWeights must be used when `use_ema=True` is set on the optimizer. Received: use_ema=False"
+            )
+        for one in optimizers:
+            for variable, slots in one._slots.items() if int(one.iterations) else ():
+                if "average" in slots:
+                    yield variable, slots["average"]
+
+    def _swap(self) -> None:
+        with self._trainer.changing() if "_trainer" in vars(self) else nullcontext():
+            for variable, average in list(self._pairs()):
+                value = variable.numpy()
+                variable.assign(average.numpy())
+                average.assign(value)
+        self._averages_in_model = not self._averages_in_model

@@ -1,0 +1,140 @@
+"""`get_file`: a file of another place, kept in Keras' cache."""
+
+import hashlib
+import os
+import shutil
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from dptrain.errors import ConfigError, DataError
+
+_ALGORITHMS = {32: "md5", 64: "sha256"}  # by the digits of a checksum
+
+
+def get_file(
+    fname: str | Path | None = None,
+    origin: str | Path | None = None,
+    untar: bool = False,
+    md5_hash: str | None = None,
+    file_hash: str | None = None,
+    cache_subdir: str = "datasets",
+    hash_algorithm: str = "auto",
+    extract: bool = False,
+    archive_format: str | None = "auto",
+    cache_dir: str | Path | None = None,
+    force_download: bool = False,
+) -> str:
+    """Return the path of a file in the cache, where a file of this machine is copied first; nothing is downloaded.
+
+    Args:
+        fname: its name in the cache, by default that of `origin`.
+        origin: a path or a file:// address; another address names the file, which must be in the cache already.
+        untar: not supported; use `extract`.
+        md5_hash: its checksum, an older name of `file_hash`.
+        file_hash: its checksum, SHA-256 or MD5.
+        cache_subdir: folder in the cache.
+        hash_algorithm: "auto" (by the checksum's length), "sha256" or "md5".
+        extract: unpack a tar or zip file, and return the folder.
+        archive_format: "auto", "tar" or "zip".
+        cache_dir: by default KERAS_HOME, else ~/.keras.
+        force_download: copy it again.
+
+    Raises:
+        ConfigError: an argument is missing or not supported.
+        DataError: the file is neither here nor in the cache, or has another checksum.
+    """
+    if origin is None:
+        raise ConfigError('Please specify the "origin" argument (URL of the file to download).')
+    if untar:
+        raise ConfigError("not supported: get_file(untar=True); use extract=True, which returns the folder")
+    if archive_format not in ("auto", "tar", "zip", None):
+        raise ConfigError(f"archive_format = {archive_format!r}: expected 'auto', 'tar' or 'zip'")
+    source = _local(origin)
+    name = str(fname) if fname else Path(unquote(urlparse(str(origin)).path)).name
+    if not name or name != Path(name).name:
+        raise ConfigError(
+            f"Invalid `fname`: {name!r}. Paths aren't accepted; cache_dir and cache_subdir say where it is."
+        )
+    folder = Path(cache_dir or os.environ.get("KERAS_HOME") or Path.home() / ".keras").expanduser() / cache_subdir
+    path, checksum = folder / name, file_hash or md5_hash
+    algorithm = _ALGORITHMS.get(len(checksum or ""), "sha256") if hash_algorithm == "auto" else hash_algorithm
+    is_kept = path.is_file() and not force_download and _has(path, checksum, algorithm)
+    if not is_kept:
+        if source is None:
+            about = f"{path} has another {algorithm} than {checksum}" if path.is_file() else f"{path} is not there"
+            raise DataError(f"get_file: {about}, and dptrain does not download {origin}: put the file there")
+        _copy(source, path, checksum, algorithm)
+    return str(_extracted(path, archive_format, anew=not is_kept) if extract else path)
+
+
+def _local(origin: str | Path) -> Path | None:
+    """Return the path of an origin on this machine; None of another address.
+
+    Raises:
+        DataError: there is no such file.
+    """
+    address = urlparse(str(origin))
+    if address.scheme not in ("", "file"):
+        return None
+    path = Path(unquote(address.path) if address.scheme else origin)
+    if not path.is_file():
+        raise DataError(f"get_file: {path} is no file of this machine")
+    return path
+
+
+def _has(path: Path, checksum: str | None, algorithm: str) -> bool:
+    if checksum is None:
+        return True
+    if algorithm not in ("md5", "sha256"):
+        raise ConfigError(f"hash_algorithm = {algorithm!r}: expected 'auto', 'sha256' or 'md5'")
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest() == checksum.lower()
+
+
+def _copy(source: Path, path: Path, checksum: str | None, algorithm: str) -> None:
+    """Copy a file under a name of its own, and then put it in its place.
+
+    Raises:
+        DataError: it has another checksum.
+    """
+    if not _has(source, checksum, algorithm):
+        raise DataError(f"get_file: {source} has another {algorithm} than {checksum}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        shutil.copyfile(source, part)
+        os.replace(part, path)
+    finally:
+        Path(part).unlink(missing_ok=True)
+
+
+def _extracted(path: Path, archive_format: str | None, *, anew: bool) -> Path:
+    """Return the folder of what an archive holds, which lies beside it.
+
+    Raises:
+        DataError: it is no such archive, or names files outside of its folder.
+    """
+    folder = path.with_name(f"{path.name}_extracted")
+    if folder.is_dir() and not anew:
+        return folder
+    part = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    try:
+        if archive_format in ("auto", "tar") and tarfile.is_tarfile(path):
+            with tarfile.open(path) as tar:
+                tar.extractall(part, filter="data")
+        elif archive_format in ("auto", "zip") and zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as packed:
+                packed.extractall(part)  # which takes ".." and roots off names
+        else:
+            raise DataError(f"get_file: {path} is no archive ({archive_format}): expected a tar or a zip file")
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(part, folder)
+    except tarfile.TarError as error:
+        raise DataError(f"get_file: {path}: {error}") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return folder

@@ -1,0 +1,55 @@
+"""Policies of types under Keras' names: found, written and read; `dptrain.mixed_precision` says what they are."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from dptrain.errors import ConfigError
+from dptrain.mixed_precision import DTypePolicy, dtype_policy, policy_of
+from dptrain.registry.names import not_there
+
+# Its name in Keras 3.0.
+FloatDTypePolicy = DTypePolicy
+
+__all__ = ["DTypePolicy", "FloatDTypePolicy", "deserialize", "get", "serialize"]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("dtype_policies", __all__)
+
+
+def get(identifier: Any) -> DTypePolicy:
+    """Return the policy that an argument means; the global one for None.
+
+    Args:
+        identifier: a policy, its name, a NumPy type, or Keras' description of one.
+
+    Raises:
+        ConfigError: it means none.
+    """
+    if isinstance(identifier, Mapping):
+        return deserialize(identifier)
+    found = policy_of(identifier)
+    return dtype_policy() if found is None else found
+
+
+def serialize(dtype_policy: DTypePolicy) -> dict[str, Any]:
+    """Return a policy as Keras writes it to JSON."""
+    config = dtype_policy.get_config()
+    return {"module": "keras", "class_name": "DTypePolicy", "config": config, "registered_name": None}
+
+
+def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> DTypePolicy:
+    """Return the policy that `serialize`, or Keras, described.
+
+    Args:
+        config: with "class_name" and "config".
+        custom_objects: subclasses of the user's own by name.
+
+    Raises:
+        ConfigError: it describes none, or one that is not supported.
+    """
+    name = config.get("class_name")
+    classes: dict[Any, Any] = {"DTypePolicy": DTypePolicy, "FloatDTypePolicy": DTypePolicy, **(custom_objects or {})}
+    if name not in classes or not isinstance(config.get("config"), Mapping):
+        raise ConfigError(f"not supported: dtype policy {name!r}; expected {', '.join(map(repr, classes))}")
+    made: DTypePolicy = classes[name].from_config(config["config"])
+    return made

@@ -1,0 +1,71 @@
+"""SwapEMAWeights: evaluations with moving averages."""
+
+import numpy as np
+import pytest
+
+import dptrain as dp
+from dptrain.errors import ConfigError
+
+X = np.array([[1.0], [2.0], [3.0], [4.0]], np.float32)
+
+
+def model(**options) -> dp.Model:
+    made = dp.Sequential([dp.Input((1,)), dp.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+    made.compile(dp.optimizers.SGD(0.01, **options), "mse", device="cpu")
+    return made
+
+
+class Sees(dp.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.in_test, self.at_end, self.in_epoch = [], [], []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.in_epoch.append(float(self.model.get_weights()[0][0, 0]))
+
+    def on_test_begin(self, logs=None):
+        self.in_test.append(float(self.model.get_weights()[0][0, 0]))
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.at_end.append(float(self.model.get_weights()[0][0, 0]))
+
+
+def train(swap_on_epoch: bool) -> tuple[dp.Model, Sees]:
+    made, sees = model(use_ema=True, ema_momentum=0.5), Sees()
+    callbacks = [dp.callbacks.SwapEMAWeights(swap_on_epoch), sees]
+    data = (X, 3 * X)
+    made.fit(*data, batch_size=2, epochs=2, shuffle=False, verbose=0, validation_data=data, callbacks=callbacks)
+    return made, sees
+
+
+def averages() -> tuple[list[float], list[float]]:
+    """Return the weight and its average after each epoch, by hand."""
+    weight, average, found = 1.0, 0.0, ([], [])
+    for step in range(4):
+        x = X[2 * (step % 2) : 2 * (step % 2) + 2, 0]
+        weight -= 0.01 * float(np.mean(2 * (weight - 3) * x * x))
+        average = weight if step == 0 else 0.5 * average + 0.5 * weight
+        if step % 2:
+            found[0].append(weight)
+            found[1].append(average)
+    return found
+
+
+def test_evaluations_see_the_averages_and_training_the_weights():
+    weights, means = averages()
+    _, sees = train(False)
+    assert sees.in_test == pytest.approx(means, rel=1e-6)
+    assert sees.at_end == pytest.approx(weights, rel=1e-6)
+
+
+def test_the_averages_stay_at_the_end_of_epochs():
+    weights, means = averages()
+    made, sees = train(True)
+    assert sees.at_end == pytest.approx(means, rel=1e-6)
+    assert sees.in_epoch == pytest.approx([1, weights[0]], rel=1e-6)
+    assert made.get_weights()[0][0, 0] == pytest.approx(means[-1], rel=1e-6)
+
+
+def test_without_averages_it_is_refused():
+    with pytest.raises(ConfigError, match="must be used when `use_ema=True` is set on the optimizer"):
+        model().evaluate(X, X, verbose=0, callbacks=[dp.callbacks.SwapEMAWeights()])

@@ -1,0 +1,83 @@
+"""`get_file`: from this machine, from the cache, and with a clear word where it is in neither."""
+
+import hashlib
+import io
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from dptrain.errors import ConfigError, DataError
+from dptrain.utils import get_file
+
+CONTENT = b"1,2,3\n"
+SHA256, MD5 = hashlib.sha256(CONTENT).hexdigest(), hashlib.md5(CONTENT).hexdigest()
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "there" / "a b.csv"
+    path.parent.mkdir()
+    path.write_bytes(CONTENT)
+    return path
+
+
+@pytest.mark.parametrize("checksum", [{}, {"file_hash": SHA256}, {"md5_hash": MD5}, {"file_hash": MD5.upper()}])
+def test_a_file_of_this_machine_is_copied_once(source, tmp_path, checksum):
+    for origin in (source, source.as_uri()):
+        path = get_file(origin=origin, cache_dir=tmp_path, **checksum)
+        assert path == str(tmp_path / "datasets" / "a b.csv")
+    source.unlink()
+    assert Path(get_file("a b.csv", "https://example.org/x", cache_dir=tmp_path, **checksum)).read_bytes() == CONTENT
+    assert [one.name for one in (tmp_path / "datasets").iterdir()] == ["a b.csv"]
+
+
+def test_the_cache_is_keras(source, tmp_path, monkeypatch):
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path / "home"))
+    assert get_file("x.csv", source, cache_subdir="own") == str(tmp_path / "home" / "own" / "x.csv")
+
+
+def test_what_is_nowhere_or_another_file(source, tmp_path):
+    with pytest.raises(
+        DataError, match=r"x\.csv is not there, and dptrain does not download https://a\.org/x\.csv: put"
+    ):
+        get_file(origin="https://a.org/x.csv?raw=1".partition("?")[0], cache_dir=tmp_path)
+    with pytest.raises(DataError, match="has another sha256 than 0000"):
+        get_file(origin=source, file_hash="0" * 64, cache_dir=tmp_path)
+    assert not (tmp_path / "datasets").exists()
+    get_file("x.csv", source, cache_dir=tmp_path)
+    with pytest.raises(DataError, match=r"x\.csv has another md5 than 0000"):
+        get_file(origin="https://a.org/x.csv", file_hash="0" * 32, cache_dir=tmp_path)
+    with pytest.raises(DataError, match="is no file of this machine"):
+        get_file(origin=tmp_path / "none", cache_dir=tmp_path)
+    with pytest.raises(ConfigError, match="Paths aren't accepted"):
+        get_file("../x", source, cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_archives_are_unpacked_beside_themselves(tmp_path, kind):
+    archive = tmp_path / f"pack.{kind}"
+    if kind == "zip":
+        with zipfile.ZipFile(archive, "w") as packed:
+            packed.writestr("a/b.txt", CONTENT)
+    else:
+        with tarfile.open(archive, "w:gz") as tar:
+            about = tarfile.TarInfo("a/b.txt")
+            about.size = len(CONTENT)
+            tar.addfile(about, io.BytesIO(CONTENT))
+    for _ in range(2):
+        folder = get_file(origin=archive, extract=True, cache_dir=tmp_path)
+    assert (tmp_path / "datasets" / f"pack.{kind}_extracted" / "a" / "b.txt").read_bytes() == CONTENT
+    assert folder == str(tmp_path / "datasets" / f"pack.{kind}_extracted")
+
+
+def test_an_archive_that_leaves_its_folder_is_refused(tmp_path):
+    archive = tmp_path / "evil.tar"
+    with tarfile.open(archive, "w") as tar:
+        about = tarfile.TarInfo("../../evil.txt")
+        about.size = len(CONTENT)
+        tar.addfile(about, io.BytesIO(CONTENT))
+    with pytest.raises(DataError, match="evil"):
+        get_file(origin=archive, extract=True, cache_dir=tmp_path / "cache")
+    assert not list(tmp_path.rglob("evil.txt"))
