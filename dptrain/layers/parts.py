@@ -28,11 +28,11 @@ class Parts(Configurable):
     """The half of `Layer` that knows what a layer has; the other half calls it."""
 
     name: str | None
-    _has_default_name = False  # that of a model, which another model may number
     built: bool
     _trainable: bool
     _own_policy: bool
     _policy: DTypePolicy
+    _changes: int
     _weights: list[Variable]
     _frozen: list[Variable]  # own weights that `trainable` has turned off
     _generators: list[tuple[SeedGenerator, int | None]]

@@ -778,7 +778,7 @@ class Fitting(Layer):
         def facts(prepared: Any) -> dict[str, Any]:
             layers, compiled = self._described()
             of_compiled = {} if method.startswith("predict") else {"compiled": compiled}
-            return {about: facts_of(prepared), **arguments, model: [self.seed, layers], **of_compiled}
+            return {about: facts_of(prepared), **arguments, model: [self._model_seed, layers], **of_compiled}
 
         advice = {about: DRAW_THE_SAME, model: "every rank needs the same model"}
         return Same(f"the ranks call {method} differently", facts, advice)

@@ -54,7 +54,7 @@ def encode(model: Any) -> bytes:
     with h5py.File(content, "w", libver="latest") as file:
         file.attrs["keras_version"], file.attrs["backend"] = keras_zip.KERAS, "dptrain"
         file.attrs["model_config"] = _as_json(model, config)
-        file.attrs[_ABOUT] = json.dumps({"seed": model.seed})
+        file.attrs[_ABOUT] = json.dumps({"seed": model._model_seed})
         paths = {id(weight): path for path, weight in model._weights_by_path().items()}
         root, layers = file.create_group(_WHOLE_MODEL), model.layers
         name_layers(layers)
