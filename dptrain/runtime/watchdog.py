@@ -20,7 +20,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
-from types import FrameType
 from typing import Any, NoReturn, Protocol
 
 from dptrain.errors import AgreedError, ConfigError, ExitCode, MismatchError, OutputError, printable
@@ -501,12 +500,12 @@ def _observation_of(fact: dict[str, Any]) -> Observation:
 
 def _place() -> str:
     """Return where the main thread is: the innermost line that is neither ours nor the standard library's."""
-    frames, main = sys._current_frames(), threading.main_thread()
-    frame, of_thread = frames.get(main.ident or 0), ""
-    if _is_shutting_down(frame):  # Python waits for other threads, before it calls what is registered for its end
-        waits_for = next((one for one in threading.enumerate() if not one.daemon and one is not main), None)
+    thread, of_thread = threading.main_thread(), ""
+    if not thread.is_alive():  # the script has ended, and Python waits for the threads that are no daemons
+        waits_for = next((one for one in threading.enumerate() if not one.daemon and one is not thread), None)
         if waits_for is not None:
-            frame, of_thread = frames.get(waits_for.ident or 0), f" of thread {waits_for.name!r}, which is no daemon"
+            thread, of_thread = waits_for, f" of thread {waits_for.name!r}, which is no daemon"
+    frame = sys._current_frames().get(thread.ident or 0)
     innermost = frame
     known = [getattr(sys.modules.get(name), "__path__", ["<"])[0] for name in ("numpy", "mpi4py")]
     others = (_PACKAGE, _STANDARD, "<", *known)
@@ -517,14 +516,6 @@ def _place() -> str:
         return ""
     code = frame.f_code
     return f"{os.path.basename(code.co_filename)}:{frame.f_lineno} in {code.co_name}{of_thread}"
-
-
-def _is_shutting_down(frame: FrameType | None) -> bool:
-    """Whether a script has ended, and Python waits for the threads that it has left."""
-    shutdown = getattr(getattr(threading, "_shutdown", None), "__code__", None)
-    while frame is not None and frame.f_code is not shutdown:
-        frame = frame.f_back
-    return frame is not None
 
 
 # This process's
