@@ -98,11 +98,23 @@ def conv2d_as_onnx(graph: OnnxGraph, made: Tensor, x: Value, filters: Value, gro
     extents = [(int(n) - 1) * step + 1 for n, step in zip(made.inputs[1].shape[:2], own["dilation"], strict=True)]
     image, filters = graph.transpose(graph.cast(x, made.dtype), _CHANNELS_FIRST), graph.cast(filters, made.dtype)
     more = {"strides": own["strides"], "dilations": own["dilation"], "group": group}
-    return graph.transpose(graph.node("Conv", image, filters, pads=_pads(made, extents), **more), _CHANNELS_LAST)
+    return graph.transpose(graph.node("Conv", image, filters, **_padding(made, extents), **more), _CHANNELS_LAST)
 
 
 # ONNX has (B, C, H, W).
 _CHANNELS_FIRST, _CHANNELS_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
+
+
+def _padding(made: Tensor, extents: Sequence[int]) -> dict[str, Any]:
+    """Return how ONNX is to pad the image: as for "same" where strides make it depend on lengths, else by how much."""
+    pads, strides = _pads(made, extents), made.attributes["strides"]
+    lengths = [int(n) for n in made.inputs[0].shape[1:3]]
+    totals = [
+        max((-(-length // step) - 1) * step + extent - length, 0)
+        for length, step, extent in zip(lengths, strides, extents, strict=True)
+    ]
+    same = (*(total // 2 for total in totals), *(total - total // 2 for total in totals))
+    return {"auto_pad": "SAME_UPPER"} if max(strides) > 1 and any(pads) and pads == same else {"pads": pads}
 
 
 def _pads(made: Tensor, extents: Sequence[int]) -> tuple[int, ...]:
@@ -204,7 +216,7 @@ def _max_pool2d_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     computed = x if x.dtype.kind in "fV" else graph.cast(x, np.float64)
     image = graph.transpose(computed, _CHANNELS_FIRST)
     more = {"kernel_shape": window, "strides": made.attributes["strides"]}
-    return graph.transpose(graph.node("MaxPool", image, pads=_pads(made, window), **more), _CHANNELS_LAST)
+    return graph.transpose(graph.node("MaxPool", image, **_padding(made, window), **more), _CHANNELS_LAST)
 
 
 @op(

@@ -109,7 +109,6 @@ def _multiply(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Te
     linear="each",
     linear_in=(0,),
     lowering=Element("{0} / {1}"),
-    onnx="Div",
     expensive=True,
     quotient=np.nan,
     ufunc=np.divide,

@@ -12,6 +12,7 @@ from dptrain.errors import ConfigError
 from dptrain.ops.common import common_dtype
 from dptrain.ops.elementwise import (
     cast,
+    divide,
     equal,
     exp,
     floating,
@@ -25,7 +26,7 @@ from dptrain.ops.elementwise import (
 )
 from dptrain.ops.manipulation import broadcast_to, reshape
 from dptrain.ops.rounding import isfinite
-from dptrain.program.dims import Dim
+from dptrain.program.dims import Dim, is_number
 from dptrain.program.letters import names
 from dptrain.program.lowering import Reduction
 from dptrain.program.onnx_graph import OnnxGraph, Value
@@ -79,6 +80,19 @@ def _reduce_sum(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 @reduce_sum.onnx_lowering
 def _reduce_sum_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     return _reduced_onnx(graph, "ReduceSum", made, graph.computed(x, made.dtype))
+
+
+@divide.onnx_lowering
+def _divide_onnx(graph: OnnxGraph, made: Tensor, x1: Value, x2: Value) -> Value:
+    """A sum by the number of its elements is a mean, which needs to know no lengths."""
+    total, count = made.inputs
+    source = next((node for node in graph.nodes if node.output == x1.name), None)
+    is_sum = source is not None and source.kind == "ReduceSum" and total.op is reduce_sum and x1.dtype.kind == "f"
+    if source is not None and is_sum and count.value is not None:
+        lengths = [total.inputs[0].shape[axis] for axis in total.attributes["axes"]]
+        if not count.ndim and all(map(is_number, lengths)) and float(count.numpy()) == math.prod(lengths):
+            return graph.node("ReduceMean", *(Value(name, x1.dtype) for name in source.inputs), **source.attributes)
+    return graph.elements("Div", made, (x1, x2))
 
 
 def _reduced_onnx(graph: OnnxGraph, kind: str, made: Tensor, x: Value) -> Value:

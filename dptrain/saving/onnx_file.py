@@ -8,9 +8,10 @@ not: the file's metadata has it as "preprocessing", JSON as in a `.keras` file.
 The operators are those of opset 18, which ONNX Runtime 1.14 and later execute.
 """
 
+import itertools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -22,10 +23,13 @@ from dptrain.program.onnx_graph import Node, OnnxGraph, Value
 from dptrain.program.program import Program
 from dptrain.program.tensor import Tensor
 from dptrain.runtime.extras import pip_install
-from dptrain.saving.program import prediction
+from dptrain.saving.program import open_axes, prediction
 from dptrain.version import __version__
 
 OPSET, IR_VERSION = 18, 8
+# What lengths that are not known are taken for, one after the other: what is computed must not differ. After strides up
+# to 10 nothing and 1 are left over, between which all paddings differ; twice as much makes all other lengths differ.
+_LENGTHS = 2520, 2521, 5040
 # Protocol buffers, of which the file is one, end here.
 _MAX_BYTES = 2**31 - 1
 
@@ -54,7 +58,8 @@ def encode(model: Any) -> bytes:
         ConfigError: onnx is not installed; or ONNX cannot say what the model computes: names the op, and its layer.
     """
     onnx = onnx_module()
-    program = prediction(model)
+    axes = open_axes(model)
+    program = prediction(model, _LENGTHS[0] if axes else None)
     if program.updates:
         named = ", ".join(one.path for one in program.updates)
         raise ConfigError(f"not supported in ONNX: a prediction that changes variables ({named})")
@@ -65,6 +70,9 @@ def encode(model: Any) -> bytes:
     outputs = {path: _name("" if path == "output" else path, "output") for path in tree.leaves(model._prediction)}
     outputs = {path: f"output_{name}" if name in names else name for path, name in outputs.items()}
     made = model_of(program, inputs, outputs, model.name)
+    if axes:
+        for length in _LENGTHS[1:]:
+            _open_axes(model, made, _of_length(model, length, inputs, outputs))
     if model._preprocessing is not None:
         onnx.helper.set_model_props(made, {"preprocessing": json.dumps(model._preprocessing.to_dict())})
     size = made.ByteSize()
@@ -73,6 +81,43 @@ def encode(model: Any) -> bytes:
     onnx.checker.check_model(made)
     content: bytes = made.SerializeToString(deterministic=True)
     return content
+
+
+def _of_length(model: Any, length: int, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> Any:
+    """Return the model for inputs of another size.
+
+    Raises:
+        ConfigError: it cannot take it.
+    """
+    try:
+        return model_of(prediction(model, length), inputs, outputs, model.name)
+    except ConfigError as error:
+        about = f"model {model.name!r} does not take all lengths that are None, such as {length}"
+        raise ConfigError(f"not supported in ONNX: {about}: {error}") from error
+
+
+def _open_axes(model: Any, made: Any, other: Any) -> None:
+    """Let the lengths be open in which two exports of a model differ, for inputs of two sizes.
+
+    Raises:
+        ConfigError: what is computed differs as well.
+    """
+    for node, same in itertools.zip_longest(made.graph.node, other.graph.node):
+        if node != same:
+            kind = "" if node is None else f": {node.op_type} {node.name!r}"
+            raise ConfigError(f"not supported in ONNX: model {model.name!r} depends on lengths that are None{kind}")
+    if list(made.graph.initializer) != list(other.graph.initializer):
+        pairs = zip(made.graph.initializer, other.graph.initializer, strict=True)
+        first = next(one.name for one, same in pairs if one != same)
+        users = ", ".join(f"{node.op_type} {node.name!r}" for node in made.graph.node if first in node.input)
+        raise ConfigError(f"not supported in ONNX: model {model.name!r} depends on lengths that are None: {users}")
+    for ends, same_ends in ((made.graph.input, other.graph.input), (made.graph.output, other.graph.output)):
+        for end, same in zip(ends, same_ends, strict=True):
+            dims = end.type.tensor_type.shape.dim
+            for axis, (dim, same_dim) in enumerate(zip(dims, same.type.tensor_type.shape.dim, strict=True)):
+                if dim != same_dim and not dim.dim_param:
+                    dim.Clear()
+                    dim.dim_param = f"{end.name}_{axis}"
 
 
 def _name(path: str, kind: str) -> str:
@@ -112,10 +157,11 @@ def model_of(program: Program, inputs: Mapping[str, str], outputs: Mapping[str, 
     results = {path: program.outputs[path] for path in outputs}
     for path, tensor in results.items():  # under their own names, whatever made them
         graph.nodes.append(Node("Identity", (values[tensor].name,), outputs[path], {}))
-    read = {each for node in graph.nodes for each in node.inputs}
+    nodes = _needed(graph.nodes, set(outputs.values()))
+    read = {each for node in nodes for each in node.inputs}
     return onnx.helper.make_model(
         onnx.helper.make_graph(
-            [_node(onnx, node) for node in graph.nodes],
+            [_node(onnx, node) for node in nodes],
             re.sub(r"\W", "_", name) or "model",
             [_about(onnx, inputs[path], tensor) for path, tensor in program.inputs.items()],
             [_about(onnx, outputs[path], tensor) for path, tensor in results.items()],
@@ -126,6 +172,16 @@ def model_of(program: Program, inputs: Mapping[str, str], outputs: Mapping[str, 
         opset_imports=[onnx.helper.make_opsetid("", OPSET)],
         ir_version=IR_VERSION,
     )
+
+
+def _needed(nodes: Sequence[Node], names: set[str]) -> list[Node]:
+    """Return the nodes that values of these names need, in order."""
+    kept = []
+    for node in reversed(nodes):
+        if node.output in names:
+            kept.append(node)
+            names |= set(node.inputs)
+    return kept[::-1]
 
 
 def _node(onnx: ModuleType, node: Node) -> Any:

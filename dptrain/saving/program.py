@@ -22,7 +22,7 @@ import numpy as np
 import dptrain.ops.random  # noqa: F401  # with all of the vocabulary: a file names ops by their names
 from dptrain.errors import ConfigError, DataError
 from dptrain.program import tree
-from dptrain.program.dims import Dim, read
+from dptrain.program.dims import Dim, is_number, read
 from dptrain.program.execute import evaluate
 from dptrain.program.program import Program, trace
 from dptrain.program.schema import check_attributes, is_length, is_type_name
@@ -74,14 +74,18 @@ def encode(model: Any) -> bytes:
     return pack(arrays, about | {"outputs": model._prediction}, _KIND)
 
 
-def prediction(model: Any) -> Program:
+def prediction(model: Any, length: int | None = None) -> Program:
     """Return the program of a model's `predict_step`, for any number of rows.
+
+    Args:
+        model: that predicts.
+        length: of the first axis whose length is not known; that of the second is 2520 more, and so on.
 
     Raises:
         ConfigError: as `encode`.
     """
     symbols = model._input_symbols
-    if any(is_open(one.shape[1:]) for one in tree.leaves(symbols)):
+    if length is None and any(is_open(one.shape[1:]) for one in tree.leaves(symbols)):
         shapes = ", ".join(str(read(one.shape)) for one in tree.leaves(symbols))
         raise ConfigError(f"not supported: exporting a model of inputs {shapes}, where more than the rows is None")
 
@@ -95,9 +99,10 @@ def prediction(model: Any) -> Program:
     if model._fixed_batch_size is not None:
         raise ConfigError(f"not supported: exporting a model whose batch_size is fixed, to {model._fixed_batch_size}")
     rows = Dim.rows(2)
+    lengths = {name: 2520 * number + (length or 0) for number, name in enumerate(open_axes(model))}
     inputs = {
         path or "input": (
-            (rows, *one.shape[1:]),
+            (rows, *(n if is_number(n) else lengths[n.name] for n in one.shape[1:])),
             model._data_dtype if one.dtype.kind in "fV" else one.dtype,
         )
         for path, one in tree.flatten(symbols)
@@ -111,6 +116,12 @@ def prediction(model: Any) -> Program:
             "x.shape[0] in ops alone"
         )
     return program
+
+
+def open_axes(model: Any) -> list[str]:
+    """Return the names of the lengths of a model's inputs that are not known, without the rows, each once."""
+    shapes = [one.shape[1:] for one in tree.leaves(model._input_symbols)]
+    return list(dict.fromkeys(n.name for shape in shapes for n in shape if not is_number(n)))
 
 
 def _described(program: Program) -> tuple[dict[str, Any], Arrays]:

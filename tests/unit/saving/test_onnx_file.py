@@ -302,6 +302,50 @@ def test_padding_with_steps_is_refused():
         onnx_file.model_of(program, {"x": "x"}, {"y": "y"}, "m")
 
 
+STACKS = {
+    "convolutions": lambda: [
+        layers.Conv2D(4, 3, strides=2, padding="same", activation="relu"),
+        layers.DepthwiseConv2D(3, padding="same"),
+        layers.MaxPooling2D(3, strides=2, padding="same"),
+        layers.BatchNormalization(),
+        layers.Conv2DTranspose(2, 3, strides=2, padding="same"),
+    ],
+    "means": lambda: [layers.Conv2D(4, 3, strides=2), layers.GlobalAveragePooling2D(), layers.Dense(2, "softmax")],
+    "greatest": lambda: [layers.MaxPooling2D(), layers.Conv2D(4, 1), layers.GlobalMaxPooling2D()],
+}
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_lengths_that_are_none_stay_open(name):
+    model = dp.Sequential([layers.Input((None, None, 3), name="image"), *STACKS[name]()])
+    session = Session(onnx_file.encode(model))
+    assert session.session.get_inputs()[0].shape == ["rows", "image_1", "image_2", 3]
+    for height, width in ((24, 33), (17, 12), (9, 10)):
+        x = RNG.normal(size=(2, height, width, 3)).astype(np.float32)
+        np.testing.assert_allclose(session(x)[0], model(x).numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("stack", "message"),
+    [
+        (lambda: [layers.Flatten()], "depends on lengths that are None: Reshape"),
+        (lambda: [layers.MaxPooling2D(), layers.UpSampling2D()], "depends on lengths that are None: Reshape"),
+        (lambda: [layers.GroupNormalization(3)], "depends on lengths that are None: Reshape"),
+    ],
+)
+def test_what_depends_on_lengths_that_are_none_is_refused(stack, message):
+    with pytest.raises(ConfigError, match=message):
+        onnx_file.encode(dp.Sequential([layers.Input((None, None, 3)), *stack()]))
+
+
+def test_a_model_that_does_not_take_all_lengths_is_refused():
+    inputs = layers.Input((None, None, 3))
+    half = layers.Conv2D(3, 3, strides=2, padding="same")(inputs)
+    model = dp.Model(inputs, layers.Add()([inputs, layers.Conv2DTranspose(3, 3, strides=2, padding="same")(half)]))
+    with pytest.raises(ConfigError, match="does not take all lengths that are None, such as 2521"):
+        onnx_file.encode(model)
+
+
 def test_without_onnx_one_line_says_what_to_install(tmp_path, monkeypatch):
     model = dp.Sequential([layers.Input((4,)), layers.Dense(1)])
     monkeypatch.setitem(sys.modules, "onnx", None)
