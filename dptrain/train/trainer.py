@@ -188,7 +188,7 @@ class Trainer:
         Raises:
             DeviceError: the state does not fit.
         """
-        self.programs.settle([(self.model.step(name), one.about, one.first) for name, one in data.items() if one.first])
+        self.programs.settle((self.model.step(name), one.about, one.first) for name, one in data.items() if one.first)
         reserved = 0
         if self._data_bytes is None and self.backend.room_for_data() is not None:
             self.programs.adopt(self.model, trains="train" in data)
