@@ -193,7 +193,7 @@ class Trainer:
             DeviceError: the state does not fit.
         """
         self.programs.settle(
-            [(self.model._make_step(name), one.about, one.first) for name, one in data.items() if one.first]
+            (self.model._make_step(name), one.about, one.first) for name, one in data.items() if one.first
         )
         reserved = 0
         if self._data_bytes is None and self.backend.room_for_data() is not None:
