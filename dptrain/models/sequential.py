@@ -36,7 +36,7 @@ class Sequential(Model):
     """
 
     _notes_built = True
-    _keeps_integers = True
+    _casts_inputs = False
 
     def __init__(
         self,
