@@ -28,6 +28,7 @@ from dptrain.program.tensor import (
     Tensor,
     Variable,
     constant,
+    is_half,
     is_tracing,
     is_whole,
     placeholder,
@@ -401,13 +402,17 @@ class Layer(Parts):
         elif not isinstance(value, Tensor) and hasattr(value, "__array__"):
             array = np.asarray(value)
             value = constant(array, self._data_dtype if array.dtype.kind in "fV" and not self.autocast else None)
-        if self.autocast and isinstance(value, Tensor) and value.dtype.kind in "fV" and not self._leaves_whole(value):
+        if self.autocast and isinstance(value, Tensor) and value.dtype.kind in "fV" and self._rounds(value):
             return cast(value, self.compute_dtype)
         return value
 
-    def _leaves_whole(self, value: Tensor) -> bool:
-        """Whether integers in floating-point numbers are not rounded here: a user's own layer may hand on ids."""
-        return is_whole(value) and (self._moves_values or not type(self).call.__module__.startswith("dptrain.layers."))
+    def _rounds(self, value: Tensor) -> bool:
+        """Whether an input becomes the layer's type: not what half precision would round and a part may look up."""
+        if not is_half(np.dtype(self.compute_dtype)):
+            return True
+        if is_whole(value) and (self._moves_values or not type(self).call.__module__.startswith("dptrain.layers.")):
+            return False
+        return not any(layer._takes_ids for layer in self._flatten_layers()[1:])
 
     def _build_for(self, arguments: Mapping[str, Any]) -> None:
         """Build the layer for the shapes of what it is called with."""

@@ -56,7 +56,7 @@ class CategoryEncoding(Layer):
 
     _unwritten = ("sparse",)
 
-    _keeps_integers = True
+    _takes_ids = True
 
     def __init__(
         self, num_tokens: int | None = None, output_mode: str = "multi_hot", sparse: bool = False, **options: Any
@@ -115,7 +115,7 @@ class Discretization(Layer):
         ConfigError: neither boundaries nor a number, or both, or an argument that is unknown or not supported.
     """
 
-    _keeps_integers = True
+    _takes_ids = True
 
     def __init__(
         self,

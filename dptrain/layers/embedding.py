@@ -35,7 +35,7 @@ class Embedding(Layer):
     _unwritten = ("weights", "lora_rank", "lora_alpha")
     _always_written = ("activity_regularizer",)
 
-    _keeps_integers = True
+    _takes_ids = True
 
     def __init__(
         self,

@@ -54,8 +54,8 @@ class Lambda(Layer):
         self.output_shape = tuple(shape) if isinstance(shape, list | tuple) else shape
         self.arguments = dict(arguments or {})
 
-    def _leaves_whole(self, value: Tensor) -> bool:
-        return is_whole(value)  # what the function does with ids is the user's
+    def _rounds(self, value: Tensor) -> bool:
+        return not is_whole(value)  # what the function does with ids is the user's
 
     def call(self, inputs: Any, training: bool = False) -> Any:
         """Return what the function makes of the inputs.

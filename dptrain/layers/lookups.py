@@ -228,7 +228,7 @@ class _Lookup(Layer):
     # Arguments that a configuration of Keras' has besides.
     _read: ClassVar[Sequence[str]] = ("vocabulary_size", "has_input_vocabulary", "trainable", "dtype")
 
-    _keeps_integers = True
+    _takes_ids = True
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         super().__init__(name=given["name"])

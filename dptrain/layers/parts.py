@@ -42,8 +42,10 @@ class Parts(Configurable):
     _has_default_name = False
     # Whether the model around has the layer's own metrics in its logs; a model's are its own alone.
     _shares_metrics = True
-    # Whether integers come as such where an `Input` without a type has declared floating-point numbers.
-    _keeps_integers = False
+    # Whether inputs are ids or looked up, so that integers come as such whatever `Input` says.
+    _takes_ids = False
+    # Whether inputs become the layer's type; a graph leaves that to its layers.
+    _casts_inputs = True
     # Whether `call` only moves numbers, so that integers stay integers.
     _moves_values = False
 

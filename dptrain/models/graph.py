@@ -105,7 +105,7 @@ class Graph:
             return known[id(symbol)]
 
         def run(node: Node) -> None:
-            if integers and node.layer._keeps_integers:  # float32 would round them from 2^24 on
+            if integers and (node.layer._takes_ids or not node.layer._casts_inputs):  # float32 rounds from 2^24 on
                 self._call(node, lambda x: integers[id(x)] if id(x) in integers else value(x), known, call)
             else:
                 self._call(node, value, known, call)

@@ -226,11 +226,11 @@ class Model(Fitting, Files, Structure):
         self._adopt(self._model_seed)
 
     @property
-    def _keeps_integers(self) -> bool:  # type: ignore[override]  # of inputs, which are cast where layers take them
-        return self._graph is not None
+    def _casts_inputs(self) -> bool:  # type: ignore[override]
+        return self._graph is None
 
     def _as_tensor(self, value: Any) -> Any:
-        if not self._keeps_integers:
+        if self._casts_inputs:
             return super()._as_tensor(value)
         if isinstance(value, Variable):
             return value.tensor

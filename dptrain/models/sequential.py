@@ -37,7 +37,7 @@ class Sequential(Model):
     """
 
     _notes_built, _is_base = True, True
-    _keeps_integers = True
+    _casts_inputs = False
 
     def __init__(
         self,

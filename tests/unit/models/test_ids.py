@@ -73,6 +73,8 @@ AS_FLOATS = {
     "sequential": MODELS["sequential"],
     "nested": MODELS["nested"],
     "without autocast": lambda: functional(Own(autocast=False)),
+    "own layer": lambda: functional(Own()),
+    "subclass": OwnModel,
 }
 
 
@@ -102,6 +104,14 @@ def test_the_row_of_each_id_is_trained(policy):
     model.fit(ids, np.full((3, 1), 1e4), batch_size=3, verbose=0)
     changed = np.flatnonzero(np.asarray(model.get_weights()[0], np.float32).ravel() != np.arange(NUMBER) // 2)
     assert changed.tolist() == [257, 259, 261]
+
+
+@pytest.mark.parametrize("name", ["functional", "own layer"])
+def test_an_exported_program_has_the_same_rows(name, policy, tmp_path):
+    model = MODELS[name]()
+    model.export(tmp_path / "net.dpt", format="program")
+    found = dp.saving.load_program(tmp_path / "net.dpt")(IDS)
+    np.testing.assert_array_equal(np.asarray(found, np.float32).ravel(), IDS.ravel() // 2)
 
 
 def test_large_ids_do_not_become_float32():
