@@ -132,7 +132,7 @@ template <class Number> struct ProductOf {
     template <int COUNT, class Each, class Team = WholeBlock>
     __device__ __forceinline__ bool join(Each each, void *shared, Team &&team = Team()) {
         if (slices == 1) return true;
-        constexpr int UNROLLED = COUNT <= 16 ? 4 : 1;
+        constexpr int UNROLLED = COUNT <= 16 ? 2 : 1;
         const int threads = team.count();
         float *const of_thread = parts + (long long)tile * slices * (COUNT * threads) + team.number();
         unsigned int *const counters = arrived + (long long)tile * slice_counters(slices);
