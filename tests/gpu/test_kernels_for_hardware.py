@@ -33,6 +33,8 @@ SAMPLE = {
     "sm_90a": {"step_bfloat16"},
 }
 # No training computes in float64 on a GPU, nor a map of every op at once: that source may spill, but is to compile.
+# Seconds that nvcc may take for a source; the longest takes half a minute of a core.
+_PATIENCE = 400
 _QUICKLY = ["-Xcicc", "-O1", "-Xptxas", "-O0"]
 
 
@@ -140,8 +142,9 @@ def test_kernels_have_no_code_of_their_own_for_an_architecture():
 
 
 def run(line):
-    """Run nvcc, to which a warning is an error, and return what it says."""
-    done = subprocess.run([*line, "-Werror", "all-warnings"], capture_output=True, text=True, check=False)
+    """Run nvcc, to which a warning is an error, and return what it says; a pointer that goes on can keep it for hours."""
+    line = [*line, "-Werror", "all-warnings"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=_PATIENCE)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
