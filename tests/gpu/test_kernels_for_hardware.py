@@ -142,7 +142,7 @@ def test_kernels_have_no_code_of_their_own_for_an_architecture():
 
 
 def run(line):
-    """Run nvcc, to which a warning is an error, and return what it says; a pointer that goes on can keep it for hours."""
+    """Run nvcc, to which a warning is an error, and return what it says; some pointers keep it busy for hours."""
     line = [*line, "-Werror", "all-warnings"]
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=_PATIENCE)
     assert done.returncode == 0, done.stderr
