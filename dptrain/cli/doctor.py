@@ -280,7 +280,7 @@ def _transport(context: Context) -> list[Row]:
             return [Row("NCCL", reason, "bad", "use --comm host")]
         return [Row("NCCL", "nccl4py and its library load")]
     if context.config.comm != "cuda-aware":
-        return [Row("messages", f"--comm {context.config.comm}: tried when a training begins", "note")]
+        return [Row("messages", f"--comm {context.config.comm}: chosen when a training begins", "note")]
     if reason := context.comm.why_not_cuda_aware():
         return [Row("CUDA-aware", reason, "bad", "use --comm host, or an MPI that is built with CUDA")]
     return [Row("CUDA-aware", "yes: a copy of device memory through MPI arrives")]
