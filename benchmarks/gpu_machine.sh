@@ -2,9 +2,11 @@
 # What to do with a GPU machine: everything in one call of seven minutes, or a stage for longer, from the repository's
 # root or anywhere:
 #   benchmarks/gpu_machine.sh all|smoke|check|kernels|bench|probe OUTDIR
-#   benchmarks/gpu_machine.sh rehearse OUTDIR          the same on the emulated driver, with small networks
+#   benchmarks/gpu_machine.sh rehearse OUTDIR          compiles by nvcc, where it is, then the same on the emulated driver
+#                                                      with small networks
 #
-#   smoke     gpu_smoke.py: one kernel, each kind of product beside float64, a step in float32, TF32 and bfloat16, a graph
+#   smoke     gpu_smoke.py: one kernel, each kind of product beside float64, a step in float32, TF32 and bfloat16, a graph;
+#             where one fails, nothing else begins
 #   check     what is about right and wrong, side by side, since the GPU is idle while nvcc compiles: the op tests, random
 #             programs, training and its accuracy; the emulator's own checks; compute-sanitizer's memcheck and racecheck
 #             over the kernels with the trickiest memory; more random programs. Beside them the benchmarks run once
@@ -53,6 +55,11 @@ if [ "$stage" = rehearse ]; then
     export BENCH_ARGUMENTS="--hidden 12-8 --batch-sizes 50 --samples 430 ${BENCH_ARGUMENTS:-}"
     export SWEEP_ARGUMENTS="--runs 1,3 --batch-sizes 50 ${SWEEP_ARGUMENTS:-}"
     export CONV_ARGUMENTS="--samples 64 --rounds 1 --seconds 0.01 --works LeNet ${CONV_ARGUMENTS:-}"
+    # First what the emulator's compiler cannot show: that nvcc gets through the day's kernels, and in how long.
+    if command -v nvcc >/dev/null; then
+        (cd "$root" && timeout 900 "${PYTHON:-python3}" -m pytest -q -p no:cacheprovider -o addopts= \
+            tests/gpu/test_kernels_for_hardware.py -k sm_90a --durations=5) || exit 1
+    fi
     exec "$root/tests/emulator/run" "$0" all "$out"
 fi
 python=${PYTHON:-python3}
@@ -277,7 +284,14 @@ cat "$logs/preflight.log"
 while sleep 20; do pack; done &
 packer=$!
 trap 'kill "$packer" 2>/dev/null' EXIT
-for stage in $todo; do "stage_$stage"; done
+for stage in $todo; do
+    "stage_$stage"
+    # Kernels that compile for minutes or fault would take the time of all that comes after.
+    if [ "$stage" = smoke ] && [ "$todo" != smoke ] && ! grep -q '^smoke  *ok' "$summary"; then
+        say "smoke failed: nothing else begins"
+        break
+    fi
+done
 failures=$(grep -cE '^[a-z][^ ]* +(FAILED|OUT OF TIME|NOT BEGUN)' "$summary")
 say "-- $failures step(s) failed; logs and results in $out"
 kill "$packer" 2>/dev/null

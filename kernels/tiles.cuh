@@ -132,17 +132,18 @@ template <class Number> struct ProductOf {
     template <int COUNT, class Each, class Team = WholeBlock>
     __device__ __forceinline__ bool join(Each each, void *shared, Team &&team = Team()) {
         if (slices == 1) return true;
-        constexpr int UNROLLED = COUNT <= 16 ? 4 : 1;
+        constexpr int UNROLLED = COUNT <= 16 ? 2 : 1;
         const int threads = team.count();
         float *const of_thread = parts + (long long)tile * slices * (COUNT * threads) + team.number();
-        unsigned int *counters = arrived + (long long)tile * slice_counters(slices);
+        unsigned int *const counters = arrived + (long long)tile * slice_counters(slices);
+        int before = 0;  // counters of nodes below; a pointer that goes on, nvcc 13.0 would compile for minutes
 #pragma unroll
         for (int e = 0; e < COUNT; ++e) of_thread[((long long)slice * COUNT + e) * threads] = each(e);
         for (int node = slice, count = slices, distance = 1;; distance *= SLICE_FAN) {
             const int nodes = (count + SLICE_FAN - 1) / SLICE_FAN;
             node /= SLICE_FAN;
             const int joined = min(SLICE_FAN, count - node * SLICE_FAN);
-            if (!is_last_block(counters + node, joined, shared, team)) return false;
+            if (!is_last_block(counters + before + node, joined, shared, team)) return false;
             float *const first = of_thread + (long long)node * SLICE_FAN * distance * COUNT * threads;
 #pragma unroll
             for (int e = 0; e < COUNT; ++e) each(e) = 0.0f;
@@ -154,7 +155,7 @@ template <class Number> struct ProductOf {
             if (nodes == 1) return true;
 #pragma unroll
             for (int e = 0; e < COUNT; ++e) first[(long long)e * threads] = each(e);
-            counters += nodes;
+            before += nodes;
             count = nodes;
         }
     }

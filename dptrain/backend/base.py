@@ -62,7 +62,7 @@ class Backend(ABC):
         numerics: what the bits of results depend on; must be the same on all ranks.
         gpu: identity of the GPU in use, which no two ranks should share; None on the CPU.
         transport: how messages between ranks travel: "host" for through the host's memory, "cuda-aware" for MPI that is
-            given the device's own, "nccl" or "ipc" for from GPU to GPU; see `dptrain.train.transports`.
+            given the device's own, "nccl" for from GPU to GPU; see `dptrain.train.transports`.
         shares_samples: samples that another backend of this process holds on the same device are not copied again;
             for who trains several models on arrays that nobody changes.
         measures: there is something for `settle` to decide; the same on all ranks.

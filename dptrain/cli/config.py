@@ -487,10 +487,10 @@ class Config(Checked):
     device: Literal["auto", "cpu", "cuda"] = _field(
         "auto", "where to compute; auto: a GPU if every rank can use one, else the CPU", "device"
     )
-    comm: Literal["host", "cuda-aware", "nccl", "ipc", "auto"] = _field(
+    comm: Literal["host", "cuda-aware", "nccl", "auto"] = _field(
         "host",
         "how ranks send: host: MPI, through host memory; cuda-aware: MPI, from GPU memory; nccl: GPU to GPU, with the "
-        "extra 'nccl'; ipc: GPU to GPU of one node; auto: the fastest that is there",
+        "extra 'nccl'; auto: nccl where it is there, else cuda-aware, else host",
         "comm",
     )
     bucket_mb: Megabytes = _field(

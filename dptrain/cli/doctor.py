@@ -280,7 +280,7 @@ def _transport(context: Context) -> list[Row]:
             return [Row("NCCL", reason, "bad", "use --comm host")]
         return [Row("NCCL", "nccl4py and its library load")]
     if context.config.comm != "cuda-aware":
-        return [Row("messages", f"--comm {context.config.comm}: tried when a training begins", "note")]
+        return [Row("messages", f"--comm {context.config.comm}: chosen when a training begins", "note")]
     if reason := context.comm.why_not_cuda_aware():
         return [Row("CUDA-aware", reason, "bad", "use --comm host, or an MPI that is built with CUDA")]
     return [Row("CUDA-aware", "yes: a copy of device memory through MPI arrives")]
@@ -596,7 +596,7 @@ def _measure(config: Config, comm: Communicator, model: Model) -> tuple[float, f
     total = timed(GlobalSampler(batch, batch, comm.rank, comm.size, shuffle=False), False)
     placed = trainer.programs.placed(step, samples.stored()[1], batch)
     copy = mpi = 0.0
-    if backend.transport in ("nccl", "ipc"):  # they have no part that the host could time
+    if backend.transport == "nccl":  # it has no part that the host could time
         return alone, total, 0.0, 0.0
     for message in (one for stage in stages(placed) for one in stage.messages):
         buffer = backend.upload(np.zeros(sum(size(one.shape) for one in message), message[0].dtype))

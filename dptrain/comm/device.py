@@ -42,18 +42,16 @@ class DeviceStream(Protocol):
 class DeviceCommunicator(ABC):
     """The GPUs of a fixed group of ranks.
 
-    All ranks queue the same collectives in the same order. Buffers are flat.
+    All ranks queue the same collectives in the same order. They happen when the devices reach them, on every launch of
+    a graph that they were recorded into. Buffers are flat.
 
     Attributes:
         rank: this process, 0 to size - 1.
         size: the number of ranks.
-        meets_on_host: to queue a collective is one as well, on the host, so that it cannot be recorded into a graph.
-            Else it happens when the device reaches it, on every launch of a graph that it was recorded into.
     """
 
     rank: int
     size: int
-    meets_on_host: bool
 
     @abstractmethod
     def all_gather(self, part: DeviceBuffer, out: DeviceBuffer, counts: Sequence[int], stream: DeviceStream) -> None:

@@ -11,7 +11,6 @@ Tolerance".
 """
 
 import contextlib
-import ctypes
 import functools
 import os
 import threading
@@ -21,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.comm import trial
 from dptrain.comm.base import Communicator
 from dptrain.comm.device import AddingCommunicator, DeviceBuffer, DeviceStream
 from dptrain.errors import DeviceError
@@ -50,11 +48,6 @@ def why_not() -> str:
     return ""
 
 
-def why_not_alone() -> str:
-    """Let NCCL add up memory of this rank's GPU alone, in a process of its own; return what went wrong, or ""."""
-    return trial.why_not(__name__)
-
-
 @functools.cache
 def _library() -> Any:
     # What one rank records alone, because it has too little memory to keep all programs, must be no collective.
@@ -76,7 +69,6 @@ class NcclCommunicator(AddingCommunicator):
         is_aborted: collectives may have been cut short, and what they have made is garbage.
     """
 
-    meets_on_host = False
     is_aborted = False
 
     def __init__(self, made: Any, rank: int, size: int) -> None:
@@ -211,25 +203,3 @@ def _said(what: str) -> Any:
 def _places(counts: Sequence[int]) -> list[slice]:
     ends = np.cumsum([0, *counts]).tolist()
     return [slice(start, stop) for start, stop in pairwise(ends)]
-
-
-def main() -> None:
-    """Add up memory of the first visible GPU over one rank."""
-    core = _library()
-    with trial.Device() as device:
-        stream = ctypes.c_void_p()
-        trial.check(device.driver.cuStreamCreate(ctypes.byref(stream), 1), "cuStreamCreate")
-        expected = np.arange(trial.SIZE, dtype=np.float32)
-        made, memory = core.Communicator.init(1, 0, core.get_unique_id()), trial.Memory(device, expected)
-        made.allreduce(memory, memory, core.NcclRedOp.SUM, stream=stream.value)
-        device.wait()
-        if not np.array_equal(memory.read(), expected):
-            raise RuntimeError("the sum over one rank is not what was there")
-        made.destroy()
-        memory.free()
-        trial.check(device.driver.cuStreamDestroy_v2(stream), "cuStreamDestroy")
-    print(trial.WORKED)
-
-
-if __name__ == "__main__":
-    main()

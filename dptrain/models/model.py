@@ -324,8 +324,7 @@ class Model(Fitting, Files, Structure):
                 that of `dtype_policy()`.
             share_gpu: several ranks may use one GPU.
             comm: how messages between ranks travel: "host"; "cuda-aware" to hand the GPU's memory to an MPI that knows
-                GPUs; "nccl" from GPU to GPU; "ipc" from GPU to GPU of one node, without NCCL; "auto" for
-                the fastest that is there.
+                GPUs; "nccl" from GPU to GPU; "auto" for "nccl" where it is there, else "cuda-aware", else "host".
             bucket_mb: 10^6 bytes of gradients that travel as one message.
             device_mb: 10^6 bytes of a GPU's memory for samples, larger sets are streamed; None for what is free.
             gpu_select: "mask" shows a rank its own GPU only, "index" leaves CUDA_VISIBLE_DEVICES alone.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -138,109 +137,23 @@ def test_trace(emulator: Any, tmp_path: Path) -> None:
     assert memory.count("cuMemAlloc") == memory.count("cuMemFree") > 0
 
 
-IPC = """
-import subprocess, sys
-import numpy as np, pycuda.driver as cuda
-cuda.init(); context = cuda.Device(0).retain_primary_context(); context.push()
-if len(sys.argv) > 1:
-    handle = bytearray.fromhex(sys.argv[1])
-    memory = cuda.IPCMemoryHandle(handle)
-    x = np.empty(1000, np.float32)
-    cuda.memcpy_dtoh(x, int(memory)); assert (x == np.arange(1000)).all()
-    cuda.memcpy_htod(int(memory), -x); cuda.memset_d32(int(memory), 0, 1)
-    memory.close()
-else:
-    x = np.arange(1000, dtype=np.float32)
-    memory = cuda.to_device(x)
-    handle = cuda.mem_get_ipc_handle(memory)
-    subprocess.run([sys.executable, "-c", CODE, bytes(handle).hex()], check=True, timeout=60)
-    cuda.memcpy_dtoh(x, memory); assert x[0] == 0 and (x[1:] == -np.arange(1, 1000)).all()
-    memory.free(); print("shared")
-context.pop()
-"""
-
-
-def test_memory_handles_between_processes(emulator: Any) -> None:
-    before = set(Path("/dev/shm").glob("dptrain-emulator-*"))
-    done = emulator.code(f"CODE = {IPC!r}\n{IPC}")
-    assert done.stdout == "shared\n", done.stderr
-    assert set(Path("/dev/shm").glob("dptrain-emulator-*")) <= before
-
-
-MPI = """
-import os
-from mpi4py import MPI
-import numpy as np, pycuda.driver as cuda
-world = MPI.COMM_WORLD; rank, size = world.rank, world.size
-os.environ["CUDA_VISIBLE_DEVICES"] = str(rank % 2)
-cuda.init(); context = cuda.Device(0).retain_primary_context(); context.push()
-from pycuda.compiler import SourceModule
-source = "__global__ void add(float *x, const float *y, int n) { int i = threadIdx.x; if (i < n) x[i] += y[i]; }"
-if rank == 0: SourceModule(source)
-world.Barrier()
-add = SourceModule(source).get_function("add")
-n = 64
-mine = cuda.to_device(np.full(n, rank + 1, np.float32)); total = cuda.to_device(np.zeros(n, np.float32))
-handles = world.allgather(bytes(cuda.mem_get_ipc_handle(mine)))
-for other, handle in enumerate(handles):
-    if other == rank:
-        add(total, mine, np.int32(n), block=(n, 1, 1)); continue
-    peer = cuda.IPCMemoryHandle(bytearray(handle))
-    add(total, np.uintp(int(peer)), np.int32(n), block=(n, 1, 1)); cuda.Context.synchronize(); peer.close()
-world.Barrier()
-out = np.empty(n, np.float32); cuda.memcpy_dtoh(out, total)
-buses = world.allgather(cuda.Device(0).pci_bus_id())
-if rank == 0: print(out.tolist() == [3.0] * n, len(set(buses)), flush=True)
-mine.free(); total.free(); context.pop()
-"""
-
-
-@pytest.mark.skipif(
-    not shutil.which("mpirun") or not importlib.util.find_spec("mpi4py"), reason="needs mpirun and mpi4py"
-)
-def test_ranks_exchange_device_memory(emulator: Any) -> None:
-    done = emulator.run("mpirun", "-n", "2", sys.executable, "-c", MPI, EMULATOR_DEVICES="2")
-    assert done.stdout == "True 2\n", done.stderr
-
-
-EVENTS = """
-import ctypes, subprocess, sys
+OTHER_PROCESSES = """
 import pycuda.driver as cuda
 cuda.init(); context = cuda.Device(0).retain_primary_context(); context.push()
-stream = cuda.Stream(1)
-def refused(call):
+memory = cuda.mem_alloc(1000)
+flags = cuda.event_flags
+for call in (lambda: cuda.mem_get_ipc_handle(memory), lambda: cuda.Event(flags.INTERPROCESS | flags.DISABLE_TIMING)):
     try: call()
-    except cuda.Error as error: return str(error)
-if len(sys.argv) > 1:
-    event = cuda.Event.from_ipc_handle(bytearray.fromhex(sys.argv[1]))
-    stream.wait_for_event(event); event.synchronize(); assert event.query()
-    print(refused(lambda: event.record(stream)), flush=True)
-else:
-    flags = cuda.event_flags
-    print(refused(lambda: cuda.Event(flags.INTERPROCESS)))
-    print(refused(lambda: cuda.Event(flags.DISABLE_TIMING).ipc_handle()))
-    event = cuda.Event(flags.INTERPROCESS | flags.DISABLE_TIMING); event.record(stream)
-    handle = event.ipc_handle()
-    print(refused(lambda: cuda.Event.from_ipc_handle(handle)), flush=True)
-    subprocess.run([sys.executable, "-c", CODE, bytes(handle).hex()], check=True, timeout=60)
-    driver, graph = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
-    for call in (lambda: event.record(stream), lambda: stream.wait_for_event(event)):
-        assert driver.cuStreamBeginCapture_v2(ctypes.c_void_p(stream.handle), 2) == 0
-        print(refused(call))
-        driver.cuStreamEndCapture(ctypes.c_void_p(stream.handle), ctypes.byref(graph))
-del event, stream
-context.pop()
+    except cuda.Error as error: print(error)
+memory.free(); context.pop()
 """
 
 
-def test_events_between_processes(emulator: Any) -> None:
-    done = emulator.code(f"CODE = {EVENTS!r}\n{EVENTS}")
-    found = done.stdout.splitlines()
-    in_capture = "operation not permitted when stream is capturing"
-    words = ["invalid argument", "invalid argument", "invalid device context", "invalid resource handle"]
-    assert len(found) == 6, done.stderr
-    for line, word in zip(found, [*words, in_capture, in_capture], strict=True):
-        assert word in line, found
+def test_what_other_processes_would_map_is_refused(emulator: Any) -> None:
+    done = emulator.code(OTHER_PROCESSES)
+    assert [line.rpartition(": ")[2] for line in done.stdout.splitlines()] == ["operation not supported"] * 2
+    assert "cuIpcGetMemHandle is not modelled" in done.stderr
+    assert "events between processes are not modelled" in done.stderr
 
 
 def test_run_command(emulator: Any) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sys
+import tarfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -207,53 +208,91 @@ def machine():
         (
             "bench",
             {
-                "BENCH_ARGUMENTS": "--quick --frameworks dptrain --precision float32 --hidden 16",
-                "SWEEP_ARGUMENTS": "--quick --frameworks dptrain --runs 3",
+                "QUICK": "--quick",
+                "BENCH_ARGUMENTS": "--frameworks dptrain --hidden 16 --batch-sizes 50 --samples 430",
+                "CONV_ARGUMENTS": "--samples 64 --rounds 1 --seconds 0.01 --works LeNet",
+                "SWEEP_ARGUMENTS": "--frameworks dptrain --runs 3 --batch-sizes 50",
             },
-            {"bench": "gpu-mlp.json", "sweep": "sweep.json"},
+            {
+                "small": "gpu-mlp-small.json",
+                "large": "gpu-mlp-large.json",
+                **{f"conv-{precision}": "" for precision in ("float32", "tf32", "bfloat16")},
+                "sweep": "sweep.json",
+            },
         ),
     ],
 )
 def test_a_stage_of_the_script(tmp_path, stage, options, results):
     done = emulated("bash", str(MACHINE), stage, str(tmp_path), cwd=tmp_path, **machine(), **options)
     assert done.code == 0, done.out + done.err
-    for result in results.values():
+    for result in filter(None, results.values()):
         assert json.loads((tmp_path / result).read_text())
     lines = (tmp_path / "summary.txt").read_text().splitlines()
     assert [line.split()[:2] for line in lines[1:-1]] == [[step, "ok"] for step in results]
     assert lines[-1].startswith("-- 0 step(s) failed")
+    page = (tmp_path / "page.md").read_text()
+    assert "Nothing." in page.split("## What failed first")[1]
+    with tarfile.open(tmp_path / "logs.tar.gz") as archive:
+        names = archive.getnames()
+    assert {f"./logs/{step}.log" for step in results} <= {*names}
+    assert not any(name.startswith("./work") for name in names)
+    if stage == "bench":
+        assert re.search(r"gpu-mlp-small: samples/s, medians\n\n- float32, 784-16-10, batch 50: dptrain [\d,]+\n", page)
+        assert re.search(r"\| LeNet \| [\d,]+ \| failed \| failed \|", page), "PyTorch has no emulated GPU"
 
 
 def test_all_stages_share_their_time(tmp_path):
     """With a stand-in for Python, whose every step takes a second."""
     stand_in, log = tmp_path / "python", tmp_path / "log"
-    stand_in.write_text(f'#!/bin/sh\n[ "$1" = - ] || echo "$@" >> {log}\nsleep "${{STEP:-0}}"\n')
+    stand_in.write_text(
+        '#!/bin/sh\ncase "$1" in *gpu_page.py) exit ;; esac\n'
+        f'[ "$1" = - ] || echo "$@" >> {log}\nsleep "${{STEP:-0}}"\n'
+    )
     stand_in.chmod(0o755)
     options = {"PYTHON": str(stand_in), "CUDA_HOME": None, "CUDA_ROOT": None}
     begun = time.monotonic()
     short = run(["bash", str(MACHINE), "all", str(tmp_path / "short")], ALL_SECONDS="7", STEP="1", **options)
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 30
     assert short.code == 1
     lines = (tmp_path / "short" / "summary.txt").read_text().splitlines()
-    assert lines[1].split()[:2] == ["tests-ops", "ok"]
-    assert lines[-2].split()[:3] == ["sweep", "NOT", "BEGUN:"]
+    assert lines[1].split()[:2] == ["smoke", "ok"]
+    assert lines[-2].split()[:3] == ["probe", "NOT", "BEGUN:"]
     log.unlink()
     run(["bash", str(MACHINE), "all", str(tmp_path / "whole")], **options)
-    steps = [line.split() for line in (tmp_path / "whole" / "summary.txt").read_text().splitlines()]
-    names = [
-        "tests-ops",
-        "tests-emulator-checks",
-        "tests-training",
-        "tests-kernels",
-        "probe",
-        "kernels",
-        "bench",
-        "sweep",
-    ]
-    assert [step[0] for step in steps if step[0] in names] == names
-    minutes = re.findall(r"--minutes ([\d.]+)", log.read_text())
-    assert len(minutes) == 4
-    assert sum(map(float, minutes)) < 5, "the others are tests"
+    steps = [line.split()[0] for line in (tmp_path / "whole" / "summary.txt").read_text().splitlines()[1:-1]]
+    side_by_side = {"tests", "random-programs", "warm-small", "warm-large", "warm-kernels"}
+    in_order = [name for name in steps if name not in side_by_side and not name.startswith(("sanitize", "="))]
+    benches = ["small", "large", "conv-float32", "conv-tf32", "conv-bfloat16", "sweep"]
+    assert in_order == ["smoke", "kernels", *benches, "probe"]
+    assert side_by_side < {*steps}
+    minutes = re.findall(r"--minutes ([\d.]+)(?!.*(?:no-kernels|fuzz))", log.read_text())
+    assert len(minutes) >= 8
+    assert sum(map(float, minutes)) < 7.5
+
+
+def test_nothing_begins_after_a_smoke_test_that_fails(tmp_path):
+    stand_in = tmp_path / "python"
+    stand_in.write_text('#!/bin/sh\ncase "$1" in *gpu_smoke.py) exit 1 ;; esac\n')
+    stand_in.chmod(0o755)
+    options = {"PYTHON": str(stand_in), "CUDA_HOME": None, "CUDA_ROOT": None}
+    assert run(["bash", str(MACHINE), "all", str(tmp_path)], **options).code == 1
+    lines = (tmp_path / "summary.txt").read_text().splitlines()
+    assert lines[1].split()[:2] == ["smoke", "FAILED"]
+    assert lines[2:] == ["smoke failed: nothing else begins", f"-- 1 step(s) failed; logs and results in {tmp_path}"]
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_day_is_rehearsed(tmp_path):
+    """Every stage with the day's arguments; nvcc, where it is, compiles the kernels in tests of their own."""
+    options = {**machine(), "CHECK_ARGUMENTS": "-k snapshots or graphs", "CUDA_HOME": None}
+    frameworks = {"BENCH_ARGUMENTS": "--frameworks dptrain", "SWEEP_ARGUMENTS": "--frameworks dptrain"}
+    done = emulated(
+        "bash", str(MACHINE), "rehearse", str(tmp_path), timeout=1800, cwd=tmp_path, **options, **frameworks
+    )
+    assert done.code == 0, done.out + done.err
+    assert "7 of 7 checks passed" in (tmp_path / "logs" / "smoke.log").read_text()
+    assert "## Steps, predicted and measured: us" in (tmp_path / "page.md").read_text()
 
 
 @pytest.mark.long
@@ -292,16 +331,20 @@ def test_without_a_gpu_kernels_are_one_line():
 def test_a_script_that_fails_or_cannot_begin(tmp_path):
     options = {
         **machine(),
-        "BENCH_ARGUMENTS": "--quick --hidden nonsense",
+        "BENCH_ARGUMENTS": "--hidden nonsense",
+        "CONV_ARGUMENTS": "--help",
         "SWEEP_ARGUMENTS": "--help",
     }
     failed = emulated("bash", str(MACHINE), "bench", str(tmp_path / "a"), **options)
     assert failed.code == 1
     lines = (tmp_path / "a" / "summary.txt").read_text().splitlines()
     assert "FAILED (2)" in lines[1]
-    assert lines[2].split()[:2] == ["sweep", "ok"], "one that fails does not stop the next"
+    assert lines[3].split()[:2] == ["conv-float32", "ok"], "one that fails does not stop the next"
     wrong = run(["bash", str(MACHINE), "everything", str(tmp_path / "b")])
-    assert (wrong.code, wrong.err) == (2, "unknown stage 'everything': one of tests sanitize probe kernels bench all\n")
+    assert (wrong.code, wrong.err) == (
+        2,
+        "unknown stage 'everything': one of smoke check kernels bench probe all rehearse\n",
+    )
     assert not (tmp_path / "b").exists()
     (tmp_path / "pycuda.py").write_text("raise ImportError('no libcuda.so.1')")
     blind = run(

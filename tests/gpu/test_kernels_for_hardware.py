@@ -3,18 +3,16 @@
 import functools
 import itertools
 import re
-import shutil
 import subprocess
 
 import numpy as np
 import pytest
 
 from dptrain import ops
-from dptrain.backend.cuda.compile import command, find_nvcc, parse_resources
+from dptrain.backend.cuda.compile import command, parse_resources
 from dptrain.backend.cuda.compose import Composition
 from dptrain.backend.cuda.generate import Kernel, source
 from dptrain.backend.cuda.sources import kernels_dir
-from dptrain.errors import DeviceError
 from dptrain.program.dims import Dim
 from dptrain.program.program import trace
 from tests.ops.test_convolutions_on_cuda import cnn
@@ -35,6 +33,8 @@ SAMPLE = {
     "sm_90a": {"step_bfloat16"},
 }
 # No training computes in float64 on a GPU, nor a map of every op at once: that source may spill, but is to compile.
+# Seconds that nvcc may take for a source; the longest takes half a minute of a core.
+_PATIENCE = 400
 _QUICKLY = ["-Xcicc", "-O1", "-Xptxas", "-O0"]
 
 
@@ -49,8 +49,8 @@ def apart(composition):
     return source(alone, wide_index=False)
 
 
-def products(length, precision, layouts=("nn", "nt", "tn", "tt"), of_halves="half"):
-    """Return the source of a product in each layout, which takes a tile as large as the matrices allow.
+def program_of_products(length, precision, layouts=("nn", "nt", "tn", "tt")):
+    """Return a product in each layout, which takes a tile as large as the matrices allow.
 
     A precision is of float32 matrices, or half a type.
     """
@@ -67,8 +67,13 @@ def products(length, precision, layouts=("nn", "nt", "tn", "tt"), of_halves="hal
         }
         return {name: made[name] for name in layouts}
 
+    return trace(step, {"a": ((Dim.rows(length), length), "float32"), "b": ((length, length), "float32")})
+
+
+def products(length, precision, layouts=("nn", "nt", "tn", "tt"), of_halves="half"):
+    """Return the source of these products."""
     precision_of_others = "float32" if precision in HALVES else precision
-    program = trace(step, {"a": ((Dim.rows(length), length), "float32"), "b": ((length, length), "float32")})
+    program = program_of_products(length, precision, layouts)
     return apart(Composition(program, precision=precision_of_others, of_halves=of_halves))
 
 
@@ -136,22 +141,10 @@ def test_kernels_have_no_code_of_their_own_for_an_architecture():
         assert "__CUDA_ARCH__" not in path.read_text() or path.suffix == ".md", path
 
 
-@pytest.fixture(scope="session")
-def nvcc() -> str:
-    if shutil.which("g++") is None:
-        pytest.skip("no C++ compiler: nvcc needs g++ on PATH")
-    try:
-        found = find_nvcc()
-    except DeviceError as error:
-        pytest.skip(str(error))
-    if "emulated" in subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout:
-        pytest.skip("nvcc is the emulator's")
-    return found
-
-
 def run(line):
-    """Run nvcc, to which a warning is an error, and return what it says."""
-    done = subprocess.run([*line, "-Werror", "all-warnings"], capture_output=True, text=True, check=False)
+    """Run nvcc, to which a warning is an error, and return what it says; some pointers keep it busy for hours."""
+    line = [*line, "-Werror", "all-warnings"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=_PATIENCE)
     assert done.returncode == 0, done.stderr
     return done.stderr
 

@@ -73,10 +73,8 @@ def test_ranks_compute_what_one_computes(tmp_path, streams, dtype, bucket_bytes,
                 ["ZeRO-1", "FSDP", "tensor parallel", "ZeRO-1/bfloat16"],
             ),  # parts of weights are uneven, too
             (3, "5+0+6", "nccl", ["ZeRO-1", "FSDP"]),
-            (3, "5+0+6", "ipc", ["ZeRO-1", "FSDP"]),
             (4, "4+7", "host", ["2 x 2"]),
             (4, "4+7", "nccl", ["2 x 2"]),
-            (4, "4+7", "ipc", ["2 x 2"]),
         ],
         6,
         first=5,
@@ -90,11 +88,10 @@ def test_ranks_of_a_mesh_train_as_one_device(tmp_path, ranks, shards, transport,
     assert (done.code, done.err) == (0, "")
 
 
-@pytest.mark.parametrize("transport", ["nccl", "ipc"])
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_gpus_join_what_ranks_have(tmp_path, ranks, transport):
+def test_gpus_join_what_ranks_have(tmp_path, ranks):
     """Numbers of every type, in parts of any size, from a graph too; nothing is read that has not been written."""
     options = {"EMULATOR_DEVICES": str(ranks), "EMULATOR_STREAMS": "random", "EMULATOR_SANITIZE": "all"}
-    done = emulated_ranks(ranks, LINKS, transport, **options, PYTHONPATH=PATH, TMPDIR=str(tmp_path))
+    done = emulated_ranks(ranks, LINKS, **options, PYTHONPATH=PATH, TMPDIR=str(tmp_path))
     assert (done.code, done.err) == (0, "")
     assert done.out.split() == ["joined"] * ranks

@@ -296,6 +296,38 @@ def test_products_on_tensor_cores(cuda_backend, length, monkeypatch):
     check_products(cuda_backend, length, 2e-3)
 
 
+def test_maps_of_any_length(cuda_backend):
+    """A thread takes four elements: of one to eight bytes, in sums and without, up to the end and no further."""
+    total = Variable(np.zeros((), np.float32), "total", trainable=False)
+
+    def step(x, wide):
+        total.assign_add(ops.sum(x))
+        positive, half = x > 0, ops.cast(x, "bfloat16")
+        return {
+            "float32": x * 2 + ops.cast(wide, "float32"),
+            "int64": wide + 1,
+            "bool": positive,
+            "bfloat16": half * half,
+            "int8": ops.cast(x, "int8"),
+            "shifted": ops.concatenate([x[:, 1:], x[:, :1]], 1) + x,
+            "sum": ops.sum(x * x),
+            "greatest": ops.max(x),
+            "least of the integers": ops.min(wide),
+            "count": ops.sum(ops.cast(positive, "int64")),
+        }
+
+    specs = {"x": ((Dim.rows(700), 3), "float32"), "wide": ((Dim.rows(700), 3), "int64")}
+    program, rng = trace(step, specs), np.random.default_rng(0)
+    for rows in (1, 2, 3, 4, 5, 341, 342, 683):
+        x = rng.integers(1, 9, (rows, 3)).astype(np.float32) * rng.choice([-1, 1], (rows, 3))
+        values = {"x": x.astype(np.float32), "wide": rng.integers(5, 99, (rows, 3))}
+        total.assign(1)
+        _, found, expected, state = both(cuda_backend, program, values, rows=rows)
+        for name, value in expected.items():
+            np.testing.assert_array_equal(found[name], value, err_msg=f"{name}, {rows} rows")
+        check_state(state)
+
+
 def check_products(cuda_backend, length, tolerance):
     """Compare the corners of products with an uneven number of terms, of factors that TF32 would cut off unevenly."""
     rng, terms = np.random.default_rng(0), 37

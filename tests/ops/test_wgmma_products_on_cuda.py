@@ -8,6 +8,7 @@ from dptrain.backend.cuda import products
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
 from dptrain.program.program import trace
+from tests.ops.test_convolutions_on_cuda import check_halves
 from tests.ops.test_half_products_on_cuda import calls, product, run, whole
 from tests.ops.test_programs_on_cuda import mlp
 from tests.sample import sample
@@ -79,6 +80,22 @@ def test_slices_by_warpgroups(cuda_backend):
     for _ in range(2):  # counters are zero again
         np.testing.assert_array_equal(made.outputs["y"], a @ b)
         made.run()
+
+
+# As `SHAPES` of convolutions, with channels that are copied 16 bytes at a time.
+CONVOLUTIONS = {
+    "sliced": ((6, 5), (2, 2, 72, 136), (1, 1), (1, 1), (1, 0), (6, 5), 36),
+    "strides with gaps": ((9, 11), (3, 4, 72, 72), (2, 3), (2, 2), (1, 3), (4, 4), 5),
+}
+
+
+@pytest.mark.parametrize("name", sample(CONVOLUTIONS, 2))
+def test_convolutions_by_warpgroups(cuda_backend, name):
+    """Images, places and kernels are gathered by wide copies; the gradient of a kernel is sliced."""
+    *shapes, rows = CONVOLUTIONS[name]
+    found = calls(check_halves(cuda_backend, {name: shapes}, "bfloat16", rows))
+    assert {kernel for kernel, _ in found} == {"product_wgmma"}
+    assert {rest.split(", ", 3)[3] for _, rest in found} == {"false, false", "true, false", "false, true"}
 
 
 def test_on_both_sides_of_every_threshold(cuda_backend):

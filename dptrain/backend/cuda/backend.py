@@ -280,12 +280,11 @@ class CudaBackend(Backend):
 
     def links(self, comm: Communicator) -> Links | None:
         """Return what joins the ranks' GPUs; None where messages go through the host. Collective at the first call."""
-        if self.transport not in ("nccl", "ipc"):
+        if self.transport != "nccl":
             return None
-        key = comm, self.transport
-        if key not in self.gpu_record.links:
-            self.gpu_record.links[key] = Links(*key)
-        found: Links = self.gpu_record.links[key]
+        if comm not in self.gpu_record.links:
+            self.gpu_record.links[comm] = Links(comm)
+        found: Links = self.gpu_record.links[comm]
         self.streams.waiting = found.waiting
         return found
 
@@ -303,7 +302,7 @@ class CudaBackend(Backend):
     def part(self, comm: Communicator) -> None:
         self.wait()
         self.streams.waiting = contextlib.nullcontext
-        links = self.gpu_record.links.pop((comm, self.transport), None)
+        links = self.gpu_record.links.pop(comm, None)
         if links is not None:
             links.close()
 

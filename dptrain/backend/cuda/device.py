@@ -60,7 +60,7 @@ class Gpu:
         modules: those that are loaded, by their compiled files.
         packs: what backends are to execute together.
         compiling: kernels that are compiled ahead.
-        links: what joins it with other ranks' GPUs, by these ranks and the way.
+        links: what joins it with other ranks' GPUs, by these ranks.
         captures: a stream is captured, and nothing may be waited for.
         retired: PyCUDA's records of memory and streams that another thread has dropped, a garbage collection as a
             rule, or this one during a capture; they are given back when the last reference goes, which must happen in

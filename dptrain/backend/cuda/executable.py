@@ -327,7 +327,7 @@ class CudaExecutable:
     @property
     def _queues_messages(self) -> bool:
         """Whether messages are queued as launches are."""
-        return bool(self._messages) and self._links is not None and not self._links.meets_on_host
+        return bool(self._messages) and self._links is not None
 
     def _whole_step(self) -> list[Launch]:
         """Return all that a step queues, where the GPUs send its messages by themselves."""

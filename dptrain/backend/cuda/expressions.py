@@ -8,6 +8,7 @@ outermost scope in which its operands are known, and what is written once is use
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,21 @@ from dptrain.program.tensor import DType, Tensor
 Index = Sequence[Place]
 
 
+@dataclass
+class Quads:
+    """What a map's threads load and store by four elements that lie side by side.
+
+    Attributes:
+        index: at which the map's own element lies, in C++.
+        loaded: by the pointer from which: the variable that holds four elements, and the type of one.
+        stored: likewise.
+    """
+
+    index: str
+    loaded: dict[str, tuple[str, str]] = field(default_factory=dict)
+    stored: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+
 class Writer(Statements):
     """Writes the statements of one function, told what is in memory.
 
@@ -54,6 +70,7 @@ class Writer(Statements):
         known: elements that are in a variable, by their tensor and their place in its memory.
         loads: places at which stored tensors are read; None where a function reads all of them.
         needs: headers and arguments that the statements name.
+        quads: what is loaded and stored by four elements at once; None where it is one by one.
     """
 
     def __init__(
@@ -68,6 +85,7 @@ class Writer(Statements):
         self.known: dict[tuple[Tensor, Place], Ex] = {}
         self.loads: dict[Tensor, set[Place | None]] = {}
         self.needs: set[str] = set()
+        self.quads: Quads | None = None
 
     def drawn(self, numbers: str) -> str:
         """Return the name of the random numbers that were drawn last for such arguments, beyond all loops."""
@@ -114,8 +132,11 @@ class Writer(Statements):
         if tensor.name == ROWS and tensor.variable is None:  # of which each step has its own
             self.needs.add("step")
             place += along(Axis(self.let("Index", "(Index)starts[*step]", 0, "start").text))
-        at = self.at(place)
-        return self.let(ctype(tensor.dtype), f"{self._name(tensor)}[{at.text}]", at.depth)
+        at, pointer, kind = self.at(place), self._name(tensor), ctype(tensor.dtype)
+        if self.quads is None or at.text != self.quads.index:
+            return self.let(kind, f"{pointer}[{at.text}]", at.depth)
+        quad, _ = self.quads.loaded.setdefault(pointer, (self.fresh("quad"), kind))
+        return self.let(kind, f"{quad}.of[own]", at.depth)
 
     def number(self, tensor: Tensor, attribute: str, value: Any, dtype: DType) -> str:
         """Return a number of a constant or an attribute: its name where each run has its own, else as it is."""

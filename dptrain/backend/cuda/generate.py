@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.backend.cuda.convolutions import implicit
-from dptrain.backend.cuda.expressions import Writer, join_of, join_type
+from dptrain.backend.cuda.expressions import Quads, Writer, join_of, join_type
 from dptrain.backend.cuda.groups import Group, Grouping, Places, factors_of
 from dptrain.backend.cuda.products import ProductPlan, product_plan
 from dptrain.backend.cuda.providers import Problem, is_by_library, is_product, matrices, problem_of
@@ -216,11 +216,12 @@ class Generator:
             w.write("if (threadIdx.x == 0) {", *_indented(body), "}")
             return
         self._begin_sums(w, sums)
-        with w.scope(1) as body:
-            mains = [(one, w.computed(one, places.index(one.shape, "main"))) for one in group.of("main")]
-            self._join_terms(w, places, sums)
-            self._store(made, w, places, mains)
+        quads = w.quads = Quads(w.at(places.element).text)
+        body = self._elements(made, w, places)
+        w.quads = None
         drawn = "random.cuh" in w.needs
+        if drawn:
+            body = self._elements(made, w, places)
         chunk = _SUMMED if sums else _DRAWN if drawn else _MAPPED
         made.blocks = -(-self._sizes.count(group.lead) // chunk)
         w.write(f"const Index end = min((Index)(block + 1) * {chunk}, (Index)({extents(group.lead)}));")
@@ -232,12 +233,41 @@ class Generator:
                 "    }",
             )
         else:
-            w.write(
-                f"for (Index i = (Index)block * {chunk} + threadIdx.x; i < end; i += blockDim.x) {{",
-                *_indented(body),
-                "}",
-            )
+            self._by_quads(w, chunk, body, quads)
         self._end_sums(made, w, places, group)
+
+    def _elements(self, made: Function, w: Writer, places: Places) -> list[str]:
+        """Return what a map does for one element."""
+        group = places.group
+        with w.scope(1) as body:
+            mains = [(one, w.computed(one, places.index(one.shape, "main"))) for one in group.of("main")]
+            self._join_terms(w, places, group.of("sum"), guard="if (first + own < end) " * (w.quads is not None))
+            self._store(made, w, places, mains)
+        return body
+
+    def _by_quads(self, w: Writer, chunk: int, body: Sequence[str], quads: Quads) -> None:
+        """Write the loop of a map whose threads take four elements that lie side by side.
+
+        What lies as the elements do is loaded before and stored behind, 16 bytes at once where all of it is aligned.
+        Behind the end a thread computes the last element again, and neither stores nor adds it.
+        """
+        addresses = " | ".join(f"(size_t){pointer}" for pointer in sorted({*quads.loaded, *quads.stored}))
+        w.write(
+            *([f"const bool wide = ({addresses}) % 16 == 0;"] if addresses else []),
+            f"for (Index first = (Index)block * {chunk} + threadIdx.x * 4; first < end; first += blockDim.x * 4) {{",
+            *(
+                f"    const Quad<{kind}> {quad} = load_quad<{kind}>({pointer}, first, end, wide);"
+                for pointer, (quad, kind) in quads.loaded.items()
+            ),
+            *(f"    Quad<{kind}> {quad};" for quad, kind in quads.stored.values()),
+            "#pragma unroll",
+            "    for (int own = 0; own < 4; ++own) {",
+            f"        const Index {quads.index} = min(first + own, end - 1);",
+            *_indented(_indented(body)),
+            "    }",
+            *(f"    store_quad({pointer}, first, end, wide, {quad});" for pointer, (quad, _) in quads.stored.items()),
+            "}",
+        )
 
     def _rows(self, made: Function, group: Group, w: Writer, places: Places) -> None:
         columns = self._sizes.count(group.inner)
@@ -566,11 +596,13 @@ class Generator:
                 w.write(f"{kind} {name}[{columns}];", "#pragma unroll")
                 w.write(f"for (int own = 0; own < {columns}; ++own) {name}[own] = {none};")
 
-    def _join_terms(self, w: Writer, places: Places, sums: Sequence[Tensor], of_column: str = "") -> None:
+    def _join_terms(
+        self, w: Writer, places: Places, sums: Sequence[Tensor], of_column: str = "", guard: str = ""
+    ) -> None:
         numbers = {one: number for number, one in enumerate(places.group.of("sum"))}
         for one in sums:
             name, term = f"sum_{numbers[one]}{of_column}", self._term(w, places, one)
-            w.write(f"{name} = {join_of(one)}::join({name}, {term});")
+            w.write(f"{guard}{name} = {join_of(one)}::join({name}, {term});")
 
     def _term(self, w: Writer, places: Places, one: Tensor) -> str:
         x, found = one.inputs[0], places.term(one)
@@ -616,7 +648,13 @@ class Generator:
         """Store elements, after all have been computed: what they replace may be read by others of the group."""
         for one, value in values:
             if one in self._stored:
-                w.write(f"{self._target(made, w, one, places.of('main'))} = {value.text};")
+                target = self._target(made, w, one, places.of("main"))
+                pointer = made.pointers[one]
+                if w.quads is not None and target == f"{pointer}[{w.quads.index}]":
+                    quad = w.fresh("quad")
+                    w.quads.stored[pointer] = quad, ctype(one.dtype)
+                    target = f"{quad}.of[own]"
+                w.write(f"{target} = {value.text};")
 
     def _target(self, made: Function, w: Writer, tensor: Tensor, place: Place | None) -> str:
         made.writes.add(tensor)
@@ -825,7 +863,21 @@ def names_of(tensors: Iterable[Tensor], labels: Mapping[Tensor, str]) -> dict[Te
 
 # Types that functions name.
 _TYPES = (
-    *("Run", "Global", "Index", "Word", "Drawn", "Product", "ProductOf", "Dense", "Best", "Sum", "Greatest", "First"),
+    *(
+        "Run",
+        "Global",
+        "Index",
+        "Word",
+        "Drawn",
+        "Product",
+        "ProductOf",
+        "Dense",
+        "Best",
+        "Sum",
+        "Greatest",
+        "First",
+        "Quad",
+    ),
     *("Window", "Patches", "Pixels", "Phase", "Taps"),
 )
 # Names that the generator gives, or C++ has.
@@ -837,7 +889,7 @@ reinterpret_cast|return|short|signed|sizeof|static|static_assert|static_cast|str
 throw|true|try|typedef|typeid|typename|union|unsigned|using|virtual|void|volatile|wchar_t|while|xor|xor_eq
 """
 _RESERVED = re.compile(
-    r"[nvirck]\d*|(sum|total|of_block|best|start|parts|k|i)_?\d*|drawn\d*|[MNKm]|of|end|phase|patches|pixels|column"
+    r"[nvirck]\d*|(sum|total|of_block|best|start|parts|k|i)_?\d*|(drawn|quad)\d*|wide|[MNKm]|of|end|phase|patches|pixels|column"
     r"|columns|lane|tiles|tile|row_tiles|chunk|chunks|chunk_number|arrived|leave|take|first|begin|count|own|blocks|depth"
     r"|slices|min|max|" + "|".join(_KEYWORDS.split())
 )

@@ -1,7 +1,7 @@
 """Messages between ranks that their GPUs send by themselves: queued on a stream between two events.
 
-The host waits for no device there; by NCCL it waits for nobody, so that a step with its messages is one graph. What
-ranks have is packed and unpacked by copies on the device.
+The host waits for nobody there, so that a step with its messages is one graph. What ranks have is packed and unpacked
+by copies on the device.
 """
 
 import time
@@ -15,7 +15,6 @@ import numpy as np
 
 from dptrain.backend.cuda.compile import compiled_text
 from dptrain.backend.cuda.device import cuda
-from dptrain.backend.cuda.ipc import IpcCommunicator
 from dptrain.backend.cuda.memory import DeviceArray, Streams, count
 from dptrain.backend.cuda.passages import LinkedHandOvers, Passages, Size, padded
 from dptrain.comm.base import Communicator, HandOvers
@@ -51,31 +50,24 @@ class Links:
 
     Args:
         comm: the ranks.
-        transport: what joins them: "nccl" or "ipc".
 
     Raises:
         DeviceError: NCCL cannot join them; the other ranks may wait for this one then.
-
-    Attributes:
-        meets_on_host: see `DeviceCommunicator`.
     """
 
-    def __init__(self, comm: Communicator, transport: str) -> None:
+    def __init__(self, comm: Communicator) -> None:
         self._comm = comm
         self._record = watchdog.record()
-        self._nccl = NcclCommunicator.joined(comm) if transport == "nccl" else None
-        self.meets_on_host = self._nccl is None
-        self._groups: dict[str, DeviceCommunicator] = {}
+        self._nccl = NcclCommunicator.joined(comm)
+        self._groups: dict[str, NcclCommunicator] = {}
         self._passages: Passages | None = None
         self._queued = -1  # the record's position behind the last messages
 
-    def along(self, axis: str) -> DeviceCommunicator:
+    def along(self, axis: str) -> NcclCommunicator:
         """Return the ranks along an axis of the mesh. Collective at the first call."""
         if axis not in self._groups:
             group = self._comm.along(axis)
-            if self._nccl is None:
-                self._groups[axis] = IpcCommunicator(group)
-            elif group.size == self._comm.size:
+            if group.size == self._comm.size:
                 self._groups[axis] = self._nccl
             else:
                 self._groups[axis] = self._nccl.split(group.allgather(self._comm.rank))
@@ -85,9 +77,7 @@ class Links:
         """As `Backend.hand_overs`, for a backend with these streams. Collective."""
         stages = self._comm.along(STAGE)
         if self._passages is None:
-            group = None if self._nccl is None else self.along(STAGE)
-            assert group is None or isinstance(group, NcclCommunicator)
-            self._passages = Passages(stages, group)
+            self._passages = Passages(stages, self.along(STAGE))
         asked = zip(links, sizes, strict=True)
         self._passages.require([Size(one.source, one.target, one.slots, padded(n)) for one, n in asked], streams)
         host = stages.hand_overs(ticks)
@@ -112,14 +102,14 @@ class Links:
             self._record.__exit__()
         passing = [] if self._passages is None else self._passages.links.values()
         joined = (*self._groups.values(), *passing)
-        if any(isinstance(one, NcclCommunicator) and one.is_aborted for one in joined):
+        if any(one.is_aborted for one in joined):
             time.sleep(_END)  # what the device has made is garbage
 
     def close(self) -> None:
         """Part the GPUs, once all queued work has ended. Collective."""
         if self._passages is not None:
             self._passages.close()
-        for one in dict.fromkeys([*self._groups.values(), *([] if self._nccl is None else [self._nccl])]):
+        for one in dict.fromkeys([*self._groups.values(), self._nccl]):
             one.close()
 
 

@@ -9,26 +9,23 @@ An event that is not recorded yet is not waited for. So ranks tell each other by
 queued: the giver that a slot is filled, the taker that it is read. These bytes go as the host's own hand-overs do, with
 the same clock, by which a rank that does not come is found. Nobody waits there for a device.
 
-By NCCL (`ncclSend`, `ncclRecv`) each direction has a communicator of its own: one communicator's calls run one after
-the other, and two stages that send to each other first would wait for ever. By IPC the sender's stream copies to the
-taker's slots, which it maps.
+Each direction has a communicator of its own (`ncclSend`, `ncclRecv`): one communicator's calls run one after the other,
+and two stages that send to each other first would wait for ever.
 
-**Run on the emulated driver only, NCCL as a stand-in.** Source: CUDA C++ Programming Guide, "Interprocess
-Communication"; NCCL User Guide, "Point-to-point communication".
+**Run on the emulated driver only, NCCL as a stand-in.** Source: NCCL User Guide, "Point-to-point communication".
 """
 # ruff: noqa: D102 - hand-overs' methods are documented once, in comm/base.py
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from dptrain.backend.cuda.device import cuda
-from dptrain.backend.cuda.ipc import mapping
 from dptrain.backend.cuda.memory import DeviceArray, Streams
 from dptrain.comm.base import Communicator, HandOvers
 from dptrain.comm.nccl import NcclCommunicator
+from dptrain.errors import DeviceError
 from dptrain.program.hand_overs import Link
 
 if TYPE_CHECKING:
@@ -62,9 +59,9 @@ class _End:
 
     Args:
         size: of the passage.
+        link: both ends.
 
     Attributes:
-        is_mapped: other processes map its memory or its events.
         size: as above.
         slots: memory of this end, one slot behind the other.
         stream: of this end.
@@ -72,14 +69,10 @@ class _End:
         read: by slot, when it may be filled again.
     """
 
-    is_mapped = False
-
-    def __init__(self, size: Size) -> None:
-        self.size = size
+    def __init__(self, size: Size, link: NcclCommunicator) -> None:
+        self.size, self._link = size, link
         self.slots, self.stream = cuda.mem_alloc(size.slots * size.nbytes), cuda.Stream(_NON_BLOCKING)
         flags = cuda.event_flags.DISABLE_TIMING
-        if self.is_mapped:
-            flags |= cuda.event_flags.INTERPROCESS
         self.filled, self.read = ([cuda.Event(flags) for _ in range(size.slots)] for _ in range(2))
 
     def at(self, slot: int, nbytes: int) -> DeviceArray:
@@ -93,11 +86,11 @@ class _End:
         self.slots.free()
 
 
-class _Giver(_End, ABC):
+class _Giver(_End):
     """The end that gives. Slots are memory from which the stream sends, while ops overwrite what was given."""
 
-    def __init__(self, size: Size) -> None:
-        super().__init__(size)
+    def __init__(self, size: Size, link: NcclCommunicator) -> None:
+        super().__init__(size, link)
         self._copied = cuda.Event(cuda.event_flags.DISABLE_TIMING)
 
     def give(self, slot: int, array: DeviceArray, streams: Streams) -> None:
@@ -109,15 +102,11 @@ class _Giver(_End, ABC):
         cuda.memcpy_dtod_async(own.pointer, array.pointer, own.nbytes, ops)
         self._copied.record(ops)
         self.stream.wait_for_event(self._copied)
-        self._send(slot, own)
+        self._link.send(own, 1 - self._link.rank, self.stream)
         self.filled[slot].record(self.stream)
 
-    @abstractmethod
-    def _send(self, slot: int, own: DeviceArray) -> None:
-        """Queue that it goes to the other end."""
 
-
-class _Taker(_End, ABC):
+class _Taker(_End):
     """The end that takes."""
 
     def take(self, slot: int, out: DeviceArray, streams: Streams) -> None:
@@ -125,89 +114,12 @@ class _Taker(_End, ABC):
         if not out.nbytes:
             return
         ops, own = streams.ops, self.at(slot, out.nbytes)
-        self._receive(slot, own)
-        ops.wait_for_event(self.filled[slot])
-        cuda.memcpy_dtod_async(out.pointer, own.pointer, own.nbytes, ops)
-        self.read[slot].record(ops)
-
-    @abstractmethod
-    def _receive(self, slot: int, own: DeviceArray) -> None:
-        """Queue that it comes from the other end."""
-
-
-class _NcclGiver(_Giver):
-    """Sends by a communicator."""
-
-    def __init__(self, size: Size, link: NcclCommunicator) -> None:
-        super().__init__(size)
-        self._link = link
-
-    def _send(self, slot: int, own: DeviceArray) -> None:
-        self._link.send(own, 1 - self._link.rank, self.stream)
-
-
-class _NcclTaker(_Taker):
-    """Receives by a communicator."""
-
-    def __init__(self, size: Size, link: NcclCommunicator) -> None:
-        super().__init__(size)
-        self._link = link
-
-    def _receive(self, slot: int, own: DeviceArray) -> None:
         self.stream.wait_for_event(self.read[slot])
         self._link.receive(own, 1 - self._link.rank, self.stream)
         self.filled[slot].record(self.stream)
-
-
-class _IpcGiver(_Giver):
-    """Copies to slots that are mapped."""
-
-    is_mapped = True
-
-    def told(self) -> list[str]:
-        """Return what the other end maps."""
-        return [bytes(one.ipc_handle()).hex() for one in self.filled]
-
-    def map(self, told: Sequence[str]) -> None:
-        """Map what the other end has told."""
-        window, *read = (bytearray(bytes.fromhex(one)) for one in told)
-        self._theirs = cuda.IPCMemoryHandle(window)
-        self.read = [cuda.Event.from_ipc_handle(one) for one in read]
-
-    def _send(self, slot: int, own: DeviceArray) -> None:
-        self.stream.wait_for_event(self.read[slot])
-        target = int(self._theirs) + slot * self.size.nbytes
-        cuda.memcpy_dtod_async(target, own.pointer, own.nbytes, self.stream)
-
-    def close(self) -> None:
-        self.stream.synchronize()
-        self._theirs.close()
-        self.read.clear()
-        super().close()
-
-
-class _IpcTaker(_Taker):
-    """Has its slots mapped."""
-
-    is_mapped = True
-
-    def __init__(self, size: Size) -> None:
-        super().__init__(size)
-        # Nothing of what lay there is another process's business.
-        cuda.memset_d8_async(int(self.slots), 0, size.slots * size.nbytes, self.stream)
-        self.stream.synchronize()
-
-    def told(self) -> list[str]:
-        """Return what the other end maps."""
-        handles = [cuda.mem_get_ipc_handle(self.slots), *(one.ipc_handle() for one in self.read)]
-        return [bytes(one).hex() for one in handles]
-
-    def map(self, told: Sequence[str]) -> None:
-        """Map what the other end has told."""
-        self.filled = [cuda.Event.from_ipc_handle(bytearray(bytes.fromhex(one))) for one in told]
-
-    def _receive(self, slot: int, own: DeviceArray) -> None:
-        """The giver copies."""
+        ops.wait_for_event(self.filled[slot])
+        cuda.memcpy_dtod_async(out.pointer, own.pointer, own.nbytes, ops)
+        self.read[slot].record(ops)
 
 
 class Passages:
@@ -215,10 +127,10 @@ class Passages:
 
     Args:
         comm: the ranks.
-        nccl: what joins their GPUs; None for memory that they map.
+        nccl: what joins their GPUs.
     """
 
-    def __init__(self, comm: Communicator, nccl: NcclCommunicator | None) -> None:
+    def __init__(self, comm: Communicator, nccl: NcclCommunicator) -> None:
         self._comm, self._nccl = comm, nccl
         self._sizes: dict[tuple[int, int], Size] = {}
         self._ends: dict[tuple[int, int], Any] = {}
@@ -228,7 +140,7 @@ class Passages:
         """Make passages that are not there yet, or are too small. Collective, with the same sizes on all ranks.
 
         Raises:
-            AgreedError: too little memory, or a GPU cannot map another's, on every rank.
+            AgreedError: too little memory, on every rank.
         """
         missing = []
         for one in sizes:
@@ -239,59 +151,36 @@ class Passages:
         if missing:
             streams.synchronize(streams.ops)
             self._close([one[:2] for one in missing])
-            if self._nccl is None:
-                self._map(missing)
-            else:
-                self._join(missing, self._nccl)
+            self._join(missing)
             self._sizes |= {one[:2]: one for one in missing}
 
-    def _join(self, sizes: Sequence[Size], nccl: NcclCommunicator) -> None:
-        rank = nccl.rank
+    def _join(self, sizes: Sequence[Size]) -> None:
+        rank = self._nccl.rank
         for one in sizes:
             pair = [one.source, one.target]
             if one[:2] not in self.links:
-                self.links[one[:2]] = nccl.split(sorted(pair) if rank in pair else [rank])
+                self.links[one[:2]] = self._nccl.split(sorted(pair) if rank in pair else [rank])
 
         def make() -> None:
-            for one in sizes:
-                link = self.links[one[:2]]
-                if rank == one.source:
-                    self._ends[one[:2]] = _NcclGiver(one, link)
-                elif rank == one.target:
-                    self._ends[one[:2]] = _NcclTaker(one, link)
+            try:
+                for one in sizes:
+                    link = self.links[one[:2]]
+                    if rank == one.source:
+                        self._ends[one[:2]] = _Giver(one, link)
+                    elif rank == one.target:
+                        self._ends[one[:2]] = _Taker(one, link)
+            except cuda.Error as error:
+                raise DeviceError(
+                    f"--comm nccl: no memory for what stages hand over ({error}); use --comm host"
+                ) from error
 
-        self._comm.agree("communicator", lambda: mapping(make))
-
-    def _map(self, sizes: Sequence[Size]) -> None:
-        rank = self._comm.rank
-
-        def make() -> list[list[str]]:
-            told = []
-            for one in sizes:
-                if rank in one[:2]:
-                    end = self._ends[one[:2]] = (_IpcGiver if rank == one.source else _IpcTaker)(one)
-                    told.append(end.told())
-                else:
-                    told.append([])
-            return told
-
-        told = self._comm.allgather(self._comm.agree("communicator", lambda: mapping(make)))
-
-        def map_all() -> None:
-            for number, one in enumerate(sizes):
-                if rank in one[:2]:
-                    other = one.target if rank == one.source else one.source
-                    self._ends[one[:2]].map(told[other][number])
-
-        self._comm.agree("communicator", lambda: mapping(map_all))
+        self._comm.agree("communicator", make)
 
     def _close(self, keys: Sequence[tuple[int, int]]) -> None:
-        own = [self._ends.pop(key) for key in keys if key in self._ends]
-        for kind in (_Giver, _Taker):  # who maps memory lets go of it before it is freed
-            for one in own:
-                if isinstance(one, kind):
-                    one.close()
-            self._comm.barrier()
+        for key in keys:
+            if key in self._ends:
+                self._ends.pop(key).close()
+        self._comm.barrier()
 
     def end(self, source: int, target: int) -> Any:
         """Return this rank's end of a passage."""

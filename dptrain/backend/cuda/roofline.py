@@ -1,12 +1,13 @@
-"""How long a kernel takes on a GPU at least, by a roofline model; nothing here needs a GPU, and nothing was measured.
+"""How long a kernel takes on a GPU at least, by a roofline model; nothing here needs a GPU.
 
 The model (Williams, Waterman and Patterson, 2009): a kernel moves its bytes at the memory's bandwidth while it computes
 at the arithmetic units' peak, so the slower of the two takes the time. Two things are added for small kernels:
 
 - a kernel with fewer blocks than the GPU holds at once uses only that part of it: time is divided by
   fill = min(1, blocks / (multiprocessors * blocks an SM));
-- each node of a CUDA graph costs `NODE_SECONDS` and each launch of a graph `GRAPH_SECONDS`. Both are assumptions;
-  `benchmarks/gpu_probe.py` measures them.
+- each node of a CUDA graph costs `NODE_SECONDS` and each launch of a graph `GRAPH_SECONDS`, as measured on an H200
+  (`benchmarks/results/gpu-first-contact_h200_2026-11-26.md`): empty kernels follow each other every 0.8 us, and a small
+  kernel of a step waits for reads that wait for each other.
 
 Left out: caches (a tensor counts once for each kernel that reads it, even if it is still in the L2 cache), the tail of
 the last wave of blocks, and how far real code stays below the peaks. Large kernels take longer than predicted.
@@ -23,7 +24,7 @@ Unit = Literal["FP32", "TF32", "half"]
 Bound = Literal["launch", "memory", "blocks", "FP32", "TF32", "half"]
 
 # Seconds that a kernel in a graph costs beside its work, and the launch of a graph.
-NODE_SECONDS, GRAPH_SECONDS = 1.5e-6, 5e-6
+NODE_SECONDS, GRAPH_SECONDS = 2.5e-6, 1e-6
 # A kernel that fills less of a GPU would take half the time or less if it filled all of it.
 _HALF_FULL = 0.5
 # Of a multiprocessor, compute capabilities 8.0 and 9.0 (CUDA C++ Programming Guide, "Technical Specifications per

@@ -572,7 +572,7 @@ CUresult queue_launch(Function *function, Launch launch, CUstream handle, void *
 
 void note_leak(const Allocation &a) {
     if (a.kind == Kind::module_data || a.kind == Kind::registered) return;
-    const char *what = a.kind == Kind::pinned ? "pinned host " : a.kind == Kind::ipc ? "opened IPC " : "";
+    const char *what = a.kind == Kind::pinned ? "pinned host " : "";
     leaks.push_back(text("%zu-byte %sallocation %u of device %d", a.bytes, what, a.number, a.device));
 }
 
@@ -629,7 +629,6 @@ void at_exit() {
     write_trace();
     for (auto &[base, allocation] : allocations()) note_leak(*allocation);
     for (const std::string &graph : live_graphs()) leaks.push_back(graph);
-    remove_shared_names();
     if (options().leaks == Options::leaks_off || leaks.empty()) return;
     constexpr size_t shown = 20;
     for (size_t i = 0; i < leaks.size() && i < shown; ++i) say("leak at exit: %s was never freed", leaks[i].c_str());
@@ -1705,73 +1704,6 @@ CUresult CUDAAPI cuMemsetD2D32Async(CUdeviceptr to, size_t pitch, unsigned value
     return set_memory("cuMemsetD2D32Async", *stream, to, pitch, value, 4, w, h);
 }
 
-// ---------------------------------------------------------------- memory of other processes
-
-struct IpcHandle {
-    uint32_t magic;
-    int32_t process;
-    uint64_t bytes;
-    int32_t device;  // physical number
-    char name[44];
-};
-static_assert(sizeof(IpcHandle) <= sizeof(CUipcMemHandle));
-static constexpr uint32_t ipc_magic = 0x656d7549;
-
-CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *result, CUdeviceptr address) {
-    CONTEXT;
-    Allocation *allocation = find_allocation(address);
-    NEED(result && allocation && allocation->kind == Kind::device);
-    finish_everything();
-    if (!export_shared(allocation)) {
-        say("cuIpcGetMemHandle: no POSIX shared memory of %zu bytes: %s", allocation->bytes, strerror(errno));
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    IpcHandle handle{};
-    handle.magic = ipc_magic;
-    handle.process = getpid();
-    handle.bytes = allocation->bytes;
-    handle.device = visible[static_cast<size_t>(allocation->device)];
-    snprintf(handle.name, sizeof handle.name, "%s", allocation->shared_name.c_str());
-    memset(result, 0, sizeof *result);
-    memcpy(result, &handle, sizeof handle);
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuIpcOpenMemHandle(CUdeviceptr *result, CUipcMemHandle raw, unsigned flags) {
-    CONTEXT;
-    IpcHandle handle;
-    memcpy(&handle, &raw, sizeof handle);
-    NEED(result && flags == CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS && handle.magic == ipc_magic);
-    handle.name[sizeof handle.name - 1] = 0;
-    if (handle.process == getpid()) {
-        say("cuIpcOpenMemHandle: the handle was made by this very process");
-        return CUDA_ERROR_INVALID_CONTEXT;
-    }
-    for (auto &[base, allocation] : allocations())
-        if (allocation->kind == Kind::ipc && allocation->shared_name == handle.name) {
-            ++allocation->opened;
-            *result = base;
-            return CUDA_SUCCESS;
-        }
-    Allocation *allocation = open_shared(handle.name, handle.bytes, context, context->device);
-    if (!allocation) {
-        say("cuIpcOpenMemHandle: %s of process %d: %s", handle.name, handle.process, strerror(errno));
-        return CUDA_ERROR_INVALID_HANDLE;
-    }
-    *result = allocation->base;
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuIpcCloseMemHandle(CUdeviceptr address) {
-    READY;
-    if (!current()) return CUDA_ERROR_INVALID_CONTEXT;
-    Allocation *allocation = find_allocation(address);
-    NEED(allocation && allocation->base == address && allocation->kind == Kind::ipc);
-    finish_everything();
-    if (--allocation->opened == 0) release(allocation);
-    return CUDA_SUCCESS;
-}
-
 // ---------------------------------------------------------------- streams and events
 
 CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *result, unsigned flags, int priority) {
@@ -1870,58 +1802,13 @@ CUresult CUDAAPI cuLaunchHostFunc(CUstream handle, CUhostFn function, void *data
 CUresult CUDAAPI cuEventCreate(CUevent *result, unsigned flags) {
     CONTEXT;
     NEED(result && flags < 8);
-    NEED(!(flags & CU_EVENT_INTERPROCESS) || flags & CU_EVENT_DISABLE_TIMING);
+    if (flags & CU_EVENT_INTERPROCESS) {
+        say("cuEventCreate: events between processes are not modelled");
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
     auto event = std::make_unique<Event>();
     event->context = context;
     event->flags = flags;
-    *result = reinterpret_cast<CUevent>(event.get());
-    context->events.push_back(std::move(event));
-    return CUDA_SUCCESS;
-}
-
-struct IpcEventHandle {
-    uint32_t magic;
-    int32_t process;
-};
-static_assert(sizeof(IpcEventHandle) <= sizeof(CUipcEventHandle));
-static constexpr uint32_t ipc_event_magic = 0x656d7545;
-
-// What one process records in such an event has run when the call returns, so that another has nothing to wait for.
-static CUresult record_for_others(Event &event, Stream &stream) {
-    if (event.maker) {
-        say("cuEventRecord: the event belongs to process %d", event.maker);
-        return CUDA_ERROR_INVALID_HANDLE;
-    }
-    if (stream.capture) return refuse_in_capture("cuEventRecord of an event between processes", stream);
-    auto operation = std::make_shared<Operation>();
-    queue(stream, operation);
-    event.recorded = operation;
-    return finish(operation);
-}
-
-CUresult CUDAAPI cuIpcGetEventHandle(CUipcEventHandle *result, CUevent handle) {
-    CONTEXT;
-    Event *event = find_event(handle);
-    NEED(result && event && event->flags & CU_EVENT_INTERPROCESS && !event->maker);
-    IpcEventHandle content{ipc_event_magic, getpid()};
-    memset(result, 0, sizeof *result);
-    memcpy(result, &content, sizeof content);
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuIpcOpenEventHandle(CUevent *result, CUipcEventHandle raw) {
-    CONTEXT;
-    IpcEventHandle content;
-    memcpy(&content, &raw, sizeof content);
-    NEED(result && content.magic == ipc_event_magic);
-    if (content.process == getpid()) {
-        say("cuIpcOpenEventHandle: the handle was made by this very process");
-        return CUDA_ERROR_INVALID_CONTEXT;
-    }
-    auto event = std::make_unique<Event>();
-    event->context = context;
-    event->flags = CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING;
-    event->maker = content.process;
     *result = reinterpret_cast<CUevent>(event.get());
     context->events.push_back(std::move(event));
     return CUDA_SUCCESS;
@@ -1941,7 +1828,6 @@ CUresult CUDAAPI cuEventRecord(CUevent handle, CUstream stream_handle) {
     Event *event = find_event(handle);
     if (!event || event->context != stream->context) return CUDA_ERROR_INVALID_HANDLE;
     QUEUE("cuEventRecord", *stream, false);
-    if (event->flags & CU_EVENT_INTERPROCESS) return record_for_others(*event, *stream);
     event->capture = stream->capture;
     event->tail = stream->tail;
     event->recorded = nullptr;
@@ -1965,8 +1851,6 @@ CUresult CUDAAPI cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsign
     Event *event = find_event(event_handle);
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
     QUEUE("cuStreamWaitEvent", *stream, false);
-    if (event->flags & CU_EVENT_INTERPROCESS && stream->capture)
-        return refuse_in_capture("cuStreamWaitEvent for an event between processes", *stream);
     if (stream->capture || event->capture) return join_capture(*stream, *event);
     if (event->recorded) stream->waits.push_back(event->recorded);
     return CUDA_SUCCESS;

@@ -67,7 +67,7 @@ std::string code_text(const void *pc);
 
 struct DeviceContext;
 
-enum class Kind { device, managed, pinned, registered, ipc, module_data };
+enum class Kind { device, managed, pinned, registered, module_data };
 
 // Race records of one 4-byte word; see checks.cpp.
 struct RaceCell;
@@ -84,8 +84,6 @@ struct Allocation {
     unsigned flags = 0;
     uint8_t *written = nullptr;  // one byte per byte, checked runs only
     RaceCell *races = nullptr;
-    std::string shared_name;  // name in /dev/shm once exported
-    unsigned opened = 0;      // IPC: how often this process opened it
     bool contains(uintptr_t address, size_t n) const {
         return address >= base && n <= bytes && address - base <= bytes - n;
     }
@@ -102,9 +100,6 @@ Allocation *adopt(Kind kind, void *base, size_t bytes, DeviceContext *context, i
 bool release(Allocation *allocation);
 void mark_written(uintptr_t address, size_t bytes);
 void copy_written(uintptr_t to, uintptr_t from, size_t bytes);
-bool export_shared(Allocation *allocation);  // moves the bytes to POSIX shared memory, at the same address
-Allocation *open_shared(const std::string &name, size_t bytes, DeviceContext *context, int device);
-void remove_shared_names();
 void fill_poison(void *to, size_t bytes);
 void *reserve(size_t bytes);  // zero pages, given out when touched
 
@@ -374,7 +369,6 @@ struct Stream {
 struct Event {
     DeviceContext *context = nullptr;
     unsigned flags = 0;
-    int maker = 0;  // process of one that was opened by a handle
     std::shared_ptr<Operation> recorded;
     std::shared_ptr<Capture> capture;  // in which it was last recorded, if it was in one
     std::vector<size_t> tail;          // what it stands for there

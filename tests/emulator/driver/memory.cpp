@@ -1,10 +1,6 @@
 // Device memory: one mapping per allocation, poisoned, its end against a page without access.
-#include <fcntl.h>
-#include <signal.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
-#include <dirent.h>
 
 #include <algorithm>
 #include <cstring>
@@ -20,11 +16,10 @@ constexpr uint8_t canary = 0xC7;
 // Poison takes real memory; what is larger than this stays empty (zeros), and only its touched pages take any.
 constexpr size_t poisoned_limit = size_t{1} << 30;
 constexpr size_t freed_limit = 4096;
-const char name_prefix[] = "/dptrain-emulator-";
 
 std::map<uintptr_t, std::unique_ptr<Allocation>> live;
 std::deque<Allocation> freed;  // newest last; their pages stay without access
-unsigned counter = 0, shared_counter = 0;
+unsigned counter = 0;
 
 size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
@@ -33,26 +28,9 @@ const char *kind_text(Kind kind) {
         case Kind::managed: return "managed ";
         case Kind::pinned: return "pinned host ";
         case Kind::registered: return "registered host ";
-        case Kind::ipc: return "opened IPC ";
         case Kind::module_data: return "module variable ";
         default: return "";
     }
-}
-
-// A process that was killed leaves its names behind; whoever comes next sweeps.
-void sweep_names() {
-    static bool done = false;
-    if (done) return;
-    done = true;
-    DIR *directory = opendir("/dev/shm");
-    if (!directory) return;
-    while (dirent *entry = readdir(directory)) {
-        if (strncmp(entry->d_name, name_prefix + 1, sizeof name_prefix - 2) != 0) continue;
-        int process = atoi(entry->d_name + sizeof name_prefix - 2);
-        if (process > 0 && kill(process, 0) == -1 && errno == ESRCH)
-            shm_unlink((std::string("/") + entry->d_name).c_str());
-    }
-    closedir(directory);
 }
 }  // namespace
 
@@ -153,7 +131,7 @@ Allocation *adopt(Kind kind, void *base, size_t bytes, DeviceContext *context, i
 
 bool release(Allocation *allocation) {
     bool clean = true;
-    if (allocation->mapping && allocation->kind != Kind::ipc) {
+    if (allocation->mapping) {
         auto *end = reinterpret_cast<uint8_t *>(allocation->base + allocation->bytes);
         auto *room = reinterpret_cast<uint8_t *>(allocation->mapping + allocation->mapping_bytes - page_bytes);
         for (auto *p = end; p < room; ++p)
@@ -171,7 +149,6 @@ bool release(Allocation *allocation) {
     if (allocation->races) munmap(allocation->races, (allocation->bytes / 4 + 1) * race_cell_bytes());
     allocation->written = nullptr;
     allocation->races = nullptr;
-    if (!allocation->shared_name.empty() && allocation->kind != Kind::ipc) shm_unlink(allocation->shared_name.c_str());
     auto entry = live.find(allocation->base);
     if (allocation->mapping) {
         // The addresses stay reserved and without access for a while, so that a use after free faults.
@@ -202,54 +179,6 @@ void copy_written(uintptr_t to, uintptr_t from, size_t bytes) {
         memmove(out, source->written + (from - source->base), bytes);
     else
         memset(out, 1, bytes);
-}
-
-bool export_shared(Allocation *allocation) {
-    if (!allocation->shared_name.empty()) return true;
-    sweep_names();
-    std::string name = text("%s%d-%u", name_prefix, getpid(), ++shared_counter);
-    int file = shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR, 0600);
-    if (file < 0) return false;
-    size_t bytes = allocation->mapping_bytes - page_bytes;
-    bool good = ftruncate(file, static_cast<off_t>(bytes)) == 0;
-    for (size_t done = 0; good && done < bytes;) {
-        ssize_t n = pwrite(file, allocation->mapping + done, bytes - done, static_cast<off_t>(done));
-        if (n <= 0) good = false;
-        else done += static_cast<size_t>(n);
-    }
-    // The same addresses, now backed by the shared file.
-    if (good)
-        good = mmap(allocation->mapping, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) != MAP_FAILED;
-    close(file);
-    if (!good) {
-        shm_unlink(name.c_str());
-        return false;
-    }
-    allocation->shared_name = name;
-    return true;
-}
-
-Allocation *open_shared(const std::string &name, size_t bytes, DeviceContext *context, int device) {
-    int file = shm_open(name.c_str(), O_RDWR, 0600);
-    if (file < 0) return nullptr;
-    size_t room = round_up(bytes, alignment), pages = round_up(room, page_bytes);
-    char *mapping = static_cast<char *>(reserve(pages + page_bytes));
-    bool good = mapping && mmap(mapping, pages, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) != MAP_FAILED;
-    close(file);
-    if (!good) return nullptr;
-    mprotect(mapping + pages, page_bytes, PROT_NONE);
-    Allocation *result = adopt(Kind::ipc, mapping + pages - room, bytes, context, device);
-    result->mapping = mapping;
-    result->mapping_bytes = pages + page_bytes;
-    result->shared_name = name;
-    result->opened = 1;
-    return result;
-}
-
-void remove_shared_names() {
-    for (auto &[base, allocation] : live)
-        if (allocation->kind != Kind::ipc && !allocation->shared_name.empty())
-            shm_unlink(allocation->shared_name.c_str());
 }
 
 }  // namespace emu

@@ -47,6 +47,13 @@ STUB(cuTexRefSetFilterMode)
 STUB(cuTexRefSetFlags)
 STUB(cuTexRefSetFormat)
 
+// Memory and events of other processes
+STUB(cuIpcCloseMemHandle)
+STUB(cuIpcGetEventHandle)
+STUB(cuIpcGetMemHandle)
+STUB(cuIpcOpenEventHandle)
+STUB(cuIpcOpenMemHandle_v2)
+
 // The linker of PTX and cubins
 STUB(cuLinkAddData_v2)
 STUB(cuLinkAddFile_v2)

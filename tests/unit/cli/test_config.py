@@ -76,6 +76,7 @@ def test_hidden_sizes(text, hidden):
         ("data.sharding", "both", "'global' or 'static'"),
         ("comm_dtype", "float8", "'bfloat16' or 'float16'"),
         ("train.drop_last", "perhaps", "must be on or off"),
+        ("comm", "ipc", "must be 'host', 'cuda-aware', 'nccl' or 'auto'"),
         ("verbose", "3", "0, 1 or 2"),
         ("seed", "-1", "greater than or equal to 0"),
         ("train.epochs", "10000000000", "less than or equal to 2147483647"),

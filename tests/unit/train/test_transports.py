@@ -1,60 +1,12 @@
-"""Which way messages take: what is kept of a measurement, and what is not believed of it."""
+"""Which way messages take."""
 
 import pytest
 
+import dptrain as dp
 from dptrain.backend import create
 from dptrain.comm import SoloCommunicator
-from dptrain.runtime.measurements import Measurements
+from dptrain.errors import ConfigError
 from dptrain.train import transports
-
-THERE = ["host", "ipc"]
-KNOWN = Measurements("transports", ["cuda", 2])
-
-
-def kept():
-    return transports._kept(KNOWN.read(), THERE)
-
-
-@pytest.fixture
-def folder(monkeypatch, tmp_path):
-    monkeypatch.setenv("DPTRAIN_CACHE", str(tmp_path))
-    return tmp_path / "transports"
-
-
-def test_a_measurement_is_kept_for_its_kind_of_machine(folder):
-    assert kept() is None
-    KNOWN.keep({"host": 0.5, "ipc": 0.25})
-    assert kept() == {"host": 0.5, "ipc": 0.25}
-    assert Measurements("transports", ["cuda", 3]).read() == {}
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "{",
-        "[]",
-        '{"ipc": 0.1}',
-        '{"host": 1}',
-        '{"host": -0.5}',
-        '{"host": NaN}',
-        '{"host": 0.5, "cuda-aware": 0.1}',  # which would end the process where MPI knows no GPUs
-        '{"host": 0.5, "ipc": [0.1]}',
-        '{"host": 0.5}' + " " * (1 << 20) + "x",
-    ],
-)
-def test_what_is_no_measurement_of_what_is_there_is_not_believed(folder, content):
-    KNOWN.keep({"host": 0.5})
-    (file,) = folder.iterdir()
-    file.write_text(content)
-    found = kept()
-    assert found is None or (found == {"host": 0.5} and len(content) > 1 << 20)
-
-
-def test_without_a_place_nothing_is_kept(folder):
-    folder.write_text("no folder")
-    KNOWN.keep({"host": 0.5})
-    assert kept() is None
 
 
 @pytest.mark.parametrize("wanted", ["host", "auto"])
@@ -62,3 +14,45 @@ def test_on_a_cpu_messages_go_through_the_host(wanted):
     backend = create("cpu", "float32", 1)
     transports.choose_transport(backend, SoloCommunicator(), wanted)
     assert backend.transport == "host"
+
+
+def test_a_way_that_is_not_there_is_refused_in_one_line():
+    model = dp.Sequential([dp.Input((3,)), dp.layers.Dense(2)])
+    with pytest.raises(ConfigError, match=r"^comm = 'ipc': expected one of 'host', 'nccl', 'cuda-aware', 'auto'$"):
+        model.compile("sgd", "mse", comm="ipc")
+
+
+class Gpu:
+    """A rank's backend, on a GPU of its own or on one that is shared."""
+
+    name, gpu, description, transport = "cuda", "GPU-1", "a GPU", "host"
+
+
+class Pair(SoloCommunicator):
+    """Two ranks of which the other one knows what `others` says of its GPU and of NCCL."""
+
+    def __init__(self, *others):
+        super().__init__()
+        self.size, self.others = 2, list(others)
+
+    def allgather(self, fact, **_):
+        return [fact, self.others.pop(0)]
+
+    def why_not_cuda_aware(self):
+        return "MPI knows no GPUs"
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        (("GPU-2", ""), "nccl"),
+        (("GPU-2", "nccl4py is not installed", ""), "host; not nccl: nccl4py is not installed; not cuda-aware: MPI "),
+        (("GPU-1", "", ""), "host; not nccl: ranks 0-1 share the GPU GPU-1, which NCCL does not join; not cuda-aware"),
+    ],
+)
+def test_auto_takes_the_best_way_that_every_rank_has(monkeypatch, capfd, others, said):
+    monkeypatch.setattr(transports.nccl, "why_not", lambda: "")
+    backend = Gpu()
+    transports.choose_transport(backend, Pair(*others), "auto")
+    assert backend.transport == said.partition(";")[0]
+    assert capfd.readouterr().err.startswith(f"dptrain: --comm auto: {said}")

@@ -1,0 +1,99 @@
+"""What nvcc makes of products of half precision: the instructions that they are written for, and how many."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from dptrain.backend.cuda.compile import command, parse_resources
+from dptrain.backend.cuda.compose import Composition
+from dptrain.backend.cuda.generate import Kernel, source
+from dptrain.backend.cuda.roofline import GPUS, Load, blocks_per_processor
+from tests.gpu.machine_code import Code, codes_of, resources_of
+from tests.gpu.test_kernels_for_hardware import program_of_products, run
+from tests.ops.test_convolutions_on_cuda import cnn
+from tests.sample import sample
+
+H100 = next(gpu for gpu in GPUS if gpu.name == "H100")
+
+
+class Case(NamedTuple):
+    """Products that are compiled together.
+
+    Attributes:
+        architecture: for which.
+        what: the length of matrices, or the strides of convolutions.
+        layouts: of the matrices; none for convolutions.
+        per_copy: instructions that a copy of 16 bytes takes at most; most where rows are places, in the gradient of a
+            convolution's kernel.
+        blocks: of a kernel that a multiprocessor holds at once, at least.
+    """
+
+    architecture: str
+    what: int
+    layouts: tuple[str, ...]
+    per_copy: int
+    blocks: int
+
+    def __str__(self) -> str:
+        return f"{self.architecture}-{self.what}-{'-'.join(self.layouts) or 'convolutions'}"
+
+
+ALL = ("nn", "nt", "tn", "tt")
+CASES = [
+    Case("sm_90a", 2048, ("tn",), 6, 1),
+    Case("sm_80", 64, ("nn",), 18, 6),
+    Case("sm_90a", 1, (), 28, 1),
+    Case("sm_90a", 2048, ALL, 6, 1),
+    Case("sm_90a", 1024, ALL, 6, 1),
+    Case("sm_80", 2048, ALL, 12, 1),
+    Case("sm_80", 512, ALL, 16, 4),
+    Case("sm_80", 64, ALL, 18, 6),
+    Case("sm_90a", 2, (), 28, 1),
+]
+
+
+def composed(case):
+    """Return the kernels of a case's program, of which one computes a single product."""
+    of_halves = "wgmma" if case.architecture == "sm_90a" else "half"
+    if case.layouts:
+        return Composition(program_of_products(case.what, "bfloat16", case.layouts), of_halves=of_halves)
+    rng, shape = np.random.default_rng(0), (28, 28, 64)
+    network, _ = cnn(rng, shape, (128, 256), 10, 128, 200, compute="bfloat16", strides=case.what)
+    return Composition(network, of_halves=of_halves)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", sample(CASES, len(CASES), single=True), ids=str)
+def test_products_are_what_they_are_written_for(nvcc, case, tmp_path):
+    made = composed(case)
+    kernel = "product_wgmma<" if case.architecture == "sm_90a" else "product_half<"
+    functions = [one for stage in made.stages for launch in stage for one in launch.functions]
+    alone = [Kernel(f"run_{one.name}", [one], one.threads) for one in functions if kernel in "".join(one.body)]
+    launches = {one.name: one for one in alone}
+    assert len(launches) == len(case.layouts) if case.layouts else launches
+    place, cubin = tmp_path / "products.cu", tmp_path / "products.cubin"
+    place.write_text(source(alone, wide_index=False))
+    said = parse_resources(run([*command(nvcc, place, cubin, case.architecture), "-Xptxas", "-v"]))
+    codes, resources = codes_of(cubin), resources_of(cubin)
+    assert set(codes) == set(said) == set(resources) == set(launches)
+    for name, code in codes.items():
+        assert code.generic() == code.local() == [], name
+        assert code.count(r"LDGSTS\..*\b128\b") >= 4, name
+        for length, copies in code.copies():
+            assert length <= case.per_copy * copies, f"{name}: {length} instructions for {copies} copies"
+        if case.architecture == "sm_90a":
+            assert code.count("HGMMA") == 4, name
+            assert code.used_before_the_wait() == [], name
+            unwaited = Code([line.replace("gsb0, 0x0", "gsb0, 0x1") for line in code.lines], code.labels)
+            assert unwaited.used_before_the_wait(), "the wait is what is looked for"
+        else:
+            assert code.count("HMMA.16816.F32.BF16"), name
+            assert code.count("LDSM.16.M"), name
+        assert resources[name].spilled == said[name].spilled == 0, name
+        # What `explain` reckons with is what stands in the file, which for 9.0 counts what the system takes as well.
+        registers, shared = said[name].registers, said[name].shared + launches[name].dynamic
+        reserved = 1024 if case.architecture == "sm_90a" else 0
+        assert (registers, said[name].shared + reserved) == (resources[name].registers, resources[name].shared), name
+        load = Load(name, 0, launches[name].threads, shared, registers, 0, 0, 0, {})
+        assert blocks_per_processor(load, H100) >= case.blocks, name
