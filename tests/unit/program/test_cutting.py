@@ -14,7 +14,7 @@ from tests.unit.program.test_pieces import ROWS, model
 def test_layers_are_cut_by_their_memory():
     made = model(layers.Dense(60), layers.Dense(6), layers.Dense(6))
     program, slots = program_of(made, ROWS), {}
-    for slot, weight in made.optimizer.slots:
+    for slot, weight in made.optimizer._all_slots:
         slots.setdefault(weight, []).append(slot)
     assert [layer[0].path.split("/")[0] for layer in layers_of(program, made.weights)] == [
         one.name for one in made.layers

@@ -27,7 +27,7 @@ from tests.thread_ranks import on_mesh
 )
 def test_a_layout_that_does_not_fit_its_variable_is_refused(monkeypatch, axes, said):
     weight = Variable(np.ones((2, 3)), "w")
-    owner = SimpleNamespace(weights=[weight], optimizers=[])
+    owner = SimpleNamespace(weights=[weight], _all_optimizers=[])
     chosen = [(None, "model"), axes]
     monkeypatch.setattr(sharding, "layout_of", lambda *given: chosen[0])
 
@@ -54,7 +54,7 @@ def test_the_axis_that_the_batch_shards(monkeypatch):
         (50, 1): ("model", None),
     }
     slots = {Variable(np.ones(shape), "s"): Variable(np.ones(shape), "w") for shape in expected}
-    owner = SimpleNamespace(weights=list(slots.values()), optimizers=[SimpleNamespace(slots=slots)])
+    owner = SimpleNamespace(weights=list(slots.values()), _all_optimizers=[SimpleNamespace(_all_slots=slots)])
     both, stranger = [*slots.values(), *slots], Variable(np.ones(9), "x")
     given = {variable: ("model", None) for variable in both if variable.shape[0] == 50}
     monkeypatch.setattr(sharding, "layout_of", lambda variable, slot_of: given.get(variable))
@@ -81,7 +81,7 @@ def test_parts_are_those_of_the_whole_value(monkeypatch):
 
     def work(comm):
         own = [Variable(whole[name] + comm.rank, name) for name in shapes]
-        made = Sharding(comm, SimpleNamespace(weights=own, optimizers=[]), None)
+        made = Sharding(comm, SimpleNamespace(weights=own, _all_optimizers=[]), None)
         made.take(own)
         parts = made.local(own)
         taken = [one.numpy() for one in parts]

@@ -299,7 +299,7 @@ def test_an_optimizer_that_is_given_again_goes_on():
 
 
 @pytest.mark.parametrize("shards", [1, 4])
-@pytest.mark.parametrize("leave", ["compile", "put_on", "release"])
+@pytest.mark.parametrize("leave", ["compile", "_put_on", "_release_device"])
 def test_what_was_prepared_for_a_device_is_closed_with_it(monkeypatch, leave, shards):
     made, closed = [], []
     for kind in (NumpyExecutable, CompiledExecutable):
@@ -309,7 +309,7 @@ def test_what_was_prepared_for_a_device_is_closed_with_it(monkeypatch, leave, sh
     model = trained_in(cut_into(shards))
     assert len(made) == (1 if shards == 1 else 1 + len({one.first_row for one in cut_into(shards)}))
     assert not closed
-    arguments = {"compile": ["sgd", "mse"], "put_on": [CpuBackend(np.float64)], "release": []}
+    arguments = {"compile": ["sgd", "mse"], "_put_on": [CpuBackend(np.float64)], "_release_device": []}
     getattr(model, leave)(*arguments[leave])
     assert set(map(id, closed)) == set(map(id, made))
 
