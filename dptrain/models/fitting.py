@@ -495,7 +495,6 @@ class Fitting(Layer):
         return _in_order(logs, return_dict, names_in_order(self.metrics))
 
     @ending_by_signals()
-    @_in_turn(changes=False)
     def predict(
         self,
         x: Any,
@@ -518,6 +517,7 @@ class Fitting(Layer):
         """
         return self._predict_as("predict", x, batch_size, verbose, steps, callbacks)
 
+    @_in_turn(changes=False)
     def _predict_as(
         self,
         method: str,
