@@ -793,12 +793,17 @@ class Fitting(Layer):
         return self._last_described[1:]
 
     def _describe_layers(self) -> list[Any]:
-        """Return the layers as JSON can carry them; less of those that a user's own code describes."""
+        """Return the layers as JSON can carry them; less of those that a user's own code describes.
+
+        Without their policies, which are compared by name when the device is opened.
+        """
         found: list[Any] = []
         for layer in self._flatten_layers()[1:]:
             about = [type(layer).__name__, layer.name, layer.trainable]
             with suppress(ConfigError, NotImplementedError, TypeError, ValueError):
-                about += [] if isinstance(layer, Fitting) else [json.loads(json.dumps(layer._get_config()))]
+                if not isinstance(layer, Fitting):
+                    config = json.loads(json.dumps(layer._get_config()))
+                    about.append({name: value for name, value in config.items() if name != "dtype"})
             found.append(about)
         return found
 

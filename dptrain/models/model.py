@@ -512,7 +512,10 @@ class Model(Fitting, Files, Structure):
         """Return optimizer, loss and metrics as JSON can carry them: what must be the same on all ranks."""
         assert self._compiled is not None
         given = self._compiled
-        optimizer = [type(given.optimizer).__name__, given.optimizer._describe()]
+        chosen = given.optimizer
+        if given.auto_scale_loss and isinstance(chosen, LossScaleOptimizer):
+            chosen = chosen.inner_optimizer  # a policy may have wrapped it, and policies are compared by name
+        optimizer = [type(chosen).__name__, chosen._describe()]
         rest = (given.loss, given.loss_weights, given.metrics, given.weighted_metrics)
         return [optimizer, *(tree.map_leaves(lambda path, one: _description(one), each) for each in rest)]
 
