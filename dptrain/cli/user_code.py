@@ -102,7 +102,7 @@ def _is_taken(name: str, path: str) -> bool:
 
 
 def _search_last(folder: str) -> None:
-    """Let modules of a folder be imported whose names nothing else has: dptrain itself imports much only when needed."""
+    """Let modules of a folder be imported whose names nothing else has: dptrain imports much only when it is needed."""
     if folder not in sys.path:
         sys.path.append(folder)
 
