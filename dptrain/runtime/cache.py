@@ -100,7 +100,9 @@ def _make_private(place: Path) -> None:
 
 
 @contextmanager
-def compiled(folder: Path, name: str, make: Callable[[], bytes]) -> Iterator[Compiled]:
+def compiled(
+    folder: Path, name: str, make: Callable[[], bytes], check: Callable[[Path], None] = lambda path: None
+) -> Iterator[Compiled]:
     """Open a compiled file of the cache, and compile it where it is missing or damaged.
 
     One process compiles, others that want the same file wait for it.
@@ -109,9 +111,11 @@ def compiled(folder: Path, name: str, make: Callable[[], bytes]) -> Iterator[Com
         folder: in the cache.
         name: of the file; says all that its content depends on.
         make: compiles it; returns the content.
+        check: is given a path to what has been compiled, which other processes can open; it is kept only if that does
+            not raise. A checksum says that bytes are as written, not that they are right.
 
     Raises:
-        DptrainError: as `make` does.
+        DptrainError: as `make` and `check` do.
         DeviceError: it cannot be compiled, because a temporary folder is full, say.
         OutputError: neither the cache nor a temporary folder can be written.
     """
@@ -125,15 +129,18 @@ def compiled(folder: Path, name: str, make: Callable[[], bytes]) -> Iterator[Com
     with ExitStack() as stack:
         try:
             place = stack.enter_context(own_folder(folder))
-            content = _found_or_made(place, name, made)
+            content = _found_or_made(place, name, made, check)
         except (OSError, NotImplementedError) as error:  # the latter: a file system without locks
             _warn(folder, getattr(error, "strerror", None) or one_line(error))
-            content = _not_kept[name] if name in _not_kept else _not_kept.setdefault(name, made())
+            content = _not_kept[name] if name in _not_kept else made()
             place = _temporary(name, content, stack)
+            if name not in _not_kept:
+                check(place / name)
+                _not_kept[name] = content
         yield Compiled(place / name, content)
 
 
-def _found_or_made(place: Path, name: str, make: Callable[[], bytes]) -> bytes:
+def _found_or_made(place: Path, name: str, make: Callable[[], bytes], check: Callable[[Path], None]) -> bytes:
     """Return a file's content, and leave the file in the open folder `place`."""
     from filelock import FileLock  # which takes longer to import than `--help`
 
@@ -149,8 +156,14 @@ def _found_or_made(place: Path, name: str, make: Callable[[], bytes]) -> bytes:
             return _checked(place / name)  # another process was faster
         content = make()
         _put(place / name, content)
+        check(_for_others(place) / name)
         _put(place / f"{name}{_CHECKSUM}", _checksum(name, content))
         return content
+
+
+def _for_others(place: Path) -> Path:
+    """Return a path of an open folder by which other processes of this user find it."""
+    return Path(f"/proc/{os.getpid()}/fd", place.name) if place.parent == _OPENED else place
 
 
 def _checked(path: Path) -> bytes:
