@@ -19,7 +19,7 @@ from dptrain.cli.words import suggest
 from dptrain.errors import AgreedError, ConfigError, ExitCode, OutputError
 from dptrain.runtime import failure, records, signals, terminal, watchdog
 from dptrain.runtime.launcher import detect_launch
-from dptrain.runtime.streams import lost_output, outlive_readers
+from dptrain.runtime.streams import lost_output, outlive_readers, write_error
 from dptrain.version import __version__
 
 # What takes long to import, NumPy to begin with, is imported by the functions that use it, so that help and the first
@@ -135,7 +135,7 @@ def _run(argv: Sequence[str]) -> int:
     config = comm.agree("configuration", lambda: _checked(configure()))
     failure.show_traceback = config.debug
     if config.debug and comm.local_rank == 0:
-        sys.stderr.writelines(f"dptrain: {line}\n" for line in records.left_alone)
+        write_error("".join(f"dptrain: {line}\n" for line in records.left_alone))
     watchdog.limit(config.stall_warning, config.stall_timeout)
     _check_same_everywhere(comm, config)
     if getattr(parsed, "print_config", False):

@@ -40,6 +40,8 @@ def outlive_readers() -> None:
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
+        if stream is None and name == "stderr":  # set so by who calls dptrain; errors are told all the same
+            stream = sys.__stderr__
         if stream is None:  # it was closed when the process began, as by `>&-`
             setattr(sys, name, open(os.open(os.devnull, os.O_WRONLY), "w", closefd=False))  # noqa: SIM115
             continue

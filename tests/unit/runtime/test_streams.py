@@ -54,3 +54,18 @@ def test_a_full_disk_under_standard_output(option):
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     expected = "dptrain: standard output: No space left on device; what was printed there is lost\n"
     assert (done.returncode, done.stderr) == (74, expected)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "sys.stderr = None; from dptrain.runtime import failure; failure.report(ValueError('bad'))",
+        "sys.stderr = None; from dptrain.cli.main import main; main(['--epochs', 'bad'])",
+    ],
+)
+def test_an_error_is_told_where_sys_stderr_is_none(code):
+    command = [sys.executable, "-c", f"import sys; {code}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr.startswith("dptrain: ")
+    assert "bad" in done.stderr
+    assert done.stderr.count("\n") == 1
