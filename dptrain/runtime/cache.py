@@ -12,6 +12,7 @@ import hashlib
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -27,6 +28,8 @@ from dptrain.runtime.text import one_line
 
 # Seconds to wait for another process that compiles the same file.
 PATIENCE = 600.0
+# Seconds after which it is said for whom one waits, and looked whether that process is stopped.
+_NOTICE = 5.0
 _CHECKSUM = ".sha256"
 _MOST_CHECKSUM_BYTES = 512
 # Here a process finds the folders that it has open, whoever moves them meanwhile.
@@ -142,8 +145,6 @@ def compiled(
 
 def _found_or_made(place: Path, name: str, make: Callable[[], bytes], check: Callable[[Path], None]) -> bytes:
     """Return a file's content, and leave the file in the open folder `place`."""
-    from filelock import FileLock  # which takes longer to import than `--help`
-
     try:
         return _checked(place / name)
     except FileNotFoundError:
@@ -151,7 +152,7 @@ def _found_or_made(place: Path, name: str, make: Callable[[], bytes], check: Cal
     except _DamagedError as error:
         if failure.show_traceback:
             write_error(f"dptrain: {os.path.realpath(place)}/{name}: {error}; compiled again\n")
-    with FileLock(place / f"{name}.lock", timeout=PATIENCE):
+    with _turn(place / f"{name}.lock", name):
         with suppress(FileNotFoundError, _DamagedError):
             return _checked(place / name)  # another process was faster
         content = make()
@@ -159,6 +160,54 @@ def _found_or_made(place: Path, name: str, make: Callable[[], bytes], check: Cal
         check(_for_others(place) / name)
         _put(place / f"{name}{_CHECKSUM}", _checksum(name, content))
         return content
+
+
+@contextmanager
+def _turn(path: Path, name: str) -> Iterator[None]:
+    """Hold the lock of those that compile a file.
+
+    Raises:
+        TimeoutError: the one that holds it is stopped, or takes longer than `PATIENCE`.
+        OSError: the system's.
+        NotImplementedError: a file system without locks.
+    """
+    from filelock import FileLock, Timeout  # which takes longer to import than `--help`
+
+    lock, end, told = FileLock(path), time.monotonic() + PATIENCE, False
+    while not lock.is_locked:
+        try:
+            lock.acquire(timeout=min(_NOTICE, PATIENCE))
+        except Timeout:
+            holder = _holder(path)
+            if holder is not None and _is_stopped(holder):
+                raise TimeoutError(f"process {holder}, which compiles {name}, is stopped") from None
+            if time.monotonic() >= end:
+                raise
+            if not told:
+                told = True
+                who = "another process" if holder is None else f"process {holder}"
+                write_error(f"dptrain: waiting for {who}, which compiles {name}\n")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _holder(path: Path) -> int | None:
+    """Return the PID of the process that holds a lock; None where the system does not tell."""
+    with suppress(OSError, ValueError):
+        inode = path.stat().st_ino
+        for line in Path("/proc/locks").read_text().splitlines():
+            words = line.split()
+            if words[1] == "FLOCK" and int(words[5].rpartition(":")[2]) == inode and int(words[4]) > 0:
+                return int(words[4])
+    return None
+
+
+def _is_stopped(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in ("T", "t")
+    return False
 
 
 def _for_others(place: Path) -> Path:
