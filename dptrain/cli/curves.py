@@ -5,6 +5,9 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dptrain.runtime.extras import pip_install
+from dptrain.runtime.failure import describe
+from dptrain.runtime.streams import write_error
 from dptrain.sweeps.drawing import log_if_wide
 
 if TYPE_CHECKING:
@@ -19,6 +22,8 @@ _LARGEST = 1e300
 def draw_curves(epochs: Sequence[Mapping[str, float]], title: str = "") -> bytes | None:
     """Return a PNG with one panel for each metric, training and validation in it; None without matplotlib.
 
+    Where drawing fails otherwise, because MPLBACKEND names no backend, say, that is a warning.
+
     Args:
         epochs: the objects of metrics.jsonl.
         title: above all panels.
@@ -26,22 +31,31 @@ def draw_curves(epochs: Sequence[Mapping[str, float]], title: str = "") -> bytes
     if not epochs:
         return None
     try:
-        figure = make_figure(epochs, title)
+        return _png(make_figure(epochs, title))
     except ImportError:
         return None
-    return _png(figure)
+    except Exception as error:  # the run is worth more than its picture
+        write_error(f"dptrain: warning: no curves.png: {describe(error)}\n")
+        return None
 
 
-def draw_comparison(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> bytes | None:
-    """Return a PNG with one panel for each metric: a colour for each run, validation solid; None without matplotlib.
+def draw_comparison(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> bytes | str:
+    """Return a PNG with one panel for each metric: a colour for each run, validation solid; or why there is none.
 
     Args:
         runs: the objects of metrics.jsonl by the run's name.
     """
     try:
-        from matplotlib.ticker import MaxNLocator
+        return _comparison(runs)
     except ImportError:
-        return None
+        return f"no picture without matplotlib: {pip_install('plots')}"
+    except Exception as error:
+        return f"no picture: {describe(error)}"
+
+
+def _comparison(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> bytes:
+    from matplotlib.ticker import MaxNLocator
+
     keys = dict.fromkeys(key for epochs in runs.values() for epoch in epochs for key in epoch)
     names = list(dict.fromkeys(key.removeprefix("val_") for key in keys if key not in _NOT_CURVES))
     figure = _empty_figure(5 * max(len(names), 1), 3.6 + 0.2 * len(runs))

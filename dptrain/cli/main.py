@@ -16,10 +16,10 @@ from dptrain.cli.parser import Options, Parser
 from dptrain.cli.serving import add_custom_objects
 from dptrain.cli.sweep_options import add_options
 from dptrain.cli.words import suggest
-from dptrain.errors import AgreedError, ConfigError
+from dptrain.errors import AgreedError, ConfigError, ExitCode, OutputError
 from dptrain.runtime import failure, records, signals, terminal, watchdog
 from dptrain.runtime.launcher import detect_launch
-from dptrain.runtime.streams import outlive_readers
+from dptrain.runtime.streams import lost_output, outlive_readers, write_error
 from dptrain.version import __version__
 
 # What takes long to import, NumPy to begin with, is imported by the functions that use it, so that help and the first
@@ -113,13 +113,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     outlive_readers()
     try:
-        return _run(sys.argv[1:] if argv is None else argv)
+        code = _run(sys.argv[1:] if argv is None else argv)
     except AgreedError as error:
         return failure.end_together(error)
     except BaseException as error:
-        if isinstance(error, SystemExit) and not failure.exit_code_of(error):
+        if failure.exit_code_of(error) or not isinstance(error, SystemExit):
+            return failure.end_job(error)
+        if lost_output() is None:
             raise  # --help and --version, on every rank alike
-        return failure.end_job(error)
+        code = 0
+    why = lost_output()
+    if why is not None and not code:  # all else is done, and saved
+        failure.report(OutputError(f"standard output: {why}; what was printed there is lost"))
+        return int(ExitCode.IO)
+    return code
 
 
 def _run(argv: Sequence[str]) -> int:
@@ -140,7 +147,7 @@ def _run(argv: Sequence[str]) -> int:
     config = comm.agree("configuration", lambda: _checked(configure()))
     failure.show_traceback = config.debug
     if config.debug and comm.local_rank == 0:
-        sys.stderr.writelines(f"dptrain: {line}\n" for line in records.left_alone)
+        write_error("".join(f"dptrain: {line}\n" for line in records.left_alone))
     watchdog.limit(config.stall_warning, config.stall_timeout)
     _check_same_everywhere(comm, config)
     if getattr(parsed, "print_config", False):

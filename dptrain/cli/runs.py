@@ -11,7 +11,6 @@ from dptrain.cli.parser import Options
 from dptrain.cli.words import suggest
 from dptrain.errors import ConfigError, DataError, printable
 from dptrain.runtime import terminal
-from dptrain.runtime.extras import pip_install
 from dptrain.runtime.failure import phase
 
 if TYPE_CHECKING:
@@ -211,8 +210,8 @@ def _compare(folder: Path, names: Sequence[str], picture: str | None) -> None:
         _add_row(table, "best", *(_best(one.best) for one in found))
     terminal.console().print(table)
     drawn = draw_comparison({title: read_epochs(one.path) for title, one in zip(titles, found, strict=True)})
-    if drawn is None:
-        terminal.say(f"no picture without matplotlib: {pip_install('plots')}")
+    if isinstance(drawn, str):
+        terminal.say(drawn)
         return
     place = Path(picture or f"{'-'.join(['compare', *(_file_name(title) for title in titles)])[:200]}.png")
     write_atomically(place, drawn, advice="choose another --picture")

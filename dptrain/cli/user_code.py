@@ -5,6 +5,7 @@ Nothing else runs any: neither a configuration file nor a model's file.
 
 import hashlib
 import importlib
+import importlib.util
 import os
 import sys
 import traceback
@@ -71,7 +72,7 @@ def run(option: str, place: str, example: str) -> tuple[types.ModuleType, str, b
 
 
 def _run_file(option: str, path: Path) -> tuple[types.ModuleType, str, bytes]:
-    """Run a file as Python runs a script: modules beside it can be imported. What is run is what was read."""
+    """Run a file; modules beside it can be imported, after all that is installed. What is run is what was read."""
     try:
         with open_regular(path) as file:
             content = file.read()
@@ -79,12 +80,10 @@ def _run_file(option: str, path: Path) -> tuple[types.ModuleType, str, bytes]:
         raise ConfigError(f"{option}: {path}: {error.strerror or error}") from error
     whole = str(path.resolve())
     # Classes of the file are found by the name of its module, which must not hide another one.
-    name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else f"_user_{path.stem}"
+    name = path.stem if path.stem.isidentifier() and not _is_taken(path.stem, whole) else f"_user_{path.stem}"
     module = types.ModuleType(name)
     module.__file__ = whole
-    folder = os.path.dirname(whole)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    _search_last(os.path.dirname(whole))
     sys.modules[name] = module
     try:
         exec(compile(content, whole, "exec"), vars(module))
@@ -94,9 +93,23 @@ def _run_file(option: str, path: Path) -> tuple[types.ModuleType, str, bytes]:
     return module, whole, content
 
 
+def _is_taken(name: str, path: str) -> bool:
+    """Whether a module of another file has a name, or would have it once it is imported."""
+    if name in sys.modules:
+        return True
+    spec = importlib.util.find_spec(name)
+    return spec is not None and (spec.origin is None or os.path.realpath(spec.origin) != path)
+
+
+def _search_last(folder: str) -> None:
+    """Let modules of a folder be imported whose names nothing else has: dptrain imports much only when it is needed."""
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
 def _import_module(option: str, name: str, example: str) -> tuple[types.ModuleType, str, bytes]:
-    if "" not in sys.path and os.getcwd() not in sys.path:  # as with `python -m`
-        sys.path.insert(0, os.getcwd())
+    if "" not in sys.path:
+        _search_last(os.getcwd())
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -799,7 +799,7 @@ class Fitting(Layer):
         """
         found: list[Any] = []
         for layer in self._flatten_layers()[1:]:
-            about = [type(layer).__name__, layer.name, layer.trainable]
+            about: list[Any] = [type(layer).__name__, layer.name, layer.trainable]
             with suppress(ConfigError, NotImplementedError, TypeError, ValueError):
                 if not isinstance(layer, Fitting):
                     config = json.loads(json.dumps(layer._get_config()))

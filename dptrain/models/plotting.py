@@ -16,8 +16,10 @@ from dptrain.program.tensor import Tensor
 from dptrain.runtime.failure import warn
 from dptrain.runtime.files import write_through_links
 from dptrain.runtime.launcher import detect_launch
+from dptrain.runtime.programs import run_program
 
 _CHARACTER, _LINE, _PADDING, _GAP = 7.5, 18, 10, 36  # pixels
+_PATIENCE = 60.0  # seconds that Graphviz may take
 
 
 class _Box:
@@ -121,9 +123,15 @@ def _drawn(graphviz: str, form: str, text: str) -> bytes:
     """Return the picture that Graphviz makes.
 
     Raises:
-        ConfigError: it does not know the format.
+        ConfigError: it does not start, does not end or does not know the format.
     """
-    done = subprocess.run([graphviz, f"-T{form}"], input=text.encode(), capture_output=True, check=False)
+    try:
+        done = run_program([graphviz, f"-T{form}"], _PATIENCE, text.encode())
+    except subprocess.TimeoutExpired:
+        why = f"has drawn nothing within {_PATIENCE:g} s"
+        raise ConfigError(f"plot_model: {graphviz} {why}: write .svg or .dot") from None
+    except OSError as error:
+        raise ConfigError(f"plot_model: {graphviz}: {error.strerror}: write .svg or .dot") from error
     if done.returncode:
         lines = done.stderr.decode(errors="replace").splitlines() or [f"exit code {done.returncode}"]
         raise ConfigError(f"plot_model: Graphviz: {lines[0]}")

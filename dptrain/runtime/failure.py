@@ -183,7 +183,9 @@ def _who(launch: LaunchInfo) -> str:
 
 
 def _print(error: BaseException, who: str) -> None:
-    if sys.stderr is None:  # closed when the process began
+    if sys.stderr is None:  # closed when the process began, or set so by the user's code
+        lines = traceback.format_exception(error) if show_traceback else []
+        streams.write_error(f"{''.join(lines)}{who}: {describe(error)}\n")
         return
     if show_traceback:
         traceback.print_exception(error, file=sys.stderr)

@@ -1,19 +1,30 @@
 """Standard input, output and error: who reads them may go away, and they may be closed when the process begins."""
 
 import contextlib
+import errno
 import io
 import os
 import sys
 from typing import Any
 
+from dptrain.runtime.text import one_line
+
+# Why what was printed to standard output did not get there, such as a full disk; None where it did, or nobody reads it.
+_lost: str | None = None
+
 
 class _Tireless(io.FileIO):
-    """A descriptor whose reader may go away: what comes after that is dropped."""
+    """A descriptor whose reader may go away, or whose disk may be full: what comes after that is dropped."""
 
     def write(self, content: Any, /) -> int:
+        global _lost
         try:
             return super().write(content)
-        except BrokenPipeError:
+        except OSError as error:
+            if error.errno in (errno.EBADF, errno.EINVAL):
+                raise
+            if not isinstance(error, BrokenPipeError) and self.fileno() == 1:
+                _lost = error.strerror or one_line(error)
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.fileno())
             os.close(null)
@@ -24,10 +35,13 @@ def outlive_readers() -> None:
     """Let a process go on in silence where what reads its output ends: `python -m dptrain | head`.
 
     A training's results are in its files, and the progress that nobody reads any more is no reason to lose them; so a
-    closed pipe is neither an error nor, as for a filter, the end. Streams that a caller has replaced stay as they are.
+    closed pipe is neither an error nor, as for a filter, the end. On a full disk the process goes on as well, and
+    `lost_output` says so at its end. Streams that a caller has replaced stay as they are.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
+        if stream is None and name == "stderr":  # set so by who calls dptrain; errors are told all the same
+            stream = sys.__stderr__
         if stream is None:  # it was closed when the process began, as by `>&-`
             setattr(sys, name, open(os.open(os.devnull, os.O_WRONLY), "w", closefd=False))  # noqa: SIM115
             continue
@@ -40,6 +54,12 @@ def outlive_readers() -> None:
             io.BufferedWriter(raw), encoding=stream.encoding, errors=stream.errors, line_buffering=lines
         )
         setattr(sys, name, text)
+
+
+def lost_output() -> str | None:
+    """Flush standard output; return why not all of it has been written, or None where it has."""
+    flush()
+    return _lost
 
 
 def hold_descriptors() -> None:

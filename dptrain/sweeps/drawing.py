@@ -1,5 +1,6 @@
 """What the pictures of a report share: two widths as SVG within HTML, users' text in them, logarithmic axes."""
 
+import html
 import io
 import re
 import textwrap
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dptrain.errors import ConfigError
 from dptrain.runtime.extras import pip_install
+from dptrain.runtime.failure import describe
+from dptrain.runtime.streams import write_error
 from dptrain.sweeps import formatting
 from dptrain.sweeps.fields import is_wide
 
@@ -56,17 +59,19 @@ WIDE = Width("wide", 11.5, 10, 44, "outside right upper")
 NARROW = Width("narrow", 3.75, 8, 24, "outside lower center")
 
 
-def installed() -> bool:
-    """Return whether pictures can be drawn."""
+def why_not() -> str | None:
+    """Return why no picture can be drawn, or None where they can."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
-        return False
-    return True
+        return f"matplotlib is not installed. For them: {pip_install('sweep')}"
+    except Exception as error:  # such as MPLBACKEND, which names no backend
+        return f"matplotlib does not start: {describe(error)}"
+    return None
 
 
 def draw(name: str, picture: Callable[[Width], "Figure"]) -> str:
-    """Return a picture as two SVG elements, of which a page shows the one that fits.
+    """Return a picture as two SVG elements, of which a page shows the one that fits; or why there is none.
 
     Args:
         name: of the picture, unlike that of others on the page.
@@ -80,9 +85,13 @@ def draw(name: str, picture: Callable[[Width], "Figure"]) -> str:
     except ImportError as error:
         raise ConfigError(f"matplotlib is not installed: {pip_install('sweep')}") from error
     drawn = []
-    for width in (WIDE, NARROW):
-        with rc_context({"font.size": width.font, "svg.hashsalt": name, "svg.fonttype": "path"}):
-            drawn.append(svg(picture(width), f"{name}-{width.name}", width))
+    try:
+        for width in (WIDE, NARROW):
+            with rc_context({"font.size": width.font, "svg.hashsalt": name, "svg.fonttype": "path"}):
+                drawn.append(svg(picture(width), f"{name}-{width.name}", width))
+    except Exception as error:  # the page is worth more than one of its pictures
+        write_error(f"dptrain: warning: no picture of {name}: {describe(error)}\n")
+        return f"<p>No picture: {html.escape(describe(error))}</p>"
     return "\n".join(drawn)
 
 

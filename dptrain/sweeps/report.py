@@ -139,10 +139,9 @@ def write_report(
         f"<h2>{'Result' if alone else 'Ranking'}</h2>\n"
         + _ranking(trials, summaries, list(short.values()), mode, front)
     )
-    if not drawing.installed():
-        parts.append(
-            f"<p>No pictures: matplotlib is not installed. For them: {escape(pip_install('sweep'), quote=False)}</p>\n"
-        )
+    undrawn = drawing.why_not()
+    if undrawn is not None:
+        parts.append(f"<p>No pictures: {escape(undrawn, quote=False)}</p>\n")
     elif alone:
         parts.append(_seeds_picture(summaries[0], endings, metric))
     else:
@@ -153,7 +152,7 @@ def write_report(
         parts.append("<h2>Runs</h2>\n" + _runs(endings, metric))
     if comparisons:
         parts.append("<h2>Differences</h2>\n" + _differences(trials, summaries, comparisons, mode))
-    if drawing.installed():
+    if undrawn is None:
         if curves := _curves_picture(trials, summaries, epochs, metric, mode):
             parts.append("<h2>Over epochs</h2>\n" + curves)
         if swept and not alone and any(summary.n for summary in summaries):

@@ -12,17 +12,23 @@ import platform
 import re
 import shlex
 import shutil
+import struct
 import subprocess
+import sys
 import tempfile
+import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 
 from dptrain.backend.cuda.sources import kernels_dir
 from dptrain.errors import DeviceError
 from dptrain.program.cpp import TYPES
 from dptrain.runtime.cache import cache_dir, compiled
-from dptrain.runtime.text import one_line
+from dptrain.runtime.launcher import detect_launch
+from dptrain.runtime.programs import run_program
+from dptrain.runtime.streams import write_error
+from dptrain.runtime.text import one_line, short
 
 # The headers of generated programs, and those of products.
 HEADERS = ("scalar.h", "half.h", "native_window.h", "native.h", "native_calls.h")
@@ -39,6 +45,12 @@ OPTIONS = (
     *("-O3", "-std=c++17", "-shared", "-fPIC", "-w"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-march=native"),
 )
+# Seconds that a compiler may take to say its version, and to compile; and a library to load.
+_PATIENCE_FOR_VERSION, _PATIENCE, _PATIENCE_FOR_LOADING = 20.0, 600.0, 60.0
+# Of the header of a 64-bit library: where the table of its sections begins, which comes last in the file, how long an
+# entry is and how many there are. Loading it does not miss pages that are missing; calling what lies there does.
+_ELF = struct.Struct("40xQ10xHH")
+_LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
 
 
 @functools.cache
@@ -49,12 +61,31 @@ def compiler() -> tuple[tuple[str, ...], str] | None:
 
 def compiler_named(name: str | None) -> tuple[tuple[str, ...], str] | None:
     """Return one compiler's command and version, or None where it is not there or does not start."""
-    command = shlex.split(name or "")
-    if command and shutil.which(command[0]):
-        found = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
-        if found.returncode == 0:
-            return tuple(command), found.stdout.splitlines()[0]
-    return None
+    try:
+        command = shlex.split(name or "")
+    except ValueError as error:  # an open quote
+        _refuse(f"CXX = {short(name)}", one_line(error))
+        return None
+    if not command or not shutil.which(command[0]):
+        return None
+    try:
+        done = run_program([*command, "--version"], _PATIENCE_FOR_VERSION)
+    except subprocess.TimeoutExpired:
+        _refuse(f"{name} --version", f"no answer within {_PATIENCE_FOR_VERSION:g} s")
+        return None
+    except OSError as error:
+        _refuse(f"{name} --version", error.strerror or one_line(error))
+        return None
+    if done.returncode:
+        return None
+    lines = done.stdout.decode(errors="replace").splitlines() or [""]
+    return tuple(command), lines[0]
+
+
+def _refuse(what: str, why: str) -> None:
+    launch = detect_launch()
+    if launch is None or launch.rank == 0:
+        write_error(f"dptrain: warning: {what}: {why}; this compiler is not used\n")
 
 
 @functools.cache
@@ -94,11 +125,41 @@ def library(
     text = "\n".join((*map(_header, headers), source))
     digest = hashlib.sha256("\0".join((text, *command, version, *OPTIONS, *options, _cpu())).encode()).hexdigest()[:32]
     name, full = f"{digest}.so", (*command, *OPTIONS, *options)
-    with compiled(native_cache(), name, lambda: _compiled(text, full)) as file:
+    with compiled(native_cache(), name, lambda: _compiled(text, full), _try_to_load) as file:
         try:
             return ctypes.CDLL(str(file.path))
         except OSError as error:  # such as a disk from which nothing may be executed
-            raise DeviceError(f"a compiled program does not load: {one_line(error)}; set DPTRAIN_CACHE") from error
+            raise _not_loaded(one_line(error)) from error
+
+
+def _try_to_load(path: Path) -> None:
+    """Load a new library in a process of its own, which a truncated one kills.
+
+    Raises:
+        DeviceError: that fails.
+    """
+    with path.open("rb") as file:
+        header, size = file.read(_ELF.size), path.stat().st_size
+    if len(header) == _ELF.size and header[:5] == b"\x7fELF\2":
+        start, each, count = _ELF.unpack(header)
+        if start + each * count > size:
+            raise _not_loaded(f"it ends after {size} of {start + each * count} bytes")
+    if not sys.executable:  # a Python inside another program
+        return
+    try:
+        done = run_program([sys.executable, "-I", "-S", "-c", _LOAD, str(path)], _PATIENCE_FOR_LOADING)
+    except subprocess.TimeoutExpired:
+        raise _not_loaded(f"no end within {_PATIENCE_FOR_LOADING:g} s") from None
+    if done.returncode < 0:
+        raise _not_loaded(f"loading it ends by signal {-done.returncode}")
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").splitlines() or [f"exit code {done.returncode}"]
+        raise _not_loaded(one_line(lines[-1].removeprefix("OSError: ")))
+
+
+def _not_loaded(why: str) -> DeviceError:
+    # Such as a disk from which nothing may be executed, or a compiler that was cut short.
+    return DeviceError(f"a compiled program does not load: {why}; set DPTRAIN_CACHE, or CXX to another compiler")
 
 
 def native_cache() -> Path:
@@ -150,11 +211,17 @@ def _beginning(source: str, headers: tuple[str, ...], function: str) -> Future[i
 
 
 def _begun(find: Callable[[], int]) -> Future[int]:
-    made = ThreadPoolExecutor(1)
-    try:
-        return made.submit(find)
-    finally:
-        made.shutdown(wait=False)
+    begun: Future[int] = Future()
+
+    def work() -> None:
+        try:
+            begun.set_result(find())
+        except BaseException as error:  # of whoever asks for the result
+            begun.set_exception(error)
+
+    # A daemon: a process that ends does not wait for it.
+    threading.Thread(target=work, name="dptrain-compile", daemon=True).start()
+    return begun
 
 
 def _address(function: object) -> int:
@@ -165,7 +232,13 @@ def _compiled(text: str, command: tuple[str, ...]) -> bytes:
     with tempfile.TemporaryDirectory(prefix="dptrain-") as folder:
         source, made = Path(folder, "program.cpp"), Path(folder, "program.so")
         source.write_text(text)
-        done = subprocess.run([*command, str(source), "-o", str(made)], capture_output=True, text=True, check=False)
+        try:
+            done = run_program([*command, str(source), "-o", str(made)], _PATIENCE)
+        except subprocess.TimeoutExpired:
+            advice = "set CXX to another compiler, or --jit-compile off"
+            raise DeviceError(f"{command[0]} has not compiled a program within {_PATIENCE:g} s: {advice}") from None
         if done.returncode:
-            raise DeviceError(f"{' '.join(command)} fails on a generated program: {done.stderr.strip()[:2000]}")
+            killed = f"killed by signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
+            said = done.stderr.decode(errors="replace").strip()[:2000] or killed
+            raise DeviceError(f"{' '.join(command)} fails on a generated program: {said}")
         return made.read_bytes()

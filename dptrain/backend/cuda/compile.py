@@ -22,9 +22,12 @@ from dptrain.backend.cuda.sources import kernels_dir
 from dptrain.errors import DeviceError
 from dptrain.runtime.cache import cache_dir, compiled
 from dptrain.runtime.extras import pip_install
+from dptrain.runtime.programs import run_program
 
 # Texts that are compiled at once, at most.
 _AHEAD = 8
+# Seconds that nvcc may take to say its version, and to compile.
+_PATIENCE_FOR_VERSION, _PATIENCE = 60.0, 600.0
 OPTIONS = ("-O3", "-std=c++17")
 # nvcc optimises kernels in as many threads as there are cores; it makes the same instructions of them.
 _IN_THREADS, _THREADS_SINCE = ("--split-compile", "0"), (13, 0)
@@ -260,10 +263,11 @@ def _options(architecture: str) -> list[str]:
 @functools.cache
 def _version(nvcc: str) -> str:
     try:
-        done = subprocess.run([nvcc, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=True)
-    except (OSError, subprocess.CalledProcessError) as error:
+        done = run_program([nvcc, "--version"], _PATIENCE_FOR_VERSION)
+        done.check_returncode()
+    except (OSError, subprocess.SubprocessError) as error:
         raise DeviceError(f"{nvcc} --version fails ({error}): is the CUDA toolkit installed whole?") from error
-    return done.stdout
+    return done.stdout.decode(errors="replace")
 
 
 def _compile(nvcc: str, source: Path, architecture: str) -> bytes:
@@ -282,11 +286,14 @@ def _run_nvcc(arguments: Sequence[str], source: Path, architecture: str) -> "sub
     """Run nvcc.
 
     Raises:
-        DeviceError: it refuses the source.
+        DeviceError: it refuses the source, or does not end.
     """
-    done = subprocess.run(
-        arguments, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, check=False
-    )
+    try:
+        ended = run_program(arguments, _PATIENCE)
+    except subprocess.TimeoutExpired:
+        raise DeviceError(f"nvcc has not compiled {source.name} for {architecture} within {_PATIENCE:g} s") from None
+    output, errors = (said.decode(errors="replace") for said in (ended.stdout, ended.stderr))
+    done = subprocess.CompletedProcess(arguments, ended.returncode, output, errors)
     if done.returncode:
         lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         said = next((line for line in lines if "error" in line or "fatal" in line), lines[0] if lines else "nothing")

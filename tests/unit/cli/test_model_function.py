@@ -1,12 +1,16 @@
 """`--model file.py:build_model`: what is run, what reaches the function, and what is refused with the user's line."""
 
+import importlib.util
 import json
+import os
+import sys
 
 import numpy as np
 import pytest
 
 from dptrain.cli.main import main
 from dptrain.cli.model_function import load_function, parse_argument
+from dptrain.cli.user_code import run
 from dptrain.errors import ConfigError
 
 SOURCE = """\
@@ -160,6 +164,21 @@ def test_a_module_and_files_beside_a_file(tmp_path):
         "spec",
         "message",
     }
+
+
+@pytest.mark.parametrize("place", ["models.py", "filelock.py", "helpers"])
+def test_what_dptrain_imports_later_does_not_come_from_beside_a_file(tmp_path, monkeypatch, place):
+    installed = importlib.util.find_spec("filelock").origin
+    (tmp_path / "helpers.py").write_text("units = 3\n")
+    (tmp_path / "filelock.py").write_text("units = 3\n")
+    (tmp_path / "models.py").write_text("from helpers import units\n")
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", os.getcwd())])
+    for name in [name for name in sys.modules if name.split(".")[0] in ("filelock", "helpers", "models")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.chdir(tmp_path)
+    module, _, _ = run("--model", str(tmp_path / place) if place.endswith(".py") else place, "FILE.py")
+    assert module.units == 3
+    assert importlib.import_module("filelock").__file__ == installed
 
 
 def test_a_file_that_changed_is_told_of_and_no_configuration_runs_code_by_itself(answer, models, tmp_path, capfd):

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import subprocess
 import sys
 
 import pytest
@@ -165,6 +166,25 @@ def test_curves_have_whole_epochs_and_the_runs_name(epochs):
 def test_a_name_is_no_formula():
     pytest.importorskip("matplotlib", reason="curves need the extra 'plots'")
     assert draw_curves(EPOCHS, title="a$x_{b$c") is not None
+
+
+BAD_BACKEND = """
+from dptrain.cli.curves import draw_comparison, draw_curves
+from dptrain.sweeps.drawing import why_not
+epochs = [{"epoch": 1, "loss": 0.5}]
+assert draw_curves(epochs) is None
+assert draw_comparison({"a": epochs}).startswith("no picture: ValueError: Key backend: 'nonsense'")
+assert why_not().startswith("matplotlib does not start: ValueError: Key backend: 'nonsense'")
+"""
+
+
+def test_no_curves_with_a_backend_that_is_none():
+    pytest.importorskip("matplotlib", reason="curves need the extra 'plots'")
+    command, environment = [sys.executable, "-E", "-c", BAD_BACKEND], os.environ | {"MPLBACKEND": "nonsense"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("dptrain: warning: no curves.png: ValueError: Key backend: 'nonsense'")
+    assert done.stderr.count("\n") == 1
 
 
 def test_no_curves_without_matplotlib(monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 import dptrain as keras
 from dptrain import layers as L  # noqa: N812
 from dptrain.errors import ConfigError
+from dptrain.models import plotting
 from dptrain.utils import model_to_dot, plot_model
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -97,6 +98,13 @@ def test_graphviz_draws_where_it_is(tmp_path, monkeypatch):
     program(tmp_path, 'echo "Format: \\"xyz\\" not recognized." >&2; exit 1')
     with pytest.raises(ConfigError, match='Graphviz: Format: "xyz" not recognized'):
         plot_model(branched(), tmp_path / "m.xyz")
+    monkeypatch.setattr(plotting, "_PATIENCE", 0.2)
+    program(tmp_path, "sleep 60")
+    with pytest.raises(ConfigError, match=r"dot has drawn nothing within 0\.2 s: write \.svg or \.dot"):
+        plot_model(branched(), tmp_path / "m.png")
+    (tmp_path / "dot").write_bytes(b"\x7fELF")
+    with pytest.raises(ConfigError, match="dot: Exec format error: write"):
+        plot_model(branched(), tmp_path / "m.png")
 
 
 def test_another_direction():

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -291,6 +292,31 @@ def test_a_process_that_compiles_for_too_long(folder, monkeypatch, capfd):
     with FileLock(folder / f"{NAME}.lock"):
         assert load(folder, Maker()) == CODE
     assert "is not kept there (" in capfd.readouterr().err
+
+
+HOLDS = "import fcntl, sys; file = open(sys.argv[1]); fcntl.flock(file, fcntl.LOCK_EX); print(flush=True); input()"
+
+
+def test_a_process_that_is_stopped_while_it_compiles_holds_nobody_up(folder, monkeypatch, capfd):
+    (folder / NAME).unlink()
+    monkeypatch.setattr(cache, "_NOTICE", 0.05)
+    command = [sys.executable, "-c", HOLDS, str(folder / f"{NAME}.lock")]
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder,
+        ThreadPoolExecutor() as pool,
+    ):
+        try:
+            holder.stdout.readline()
+            waiting = pool.submit(load, folder, Maker())
+            time.sleep(0.3)
+            assert not waiting.done()
+            holder.send_signal(signal.SIGSTOP)
+            assert waiting.result(20) == CODE
+        finally:
+            holder.kill()
+    said = capfd.readouterr().err
+    assert said.startswith(f"dptrain: waiting for process {holder.pid}, which compiles {NAME}\ndptrain: warning: ")
+    assert f"is not kept there (process {holder.pid}, which compiles {NAME}, is stopped); each process" in said
 
 
 def test_data_may_stay_readable(tmp_path):

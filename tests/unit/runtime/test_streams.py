@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import os, sys
 {first}
@@ -42,3 +44,28 @@ def test_streams_that_are_there_are_left_alone():
     program = "import sys, os; before = os.fstat(1); import dptrain; print(os.fstat(1) == before)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ)
     assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+@pytest.mark.parametrize("option", ["--version", "--help", "--print-config"])
+def test_a_full_disk_under_standard_output(option):
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "dptrain", option]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    expected = "dptrain: standard output: No space left on device; what was printed there is lost\n"
+    assert (done.returncode, done.stderr) == (74, expected)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "sys.stderr = None; from dptrain.runtime import failure; failure.report(ValueError('bad'))",
+        "sys.stderr = None; from dptrain.cli.main import main; main(['--epochs', 'bad'])",
+    ],
+)
+def test_an_error_is_told_where_sys_stderr_is_none(code):
+    command = [sys.executable, "-c", f"import sys; {code}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr.startswith("dptrain: ")
+    assert "bad" in done.stderr
+    assert done.stderr.count("\n") == 1

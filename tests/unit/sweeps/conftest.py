@@ -8,7 +8,7 @@ def no_pictures(monkeypatch):
     """For what is about a report's numbers."""
     from dptrain.sweeps import drawing
 
-    monkeypatch.setattr(drawing, "installed", lambda: False)
+    monkeypatch.setattr(drawing, "why_not", lambda: "matplotlib is not installed")
 
 
 @pytest.fixture

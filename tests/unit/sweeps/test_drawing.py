@@ -57,7 +57,7 @@ def test_the_same_picture_has_the_same_bytes():
 def test_without_matplotlib(monkeypatch):
     for module in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, module, None)
-    assert not drawing.installed()
+    assert drawing.why_not().startswith("matplotlib is not installed. For them: pip install ")
     with pytest.raises(ConfigError, match=r"matplotlib is not installed: pip install .* 'matplotlib>="):
         pair("one")
 
@@ -68,3 +68,11 @@ def test_names_of_trials():
     assert trial_name(0, {}, 44) == "trial 0"
     assert names_title({"rate": 1, "units": 2}, 40) == "trial: rate, units"
     assert names_title({}, 40) == ""
+
+
+def test_a_picture_that_fails_leaves_the_page_its_words(capfd):
+    def fail(width):
+        raise ValueError("a <bad> number")
+
+    assert draw("seeds", fail).startswith("<p>No picture: ValueError: a &lt;bad&gt; number (")
+    assert capfd.readouterr().err.startswith("dptrain: warning: no picture of seeds: ValueError: a <bad> number (")

@@ -50,6 +50,19 @@ def test_a_source_is_compiled_once(nvcc):
     assert {path.name for path in compiling.kernel_cache().iterdir()} == names, "no leftovers"
 
 
+def test_nvcc_has_an_end(nvcc, monkeypatch):
+    monkeypatch.setattr(compiling, "_PATIENCE", 0.2)
+    (nvcc / "nvcc").write_text('#!/bin/sh\n[ "$1" = --version ] || sleep 60\n')
+    with pytest.raises(DeviceError, match=r"nvcc has not compiled program\.cu for sm_90 within 0\.2 s"):
+        compiling.compiled_text("program", "text", "sm_90")
+    monkeypatch.setattr(compiling, "_PATIENCE_FOR_VERSION", 0.2)
+    (nvcc / "nvcc").write_text("#!/bin/sh\nsleep 60\n")
+    compiling._version.cache_clear()
+    with pytest.raises(DeviceError, match=r"nvcc --version fails \(.*timed out after 0\.2 seconds"):
+        compiling.compiled_text("program", "text", "sm_90")
+    compiling._version.cache_clear()
+
+
 PTXAS = """\
 ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'one' for 'sm_90'

@@ -1,0 +1,79 @@
+"""Running other people's programs, such as compilers: each has its time, and a signal does not wait for it."""
+
+import atexit
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from dptrain.runtime import signals
+
+# Seconds that a program has left once a signal asks this process to end: enough for most compilations.
+GRACE = 10.0
+_INTERVAL = 0.2
+# What runs now: the PIDs of programs, and of the process that has started them.
+_running: dict[int, int] = {}
+
+
+def run_program(command: Sequence[str], patience: float, content: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
+    """Run a program to its end, in a session of its own, which Ctrl-C does not reach.
+
+    Args:
+        command: program and arguments.
+        patience: seconds that it may take.
+        content: of its standard input.
+
+    Raises:
+        OSError: it cannot be started.
+        subprocess.TimeoutExpired: it took longer; it has been killed, with what it had started.
+        KeyboardInterrupt: a signal that was noted asks this process to end, and it did not end within `GRACE` either;
+            a `SignalledError` for those of a scheduler.
+    """
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.seek(0)
+        process = subprocess.Popen(
+            command, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
+    with process:
+        _running[process.pid] = os.getpid()
+        try:
+            output, errors = _heard(process, patience)
+        except BaseException:
+            _kill(process.pid)
+            raise
+        finally:
+            del _running[process.pid]
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
+def _heard(process: "subprocess.Popen[bytes]", patience: float) -> tuple[bytes, bytes]:
+    end, caught_at = time.monotonic() + patience, None
+    while True:
+        try:
+            return process.communicate(timeout=_INTERVAL)
+        except subprocess.TimeoutExpired:
+            now, number = time.monotonic(), signals.caught()
+        if number is not None:
+            caught_at = caught_at or now
+            if now - caught_at > GRACE:
+                is_interrupt = number == signal.SIGINT
+                raise KeyboardInterrupt if is_interrupt else signals.SignalledError(signals.name_of(number))
+        if now > end:
+            raise subprocess.TimeoutExpired(process.args, patience)
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+@atexit.register
+def _kill_running() -> None:
+    """Leave no program behind that a thread waits for."""
+    for pid, parent in list(_running.items()):
+        if parent == os.getpid():
+            _kill(pid)

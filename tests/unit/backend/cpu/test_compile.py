@@ -1,0 +1,75 @@
+"""Compilers that hang, say nothing or make what does not load."""
+
+import os
+import stat
+
+import pytest
+
+from dptrain.backend.cpu import compile as compiling
+from dptrain.errors import DeviceError
+
+SOURCE = 'extern "C" int dp_seven() { return 7; }\n'
+
+
+@pytest.fixture
+def compiler(tmp_path, monkeypatch):
+    """Return a function that makes a compiler of the lines of a shell script, and names it."""
+    monkeypatch.setenv("DPTRAIN_CACHE", str(tmp_path / "cache"))
+
+    def write(lines, version="echo good 1.0"):
+        path = tmp_path / "c plus"
+        path.write_text(f'#!/bin/sh\nif [ "$1" = --version ]; then {version}; exit; fi\nfor out; do :; done\n{lines}\n')
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        compiling.library.cache_clear()
+        return f"'{path}'"
+
+    yield write
+    compiling.library.cache_clear()
+
+
+def load(by):
+    return compiling.library(SOURCE, (), by=by).dp_seven()
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [("true", ""), ("printf '\\377good\\n'", "\ufffdgood"), ("echo good 1.0; echo more", "good 1.0")],
+)
+def test_any_version_will_do(compiler, version, said):
+    name = compiler("", version)
+    assert compiling.compiler_named(name)[1] == said
+
+
+def test_a_compiler_that_cannot_be_asked_is_not_used(compiler, monkeypatch, capfd, tmp_path):
+    monkeypatch.setattr(compiling, "_PATIENCE_FOR_VERSION", 0.2)
+    assert compiling.compiler_named(compiler("", "sleep 60")) is None
+    assert "--version: no answer within 0.2 s; this compiler is not used" in capfd.readouterr().err
+    assert compiling.compiler_named("g++ 'x") is None
+    assert 'CXX = "g++ \'x": No closing quotation; this' in capfd.readouterr().err
+    (tmp_path / "no-program").write_bytes(b"\x7fELF")
+    os.chmod(tmp_path / "no-program", 0o700)
+    assert compiling.compiler_named(str(tmp_path / "no-program")) is None
+    assert "Exec format error" in capfd.readouterr().err
+
+
+def test_a_compilation_has_an_end(compiler, monkeypatch):
+    monkeypatch.setattr(compiling, "_PATIENCE", 0.2)
+    with pytest.raises(DeviceError, match=r"has not compiled a program within 0\.2 s: set CXX"):
+        load(compiler('case "$out" in *program.so) sleep 60;; esac'))
+
+
+@pytest.mark.skipif(compiling.compiler() is None, reason="no C++ compiler")
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        'echo no library > "$out"',
+        'c++ "$@" && truncate -s 5000 "$out"',
+        'c++ "$@" && truncate -s -1 "$out"',
+        'echo "int x;" | c++ -c -xc++ - -o "$out"',
+    ],
+)
+def test_what_does_not_load_is_not_kept(compiler, spoil):
+    by = compiler(spoil)
+    with pytest.raises(DeviceError, match=r"a compiled program does not load: .*; set DPTRAIN_CACHE, or CXX"):
+        load(by)
+    assert load(compiler('c++ "$@"')) == 7

@@ -1,0 +1,54 @@
+"""Programs that are started have their time, and are killed with all that they have started."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from dptrain.runtime import programs, signals
+from dptrain.runtime.programs import run_program
+
+# A wrapper that waits for what it starts, which holds its standard output open.
+SLEEPS = ["sh", "-c", "sleep 60; true"]
+
+
+def test_what_a_program_reads_and_says():
+    done = run_program(["sh", "-c", "cat; echo bad >&2; exit 3"], 60, b"good")
+    assert (done.returncode, done.stdout, done.stderr) == (3, b"good", b"bad\n")
+    code = "import sys, time; time.sleep(0.3); sys.stdout.write(sys.stdin.read())"
+    megabytes = run_program([sys.executable, "-c", code], 60, b"x" * 3_000_000)
+    assert len(megabytes.stdout) == 3_000_000
+    with pytest.raises(FileNotFoundError):
+        run_program(["/not/there"], 60)
+
+
+def test_a_program_that_hangs_is_killed_with_what_it_started():
+    start = time.monotonic()
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_program(["sh", "-c", "sleep 61.25; true"], 0.3)
+    assert time.monotonic() - start < 20
+    assert subprocess.run(["pgrep", "-f", "sleep 61.25"], check=False, capture_output=True).stdout == b""
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, signals.SignalledError)]
+)
+def test_a_signal_that_was_noted_does_not_wait_for_it(monkeypatch, number, error):
+    monkeypatch.setattr(programs, "GRACE", 0.1)
+    with signals.catching():
+        signal.raise_signal(number)
+        assert run_program(["true"], 60).returncode == 0
+        with pytest.raises(error):
+            run_program(SLEEPS, 60)
+
+
+def test_a_process_that_ends_leaves_none_behind():
+    code = (
+        "import threading, time; from dptrain.runtime.programs import run_program\n"
+        "threading.Thread(target=run_program, args=(['sleep', '62.25'], 60), daemon=True).start()\n"
+        "time.sleep(1)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert subprocess.run(["pgrep", "-f", "sleep 62.25"], check=False, capture_output=True).stdout == b""
