@@ -19,6 +19,8 @@ from dptrain.runtime.text import one_line, short
 _CHILD = Path(__file__).with_name("parquet_child.py")
 # Seconds for a file at least, and bytes that are read in a second at least.
 _PATIENCE, _SPEED = 120.0, 5e6
+# The library aborts by chance, one time in ten, where threads of its own start in bounded memory.
+_TRIES = 3
 
 
 def read_parquet(where: str, file: IO[bytes], max_bytes: int) -> Any:
@@ -59,14 +61,20 @@ def _run_child(where: str, file: IO[bytes], made: IO[bytes], max_bytes: int) -> 
     size = os.fstat(file.fileno()).st_size
     command = [sys.executable, "-P", str(_CHILD), json.dumps(sys.path), str(file.fileno()), str(made.fileno())]
     try:
-        done = subprocess.run(
-            [*command, str(max_bytes), str(MAX_COLUMNS)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            pass_fds=(file.fileno(), made.fileno()),
-            timeout=_PATIENCE + (size + max_bytes) / _SPEED,
-            check=False,
-        )
+        for _ in range(_TRIES):
+            file.seek(0)
+            made.seek(0)
+            made.truncate()
+            done = subprocess.run(
+                [*command, str(max_bytes), str(MAX_COLUMNS)],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                pass_fds=(file.fileno(), made.fileno()),
+                timeout=_PATIENCE + (size + max_bytes) / _SPEED,
+                check=False,
+            )
+            if done.returncode != -signal.SIGABRT:
+                break
     except subprocess.TimeoutExpired as error:
         raise DataError(f"{where}: damaged (not read within {error.timeout:.0f} s)") from None
     except OSError as error:

@@ -6,6 +6,7 @@ content may have, and how many columns. On stdout comes one line of JSON: what w
 """
 
 import json
+import os
 import sys
 
 # Beyond what a file declares: buffers, and pages while they are decoded.
@@ -17,7 +18,8 @@ _MOST_METADATA = 1 << 24
 def main(path: str, source: str, target: str, max_bytes: str, most_columns: str) -> None:
     """Read, write, and print."""
     sys.path[:] = json.loads(path)
-    print(json.dumps(_copied(int(source), int(target), int(max_bytes), int(most_columns))))
+    print(json.dumps(_copied(int(source), int(target), int(max_bytes), int(most_columns))), flush=True)
+    os._exit(0)  # threads of the library's own may abort at an ordinary end
 
 
 def _copied(source: int, target: int, max_bytes: int, most_columns: int) -> dict[str, object]:

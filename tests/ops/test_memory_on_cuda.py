@@ -19,7 +19,7 @@ from tests.sample import sample
 
 def doubling(cuda_backend, variable):
     """Return what queues doubling a variable, and its memory."""
-    program = trace(lambda: variable.assign_add(variable) or {}, {})
+    program = trace(lambda: (variable.assign_add(variable), {})[1], {})
     return cuda_backend.executable(program, {}).run, cuda_backend.state.array(variable)
 
 
@@ -246,7 +246,7 @@ def test_variables_move_to_the_device_and_back(cuda_backend):
 def test_what_a_garbage_collection_drops_during_a_capture_is_freed_afterwards(cuda_backend):
     """Freeing waits for the streams, which nothing may while one of them is captured."""
     total = Variable(np.ones(3, np.float32), "total", trainable=False)
-    program = trace(lambda: total.assign(total / ops.sum(total) + ops.sum(ops.exp(total))) or {}, {})
+    program = trace(lambda: (total.assign(total / ops.sum(total) + ops.sum(ops.exp(total))), {})[1], {})
     executable = cuda_backend.executable(program, {})
     (part,) = executable._stages[0]
     assert len(part.launches) > 1, "else nothing is captured"
@@ -270,7 +270,7 @@ def test_what_a_garbage_collection_drops_during_a_capture_is_freed_afterwards(cu
 
 def test_a_capture_that_fails_leaves_no_graph_behind(cuda_backend):
     total = Variable(np.ones(3, np.float32), "total", trainable=False)
-    program = trace(lambda: total.assign(total / ops.sum(total) + ops.sum(ops.exp(total))) or {}, {})
+    program = trace(lambda: (total.assign(total / ops.sum(total) + ops.sum(ops.exp(total))), {})[1], {})
     executable = cuda_backend.executable(program, {})
     (part,) = executable._stages[0]
     part.launches.insert(0, lambda table, runs: 1 // 0)

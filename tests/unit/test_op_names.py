@@ -21,6 +21,7 @@ OTHER_WORDS = {
     # Activations by their names, as Keras has them, and what they made.
     "cli/building.py": {"sigmoid": 3},
     "cli/config.py": {"relu": 2, "sigmoid": 1, "tanh": 1},
+    "cli/network.py": {"relu": 1},
     "losses/base.py": {"sigmoid": 1},
     # Activations, and what Keras calls layers of its networks.
     "applications/efficientnet.py": {"add": 1, "sigmoid": 1},

@@ -45,7 +45,7 @@ def another_thing():
 
 
 class Net(dp.Model):
-    def __init__(self, units):
+    def __init__(self, units, marker):
         super().__init__()
         self.stack = [dp.layers.Flatten(), dp.layers.Dense(units), dp.layers.Dense(10, "softmax")]
 
@@ -56,7 +56,7 @@ class Net(dp.Model):
 
 
 def subclassed(units=4):
-    return Net(units)
+    return Net(units, object())  # which JSON cannot hold
 
 
 def by_position(units, /):
@@ -226,7 +226,7 @@ def test_a_model_that_no_file_can_hold_is_trained_without(answer, models, small_
     assert names.isdisjoint({"model.keras", "best.keras"})
     swept = ["sweep", "--model", f"{models}:subclassed", "--data", str(small_npz), "--grid", "units=2,3"]
     assert main([*swept, "--epochs", "1", "--verbose", "0", "--out", str(tmp_path / "s")]) == 2
-    assert "no file can hold the models (layer Net: argument 'units' is no attribute" in capfd.readouterr().err
+    assert "no file can hold the models (layer Net: argument 'marker' is no attribute" in capfd.readouterr().err
     more = ["--seeds", "0", "--keep", "none", "--batch-size", "512"]
     assert main([*swept, *more, "--epochs", "1", "--verbose", "0", "--out", str(tmp_path / "s")]) == 0
 
