@@ -30,6 +30,34 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
         "products_in_every_tile",
         CHECKED,
     ),
+    "slices: the last node waits for slices that are not there": (
+        "kernels/tiles.cuh",
+        "min(SLICE_FAN, count - node * SLICE_FAN)",
+        "SLICE_FAN",
+        "sides_of_a_node",
+        {},
+    ),
+    "slices: a node's sum is looked for beside its neighbour's": (
+        "kernels/tiles.cuh",
+        "distance *= SLICE_FAN) {",
+        "distance *= 1) {",
+        "sides_of_a_node",
+        {},
+    ),
+    "slices: a node's sum is not left for the next one": (
+        "kernels/tiles.cuh",
+        "first[(long long)e * threads] = each(e);",
+        "first[(long long)e * threads] += 0.0f;",
+        "sides_of_a_node",
+        {},
+    ),
+    "slices: blocks are counted where the nodes below still count": (
+        "kernels/tiles.cuh",
+        "            before += nodes;\n",
+        "",
+        "sides_of_a_node",
+        {"EMULATOR_ORDER": "shuffled"},
+    ),
     "TF32: stages are overwritten while others read them": (
         "kernels/product_tf32.cuh",
         "        __syncthreads();  // all threads' copies are there, and the stage before this one has been read\n",
@@ -312,7 +340,7 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
     ),
     "phases of a convolution's strides share counters": (
         CUDA + "generate.py",
-        '"arrived + phase * tiles"',
+        '"arrived + phase * tiles * slice_counters(slices)"',
         '"arrived"',
         "convolutions_and_their_gradients",
         {},
