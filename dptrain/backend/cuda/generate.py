@@ -19,7 +19,7 @@ import numpy as np
 from dptrain.backend.cuda.convolutions import implicit
 from dptrain.backend.cuda.expressions import Quads, Writer, join_of, join_type
 from dptrain.backend.cuda.groups import Group, Grouping, Places, factors_of
-from dptrain.backend.cuda.products import ProductPlan, product_plan
+from dptrain.backend.cuda.products import COLUMNS_FAN, ProductPlan, product_plan, tree_levels
 from dptrain.backend.cuda.providers import Problem, is_by_library, is_product, matrices, problem_of
 from dptrain.program.cpp import Ex, cast, ctype, extents
 from dptrain.program.lowering import Convolution, UserKernel, lowering_of
@@ -501,7 +501,7 @@ class Generator:
         """Write sums over rows of a product's results: of a tile, and by the last block of all tiles."""
         M, N = sizes
         tiles, of_columns = plan.tiles(max(M, 1), 1) * phases, plan.tiles(1, N)
-        nodes = _nodes(tiles)
+        nodes = tree_levels(tiles, COLUMNS_FAN)
         (arrived,) = [one for one in made.arguments if one.name == "arrived"]
         arrived.value += 4 * of_columns * sum(nodes[1:])
         made.arguments.append(Argument("int", "row_tiles", tiles))
@@ -661,14 +661,6 @@ class Generator:
         made.places[tensor] = place
         name = made.pointers.setdefault(tensor, self._names[tensor])
         return name if place is None else f"{name}[{w.at(place).text}]"
-
-
-def _nodes(tiles: int) -> list[int]:
-    """Return how many nodes each level of a tree has that joins 32 at a time, FAN of `TileColumns`, leaves first."""
-    found = [tiles]
-    while found[-1] > 1:
-        found.append(-(-found[-1] // 32))
-    return found
 
 
 def _precision(product: Tensor) -> str:

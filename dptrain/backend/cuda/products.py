@@ -8,8 +8,8 @@ TILES = (128, 64, 32)
 # bits, depend on shapes alone.
 _WANTED_BLOCKS, _WANTED_WARPS = 64, 2048
 _LEAST_SPLIT, _LEAST_SLICE, _MOST_SLICES = 512, 64, 256
-# How many slices a block joins, SLICE_FAN of `kernels/tiles.cuh`.
-_SLICE_FAN = 16
+# How many slices, and tiles of rows, a block joins: SLICE_FAN, and FAN of `TileColumns`, of `kernels/tiles.cuh`.
+_SLICE_FAN, COLUMNS_FAN = 16, 32
 # Terms of a slice from which on a larger tile in slices is better than a smaller one that gives enough blocks alone.
 _LONG_SLICE = 1024
 # Of a product by warpgroups: rows of a tile, columns, terms a stage, and stages (`WgmmaShape`). A block has a processor
@@ -80,11 +80,7 @@ class ProductPlan:
     @property
     def counters(self) -> int:
         """Return how many counters a tile takes: one for each node of the tree that joins its slices."""
-        counters, nodes = 0, self.slices
-        while counters == 0 or nodes > 1:
-            nodes = -(-nodes // _SLICE_FAN)
-            counters += nodes
-        return counters
+        return max(1, sum(tree_levels(self.slices, _SLICE_FAN)[1:]))
 
     def tiles(self, M: int, N: int) -> int:
         """Return how many tiles M x N results take."""
@@ -133,6 +129,14 @@ def _by_warpgroups(M: int, N: int, K: int) -> ProductPlan:
     tiling = Tiling("product_wgmma", rows, columns, (), 384, shared)
     slices = max(1, min(_WANTED_WGMMA // _blocks(rows, columns, M, N), K // _LEAST_SPLIT))
     return ProductPlan(tiling, *_sliced(K, slices, _WGMMA_DEPTH))
+
+
+def tree_levels(leaves: int, fan: int) -> list[int]:
+    """Return how many nodes each level of a tree has that joins so many at a time, leaves first."""
+    levels = [leaves]
+    while levels[-1] > 1:
+        levels.append(-(-levels[-1] // fan))
+    return levels
 
 
 def _blocks(rows: int, columns: int, M: int, N: int) -> int:
