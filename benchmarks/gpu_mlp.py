@@ -61,9 +61,10 @@ from common import (
     words,
 )
 
-# Losses of two epochs in the same order differ by rounding and by where Adam's epsilon stands; those of rounds, in
-# orders of their own, by more. (Relative, absolute for losses near zero.)
-SAME_ORDER, OWN_ORDER = (0.02, 0.003), (0.15, 0.03)
+# Losses of two epochs in the same order differ by rounding; PyTorch's also by where Adam's epsilon stands, with layers
+# of 4096 by up to 5.5 % on an H200; those of rounds, in orders of their own, by more. (Relative, absolute for losses
+# near zero.)
+SAME_ORDER, OTHER_EPSILON, OWN_ORDER = (0.02, 0.003), (0.08, 0.003), (0.15, 0.03)
 # Seconds that a worker may take for one answer: to import, compile and capture; to train.
 SETUP_PATIENCE, TRAIN_PATIENCE = 240.0, 120.0
 # Steps of the pass that times kernels, and cycles that the GPU spins before each so that the host is ahead of it.
@@ -840,7 +841,7 @@ def disagreements(measured: Measured, same_order: tuple[float, float] = SAME_ORD
         same_order: how much losses in the same order may differ, as SAME_ORDER.
     """
     lines = []
-    for what, (relative, absolute) in (("check", same_order), ("losses", OWN_ORDER)):
+    for what in ("check", "losses"):
         values = {}
         for name, row in measured.rows.items():
             if what == "check" and row.check:
@@ -849,6 +850,10 @@ def disagreements(measured: Measured, same_order: tuple[float, float] = SAME_ORD
                 values[name] = [statistics.median(row.losses)]
         for name, found in values.items():
             reference = next(iter(values.values()))
+            limits = same_order if what == "check" else OWN_ORDER
+            if what == "check" and name.startswith("PyTorch"):
+                limits = max(same_order, OTHER_EPSILON)
+            relative, absolute = limits
             for mine, expected in zip(found, reference, strict=True):
                 # Written so that NaN disagrees.
                 if not abs(mine - expected) <= absolute + relative * abs(expected):

@@ -142,6 +142,9 @@ def test_other_losses_are_noticed(scripts):
     assert line == "float32, 784-128-10, batch 32: peer has loss 0.2100 in the same order, dptrain has 0.2000"
     assert len(complaints(dptrain=ours, peer=gpu_mlp.Row(check=[float("nan"), 0.2]))) == 1
     assert len(complaints(dptrain=ours, peer=gpu_mlp.Row(losses=[0.2]))) == 1
+    epsilon = {"PyTorch-graph": gpu_mlp.Row(check=[0.40, 0.21])}
+    assert complaints(dptrain=ours, **epsilon) == []
+    assert len(complaints(dptrain=ours, **{"PyTorch-graph": gpu_mlp.Row(check=[0.40, 0.23])})) == 1
 
 
 def test_workers_that_hang_or_end(scripts):
