@@ -63,6 +63,7 @@ from dptrain.layers.input import Input, InputLayer
 from dptrain.layers.input_spec import InputSpec
 from dptrain.layers.lambda_layer import Lambda
 from dptrain.layers.lookups import HashedCrossing, Hashing, IntegerLookup, StringLookup
+from dptrain.layers.masking import Masking
 from dptrain.layers.merging import (
     Add,
     Average,
@@ -176,6 +177,7 @@ LAYERS: dict[str, type[Layer]] = {
         RandomContrast,
         RandomBrightness,
         SpectralNormalization,
+        Masking,
         EinsumDense,
         UnitNormalization,
         RMSNormalization,
@@ -328,6 +330,7 @@ __all__ = [
     "Layer",
     "LayerNormalization",
     "LeakyReLU",
+    "Masking",
     "MaxNumBoundingBoxes",
     "MaxPool1D",
     "MaxPool2D",

@@ -35,6 +35,8 @@ class Activation(Layer):
         ConfigError: the activation is unknown.
     """
 
+    _passes_masks = True
+
     activation = ActivationAttribute()
 
     def __init__(self, activation: ActivationArgument, **options: Any) -> None:
@@ -50,6 +52,7 @@ class Activation(Layer):
 class Identity(Layer):
     """y = x."""
 
+    _passes_masks = True
     _moves_values = True
 
     def call(self, inputs: Any) -> Any:
@@ -69,6 +72,8 @@ class ReLU(Layer):
     Raises:
         ConfigError: an argument is out of range.
     """
+
+    _passes_masks = True
 
     def __init__(
         self, max_value: float | None = None, negative_slope: float = 0.0, threshold: float = 0.0, **options: Any
@@ -102,6 +107,8 @@ class LeakyReLU(Layer):
         ConfigError: the slope is out of range.
     """
 
+    _passes_masks = True
+
     def __init__(self, negative_slope: float = 0.3, **options: Any) -> None:
         negative_slope = options.pop("alpha", negative_slope)
         super().__init__(**options)
@@ -128,6 +135,8 @@ class ELU(Layer):
         options: as `Layer`.
     """
 
+    _passes_masks = True
+
     def __init__(self, alpha: float = 1.0, **options: Any) -> None:
         super().__init__(**options)
         self.alpha = float(alpha)
@@ -152,6 +161,8 @@ class PReLU(Layer):
     Raises:
         ConfigError: an argument is unknown, or there is no such axis.
     """
+
+    _passes_masks = True
 
     def __init__(
         self,
@@ -202,6 +213,8 @@ class ActivityRegularization(Layer):
         options: as `Layer`.
     """
 
+    _passes_masks = True
+
     def __init__(self, l1: float = 0.0, l2: float = 0.0, **options: Any) -> None:
         super().__init__(activity_regularizer=regularizers.L1L2(l1, l2), **options)
         self.l1, self.l2 = float(l1), float(l2)
@@ -227,6 +240,8 @@ class Softmax(Layer):
     Raises:
         ConfigError: the axis is no integer or list of integers.
     """
+
+    _passes_masks = True
 
     def __init__(self, axis: int | Sequence[int] = -1, **options: Any) -> None:
         super().__init__(**options)

@@ -15,6 +15,7 @@ from dptrain import activations, constraints, initializers, regularizers
 from dptrain.errors import ConfigError
 from dptrain.layers.constructor import Given, is_own, is_plain, named_parameters, remembering
 from dptrain.layers.input_spec import check
+from dptrain.layers.masks import hand_masks_on, take_masks
 from dptrain.layers.node import Node, is_symbolic
 from dptrain.layers.parts import Parts
 from dptrain.layers.weight import Weight
@@ -31,10 +32,12 @@ from dptrain.program.tensor import (
     is_half,
     is_tracing,
     is_whole,
+    mask_of,
     placeholder,
     reading_weights_in,
     scope,
     tracing,
+    with_mask,
 )
 from dptrain.program.tree import leaves, map_leaves
 from dptrain.program.turns import MAKING, TURNS, OfThread
@@ -91,6 +94,8 @@ class Layer(Parts):
     # In a class whose arguments all layers, or all models, have; and what the constructor of a user's class was given.
     _is_base = True
     _constructed_with: Given | None = None
+    # Whether the mask of the inputs is one of the outputs; None for what `supports_masking` finds out.
+    _passes_masks: bool | None = None
     # In a class whose own `build` says itself when the weights are there.
     _notes_built: bool
     # It is being built, and what has been built of it may be drawn anew.
@@ -267,14 +272,26 @@ class Layer(Parts):
                 raise ConfigError(f"not supported: {name} = {value!r} of layer {type(self).__name__}")
             setattr(self, name, None)
 
+    @property
+    def supports_masking(self) -> bool:
+        """Whether outputs get the mask that `compute_mask` returns; it can be set. Else masks end here, with a warning.
+
+        By default it says whether the class has a `compute_mask` of its own.
+        """
+        return type(self).compute_mask is not Layer.compute_mask if self._passes_masks is None else self._passes_masks
+
+    @supports_masking.setter
+    def supports_masking(self, value: bool) -> None:
+        self._passes_masks = bool(value)
+
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """Return the mask of the outputs: None, since masks do not travel from layer to layer.
+        """Return the mask of the outputs, nested as these; that of the inputs by default.
 
         Args:
-            inputs: as `call`.
-            previous_mask: of the inputs, None.
+            inputs: the first argument of `call`.
+            previous_mask: its mask, nested likewise: booleans (rows, time), False for steps that do not count; or None.
         """
-        return None
+        return previous_mask
 
     def _refuse_mask(self, mask: Any) -> None:
         """Raise for a mask that would be ignored.
@@ -375,8 +392,9 @@ class Layer(Parts):
         for number, (name, value) in enumerate(bound.arguments.items()):
             if not number and _is_number_list(value):
                 value = np.asarray(value)
-            bound.arguments[name] = map_leaves(lambda _, one: self._as_tensor(one), value)
+            bound.arguments[name] = map_leaves(lambda _, one: self._with_own_mask(one), value)
         first = next(iter(bound.arguments.values()), None)
+        previous_mask = take_masks(bound, first)
         if self.input_spec is not None:
             check(self.input_spec, first, self._display_name)
         if not self.built:
@@ -384,16 +402,17 @@ class Layer(Parts):
             if self.input_spec is not None:
                 check(self.input_spec, first, self._display_name)
         outputs = self.call(*bound.args, **bound.kwargs)
-        if type(self).compute_mask is not Layer.compute_mask and leaves(self.compute_mask(first, None)):
-            raise ConfigError(
-                f"not supported: the mask that `compute_mask` of layer {self._display_name!r} returns; "
-                "masks do not travel from layer to layer"
-            )
+        hand_masks_on(self, first, outputs, previous_mask)
         if self.activity_regularizer is not None:
             for one in leaves(outputs):
                 penalty = self.activity_regularizer(one)
                 self.add_loss(divide_no_nan(penalty, one.shape[0]) if one.ndim else penalty)
         return outputs
+
+    def _with_own_mask(self, value: Any) -> Any:
+        """Return `_as_tensor` of a value, with the mask that it has."""
+        tensor, mask = self._as_tensor(value), mask_of(value)
+        return tensor if mask is None else with_mask(tensor, mask)
 
     def _as_tensor(self, value: Any) -> Any:
         """Return a tensor of a tensor, a variable or an array, of the layer's type where it has decimals."""
@@ -633,14 +652,20 @@ def _of_size(value: Any, size: Size) -> Any:
     if not isinstance(value, Tensor) or not is_open(value.shape):
         return value
     lengths = (Dim(n.name or n, size=size) if not is_number(n) else n for n in value.shape)
-    return placeholder(tuple(lengths), value.dtype, value.name)
+    bound, mask = placeholder(tuple(lengths), value.dtype, value.name), mask_of(value)
+    if mask is not None:
+        bound._keras_mask = _of_size(mask, size)
+    return bound
 
 
 def _like_both(one: Any, other: Any) -> Any:
     """Return a placeholder like two tensors, where their lengths are the same."""
     if not isinstance(one, Tensor):
         return one
-    return placeholder(tuple(map(_like_both_lengths, one.shape, other.shape)), one.dtype, one.name)
+    both, mask = placeholder(tuple(map(_like_both_lengths, one.shape, other.shape)), one.dtype, one.name), mask_of(one)
+    if mask is not None:
+        both._keras_mask = _like_both(mask, mask_of(other))
+    return both
 
 
 def _like_both_lengths(one: Any, other: Any) -> Any:

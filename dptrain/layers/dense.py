@@ -39,6 +39,7 @@ class Dense(KernelLayer):
         ConfigError: an argument is out of range, unknown or not supported.
     """
 
+    _passes_masks = True
     _unwritten = ("lora_rank", "lora_alpha")
 
     def __init__(

@@ -65,6 +65,8 @@ class Dropout(Layer):
         ConfigError: an argument is out of range.
     """
 
+    _passes_masks = True
+
     def __init__(
         self,
         rate: float,

@@ -21,7 +21,7 @@ class Embedding(Layer):
         embeddings_initializer: name or initializer of the table.
         embeddings_regularizer: name or regularizer of the table.
         embeddings_constraint: name or constraint of the table.
-        mask_zero: only False.
+        mask_zero: whether 0 stands for steps that do not count, which layers behind it leave out.
         weights: the table, an array, or a list of it.
         lora_rank: only None, as the arguments that follow.
         lora_alpha: only None.
@@ -53,10 +53,9 @@ class Embedding(Layer):
     ) -> None:
         super().__init__(**options)
         self.autocast = False  # half precision would round ids
-        self._refuse(mask_zero=mask_zero or None)
         self._refuse(lora_rank=lora_rank, lora_alpha=lora_alpha, quantization_config=quantization_config)
         self.input_dim, self.output_dim = positive("input_dim", input_dim), positive("output_dim", output_dim)
-        self.mask_zero = False
+        self.mask_zero = self.supports_masking = bool(mask_zero)
         self.embeddings_initializer = initializers.get(embeddings_initializer)
         self.embeddings_regularizer = regularizers.get(embeddings_regularizer)
         self.embeddings_constraint = constraints.get(embeddings_constraint)
@@ -74,6 +73,10 @@ class Embedding(Layer):
             autocast=False,  # rows are converted, not the table
             name="embeddings",
         )
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Tensor | None:
+        """Return which ids are not 0, with `mask_zero`; else None."""
+        return ops.not_equal(inputs, 0) if self.mask_zero else None
 
     def _get_own_config(self) -> dict[str, Any]:
         """Return the arguments, the lengths of the table among them."""

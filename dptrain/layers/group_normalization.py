@@ -142,6 +142,8 @@ class UnitNormalization(Layer):
         ConfigError: no axes.
     """
 
+    _passes_masks = True
+
     def __init__(self, axis: int | Sequence[int] = -1, **options: Any) -> None:
         super().__init__(**options)
         if not isinstance(axis, int | list | tuple):

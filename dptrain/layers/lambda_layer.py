@@ -4,11 +4,13 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from dptrain import activations
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
 from dptrain.program.shapes import without_rows
-from dptrain.program.tensor import Tensor, is_whole
+from dptrain.program.tensor import Tensor, constant, is_whole
 from dptrain.program.tree import map_leaves
 from dptrain.registry.serialization import own_or_name
 from dptrain.runtime.text import short
@@ -23,28 +25,29 @@ class Lambda(Layer):
     `register_keras_serializable`. A Python lambda has no name and cannot be saved.
 
     Args:
-        function: of a tensor or nested tensors, in ops; gets `training` where that is an argument.
+        function: of a tensor or nested tensors, in ops; gets `training` and `mask` where these are arguments.
         output_shape: shape of a sample of the output, or a function of the input's shape that returns the output's;
             it is inferred, and checked where it is given.
-        mask: must be None.
+        mask: the mask of the output, or a function of the inputs and their mask that returns it; None ends masks here.
         arguments: further keyword arguments of the function.
         options: as `Layer`.
 
     Raises:
-        ConfigError: no function, or a mask; or a Python lambda from a file, which is code.
+        ConfigError: no function; or a Python lambda from a file, which is code.
     """
 
     def __init__(
         self,
         function: Callable[..., Any] | str,
         output_shape: Sequence[int | None] | Callable[[Any], Any] | None = None,
-        mask: None = None,
+        mask: Any = None,
         arguments: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self._refuse(mask=mask)
-        found, shape = own_or_name(function), own_or_name(output_shape)
+        found, shape, mask = own_or_name(function), own_or_name(output_shape), own_or_name(mask)
+        self.mask = mask if mask is None or callable(mask) else np.asarray(mask)
+        self.supports_masking = mask is not None
         found = activations.get(found) if isinstance(found, str) else found
         if not callable(found):
             raise ConfigError(f"Lambda: function = {short(found)}: expected a function of tensors")
@@ -57,14 +60,20 @@ class Lambda(Layer):
     def _rounds(self, value: Tensor) -> bool:
         return not is_whole(value)  # what the function does with ids is the user's
 
-    def call(self, inputs: Any, training: bool = False) -> Any:
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+        """Return what the argument `mask` says."""
+        if callable(self.mask):
+            return self.mask(inputs, previous_mask)
+        return None if self.mask is None else constant(self.mask)
+
+    def call(self, inputs: Any, mask: Any = None, training: bool = False) -> Any:
         """Return what the function makes of the inputs.
 
         Raises:
             ConfigError: it has another shape than `output_shape`.
         """
         takes = _parameters(self.function)
-        known = {"training": training, "mask": None}
+        known = {"training": training, "mask": mask}
         outputs = self.function(inputs, **self.arguments, **{name: known[name] for name in known if name in takes})
         if self.output_shape is not None:
             self._check(inputs, outputs)
@@ -72,9 +81,9 @@ class Lambda(Layer):
 
     def _get_own_config(self) -> dict[str, Any]:
         """See `Layer`; functions are described, an activation too, and what is None is left out, as in Keras."""
-        named: dict[str, Any] = {"function": self.function, "output_shape": self.output_shape}
+        named: dict[str, Any] = {"function": self.function, "output_shape": self.output_shape, "mask": self.mask}
         found = {
-            name: _function_to_dict(one) if callable(one) else list(one)
+            name: _function_to_dict(one) if callable(one) else np.asarray(one).tolist()
             for name, one in named.items()
             if one is not None
         }

@@ -2,18 +2,20 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
 from dptrain.program.shapes import differ, without_rows
-from dptrain.program.tensor import Tensor
+from dptrain.program.tensor import Tensor, mask_of, with_mask
 
 
 class _Merge(Layer):
     """One output of several inputs, a list of at least two tensors."""
+
+    _passes_masks = True
 
     def build(self, input_shape: Any) -> None:
         """Check that there are several inputs."""
@@ -27,6 +29,15 @@ class _Merge(Layer):
         for one in input_shape:
             if len(one) < 1:
                 raise ConfigError(f"Expected inputs with rows. Received: input_shape={input_shape}")
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Tensor | None:
+        """Return which steps count in any of the inputs; None where one has no mask.
+
+        Raises:
+            ConfigError: not a mask, or None, for each input.
+        """
+        masks = _masks_of_each(inputs, previous_mask)
+        return None if any(mask is None for mask in masks) else functools.reduce(ops.logical_or, masks)
 
 
 class Add(_Merge):
@@ -54,11 +65,21 @@ class Subtract(_Merge):
 
 
 class Multiply(_Merge):
-    """The product of the inputs, element by element."""
+    """The product of the inputs, element by element; steps that an input's mask leaves out are factors of 1."""
 
     def call(self, inputs: Sequence[Tensor]) -> Tensor:
-        """Return the product."""
-        return functools.reduce(ops.multiply, inputs)
+        """Return the product, 0 for steps that all masks leave out."""
+        found = [_along_features(tensor) for tensor in inputs]
+        masks = [mask for mask in found if mask is not None]
+        factors = [
+            tensor if mask is None else ops.where(mask, tensor, ops.ones_like(tensor))
+            for tensor, mask in zip(inputs, found, strict=True)
+        ]
+        product = functools.reduce(ops.multiply, factors)
+        if len(masks) < len(inputs):
+            return product
+        counts = functools.reduce(ops.logical_or, masks)
+        return _with_steps(ops.where(counts, product, ops.zeros_like(product)), counts)
 
 
 class Average(_Merge):
@@ -70,19 +91,19 @@ class Average(_Merge):
 
 
 class Maximum(_Merge):
-    """The greatest of the inputs, element by element."""
+    """The greatest of the inputs, element by element, of those whose mask does not leave out the step."""
 
     def call(self, inputs: Sequence[Tensor]) -> Tensor:
         """Return the maximum."""
-        return functools.reduce(ops.maximum, inputs)
+        return _extreme(ops.maximum, inputs)
 
 
 class Minimum(_Merge):
-    """The least of the inputs, element by element."""
+    """The least of the inputs, element by element, of those whose mask does not leave out the step."""
 
     def call(self, inputs: Sequence[Tensor]) -> Tensor:
         """Return the minimum."""
-        return functools.reduce(ops.minimum, inputs)
+        return _extreme(ops.minimum, inputs)
 
 
 class Concatenate(_Merge):
@@ -109,6 +130,18 @@ class Concatenate(_Merge):
                 "A `Concatenate` layer requires inputs with matching shapes except for the concatenation axis. "
                 f"Received: input_shape={input_shape}"
             )
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Tensor | None:
+        """Return the masks joined, where an input has one; what has none counts.
+
+        Raises:
+            ConfigError: not a mask, or None, for each input.
+        """
+        masks = _masks_of_each(inputs, previous_mask)
+        if all(mask is None for mask in masks):
+            return None
+        whole = [_elementwise(tensor, mask) for tensor, mask in zip(inputs, masks, strict=True)]
+        return ops.any(ops.concatenate(whole, axis=self.axis), axis=-1)
 
     def call(self, inputs: Sequence[Tensor]) -> Tensor:
         """Return the inputs joined."""
@@ -139,6 +172,9 @@ class Dot(_Merge):
         self.axes = axes if isinstance(axes, int) else list(axes)
         self.normalize, self._both = bool(normalize), both
 
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
+        """Return None: what comes out has no steps."""
+
     def call(self, inputs: Sequence[Tensor]) -> Tensor:
         """Return the dot products."""
         if len(inputs) != 2:
@@ -163,6 +199,56 @@ class Dot(_Merge):
             )
         product = ops.matmul(x, ops.transpose(y, (0, 2, 1)))
         return ops.reshape(product, (x.shape[0], *(x_rest + y_rest or [1])))
+
+
+def _masks_of_each(inputs: Any, masks: Any) -> Sequence[Tensor | None]:
+    """Return a mask for each input, or None in its place.
+
+    Raises:
+        ConfigError: there are more, or fewer.
+    """
+    if masks is None:
+        return [None]
+    if not isinstance(masks, list | tuple):
+        raise ConfigError(f"`mask` should be a list. Received: mask={masks}")
+    if not isinstance(inputs, list | tuple):
+        raise ConfigError(f"`inputs` should be a list. Received: inputs={inputs}")
+    if len(masks) != len(inputs):
+        raise ConfigError(
+            "The lists `inputs` and `mask` should have the same length. "
+            f"Received: inputs={inputs} of length {len(inputs)}, and mask={masks} of length {len(masks)}"
+        )
+    return masks
+
+
+def _along_features(tensor: Tensor) -> Tensor | None:
+    """Return a tensor's mask in its own shape."""
+    mask = mask_of(tensor)
+    return None if mask is None else ops.broadcast_to(ops.expand_dims(mask, -1), tensor.shape)
+
+
+def _elementwise(tensor: Tensor, mask: Tensor | None) -> Tensor:
+    """Return a mask in its tensor's shape, of ones where there is none."""
+    if mask is None:
+        return ops.ones_like(tensor, dtype="bool")
+    return ops.broadcast_to(ops.expand_dims(mask, -1), tensor.shape) if mask.ndim < tensor.ndim else mask
+
+
+def _with_steps(output: Tensor, counts: Tensor) -> Tensor:
+    """Return an output with a mask that is as large as itself, as one of steps."""
+    return with_mask(output, ops.any(counts, axis=-1))
+
+
+def _extreme(extreme: Callable[[Any, Any], Tensor], inputs: Sequence[Tensor]) -> Tensor:
+    """Return the maximum or the minimum of what masks do not leave out, as Keras computes it from first to last."""
+    output, counts = inputs[0], _along_features(inputs[0])
+    for tensor in inputs[1:]:
+        mask = _along_features(tensor)
+        tensor = tensor if mask is None else ops.where(mask, tensor, output)
+        output = output if counts is None else ops.where(counts, output, tensor)
+        counts = None if mask is None or counts is None else ops.logical_or(counts, mask)
+        output = extreme(output, tensor)
+    return output if counts is None else _with_steps(output, counts)
 
 
 def add(inputs: Sequence[Any], **options: Any) -> Any:

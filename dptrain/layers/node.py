@@ -9,7 +9,7 @@ import numpy.typing as npt
 from dptrain.errors import ConfigError
 from dptrain.program.dims import symbolic
 from dptrain.program.shapes import Shape
-from dptrain.program.tensor import Tensor, is_tracing, placeholder
+from dptrain.program.tensor import Tensor, is_tracing, mask_of, placeholder
 from dptrain.program.tree import leaves, map_leaves
 
 if TYPE_CHECKING:
@@ -48,7 +48,12 @@ class Node:
         name = self.layer.name or type(self.layer).__name__
 
         def fresh(path: str, one: Any) -> Any:
-            return self.output(one.shape, one.dtype, name) if isinstance(one, Tensor) else one
+            if not isinstance(one, Tensor):
+                return one
+            symbol, mask = self.output(one.shape, one.dtype, name), mask_of(one)
+            if mask is not None:
+                symbol._keras_mask = self.output(mask.shape, mask.dtype, f"{name}_mask")
+            return symbol
 
         self.outputs = map_leaves(fresh, results)
         return self.outputs

@@ -28,6 +28,8 @@ class GaussianNoise(Layer):
         ConfigError: the deviation is out of range.
     """
 
+    _passes_masks = True
+
     def __init__(self, stddev: float, seed: int | None = None, **options: Any) -> None:
         super().__init__(**options)
         if not 0 <= stddev <= 1:
@@ -61,6 +63,8 @@ class GaussianDropout(Layer):
         ConfigError: the rate is out of range.
     """
 
+    _passes_masks = True
+
     def __init__(self, rate: float, seed: int | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.rate, self.seed, self.built = rate_of(rate), own_seed(seed), True
@@ -92,6 +96,8 @@ class AlphaDropout(Layer):
     Raises:
         ConfigError: an argument is out of range.
     """
+
+    _passes_masks = True
 
     def __init__(
         self, rate: float, noise_shape: Sequence[int | None] | None = None, seed: int | None = None, **options: Any

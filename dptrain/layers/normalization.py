@@ -1,5 +1,6 @@
 """Normalization: features brought to mean 0 and variance 1, over the global batch or within a sample."""
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -7,16 +8,19 @@ from typing import Any
 import numpy as np
 
 from dptrain import constraints, initializers, ops, regularizers
+from dptrain.config import epsilon
 from dptrain.errors import ConfigError
 from dptrain.layers.base import BuildShape, ConstraintArgument, InitializerArgument, Layer, RegularizerArgument
 from dptrain.layers.input_spec import InputSpec
 from dptrain.ops.elementwise import in_float32
-from dptrain.program.shapes import normalized_axes
+from dptrain.program.shapes import normalized_axes, without_rows
 from dptrain.program.tensor import Tensor, Variable, is_half
 
 
 class AffineNormalization(Layer):
     """What scales and shifts normalized features by gamma and beta; the arguments are those of `BatchNormalization`."""
+
+    _passes_masks = True
 
     def __init__(
         self,
@@ -171,20 +175,35 @@ class BatchNormalization(AffineNormalization):
             self.renorm_stddev = self.add_weight(shape, deviation, name="renorm_stddev", **own)
         self.input_spec = InputSpec(ndim=rank, axes={self._axis: shape[0]})
 
-    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
-        """Return the input normalized; in training, move the averages."""
-        return in_float32(self._normalized)(self._floating(inputs), training)  # as Keras
+    def call(self, inputs: Tensor, training: bool | None = None, mask: Tensor | None = None) -> Tensor:
+        """Return the input normalized; in training, move the averages.
 
-    def _normalized(self, x: Tensor, training: bool | None) -> Tensor:
+        Args:
+            inputs: as above.
+            training: whether statistics are the batch's.
+            mask: of the inputs' shape without the features, what counts in the batch's statistics; None for all.
+
+        Raises:
+            ConfigError: a mask of another rank.
+        """
+        if mask is not None and mask.ndim != inputs.ndim - 1:
+            raise ConfigError(
+                "The mask provided should be one dimension less than the inputs. Received: "
+                f"mask.shape={without_rows(mask.shape)}, inputs.shape={without_rows(inputs.shape)}"
+            )
+        return in_float32(self._normalized)(self._floating(inputs), training, mask)  # as Keras
+
+    def _normalized(self, x: Tensor, training: bool | None, mask: Tensor | None) -> Tensor:
         mean, variance = self.moving_mean.value, self.moving_variance.value
         gamma: Any = self.gamma
         beta: Any = self.beta
         centered = x - self._along(mean, x)
         if training and self.trainable:
             over = tuple(axis for axis in range(x.ndim) if axis != self._axis)
-            mean = ops.mean(x, over)
+            mean_of = functools.partial(_mean, over=over, counts=None if mask is None else ops.expand_dims(mask, -1))
+            mean = mean_of(x)
             centered = x - self._along(mean, x)
-            variance = ops.mean(ops.square(centered), over)
+            variance = mean_of(ops.square(centered))
             if self.renorm:
                 gamma, beta = self._renormalizing(mean, variance)
             else:
@@ -218,6 +237,14 @@ class BatchNormalization(AffineNormalization):
         self._move(self.moving_stddev, deviation, self.momentum)
         self.moving_variance.assign(ops.relu(ops.square(self.moving_stddev) - self.epsilon))
         return gamma, beta if self.beta is None else beta + self.beta
+
+
+def _mean(x: Tensor, over: Sequence[int], counts: Tensor | None) -> Tensor:
+    """Return the mean over axes, of what counts: booleans that are broadcast to x."""
+    if counts is None:
+        return ops.mean(x, over)
+    counts = ops.broadcast_to(ops.cast(counts, "bool"), x.shape)
+    return ops.sum(ops.where(counts, x, 0), over) / (ops.sum(ops.cast(counts, x.dtype), over) + epsilon())
 
 
 def _clipping(given: Mapping[str, float]) -> dict[str, float]:

@@ -194,6 +194,10 @@ class GlobalAveragePooling1D(GlobalPooling):
     """The mean of each channel of a sequence; the arguments are those of `GlobalPooling`."""
 
     rank, _reduce = 1, staticmethod(ops.mean)
+    _passes_masks = True
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
+        """Return None: what comes out has no steps."""
 
     def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return (rows, channels), or with an axis of length 1 in the place of that of space.

@@ -23,6 +23,8 @@ class Rescaling(Layer):
         ConfigError: scale or offset is neither a number nor a list of them.
     """
 
+    _passes_masks = True
+
     def __init__(self, scale: float | Sequence[float], offset: float | Sequence[float] = 0.0, **options: Any) -> None:
         super().__init__(**options)
         self.scale, self.offset = _number_or_list(scale), _number_or_list(offset)

@@ -40,6 +40,8 @@ class Normalization(Layer):
         ConfigError: only one of mean and variance, or shapes that fit neither each other nor the axes.
     """
 
+    _passes_masks = True
+
     def __init__(
         self,
         axis: int | Sequence[int] | None = -1,

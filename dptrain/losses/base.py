@@ -14,7 +14,7 @@ from dptrain.mixed_precision import policy_of
 from dptrain.ops.cross_entropy import as_labels
 from dptrain.program.dims import read
 from dptrain.program.shapes import differ, is_one
-from dptrain.program.tensor import FLOATX, Tensor, as_tensors, is_half
+from dptrain.program.tensor import FLOATX, Tensor, as_tensors, is_half, mask_of
 from dptrain.registry.names import snake_case
 from dptrain.registry.serialization import Configurable
 
@@ -85,7 +85,7 @@ class Loss(Configurable):
 
         Args:
             y_true: targets.
-            y_pred: the model's outputs.
+            y_pred: the model's outputs; where these have a mask, the rest does not count.
             sample_weight: (rows,) or of the shape of the samples' losses; None for ones.
         """
         target, output = as_tensors([y_true, y_pred])
@@ -93,7 +93,10 @@ class Loss(Configurable):
         if not self._takes_labels:
             target = _as(target, output.dtype)
         (losses,) = as_tensors([self.call(target, output)])
-        return reduce_weighted_values(losses, sample_weight, self._counted(target, output, losses), self.reduction)
+        counted, mask = self._counted(target, output, losses), mask_of(y_pred)
+        if counted is not None and mask is not None:
+            counted = ops.logical_and(counted, weights_like(counted, mask))
+        return reduce_weighted_values(losses, sample_weight, mask if counted is None else counted, self.reduction)
 
     def _counted(self, target: Tensor, output: Tensor, losses: Tensor) -> Tensor | None:
         """Return which samples count; None for all."""
@@ -188,12 +191,12 @@ def reduce_weighted_values(
     Args:
         values: (rows, ...).
         sample_weight: as `weights_like`, or None.
-        mask: of the shape of values, false where they do not count; or None.
+        mask: of the shape of values or its first axes, false where they do not count; or None.
         reduction: as of `Loss`.
     """
     weights = None if sample_weight is None else weights_like(values, sample_weight)
     if mask is not None:
-        valid = ops.cast(mask, values.dtype)
+        valid = ops.broadcast_to(weights_like(values, mask), values.shape)
         weights = valid if weights is None else weights * valid
     if weights is not None:
         values = values * weights

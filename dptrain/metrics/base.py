@@ -18,7 +18,7 @@ from dptrain.losses.base import weights_like, wide
 from dptrain.losses.functions import same_rank
 from dptrain.mixed_precision import POLICIES, DTypePolicy, policy_name
 from dptrain.program import tree
-from dptrain.program.tensor import Tensor, Variable, is_tracing
+from dptrain.program.tensor import Tensor, Variable, is_tracing, mask_of
 from dptrain.program.turns import TURNS
 from dptrain.registry.names import not_supported, snake_case
 from dptrain.registry.serialization import Configurable
@@ -243,13 +243,17 @@ class MeanMetricWrapper(Mean):
 
         Args:
             y_true: targets.
-            y_pred: the model's outputs.
+            y_pred: the model's outputs; where these have a mask, the rest does not count.
             sample_weight: (rows, ...), or None.
         """
         target, output = wide(y_true), wide(y_pred)
         if not self._takes_labels:
             target, output = same_rank(target, output)
-        super().update_state(self._fn(target, output, **self._fn_kwargs), sample_weight)
+        values, mask = self._fn(target, output, **self._fn_kwargs), mask_of(y_pred)
+        if mask is not None:
+            valid = weights_like(values, mask)
+            sample_weight = valid if sample_weight is None else valid * weights_like(values, sample_weight)
+        super().update_state(values, sample_weight)
 
     def _get_config(self) -> dict[str, Any]:
         """Return name, dtype, the function, and its further arguments."""

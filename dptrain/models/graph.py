@@ -4,6 +4,7 @@ The order of layers is Keras' (keras/src/models/functional.py, `map_graph_networ
 in both: by falling distance from the outputs, then as a walk from the outputs meets them.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from dptrain.layers.node import Node
 from dptrain.program import tree
 from dptrain.program.dims import bound, is_number, learned, number_of, read
 from dptrain.program.shapes import axis_of_one
-from dptrain.program.tensor import Tensor, as_tensors, counted, is_half, is_whole
+from dptrain.program.tensor import Tensor, as_tensors, counted, is_half, is_whole, mask_of, with_mask
 
 # What makes a symbolic tensor: a call of a layer, or the tensor itself where an op was called.
 Maker = Node | Tensor
@@ -63,23 +64,25 @@ class Graph:
         """The layers of the inputs, but for those that ops made."""
         return [one.history.layer for one in tree.leaves(self.inputs) if one.history is not None]
 
-    def run(self, inputs: Any, dtype: str, call: Callable[..., Any] | None = None) -> Any:
+    def run(self, inputs: Any, dtype: str, call: Callable[..., Any] | None = None, mask: Any = None) -> Any:
         """Return the outputs for inputs that are nested as the graph's, or in its order.
 
         Args:
             inputs: tensors.
             dtype: the model's, to which inputs become that are to be floating-point numbers and are not.
             call: calls a layer with the arguments that follow it; by default as they are.
+            mask: of the inputs, in the graph's order, None among them; by default what they have.
 
         Raises:
             ConfigError: other inputs than the graph has.
         """
         names = [one.name for one in tree.leaves(self.inputs)]
         given = as_tensors(tree.matched(inputs, self.inputs, names, by_key=True))
+        masks = [mask_of(tensor) if mask is None else mask for tensor, mask in zip(given, _each(mask), strict=False)]
         known: dict[int, Any] = {}
         integers: dict[int, Tensor] = {}
         lengths: dict[str, Any] = {}
-        for symbol, one in zip(tree.leaves(self.inputs), given, strict=True):
+        for symbol, one, mask in zip(tree.leaves(self.inputs), given, masks, strict=True):
             wanted = np.dtype(dtype) if symbol.dtype.kind in "fV" else symbol.dtype
             one = _of_rank(one, symbol)
             _check_rows(one, symbol)
@@ -87,6 +90,8 @@ class Graph:
             if wanted.kind in "fV" and one.dtype.kind in "iu":
                 integers[id(symbol)] = one
                 known[id(symbol)].is_whole = True
+            if mask is not None:
+                known[id(symbol)] = with_mask(known[id(symbol)], mask)
             learned(lengths, symbol.shape, one.shape)
 
         def value(symbol: Any) -> Any:
@@ -125,6 +130,8 @@ class Graph:
         found = node.layer(*arguments, **keywords) if call is None else call(node.layer, *arguments, **keywords)
         for symbol, one in zip(tree.leaves(node.outputs), tree.leaves(found), strict=True):
             known[id(symbol)] = one
+            if mask_of(symbol) is not None:
+                known[id(mask_of(symbol))] = mask_of(one)
 
     def _is_end(self, maker: Maker) -> bool:
         made = tree.leaves(maker.outputs) if isinstance(maker, Node) else [maker]
@@ -228,6 +235,18 @@ def _mark_whole(output: Tensor, inputs: Sequence[Any], moves: bool, known: Mappi
     """
     if moves and not is_half(output.dtype) and inputs and all(is_whole(known.get(id(symbol))) for symbol in inputs):
         output.is_whole = True
+
+
+def _each(masks: Any) -> Iterator[Any]:
+    """Yield masks in order, None among them, and then None for ever."""
+    if isinstance(masks, Mapping):
+        masks = [masks[key] for key in sorted(masks)]
+    if isinstance(masks, list | tuple):
+        for nested in masks:
+            yield from itertools.islice(_each(nested), max(1, len(tree.leaves(nested))))
+    elif masks is not None:
+        yield masks
+    yield from itertools.repeat(None)
 
 
 def _of_rank(given: Tensor, like: Tensor) -> Tensor:

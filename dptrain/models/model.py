@@ -184,8 +184,7 @@ class Model(Fitting, Files, Structure):
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Return the outputs; a subclass without inputs and outputs writes it."""
         if self._graph is not None:
-            self._refuse_mask(mask)
-            return self._graph.run(inputs, self._data_dtype)
+            return self._graph.run(inputs, self._data_dtype, mask=mask)
         raise NotImplementedError(f"Model {type(self).__name__} does not have a `call()` method implemented.")
 
     def build(self, input_shape: Any = None) -> None:

@@ -17,7 +17,7 @@ from dptrain.models.model import Model
 from dptrain.models.structure import sample_shape, symbol
 from dptrain.program import tree
 from dptrain.program.shapes import differ
-from dptrain.program.tensor import Tensor, Variable, untraced
+from dptrain.program.tensor import Tensor, Variable, untraced, with_mask
 from dptrain.registry.serialization import custom_object_scope
 from dptrain.runtime.text import short
 
@@ -171,9 +171,10 @@ class Sequential(Model):
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Return what the last layer makes of what the first one is given."""
-        self._refuse_mask(mask)
         if self._graph is not None and not (self._guessed and self._is_of_another_size(inputs)):
-            return super().call(inputs)
+            return super().call(inputs, mask=mask)
+        if isinstance(inputs, Tensor) and isinstance(mask, Tensor):
+            inputs = with_mask(inputs, mask)
         for layer in self._stack:
             inputs = layer(inputs)
         return inputs

@@ -83,10 +83,13 @@ class Tensor(Operand):
         history: of what a layer made of symbolic tensors: that call.
         is_whole: its floating-point numbers are integers by what made it, which half precision would lose; not set
             where nobody knows: see `is_whole`.
+        _keras_mask: which of its time steps count, (rows, time), under Keras' name; not set where all do: see
+            `mask_of`.
     """
 
     __slots__ = (
         "__weakref__",
+        "_keras_mask",
         "attributes",
         "dtype",
         "history",
@@ -104,6 +107,7 @@ class Tensor(Operand):
     )
 
     is_whole: bool
+    _keras_mask: "Tensor | None"
 
     def __init__(
         self,
@@ -241,6 +245,22 @@ class Tensor(Operand):
 def is_whole(value: Any) -> bool:
     """Whether a tensor's floating-point numbers are known to be integers, such as ids of an input without a type."""
     return getattr(value, "is_whole", False)
+
+
+def mask_of(value: Any) -> "Tensor | None":
+    """Return the mask that a layer has attached to a tensor, or None."""
+    return getattr(value, "_keras_mask", None)
+
+
+def with_mask(tensor: Tensor, mask: "Tensor | None") -> Tensor:
+    """Return a tensor with a mask attached: itself where it has that one, else an alias."""
+    if mask_of(tensor) is mask:
+        return tensor
+    alias: Tensor = OPERATORS["identity"](tensor)
+    if is_whole(tensor):
+        alias.is_whole = True
+    alias._keras_mask = mask
+    return alias
 
 
 def as_tensors(inputs: Sequence[Any]) -> Sequence[Tensor]:

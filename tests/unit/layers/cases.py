@@ -273,6 +273,7 @@ CASES: dict[str, list[Case]] = {
         Case(lambda: L.MaxPooling3D((2, 1, 2), padding="same"), (3, 2, 3, 2), (2, 2, 2, 2)),
         Case(lambda: L.MaxPooling3D(2, 1, data_format="channels_first"), (1, 3, 2, 2), (1, 2, 1, 1)),
     ],
+    "Masking": [Case(L.Masking, (3, 2), (3, 2)), Case(lambda: L.Masking(0.5), (4,), (4,))],
     "Maximum": [Case(L.Maximum, PAIR, (3, 2))],
     "Minimum": [Case(L.Minimum, PAIR, (3, 2))],
     "MaxNumBoundingBoxes": [

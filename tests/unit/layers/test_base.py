@@ -485,7 +485,6 @@ def test_a_symbolic_call_changes_nothing():
         (lambda: layers.Conv2D(3, 5)(Input((4, 4))), "expected ndim=4, found ndim=3"),
         (lambda: layers.Conv2DTranspose(3, 2, output_padding=1), "must be strictly less than `strides`"),
         (lambda: layers.Conv2DTranspose(3, 2, 2, dilation_rate=2), "not supported in conjunction with `dilation_rate"),
-        (lambda: layers.Embedding(3, 2, mask_zero=True), "not supported: mask_zero"),
         (lambda: layers.Add()(Input((3,))), "should be called on a list of inputs"),
         (lambda: layers.Add()([Input((3,)), Input((4,))]), "cannot be broadcast"),
         (lambda: layers.Subtract()([Input((3,))] * 3), "exactly 2 inputs"),

@@ -53,7 +53,6 @@ def test_the_shape_of_the_output_may_be_told(shape):
     ("arguments", "message"),
     [
         ({"function": 3}, "function = 3: expected a function of tensors"),
-        ({"function": doubled, "mask": X}, "not supported: mask = "),
         ({"function": doubled, "output_shape": 3}, "output_shape = 3: expected a shape"),
         ({"function": doubled, "output_shape": (4,)}, r"returns shape \(None, 3\), output_shape says \(None, 4\)"),
         ({"function": doubled, "output_shape": (3, 1)}, r"output_shape says \(None, 3, 1\)"),

@@ -1,0 +1,83 @@
+"""How masks travel: they are attached to tensors (`mask_of`), and reach the layers that these are given to.
+
+Source: `Layer.__call__` in keras/src/layers/layer.py, Keras 3.15.
+"""
+
+import inspect
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from dptrain.program.tensor import Tensor, mask_of
+from dptrain.program.tree import leaves, map_leaves
+
+if TYPE_CHECKING:
+    from dptrain.layers.base import Layer
+
+
+def take_masks(bound: inspect.BoundArguments, first: Any) -> Any:
+    """Give `call` the masks of its tensors, where it takes such and got none; return that of the first argument.
+
+    The only tensor's is the argument `mask`, and of several `x`'s is `x_mask`.
+
+    Args:
+        bound: arguments of `call`.
+        first: of these.
+    """
+    arguments, accepted = bound.arguments, bound.signature.parameters
+    holders = [name for name, value in arguments.items() if _is_of_tensors(value)]
+    if len(holders) == 1:
+        if "mask" in accepted and arguments.get("mask") is None:
+            arguments["mask"] = _masks_of(arguments[holders[0]])
+    else:
+        for name in holders:
+            if f"{name}_mask" in accepted and arguments.get(f"{name}_mask") is None:
+                arguments[f"{name}_mask"] = _masks_of(arguments[name])
+    mask = arguments.get("mask")
+    return _masks_of(first) if mask is None else mask
+
+
+def hand_masks_on(layer: "Layer", first: Any, outputs: Any, previous_mask: Any) -> None:
+    """Attach to a layer's outputs the masks that they have; warn where one ends here.
+
+    Args:
+        layer: that was called.
+        first: argument of the call.
+        outputs: of the call.
+        previous_mask: of the first argument.
+    """
+    if not layer.supports_masking:
+        if leaves(previous_mask):
+            warnings.warn(
+                f"Layer '{layer._display_name}' (of type {type(layer).__name__}) was passed an input with a mask "
+                "attached to it. However, this layer does not support masking and will therefore destroy the mask "
+                "information. Downstream layers will not see the mask.",
+                stacklevel=2,
+            )
+        return
+    tensors = list(_flat(outputs))
+    if all(mask_of(tensor) is not None for tensor in tensors):
+        return
+    for tensor, mask in zip(tensors, _flat(layer.compute_mask(first, previous_mask)), strict=False):
+        if isinstance(tensor, Tensor) and mask is not None and mask_of(tensor) is None:
+            tensor._keras_mask = mask
+
+
+def _is_of_tensors(value: Any) -> bool:
+    inner = leaves(value)
+    return bool(inner) and all(isinstance(leaf, Tensor) for leaf in inner)
+
+
+def _masks_of(value: Any) -> Any:
+    return map_leaves(lambda _, leaf: mask_of(leaf), value)
+
+
+def _flat(nested: Any) -> Iterator[Any]:
+    """Yield leaves, None among them."""
+    if isinstance(nested, Mapping):
+        nested = list(nested.values())
+    if isinstance(nested, list | tuple):
+        for inner in nested:
+            yield from _flat(inner)
+    else:
+        yield nested
