@@ -16,6 +16,7 @@ mask of a relu.
 Lengths that count rows stay symbolic, so that what is generated from kernels holds for any batch.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,7 +44,7 @@ from dptrain.program.mesh import ALL_REDUCE
 from dptrain.program.messages import SENT, stages
 from dptrain.program.passes import rewritten, with_half_factors, without_repeats
 from dptrain.program.program import Program
-from dptrain.program.shapes import is_one
+from dptrain.program.shapes import Shape, is_one
 from dptrain.program.tensor import DType, Tensor, is_half
 from dptrain.program.views import Key, View, compose, marked, matrix, space_of, whole
 
@@ -69,7 +70,9 @@ class _Fusing:
         self._kernels: list[Kernel] = []
         self._ready: dict[Tensor, int] = {}  # from which kernel of this stage on a root can be read from memory
         self._copies: dict[tuple[Tensor, DType], Tensor] = {}
-        self._loops: dict[Key, list[int]] = {}  # of this stage, by their spaces and by those of their rows
+        self._makers: dict[Tensor, int] = {}  # loops of this stage by what they make
+        self._readers: dict[tuple[Key, View], list[int]] = {}  # and by their space and what they read there
+        self._singles: list[int] = []  # and those of single numbers
         self.fused = Fused(program, [], {}, {}, {}, {}, set())
         for number, stage in enumerate(self._stages):
             if join:
@@ -83,14 +86,13 @@ class _Fusing:
             if number == len(self._stages) - 1:
                 self._finish(program)
             self.fused.stages.append(FusedStage(self._kernels, messages))
-            self._kernels, self._ready, self._loops = [], {}, {}
+            self._kernels, self._ready, self._makers, self._readers, self._singles = [], {}, {}, {}, []
             for one in (one for message in stage.messages for one in message):
                 self.fused.views[one] = whole(one)
         if join:
-            for fused_stage in self.fused.stages:
-                merge(self.fused, fused_stage.kernels)
-                fused_stage.kernels = sink(self.fused, fused_stage.kernels)
-                merge(self.fused, fused_stage.kernels)
+            merge(self.fused)
+            sink(self.fused)
+            merge(self.fused)
         self.fused.every_step = _every_step(self.fused)
 
     def _last_reads(self, program: Program) -> dict[Tensor, int]:
@@ -219,35 +221,62 @@ class _Fusing:
         self._kernels.append(kernel)
         for one in kernel.tensors:
             self._ready[one] = number + 1
-        if isinstance(kernel, Loop):
-            key = space_of(kernel.space)
-            for found in {key, key[:-1]} if len(key) > 1 else {key}:
-                self._loops.setdefault(found, []).append(number)
+        if isinstance(kernel, Loop) and not kernel.space:
+            self._singles.append(number)
+        for member in kernel.members if isinstance(kernel, Loop) else []:
+            self._note(member, number)
+
+    def _note(self, member: Member, number: int) -> None:
+        """Let a member's loop be found by what the member makes, and what it reads."""
+        loop = self._kernels[number]
+        assert isinstance(loop, Loop)
+        self._makers[member.tensor] = number
+        for view in varying(member.reads):
+            loops = self._readers.setdefault((space_of(loop.space), view), [])
+            if not _holds(loops, number):
+                insort(loops, number)
 
     def _add_member(self, tensor: Tensor, inputs: Sequence[View]) -> None:
-        space = iterated(tensor)
-        begin = max((self._ready.get(one.root, 0) - 1 for one in inputs), default=-1)
-        for number in self._loops.get(space_of(space), []) if self._join else []:
-            loop = self._kernels[number]
-            assert isinstance(loop, Loop)
-            member = self._fit(loop, number, tensor, inputs) if number >= begin else None
+        space = tuple(n for n in iterated(tensor) if not is_one(n))
+        own = as_member(tensor, inputs, space, inner=True)
+        for number in self._related(own, space) if self._join else []:
+            member = self._fit(number, tensor, inputs)
             if member is not None:
-                loop.members.append(member)
+                loop = self._kernels[number]
+                assert isinstance(loop, Loop)
+                loop.add(member)
                 self._ready[tensor] = number + 1
+                self._note(member, number)
                 return
-        space = tuple(n for n in space if not is_one(n))
-        self._append(Loop(space, [as_member(tensor, inputs, space, inner=True)]))
+        self._append(Loop(space, [own]))
 
-    def _fit(self, loop: Loop, number: int, tensor: Tensor, inputs: Sequence[View]) -> Member | None:
+    def _related(self, member: Member, space: Shape) -> list[int]:
+        """Return the loops that make or read what a member of a space reads and begin late enough for it, in order."""
+        begin = max((self._ready.get(one.root, 0) - 1 for one in member.reads), default=-1)
+        found = {self._makers[view.root] for view in member.reads if view.root in self._makers}
+        for loops in [self._readers.get((space_of(space), view), []) for view in varying(member.reads)]:
+            found |= set(loops[bisect_left(loops, begin) :])
+        return sorted(number for number in (found if space else {*found, *self._singles}) if number >= begin)
+
+    def _fit(self, number: int, tensor: Tensor, inputs: Sequence[View]) -> Member | None:
         """Return a tensor as a member of a loop, None if it does not fit or has nothing to do with it."""
+        loop = self._kernels[number]
+        assert isinstance(loop, Loop)
         made = fitting(loop, tensor, inputs)
         if made is None:
             return None
         own = [loop.member(one.root) for one in made.reads]
         if any(self._ready.get(one.root, 0) > number for one, m in zip(made.reads, own, strict=True) if m is None):
             return None
-        shares = made.inner and bool(varying(loop.reads) & varying(made.reads))
+        space = space_of(loop.space)
+        shares = made.inner and any(_holds(self._readers.get((space, one), []), number) for one in varying(made.reads))
         return made if any(own) or shares or not loop.space else None
+
+
+def _holds(numbers: Sequence[int], number: int) -> bool:
+    """Whether a number is among others, which ascend."""
+    at = bisect_left(numbers, number)
+    return at < len(numbers) and numbers[at] == number
 
 
 def _every_step(fused: Fused) -> set[Tensor]:

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -57,31 +57,48 @@ class Member:
         return whole(self.tensor).along(self.axes)
 
 
-@dataclass(eq=False)
 class Loop:
     """Tensors that are computed in one go over a space.
 
-    Attributes:
+    Args:
         space: its lengths, without those that are 1.
-        members: in an order in which they can be computed.
+        members: what it computes, in an order in which they can be computed.
     """
 
-    space: Shape
-    members: list[Member] = field(default_factory=list)
+    def __init__(self, space: Shape, members: Iterable[Member] = ()) -> None:
+        self.space = space
+        self._members = {one.tensor: one for one in members}
+
+    @property
+    def members(self) -> list[Member]:
+        """What it computes, in order."""
+        return list(self._members.values())
 
     @property
     def tensors(self) -> list[Tensor]:
         """What it makes."""
-        return [one.tensor for one in self.members]
+        return list(self._members)
 
     @property
     def reads(self) -> list[View]:
         """What it reads, its own tensors among it."""
-        return [view for one in self.members for view in one.reads]
+        return [view for one in self._members.values() for view in one.reads]
 
     def member(self, tensor: Tensor) -> Member | None:
         """Return the member that computes a tensor, or None."""
-        return next((one for one in self.members if one.tensor is tensor), None)
+        return self._members.get(tensor)
+
+    def add(self, member: Member) -> None:
+        """Compute one more, after the others."""
+        self._members[member.tensor] = member
+
+    def add_before(self, members: Iterable[Member]) -> None:
+        """Compute some more, before the others."""
+        self._members = {**{one.tensor: one for one in members}, **self._members}
+
+    def remove(self, member: Member) -> None:
+        """Compute one no more."""
+        del self._members[member.tensor]
 
     def passes(self) -> dict[Member, int]:
         """Return how often the last axis must have been gone along before each member is known.

@@ -1,126 +1,244 @@
-"""Passes over the kernels of a program that move what loops compute into other loops."""
+"""Passes over the kernels of a program that move what loops compute into other loops.
+
+Both grow linearly with the ops: loops are found by what they share, and never compared each with all others.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heappop, heappush
 
 from dptrain.program.kernels import Fused, Kernel, Loop, Member, fitting, usable, varying
 from dptrain.program.tensor import Tensor
 from dptrain.program.views import View, space_of
 
 
-def merge(fused: Fused, kernels: list[Kernel]) -> None:
-    """Make one of two loops that share something, where nothing in between needs the one or is needed by the other."""
-    number = 1
-    while number < len(kernels):
-        found = next((at for at in reversed(range(number)) if _merged(fused, kernels, at, number)), None)
-        number = number + 1 if found is None else max(found, 1)
+def merge(fused: Fused) -> None:
+    """Make one of two loops that share something, where nothing in between needs the one or is needed by the other.
+
+    From the first loop of a stage on, each is merged with the nearest one before it with which it can be.
+    """
+    for stage in fused.stages:
+        stage.kernels = _Merging(fused, stage.kernels).left()
 
 
-def _merged(fused: Fused, kernels: list[Kernel], first: int, second: int) -> bool:
-    """Merge two kernels, if they can be."""
-    one, other = kernels[first], kernels[second]
-    if not isinstance(one, Loop) or not isinstance(other, Loop):
-        return False
-    spaces = sorted((one.space, other.space), key=len)
-    if space_of(spaces[0]) not in (space_of(spaces[1]), space_of(spaces[1])[:-1]):
-        return False
-    made = set(one.tensors)
-    uses = any(view.root in made for view in other.reads)
-    if not uses and one.space and not varying(one.reads) & varying(other.reads):
-        return False
-    between = kernels[first + 1 : second]
-    needed = {fused.memory_of(view.root) for view in other.reads}
-    up = not any(tensor in needed for kernel in between for tensor in kernel.tensors)
-    down = not any(fused.memory_of(view.root) in made for kernel in between for view in kernel.reads)
-    trial = Loop(spaces[1])
-    for member in (*one.members, *other.members) if up or down else []:
-        found = fitting(trial, member.tensor, [fused.views[read] for read in member.tensor.inputs])
-        if found is None or any(_is_within(fused, view, made) for view in found.reads):
+class _Merging:
+    """The work of `merge`. Kernels have numbers, which ascend; of two that become one, it keeps one's number."""
+
+    def __init__(self, fused: Fused, kernels: Iterable[Kernel]) -> None:
+        self._fused = fused
+        self._kernels: dict[int, Kernel] = {}
+        self._makers: dict[Tensor, int] = {}
+        self._readers: dict[Tensor, set[int]] = {}  # of what lies in memory
+        self._sharing: dict[View, set[int]] = {}  # loops, by what they read
+        self._singles: set[int] = set()  # loops over no axis
+        self._refused: set[tuple[Loop, Loop]] = set()
+        self._waiting: list[int] = []  # a heap of loops that there may be something to merge with
+        self._awaited: set[int] = set()
+        for number, kernel in enumerate(kernels):
+            self._enter(number, kernel)
+        self._numbers = range(len(self._kernels))
+
+    def left(self) -> list[Kernel]:
+        """Return what is left when nothing more can be merged."""
+        while self._waiting:
+            number = heappop(self._waiting)
+            self._awaited.remove(number)
+            if isinstance(loop := self._kernels.get(number), Loop):
+                before = self._partners(loop, range(number))
+                needs = self._last_needed(loop, number) if before else 0
+                any(self._merge(one, number, needs) for one in reversed(before))
+        return [self._kernels[number] for number in sorted(self._kernels)]
+
+    def _merge(self, first: int, second: int, needs: int) -> bool:
+        """Merge two loops, if they can be, of which the second needs the kernels up to a number."""
+        one, other = self._kernels[first], self._kernels[second]
+        assert isinstance(one, Loop)
+        assert isinstance(other, Loop)
+        up = needs <= first
+        if (one, other) in self._refused or not (up or second <= self._first_reader(one, first)):
             return False
-        trial.members.append(found)
-    if up or down:
-        kernels[first if up else second] = trial
-        del kernels[second if up else first]
-    return up or down
-
-
-def _is_within(fused: Fused, view: View, made: set[Tensor]) -> bool:
-    """Whether a view is another shape of something that is made here."""
-    memory = fused.memory_of(view.root)
-    return memory is not view.root and memory in made
-
-
-def sink(fused: Fused, kernels: list[Kernel]) -> list[Kernel]:
-    """Move members to the one later loop that reads them, where that costs no more memory; return what is left."""
-    handed_out = fused.handed_out()
-    readers: dict[Tensor, list[tuple[Kernel, Member | None]]] = {}
-    here = set(kernels)
-    for kernel in fused.kernels:
-        pairs: list[tuple[Member | None, View]] = [(None, one) for one in kernel.reads]
-        if isinstance(kernel, Loop):
-            pairs = [(one, view) for one in kernel.members for view in one.reads]
-        for member, view in pairs:
-            memory = fused.memory_of(view.root)
-            readers.setdefault(memory, []).append((kernel, member if memory is view.root else None))
-
-    def chain(member: Member, loop: Loop, target: Loop, moving: list[Member]) -> bool:
-        """Note a member and what must move with it; whether all that can move."""
-        if member in moving:
-            return True
-        others = [reader for kernel, reader in readers.get(member.tensor, []) if kernel is not target]
-        own = [reader for kernel, reader in readers.get(member.tensor, []) if kernel is target]
-        can = member.kind != "sum" and member.tensor not in handed_out
-        if not can or None in own or any(reader not in moving for reader in others):
+        made = self._joined(one, other) if self._has_shared(one, first, other) else None
+        if made is None:
+            self._refused.add((one, other))
             return False
-        moving.append(member)
-        for view in member.reads:
-            read = loop.member(view.root)
-            if read is None or read.tensor in handed_out:
-                if member.kind == "reduce":
-                    return False  # what it reads is more than what it makes
-                continue
-            lies = any(kernel is not loop and reader not in moving for kernel, reader in readers[read.tensor])
-            if (lies and member.kind == "reduce") or (not lies and not chain(read, loop, target, moving)):
-                return False
+        self._leave(first)
+        self._leave(second)
+        stays, beyond = first if up else second, range(first + 1, len(self._numbers))
+        self._enter(stays, made)
+        self._await(self._partners(made, beyond))
+        for view in [] if up else one.reads:  # what makes that can move past the place where it was read
+            maker = self._kernels.get(self._makers.get(self._fused.memory_of(view.root), -1))
+            if isinstance(maker, Loop):
+                self._await(self._partners(maker, beyond))
         return True
 
-    for number in reversed(range(len(kernels))):
-        loop = kernels[number]
-        if not isinstance(loop, Loop):
-            continue
-        for member in reversed(list(loop.members)):
-            targets = [kernel for kernel, _ in readers.get(member.tensor, []) if kernel is not loop]
-            target = targets[0] if targets and all(one is targets[0] for one in targets) else None
-            moving: list[Member] = []
-            if not isinstance(target, Loop) or target not in here or member not in loop.members:
+    def _has_shared(self, one: Loop, first: int, other: Loop) -> bool:
+        """Whether a loop uses what one before it makes, or reads what that reads."""
+        if not one.space or any(one.member(view.root) for view in other.reads):
+            return True
+        return any(first in self._sharing[view] for view in varying(other.reads))
+
+    def _joined(self, one: Loop, other: Loop) -> Loop | None:
+        """Return one loop in place of two, None where a member of one of them does not fit."""
+        narrow, wide = sorted((one.space, other.space), key=len)
+        if space_of(narrow) not in (space_of(wide), space_of(wide)[:-1]):
+            return None
+        made = Loop(wide)
+        for member in (*one.members, *other.members):
+            fit = fitting(made, member.tensor, [self._fused.views[read] for read in member.tensor.inputs])
+            if fit is None or any(self._is_within(view, one) for view in fit.reads):
+                return None
+            made.add(fit)
+        return made
+
+    def _is_within(self, view: View, loop: Loop) -> bool:
+        """Whether a view is another shape of something that a loop makes."""
+        memory = self._fused.memory_of(view.root)
+        return memory is not view.root and loop.member(memory) is not None
+
+    # What is known of the kernels
+
+    def _await(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            if number not in self._awaited:
+                self._awaited.add(number)
+                heappush(self._waiting, number)
+
+    def _enter(self, number: int, kernel: Kernel) -> None:
+        self._kernels[number] = kernel
+        self._makers |= dict.fromkeys(kernel.tensors, number)
+        for view in kernel.reads:
+            self._readers.setdefault(self._fused.memory_of(view.root), set()).add(number)
+        if isinstance(kernel, Loop):
+            for view in varying(kernel.reads):
+                self._sharing.setdefault(view, set()).add(number)
+            if not kernel.space:
+                self._singles.add(number)
+            self._await([number])
+
+    def _leave(self, number: int) -> Kernel:
+        kernel = self._kernels.pop(number)
+        for view in kernel.reads:
+            self._readers[self._fused.memory_of(view.root)].discard(number)
+            self._sharing.get(view, set()).discard(number)
+        self._singles.discard(number)
+        return kernel
+
+    def _partners(self, loop: Loop, numbers: range) -> list[int]:
+        """Return those loops among some that may have something to be merged with one for, in order."""
+        found = {self._makers[view.root] for view in loop.reads if view.root in self._makers}
+        for tensor in loop.tensors:
+            found |= self._readers.get(tensor, set())
+        for view in varying(loop.reads):
+            found |= self._sharing[view]
+        if len(loop.space) < 2:
+            found |= self._singles
+        return sorted(one for one in found if one in numbers and isinstance(self._kernels[one], Loop))
+
+    def _last_needed(self, loop: Loop, number: int) -> int:
+        """Return the last kernel that makes what a loop needs, but for itself."""
+        needed = {self._fused.memory_of(view.root) for view in loop.reads}
+        return max((at for one in needed if (at := self._makers.get(one, -1)) != number), default=-1)
+
+    def _first_reader(self, loop: Loop, number: int) -> int:
+        """Return the first kernel that reads what a loop makes, but for itself."""
+        found = (at for one in loop.tensors for at in self._readers.get(one, ()) if at != number)
+        return min(found, default=len(self._numbers))
+
+
+def sink(fused: Fused) -> None:
+    """Move members to the one later loop of their stage that reads them, where that costs no more memory."""
+    sinking = _Sinking(fused)
+    for stage in fused.stages:
+        sinking.sink(stage.kernels)
+        stage.kernels = [one for one in stage.kernels if not isinstance(one, Loop) or one.members]
+
+
+class _Sinking:
+    """The work of `sink`."""
+
+    def __init__(self, fused: Fused) -> None:
+        self._fused, self._handed_out = fused, fused.handed_out()
+        # Who reads what lies in memory: kernels with their members, and whether as what was made, in no other shape.
+        self._readers: dict[Tensor, dict[tuple[Kernel, Member | None], bool]] = {}
+        for kernel in fused.kernels:
+            if isinstance(kernel, Loop):
+                for member in kernel.members:
+                    self._note(kernel, member, member.reads)
+            else:
+                self._note(kernel, None, kernel.reads)
+
+    def _note(self, kernel: Kernel, member: Member | None, reads: Iterable[View]) -> None:
+        for view in reads:
+            memory = self._fused.memory_of(view.root)
+            readers = self._readers.setdefault(memory, {})
+            directly = member is not None and memory is view.root
+            readers[kernel, member] = readers.get((kernel, member), True) and directly
+
+    def sink(self, kernels: Sequence[Kernel]) -> None:
+        """Move members between the loops of a stage."""
+        here = set(kernels)
+        for loop in reversed(kernels):
+            if not isinstance(loop, Loop):
                 continue
-            if chain(member, loop, target, moving):
-                _move([one for one in loop.members if one in moving], loop, target, fused, readers)
-    return [one for one in kernels if not isinstance(one, Loop) or one.members]
+            order = {member: number for number, member in enumerate(loop.members)}
+            for member in reversed(order):
+                targets = {kernel for kernel, _ in self._readers.get(member.tensor, {}) if kernel is not loop}
+                target = targets.pop() if len(targets) == 1 else None
+                if not isinstance(target, Loop) or target not in here or loop.member(member.tensor) is not member:
+                    continue
+                moving = self._chain(member, loop, target)
+                if moving is not None:
+                    self._move(sorted(moving, key=order.__getitem__), loop, target)
 
+    def _chain(self, first: Member, loop: Loop, target: Loop) -> set[Member] | None:
+        """Return a member and what must move with it; None where some of that has to stay."""
+        moving: set[Member] = set()
+        rest: list[tuple[Member, Iterator[View]]] = []
 
-def _move(
-    moving: list[Member],
-    loop: Loop,
-    target: Loop,
-    fused: Fused,
-    readers: dict[Tensor, list[tuple[Kernel, Member | None]]],
-) -> None:
-    """Move members from one loop to another, if they fit there."""
-    trial = Loop(target.space)
-    for one in moving:
-        found = fitting(trial, one.tensor, [fused.views[read] for read in one.tensor.inputs])
-        if found is None:
-            return
-        trial.members.append(found)
-    for one in target.members:
-        for number, view in enumerate(one.reads):
-            read = trial.member(view.root)
-            if read is not None and not usable(read, one, number):
+        def begin(member: Member) -> bool:
+            """Let a member move, and look at what it reads; whether it can."""
+            for (kernel, reader), directly in self._readers.get(member.tensor, {}).items():
+                if not directly or (kernel is not target and reader not in moving):
+                    return False
+            if member.kind == "sum" or member.tensor in self._handed_out:
+                return False
+            moving.add(member)
+            rest.append((member, iter(member.reads)))
+            return True
+
+        can = begin(first)
+        while can and rest:
+            member, views = rest[-1]
+            view = next(views, None)
+            read = loop.member(view.root) if view is not None else None
+            if view is None:
+                rest.pop()
+            elif (
+                read is None
+                or read.tensor in self._handed_out
+                or any(kernel is not loop for kernel, _ in self._readers[read.tensor])
+            ):
+                can = member.kind != "reduce"  # what it reads lies in memory, and is more than what it makes
+            elif read not in moving:
+                can = begin(read)
+        return moving if can else None
+
+    def _move(self, moving: Sequence[Member], loop: Loop, target: Loop) -> None:
+        """Move members from one loop to another, if they fit there."""
+        moved = Loop(target.space)
+        for one in moving:
+            fit = fitting(moved, one.tensor, [self._fused.views[read] for read in one.tensor.inputs])
+            if fit is None:
                 return
-    for old, new in zip(moving, trial.members, strict=True):
-        loop.members.remove(old)
-        for view in old.reads:
-            pairs = readers[fused.memory_of(view.root)]
-            pairs[pairs.index((loop, old if fused.memory_of(view.root) is view.root else None))] = (
-                target,
-                new if fused.memory_of(view.root) is view.root else None,
-            )
-    target.members[:0] = trial.members
+            moved.add(fit)
+        for made in moved.members:
+            readers = [reader for kernel, reader in self._readers.get(made.tensor, {}) if kernel is target]
+            for number, view, reader in ((n, view, one) for one in readers if one for n, view in enumerate(one.reads)):
+                if view.root is made.tensor and not usable(made, reader, number):
+                    return
+        for old, new in zip(moving, moved.members, strict=True):
+            loop.remove(old)
+            for view in old.reads:
+                self._readers[self._fused.memory_of(view.root)].pop((loop, old), None)
+            self._note(target, new, new.reads)
+        target.add_before(moved.members)
