@@ -6,6 +6,7 @@ are the same for all backends.
 
 import sys
 import threading
+from bisect import insort
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -85,15 +86,22 @@ def in_place(updates: Iterable[tuple[Tensor, Tensor]], kernels: Iterable[Access]
     """
     kernels = list(kernels)
     makers = {one: kernel for kernel in kernels for one in kernel.writes}
+    reading: dict[Tensor, list[Access]] = {}
+    for kernel in kernels:
+        for one in kernel.reads:
+            reading.setdefault(one, []).append(kernel)
+    awaited = {one for kernel in kernels for one in kernel.after}  # most makers of new values are not
     found: dict[Tensor, Tensor] = {}
     for new, old in updates:
         maker = makers.get(new)
         if maker is None or new in found or new.dtype != old.dtype:
             continue
-        readers = {one for one in kernels if old in one.reads} - {maker}
-        if any(one.waits_for(maker) for one in readers) or (old in maker.reads and not maker.replaces(new, old)):
+        readers = [one for one in reading.get(old, []) if one is not maker]
+        waits = any(maker.stage < one.stage or (maker in awaited and one.waits_for(maker)) for one in readers)
+        if waits or (old in maker.reads and not maker.replaces(new, old)):
             continue
         maker.after |= {one for one in readers if one.stage == maker.stage}
+        awaited |= maker.after
         found[new] = old
     return found
 
@@ -117,14 +125,16 @@ def plan(kernels: Sequence[Access], sizes: Mapping[Any, int], alignment: int = A
                 births.setdefault(one, number)
                 deaths[one] = number
     offsets: dict[Any, int] = {}
-    placed: list[tuple[int, int, int, int]] = []  # begin and end in memory, birth and death
+    placed: list[tuple[int, int, int, int]] = []  # in order: begin and end in memory, birth and death
     for one in sorted(births, key=lambda one: (-sizes[one], births[one])):
         start, length = 0, -(-sizes[one] // alignment) * alignment
-        for begin, end, born, died in sorted(placed):
-            if born <= deaths[one] and births[one] <= died and begin < start + length and start < end:
+        for begin, end, born, died in placed:
+            if begin >= start + length:
+                break
+            if born <= deaths[one] and births[one] <= died and start < end:
                 start = end
         offsets[one] = start
-        placed.append((start, start + length, births[one], deaths[one]))
+        insort(placed, (start, start + length, births[one], deaths[one]))
     alone = in_a_row([sizes[one] for one in births], alignment)[-1]
     return Plan(max((end for _, end, _, _ in placed), default=0), offsets, alone)
 

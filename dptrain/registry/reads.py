@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import chain
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, Final
 
@@ -155,7 +156,7 @@ def _flatten(value: Any, leaves: list[Any]) -> bool:
     kind = type(value)
     if kind in _CONTAINERS:
         leaves.append((kind, len(value)))
-        items = [part for item in value.items() for part in item] if isinstance(value, Mapping) else value
+        items = chain.from_iterable(value.items()) if isinstance(value, Mapping) else value
         return all(_flatten(one, leaves) for one in items)
     leaves.append(value)
     return len(leaves) <= _MOST_LEAVES and (kind in _PLAIN or kind in _FUNCTIONS or isinstance(value, np.generic))

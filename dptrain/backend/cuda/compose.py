@@ -1,5 +1,6 @@
 """The kernels of a program: what becomes of its tensors on a GPU, and in which order; nothing here needs one."""
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
@@ -107,6 +108,10 @@ class Composition:
         generator = Generator(grouping, self.sizes, self.stored, names)
         functions = {group: generator.function(group) for group in grouping.groups}
         self.in_place = self._replaced(functions, messages, grouping.parts)
+        readers: dict[Tensor, set[Group]] = {}
+        for group, function in functions.items():
+            for one in function.reads:
+                readers.setdefault(one, set()).add(group)
         for copied, variable in [(new, variable) for new, variable in self.targets.items() if new not in self.in_place]:
             moved = Tensor(OPERATORS["identity"], (copied,), {}, copied.shape, copied.dtype)
             names[moved] = f"moved_{names[copied]}"
@@ -114,22 +119,20 @@ class Composition:
             del self.targets[copied]
             self.targets[moved] = variable
             group = Group("map", (("row", copied.shape),), grouping.stage_count - 1, 0, {moved: "main"})
-            group.after = _readers(functions, program.state[variable])
+            group.after = set(readers.get(program.state[variable], ()))
             if copied in grouping.group_of:
                 group.after.add(grouping.group_of[copied])
             grouping.groups.append(group)
             functions[group] = generator.function(group)
-        for new, variable in self.targets.items():
-            pair = {new, program.state[variable]}
-            for function in functions.values():
-                if pair <= function.pointers.keys():
-                    function.overlapping |= pair
+        old = {new: program.state[variable] for new, variable in self.targets.items()}
+        for function in functions.values():
+            for new in [one for one in function.pointers if one in old and old[one] in function.pointers]:
+                function.overlapping |= {new, old[new]}
         _order(grouping.groups, grouping.early, set(grouping.parts.values()))
         self.counts_steps = any("step" in one.needs for one in functions.values())
         self.stages = _stages(grouping, functions, self.counts_steps)
         self.messages = [
-            [_message(one, [grouping.parts[result] for result in one], kernels) for one in found]
-            for found, kernels in zip(messages, self.stages, strict=True)
+            _messages(found, grouping.parts, kernels) for found, kernels in zip(messages, self.stages, strict=True)
         ]
         self.plan = self._plan()
 
@@ -164,12 +167,15 @@ class Composition:
         """Return the updates that are written over the old values, and let their groups wait for who reads these."""
         kernels: dict[Group, Access] = {}
         made: list[Access] = []
-        for stage, found in enumerate(messages):
-            own = {group: one for group, one in functions.items() if group.stage == stage}
-            for group, one in own.items():
-                replaces = partial(_replaces, group, one)
-                kernels[group] = Access(one.reads.keys(), one.writes, len(made), replaces=replaces)
-            made += [kernels[group] for group in own]
+        stages: list[list[Group]] = [[] for _ in messages]
+        for group in functions:
+            stages[group.stage].append(group)
+        for groups, found in zip(stages, messages, strict=True):
+            number = len(made)
+            for group in groups:
+                one = functions[group]
+                kernels[group] = Access(one.reads.keys(), one.writes, number, replaces=partial(_replaces, group, one))
+                made.append(kernels[group])
             for message in found:
                 if message[0].op is not ALL_REDUCE:
                     made.append(Access({parts[one] for one in message}, message, len(made)))
@@ -177,9 +183,9 @@ class Composition:
             kernel.after = {kernels[one] for one in group.after}
         pairs = [(new, self.program.state[variable]) for new, variable in self.targets.items()]
         replaced = in_place(pairs, made)
-        groups = {kernel: group for group, kernel in kernels.items()}
+        of_kernels = {kernel: group for group, kernel in kernels.items()}
         for group, kernel in kernels.items():
-            group.after = {groups[one] for one in kernel.after}
+            group.after = {of_kernels[one] for one in kernel.after}
         return replaced.keys()
 
     def _plan(self) -> Plan:
@@ -241,10 +247,12 @@ def _with_own_results(program: Program) -> Program:
     return replace(program, outputs=named, updates=updates)
 
 
-def _message(results: list[Tensor], parts: list[Tensor], stage: Sequence[Kernel]) -> Message:
+def _messages(found: Sequence[list[Tensor]], parts: Mapping[Tensor, Tensor], stage: Sequence[Kernel]) -> list[Message]:
     """Return what travels at the end of a stage with these kernels."""
     written = {one: n for n, kernel in enumerate(stage, 1) for own in kernel.functions for one in own.writes}
-    return Message(results, parts, max(written.get(one, 0) for one in parts))
+    given = [[parts[one] for one in results] for results in found]
+    after = [max(written.get(one, 0) for one in own) for own in given]
+    return list(map(Message, found, given, after))
 
 
 def _local(program: Program, rows: int | None, first_row: int) -> Local:
@@ -260,12 +268,12 @@ def _order(groups: Sequence[Group], early: Set[Group], sent: Set[Tensor]) -> Non
         early: those that have launches of their own before all others of their stage.
         sent: what other ranks wait for: parts of what travels.
     """
-    level: dict[Group, int] = {}
+    height: dict[Group, int] = {}
 
     def of(group: Group) -> int:
-        if group not in level:
-            level[group] = 1 + max((of(one) for one in group.after if one.stage == group.stage), default=0)
-        return level[group]
+        if group not in height:
+            height[group] = 1 + max((of(one) for one in group.after if one.stage == group.stage), default=0)
+        return height[group]
 
     for group in groups:
         group.level = 0 if group in early else of(group)
@@ -274,24 +282,24 @@ def _order(groups: Sequence[Group], early: Set[Group], sent: Set[Tensor]) -> Non
     kinds: dict[tuple[int, int], set[str]] = {}
     for group in groups:
         kinds.setdefault((group.stage, group.level), set()).add(group.kind)
-    light = sorted(place for place, found in kinds.items() if found.isdisjoint(_OWN_LAUNCH))
+    light: dict[int, list[int]] = {}
+    for stage, level in sorted(place for place, found in kinds.items() if found.isdisjoint(_OWN_LAUNCH)):
+        light.setdefault(stage, []).append(level)
     for group in groups:
         # A product takes 120 registers a thread and more, and all of its launch with it: what only reads and writes
         # memory, such as an optimizer's update, has too few threads at once there to keep the memory busy.
         if group not in awaited and "product" in kinds[group.stage, group.level] and group.kind not in _OWN_LAUNCH:
-            later = (level for stage, level in light if stage == group.stage and level > group.level)
-            group.level = next(later, group.level)
+            levels = light.get(group.stage, [])
+            group.level = next(iter(levels[bisect_right(levels, group.level) :]), group.level)
 
 
 def _stages(grouping: Grouping, functions: dict[Group, Function], steps: bool) -> list[list[Kernel]]:
     """Return the kernels of each stage, in order; the last one advances the step."""
     found = []
-    for stage in range(grouping.stage_count):
-        own = [one for one in functions.values() if one.group is not None and one.group.stage == stage]
-        levels: dict[int, list[Function]] = {}
-        for one in own:
-            assert one.group is not None
-            levels.setdefault(one.group.level, []).append(one)
+    of_stages: list[dict[int, list[Function]]] = [{} for _ in range(grouping.stage_count)]
+    for group, function in functions.items():
+        of_stages[group.stage].setdefault(group.level, []).append(function)
+    for stage, levels in enumerate(of_stages):
         if steps and stage == grouping.stage_count - 1:
             waits = [n for n, those in levels.items() if any("step" in one.needs for one in those)]
             advance = Function("next_step", None, "the number of the step", ["if (threadIdx.x == 0) *step += 1;"])
@@ -299,10 +307,6 @@ def _stages(grouping: Grouping, functions: dict[Group, Function], steps: bool) -
             levels.setdefault(max(waits, default=0) + 1, []).append(advance)
         found.append(kernels([levels[n] for n in sorted(levels)]))
     return found
-
-
-def _readers(functions: Mapping[Group, Function], tensor: Tensor) -> set[Group]:
-    return {group for group, one in functions.items() if tensor in one.reads}
 
 
 def _replaces(group: Group, function: Function, new: Tensor, old: Tensor) -> bool:

@@ -67,7 +67,7 @@ class Writer(Statements):
             ("" for a constant), value and type; asking notes it. By default numbers are written as they are.
 
     Attributes:
-        known: elements that are in a variable, by their tensor and their place in its memory.
+        known: elements that are in a variable, by their tensor, and by their place in its memory.
         loads: places at which stored tensors are read; None where a function reads all of them.
         needs: headers and arguments that the statements name.
         quads: what is loaded and stored by four elements at once; None where it is one by one.
@@ -82,7 +82,7 @@ class Writer(Statements):
         super().__init__()
         self._is_stored, self._name, self._number_name = is_stored, name, number
         self._drawn: dict[str, str] = {}
-        self.known: dict[tuple[Tensor, Place], Ex] = {}
+        self.known: dict[Tensor, dict[Place, Ex]] = {}
         self.loads: dict[Tensor, set[Place | None]] = {}
         self.needs: set[str] = set()
         self.quads: Quads | None = None
@@ -100,10 +100,8 @@ class Writer(Statements):
         Raises:
             ConfigError: its op has no kernel.
         """
-        if any(one is tensor for one, _ in self.known):
-            found = self.known.get((tensor, merged(index, tensor.shape)))
-            if found is not None:
-                return found
+        if tensor in self.known and (found := self.known[tensor].get(merged(index, tensor.shape))) is not None:
+            return found
         if self._is_stored(tensor):
             return self.load(tensor, index)
         return self.computed(tensor, index)._replace(computed=tensor.op is not None)

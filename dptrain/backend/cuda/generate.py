@@ -297,7 +297,7 @@ class Generator:
                     shared = ", shared" if long else ""
                     row.append(f"{name} = {join}<{join_of(one)}>({name}{shared});")
                     place = f"{name}.place" if join_type(one).startswith("Best") else name
-                    w.known[one, places.row] = Ex(place, 1)
+                    w.known[one] = {places.row: Ex(place, 1)}
             by_row = {one for one in sums if places.is_of_rows(one)}
             with w.scope(2) as body:
                 mains = [(one, w.computed(one, places.index(one.shape, "main"))) for one in group.of("main")]
@@ -405,7 +405,7 @@ class Generator:
         for number, one in enumerate(sums):
             given = f"parts_{number} + c, {count}, chunks, {first}, {distance}"
             several.append(f"total_{number} = {join}<{join_of(one)}>(chunks_join<{join_of(one)}>({given}), shared);")
-            w.known[one, places.final] = self._total(one, number)
+            w.known[one] = {places.final: self._total(one, number)}
         w.write("if (chunks > 1) {", *_indented(several), "}")
         if any(_width(one) > 8 for one in sums):
             made.shared = str(2 * _SHARED)
@@ -512,7 +512,7 @@ class Generator:
             w.write(f"    {_wide(one)} total_{number} = columns.template join<{join_of(one)}>(sum_{number});")
             leave.append(f"{part}[(long long)n * N + c] = total_{number};")
             take.append(f"total_{number} = columns.template join<{join_of(one)}>({part}, begin, count);")
-            w.known[one, places.final] = self._total(one, number)
+            w.known[one] = {places.final: self._total(one, number)}
         tile = "columns.row_tile" + (f" + phase * (row_tiles / {phases})" if phases > 1 else "")
         w.write(
             "    const Index c = columns.column();",
@@ -545,7 +545,7 @@ class Generator:
     def _epilogue(self, made: Function, group: Group, result: Tensor, w: Writer, places: Places) -> list[str]:
         """Return what becomes of `sum`, the product's element of row r and column c, `own` among the thread's."""
         with w.scope(1) as body:
-            w.known[result, places.element] = Ex("sum", 2)
+            w.known[result] = {places.element: Ex("sum", 2)}
             mains = [(one, w.value(one, places.index(one.shape, "main"))) for one in group.of("main")]
             self._join_terms(w, places, group.of("sum"), "[own]")
             self._store(made, w, places, mains)
@@ -625,7 +625,7 @@ class Generator:
                 f"if (threadIdx.x == 0) parts_{number}[block] = of_block_{number};",
             )
             last.append(f"const {wide} total_{number} = join_parts<{join_of(one)}>(parts_{number}, blocks, shared);")
-            w.known[one, places.final] = self._total(one, number)
+            w.known[one] = {places.final: self._total(one, number)}
         w.write("if (!is_last_block(arrived, blocks, shared)) return;", *last)
         self._finals(made, w, places, group, "threadIdx.x == 0")
 

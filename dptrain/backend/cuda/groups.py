@@ -190,6 +190,7 @@ class Grouping:
 
     def __init__(self, program: Program) -> None:
         self.groups: list[Group] = []
+        self._alike: dict[tuple[int, tuple[object, ...]], list[Group]] = {}  # by level and space
         self.group_of: dict[Tensor, Group] = {}
         self.used: set[Tensor] = set()
         self.updates: Mapping[Variable, Tensor] = program.updates
@@ -203,7 +204,7 @@ class Grouping:
         self._find_anchors(program, tensors)
         order = stages(program)
         self.stage_count = len(order)
-        self._floor = 0
+        self._floor = self._highest = 0  # levels: of all groups of stages before, and of all
         for stage, found in enumerate(order):
             for one in found.order:
                 part = self.parts.get(one, one)
@@ -211,11 +212,12 @@ class Grouping:
                     self._add(one, stage)
                 elif part is not one and part in self.anchors and part not in self.group_of and part not in self.parts:
                     self._add_copy(part, stage)
-            self._floor = max((one.level for one in self.groups), default=0)
+            self._floor = self._highest
 
     # Anchors
 
     def _find_anchors(self, program: Program, tensors: Sequence[Tensor]) -> None:
+        self._known_as_cheap = dict[Tensor, tuple[bool, int]]()
         wanted = dict.fromkeys(one for one in program.results if one.op is not None)
         for one in tensors:
             if one.op is None:
@@ -248,35 +250,46 @@ class Grouping:
         return tensor
 
     def _cheap(self, tensor: Tensor) -> bool:
+        """Whether nothing expensive is computed for an element, from what lies in memory on."""
         if tensor.op is None or tensor in self.anchors:
             return True
-        if tensor.op.expensive:  # but of numbers that are known, which wait for nothing
-            return all(one.op is None and one.value is not None for one in tensor.inputs)
-        return all(self._cheap(one) for one in tensor.inputs)
+        cheap, anchors = self._known_as_cheap.get(tensor, (False, -1))
+        if not cheap and anchors != len(self.anchors):  # of which more make more cheap
+            if tensor.op.expensive:  # but of numbers that are known, which wait for nothing
+                cheap = all(one.op is None and one.value is not None for one in tensor.inputs)
+            else:
+                cheap = all(self._cheap(one) for one in tensor.inputs)
+            self._known_as_cheap[tensor] = cheap, len(self.anchors)
+        return cheap
 
     # Groups
 
     def _add(self, tensor: Tensor, stage: int) -> None:
         """Put an anchor into the group that suits it, or into one of its own."""
         own = self._own_group(tensor, stage)
-        read = self._reads(tensor, own)
+        read = self._reads(tensor)
         before = max((self.group_of[one].level for one in read if one in self.group_of), default=0)
         level = max(before, self._floor) + 1
-        waits = {self.group_of[one] for one in read if one in self.group_of}
-        beside = [one for one in self.groups if one.level == level and one.space == own.space and one not in waits]
+        waits = dict.fromkeys(self.group_of[one] for one in read if one in self.group_of)
+        beside = [one for one in self._alike.get((level, own.space), []) if one not in waits]
         for group in [*(one for one in waits if one.level == before), *beside]:
             if group.level > self._floor and group.stage == stage and self._joins(tensor, group):
                 return
         own.level = level
-        self.groups.append(own)
+        self._append(own)
         joined = self._joins(tensor, own)
         assert joined, f"{tensor} has no group"
+
+    def _append(self, group: Group) -> None:
+        self.groups.append(group)
+        self._alike.setdefault((group.level, group.space), []).append(group)
+        self._highest = max(self._highest, group.level)
 
     def _add_copy(self, part: Tensor, stage: int) -> None:
         """Put a copy that travels into a group: before all others of its stage, if it waits for none of them."""
         own = Group("map", (("row", part.shape),), stage, self._floor)  # a level at which nothing else joins
         if _is_of_state(part) and self._joins(part, own):
-            self.groups.append(own)
+            self._append(own)
             self.early.add(own)
         else:
             self._add(part, stage)
@@ -291,17 +304,20 @@ class Grouping:
             return Group("map" if kind == "all" else kind, axes, stage, 0)
         return Group("map", (("row", tensor.shape),), stage, 0)
 
-    def _reads(self, tensor: Tensor, group: Group) -> set[Tensor]:
+    def _reads(self, tensor: Tensor) -> list[Tensor]:
         """Return the anchors that an anchor is computed of."""
         if is_product(tensor):
-            return {base for base, _ in factors_of(tensor)} & self.anchors.keys()
-        found: set[Tensor] = set()
-        rest = list(tensor.inputs)
+            return [base for base, _ in factors_of(tensor) if base in self.anchors]
+        seen, rest = set[Tensor](), list(tensor.inputs)
+        found: list[Tensor] = []
         while rest:
             one = rest.pop()
+            if one in seen:
+                continue
+            seen.add(one)
             if one in self.anchors:
-                found.add(one)
-            elif one not in found:
+                found.append(one)
+            else:
                 rest += one.inputs
         return found
 
@@ -321,8 +337,8 @@ class Grouping:
             if fits:
                 group.roles[tensor] = role
                 self.group_of[tensor] = group
-                others = {one for one in self.group_of if one in loads and self.group_of[one] is not group}
-                self.used |= others
+                others = [one for one in loads if self.group_of.get(one, group) is not group]
+                self.used.update(others)
                 for one in (one for one in loads if one.op is None):
                     self._readers.setdefault(one, set()).add(group)
                 group.after |= {self.group_of[one] for one in others}
@@ -334,8 +350,9 @@ class Grouping:
     ) -> bool:
         if group.kind == "product" and group.roles and not self._follows(tensor, group):
             return False
-        for one, group_of in self.group_of.items():
-            if one not in loads:
+        for one in loads:
+            group_of = self.group_of.get(one)
+            if group_of is None:
                 continue
             if group_of is not group:
                 if group_of.level >= group.level:
