@@ -158,8 +158,11 @@ class Writer(Statements):
             else self.value(one, _spread(index, one.shape))
             for n, one in enumerate(tensor.inputs)
         ]
-        text = element(tensor, found, functools.partial(self.number, tensor), last.text)
+        text = self._text_of(tensor, found, last)
         return self.let(ctype(tensor.dtype), text, max(one.depth for one in (last, *found)))
+
+    def _text_of(self, tensor: Tensor, operands: Sequence[Ex], last: Ex) -> str:
+        return element(tensor, operands, functools.partial(self.number, tensor), last.text)
 
     def pointer(self, tensor: Tensor) -> str:
         """Return the name of what a function reads in its own order."""
@@ -181,6 +184,52 @@ class Writer(Statements):
             ]
         )
         return Ex(result, self.depth)
+
+
+class Reading(Writer):
+    """Follows the same rules without writing anything: only `loads` is of use, and what is equal has one name.
+
+    Args:
+        is_stored: as in `Writer`.
+    """
+
+    def __init__(self, is_stored: Callable[[Tensor], bool]) -> None:
+        super().__init__(is_stored, lambda one: "")
+        self._called: dict[Any, str] = {}
+
+    def _call(self, *key: Any) -> str:
+        return self._called.setdefault(key, f"x{len(self._called)}")
+
+    def kept(self, key: Any, make: Callable[[], Ex]) -> Ex:
+        """See `Statements`; in one scope."""
+        if (found := self._made.get(key)) is None:
+            found = self._made[key] = make()
+        return found
+
+    def let(self, kind: str, text: str, depth: int, name: str = "v") -> Ex:
+        """See `Statements`."""
+        return Ex(self._call(kind, text), depth)
+
+    def at(self, place: Place) -> Ex:
+        """See `Statements`."""
+        return Ex(self._call(place), place.depth)
+
+    def load(self, tensor: Tensor, index: Index) -> Ex:
+        """See `Writer`."""
+        place = merged(index, tensor.shape)
+        self.loads.setdefault(tensor, set()).add(place)
+        return Ex(self._call(tensor, place), place.depth)
+
+    def chosen(self, kind: str, conditions: Sequence[Ex], values: Sequence[Callable[[], Ex]], otherwise: str) -> Ex:
+        """See `Statements`."""
+        return Ex(self._call(*(make().text for make in values), *conditions), self.depth)
+
+    def joined(self, kind: str, join: str, lengths: Shape, term: Callable[[Place], Ex]) -> Ex:
+        """See `Writer`."""
+        return term(along(Axis(self.fresh("k"), extent(lengths), self.depth)))
+
+    def _text_of(self, tensor: Tensor, operands: Sequence[Ex], last: Ex) -> str:
+        return self._call(tensor, last, *operands)
 
 
 def _spread(index: Index, shape: Shape) -> Index:

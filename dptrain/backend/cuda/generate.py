@@ -199,7 +199,7 @@ class Generator:
             return called
 
         writer = Writer(is_stored, name, number)
-        getattr(self, f"_{group.kind}")(made, group, writer, Places(writer, group))
+        getattr(self, f"_{group.kind}")(made, group, writer, group.places)
         made.body = _used(writer.lines)
         made.needs |= writer.needs
         made.reads = {one: set(texts) for one, texts in writer.loads.items()} | made.reads
@@ -605,7 +605,7 @@ class Generator:
             w.write(f"{guard}{name} = {join_of(one)}::join({name}, {term});")
 
     def _term(self, w: Writer, places: Places, one: Tensor) -> str:
-        x, found = one.inputs[0], places.term(one)
+        x, found = one.inputs[0], places.term(w, one)
         if join_type(one).startswith("Best"):
             return f"{join_type(one)}{{{found.text}, {w.at(places.place_of_term(one)).text}}}"
         return cast(found, x.dtype, one.dtype)

@@ -8,9 +8,10 @@ else is there before the group begins. Groups that do not wait for each other sh
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
-from dptrain.backend.cuda.expressions import Index, Writer, join_of, same
+from dptrain.backend.cuda.expressions import Index, Reading, Writer, join_of, same
 from dptrain.backend.cuda.providers import is_by_library, is_product
 from dptrain.program.cpp import Ex
 from dptrain.program.dims import Dim
@@ -93,6 +94,11 @@ class Group:
     def space(self) -> tuple[object, ...]:
         """What groups have in common whose elements can be gone over together."""
         return self.kind, weights(self.axes)
+
+    @cached_property
+    def places(self) -> "Places":
+        """Where its function stands."""
+        return Places(self)
 
     def of(self, *roles: Role) -> list[Tensor]:
         """Return the members of these roles."""
@@ -324,17 +330,14 @@ class Grouping:
     def _joins(self, tensor: Tensor, group: Group) -> bool:
         """Make an anchor a member of a group, if it can be one."""
         for role in roles_in(tensor, group):
-            probe = Writer(lambda one: one is not tensor and self.is_stored(one), lambda one: "x")
-            places = Places(probe, group)
-            with probe.scope(1), probe.scope(2):
-                if is_product(tensor) or is_call(tensor):
-                    whole = tensor.inputs if is_call(tensor) else [base for base, _ in factors_of(tensor)]
-                    loads = dict[Tensor, set[Place | None]]((one, {None}) for one in whole)
-                else:
-                    places.pull(tensor, role)
-                    loads = probe.loads
-                fits = self._fits(tensor, group, role, loads, places)
-            if fits:
+            if is_product(tensor) or is_call(tensor):
+                whole = tensor.inputs if is_call(tensor) else [base for base, _ in factors_of(tensor)]
+                loads = dict[Tensor, set[Place | None]]((one, {None}) for one in whole)
+            else:
+                reading = Reading(lambda one: one is not tensor and self.is_stored(one))
+                group.places.pull(reading, tensor, role)
+                loads = reading.loads
+            if self._fits(tensor, group, role, loads):
                 group.roles[tensor] = role
                 self.group_of[tensor] = group
                 others = [one for one in loads if self.group_of.get(one, group) is not group]
@@ -345,9 +348,7 @@ class Grouping:
                 return True
         return False
 
-    def _fits(
-        self, tensor: Tensor, group: Group, role: Role, loads: Mapping[Tensor, set[Place | None]], places: "Places"
-    ) -> bool:
+    def _fits(self, tensor: Tensor, group: Group, role: Role, loads: Mapping[Tensor, set[Place | None]]) -> bool:
         if group.kind == "product" and group.roles and not self._follows(tensor, group):
             return False
         for one in loads:
@@ -357,7 +358,7 @@ class Grouping:
             if group_of is not group:
                 if group_of.level >= group.level:
                     return False
-            elif group.roles[one] not in _KNOWN_BY[role] or loads[one] != {places.of(group.roles[one])}:
+            elif group.roles[one] not in _KNOWN_BY[role] or loads[one] != {group.places.of(group.roles[one])}:
                 return False
         return True
 
@@ -503,7 +504,6 @@ class Places:
     """Where the function of a group stands: the indices of its elements.
 
     Args:
-        writer: of the function.
         group: what it computes.
 
     Attributes:
@@ -514,8 +514,8 @@ class Places:
         final: number of what is computed of sums.
     """
 
-    def __init__(self, writer: Writer, group: Group) -> None:
-        self._writer, self.group = writer, group
+    def __init__(self, group: Group) -> None:
+        self.group = group
         self.row = along(Axis("i" if group.kind == "map" else "r", extent(group.lead), 1))
         # The columns of sums are known before the rows, and after them; a product's are known with the rows.
         self.column = along(Axis("c", extent(group.inner), 0 if group.kind in ("columns", "totals") else 2))
@@ -535,16 +535,16 @@ class Places:
         """Return the place of the element at hand of a member in its memory."""
         return {"main": self.element, "sum": self.final, "final": self.final}.get(role, self.row)
 
-    def pull(self, tensor: Tensor, role: Role) -> Ex:
+    def pull(self, writer: Writer, tensor: Tensor, role: Role) -> Ex:
         """Return the element of a member, or the term that it joins."""
         if role in ("reduce", "sum"):
-            return self.term(tensor)
-        return self._writer.computed(tensor, self.index(tensor.shape, role))
+            return self.term(writer, tensor)
+        return writer.computed(tensor, self.index(tensor.shape, role))
 
-    def term(self, tensor: Tensor) -> Ex:
+    def term(self, writer: Writer, tensor: Tensor) -> Ex:
         """Return what a reduction joins at the place at hand."""
         x = tensor.inputs[0]
-        return self._writer.value(x, self.index(x.shape, "row" if self.is_of_rows(tensor) else "main"))
+        return writer.value(x, self.index(x.shape, "row" if self.is_of_rows(tensor) else "main"))
 
     def place_of_term(self, tensor: Tensor) -> Place:
         """Return the number of that term among those of its sum."""
