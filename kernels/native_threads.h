@@ -76,6 +76,7 @@ struct dp_Threads {
 #if defined(__unix__) || defined(__APPLE__)
         sigset_t all;  // signals are Python's main thread's
         sigfillset(&all);
+        sigdelset(&all, SIGBUS);  // of a file that is cut short (native_maps.h)
         pthread_sigmask(SIG_BLOCK, &all, nullptr);
 #endif
         for (uint64_t known = 0;;) {

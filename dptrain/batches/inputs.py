@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
+from dptrain.backend.cpu.mapped_files import guard_mapped_files
 from dptrain.batches.adapters import BatchSource, GeneratorSource, LoaderSource, PyDatasetSource
 from dptrain.batches.base import ArrayBatches
 from dptrain.batches.fingerprint import fingerprint, is_mapped
@@ -220,6 +221,8 @@ def as_array(data: Any, name: str, *, by_row: bool = False) -> Array:
         DataError: it is none.
     """
     if isinstance(data, np.ndarray):
+        if is_mapped(data):
+            guard_mapped_files()
         return _in_native_order(np.asarray(data), by_row)  # a memory map stays one
     if isinstance(data, LazyArray):
         return cast(Array, data)

@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from dptrain.backend.base import Backend, Buffer, HostArray
+from dptrain.backend.cpu.mapped_files import guard_what_is_mapped
 from dptrain.backend.transfers import Staging
 from dptrain.batches.adapters import END, BatchSource, Draw
 from dptrain.batches.base import Batches, warn_of_the_end
@@ -119,6 +120,7 @@ class StreamBatches(Batches):
 
     def open(self, backend: Backend, most_bytes: int | None, reserved: int = 0) -> Self:
         """Start the threads; memory for two shards is taken when they come."""
+        guard_what_is_mapped()
         self._backend = backend
         self._workers = Workers(self._source.workers, "dptrain-batches")
         return self

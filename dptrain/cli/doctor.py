@@ -58,6 +58,7 @@ from dptrain.runtime.extras import pip_install
 from dptrain.runtime.failure import describe, phase
 from dptrain.runtime.launcher import core_affinity, detect_launch, usable_cores
 from dptrain.runtime.mpirun import mpi_family
+from dptrain.runtime.programs import run_program
 from dptrain.runtime.terminal import say
 from dptrain.train.devices import check_devices, find_place, open_backend
 from dptrain.version import __version__
@@ -673,15 +674,13 @@ def _is_safe(context: Context) -> bool:
 def _ask(command: Sequence[str], line: int | None = -1) -> tuple[int, str]:
     """Return the exit status of a program and a line of what it says (None: all of it)."""
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, timeout=_PATIENCE,
-            check=False,
-        )  # fmt: skip
+        done = run_program(command, _PATIENCE)
     except subprocess.TimeoutExpired:
         return 1, f"no answer within {_PATIENCE} s"
     except OSError as error:
         return 1, error.strerror or str(error)
-    said = (done.stdout if done.returncode == 0 else done.stderr or done.stdout).strip()
+    told = done.stdout if done.returncode == 0 else done.stderr or done.stdout
+    said = told.decode(errors="replace").strip()
     if done.returncode < 0:
         said = f"{said}\nkilled by signal {-done.returncode}"
     lines = said.splitlines() or ["nothing"]

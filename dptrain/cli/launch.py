@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from subprocess import DEVNULL, SubprocessError, run
+from subprocess import SubprocessError
 
 from dptrain.cli.parser import Parser
 from dptrain.errors import AgreedError, ConfigError, ExitCode
@@ -28,6 +28,7 @@ from dptrain.runtime.mpirun import (
     spread,
     start_command,
 )
+from dptrain.runtime.programs import run_program
 from dptrain.runtime.supervisor import NOT_EXECUTABLE, NOT_FOUND
 
 _DESCRIPTION = """\
@@ -291,6 +292,6 @@ def _answers(launcher: Launcher, host: str) -> bool:
     """Return whether the launcher can start a process on a host."""
     command = start_command(launcher, 1, {host: 1}, ["true"])
     try:
-        return run(command, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, timeout=_PROBE).returncode == 0
+        return run_program(command, _PROBE).returncode == 0
     except (OSError, SubprocessError):
         return False

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from dptrain.backend.cpu.mapped_files import guard_mapped_files
 from dptrain.cli.config import DataConfig
 from dptrain.comm import Communicator
 from dptrain.data.loading import LoadedData, load_dataset
@@ -66,6 +67,7 @@ def load_configured(
         return load_table(path, asked, comm, known, max_bytes=data.max_bytes)
     if path.endswith(".npy"):
         y = str(data.target)
+        guard_mapped_files()
         return load_pair(path, y, comm, task=task, test_split=data.test_split, max_bytes=data.max_bytes)
     return load_dataset(
         data.name,

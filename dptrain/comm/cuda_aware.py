@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.runtime.launcher import LAUNCHER_PREFIXES, start_mpi
+from dptrain.runtime.programs import run_program
 
 # What such a process prints in the end.
 WORKED = "it works"
@@ -55,23 +56,15 @@ def _run() -> str:
     # A process that no launcher knows of, or it would take part in this job.
     alone = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_PREFIXES)}
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", __name__],
-            env=alone,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_PATIENCE,
-            check=False,
-        )
+        done = run_program([sys.executable, "-m", __name__], _PATIENCE, environ=alone)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"it could not be tried ({error})"
-    if done.returncode == 0 and done.stdout.strip() == WORKED:
+    if done.returncode == 0 and done.stdout.decode(errors="replace").strip() == WORKED:
         return ""
     if done.returncode < 0:
         return f"it died of {signal.Signals(-done.returncode).name}"
-    return ((done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    said = (done.stderr or done.stdout).decode(errors="replace")
+    return (said.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
 
 
 class Device:

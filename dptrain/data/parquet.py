@@ -14,6 +14,7 @@ from dptrain.data.preprocessing import MAX_COLUMNS
 from dptrain.data.sources import format_bytes
 from dptrain.errors import ConfigError, DataError
 from dptrain.runtime.extras import pip_install
+from dptrain.runtime.programs import run_program
 from dptrain.runtime.text import one_line, short
 
 _CHILD = Path(__file__).with_name("parquet_child.py")
@@ -65,13 +66,10 @@ def _run_child(where: str, file: IO[bytes], made: IO[bytes], max_bytes: int) -> 
             file.seek(0)
             made.seek(0)
             made.truncate()
-            done = subprocess.run(
+            done = run_program(
                 [*command, str(max_bytes), str(MAX_COLUMNS)],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
+                _PATIENCE + (size + max_bytes) / _SPEED,
                 pass_fds=(file.fileno(), made.fileno()),
-                timeout=_PATIENCE + (size + max_bytes) / _SPEED,
-                check=False,
             )
             if done.returncode != -signal.SIGABRT:
                 break

@@ -170,27 +170,28 @@ def describe(error: BaseException) -> str:
 
 def report(error: BaseException) -> None:
     """Print an error of this rank alone to standard error, as one line, or with its traceback where asked for."""
+    _print(error, who())
+
+
+def who() -> str:
+    """Return how a line of this process begins: "dptrain", or its rank, host, PID and phase."""
     launch = detect_launch()
-    if launch is None:
-        who = "dptrain"
-    else:
-        who = _who(launch)
-    _print(error, who)
+    return "dptrain" if launch is None else _who(launch)
 
 
 def _who(launch: LaunchInfo) -> str:
     return f"dptrain: rank {launch.rank}/{launch.size} host {socket.gethostname()} pid {os.getpid()} {phase}"
 
 
-def _print(error: BaseException, who: str) -> None:
+def _print(error: BaseException, name: str) -> None:
     if sys.stderr is None:  # closed when the process began, or set so by the user's code
         lines = traceback.format_exception(error) if show_traceback else []
-        streams.write_error(f"{''.join(lines)}{who}: {describe(error)}\n")
+        streams.write_error(f"{''.join(lines)}{name}: {describe(error)}\n")
         return
     if show_traceback:
         traceback.print_exception(error, file=sys.stderr)
     # One write, so that the lines of several ranks do not mix.
-    sys.stderr.write(f"{who}: {describe(error)}\n")
+    sys.stderr.write(f"{name}: {describe(error)}\n")
     sys.stderr.flush()
 
 

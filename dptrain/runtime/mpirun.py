@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dptrain.errors import ConfigError
 from dptrain.runtime.extras import pip_install
+from dptrain.runtime.programs import run_program
 
 # Slots by host; empty for this host alone.
 Hosts = Mapping[str, int]
@@ -23,6 +24,8 @@ _HOST_FILES = (
     "OMPI_MCA_orte_default_hostfile",
     "PRTE_MCA_prte_default_hostfile",
 )
+# Seconds in which a launcher says whose it is.
+_PATIENCE = 60.0
 _BATCH_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "FLUX_URI")
 # Of the variables of this process, what Open MPI shall hand to other hosts; MPICH and Slurm hand on all of them.
 _PASSED_ON = re.compile(
@@ -87,10 +90,10 @@ def find_launcher(asked: str | None = None, environ: Mapping[str, str] = os.envi
 
 def _identify(program: str, options: Sequence[str]) -> Launcher:
     try:
-        done = subprocess.run([program, "--version"], capture_output=True, text=True, errors="replace", timeout=60)
+        done = run_program([program, "--version"], _PATIENCE)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"launcher: {program} --version: {error}") from error
-    said = done.stdout + done.stderr
+    said = (done.stdout + done.stderr).decode(errors="replace")
     words = (program, *options)
     if said.startswith("slurm"):
         return Launcher("Slurm", words)

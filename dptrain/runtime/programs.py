@@ -6,8 +6,8 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 
 from dptrain.runtime import signals
 
@@ -18,13 +18,22 @@ _INTERVAL = 0.2
 _running: dict[int, int] = {}
 
 
-def run_program(command: Sequence[str], patience: float, content: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
+def run_program(
+    command: Sequence[str],
+    patience: float,
+    content: bytes = b"",
+    *,
+    environ: Mapping[str, str] | None = None,
+    pass_fds: Sequence[int] = (),
+) -> "subprocess.CompletedProcess[bytes]":
     """Run a program to its end, in a session of its own, which Ctrl-C does not reach.
 
     Args:
         command: program and arguments.
         patience: seconds that it may take.
         content: of its standard input.
+        environ: its environment; None for this process's.
+        pass_fds: descriptors that it gets, beside the standard ones.
 
     Raises:
         OSError: it cannot be started.
@@ -32,11 +41,18 @@ def run_program(command: Sequence[str], patience: float, content: bytes = b"") -
         KeyboardInterrupt: a signal that was noted asks this process to end, and it did not end within `GRACE` either;
             a `SignalledError` for those of a scheduler.
     """
-    with tempfile.TemporaryFile() as file:
-        file.write(content)
-        file.seek(0)
+    with tempfile.TemporaryFile() if content else nullcontext(subprocess.DEVNULL) as source:
+        if not isinstance(source, int):
+            source.write(content)
+            source.seek(0)
         process = subprocess.Popen(
-            command, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+            command,
+            stdin=source,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env=environ,
+            pass_fds=pass_fds,
         )
     with process:
         _running[process.pid] = os.getpid()

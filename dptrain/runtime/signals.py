@@ -10,7 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import CodeType
+from typing import Any, TypeVar
 
 Handler = Callable[[int, Any], Any] | int | None
 
@@ -20,6 +21,11 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1
 FROM_OUTSIDE = SIGNALS[1:]
 # A terminal sends Ctrl-C to all ranks and to mpirun, which forwards it: within this many seconds that is one signal.
 _ONE_SECONDS = 1.0
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+# Of functions that compiled code calls, and an error of a handler that came as one of them began.
+_deferring: set[CodeType] = set()
+_deferred: BaseException | None = None
 
 _caught: int | None = None
 _caught_at = 0.0
@@ -32,6 +38,31 @@ class SignalledError(KeyboardInterrupt):
 def caught() -> int | None:
     """Return the first signal that has come and is to be obeyed."""
     return _caught
+
+
+def deferring(function: _Function) -> _Function:
+    """Let no handler raise in a function that compiled code calls: Python would print the error, and forget it.
+
+    The function calls `raise_deferred` where it can catch what that raises, and so does who has called the code.
+    """
+    _deferring.add(function.__code__)
+    return function
+
+
+def raise_in(frame: Any, error: BaseException) -> None:
+    """Raise a handler's error, given the frame that it has interrupted, now or as soon as that can be."""
+    global _deferred
+    if frame is None or frame.f_code not in _deferring:
+        raise error
+    _deferred = error
+
+
+def raise_deferred() -> None:
+    """Raise the error of a handler that could not."""
+    global _deferred
+    if _deferred is not None:
+        error, _deferred = _deferred, None
+        raise error
 
 
 def name_of(number: int) -> str:
@@ -105,7 +136,7 @@ def _interrupt(number: int, frame: Any) -> None:
     is_first = _caught is None
     _note(number, frame)
     if is_first:
-        raise SignalledError(name_of(number))
+        raise_in(frame, SignalledError(name_of(number)))
 
 
 def _note(number: int, frame: Any) -> None:

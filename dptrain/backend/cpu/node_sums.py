@@ -8,6 +8,7 @@ import numpy as np
 from dptrain.backend.cpu.compile import shared
 from dptrain.comm.node import NodeMessage, NodeMessages
 from dptrain.program.tensor import Array, Tensor
+from dptrain.runtime.signals import deferring, raise_deferred
 
 # Of what is summed.
 TYPES = ("float32", "float64", "float16", "bfloat16")
@@ -75,11 +76,14 @@ class NodeSums:
 
     def check(self) -> None:
         """Raise what has kept compiled code from making a sum."""
+        raise_deferred()
         if self._failure is not None:
             raise self._failure
 
+    @deferring
     def _attended(self) -> int:
         try:
+            raise_deferred()
             self.messages.attend()
         except BaseException as error:  # compiled code cannot raise it, Ctrl-C included
             self._failure = error

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dptrain.errors import DeviceError
+from dptrain.runtime.programs import run_program
 
 # Seconds that the driver may take to answer; the first start after a boot takes several.
 _PATIENCE = 120.0
@@ -21,9 +22,7 @@ def probe(with_memory: bool = False) -> dict[str, Any]:
     command = [sys.executable, "-I", program, *(["--memory"] if with_memory else [])]
     nothing: dict[str, Any] = {"cuda": None, "gpus": []}
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False, timeout=_PATIENCE
-        )
+        done = run_program(command, _PATIENCE)
         if done.returncode == 0:
             found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
             return found

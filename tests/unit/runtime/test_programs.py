@@ -1,13 +1,18 @@
 """Programs that are started have their time, and are killed with all that they have started."""
 
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from dptrain.runtime import programs, signals
+import dptrain
+from dptrain.cli import doctor
+from dptrain.errors import ConfigError
+from dptrain.runtime import mpirun, programs, signals
 from dptrain.runtime.programs import run_program
 
 # A wrapper that waits for what it starts, which holds its standard output open.
@@ -52,3 +57,34 @@ def test_a_process_that_ends_leaves_none_behind():
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     assert subprocess.run(["pgrep", "-f", "sleep 62.25"], check=False, capture_output=True).stdout == b""
+
+
+def test_all_programs_are_started_in_one_place():
+    package = Path(dptrain.__file__).parent
+    starting = re.compile(
+        r"subprocess\.(run|Popen|call|check_\w+|getoutput)\(|from subprocess import .*\b(run|Popen)\b"
+    )
+    found = {
+        path.relative_to(package).as_posix() for path in package.rglob("*.py") if starting.search(path.read_text())
+    }
+    assert found == {"runtime/programs.py", "runtime/job.py"}  # the latter: ranks, which have no limit of time
+
+
+def wrapper(folder: Path, seconds: str) -> Path:
+    path = folder / "wrapper"
+    path.write_text(f"#!/bin/sh\nsleep {seconds}\ntrue\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_launcher_that_does_not_answer_is_killed_with_what_it_started(tmp_path, monkeypatch):
+    monkeypatch.setattr(mpirun, "_PATIENCE", 0.3)
+    with pytest.raises(ConfigError, match=r"wrapper --version: .* timed out after"):
+        mpirun.find_launcher(str(wrapper(tmp_path, "63.25")))
+    assert subprocess.run(["pgrep", "-f", "sleep 63.25"], check=False, capture_output=True).stdout == b""
+
+
+def test_a_program_that_does_not_answer_doctor_is_killed_with_what_it_started(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "_PATIENCE", 0.3)
+    assert doctor._ask([str(wrapper(tmp_path, "64.25"))]) == (1, "no answer within 0.3 s")
+    assert subprocess.run(["pgrep", "-f", "sleep 64.25"], check=False, capture_output=True).stdout == b""
