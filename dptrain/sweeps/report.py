@@ -4,7 +4,7 @@ import csv
 import io
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -39,6 +39,8 @@ from dptrain.sweeps.statistics import (
 MEASURES = ("n", "mean", "std", "ci_low", "ci_high", "median", "best", "seconds", "failed", "epochs_trained")
 
 _MOST_FAILURES = 200
+# Why a sweep that a signal stops draws nothing: drawing takes seconds, and a scheduler kills after some.
+_HURRIED = "a signal has stopped the sweep; the same command with --max-time 0s draws them"
 # Pairs of trials that are shown: of the best trial, and others.
 _MOST_WITH_BEST, _MOST_OTHERS = 50, 300
 
@@ -94,6 +96,7 @@ def write_report(
     notes: Sequence[str] = (),
     front: Front | None = None,
     title: str = "Sweep",
+    hurries: Callable[[], bool] = lambda: False,
 ) -> None:
     """Write the report as one HTML file with its pictures inside; without Matplotlib, without pictures.
 
@@ -114,6 +117,7 @@ def write_report(
         notes: further sentences about what was found.
         front: of these trials, where there are several metrics.
         title: of the report.
+        hurries: asked before each picture: whether there is no time for more of them.
 
     Raises:
         ConfigError: a run's logs have no such metric; SciPy is missing.
@@ -139,7 +143,7 @@ def write_report(
         f"<h2>{'Result' if alone else 'Ranking'}</h2>\n"
         + _ranking(trials, summaries, list(short.values()), mode, front)
     )
-    undrawn = drawing.why_not()
+    undrawn = _HURRIED if hurries() else drawing.why_not()
     if undrawn is not None:
         parts.append(f"<p>No pictures: {escape(undrawn, quote=False)}</p>\n")
     elif alone:
@@ -152,11 +156,13 @@ def write_report(
         parts.append("<h2>Runs</h2>\n" + _runs(endings, metric))
     if comparisons:
         parts.append("<h2>Differences</h2>\n" + _differences(trials, summaries, comparisons, mode))
-    if undrawn is None:
+    if undrawn is None and not hurries():
         if curves := _curves_picture(trials, summaries, epochs, metric, mode):
             parts.append("<h2>Over epochs</h2>\n" + curves)
-        if swept and not alone and any(summary.n for summary in summaries):
-            parts.append("<h2>What the fields do</h2>\n" + _fields(trials, summaries, endings, metric, mode, swept))
+        if swept and not alone and any(summary.n for summary in summaries) and not hurries():
+            parts.append(
+                "<h2>What the fields do</h2>\n" + _fields(trials, summaries, endings, metric, mode, swept, hurries)
+            )
     parts.append("<h2>Failed runs</h2>\n" + _failures(endings, metric))
     if repeat:
         parts.append(f"<h2>Training the best run again</h2>\n<pre>{escape(repeat)}</pre>\n")
@@ -379,6 +385,7 @@ def _fields(
     metric: str,
     mode: Mode,
     fields: Sequence[Field],
+    hurries: Callable[[], bool],
 ) -> str:
     parts = []
     complete = sum(summary.complete for summary in summaries)
@@ -397,7 +404,7 @@ def _fields(
             f"fANOVA with a random forest, from {complete} complete trials. A hint where to look, no test."
         )
         parts.append(figure(field_pictures.draw_importances(found), caption))
-    if 1 < len(fields) < field_pictures.MOST_AXES:
+    if 1 < len(fields) < field_pictures.MOST_AXES and not hurries():
         valued = sum(summary.n > 0 for summary in summaries)
         caption = (
             "A line for each trial, yellow where it is good and dark where it is bad, thick for the best; dashed where "
@@ -410,7 +417,8 @@ def _fields(
         "Each dot is a run, each diamond the mean of a trial; hollow ones were stopped early or are unfinished. "
         "Failed runs are not drawn."
     )
-    parts.append(figure(field_pictures.draw_hyperparameters(trials, summaries, endings, metric, fields), caption))
+    if not hurries():
+        parts.append(figure(field_pictures.draw_hyperparameters(trials, summaries, endings, metric, fields), caption))
     return "".join(parts)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.errors import ConfigError, ExitCode
+from dptrain.runtime import signals
 from dptrain.sweeps import formatting, intervals, statistics
 from dptrain.sweeps.directory import REPORT, TRIALS, SweepDirectory
 from dptrain.sweeps.findings import sentences
@@ -146,6 +147,7 @@ def conclude(
         notes=notes,
         front=front,
         title=f"Sweep {directory.path.resolve().name}",
+        hurries=lambda: signals.caught() is not None or (stopped is not None and stopped.signal != ""),
     )
     comparisons = statistics.compare(summaries, endings, plan.metric, plan.mode)
     by_trial = {summary.trial: summary for summary in summaries}

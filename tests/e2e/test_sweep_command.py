@@ -347,6 +347,7 @@ def test_a_sweep_stops_by_its_time_and_by_ctrl_c_and_goes_on(small_npz, tmp_path
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 130
+    assert "No pictures: a signal has stopped the sweep" in (out / "report.html").read_text(encoding="utf-8")
     assert "Not everything was trained (interrupted)" in said
     assert "Not everything was trained (interrupted)" in (out / "report.html").read_text(encoding="utf-8")
     assert 2 <= sum(int(row["n"]) for row in rows(out)) < 12

@@ -147,6 +147,22 @@ def test_trials_csv_that_cannot_be_written(tmp_path):
 # --- report.html ---
 
 
+@pytest.mark.parametrize("pictures", [0, 1, 2])
+def test_a_report_in_a_hurry_draws_nothing_more(tmp_path, pictures):
+    pytest.importorskip("matplotlib", reason="pictures need the extra 'sweep'")
+    asked = []
+
+    def hurries():
+        asked.append(1)
+        return len(asked) > pictures
+
+    some = endings({0: [0.5, 0.6, 0.7], 1: [0.8, 0.9, 0.95]})
+    page = written(tmp_path / "report.html", trials(2), some, hurries=hurries)
+    assert page.pictures == pictures
+    assert [row["trial"] for row in page.table("place")] == ["1", "0"]
+    assert ("No pictures: a signal has stopped the sweep" in page.text) == (pictures == 0)
+
+
 def test_report_holds_all_trials_numbers_and_pictures(tmp_path):
     pytest.importorskip("matplotlib", reason="pictures need the extra 'sweep'")
     ended = endings({0: [0.5, 0.6, 0.7], 1: [0.8, 0.9, 0.95], 2: [0.1, 0.2, 0.2]})
