@@ -33,12 +33,14 @@ fi
 
 "$PYTHON" -m dptrain launch --restarts "${RESTARTS:-3}" ${LAUNCHER:+--launcher "$LAUNCHER"} -- \
   "$PYTHON" -m dptrain sweep --out "${OUT:-sweeps/slurm-$SLURM_ARRAY_JOB_ID}/$SLURM_ARRAY_TASK_ID" "${WORDS[@]}" "$@" &
-launch=$!
-trap 'kill -USR1 "$launch"' USR1
+launch=$! told=
+trap 'told=1; kill -USR1 "$launch"' USR1
 trap 'kill -TERM "$launch"' TERM
 # A signal ends `wait`, not what it waits for.
 while kill -0 "$launch" 2>/dev/null; do wait "$launch"; done
 wait "$launch"
 code=$?
+# It came before Python had a handler.
+if [ "$told" ] && [ "$code" = 138 ]; then code=75; fi
 if [ "$code" = 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 exit "$code"

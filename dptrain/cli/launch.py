@@ -14,8 +14,8 @@ from subprocess import SubprocessError
 
 from dptrain.cli.parser import Parser
 from dptrain.errors import AgreedError, ConfigError, ExitCode
-from dptrain.runtime import streams, supervisor
-from dptrain.runtime.job import Job, Start, own_addresses, say
+from dptrain.runtime import signals, streams, supervisor
+from dptrain.runtime.job import Job, Start, code_of_stop, own_addresses, say
 from dptrain.runtime.launcher import THREAD_VARIABLES, detect_launch, threads_of_a_rank, usable_cores
 from dptrain.runtime.mpirun import (
     Hosts,
@@ -65,6 +65,7 @@ def launch(arguments: Sequence[str]) -> int:
         ConfigError: an option is wrong, or there is no launcher.
         AgreedError: this is one of several ranks itself.
     """
+    stops = _listen()
     options, command = _parse(arguments)
     around = detect_launch()
     if around is not None and around.size > 1:
@@ -97,10 +98,16 @@ def launch(arguments: Sequence[str]) -> int:
         code, why = trouble
         say(f"cannot run {command[0]}: {why}")
         return code
-    signals: list[int] = []
+    return _with_restarts(start, hosts, least, options, stops)
+
+
+def _listen() -> list[int]:
+    """Return a list that gets the signals that ask to stop, those that have come since the process began first."""
+    early = signals.caught()
+    stops = [] if early is None else [early]
     for number in supervisor.STOPPING:
-        signal.signal(number, lambda got, _: signals.append(got))
-    return _with_restarts(start, hosts, least, options, signals)
+        signal.signal(number, lambda got, _: stops.append(got))
+    return stops
 
 
 def _parse(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
@@ -239,31 +246,31 @@ def _environment(start: Start, restart: int, threads: int | None) -> dict[str, s
 
 
 def _with_restarts(
-    start: Start, hosts: Mapping[str, int | None], least: int, options: Namespace, signals: list[int]
+    start: Start, hosts: Mapping[str, int | None], least: int, options: Namespace, stops: list[int]
 ) -> int:
     """Run the job, again where it fails and may, and return the exit code of the last time."""
     wanted = start.ranks
     for restart in range(options.restarts + 1):
         start = replace(start, environment=_environment(start, restart, options.threads))
-        outcome = Job(start, signals).run()
+        outcome = Job(start, stops).run()
         if outcome.text:
             streams.write_error(f"dptrain: {outcome.text}\n")
-        if outcome.code in _FINAL or signals or restart == options.restarts:
+        if outcome.code in _FINAL or stops or restart == options.restarts:
             break
         wait = min(_FIRST_WAIT * 2**restart, _LONGEST_WAIT)
         say(f"restart {restart + 1} of {options.restarts} in {wait:g} s")
-        _sleep(wait, signals)
-        if signals:
-            return 128 + signals[0]
+        _sleep(wait, stops)
+        if stops:
+            return code_of_stop(stops[0])
         if least < wanted:
             start = _on_hosts_left(start, hosts or dict(outcome.hosts), wanted, least)
     return outcome.code
 
 
-def _sleep(seconds: float, signals: Sequence[int]) -> None:
+def _sleep(seconds: float, stops: Sequence[int]) -> None:
     """Wait, at most until a signal comes."""
     end = time.monotonic() + seconds
-    while not signals and time.monotonic() < end:
+    while not stops and time.monotonic() < end:
         time.sleep(0.1)
 
 

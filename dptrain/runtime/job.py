@@ -27,13 +27,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dptrain.errors import ExitCode
-from dptrain.runtime import children, streams, supervisor
+from dptrain.runtime import children, records, streams, supervisor
 from dptrain.runtime.mpirun import Hosts, Launcher, start_command
 
 # Seconds: between looks around; until others are ended after a failure, and when they wait for one that is not there;
 # for mpirun to explain why a rank was ended; for what was killed to be gone; for mpirun to end after a failure.
 _LOOK, _AFTER_FAILURE, _MISSING, _EXPLAIN, _KILLED, _LAUNCHER = 0.1, 0.5, 1.0, 1.0, 3.0, 10.0
 _BY_SIGNAL = 128
+# Seconds in which a launcher that has no process of its own starts one, or has lost it.
+_CHILDLESS = 10.0
 # How many connections, beside those of the ranks, may not have said whose they are, and for how many seconds.
 _STRANGERS, _SILENCE = 64, 30.0
 
@@ -137,6 +139,8 @@ class Job:
         self._kill_at = self._killed_at = float("inf")
         self._began: float | None = None
         self._mpirun_ended: float | None = None
+        self._is_stuck = False  # mpirun, which nothing will end by itself
+        self._childless: float | None = None  # since when mpirun has had no process of its own
         self._selector = selectors.DefaultSelector()
         self._token = secrets.token_hex(16)
 
@@ -204,7 +208,7 @@ class Job:
                 self._mpirun_ended = now
             self._obey(now)
             if self._verdict is None:
-                self._verdict = self._judge(now, _status(process))
+                self._verdict = self._judge(now, _status(process)) or self._without_proxy(now, process.pid)
                 if self._verdict is not None:
                     self._kill_at = min(self._kill_at, now + self._patience())
             if now >= self._kill_at:
@@ -283,7 +287,10 @@ class Job:
                 say(f"{name}: the ranks are told to save and stop; a second signal ends them at once")
                 self._tell(f"signal {number}")
             else:
-                self._verdict = _Verdict(_BY_SIGNAL + (self._asked or number), f"launch: {name}: ended at once")
+                before = not self._ranks
+                code = code_of_stop(number) if before else _BY_SIGNAL + (self._asked or number)
+                how = "came before the ranks were there, so nothing was begun" if before else "ended at once"
+                self._verdict = _Verdict(code, f"launch: {name}: {how}")
                 self._kill_at = now
 
     # What it means
@@ -318,6 +325,19 @@ class Job:
             text = f"launch: {_ranks(missing)} did not start within {self._start.start_timeout:g} s"
             return _Verdict(int(ExitCode.STUCK), text)
         return self._left_alone(now, ranks)
+
+    def _without_proxy(self, now: float, mpirun: int) -> _Verdict | None:
+        """Judge an mpirun whose process that starts the ranks has died: MPICH's waits for it for ever."""
+        if len(self._ranks) == self._start.ranks or self._start.launcher.family == "Slurm" or has_children(mpirun):
+            self._childless = None
+            return None
+        self._childless = self._childless or now
+        if now - self._childless < _CHILDLESS:
+            return None
+        name = os.path.basename(self._start.launcher.words[0])
+        self._is_stuck = True
+        text = f"launch: {name} (pid {mpirun}) waits, but what was to start the ranks is gone"
+        return _Verdict(int(ExitCode.STUCK), text)
 
     def _failed(self, rank: _Rank) -> bool:
         return not self._in_peace(rank) and not self._unexplained(rank)
@@ -388,11 +408,27 @@ class Job:
     def _end(self, process: "subprocess.Popen[bytes]") -> None:
         """Wait for mpirun, which may still have output to show; after a failure or a signal not for long."""
         began = time.monotonic()
-        while _status(process) is None:
+        while _status(process) is None and not self._is_stuck:
             failed = self._verdict is None or self._verdict.code != 0 or len(self._signals) > self._obeyed
             if failed and time.monotonic() - began > _LAUNCHER:
                 return
             time.sleep(_LOOK / 4)
+
+
+def code_of_stop(number: int) -> int:
+    """Return the exit code of a job that a signal has stopped before anything was begun: as a training's."""
+    return int(ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.PREEMPTED)
+
+
+def has_children(pid: int) -> bool:
+    """Return whether a process has one of its own that lives; True where the system does not say."""
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        children = [int(word) for task in tasks for word in (task / "children").read_text().split()]
+    except OSError:
+        return True
+    found = [records.look_up(child) for child in children]
+    return any(child is not None and child.state not in "ZX" for child in found)
 
 
 def say(text: str) -> None:

@@ -212,6 +212,35 @@ def test_a_second_signal_ends_at_once(tmp_path):
     assert "dptrain: launch: SIGINT: ended at once" in "".join(lines)
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 75), (signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_signal_before_the_ranks_are_there_says_that_nothing_was_begun(tmp_path, number, code):
+    with started(["-n", "2", "--launcher", str(waiting_mpirun(tmp_path)), "--", "true"]) as (process, lines):
+        until((tmp_path / "started").exists, lines)
+        process.send_signal(number)
+        assert process.wait(20) == code
+    assert f"{signal.Signals(number).name}: came before the ranks were there" in "".join(lines)
+
+
+def test_an_mpirun_that_waits_for_nothing_does_not_make_the_job_wait(tmp_path):
+    began = time.monotonic()
+    with started(["-n", "2", "--launcher", str(waiting_mpirun(tmp_path)), "--", "true"]) as (process, lines):
+        assert process.wait(40) == 77
+    assert 10 <= time.monotonic() - began < 30
+    assert re.search(r"waiting_mpirun \(pid \d+\) waits, but what was to start the ranks is gone", "".join(lines))
+
+
+def waiting_mpirun(folder: Path) -> Path:
+    """Return an mpirun whose process that starts ranks dies at once, and which waits for it for ever, as MPICH's."""
+    path = folder / "waiting_mpirun"
+    path.write_text(
+        f"#!{sys.executable}\nimport pathlib, subprocess, sys, time\n"
+        "if '--version' in sys.argv: sys.exit(print('HYDRA build details: MPICH'))\n"
+        f"subprocess.Popen(['true'])\npathlib.Path({str(folder / 'started')!r}).touch()\ntime.sleep(100)\n"
+    )
+    path.chmod(0o755)
+    return path
+
+
 def test_it_starts_again_and_keeps_logs_by_rank(tmp_path):
     command = script(
         tmp_path,
