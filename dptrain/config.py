@@ -13,14 +13,17 @@ from dptrain.runtime import terminal
 
 __all__ = [
     "backend",
+    "disable_flash_attention",
     "disable_interactive_logging",
     "disable_traceback_filtering",
     "dtype_policy",
+    "enable_flash_attention",
     "enable_interactive_logging",
     "enable_traceback_filtering",
     "epsilon",
     "floatx",
     "image_data_format",
+    "is_flash_attention_enabled",
     "is_interactive_logging_enabled",
     "is_traceback_filtering_enabled",
     "set_dtype_policy",
@@ -28,6 +31,8 @@ __all__ = [
     "set_floatx",
     "set_image_data_format",
 ]
+
+_flash_attention: bool | None = None
 
 _FLOATS = ("bfloat16", "float16", "float32", "float64")
 
@@ -87,6 +92,26 @@ def set_image_data_format(data_format: str) -> None:
         ConfigError: another word.
     """
     _only("image_data_format", data_format, image_data_format())
+
+
+def enable_flash_attention() -> None:
+    """Let layers that are made from here on refuse what flash attention cannot do: dropout, and to return scores."""
+    _set_flash_attention(True)
+
+
+def disable_flash_attention() -> None:
+    """Let layers that are made from here on compute the matrix of scores, as `flash_attention=False`."""
+    _set_flash_attention(False)
+
+
+def is_flash_attention_enabled() -> bool | None:
+    """Return what one of the two functions above has said last; None if neither was called: wherever it can be."""
+    return _flash_attention
+
+
+def _set_flash_attention(value: bool) -> None:
+    global _flash_attention
+    _flash_attention = value
 
 
 def enable_interactive_logging() -> None:

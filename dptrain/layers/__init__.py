@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from dptrain.layers.activation import ELU, Activation, ActivityRegularization, Identity, LeakyReLU, PReLU, ReLU, Softmax
+from dptrain.layers.attention import AdditiveAttention, Attention
 from dptrain.layers.augmentation import (
     RandomCrop,
     RandomElasticTransform,
@@ -83,6 +84,7 @@ from dptrain.layers.merging import (
     subtract,
 )
 from dptrain.layers.mixing import AugMix, CutMix, MixUp, RandAugment
+from dptrain.layers.multi_head_attention import GroupQueryAttention, MultiHeadAttention
 from dptrain.layers.noise import AlphaDropout, GaussianDropout, GaussianNoise
 from dptrain.layers.normalization import BatchNormalization, LayerNormalization
 from dptrain.layers.pictures import CenterCrop, MaxNumBoundingBoxes, Resizing
@@ -121,6 +123,7 @@ from dptrain.layers.pooling import (
 )
 from dptrain.layers.rescaling import Rescaling
 from dptrain.layers.reshaping import Flatten, Permute, RepeatVector, Reshape
+from dptrain.layers.reversible_embedding import ReversibleEmbedding
 from dptrain.layers.spectral_normalization import SpectralNormalization
 from dptrain.layers.standardization import Normalization
 from dptrain.layers.upsampling import UpSampling1D, UpSampling2D, UpSampling3D
@@ -132,6 +135,11 @@ from dptrain.registry.serialization import Registry
 LAYERS: dict[str, type[Layer]] = {
     cls.__name__: cls
     for cls in (
+        AdditiveAttention,
+        Attention,
+        GroupQueryAttention,
+        MultiHeadAttention,
+        ReversibleEmbedding,
         AdaptiveAveragePooling1D,
         AdaptiveAveragePooling2D,
         AdaptiveAveragePooling3D,
@@ -263,7 +271,9 @@ __all__ = [
     "AdaptiveMaxPooling2D",
     "AdaptiveMaxPooling3D",
     "Add",
+    "AdditiveAttention",
     "AlphaDropout",
+    "Attention",
     "AugMix",
     "AutoContrast",
     "Average",
@@ -319,6 +329,7 @@ __all__ = [
     "GlobalMaxPooling2D",
     "GlobalMaxPooling3D",
     "GroupNormalization",
+    "GroupQueryAttention",
     "HashedCrossing",
     "Hashing",
     "Identity",
@@ -341,6 +352,7 @@ __all__ = [
     "Maximum",
     "Minimum",
     "MixUp",
+    "MultiHeadAttention",
     "Multiply",
     "Normalization",
     "PReLU",
@@ -373,6 +385,7 @@ __all__ = [
     "Rescaling",
     "Reshape",
     "Resizing",
+    "ReversibleEmbedding",
     "SeparableConv1D",
     "SeparableConv2D",
     "SeparableConvolution1D",

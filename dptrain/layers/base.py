@@ -138,6 +138,7 @@ class Layer(Parts):
         self.activity_regularizer = regularizers.get(activity_regularizer)
         self.input_spec: Any = None
         self._built_for: Any = None  # the shape of its first argument
+        self._built_with: dict[str, Any] = {}  # shapes by the names of `build`'s arguments, where these are several
         if input_dim is not None:
             input_shape = (input_dim,)
         self._given_shape = None if input_shape is None else sizes(input_shape)
@@ -441,13 +442,15 @@ class Layer(Parts):
         self._built_for = map_leaves(lambda _, leaf: build_shape(leaf), next(iter(tensors.values()), None))
         shapes = {f"{name}_shape": map_leaves(lambda _, leaf: build_shape(leaf), one) for name, one in tensors.items()}
         wanted = inspect.signature(self.build).parameters
+        needed = {name for name, one in wanted.items() if one.default is inspect.Parameter.empty}
         known = any(leaf.value is not None for leaf in leaves(list(tensors.values())) if isinstance(leaf, Tensor))
         token = _provisional.set(_provisional.get() or not known)
         try:
-            if len(wanted) == 1 or not set(wanted) <= set(shapes):
+            if len(wanted) == 1 or not needed <= set(shapes):
                 self.build(next(iter(shapes.values()), None))
             else:
-                self.build(**{name: shapes[name] for name in wanted})
+                self._built_with = {name: shapes[name] for name in wanted if name in shapes}
+                self.build(**self._built_with)
         finally:
             _provisional.reset(token)
         self.built = True

@@ -1,4 +1,4 @@
-"""What layers of networks are made of beside products and activations: normalisation, attention, the greatest few."""
+"""What layers of networks are made of beside products and activations: normalisation, the greatest few."""
 
 import math
 from collections.abc import Sequence
@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from dptrain.errors import ConfigError
 from dptrain.ops.arrangement import take_along_axis
-from dptrain.ops.arrays import repeat
-from dptrain.ops.common import limits
 from dptrain.ops.elementwise import (
     cast,
     equal,
@@ -25,15 +23,14 @@ from dptrain.ops.elementwise import (
     where,
 )
 from dptrain.ops.indexing import one_hot
-from dptrain.ops.linear_algebra import batch_matmul
-from dptrain.ops.manipulation import reshape, stack, transpose, zeros_like
-from dptrain.ops.reduction import argmax, max, mean, softmax
+from dptrain.ops.manipulation import reshape, stack, zeros_like
+from dptrain.ops.reduction import argmax, max, mean
 from dptrain.ops.rounding import isnan
 from dptrain.program.shapes import normalized_axes
 from dptrain.program.tensor import Tensor, as_tensors
 
-# Keras' `backend.epsilon()`; and what it puts for logits that take no part: this part of the greatest number.
-_EPSILON, _LEFT_OUT = 1e-7, -0.7
+# Keras' `backend.epsilon()`.
+_EPSILON = 1e-7
 
 
 @in_float32
@@ -109,59 +106,6 @@ def batch_normalization(
     result = (found - _along(mean, found, axes)) / sqrt(_along(variance, found, axes) + epsilon)
     result = result if scale is None else result * _along(scale, found, axes)
     return result if offset is None else result + _along(offset, found, axes)
-
-
-def dot_product_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    bias: Any = None,
-    mask: Any = None,
-    scale: float | None = None,
-    is_causal: bool = False,
-    flash_attention: bool | None = None,
-    attn_logits_soft_cap: None = None,
-) -> Tensor:
-    """Return softmax(query key^T scale + bias) value, head by head.
-
-    Args:
-        query: (batch, targets, heads, length).
-        key: (batch, sources, heads, length); with fewer heads, each is of several heads of the query.
-        value: of key's shape.
-        bias: added to the logits, (batch, heads, targets, sources) or what can be broadcast to it.
-        mask: as bias: where it is false, a source takes no part.
-        scale: of the logits; by default 1 / sqrt(length).
-        is_causal: a source behind a target's place takes no part.
-        flash_attention: must not be True.
-        attn_logits_soft_cap: must be None.
-
-    Returns:
-        (batch, targets, heads, length).
-
-    Raises:
-        ConfigError: shapes that do not go together, or what is not supported.
-    """
-    if flash_attention or attn_logits_soft_cap is not None:
-        raise ConfigError("not supported: flash_attention and attn_logits_soft_cap of dot_product_attention")
-    q, k, v = (floating(one) for one in as_tensors([query, key, value]))
-    if not q.ndim == k.ndim == v.ndim == 4 or k.shape != v.shape or q.shape[2] % k.shape[2]:
-        shapes = ", ".join(str(one.shape) for one in (q, k, v))
-        raise ConfigError(f"dot_product_attention: query, key and value of shapes {shapes}")
-    queries_per_key = int(q.shape[2]) // int(k.shape[2])
-    if queries_per_key != 1:
-        k, v = (repeat(one, queries_per_key, 2) for one in (k, v))
-    q, k, v = (transpose(one, (0, 2, 1, 3)) for one in (q, k, v))
-    factor = 1 / math.sqrt(int(q.shape[-1])) if scale is None else scale
-    logits = batch_matmul(q, transpose(k, (0, 1, 3, 2))) * factor
-    if bias is not None:
-        logits = logits + cast(bias, logits.dtype)
-    taking_part = [] if mask is None else [cast(mask, "bool")]
-    if is_causal:
-        (causal,) = as_tensors([np.tri(int(q.shape[2]), int(k.shape[2]), dtype=np.bool_)])
-        taking_part.append(causal)
-    for one in taking_part:
-        logits = where(one, logits, _LEFT_OUT * float(limits(logits.dtype).max))
-    return transpose(batch_matmul(softmax(logits), v), (0, 2, 1, 3))
 
 
 def multi_hot(

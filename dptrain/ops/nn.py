@@ -22,6 +22,9 @@ from dptrain.ops.activation import (
     tanh_shrink,
     threshold,
 )
+from dptrain.ops.attention import (
+    dot_product_attention,
+)
 from dptrain.ops.cross_entropy import (
     binary_crossentropy,
     categorical_crossentropy,
@@ -46,7 +49,6 @@ from dptrain.ops.indexing import (
 )
 from dptrain.ops.networks import (
     batch_normalization,
-    dot_product_attention,
     layer_normalization,
     multi_hot,
     rms_normalization,

@@ -166,7 +166,8 @@ def _layer_description(layer: Layer) -> dict[str, Any]:
                 found["config"].pop("trainable")
     if layer._nodes and layer._nodes[0].arguments:
         shape = map_leaves(lambda path, one: plain(build_shape(one)), layer._nodes[0].arguments[0])
-        found["build_config"] = {"input_shape": shape}
+        several = len(layer._built_with) > 1
+        found["build_config"] = {"shapes_dict": plain(layer._built_with)} if several else {"input_shape": shape}
     return found
 
 

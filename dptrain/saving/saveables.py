@@ -164,10 +164,16 @@ def group_names(members: Sequence[Any]) -> list[str]:
         if is_nested(member):
             kind = "container"
         elif isinstance(member, Saveable):
-            kind = "functional" if type(member) is MODELS["Functional"] else snake_case(type(member).__name__)
+            kind = _group_name(member)
         else:
             names.append("")
             continue
         names.append(f"{kind}_{taken[kind]}" if taken[kind] else kind)
         taken[kind] += 1
     return names
+
+
+def _group_name(member: Saveable) -> str:
+    if type(member) is MODELS["Functional"]:
+        return "functional"
+    return member._default_name if isinstance(member, Layer) else snake_case(type(member).__name__)

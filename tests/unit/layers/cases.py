@@ -21,12 +21,22 @@ class Case:
         output: of a sample.
         integers: the inputs are integers below this.
         moves: a call in training depends on what those before have left, and its gradient leaves that out.
+        apart: the inputs are arguments of their own, and not a list.
+        keywords: further arguments of the call.
     """
 
     def __init__(
-        self, make: Callable[[], Layer], shapes: Any, output: tuple[int, ...], integers: int = 0, moves: bool = False
+        self,
+        make: Callable[[], Layer],
+        shapes: Any,
+        output: tuple[int, ...],
+        integers: int = 0,
+        moves: bool = False,
+        apart: bool = False,
+        **keywords: Any,
     ) -> None:
         self.make, self.shapes, self.output, self.integers, self.moves = make, shapes, output, integers, moves
+        self.apart, self.keywords = apart, keywords
 
     def inputs(self, rows: int = ROWS) -> list[np.ndarray]:
         """Return the inputs, always as a list."""
@@ -38,7 +48,8 @@ class Case:
 
     def call(self, layer: Layer, inputs: list[Any], training: bool | None = None) -> Any:
         """Call a layer of this case."""
-        return layer(list(inputs) if isinstance(self.shapes, list) else inputs[0], training=training)
+        arguments = inputs if self.apart or not isinstance(self.shapes, list) else [list(inputs)]
+        return layer(*arguments, training=training, **self.keywords)
 
 
 @dp.saving.register_keras_serializable("cases")
@@ -61,7 +72,16 @@ CASES: dict[str, list[Case]] = {
         for rank in (1, 2, 3)
         for made in (getattr(L, f"Adaptive{kind}Pooling{rank}D"),)
     },
+    "AdditiveAttention": [
+        Case(L.AdditiveAttention, [(3, 4), (2, 4)], (3, 4)),
+        Case(lambda: L.AdditiveAttention(False, 0.25, seed=3), [(3, 4), (2, 5), (2, 4)], (3, 5)),
+    ],
     "AlphaDropout": [Case(lambda: L.AlphaDropout(0.25, (None, 1, None), seed=3), (3, 4), (3, 4))],
+    "Attention": [
+        Case(L.Attention, [(3, 4), (2, 4)], (3, 4)),
+        Case(lambda: L.Attention(True, dropout=0.25, seed=3), [(3, 4), (5, 2), (5, 4)], (3, 2), use_causal_mask=True),
+        Case(lambda: L.Attention(True, "concat"), [(3, 4), (2, 4)], (3, 4)),
+    ],
     "AugMix": [
         Case(lambda: L.AugMix((-5, 5), 2, 1, 0.4, seed=3), (3, 4, 3), (3, 4, 3)),
     ],
@@ -231,6 +251,14 @@ CASES: dict[str, list[Case]] = {
         Case(lambda: L.GroupNormalization(-1, 1, center=False, gamma_initializer="he_normal"), (3, 2, 2), (3, 2, 2)),
         Case(lambda: L.GroupNormalization(3, -2, 0.1, scale=False), (2, 6, 2), (2, 6, 2)),
     ],
+    "GroupQueryAttention": [
+        Case(lambda: L.GroupQueryAttention(2, 4, 2), [(3, 4), (2, 4)], (3, 4), apart=True),
+        Case(
+            lambda: L.GroupQueryAttention(3, 2, 1, 0.25, False, 2, use_gate=True, kernel_regularizer="l2", seed=3),
+            *([(3, 4), (3, 4), (3, 4)], (3, 4)),
+            apart=True,
+        ),
+    ],
     "Identity": [Case(L.Identity, (3,), (3,))],
     "InputLayer": [Case(lambda: L.InputLayer((3, 4), batch_size=32, name="in"), (3, 4), (3, 4))],
     "Lambda": [
@@ -278,6 +306,22 @@ CASES: dict[str, list[Case]] = {
     "Minimum": [Case(L.Minimum, PAIR, (3, 2))],
     "MaxNumBoundingBoxes": [
         Case(lambda: L.MaxNumBoundingBoxes(3, 0, bounding_box_format="xyxy"), (2, 3, 1), (2, 3, 1))
+    ],
+    "MultiHeadAttention": [
+        Case(lambda: L.MultiHeadAttention(2, 3), [(4, 4), (3, 4)], (4, 4), apart=True, use_causal_mask=True),
+        Case(
+            lambda: L.MultiHeadAttention(2, 3, 2, use_bias=False, output_shape=(2, 3), sliding_window=2, use_gate=True),
+            *([(3, 4), (3, 5), (3, 6)], (3, 2, 3)),
+            apart=True,
+        ),
+        Case(
+            lambda: L.MultiHeadAttention(2, 3, dropout=0.25, bias_initializer="ones", kernel_regularizer="l2", seed=3),
+            *([(3, 4), (2, 4)], (3, 4)),
+            apart=True,
+            use_causal_mask=True,
+        ),
+        Case(lambda: L.MultiHeadAttention(2, 3, attention_axes=(1, 2)), [(2, 3, 4), (3, 2, 4)], (2, 3, 4), apart=True),
+        Case(lambda: L.MultiHeadAttention(2, 3, attention_axes=-2), [(2, 3, 4), (2, 2, 4)], (2, 3, 4), apart=True),
     ],
     "MixUp": [
         Case(lambda: L.MixUp(seed=3), (3, 4, 2), (3, 4, 2)),
@@ -412,6 +456,10 @@ CASES: dict[str, list[Case]] = {
             ),
             *((1, 5, 4), (1, 2, 3)),
         ),
+    ],
+    "ReversibleEmbedding": [
+        Case(lambda: L.ReversibleEmbedding(7, 3, embeddings_regularizer="l2"), (4,), (4, 3), integers=7),
+        Case(lambda: L.ReversibleEmbedding(5, 3, logit_soft_cap=0.1), (2, 3), (2, 5), reverse=True),
     ],
     "SeparableConv1D": [
         Case(lambda: L.SeparableConv1D(3, 2, depth_multiplier=2, pointwise_regularizer="l2"), (4, 2), (3, 3)),

@@ -1,4 +1,4 @@
-"""Normalisation, attention and the greatest few, against NumPy in float64."""
+"""Normalisation and the greatest few, against NumPy in float64."""
 
 import numpy as np
 import pytest
@@ -47,28 +47,6 @@ def test_batches_are_normalised_by_given_moments():
     np.testing.assert_allclose(ops.batch_normalization(X, mean, variance, 1), expected, rtol=1e-12)
     found = ops.batch_normalization(X, mean, variance, 1, offset=G[:3], scale=G[1:])
     np.testing.assert_allclose(found, expected * G[1:].reshape(shape) + G[:3].reshape(shape), rtol=1e-12)
-
-
-def attention(q, k, v, mask=True, bias=0.0):
-    logits = np.einsum("btnh,bsnh->bnts", q, k) / np.sqrt(q.shape[-1]) + bias
-    powers = np.where(mask, np.exp(logits), 0)
-    return np.einsum("bnts,bsnh->btnh", powers / powers.sum(-1, keepdims=True), v)
-
-
-def test_attention():
-    q, k, v = RNG.normal(size=(2, 5, 4, 3)), *RNG.normal(size=(2, 2, 6, 4, 3))
-    mask, bias = RNG.random((2, 1, 5, 6)) < 0.7, RNG.normal(size=(4, 5, 6))
-    mask[..., 0] = True
-    for given in ({}, {"mask": mask}, {"bias": bias}, {"mask": mask, "bias": bias}):
-        np.testing.assert_allclose(ops.dot_product_attention(q, k, v, **given), attention(q, k, v, **given), rtol=1e-10)
-    causal = ops.dot_product_attention(q, k, v, is_causal=True)
-    np.testing.assert_allclose(causal, attention(q, k, v, np.tri(5, 6, dtype=bool)), rtol=1e-10)
-    grouped = attention(q, *(np.repeat(one[:, :, :2], 2, 2) for one in (k, v)))
-    np.testing.assert_allclose(ops.dot_product_attention(q, k[:, :, :2], v[:, :, :2]), grouped, rtol=1e-10)
-    with pytest.raises(ConfigError, match="not supported: flash_attention"):
-        ops.dot_product_attention(q, k, v, flash_attention=True)
-    with pytest.raises(ConfigError, match="query, key and value of shapes"):
-        ops.dot_product_attention(q, k[:, :, :3], v[:, :, :3])
 
 
 def test_classes_that_are_there():

@@ -1,0 +1,70 @@
+"""Attention by dot products, against NumPy in float64."""
+
+import numpy as np
+import pytest
+
+from dptrain import ops
+from dptrain.errors import ConfigError
+
+RNG = np.random.default_rng(4)
+Q, K, V = RNG.normal(size=(2, 5, 4, 3)), RNG.normal(size=(2, 6, 4, 3)), RNG.normal(size=(2, 6, 4, 2))
+MASK, BIAS = RNG.random((2, 1, 5, 6)) < 0.7, RNG.normal(size=(4, 5, 6))
+MASK[..., 0] = True
+
+
+def attention(q, k, v, mask=True, bias=0.0, scale=None, cap=None):
+    scores = np.einsum("btnh,bsnh->bnts", q, k) * (1 / np.sqrt(q.shape[-1]) if scale is None else scale)
+    scores = (scores if cap is None else cap * np.tanh(scores / cap)) + bias
+    powers = np.where(mask, np.exp(scores), 0)
+    return np.einsum("bnts,bsnh->btnh", powers / powers.sum(-1, keepdims=True), v)
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"mask": MASK}, {"bias": BIAS}, {"mask": MASK, "bias": BIAS, "scale": 0.7}], ids=str
+)
+@pytest.mark.parametrize("flash_attention", [None, False, True])
+def test_values(given, flash_attention):
+    found = ops.dot_product_attention(Q, K, V, **given, flash_attention=flash_attention)
+    np.testing.assert_allclose(found, attention(Q, K, V, **given), rtol=1e-10)
+
+
+def test_what_is_behind_takes_no_part():
+    causal = ops.dot_product_attention(Q, K, V, is_causal=True)
+    np.testing.assert_allclose(causal, attention(Q, K, V, np.tri(5, 6, dtype=bool)), rtol=1e-10)
+    both = ops.dot_product_attention(Q, K, V, mask=MASK, is_causal=True)
+    np.testing.assert_allclose(both, attention(Q, K, V, MASK & np.tri(5, 6, dtype=bool)), rtol=1e-10)
+
+
+def test_where_nothing_takes_part_all_count_alike():
+    mask = np.ones((5, 6), bool)
+    mask[2] = False
+    found = ops.dot_product_attention(Q, K, V, mask=mask)
+    np.testing.assert_allclose(found[:, 2], np.broadcast_to(V.mean(1), (2, 4, 2)), rtol=1e-12)
+
+
+def test_heads_share_keys():
+    grouped = attention(Q, *(np.repeat(one[:, :, :2], 2, 2) for one in (K, V)))
+    np.testing.assert_allclose(ops.dot_product_attention(Q, K[:, :, :2], V[:, :, :2]), grouped, rtol=1e-10)
+
+
+def test_scores_are_capped():
+    found = ops.dot_product_attention(Q, K, V, mask=MASK, attn_logits_soft_cap=0.5)
+    np.testing.assert_allclose(found, attention(Q, K, V, MASK, cap=0.5), rtol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_scores_of_half_precision_are_computed_in_float32(dtype):
+    halves = [ops.cast(one * 4, dtype) for one in (Q, K, V)]
+    found = ops.dot_product_attention(*halves, mask=MASK)
+    assert found.dtype.name == dtype
+    expected = attention(*(ops.cast(one, "float64").numpy() for one in halves), MASK)
+    assert np.abs(ops.cast(found, "float64").numpy() - expected).max() < (0.005 if dtype == "float16" else 0.04)
+
+
+def test_shapes_that_do_not_go_together():
+    with pytest.raises(ConfigError, match="query, key and value of shapes"):
+        ops.dot_product_attention(Q, K[:, :, :3], V[:, :, :3])
+    with pytest.raises(ConfigError, match="query, key and value of shapes"):
+        ops.dot_product_attention(Q, K[..., :2], V)
+    with pytest.raises(ConfigError, match="only supports 4D inputs"):
+        ops.dot_product_attention(Q[0], K[0], V[0])
