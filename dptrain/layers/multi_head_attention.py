@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dptrain import activations, config, constraints, initializers, ops, regularizers
+from dptrain import config, constraints, initializers, ops, regularizers
 from dptrain.errors import ConfigError
 from dptrain.layers.activation import Softmax
 from dptrain.layers.attention import causal_mask
@@ -335,7 +335,7 @@ class MultiHeadAttention(HeadsLayer):
         self.query_dense = self._projection("query", query_shape, self.key_dim)
         self.key_dense = self._projection("key", key_shape, self.key_dim)
         if self.use_gate:
-            self._gate_dense = self._projection("gate", query_shape, self.value_dim, activations.sigmoid)
+            self._gate_dense = self._projection("gate", query_shape, self.value_dim, ops.sigmoid)
         self.value_dense = self._projection("value", value_shape, self.value_dim)
         self._attend_along(rank + 1)
         lengths = self._output_lengths or (query_shape[-1],)
@@ -478,7 +478,7 @@ class GroupQueryAttention(HeadsLayer):
         self._query_dense = self._projection("query", query_shape, self.num_query_heads)
         self._key_dense = self._projection("key", key_shape, self.num_key_value_heads)
         if self.use_gate:
-            self._gate_dense = self._projection("gate", query_shape, self.num_query_heads, activations.sigmoid)
+            self._gate_dense = self._projection("gate", query_shape, self.num_query_heads, ops.sigmoid)
         self._value_dense = self._projection("value", value_shape, self.num_key_value_heads)
         self._output_dense = self._dense("attention_output", "bquh,uhm->bqm", (None, query_shape[-1]), "m")
         self._output_dense.build((None, None, self.num_query_heads, self.head_dim))
