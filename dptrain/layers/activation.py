@@ -20,8 +20,8 @@ from dptrain.layers.input_spec import InputSpec
 from dptrain.program.shapes import without_rows
 from dptrain.program.tensor import Tensor
 
-# What masked elements of a softmax become, as in Keras: its exponential is 0.
-_MASKED = -1e9
+# What masked elements of a softmax become, as in Keras: its exponential is 0. Infinity gives NaN in gradients.
+_MASKED, _MASKED_IN_FLOAT16 = -1e9, -3e4
 
 
 class Activation(Layer):
@@ -270,7 +270,8 @@ class Softmax(Layer):
                 f"mask.shape={without_rows(mask.shape)}"
             )
         counts = mask if mask.dtype == np.bool_ else mask > 0.5
-        return ops.where(counts, self._softmax(ops.where(counts, inputs, _MASKED)), 0.0)
+        least = _MASKED_IN_FLOAT16 if inputs.dtype == np.float16 else _MASKED
+        return ops.where(counts, self._softmax(ops.where(counts, inputs, least)), 0.0)
 
     def _softmax(self, x: Tensor) -> Tensor:
         if isinstance(self.axis, int):

@@ -15,7 +15,7 @@ from dptrain.layers.attention import causal_mask
 from dptrain.layers.base import BuildShape, ConstraintArgument, InitializerArgument, Layer, RegularizerArgument
 from dptrain.layers.dropout import Dropout
 from dptrain.layers.einsum_dense import EinsumDense
-from dptrain.program.tensor import Tensor
+from dptrain.program.tensor import Tensor, with_mask
 from dptrain.random import own_seed
 
 
@@ -25,6 +25,7 @@ class HeadsLayer(Layer):
     A subclass makes dense layers in `build`; a user's may override `_compute_attention`.
     """
 
+    _passes_masks = True
     _always_written = ("activity_regularizer",)
     _unwritten = ("flash_attention", "output_shape")
     _gate_dense: EinsumDense | None = None
@@ -142,7 +143,8 @@ class HeadsLayer(Layer):
         Raises:
             ConfigError: the scores of flash attention are asked for, or shapes that do not go together.
         """
-        key = value if key is None else key
+        # The masks that come with them are arguments by now.
+        query, value, key = (with_mask(each, None) for each in (query, value, value if key is None else key))
         given = (query_mask, value_mask, key_mask, attention_mask, self.sliding_window)
         is_causal_only = (
             use_causal_mask
@@ -221,8 +223,7 @@ class HeadsLayer(Layer):
     def _masked_softmax(self, scores: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Return the softmax over all sources that take part."""
         mask = None if attention_mask is None else self._along_heads(attention_mask, scores.ndim)
-        weights: Tensor = self._softmax(scores, mask=mask)
-        return weights
+        return self._softmax.call(scores, mask)
 
     def _compute_attention_mask(
         self,

@@ -68,13 +68,18 @@ class ReversibleEmbedding(Embedding):
             DataError: an id is no row of the table.
         """
         if not reverse:
-            return super().call(inputs)
+            rows = super().call(inputs)
+            rows._keras_mask = super().compute_mask(inputs)
+            return rows
         kernel = ops.transpose(self.embeddings) if self.reverse_embeddings is None else self.reverse_embeddings.value
         dtype = self.reverse_dtype or self.compute_dtype
         logits = ops.matmul(ops.cast(inputs, dtype), ops.cast(kernel, dtype))
         if self.logit_soft_cap is not None:
             logits = ops.tanh(logits / self.logit_soft_cap) * self.logit_soft_cap
         return logits
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
+        """Return None: `call` attaches the mask of ids, and the way back has none."""
 
     def compute_output_shape(self, input_shape: Any, reverse: bool = False) -> tuple[int | None, ...]:
         """Return the shape of the rows; in reverse that of the scores."""

@@ -259,3 +259,26 @@ def test_errors_are_those_of_keras(keras, wrong):
         wrong(dp)
     start = str(expected.value).split("Received")[0].replace("Exception encountered when calling ", "")[:60]
     assert start in str(found.value) or str(found.value)[:40] in str(expected.value)
+
+
+@pytest.mark.parametrize("make", [heads, groups, lambda k: k.layers.Attention()])
+def test_masks_that_come_with_tensors(keras, make):
+    ids = np.array([[1, 2, 3, 0, 0], [3, 3, 1, 1, 2]]), np.array([[4, 1, 0], [3, 0, 2]])
+
+    def outputs(k, weights=None):
+        words, layer = k.layers.Embedding(5, 6, mask_zero=True), make(k)
+        query, value = (words(each) for each in ids)
+        inputs = ([query, value],) if isinstance(layer, k.layers.Attention) else (query, value)
+        found = layer(*inputs)
+        if weights is None:
+            return numbers(k, found), [words.get_weights(), layer.get_weights()]
+        for each, values in zip((words, layer), weights, strict=True):
+            each.set_weights(values)
+        return outputs_of(words, layer)
+
+    def outputs_of(words, layer):
+        query, value = (words(each) for each in ids)
+        return layer([query, value]) if isinstance(layer, dp.layers.Attention) else layer(query, value)
+
+    expected, weights = outputs(keras)
+    np.testing.assert_allclose(outputs(dp, weights), expected, rtol=1e-4, atol=1e-5)

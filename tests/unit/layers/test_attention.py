@@ -7,6 +7,7 @@ import dptrain as dp
 from dptrain import layers as L  # noqa: N812
 from dptrain import ops
 from dptrain.errors import ConfigError
+from dptrain.program.tensor import mask_of, with_mask
 
 RNG = np.random.default_rng(6)
 QUERY, VALUE = RNG.normal(size=(3, 5, 8)).astype(np.float32), RNG.normal(size=(3, 4, 8)).astype(np.float32)
@@ -186,3 +187,44 @@ def test_an_embedding_maps_back(tied):
     np.testing.assert_allclose(layer(QUERY, reverse=True), 2 * np.tanh(QUERY @ back / 2), rtol=1e-4, atol=1e-6)
     assert layer.compute_output_shape((None, 5, 8), reverse=True) == (None, 5, 5)
     assert [weight.name for weight in layer.weights] == ["embeddings", "reverse_embeddings"][: 1 if tied else 2]
+
+
+IDS = np.array([[1, 2, 3, 0, 0], [3, 3, 1, 1, 2], [1, 0, 0, 0, 0]])
+OTHER_IDS = np.array([[4, 1, 0, 0], [3, 0, 0, 0], [2, 1, 1, 3]])
+
+
+@pytest.mark.parametrize("make", [lambda: L.MultiHeadAttention(2, 3), lambda: L.GroupQueryAttention(3, 2, 1)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_masks_that_come_with_query_and_value(make, causal):
+    words, layer = L.Embedding(5, 8, mask_zero=True), make()
+    query, value = words(IDS), words(OTHER_IDS)
+    found = layer(query, value, use_causal_mask=causal)
+    whole = (IDS != 0)[:, :, None] & (OTHER_IDS != 0)[:, None] & (np.tri(5, 4, dtype=bool) if causal else True)
+    plain = [with_mask(tensor, None) for tensor in (query, value)]
+    np.testing.assert_array_equal(found, layer(*plain, attention_mask=whole))
+    np.testing.assert_array_equal(mask_of(found), IDS != 0)
+    _, scores = layer(query, value, return_attention_scores=True)
+    assert mask_of(scores) is None
+
+
+def test_masks_that_come_in_a_list():
+    words, layer = L.Embedding(5, 8, mask_zero=True), L.Attention()
+    found = layer([words(IDS), words(OTHER_IDS)])
+    plain = [with_mask(words(ids), None) for ids in (IDS, OTHER_IDS)]
+    np.testing.assert_array_equal(found, layer(plain, mask=[IDS != 0, OTHER_IDS != 0]))
+    np.testing.assert_array_equal(mask_of(found), IDS != 0)
+
+
+def test_a_mask_of_ids_and_none_on_the_way_back():
+    layer = L.ReversibleEmbedding(5, 8, mask_zero=True)
+    np.testing.assert_array_equal(mask_of(layer(IDS)), IDS != 0)
+    assert mask_of(layer(QUERY, reverse=True)) is None
+
+
+def test_gradients_where_nothing_takes_part_in_float16():
+    layer = L.MultiHeadAttention(2, 3, dtype="mixed_float16")
+    mask = np.ones((3, 5, 4), bool)
+    mask[0, 1] = False
+    output, _ = layer(QUERY, VALUE, attention_mask=mask, return_attention_scores=True)
+    ops.sum(ops.square(output)).backward()
+    assert all(np.isfinite(weight.grad.numpy()).all() for weight in layer.trainable_weights)
