@@ -1,12 +1,17 @@
-"""Python's control flow under Keras' names. In a traced step loops are unrolled, and conditions must be known."""
+"""Control flow under Keras' names. In a traced step loops are nodes with a body; conditions must be known."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from dptrain import tree
 from dptrain.errors import ConfigError
 from dptrain.ops.manipulation import stack
-from dptrain.program.tensor import as_tensors
+from dptrain.ops.scan import SCAN
+from dptrain.program.body import traced
+from dptrain.program.dims import Dim
+from dptrain.program.tensor import Tensor, as_tensors, is_tracing
 
 
 def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
@@ -29,8 +34,11 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -
 
 def fori_loop(lower: int, upper: int, body_fun: Callable[[int, Any], Any], init_val: Any) -> Any:
     """Return `value = body_fun(i, value)` for i from lower to below upper, which must be known."""
+    first, end = int(lower), int(upper)
+    if is_tracing() and end > first:
+        return scan(lambda value, number: (body_fun(number, value), None), init_val, np.arange(first, end))[0]
     value = init_val
-    for number in range(int(lower), int(upper)):
+    for number in range(first, end):
         value = body_fun(number, value)
     return value
 
@@ -67,7 +75,7 @@ def map(f: Callable[[Any], Any], xs: Any) -> Any:
     Raises:
         ConfigError: their lengths differ, or are 0.
     """
-    return _stacked([f(part) for part in _parts(xs)])
+    return scan(lambda carry, part: (carry, f(part)), None, xs)[1]
 
 
 def vectorized_map(function: Callable[[Any], Any], elements: Any) -> Any:
@@ -91,14 +99,17 @@ def scan(
         xs: as in `map`; None for as many None as `length` says.
         length: how many parts there are, needed without `xs`.
         reverse: go through them from the last.
-        unroll: without effect.
+        unroll: without effect: in a traced step the program has a loop.
 
     Raises:
         ConfigError: as `map`, or another length.
     """
-    parts = [None] * (length or 0) if xs is None else _parts(xs)
-    if length is not None and length != len(parts):
-        raise ConfigError(f"scan: length={length} for {len(parts)} parts")
+    steps = (length or 0) if xs is None else _length(xs)
+    if length is not None and length != steps:
+        raise ConfigError(f"scan: length={length} for {steps} parts")
+    if is_tracing() and steps != 1 and not _counts_rows(xs):
+        return _loop(f, init, xs, steps, reverse)
+    parts = [None] * steps if xs is None else _parts(xs)
     carry, made = init, []
     for part in parts[::-1] if reverse else parts:
         carry, y = f(carry, part)
@@ -106,13 +117,48 @@ def scan(
     return carry, _stacked(made[::-1] if reverse else made)
 
 
-def _parts(xs: Any) -> list[Any]:
-    leaves = tree.flatten(xs)
-    tensors = as_tensors(leaves)
-    lengths = {len(one) for one in tensors}
+def _loop(f: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any, length: int, reverse: bool) -> tuple[Any, Any]:
+    """Return what `scan` does, as one node of the program that is traced."""
+    leaves = [one for one in tree.flatten(init) if one is not None]
+    stacked = [] if xs is None else list(as_tensors(tree.flatten(xs)))
+    forms: list[Any] = []
+
+    def step(carries: list[Tensor], slices: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        carry, made = f(_filled(init, carries), None if xs is None else tree.pack_sequence_as(xs, slices))
+        tree.assert_same_structure(init, carry)
+        forms.append(made)
+        new = [one for one in tree.flatten(carry) if one is not None]
+        following = [as_tensors([one, old])[0] for one, old in zip(new, carries, strict=True)]
+        return following, list(as_tensors([one for one in tree.flatten(made) if one is not None]))
+
+    firsts = [as_tensors([one])[0] for one in leaves]
+    body, inputs, written = traced(step, firsts, stacked)
+    values = SCAN.values(*inputs, body=body, length=length, reverse=reverse)
+    for variable, value in zip(written, values[len(leaves) :], strict=False):
+        variable.assign(value)
+    return _filled(init, values[: len(leaves)]), _filled(forms[-1], values[len(leaves) + len(written) :])
+
+
+def _filled(structure: Any, tensors: Sequence[Tensor]) -> Any:
+    """Return a structure with tensors for its leaves but for those that are None."""
+    rest = iter(tensors)
+    return tree.pack_sequence_as(structure, [None if one is None else next(rest) for one in tree.flatten(structure)])
+
+
+def _length(xs: Any) -> int:
+    lengths = {len(one) for one in as_tensors(tree.flatten(xs))}
     if len(lengths) != 1:
         raise ConfigError(f"parts along the first axis of tensors of {sorted(lengths)}: expected one length")
-    return [tree.pack_sequence_as(xs, [one[number] for one in tensors]) for number in range(lengths.pop())]
+    return lengths.pop()
+
+
+def _counts_rows(xs: Any) -> bool:
+    return any(isinstance(one.shape[0], Dim) for one in as_tensors([] if xs is None else tree.flatten(xs)))
+
+
+def _parts(xs: Any) -> list[Any]:
+    tensors = as_tensors(tree.flatten(xs))
+    return [tree.pack_sequence_as(xs, [one[number] for one in tensors]) for number in range(_length(xs))]
 
 
 def _stacked(made: list[Any]) -> Any:

@@ -14,13 +14,15 @@ import numpy as np
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DataError
 from dptrain.program.absent_rows import OUTSIDE, find_absent_row
+from dptrain.program.body import body_of, has_body
 from dptrain.program.context import WATCH
 from dptrain.program.memory import Arena, aligned, nbytes
 from dptrain.program.mesh import ALL_REDUCE, OWN_PART, PlacedProgram, constant_of, own_part
 from dptrain.program.messages import all_reduced, exchange, stages
 from dptrain.program.program import ROWS, Program
 from dptrain.program.shapes import local
-from dptrain.program.tensor import Array, Tensor, Variable, watch
+from dptrain.program.steps import step_of
+from dptrain.program.tensor import Array, Node, Tensor, Variable, watch
 from dptrain.program.turns import REPLACING, TURNS
 
 
@@ -113,14 +115,42 @@ class _Step:
                 self._attributes[one] = one.op.local_attributes(one, self._rows, first_row)
             elif one not in self.values:
                 self.values[one] = constant_of(one, self._rows, program.rows)
+        self._values: dict[Node, dict[int, Tensor]] = {}  # of ops that have several
+        self._done: set[Node] = set()  # in the stage at hand
         for one in _written(program):
             self.values[one] = aligned(local(one.shape, self._rows), one.dtype)
+            if one.op is not None and one.op.has_values:
+                self._values.setdefault(one.node, {})[one.index] = one
+        self._loops = {
+            node: self._loop(made) for node, made in self._values.items() if has_body(next(iter(made.values())))
+        }
+
+    def _loop(self, made: Mapping[int, Tensor]) -> "_Loop":
+        """Return what executes a loop, of whose values these are read."""
+        one = next(iter(made.values()))
+        place = (self._rows, self._first_row, self._comm)
+        out = {number: self.values[value] for number, value in made.items()}
+        return _Loop(one, out, self._program.rows, *place)
 
     def absent_row(self) -> DataError | None:
         """Return the error that names a row that a table does not have, after an execution that has met it."""
         program = self._program
         given = {one: self.values[one] for one in (*program.inputs.values(), *program.state.values())}
         return find_absent_row(program, given, self._rows, self._first_row)
+
+    def _execute_node(self, one: Tensor, inputs: Sequence[Array]) -> None:
+        """Compute all values of a node that are read, when the first of them is wanted."""
+        node = one.node
+        if node in self._done:
+            return
+        self._done.add(node)
+        if node in self._loops:
+            self._loops[node].execute(inputs)
+            return
+        assert one.op is not None
+        made = self._values[node]
+        out = [self.values[made[value.index]] if value.index in made else None for value in node.values]
+        one.op.compute(*inputs, **self._attributes[one], out=out)
 
     @np.errstate(all="ignore")  # infinities and NaNs are results, as on a GPU
     def execute(self) -> None:
@@ -134,12 +164,15 @@ class _Step:
                 inputs = [values[read] for read in one.inputs]
                 if op is OWN_PART:
                     values[one] = own_part(one, inputs[0], self._rows, self._first_row)
+                elif op.has_values:
+                    self._execute_node(one, inputs)
                 elif op.is_view:
                     values[one] = np.asarray(op.compute(*inputs, **self._attributes[one]))
                 else:
                     op.compute(*inputs, **self._attributes[one], out=values[one])
                 if is_watched:
                     watch(one, values[one])
+            self._done.clear()
             for message in stage.messages:
                 parts, about = [values[one.inputs[0]] for one in message], message[0].attributes
                 if message[0].op is ALL_REDUCE:
@@ -149,6 +182,60 @@ class _Step:
                     assert self._comm is not None
                     parts = [np.ascontiguousarray(one) for one in parts]
                     exchange(message, parts, [values[one] for one in message], self._comm)
+
+
+class _Loop:
+    """A loop's steps, in order.
+
+    Args:
+        made: one of its values.
+        out: arrays of the values that are read, by their numbers.
+        batch_rows: of the global batch.
+        rows: as `evaluate`.
+        first_row: as `evaluate`.
+        comm: as `evaluate`.
+    """
+
+    def __init__(
+        self,
+        made: Tensor,
+        out: Mapping[int, Array],
+        batch_rows: int,
+        rows: int,
+        first_row: int,
+        comm: Communicator | None,
+    ) -> None:
+        self._body, self._out = body_of(made), out
+        length = made.attributes["length"]
+        self._order = range(length)[::-1] if made.attributes["reverse"] else range(length)
+        program = step_of(self._body, batch_rows)
+        arrays = {name: np.empty(local(one.shape, rows), one.dtype) for name, one in program.inputs.items()}
+        self._step = _Step(program, arrays, {}, rows, first_row, comm)
+        self._carries = [self._step.values[one] for one in self._body.carries]
+        self._given = [self._step.values[one] for one in self._body.inputs]
+
+    def execute(self, inputs: Sequence[Array]) -> None:
+        """Compute all values."""
+        body, values = self._body, self._step.values
+        count, ends = len(body.begun), len(body.begun) + len(body.slices)
+        for array in self._carries[count:]:
+            array.fill(0)
+        for number, array in enumerate(inputs):
+            if not count <= number < ends:
+                np.copyto(self._given[number], array)
+        for number in self._order:
+            for place in range(count, ends):
+                np.copyto(self._given[place], inputs[place][number])
+            self._step.execute()
+            for place, one in enumerate(body.stacked, len(body.carries)):
+                if place in self._out:
+                    self._out[place][number] = values[one]
+            following = [values[one].copy() for one in body.following]  # which may be other carries
+            for array, new in zip(self._carries, following, strict=True):
+                np.copyto(array, new)
+        for place, array in enumerate(self._carries):
+            if place in self._out:
+                np.copyto(self._out[place], array)
 
 
 class HostMemory:

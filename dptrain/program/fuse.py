@@ -45,7 +45,7 @@ from dptrain.program.messages import SENT, stages
 from dptrain.program.passes import rewritten, with_half_factors, without_repeats
 from dptrain.program.program import Program
 from dptrain.program.shapes import Shape, is_one
-from dptrain.program.tensor import DType, Tensor, is_half
+from dptrain.program.tensor import DType, Node, Tensor, is_half
 from dptrain.program.views import Key, View, compose, marked, matrix, space_of, whole
 
 
@@ -73,6 +73,10 @@ class _Fusing:
         self._makers: dict[Tensor, int] = {}  # loops of this stage by what they make
         self._readers: dict[tuple[Key, View], list[int]] = {}  # and by their space and what they read there
         self._singles: list[int] = []  # and those of single numbers
+        self._values: dict[Node, dict[int, Tensor]] = {}  # of ops that have several
+        for tensor in program.tensors:
+            if tensor.op is not None and tensor.op.has_values:
+                self._values.setdefault(tensor.node, {})[tensor.index] = tensor
         self.fused = Fused(program, [], {}, {}, {}, {}, set())
         for number, stage in enumerate(self._stages):
             if join:
@@ -120,7 +124,11 @@ class _Fusing:
         if op is None:
             return
         inputs = [self._view(one) for one in tensor.inputs]
-        if isinstance(op.lowering, lowering.Product) and tensor.dtype in (np.float32, np.float64):
+        if op.has_values:
+            values = self._values[tensor.node]
+            if tensor is next(iter(values.values())):
+                self._append(Call(tensor, tuple(inputs), values))
+        elif isinstance(op.lowering, lowering.Product) and tensor.dtype in (np.float32, np.float64):
             a, b = (one.dtype for one in tensor.inputs)
             wanted = a if a == b and is_half(a) else tensor.dtype
             for number, (one, view) in enumerate(zip(tensor.inputs, inputs, strict=True)):
@@ -286,7 +294,8 @@ def _every_step(fused: Fused) -> set[Tensor]:
         for kernel in reversed(stage.kernels):
             members: Sequence[Any] = kernel.members if isinstance(kernel, Loop) else [kernel]
             for member in reversed(members):
-                if member.tensor in needed:
+                made = [member.tensor] if isinstance(member, Member) else member.tensors
+                if not needed.isdisjoint(made):
                     needed |= {fused.memory_of(view.root) for view in member.reads}
     return needed
 

@@ -3,12 +3,12 @@
 Nothing here knows of ranks or devices: a function is differentiated as if one device had the whole batch.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dptrain.errors import ConfigError
 from dptrain.program.operand import METHODS, OPERATORS
-from dptrain.program.tensor import Tensor, Variable, constant, note_of_weights
+from dptrain.program.tensor import Node, Tensor, Variable, constant, note_of_weights
 
 
 def topological(outputs: Iterable[Tensor]) -> list[Tensor]:
@@ -40,27 +40,54 @@ def gradients(target: Tensor, sources: Sequence[Tensor], gradient: Any = None) -
     """
     if target.dtype.kind not in "fV":
         raise ConfigError(f"{target} has no gradient: expected floating-point numbers")
-    order = topological([target])
+    seed = OPERATORS["fill"](shape=target.shape, value=1.0, dtype=target.dtype.name) if gradient is None else gradient
+    found = pulled_back({target: constant(seed, target.dtype)}, sources)
+    weights = {one: one.variable for one in sources if one.variable is not None and one.variable.trainable}
+    note_of_weights({found[one]: variable for one, variable in weights.items() if one in found})
+    return [found.get(one) for one in sources]
+
+
+def pulled_back(cotangents: Mapping[Tensor, Tensor], sources: Sequence[Tensor]) -> dict[Tensor, Tensor]:
+    """Return the gradients in tensors, of the sources those on which what is differentiated depends.
+
+    Args:
+        cotangents: the gradients in the tensors that are differentiated.
+        sources: tensors that these were made of.
+
+    Raises:
+        ConfigError: an op on the way has no gradient.
+    """
+    order = topological(cotangents)
     depends = set(sources)
+    values: dict[Node, dict[int, Tensor]] = {}  # of ops that have several
     for tensor in order:
         if tensor.dtype.kind in "fV" and any(one in depends for one in tensor.inputs):  # whole numbers are steps
             depends.add(tensor)
-    seed = OPERATORS["fill"](shape=target.shape, value=1.0, dtype=target.dtype.name) if gradient is None else gradient
-    found: dict[Tensor, Tensor] = {target: constant(seed, target.dtype)}
+        if tensor.op is not None and tensor.op.has_values:
+            values.setdefault(tensor.node, {})[tensor.index] = tensor
+    found = dict(cotangents)
     for tensor in reversed(order):
-        dy = found.get(tensor)
-        if dy is None or tensor.op is None or tensor not in depends:
+        if tensor.op is None or not any(one in depends for one in tensor.inputs):
+            continue
+        made: Any = tensor
+        dy: Any = found.get(tensor) if tensor in depends else None
+        if tensor.op.has_values:
+            known = values[tensor.node]
+            if known[next(iter(known))] is not tensor:
+                continue  # once, when the gradients in all of them are known
+            made = tuple(known.get(one.index, one) for one in tensor.node.values)
+            dy = tuple(found.get(one) if one in depends else None for one in made)
+            dy = dy if any(one is not None for one in dy) else None
+        if dy is None:
             continue
         if tensor.op.gradient_rule is None:
             raise ConfigError(f"op {tensor.op.name!r} has no gradient")
-        parts = tensor.op.gradient_rule(tensor, dy, *tensor.inputs)
+        parts = tensor.op.gradient_rule(made, dy, *tensor.inputs)
         for one, part in zip(tensor.inputs, parts if isinstance(parts, tuple) else (parts,), strict=True):
             if part is not None and one in depends:
                 before = found.get(one)
                 found[one] = part if before is None else before + part
-    weights = {one: one.variable for one in sources if one.variable is not None and one.variable.trainable}
-    note_of_weights({found[one]: variable for one, variable in weights.items() if one in found})
-    return [found.get(one) for one in sources]
+    return found
 
 
 def backward(target: Tensor, gradient: Any = None) -> None:

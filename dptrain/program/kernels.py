@@ -3,8 +3,8 @@
 `fuse.py` says how ops become kernels.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -132,15 +132,22 @@ class Product:
 
 @dataclass(eq=False)
 class Call:
-    """An op by its own function."""
+    """An op by its own function.
+
+    Attributes:
+        tensor: what it makes, or the first value that it makes.
+        reads: as a `Member`.
+        values: those that are read, by their numbers, of an op that has several.
+    """
 
     tensor: Tensor
     reads: tuple[View, ...]
+    values: Mapping[int, Tensor] = field(default_factory=dict)
 
     @property
     def tensors(self) -> list[Tensor]:
         """What it makes."""
-        return [self.tensor]
+        return list(self.values.values()) or [self.tensor]
 
 
 Kernel = Loop | Product | Call

@@ -5,12 +5,14 @@
 - A capital letter is an axis that must be whole. It may stand for axes of different lengths: `aX,aX->aX` concatenates.
 - `1` is an axis of length 1 that is broadcast (`ab,1b->ab`), or that a reduction leaves behind (`ab->a1`).
 
+Several values of one op are named one after the other: `aB->aB,a`.
+
 An output letter that no operand has is made from the shape alone: `1b->ab` repeats, `->ab` fills.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dptrain.errors import ConfigError
@@ -21,7 +23,7 @@ Letters = str | Callable[[Sequence[Shape], Shape, Mapping[str, Any]], str]
 
 # Letters of axes in order; x, y and z are those of matrices.
 _NAMES = "abcdefghijklmnopqrstuvw"
-_FORM = re.compile(r"[a-zA-Z1]*(,[a-zA-Z1]*)*->[a-zA-Z1]*")
+_FORM = re.compile(r"[a-zA-Z1]*(,[a-zA-Z1]*)*->[a-zA-Z1]*(,[a-zA-Z1]*)*")
 
 
 @dataclass(frozen=True)
@@ -31,17 +33,24 @@ class Named:
     Attributes:
         inputs: of each operand.
         output: of the output.
+        others: of all values, where there are several.
     """
 
     inputs: tuple[str, ...]
     output: str
+    others: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{','.join(self.inputs)}->{self.output}"
+        return f"{','.join(self.inputs)}->{','.join(self.others or (self.output,))}"
 
     def own(self) -> str:
         """Return the lower-case letters that only the output has."""
-        return "".join(letter for letter in self.output if letter.islower() and not _has(self.inputs, letter))
+        every = dict.fromkeys("".join(self.others or (self.output,)))
+        return "".join(letter for letter in every if letter.islower() and not _has(self.inputs, letter))
+
+    def of(self, index: int) -> "Named":
+        """Return the letters of one value."""
+        return replace(self, output=self.others[index]) if self.others else self
 
 
 def names(rank: int) -> str:
@@ -70,10 +79,11 @@ def parsed(text: str, op: str, operands: int | None = None) -> Named:
     inputs = tuple(given.split(",")) if given or operands != 0 else ()
     if operands is not None and len(inputs) != operands:
         raise refusal(f"{len(inputs)} operands; expected {operands}")
-    for one in (*inputs, output):
+    outputs = tuple(output.split(","))
+    for one in (*inputs, *outputs):
         if twice := [letter for letter in one if letter.islower() and one.count(letter) > 1]:
             raise refusal(f"{twice[0]!r} names two axes of one tensor; capitals may, which must be whole")
-    return Named(inputs, output)
+    return Named(inputs, outputs[0], outputs if outputs[1:] else ())
 
 
 def parsed_for_any_shape(text: str, op: str, operands: int | None) -> Named:

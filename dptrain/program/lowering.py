@@ -4,7 +4,7 @@ Each backend has one table from these classes to its own code, so that a new op 
 that has none of them is computed by its NumPy function, on a CPU alone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -210,6 +210,18 @@ class UserKernel:
     output: int
 
 
+@dataclass(frozen=True)
+class Repeat:
+    """The steps of a body, one after the other; see `program/body.py`.
+
+    Attributes:
+        steps: writes them down as ops instead, of a node, of other inputs for its own and of the numbers of the values
+            that are read; returns something for each value.
+    """
+
+    steps: Callable[[Any, Sequence[Tensor], Collection[int]], tuple[Tensor, ...]]
+
+
 # What reads its operands in an order of its own, so that they must lie in memory whole.
 WHOLE = Scatter, Windows
 
@@ -226,6 +238,7 @@ Lowering = (
     | Windows
     | Convolution
     | UserKernel
+    | Repeat
 )
 
 

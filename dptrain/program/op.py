@@ -17,7 +17,7 @@ from dptrain.errors import ConfigError
 from dptrain.program.context import SCOPE, TAPES, TRACE, WATCH
 from dptrain.program.dims import Dim
 from dptrain.program.letters import Letters, Named, parsed, parsed_for_any_shape
-from dptrain.program.lowering import Element, Gather, Insert, Join, Lowering, UserKernel, ViewMap
+from dptrain.program.lowering import Element, Gather, Insert, Join, Lowering, Repeat, UserKernel, ViewMap
 from dptrain.program.operand import METHODS, OPERATORS, OPS, Operator
 from dptrain.program.shapes import Shape, is_open, local, size
 from dptrain.program.tensor import (
@@ -87,6 +87,9 @@ class Op:
             neither memory to write to nor a function in Python.
         onnx: the operator of ONNX that it is, for the same operands in one type; others have an `onnx_lowering`.
         keras: the module of `keras.src.ops` that has it as an operation of the same name.
+        has_values: it has several values and is called by `values`: `shape` and `dtype` return one entry for each,
+            `letters` name them as `aB->aB,a`, and the NumPy function writes a list of arrays, None for values that
+            nobody reads. Its gradient rule takes tuples, of all values and of their gradients, None where nobody asks.
 
     Attributes:
         name: of the NumPy function.
@@ -111,7 +114,9 @@ class Op:
         ufunc: np.ufunc | None = None,
         onnx: str | None = None,
         keras: str | None = None,
+        has_values: bool = False,
     ) -> None:
+        self.has_values = has_values
         self.name = compute.__name__
         self.compute, self.shape, self.dtype = compute, shape, dtype
         self.linear, self.linear_in, self.joins = linear, linear_in, joins
@@ -211,6 +216,49 @@ class Op:
         made.kind = kind
         return made
 
+    def values(self, *inputs: Any, **attributes: Any) -> tuple[Tensor, ...]:
+        """Return all values of an op that has several, for tensors, arrays and numbers.
+
+        Raises:
+            ConfigError: the inputs do not go together.
+        """
+        tensors = tuple(as_tensors(inputs))
+        made = self.values_of(tensors, attributes, SCOPE.get())
+        depends = any(one.counts_rows or _counts_rows(one.shape) for one in (*tensors, *made))
+        if (TRACE.get() is not None and (depends or isinstance(self.lowering, Repeat))) or (
+            any(one.value is None for one in tensors) or any(is_open(one.shape) for one in made)
+        ):
+            return made
+        out = [np.empty(one.shape, one.dtype) for one in made]
+        about = attributes | {"first_row": 0} if self.by_row else attributes
+        _quiet.run(self.compute, *[one.value for one in tensors], **about, out=out)
+        tracking = max([one.tracking for one in tensors], default=NOT_TRACKED)
+        forgets = tracking == NOT_TRACKED or (tracking == WATCHED and not TAPES.get()) or TRACE.get() is not None
+        found = []
+        for one, value in zip(made, out, strict=True):
+            if (check := WATCH.get()) is not None:
+                check(Tensor(self, tensors, attributes, one.shape, one.dtype, value, one.name, one.index))
+            if forgets or self.ends_gradients or one.dtype.kind not in "fV":
+                one = Tensor(None, (), {}, one.shape, one.dtype, value)
+            else:
+                one.value, one.tracking = value, tracking
+            one.kind = None if _counts_rows(one.shape) else (one.shape, one.dtype)
+            found.append(one)
+        return tuple(found)
+
+    def values_of(self, inputs: Sequence[Tensor], attributes: dict[str, Any], name: str = "") -> tuple[Tensor, ...]:
+        """Return the values of a node, written down."""
+        if not self.has_values:
+            shapes: Any = [self.shape(*[one.shape for one in inputs], **attributes)]
+            dtypes: Any = [self.dtype(*[one.dtype for one in inputs], **attributes)]
+        else:
+            shapes = self.shape(*[one.shape for one in inputs], **attributes)
+            dtypes = self.dtype(*[one.dtype for one in inputs], **attributes)
+        return tuple(
+            Tensor(self, inputs, attributes, shape, np.dtype(dtype), name=name, index=index)
+            for index, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))
+        )
+
     def _is_made_at_once(self, inputs: Sequence[Tensor], shape: Shape, dtype: DType) -> bool:
         """Whether the ufunc makes an array of the op's type of these inputs; of single numbers it makes none."""
         if self.ufunc is None or not shape:
@@ -289,6 +337,7 @@ class Op:
         if found is None:
             assert callable(self.letters)
             found = parsed(self.letters(shapes, made.shape, made.attributes), self.name, len(shapes))
+        found = found.of(made.index)
         if [*map(len, found.inputs), len(found.output)] != [*map(len, shapes), made.ndim]:
             found_shapes = ", ".join(str(tuple(map(int, one))) for one in (*shapes, made.shape))
             raise ConfigError(

@@ -136,7 +136,7 @@ def _identity(tensor: Tensor) -> Any:
         return id(tensor)
     made_of = tensor.value.tobytes() if tensor.value is not None else tuple(id(one) for one in tensor.inputs)
     attributes = tuple(sorted((name, _comparable(value)) for name, value in tensor.attributes.items()))
-    return id(tensor.op), made_of, attributes, marked(tensor.shape), tensor.dtype
+    return id(tensor.op), tensor.index, made_of, attributes, marked(tensor.shape), tensor.dtype
 
 
 def _comparable(value: Any) -> Any:

@@ -35,7 +35,9 @@ from typing import Any
 
 from dptrain.comm.mesh import BATCH
 from dptrain.errors import ConfigError
+from dptrain.program.body import body_of, closed, has_body
 from dptrain.program.dims import Dim
+from dptrain.program.gradient import topological
 from dptrain.program.letters import Named
 from dptrain.program.lowering import Element, Insert, Join, Scatter
 from dptrain.program.mesh import ALL_GATHER, ALL_REDUCE, OWN_PART, REDUCE_SCATTER, Axes, PlacedProgram, Placement
@@ -43,7 +45,11 @@ from dptrain.program.op import Op
 from dptrain.program.operand import METHODS, OPERATORS
 from dptrain.program.program import Program
 from dptrain.program.shapes import Shape, row_axis, size
-from dptrain.program.tensor import Tensor, Variable, constant, row_count
+from dptrain.program.steps import unrolled
+from dptrain.program.tensor import Node, Tensor, Variable, constant, row_count
+
+# A loop whose placement has not come to an end after so many rounds is unrolled.
+_ROUNDS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,10 +112,30 @@ def place(
     """
     laid = {variable: laid_out(variable, axes) for variable, axes in (layouts or {}).items()}
     laid = {variable: one for variable, one in laid.items() if not one.is_replicated}
-    chosen = set(summed)
+    program = unrolled(program) if laid else program
+    while True:
+        try:
+            return _placed(program, set(summed), bucket_bytes, comm_dtype, laid, slots or {})
+        except _MeetsInLoopError as meets:
+            program = unrolled(program, meets.node)
+
+
+def _placed(
+    program: Program,
+    chosen: set[Variable],
+    bucket_bytes: int | None,
+    comm_dtype: str | None,
+    laid: Mapping[Variable, Placement],
+    slots: Mapping[Variable, Collection[Variable]],
+) -> PlacedProgram:
+    """See `place`.
+
+    Raises:
+        _MeetsInLoopError: ranks would meet in every step of a loop.
+    """
     rounded = _alone_for_weights(program) if comm_dtype is not None else set()
     for_gradients = _for_gradients(program)
-    scattered = _gradient_layouts(program, laid, slots or {})
+    scattered = _gradient_layouts(program, laid, slots)
     while True:
         placing = _Placing(chosen, laid, rounded, comm_dtype, for_gradients)
         for tensor in program.tensors:
@@ -192,6 +218,18 @@ def laid_out(variable: Variable, axes: Axes) -> Placement:
     return Placement(tuple(axes))
 
 
+class _MeetsInLoopError(Exception):
+    """Ranks would have to meet in every step of a loop.
+
+    Attributes:
+        node: of the loop, in the program that is placed.
+    """
+
+    def __init__(self, node: Node) -> None:
+        super().__init__()
+        self.node = node
+
+
 class _Placing:
     """The work of `place`."""
 
@@ -215,6 +253,8 @@ class _Placing:
         self._over_rows: dict[_Divisor, _Divisor] = {}
         self._numbers: set[Tensor] = set()  # the same at every place, of constants and variables
         self._of_state: set[Tensor] = set()  # elements of constants and variables alone
+        self._zeros: set[Tensor] = set()  # what a loop's carries begin with, whose placement nobody knows yet
+        self._loops: dict[Node, list[_Part]] = {}
         self._kept: list[Tensor] = []  # so that no two tensors of this work can have the same id
 
     def add(self, tensor: Tensor) -> None:
@@ -224,6 +264,10 @@ class _Placing:
             self._numbers.add(tensor)
         if tensor.op is None:
             self.parts[tensor] = self._note(tensor, self._given(tensor))
+        elif has_body(tensor):
+            if tensor.node not in self._loops:
+                self._loops[tensor.node] = self._loop(tensor.node)
+            self.parts[tensor] = self._loops[tensor.node][tensor.index]
         else:
             parts = [self.parts[one] for one in tensor.inputs]
             made = self.parts[tensor] = self._place(tensor.op, tensor, parts)
@@ -367,7 +411,7 @@ class _Placing:
         if op.linear == "each" and len(tensors) < len(partial):
             return []  # a square needs the sum
         linear_in = range(len(parts)) if op.linear_in is None else op.linear_in
-        if op.linear == "joint" and partial == _not_zero(parts, linear_in):
+        if op.linear == "joint" and partial == self._not_zero(parts, linear_in):
             return partial
         candidates = [number for number in partial if number in linear_in]
         if op.linear == "each" and candidates:
@@ -418,7 +462,7 @@ class _Placing:
         if (
             op.linear == "joint"
             and known
-            and known == _not_zero(parts, linear_in)
+            and known == self._not_zero(parts, linear_in)
             and len({one for one in divisors if one is not None}) == 1
         ):
             return divisors[known[0]]
@@ -552,6 +596,91 @@ class _Placing:
             part = self._note(made, self.placements[one].sharded(along, mesh))
         return part
 
+    def _is_zero(self, part: _Part) -> bool:
+        """Whether a part is the constant 0, or a carry that begins with it."""
+        tensor = part.tensor
+        known = tensor.value if tensor.op is None and not tensor.counts_rows else None
+        return tensor in self._zeros or (known is not None and known.size == 1 and not known.any())
+
+    def _not_zero(self, parts: Sequence[_Part], numbers: Iterable[int]) -> list[int]:
+        """Return which parts are not 0, which is its own summand and quotient."""
+        return [number for number in numbers if not self._is_zero(parts[number])]
+
+    # Loops
+
+    def _loop(self, node: Node) -> list[_Part]:
+        """Return the values of a loop: what comes out of its body is assumed to go in, until both are equal.
+
+        Zeros have any placement: in the first round a carry that begins with them is not asked. What the body would
+        send of captures alone is sent once, before the loop.
+
+        Raises:
+            _MeetsInLoopError: something is left to be sent, or a carry becomes a summand that does not begin as one.
+        """
+        body = body_of(node)
+        count, ends = len(body.begun), len(body.begun) + len(body.slices)
+        parts = [self._divided(self.parts[one]) for one in node.inputs]
+        parts = [self._whole(one) if one.placement.join == "max" else one for one in parts]
+        for number in range(count, ends):
+            axes = (None, *parts[number].placement.axes[1:])
+            parts[number] = self._moved(
+                parts[number], axes, "a loop", _rows(parts[number].tensor.shape, axes), self._mesh
+            )
+        begins = [None if self._is_zero(one) else one.placement for one in parts[:count]] + [None] * body.sums
+        slices = [replace(one.placement, axes=one.placement.axes[1:]) for one in parts[count:ends]]
+        captures = [one.placement for one in parts[ends:]]
+        try:
+            inner, following, carried = self._fixed_point(node, begins, [*slices, *captures])
+            stacked = [inner.out_of_step(one) for one in body.stacked]
+        except _MeetsInLoopError:
+            raise _MeetsInLoopError(node) from None
+        for number, (part, placement) in enumerate(zip(parts[:count], carried, strict=False)):
+            if begins[number] is not None and set(placement.partial) - set(part.placement.partial):
+                raise _MeetsInLoopError(node)
+            rows = _rows(part.tensor.shape, placement.axes)
+            parts[number] = self._moved(part, placement.axes, "a loop", rows, placement.partial)
+        known = {one: part.tensor for one, part in zip(body.captures, parts[ends:], strict=True)}
+        made = ([one.tensor for one in following], [one.tensor for one in stacked])
+        placed, captured, new = closed(body.carries, body.slices, *made, known, body.sums)
+        if any(one.op in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER) for one in topological(placed.results)):
+            raise _MeetsInLoopError(node)
+        for old, one in new.items():
+            self.placements.setdefault(one, inner.placements[old])
+            self._kept.append(one)
+        for one, outside in zip(placed.captures, captured, strict=True):
+            self._note(one, self.placements[outside])
+        inputs = [*(one.tensor for one in parts[:ends]), *captured]
+        placed = replace(placed, counted=body.counted)
+        values = node.op.values_of(inputs, {**node.attributes, "body": placed})
+        of_stacked = [replace(one.placement, axes=(None, *one.placement.axes)) for one in stacked]
+        return [self._note(one, placement) for one, placement in zip(values, [*carried, *of_stacked], strict=True)]
+
+    def _fixed_point(
+        self, node: Node, begins: Sequence[Placement | None], others: Sequence[Placement]
+    ) -> "tuple[_Placing, list[_Part], list[Placement]]":
+        """Return the body as it is placed, its next carries, and where carries lie."""
+        body, assumed = body_of(node), list(begins)
+        for _ in range(_ROUNDS):
+            inner = _Placing((), self._layouts, (), None, ())
+            for one, placement in zip(body.placeholders, [*assumed, *others], strict=True):
+                inner.parts[one] = inner._note(one, placement or Placement((None,) * one.ndim))
+                if placement is None:
+                    inner._zeros.add(one)
+            for one in topological(body.results):
+                if one not in inner.parts:
+                    inner.add(one)
+            following = [inner.out_of_step(one) for one in body.following]
+            found = [one.placement for one in following]
+            if found == assumed:
+                return inner, following, found
+            assumed = list(found)
+        raise _MeetsInLoopError(node)
+
+    def out_of_step(self, tensor: Tensor) -> _Part:
+        """Return what a step of a loop makes, as it may come out: as it is, or as a summand."""
+        part = self._divided(self.parts[tensor])
+        return self._whole(part) if part.placement.join == "max" else part
+
     def _note(self, tensor: Tensor, placement: Placement, divisor: _Divisor | None = None) -> _Part:
         self.placements[tensor] = placement
         self._kept.append(tensor)
@@ -588,6 +717,11 @@ def _of_rows(shape: Shape) -> Axes:
     return tuple(BATCH if axis == row else None for axis in range(len(shape)))
 
 
+def _rows(shape: Shape, axes: Axes) -> Dim | None:
+    """Return the length that counts rows along the axis that is sharded over `BATCH`; None where none does."""
+    return next((n for n, mesh in zip(shape, axes, strict=True) if mesh == BATCH and isinstance(n, Dim)), None)
+
+
 def _summand(tensor: Tensor) -> Placement:
     return Placement((None,) * tensor.ndim, (BATCH,))
 
@@ -601,13 +735,3 @@ def _puts_zeros(op: Op, beside: bool) -> bool:
     """Whether an op makes zeros of nothing, or lets those `beside` its other operands come out as they are."""
     chooses = isinstance(op.lowering, Element) and bool(op.lowering.conditions)
     return isinstance(op.lowering, Insert | Scatter) or (beside and (chooses or isinstance(op.lowering, Join)))
-
-
-def _not_zero(parts: Sequence[_Part], numbers: Iterable[int]) -> list[int]:
-    """Return which parts are not the constant 0, which is its own summand and quotient."""
-
-    def is_zero(tensor: Tensor) -> bool:
-        known = tensor.value if tensor.op is None and not tensor.counts_rows else None
-        return known is not None and known.size == 1 and not known.any()
-
-    return [number for number in numbers if not is_zero(parts[number].tensor)]

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import numpy.typing as npt
 
+from dptrain.program.body import has_loops, trimmed
 from dptrain.program.dims import Dim
 from dptrain.program.gradient import topological
 from dptrain.program.shapes import Shape
@@ -87,13 +88,19 @@ def trace(function: Callable[..., Mapping[str, Any]], inputs: Mapping[str, tuple
         outputs = dict(zip(found, as_tensors(list(found.values())), strict=True))
         for variable in seen.written:
             seen.placeholder_of(variable)
-    derived = _derived(outputs, seen)
     updates = {variable: leaf.inputs[0] for variable, leaf in seen.written.items()}
+    derived = _derived(outputs, seen)
     own = {name: one for name, one in outputs.items() if name not in derived.outputs}
+    of_weights = seen.of_weights
+    if has_loops([*own.values(), *updates.values()]):
+        new = trimmed([*own.values(), *updates.values()])
+        own = {name: new[one] for name, one in own.items()}
+        updates = {variable: new[one] for variable, one in updates.items()}
+        of_weights = {new[one]: variable for one, variable in of_weights.items() if one in new}
     sizes = [n.size for shape, _ in inputs.values() for n in shape if isinstance(n, Dim) and n.size is not None]
     rows = sizes[0].number if sizes else 0
     asked = any(one.asked for one in sizes)
-    return Program(data, seen.read, own, updates, derived, rows, asked, seen.of_weights)
+    return Program(data, seen.read, own, updates, derived, rows, asked, of_weights)
 
 
 def _derived(outputs: Mapping[str, Tensor], seen: Trace) -> Program:

@@ -81,6 +81,7 @@ class Tensor(Operand):
         tracking: whether results of it remember how they were made: NOT_TRACKED, WATCHED or TRAINABLE.
         kind: shape and type of a value that has nothing to do with the number of rows, else None.
         history: of what a layer made of symbolic tensors: that call.
+        index: which value of its op it is, where that has several; see `node`.
         is_whole: its floating-point numbers are integers by what made it, which half precision would lose; not set
             where nobody knows: see `is_whole`.
         _keras_mask: which of its time steps count, (rows, time), under Keras' name; not set where all do: see
@@ -93,6 +94,7 @@ class Tensor(Operand):
         "attributes",
         "dtype",
         "history",
+        "index",
         "inputs",
         "is_whole",
         "kind",
@@ -118,8 +120,9 @@ class Tensor(Operand):
         dtype: DType,
         value: Array | None = None,
         name: str = "",
+        index: int = 0,
     ) -> None:
-        self.op, self.inputs, self.attributes = op, tuple(inputs), attributes
+        self.op, self.inputs, self.attributes, self.index = op, tuple(inputs), attributes, index
         self.shape, self.dtype, self.value, self.name = shape, dtype, value, name
         self.tracking = NOT_TRACKED
         self.kind: ShapeDtype | None = None
@@ -132,7 +135,12 @@ class Tensor(Operand):
         """Return what its op makes of other inputs of the same shapes; itself if they are its own."""
         if all(new is old for new, old in zip(inputs, self.inputs, strict=True)):
             return self
-        return Tensor(self.op, inputs, self.attributes, self.shape, self.dtype, name=self.name)
+        return Tensor(self.op, inputs, self.attributes, self.shape, self.dtype, name=self.name, index=self.index)
+
+    @property
+    def node(self) -> "Node":
+        """The use of its op, which it shares with the op's other values."""
+        return Node(self)
 
     @property
     def counts_rows(self) -> bool:
@@ -240,6 +248,39 @@ class Tensor(Operand):
             gradient: of something in this tensor; ones by default.
         """
         METHODS["backward"](self, gradient)
+
+
+class Node:
+    """One use of an op. Its values share the op, the same inputs and one record of attributes: these tell nodes apart.
+
+    So values that a pass rewrites one by one, to the same inputs, are those of one node again.
+
+    Args:
+        value: one of its values.
+
+    Attributes:
+        op: as of the value.
+        inputs: as of the value.
+        attributes: as of the value.
+    """
+
+    __slots__ = ("_key", "attributes", "inputs", "op")
+
+    def __init__(self, value: Tensor) -> None:
+        assert value.op is not None
+        self.op, self.inputs, self.attributes = value.op, value.inputs, value.attributes
+        self._key = id(self.op), tuple(map(id, self.inputs)), id(self.attributes)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Node) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @property
+    def values(self) -> tuple[Tensor, ...]:
+        """All of them, as tensors that nobody has yet."""
+        return self.op.values_of(self.inputs, self.attributes)
 
 
 def is_whole(value: Any) -> bool:
@@ -641,7 +682,7 @@ def watch(made: Tensor, value: Array) -> None:
     """Show a value that has been computed to whoever is watching."""
     check = WATCH.get()
     if check is not None:
-        check(Tensor(made.op, made.inputs, made.attributes, made.shape, made.dtype, value, made.name))
+        check(Tensor(made.op, made.inputs, made.attributes, made.shape, made.dtype, value, made.name, made.index))
 
 
 def _refuse_nan(made: Tensor) -> None:

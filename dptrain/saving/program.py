@@ -27,6 +27,7 @@ from dptrain.program.execute import evaluate
 from dptrain.program.program import Program, trace
 from dptrain.program.schema import check_attributes, is_length, is_type_name
 from dptrain.program.shapes import is_open, size
+from dptrain.program.steps import unrolled
 from dptrain.program.tensor import OPS, Tensor, Variable, constant, placeholder, row_count, tracing, watching
 from dptrain.runtime.text import short
 from dptrain.saving.reading import reading
@@ -107,7 +108,7 @@ def prediction(model: Any, length: int | None = None) -> Program:
         )
         for path, one in tree.flatten(symbols)
     }
-    program = trace(predicted, inputs)
+    program = unrolled(trace(predicted, inputs))
     if missing := [name for name in tree.leaves(model._prediction) if name not in program.outputs]:
         raise ConfigError(f"not supported: output {missing[0]!r} does not depend on the inputs")
     if program.for_one_size:

@@ -25,6 +25,7 @@ from dptrain.ops.indexing import take_rows
 from dptrain.optimizers.base import Optimizer
 from dptrain.program import messages, shapes
 from dptrain.program.additive import sums_over_samples
+from dptrain.program.body import with_steps
 from dptrain.program.course import Course, course_of, microbatches_of
 from dptrain.program.cutting import cut_into_stages
 from dptrain.program.dims import Dim
@@ -34,6 +35,7 @@ from dptrain.program.mesh import ALL_REDUCE, OWN_PART, REDUCE_SCATTER, PlacedPro
 from dptrain.program.passes import rewritten
 from dptrain.program.placement import place
 from dptrain.program.program import ROWS, Program, trace
+from dptrain.program.steps import unrolled
 from dptrain.program.tensor import Tensor, Variable, placeholder, watching
 from dptrain.program.turns import MAKING, TURNS
 from dptrain.registry.reads import Reads
@@ -197,6 +199,7 @@ class Programs:
         else:
             begun = time.perf_counter()
             program, names = self._trace(step, batch, batch_rows)
+            program = unrolled(program) if self._has_stages else program
             self.preparing_seconds += time.perf_counter() - begun
             self._assign_stages(program, batch_rows)
             sent: dict[str, Any] = {"bucket_bytes": self._bucket_bytes, "comm_dtype": self._comm_dtype}
@@ -644,7 +647,7 @@ def _depends_on_batches(program: Program, placed: PlacedProgram, totals: Collect
     or asks how many these are. Random numbers are a function of the row in the batch, and of a count of draws.
     """
     counts_batches = bool(placed.updates.keys() - placed.summed)
-    draws = any(one.op is not None and one.op.by_row for one in placed.tensors)
+    draws = any(one.op is not None and one.op.by_row for one in with_steps(placed.tensors))
     return (
         program.for_one_size
         or counts_batches
@@ -751,7 +754,7 @@ def _computes_rows(placed: PlacedProgram) -> bool:
     """
     if placed.updates or messages.count(placed):
         return False
-    tensors = placed.tensors
+    tensors = with_steps(placed.tensors)
     if any(one.counts_rows or (one.op is not None and (one.op.by_row or one.op is OWN_PART)) for one in tensors):
         return False
     leading = [one.shape[0] if one.shape else 0 for one in placed.outputs.values()]

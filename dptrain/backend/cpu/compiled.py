@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from dptrain.program.passes import without_ranks
 from dptrain.program.places import Extent
 from dptrain.program.program import ROWS, Program
 from dptrain.program.shapes import local, size
+from dptrain.program.steps import unrolled
 from dptrain.program.structure import draws_bits, of_variables, structure_of, to_be_kept
 from dptrain.program.tensor import Array, Tensor
 from dptrain.program.turns import MAKING, TURNS
@@ -283,7 +285,11 @@ class CompiledExecutable:
         assert op is not None
         attributes = op.local_attributes(tensor, self._rows, self._first_row)
         inputs = [self._strided(view, one) for view, one in zip(call.reads, tensor.inputs, strict=True)]
-        out, every = self._array(tensor), tensor in self.fused.every_step
+        out: Any = self._array(tensor)
+        if op.has_values:
+            count = len(tensor.node.values)
+            out = [self._array(call.values[number]) if number in call.values else None for number in range(count)]
+        every = not self.fused.every_step.isdisjoint(call.tensors)
 
         def execute(last: bool) -> None:
             if every or last:
@@ -391,7 +397,7 @@ def lowered(program: Program, *, alone: bool = True, join: bool = True) -> tuple
     if key not in program.lowered:
         with MAKING:
             if key not in program.lowered:
-                program.lowered[key] = _of_structure(program, alone, join)
+                program.lowered[key] = _of_structure(unrolled(program), alone, join)
     found: tuple[Fused, Code] = program.lowered[key]
     return found
 

@@ -35,6 +35,7 @@ from dptrain.comm.base import Communicator, HandOvers
 from dptrain.errors import ConfigError, DeviceError
 from dptrain.program.hand_overs import Link
 from dptrain.program.program import Program
+from dptrain.program.steps import unrolled
 from dptrain.program.tensor import Variable
 
 # Types that kernels read.
@@ -229,7 +230,7 @@ class CudaBackend(Backend):
             provider = self.choices.provider if self.libraries else None
             while len(kept) >= _KEPT_COMPOSITIONS:
                 kept.pop(next(iter(kept)))
-            kept[key] = Composition(program, rows, first_row, alone=alone, provider=provider, **products)
+            kept[key] = Composition(unrolled(program), rows, first_row, alone=alone, provider=provider, **products)
         return kept[key]
 
     def prepare(self, program: Program, rows: int, first_row: int = 0, *, alone: bool = True) -> None:

@@ -1,0 +1,284 @@
+"""Bodies: what a loop repeats, as a program of one step.
+
+A node may hold a body. A step of it takes **carries**, which the step before has made, a **slice** of each stacked
+input, and **captures**, which are the same in every step. It makes the next carries, and values that are stacked. A
+node's inputs are the first carries, the stacked inputs and the captures; some carries have no input and begin with
+zeros, as sums do.
+
+What depends on captures alone is no part of a body: it is computed once, before the loop, and captured itself.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dptrain.errors import ConfigError
+from dptrain.program.context import TRACE
+from dptrain.program.gradient import topological
+from dptrain.program.lowering import Repeat, lowering_of
+from dptrain.program.shapes import Shape
+from dptrain.program.tensor import DType, Node, Tensor, Variable, placeholder, tracing
+
+
+@dataclass(frozen=True, eq=False)
+class Body:
+    """One step of a loop.
+
+    Attributes:
+        carries: placeholders of what the step before has made.
+        slices: placeholders of this step's part of each stacked input.
+        captures: placeholders of what all steps read.
+        following: the next carries.
+        stacked: what each step makes, which comes out stacked.
+        sums: how many carries, the last ones, begin with zeros.
+        counted: the value that the operations of all steps are counted for: the first that is read.
+        made: what others have made of it, see `step_of`.
+    """
+
+    carries: tuple[Tensor, ...]
+    slices: tuple[Tensor, ...]
+    captures: tuple[Tensor, ...]
+    following: tuple[Tensor, ...]
+    stacked: tuple[Tensor, ...]
+    sums: int = 0
+    counted: int = 0
+    made: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def begun(self) -> tuple[Tensor, ...]:
+        """The carries that begin with an input."""
+        return self.carries[: len(self.carries) - self.sums]
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The placeholders of the node's inputs, in their order."""
+        return (*self.begun, *self.slices, *self.captures)
+
+    @property
+    def placeholders(self) -> tuple[Tensor, ...]:
+        """All that a step reads."""
+        return (*self.carries, *self.slices, *self.captures)
+
+    @property
+    def results(self) -> tuple[Tensor, ...]:
+        """All that a step makes, in the order of the node's values."""
+        return (*self.following, *self.stacked)
+
+    def shapes(self, length: int) -> list[Shape]:
+        """Return the shapes of the node's values."""
+        return [*(one.shape for one in self.following), *((length, *one.shape) for one in self.stacked)]
+
+    def dtypes(self) -> list[DType]:
+        """Return the types of the node's values."""
+        return [one.dtype for one in self.results]
+
+
+Step = Callable[[list[Tensor], list[Tensor]], tuple[Sequence[Tensor], Sequence[Tensor]]]
+
+
+def traced(step: Step, inits: Sequence[Tensor], slices: Sequence[Tensor]) -> tuple[Body, list[Tensor], list[Variable]]:
+    """Return what a function does in a step, within a trace.
+
+    Args:
+        step: takes carries and slices, and returns the next carries and what is to be stacked. A variable that it
+            assigns becomes one more carry.
+        inits: the first carries.
+        slices: stacked inputs.
+
+    Returns:
+        The body, the inputs of a node of it, and the variables that the last of its carries are.
+
+    Raises:
+        ConfigError: a carry changes its shape or type.
+    """
+    outer = TRACE.get()
+    assert outer is not None
+    carries = [placeholder(one.shape, one.dtype, f"carry {number}") for number, one in enumerate(inits)]
+    parts = [placeholder(one.shape[1:], one.dtype, f"slice {number}") for number, one in enumerate(slices)]
+    with tracing() as inner:
+        following, stacked = map(list, step(carries, parts))
+        written = list(inner.written)
+        for variable in written:
+            carries.append(inner.placeholder_of(variable))
+            following.append(inner.written[variable].inputs[0])
+    for number, (old, new) in enumerate(zip(carries, following, strict=True)):
+        if (old.shape, old.dtype) != (new.shape, new.dtype):
+            raise ConfigError(
+                f"a loop's carry {number} is {old.shape} of {old.dtype.name}, and {new.shape} of {new.dtype.name} "
+                "after a step: expected the same shape and type"
+            )
+    known = {one: outer.value_of(variable) for variable, one in inner.read.items() if variable not in inner.written}
+    firsts = [*inits, *(outer.value_of(variable) for variable in written)]
+    body, captured, _ = closed(carries, parts, following, stacked, known)
+    return body, [*firsts, *slices, *captured], written
+
+
+def closed(
+    carries: Sequence[Tensor],
+    slices: Sequence[Tensor],
+    following: Sequence[Tensor],
+    stacked: Sequence[Tensor],
+    known: Mapping[Tensor, Tensor],
+    sums: int = 0,
+) -> tuple[Body, list[Tensor], Mapping[Tensor, Tensor]]:
+    """Return the body that makes these tensors of carries and slices, what it captures, and what stands for tensors.
+
+    Args:
+        carries: placeholders.
+        slices: placeholders.
+        following: the next carries.
+        stacked: what is to be stacked.
+        known: tensors of the program around it, for tensors of the step that stand for them.
+        sums: see `Body`.
+    """
+    results = [*following, *stacked]
+    new = dict(known)
+    depends = {*carries, *slices}
+    captures: dict[Tensor, Tensor] = {}
+
+    def inside(tensor: Tensor) -> Tensor:
+        if tensor in depends or is_number(tensor):
+            return new[tensor]
+        outside = new[tensor]
+        if outside not in captures:
+            captures[outside] = placeholder(outside.shape, outside.dtype, f"capture {len(captures)}")
+        return captures[outside]
+
+    for tensor in topological(results):
+        if tensor in new:
+            continue
+        if any(one in depends for one in tensor.inputs):
+            depends.add(tensor)
+            new[tensor] = tensor.with_inputs([inside(one) for one in tensor.inputs])
+        else:
+            new[tensor] = tensor if tensor in depends else tensor.with_inputs([new[one] for one in tensor.inputs])
+    made = [inside(one) for one in results]
+    ends = (tuple(made[: len(following)]), tuple(made[len(following) :]))
+    body = Body(tuple(carries), tuple(slices), tuple(captures.values()), *ends, sums)
+    return body, list(captures), new
+
+
+def is_number(tensor: Tensor) -> bool:
+    """Whether a tensor is a constant of one element, which bodies have themselves."""
+    return tensor.op is None and tensor.value is not None and tensor.value.size == 1 and not tensor.counts_rows
+
+
+def body_of(node: Tensor | Node) -> Body:
+    """Return the body of a node that has one."""
+    found = node.attributes["body"]
+    assert isinstance(found, Body)
+    return found
+
+
+def extend(node: Node, stacked: Iterable[Tensor]) -> list[Tensor]:
+    """Let a node that is not placed yet stack more of its body's tensors; return the new values.
+
+    Nodes know their values by number, and what nobody reads is left out, so whoever has the node sees no other.
+    """
+    body = body_of(node)
+    more = list(stacked)
+    node.attributes["body"] = replace(body, stacked=(*body.stacked, *more))
+    values = node.values
+    return list(values[len(values) - len(more) :])
+
+
+def has_body(tensor: Tensor) -> bool:
+    """Whether a tensor is a value of a loop."""
+    return isinstance(lowering_of(tensor), Repeat)
+
+
+def with_steps(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Yield tensors, and those of the bodies of loops among them, a body's once for each value."""
+    for one in tensors:
+        yield one
+        if has_body(one):
+            yield from with_steps(topological(body_of(one).results))
+
+
+def has_loops(results: Iterable[Tensor]) -> bool:
+    """Whether tensors are made by loops, among others."""
+    return any(map(has_body, topological(results)))
+
+
+def trimmed(results: Iterable[Tensor]) -> dict[Tensor, Tensor]:
+    """Return what stands for tensors, and all that they are made of, where loops make only what is read of them.
+
+    A carry that is the same in every step becomes a capture.
+    """
+    results = list(results)
+    order = topological(results)
+    firsts: dict[Node, Tensor] = {}
+    for tensor in order:
+        if has_body(tensor):
+            firsts.setdefault(tensor.node, tensor)
+    live, read, trims = set(results), dict[Node, set[int]](), dict[Node, _Trim]()
+    for tensor in reversed(order):
+        if not has_body(tensor):
+            live.update(tensor.inputs if tensor in live else ())
+            continue
+        node = tensor.node
+        read.setdefault(node, set()).update([tensor.index] if tensor in live else [])
+        if firsts[node] is tensor and read[node]:  # all that reads its values has been seen
+            trims[node] = _Trim(node, read[node])
+            live.update(trims[node].inputs)
+    new: dict[Tensor, Tensor] = {}
+    for tensor in order:
+        if not has_body(tensor):
+            new[tensor] = tensor.with_inputs([new[one] for one in tensor.inputs])
+        elif tensor.node in trims:
+            new[tensor] = trims[tensor.node].value(tensor.index, new)
+        else:
+            new[tensor] = tensor  # nobody reads it
+    return new
+
+
+class _Trim:
+    """A loop without what nobody reads.
+
+    Attributes:
+        inputs: of the old node, those that are left.
+    """
+
+    def __init__(self, node: Node, read: set[int]) -> None:
+        self._node, body = node, body_of(node)
+        count = len(body.carries)
+        kept = {number for number in read if number < count}
+        stacked = [number for number in range(len(body.stacked)) if count + number in read]
+        constant = {number for number, one in enumerate(body.begun) if body.following[number] is one}
+        while True:  # a carry that another needs is needed
+            roots = [*(body.following[number] for number in sorted(kept)), *(body.stacked[one] for one in stacked)]
+            needed = set(topological(roots))
+            more = {number for number in range(count) if body.carries[number] in needed} - kept
+            if not more:
+                break
+            kept |= more
+        new = trimmed(roots)
+        of_inputs = dict(zip(body.inputs, node.inputs, strict=True))
+        carried = sorted(kept - constant)
+        following = [new[body.following[number]] for number in carried]
+        made = [new[body.stacked[number]] for number in stacked]
+        self._constant = {number: of_inputs[body.carries[number]] for number in constant}
+        used = set(topological([*following, *made]))
+        carries = [body.carries[number] for number in carried]
+        slices = [one for one in body.slices if one in used]
+        rest = [one for number, one in enumerate(body.carries) if number not in carried]
+        captures = [one for one in (*rest, *body.captures) if one in used]
+        sums = sum(number >= len(body.begun) for number in carried)
+        numbers = [*carried, *(count + one for one in stacked)]
+        counted = next((place for place, number in enumerate(numbers) if number in read), 0)
+        placeholders = (tuple(carries), tuple(slices), tuple(captures))
+        self._body = Body(*placeholders, tuple(following), tuple(made), sums, counted)
+        self._own = [of_inputs[one] for one in self._body.inputs]
+        self.inputs = [*self._own, *(one for number, one in self._constant.items() if number in read)]
+        self._numbers = {number: place for place, number in enumerate(numbers)}
+        self._values: tuple[Tensor, ...] = ()
+
+    def value(self, index: int, new: Mapping[Tensor, Tensor]) -> Tensor:
+        """Return what stands for a value, of inputs for which others stand."""
+        if index in self._constant:
+            return new[self._constant[index]]
+        if not self._values:
+            inputs = [new[one] for one in self._own]
+            attributes = {**self._node.attributes, "body": self._body}
+            self._values = self._node.op.values_of(inputs, attributes)
+        return self._values[self._numbers[index]] if index in self._numbers else self._node.values[index]

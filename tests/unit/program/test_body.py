@@ -1,0 +1,235 @@
+"""Loops: nodes with a body, their gradients, where ranks place them, and what is left of them."""
+
+import numpy as np
+import pytest
+
+from dptrain import ops, random
+from dptrain.errors import ConfigError
+from dptrain.program.body import body_of, has_body
+from dptrain.program.dims import Dim
+from dptrain.program.execute import evaluate
+from dptrain.program.gradient import topological
+from dptrain.program.mesh import ALL_REDUCE
+from dptrain.program.placement import place
+from dptrain.program.program import trace
+from dptrain.program.steps import unrolled
+from dptrain.program.tensor import Variable
+from tests.unit.program.virtual_ranks import run_on_ranks
+
+STEPS, ROWS, WIDTH = 4, 5, 3
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(STEPS, ROWS, WIDTH))
+INPUTS = {"x": ((STEPS, Dim.rows(ROWS), WIDTH), np.float64)}
+
+
+def weights():
+    rng = np.random.default_rng(1)
+    return Variable(rng.normal(size=(WIDTH, WIDTH)), "u"), Variable(rng.normal(size=WIDTH), "b")
+
+
+def trained(make):
+    """Return the program of what `make` returns for x and the weights: loss, its gradients."""
+    u, b = weights()
+
+    def step(x):
+        u.grad = b.grad = None
+        loss = make(x, u, b)
+        loss.backward()
+        found = {"loss": loss, "u": u.grad, "b": b.grad}
+        return {name: one for name, one in found.items() if one is not None}
+
+    return step
+
+
+def recurrent(x, u, b, reverse=False):
+    def cell(h, xt):
+        h = ops.tanh(xt @ u + h @ u + b)
+        return h, h * h
+
+    h, ys = ops.scan(cell, ops.zeros((x.shape[1], WIDTH), "float64"), x, reverse=reverse)
+    return ops.sum(h) + ops.mean(ys)
+
+
+def of_last(x, u, b):
+    return ops.sum(ops.scan(lambda h, xt: (ops.sigmoid(xt @ u - h), None), x[0], x)[0] ** 2)
+
+
+def of_stacked(x, u, b):
+    return ops.mean(ops.map(lambda xt: ops.relu(xt @ u + b), x))
+
+
+def in_loop(x, u, b):
+    def outer(h, xt):
+        h, ys = ops.scan(lambda g, n: (ops.tanh(g @ u) + n, g * b), h, np.arange(3.0), reverse=True)
+        return h + xt, ops.sum(ys, 0)
+
+    h, ys = ops.scan(outer, x[0], x)
+    return ops.mean(h * h) + ops.mean(ys)
+
+
+def of_counter(x, u, b):
+    return ops.sum(ops.fori_loop(0, 3, lambda n, h: ops.sin(h @ u) * ops.cast(n + 1, h.dtype), x[1]))
+
+
+def of_first(x, u, b):
+    """What each step passes on is what the step before has read."""
+    h, ys = ops.scan(lambda h, xt: ((xt, h[0] * b), h[1]), (x[0], x[1]), x)
+    return ops.sum(ys * ys) + ops.sum(h[1])
+
+
+MODELS = [
+    recurrent,
+    lambda x, u, b: recurrent(x, u, b, reverse=True),
+    of_last,
+    of_stacked,
+    in_loop,
+    of_counter,
+    of_first,
+]
+
+
+def assert_same_on_ranks(step):
+    """Run a step on one rank, and on three of which one has no rows."""
+    program = trace(step, INPUTS)
+    whole = evaluate(program, {"x": X})[0]
+    for outputs, _ in run_on_ranks(place(program), {"x": X}, [3, 0, 2], {"x": 1})[0]:
+        for name, value in whole.items():
+            if outputs[name].shape == value.shape:
+                np.testing.assert_allclose(outputs[name], value, rtol=1e-12, atol=1e-13)
+
+
+def loops(program):
+    return [one for one in program.tensors if has_body(one)]
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_gradients_are_those_of_steps_one_by_one(make):
+    step = trained(make)
+    program = trace(step, INPUTS)
+    assert loops(program)
+    steps = unrolled(program)
+    assert not loops(steps)
+    found, expected = (evaluate(one, {"x": X})[0] for one in (program, steps))
+    eager = step(ops.convert_to_tensor(X))
+    for name, value in eager.items():
+        np.testing.assert_allclose(found[name], value.numpy(), rtol=1e-12, atol=1e-13)
+        np.testing.assert_allclose(expected[name], value.numpy(), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_ranks_send_nothing_in_a_loop(make):
+    placed = place(trace(trained(make), INPUTS))
+    assert loops(placed)
+    assert sum(one.op is ALL_REDUCE for one in placed.tensors) == len(placed.outputs)
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_ranks_together_are_one_rank(make):
+    assert_same_on_ranks(trained(make))
+
+
+def test_second_derivatives():
+    u, b = weights()
+
+    def step(x):
+        u.grad = None
+        recurrent(x, u, b).backward()
+        norm = ops.sum(u.grad * u.grad)
+        u.grad = None
+        norm.backward()
+        return {"u": u.grad, "b": b.grad}
+
+    found = evaluate(trace(step, INPUTS), {"x": X})[0]
+    b.grad = None
+    for name, value in step(ops.convert_to_tensor(X)).items():
+        np.testing.assert_allclose(found[name], value.numpy(), rtol=1e-11)
+
+
+def test_the_program_of_a_loop_is_as_long_for_many_steps_as_for_few():
+    def size(steps):
+        shape = (steps, Dim.rows(ROWS), WIDTH)
+        program = trace(trained(recurrent), {"x": (shape, np.float64)})
+        return len(program.tensors), [len(body_of(one).results) for one in loops(program)]
+
+    assert size(3) == size(300)
+
+
+def test_what_depends_on_captures_alone_is_computed_once():
+    u = Variable(np.eye(WIDTH))
+    program = trace(lambda x: {"y": ops.map(lambda xt: xt @ ops.exp(u) * ops.sum(u), x)}, INPUTS)
+    (loop,) = loops(program)
+    names = [one.op.name for one in topological(body_of(loop).results) if one.op is not None]
+    assert names == ["batch_matmul", "multiply"]
+
+
+def test_what_nobody_reads_is_left_out():
+    def step(x):
+        _, ys = ops.scan(lambda c, xt: ((c[0] + xt, c[1] * xt), (ops.exp(xt), c[0])), (x[0], x[1]), x)
+        return {"y": ys[1]}
+
+    (loop,) = loops(trace(step, INPUTS))
+    body = body_of(loop)
+    assert (len(body.carries), len(body.stacked), len(loop.inputs)) == (1, 1, 2)
+
+
+def test_a_carry_that_stays_is_captured():
+    (loop,) = loops(trace(lambda x: {"y": ops.scan(lambda c, xt: (c, xt * c), x[0], x)[1]}, INPUTS))
+    assert (len(body_of(loop).carries), len(body_of(loop).captures)) == (0, 1)
+
+
+def test_variables_that_steps_assign_are_carried():
+    total, factor = Variable(np.zeros(WIDTH), "total"), Variable(np.full(WIDTH, 2.0), "factor")
+
+    def step(x):
+        def add(xt):
+            total.assign_add(ops.sum(xt, 0) * factor)
+            return ops.sum(total)
+
+        return {"y": ops.map(add, x)}
+
+    program = trace(step, INPUTS)
+    assert loops(program)
+    outputs, updates = evaluate(program, {"x": X})
+    sums = 2 * np.cumsum(X.sum(1), 0)
+    np.testing.assert_allclose(outputs["y"], sums.sum(-1), rtol=1e-12)
+    np.testing.assert_allclose(updates[total], sums[-1], rtol=1e-12)
+    assert factor not in updates
+
+
+def test_random_numbers_of_steps_differ():
+    seed = random.SeedGenerator(7)
+    program = trace(lambda x: {"y": ops.map(lambda xt: random.uniform(xt.shape, seed=seed), x)}, INPUTS)
+    assert loops(program)
+    found, updates = evaluate(program, {"x": X})
+    expected, _ = evaluate(unrolled(program), {"x": X})
+    np.testing.assert_array_equal(found["y"], expected["y"])
+    assert len(np.unique(found["y"])) == X.size
+    assert list(updates.values()) == [STEPS]
+
+
+def test_a_loop_in_which_ranks_would_meet_is_unrolled():
+    def step(x):
+        def normalized(h, xt):
+            h = h + xt
+            return h - ops.mean(h, 0), None
+
+        return {"y": ops.sum(ops.scan(normalized, x[0], x)[0] ** 2)}
+
+    assert not loops(place(trace(step, INPUTS)))
+    assert_same_on_ranks(step)
+
+
+def test_no_step_and_one():
+    for steps in (0, 1):
+        program = trace(
+            lambda x: dict(zip("cy", ops.scan(lambda c, xt: (c + xt, c), ops.ones(2), x), strict=True)),
+            {"x": ((steps, 2), np.float32)},
+        )
+        found = evaluate(program, {"x": np.full((steps, 2), 3, np.float32)})[0]
+        np.testing.assert_array_equal(found["c"], [1 + 3 * steps] * 2)
+        assert found["y"].shape == (steps, 2)
+
+
+def test_a_carry_of_another_shape_is_refused():
+    with pytest.raises(ConfigError, match=r"carry 0 is \(\) of float64, and \(5, 3\) of float64 after a step"):
+        trace(lambda x: {"y": ops.scan(lambda c, xt: (c + xt, None), np.float64(0), x)[0]}, INPUTS)
