@@ -58,6 +58,11 @@ struct Context {
 // Rows whose sums are added up before those of blocks are: a number that depends on that of all rows alone.
 static inline int64_t dp_block(int64_t rows) { return rows <= 64 * 16 ? 16 : (rows + 63) / 64; }
 
+static inline void dp_swap(char *&a, char *&b) {
+    char *c = a;
+    a = b, b = c;
+}
+
 static inline int64_t dp_least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 template <class T, int lanes> struct dp_Sum {

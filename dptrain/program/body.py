@@ -108,6 +108,8 @@ def traced(step: Step, inits: Sequence[Tensor], slices: Sequence[Tensor]) -> tup
                 "after a step: expected the same shape and type"
             )
     known = {one: outer.value_of(variable) for variable, one in inner.read.items() if variable not in inner.written}
+    for variable in written:
+        inner.read[variable].variable = None  # a carry as others
     firsts = [*inits, *(outer.value_of(variable) for variable in written)]
     body, captured, _ = closed(carries, parts, following, stacked, known)
     return body, [*firsts, *slices, *captured], written

@@ -17,12 +17,13 @@ Lengths that count rows stay symbolic, so that what is generated from kernels ho
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from dptrain.program import lowering
+from dptrain.program.body import body_of
 from dptrain.program.cpp import TYPES
 from dptrain.program.kernels import (
     COPY,
@@ -33,6 +34,7 @@ from dptrain.program.kernels import (
     Loop,
     Member,
     Product,
+    Repeat,
     as_member,
     fitting,
     iterated,
@@ -45,6 +47,7 @@ from dptrain.program.messages import SENT, stages
 from dptrain.program.passes import rewritten, with_half_factors, without_repeats
 from dptrain.program.program import Program
 from dptrain.program.shapes import Shape, is_one
+from dptrain.program.steps import step_of
 from dptrain.program.tensor import DType, Node, Tensor, is_half
 from dptrain.program.views import Key, View, compose, marked, matrix, space_of, whole
 
@@ -59,11 +62,18 @@ def fuse(program: Program, *, join: bool = True) -> Fused:
     return _Fusing(without_repeats(rewritten(program, with_half_factors)), join).fused
 
 
+def _fused_step(program: Program, carries: int, join: bool) -> Fused:
+    """Return a step of a loop with so many carries as kernels, all of which every step needs."""
+    fused = _Fusing(without_repeats(rewritten(program, with_half_factors)), join, carries).fused
+    fused.every_step = {fused.memory_of(one) for kernel in fused.kernels for one in kernel.tensors}
+    return fused
+
+
 class _Fusing:
     """The work of `fuse`."""
 
-    def __init__(self, program: Program, join: bool) -> None:
-        self._join = join
+    def __init__(self, program: Program, join: bool, carries: int | None = None) -> None:
+        self._join, self._carries = join, carries
         self._stages = stages(program)
         self._last = self._last_reads(program)
         self._sent: set[Tensor] = set()
@@ -127,7 +137,7 @@ class _Fusing:
         if op.has_values:
             values = self._values[tensor.node]
             if tensor is next(iter(values.values())):
-                self._append(Call(tensor, tuple(inputs), values))
+                self._append(self._node(tensor, inputs, values))
         elif isinstance(op.lowering, lowering.Product) and tensor.dtype in (np.float32, np.float64):
             a, b = (one.dtype for one in tensor.inputs)
             wanted = a if a == b and is_half(a) else tensor.dtype
@@ -146,6 +156,18 @@ class _Fusing:
                     for view, one in zip(inputs, tensor.inputs, strict=True)
                 ]
             self._append(Call(tensor, tuple(inputs)))
+
+    def _node(self, tensor: Tensor, inputs: list[View], values: Mapping[int, Tensor]) -> Kernel:
+        """Return what makes the values of an op that has several."""
+        self.fused.views |= {one: whole(one) for one in values.values()}
+        if not isinstance(lowering_of(tensor), lowering.Repeat):
+            return Call(tensor, tuple(inputs), values)
+        for number, (view, one) in enumerate(zip(inputs, tensor.inputs, strict=True)):
+            if not view.is_whole(one.shape):
+                inputs[number] = self._stored(one, one.dtype)
+        body, about = body_of(tensor), tensor.attributes
+        step = _fused_step(step_of(body), len(body.carries), self._join)
+        return Repeat(values, tuple(inputs), body, step, about["length"], about["reverse"])
 
     def _as_view(self, tensor: Tensor) -> View:
         beneath, shown = tensor.inputs[0], lowering_of(tensor)
@@ -210,6 +232,9 @@ class _Fusing:
 
     def _finish(self, program: Program) -> None:
         """Note what comes out, as roots that are not written over before it is read."""
+        if self._carries is not None:
+            self._finish_step(program, self._carries)
+            return
         updated = {program.state[variable] for variable in program.updates}
         for name, one in program.outputs.items():
             view = self._view(one)
@@ -221,6 +246,18 @@ class _Fusing:
                 continue
             made = view.is_whole(one.shape) and self.fused.memory_of(view.root).op is not None
             self.fused.updates[variable] = view.root if made else self._copy(one)
+
+    def _finish_step(self, program: Program, carries: int) -> None:
+        """Note what comes out of a step of a loop, as roots of their own; a next carry may be what is stacked."""
+        taken: dict[bool, set[Tensor]] = {True: set(), False: set()}
+        for number, (name, one) in enumerate(program.outputs.items()):
+            view, is_carry = self._view(one), number < carries
+            memory = self.fused.memory_of(view.root)
+            if not view.is_whole(one.shape) or memory.op is None or memory in taken[is_carry]:
+                view = whole(self._copy(one))
+                memory = self.fused.memory_of(view.root)
+            taken[is_carry].add(memory)
+            self.fused.outputs[name] = view
 
     # Groups
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dptrain.program.body import Body
 from dptrain.program.dims import Dim
 from dptrain.program.lowering import Element, Gather, Reduction, lowering_of
 from dptrain.program.mesh import ALL_REDUCE
@@ -150,7 +151,51 @@ class Call:
         return list(self.values.values()) or [self.tensor]
 
 
-Kernel = Loop | Product | Call
+@dataclass(eq=False)
+class Repeat:
+    """The steps of a loop whose body is kernels.
+
+    Attributes:
+        values: what it makes and is read, by number.
+        reads: its inputs, each whole.
+        body: of the loop.
+        step: its kernels, in one stage: the results are roots of their own, but that a next carry may be stacked, too.
+        length: how many steps there are.
+        reverse: the last one first.
+        buffers: memory for each carry, and for the next one.
+    """
+
+    values: Mapping[int, Tensor]
+    reads: tuple[View, ...]
+    body: Body
+    step: "Fused"
+    length: int
+    reverse: bool
+    buffers: list[tuple[Tensor, Tensor]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        made = [Tensor(None, (), {}, one.shape, one.dtype) for one in self.body.carries for _ in range(2)]
+        self.buffers = list(zip(made[::2], made[1::2], strict=True))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What it makes."""
+        return list(self.values.values())
+
+    @property
+    def results(self) -> list[Tensor]:
+        """Where a step leaves the next carries, and what is stacked."""
+        return [self.step.memory_of(one.root) for one in self.step.outputs.values()]
+
+    @property
+    def moved(self) -> set[Tensor]:
+        """Roots of the step whose place differs from step to step, or from loop to loop."""
+        count = len(self.body.carries)
+        stacked = {one for number, one in enumerate(self.results) if number < count or number in self.values}
+        return {*self.body.placeholders, *stacked}
+
+
+Kernel = Loop | Product | Call | Repeat
 
 
 @dataclass(eq=False)
@@ -193,6 +238,14 @@ class Fused:
     def kernels(self) -> list[Kernel]:
         """All of them, in order."""
         return [kernel for stage in self.stages for kernel in stage.kernels]
+
+    @property
+    def all_kernels(self) -> list[Kernel]:
+        """As `kernels`, with those of the steps of loops."""
+        found: list[Kernel] = []
+        for kernel in self.kernels:
+            found += [kernel, *(kernel.step.all_kernels if isinstance(kernel, Repeat) else [])]
+        return found
 
     def memory_of(self, root: Tensor) -> Tensor:
         """Return the root whose memory a root has."""

@@ -7,6 +7,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dptrain.program.body import Body, body_of, has_body
+from dptrain.program.gradient import topological
 from dptrain.program.kernels import Fused
 from dptrain.program.lowering import RandomBits, lowering_of
 from dptrain.program.mesh import PlacedProgram
@@ -35,14 +37,34 @@ class Structure:
 
 def structure_of(program: Program) -> Structure | None:
     """Return a program's structure; None where it holds what cannot be compared, or constants of many bytes."""
-    tensors = program.tensors
-    numbers = {one: number for number, one in enumerate(tensors)}
+    seeds: dict[int, int] = {}
     given = {one: ("input", name) for name, one in program.inputs.items()}
     state = {one: ("state", number) for number, one in enumerate(program.state.values())}
-    seeds: dict[int, int] = {}
-    nodes, left = [], CONSTANTS
+    found = _nodes(program.tensors, {**state, **given}, seeds)
+    if found is None:
+        return None
+    numbers = {one: number for number, one in enumerate(program.tensors)}
+    variables = list(program.state)
+    order = {variable: number for number, variable in enumerate(variables)}
+    key = (
+        found,
+        tuple((name, _key(one)) for name, one in program.inputs.items()),
+        tuple(_key(one) for one in program.state.values()),
+        tuple((name, numbers[one]) for name, one in program.outputs.items()),
+        tuple((order[variable], numbers[one]) for variable, one in program.updates.items()),
+        program.rows if program.for_one_size else None,
+        (program.bucket_bytes, bool(program.layouts)) if isinstance(program, PlacedProgram) else None,
+    )
+    return Structure(key, variables, list(seeds))
+
+
+def _nodes(tensors: Sequence[Tensor], given: Mapping[Tensor, Any], seeds: dict[int, int]) -> Hashable | None:
+    """Return what tensors are, told by their places, with seeds by number; None where that cannot be said."""
+    numbers = {one: number for number, one in enumerate(tensors)}
+    nodes: list[Hashable] = []
+    left = CONSTANTS
     for one in tensors:
-        made_of: Any = given.get(one) or state.get(one)
+        made_of: Any = given.get(one)
         about = one.attributes
         if made_of is None and (one.op is not None or one.counts_rows):
             made_of = tuple(numbers[read] for read in one.inputs)
@@ -53,23 +75,26 @@ def structure_of(program: Program) -> Structure | None:
             return None
         if draws_bits(one):
             about = {**about, "seed": seeds.setdefault(int(about["seed"]), len(seeds))}
+        if has_body(one):
+            about = {**about, "body": _body(body_of(one), seeds)}
         try:
             attributes = tuple((name, comparable(about[name])) for name in sorted(about))
         except TypeError:
             return None
-        nodes.append((one.op, made_of, attributes, _key(one)))
-    variables = list(program.state)
-    order = {variable: number for number, variable in enumerate(variables)}
-    key = (
-        tuple(nodes),
-        tuple((name, _key(one)) for name, one in program.inputs.items()),
-        tuple(_key(one) for one in program.state.values()),
-        tuple((name, numbers[one]) for name, one in program.outputs.items()),
-        tuple((order[variable], numbers[one]) for variable, one in program.updates.items()),
-        program.rows if program.for_one_size else None,
-        (program.bucket_bytes, bool(program.layouts)) if isinstance(program, PlacedProgram) else None,
-    )
-    return Structure(key, variables, list(seeds))
+        nodes.append((one.op, one.index, made_of, attributes, _key(one)))
+    return tuple(nodes)
+
+
+def _body(body: Body, seeds: dict[int, int]) -> Hashable:
+    """Return what bodies of loops have in common that compute the same, but for seeds; the body itself at worst."""
+    tensors = topological(body.results)
+    given = {one: ("given", number) for number, one in enumerate(body.placeholders)}
+    found = _nodes(tensors, given, seeds)
+    if found is None:
+        return body
+    numbers = {one: number for number, one in enumerate(tensors)}
+    results = tuple(numbers[one] for one in body.results)
+    return found, tuple(_key(one) for one in body.placeholders), results, len(body.carries), len(body.slices), body.sums
 
 
 def draws_bits(tensor: Tensor) -> bool:

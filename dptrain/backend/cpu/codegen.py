@@ -13,7 +13,7 @@ block of rows; a and w arrays, p sums of a block, r a row that is kept, i places
 s the numbers by which a function finds its arrays, tables and seeds in the `Context`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -32,7 +32,7 @@ from dptrain.program.cpp import (
     place_text,
 )
 from dptrain.program.dims import Dim
-from dptrain.program.kernels import Call, Fused, Kernel, Loop, Member, Product
+from dptrain.program.kernels import Call, Fused, Kernel, Loop, Member, Product, Repeat
 from dptrain.program.lowering import Element, Gather, Reduction, lowering_of
 from dptrain.program.places import NOTHING, NOWHERE, ONE, Axis, Place, after, along, extent, times
 from dptrain.program.program import ROWS
@@ -77,6 +77,7 @@ class Code:
         parts: what is executed in this order: native functions, calls, and messages (parts and sums).
         stored: tensors that have memory.
         epilogues: loops that are executed with the product before them.
+        moved: roots whose place the code itself says, step by step of a loop.
     """
 
     source: str = ""
@@ -86,6 +87,11 @@ class Code:
     parts: list[NativeFunction | Call | list[tuple[Tensor, Tensor]]] = field(default_factory=list)
     stored: set[Tensor] = field(default_factory=set)
     epilogues: set[Loop] = field(default_factory=set)
+    moved: set[Tensor] = field(default_factory=set)
+
+
+class NeedsPythonError(Exception):
+    """A step of a loop has an op that only its NumPy function can execute."""
 
 
 class Numbers:
@@ -146,19 +152,16 @@ class _Writer:
     """The work of `generate`."""
 
     def __init__(self, fused: Fused) -> None:
-        self.fused, self.code = fused, Code(stored=fused.stored())
-        for kernel in fused.kernels:
-            if isinstance(kernel, Loop):
-                self.code.stored |= _between_passes(kernel)
+        self.fused, self.code = fused, Code()
         self._slots: dict[Tensor, int] = {}
         self._functions: dict[tuple[str, str], str] = {}  # their names, by arguments and bodies
         self._natives: list[str] = []
+        self._repeats = 0
         self._given: list[int] = []  # numbers of all calls
+        self._store()
         for stage in fused.stages:
             calls: list[str] = []
-            for number, kernel in enumerate(stage.kernels):
-                follower = stage.kernels[number + 1] if number + 1 < len(stage.kernels) else None
-                call = "" if kernel in self.code.epilogues else self._call(kernel, follower)
+            for kernel, call in self._calls(stage.kernels):
                 if call is not None:
                     calls += [f"  {call}"] if call else []
                     continue
@@ -176,6 +179,19 @@ class _Writer:
         numbers = f"static const int numbers[] = {{{', '.join(map(str, self._given)) or 0}}};\n"
         self.code.source = "\n".join([*defined, numbers, *self._natives, run])
 
+    def _store(self) -> None:
+        """Note which tensors have memory."""
+        self.code.stored |= self.fused.stored()
+        for kernel in self.fused.kernels:
+            if isinstance(kernel, Loop):
+                self.code.stored |= _between_passes(kernel)
+
+    def _calls(self, kernels: Sequence[Kernel]) -> Iterator[tuple[Kernel, str | None]]:
+        """Write kernels' functions; yield what calls each, "" for those that another calls, None as `_call`."""
+        for number, kernel in enumerate(kernels):
+            follower = kernels[number + 1] if number + 1 < len(kernels) else None
+            yield kernel, "" if kernel in self.code.epilogues else self._call(kernel, follower)
+
     def _call(self, kernel: Kernel, follower: Kernel | None) -> str | None:
         """Write a kernel's function; return what calls it, None for a call that only NumPy can execute."""
         numbers = Numbers(self)
@@ -190,6 +206,8 @@ class _Writer:
                 called = f"dp_rows(c, {given}, {name}, {loop.parts}, {loop.operations});"
             else:
                 called = f"{name}(c, {given});"
+        elif isinstance(kernel, Repeat):
+            called = f"{self._repeat(kernel)}(c);"
         else:
             then = partial(self._epilogue, kernel, follower, numbers)
             if isinstance(kernel, Product):
@@ -200,6 +218,59 @@ class _Writer:
                 return None
             called = f"{self._define(body)}(c, {self._give(numbers)});"
         return called if self._is_needed(kernel) else f"if (last) {called}"
+
+    def _repeat(self, kernel: Repeat) -> str:
+        """Write the function of a loop's steps; return its name.
+
+        It moves pointers: to the slices of a step, to where it stacks what it makes, and from a carry to the next one.
+
+        Raises:
+            NeedsPythonError: only NumPy can execute a step.
+        """
+        body, results, around = kernel.body, kernel.results, self.fused
+        inputs = [self.slot(view.root) for view in kernel.reads]
+        values = {number: self.slot(one) for number, one in kernel.values.items()}
+        self.fused = kernel.step
+        self._store()
+        self.code.moved |= kernel.moved
+        begins, moves, ends, last = list[str](), list[str](), list[str](), list[str]()
+        own = [self.slot(one) for one in body.placeholders]
+        count, first = len(body.carries), len(body.begun)
+        for number, (one, (buffer, other)) in enumerate(zip(body.carries, kernel.buffers, strict=True)):
+            carry, following, size = own[number], self.slot(results[number]), _nbytes(one)
+            begins.append(f"p[{carry}] = p[{self.slot(buffer)}];")
+            begins.append(
+                f"memcpy(p[{carry}], p[{inputs[number]}], {size});"
+                if number < first
+                else f"memset(p[{carry}], 0, {size});"
+            )
+            if any(results[place] is results[number] for place in values if place >= count):
+                ends.append(f"p[{carry}] = p[{following}];")
+            else:
+                begins.append(f"p[{following}] = p[{self.slot(other)}];")
+                ends.append(f"dp_swap(p[{carry}], p[{following}]);")
+            if number in values:
+                last.append(f"memcpy(p[{values[number]}], p[{carry}], {size});")
+        for place, one in enumerate(body.slices):
+            moves.append(f"p[{own[count + place]}] = p[{inputs[first + place]}] + t * {_nbytes(one)};")
+        for place in range(len(body.captures)):
+            begins.append(f"p[{own[len(own) - 1 - place]}] = p[{inputs[len(inputs) - 1 - place]}];")
+        for number, one in enumerate(body.stacked, count):
+            if number in values:
+                moves.append(f"p[{self.slot(results[number])}] = p[{values[number]}] + t * {_nbytes(one)};")
+        (stage,) = kernel.step.stages
+        for _, call in self._calls(stage.kernels):
+            if call is None:
+                raise NeedsPythonError
+            moves += [call] if call else []
+        self.fused = around
+        steps = f"for (int64_t n = 0; n < {kernel.length}; ++n) {{"
+        step = f"const int64_t t = {f'{kernel.length} - 1 - n' if kernel.reverse else 'n'};"
+        lines = ["char **p = c.p;", *begins, steps, *_indented([step, *moves, *ends]), "}", *last]
+        name, self._repeats = f"repeat{self._repeats}", self._repeats + 1
+        text = "".join(f"{line}\n" for line in _indented(lines))
+        self._natives.append(f"static void {name}(Context &c) {{\n{_SIZES}{text}}}\n")
+        return name
 
     def _define_loop(self, loop: "_LoopText") -> tuple[str, str | None]:
         """Write the function of a loop, and of the end of its sums if it sums blocks of rows; return their names."""
@@ -683,6 +754,11 @@ class _LoopText(Statements):
         """Return what a reduction makes of two values."""
         scalar = ctype(member.tensor.dtype)
         return f"{one} + {other}" if _join(member) == "sum" else f"dp_maximum<{scalar}>({one}, {other})"
+
+
+def _nbytes(tensor: Tensor) -> str:
+    """Return the bytes of a tensor as C++."""
+    return f"{extents(tensor.shape)} * {tensor.dtype.itemsize}"
 
 
 def _bytes(root: Tensor, array: str, *, written: bool = False) -> str:

@@ -2,7 +2,7 @@
 
 import ctypes
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import replace
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.backend.cpu.codegen import Code, NativeFunction, generate
+from dptrain.backend.cpu.codegen import Code, NativeFunction, NeedsPythonError, generate
 from dptrain.backend.cpu.compile import convolutions, library, parallel, products
 from dptrain.backend.cpu.denormals import flush_to_zero
 from dptrain.backend.cpu.node_sums import NodeSums, is_native
@@ -20,9 +20,9 @@ from dptrain.errors import ConfigError, DataError
 from dptrain.program.absent_rows import OUTSIDE, find_absent_row
 from dptrain.program.execute import HostMemory
 from dptrain.program.fuse import fuse
-from dptrain.program.kernels import Call, Fused, Kernel, Loop, Member, Product
+from dptrain.program.kernels import Call, Fused, Kernel, Loop, Member, Product, Repeat
 from dptrain.program.lowering import Convolution, lowering_of
-from dptrain.program.memory import Access, Arena, Plan, aligned, in_a_row, in_place, nbytes, plan
+from dptrain.program.memory import ALIGNMENT, Access, Arena, Plan, aligned, in_a_row, in_place, nbytes, plan
 from dptrain.program.mesh import ALL_REDUCE, constant_of
 from dptrain.program.messages import all_reduce, exchange
 from dptrain.program.passes import without_ranks
@@ -141,7 +141,7 @@ class CompiledExecutable:
 
     def _compiled(self) -> tuple[ctypes.CDLL, list[int]]:
         """Return the program's library, and the addresses of threads and products in those that all programs share."""
-        kernels = self.fused.kernels
+        kernels = self.fused.all_kernels
         factors = [one.reads[0].root for one in kernels if isinstance(one, Product)]
         calls = [one.tensor for one in kernels if isinstance(one, Call)]
         shared = _shared(factors, calls)
@@ -182,10 +182,13 @@ class CompiledExecutable:
             place = arena[start : start + nbytes(one, self._rows)]
             self._arrays[one] = place.view(one.dtype).reshape(local(one.shape, self._rows))
         for number, root in enumerate(self.code.roots):
+            if root in self.code.moved:
+                continue
             is_order = root is self.fused.program.inputs.get(ROWS) and self._is_one_call
             self._pointers[number] = (self._order if is_order else self._array(root)).ctypes.data
         for number, root in enumerate(self.code.tables):
-            self._lengths[number] = len(self._array(root))
+            is_moved = root in self.code.moved
+            self._lengths[number] = local(root.shape, self._rows)[0] if is_moved else len(self._array(root))
         self._steps = [self._step(part) for part in self.code.parts]
         outputs = self.fused.program.outputs
         self._results = {name: self._strided(view, outputs[name]) for name, view in self.fused.outputs.items()}
@@ -397,7 +400,7 @@ def lowered(program: Program, *, alone: bool = True, join: bool = True) -> tuple
     if key not in program.lowered:
         with MAKING:
             if key not in program.lowered:
-                program.lowered[key] = _of_structure(unrolled(program), alone, join)
+                program.lowered[key] = _of_structure(program, alone, join)
     found: tuple[Fused, Code] = program.lowered[key]
     return found
 
@@ -428,7 +431,10 @@ def _of_structure(program: Program, alone: bool, join: bool) -> tuple[Fused, Cod
 def _made(program: Program, alone: bool, join: bool) -> tuple[Fused, Code]:
     """See `lowered`; made anew."""
     fused = fuse(without_ranks(program) if alone else program, join=join)
-    return fused, generate(fused)
+    try:
+        return fused, generate(fused)
+    except NeedsPythonError:
+        return _made(unrolled(program), alone, join)
 
 
 def planned(fused: Fused, code: Code, rows: int) -> tuple[dict[Tensor, Tensor], Plan]:
@@ -439,14 +445,7 @@ def planned(fused: Fused, code: Code, rows: int) -> tuple[dict[Tensor, Tensor], 
     """
     kernels: list[Access] = []
     for stage in fused.stages:
-        steps: list[list[Kernel]] = []
-        for kernel in stage.kernels:
-            steps += [] if kernel in code.epilogues else [[]]
-            steps[-1].append(kernel)
-        for step in steps:
-            reads = {fused.memory_of(view.root) for kernel in step for view in kernel.reads}
-            writes = [one for kernel in step for one in kernel.tensors if one in code.stored]
-            kernels.append(Access(reads, writes, len(kernels), replaces=partial(_replaces, fused, step)))
+        kernels += _accesses(fused, code, stage.kernels, len(kernels))
         for message in stage.messages:
             if message[0][1].op is not ALL_REDUCE:
                 reads = {fused.memory_of(part) for part, _ in message}
@@ -456,9 +455,46 @@ def planned(fused: Fused, code: Code, rows: int) -> tuple[dict[Tensor, Tensor], 
     sent = fused.reduced
     pairs = [(fused.memory_of(new), fused.program.state[variable]) for variable, new in fused.updates.items()]
     replaced = in_place([(new, old) for new, old in pairs if new not in sent], kernels)
-    made = [one for kernel in kernels for one in kernel.writes if one not in sent and one not in replaced]
-    sizes = {one: nbytes(one, rows) for one in made}
-    return replaced, plan(kernels, sizes)
+    return replaced, _laid_out(kernels, code, rows, [*sent, *replaced])
+
+
+def _accesses(fused: Fused, code: Code, kernels: Sequence[Kernel], first: int) -> list[Access]:
+    """Return what the kernels of a stage do with memory. A loop needs some for its steps."""
+    steps: list[list[Kernel]] = []
+    for kernel in kernels:
+        steps += [] if kernel in code.epilogues else [[]]
+        steps[-1].append(kernel)
+    found = []
+    for number, step in enumerate(steps, first):
+        reads = {fused.memory_of(view.root) for kernel in step for view in kernel.reads}
+        writes: list[Any] = [one for kernel in step for one in kernel.tensors if one in code.stored]
+        writes += [one for one in step if isinstance(one, Repeat)]
+        found.append(Access(reads, writes, number, replaces=partial(_replaces, fused, step)))
+    return found
+
+
+def _laid_out(kernels: Sequence[Access], code: Code, rows: int, elsewhere: Collection[Tensor]) -> Plan:
+    """Return where lies what kernels write, in an arena, and within that of their loops the memory of the steps."""
+    lie_elsewhere = {*elsewhere, *code.moved}
+    made = [one for kernel in kernels for one in kernel.writes if one not in lie_elsewhere]
+    of_steps = {one: _of_steps(one, code, rows) for one in made if isinstance(one, Repeat)}
+    sizes = {one: of_steps[one].size if one in of_steps else nbytes(one, rows) for one in made}
+    found = plan(kernels, sizes)
+    offsets = {one: start for one, start in found.offsets.items() if one not in of_steps}
+    for one, steps in of_steps.items():
+        offsets |= {root: found.offsets[one] + start for root, start in steps.offsets.items()}
+    return replace(found, offsets=offsets)
+
+
+def _of_steps(repeat: Repeat, code: Code, rows: int) -> Plan:
+    """Return the memory of a loop's steps: what one needs, and two places for each carry."""
+    (stage,) = repeat.step.stages
+    kernels = _accesses(repeat.step, code, stage.kernels, 0)
+    kernels.append(Access(set(repeat.results), stage=len(kernels)))
+    found = _laid_out(kernels, code, rows, ())
+    buffers = [one for pair in repeat.buffers for one in pair]
+    starts = in_a_row([found.size, *(nbytes(one, rows) for one in buffers)], ALIGNMENT)
+    return Plan(starts[-1], {**found.offsets, **dict(zip(buffers, starts[1:], strict=False))}, starts[-1])
 
 
 def _replaces(fused: Fused, step: Sequence[Kernel], new: Tensor, old: Tensor) -> bool:

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 
 from dptrain import ops, random
+from dptrain.backend.cpu.compiled import CompiledExecutable, lowered
 from dptrain.errors import ConfigError
 from dptrain.program.body import body_of, has_body
 from dptrain.program.dims import Dim
-from dptrain.program.execute import evaluate
+from dptrain.program.execute import HostMemory, evaluate
 from dptrain.program.gradient import topological
+from dptrain.program.kernels import Repeat
 from dptrain.program.mesh import ALL_REDUCE
 from dptrain.program.placement import place
 from dptrain.program.program import trace
@@ -116,6 +118,28 @@ def test_gradients_are_those_of_steps_one_by_one(make):
         np.testing.assert_allclose(expected[name], value.numpy(), rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("join", [True, False])
+@pytest.mark.parametrize("make", MODELS)
+def test_compiled_loops_compute_the_same(make, join):
+    program = trace(trained(make), INPUTS)
+    compiled = CompiledExecutable(place(program), HostMemory(), {"x": X}, join=join, threads=2)
+    assert any(isinstance(one, Repeat) for one in compiled.fused.kernels)
+    for _ in range(2):
+        compiled.run((0, 0))
+        for name, value in evaluate(program, {"x": X})[0].items():
+            np.testing.assert_allclose(compiled.outputs[name], value, rtol=1e-12, atol=1e-13)
+
+
+def test_the_code_of_a_loop_is_as_long_for_many_steps_as_for_few():
+    def code(steps):
+        program = trace(trained(recurrent), {"x": ((steps, Dim.rows(ROWS), WIDTH), np.float64)})
+        return lowered(place(program))[1].source
+
+    short, long = code(10), code(1000)
+    assert short.count("\n") == long.count("\n")
+    assert len(long) - len(short) < 100
+
+
 @pytest.mark.parametrize("make", MODELS)
 def test_ranks_send_nothing_in_a_loop(make):
     placed = place(trace(trained(make), INPUTS))
@@ -193,6 +217,10 @@ def test_variables_that_steps_assign_are_carried():
     sums = 2 * np.cumsum(X.sum(1), 0)
     np.testing.assert_allclose(outputs["y"], sums.sum(-1), rtol=1e-12)
     np.testing.assert_allclose(updates[total], sums[-1], rtol=1e-12)
+    compiled = CompiledExecutable(place(program), HostMemory(), {"x": X})
+    compiled.run((0, 0))
+    np.testing.assert_allclose(total.numpy(), 2 * sums[-1], rtol=1e-12)
+    np.testing.assert_allclose(compiled.outputs["y"], (sums + sums[-1]).sum(-1), rtol=1e-12)
     assert factor not in updates
 
 
@@ -203,6 +231,9 @@ def test_random_numbers_of_steps_differ():
     found, updates = evaluate(program, {"x": X})
     expected, _ = evaluate(unrolled(program), {"x": X})
     np.testing.assert_array_equal(found["y"], expected["y"])
+    compiled = CompiledExecutable(place(program), HostMemory(), {"x": X})
+    compiled.run()
+    np.testing.assert_array_equal(compiled.outputs["y"], found["y"])
     assert len(np.unique(found["y"])) == X.size
     assert list(updates.values()) == [STEPS]
 
@@ -222,12 +253,15 @@ def test_a_loop_in_which_ranks_would_meet_is_unrolled():
 def test_no_step_and_one():
     for steps in (0, 1):
         program = trace(
-            lambda x: dict(zip("cy", ops.scan(lambda c, xt: (c + xt, c), ops.ones(2), x), strict=True)),
+            lambda x: dict(zip("cy", ops.scan(lambda c, xt: (c + xt, c * xt), ops.ones(2), x), strict=True)),
             {"x": ((steps, 2), np.float32)},
         )
         found = evaluate(program, {"x": np.full((steps, 2), 3, np.float32)})[0]
-        np.testing.assert_array_equal(found["c"], [1 + 3 * steps] * 2)
-        assert found["y"].shape == (steps, 2)
+        compiled = CompiledExecutable(place(program), HostMemory(), {"x": np.full((steps, 2), 3, np.float32)})
+        compiled.run()
+        for outputs in (found, compiled.outputs):
+            np.testing.assert_array_equal(outputs["c"], [1 + 3 * steps] * 2)
+            assert outputs["y"].shape == (steps, 2)
 
 
 def test_a_carry_of_another_shape_is_refused():
