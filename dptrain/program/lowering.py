@@ -210,7 +210,7 @@ class UserKernel:
     output: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Repeat:
     """The steps of a body, one after the other; see `program/body.py`.
 
