@@ -35,6 +35,7 @@ from dptrain.data.sources import (
 from dptrain.errors import ConfigError, DataError, OutputError
 from dptrain.runtime.cache import cache_dir, own_folder
 from dptrain.runtime.files import replacing_locked
+from dptrain.runtime.locks import held
 from dptrain.runtime.text import one_line
 
 __all__ = ["CATALOG", "DEFAULT_MAX_BYTES", "NamedDataset", "cache_dir", "ensure_available", "open_dataset"]
@@ -387,16 +388,12 @@ def _content_sha256(path: Path) -> str:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder of the cache, which is made if need be and which nobody else may write to."""
-    from filelock import FileLock, Timeout
-
     lock = folder / ".lock"
     try:
-        with own_folder(folder, 0o022), FileLock(lock, timeout=FETCH_TIMEOUT):
+        with own_folder(folder, 0o022), held(lock, FETCH_TIMEOUT, "works there"):
             yield
-    except Timeout:
-        raise OutputError(
-            f"{lock}: held by another process for {FETCH_TIMEOUT:.0f} s; end it, or set DPTRAIN_CACHE"
-        ) from None
+    except TimeoutError as error:
+        raise OutputError(f"{lock}: {error}; end it, or set DPTRAIN_CACHE") from None
     except OutputError:
         raise
     except (OSError, NotImplementedError) as error:  # the latter: a file system without locks

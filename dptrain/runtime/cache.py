@@ -12,7 +12,6 @@ import hashlib
 import os
 import stat
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -22,14 +21,13 @@ from dptrain.errors import DeviceError, OutputError
 from dptrain.runtime import failure
 from dptrain.runtime.files import replacing_locked, write_new
 from dptrain.runtime.launcher import detect_launch
+from dptrain.runtime.locks import held
 from dptrain.runtime.ownership import open_own
 from dptrain.runtime.streams import write_error
 from dptrain.runtime.text import one_line
 
-# Seconds to wait for another process that compiles the same file.
-PATIENCE = 600.0
-# Seconds after which it is said for whom one waits, and looked whether that process is stopped.
-_NOTICE = 5.0
+# Seconds to wait for another process that compiles the same file: several times what a compiler takes.
+PATIENCE = 60.0
 _CHECKSUM = ".sha256"
 _MOST_CHECKSUM_BYTES = 512
 # Here a process finds the folders that it has open, whoever moves them meanwhile.
@@ -104,11 +102,15 @@ def _make_private(place: Path) -> None:
 
 @contextmanager
 def compiled(
-    folder: Path, name: str, make: Callable[[], bytes], check: Callable[[Path], None] = lambda path: None
+    folder: Path,
+    name: str,
+    make: Callable[[], bytes],
+    check: Callable[[Path], None] = lambda path: None,
+    patience: float | None = None,
 ) -> Iterator[Compiled]:
     """Open a compiled file of the cache, and compile it where it is missing or damaged.
 
-    One process compiles, others that want the same file wait for it.
+    One process compiles, others that want the same file wait for it, and then compile for themselves.
 
     Args:
         folder: in the cache.
@@ -116,6 +118,7 @@ def compiled(
         make: compiles it; returns the content.
         check: is given a path to what has been compiled, which other processes can open; it is kept only if that does
             not raise. A checksum says that bytes are as written, not that they are right.
+        patience: seconds to wait for another process; None for `PATIENCE`.
 
     Raises:
         DptrainError: as `make` and `check` do.
@@ -132,7 +135,7 @@ def compiled(
     with ExitStack() as stack:
         try:
             place = stack.enter_context(own_folder(folder))
-            content = _found_or_made(place, name, made, check)
+            content = _found_or_made(place, name, made, check, PATIENCE if patience is None else patience)
         except (OSError, NotImplementedError) as error:  # the latter: a file system without locks
             _warn(folder, getattr(error, "strerror", None) or one_line(error))
             content = _not_kept[name] if name in _not_kept else made()
@@ -143,7 +146,9 @@ def compiled(
         yield Compiled(place / name, content)
 
 
-def _found_or_made(place: Path, name: str, make: Callable[[], bytes], check: Callable[[Path], None]) -> bytes:
+def _found_or_made(
+    place: Path, name: str, make: Callable[[], bytes], check: Callable[[Path], None], patience: float
+) -> bytes:
     """Return a file's content, and leave the file in the open folder `place`."""
     try:
         return _checked(place / name)
@@ -152,7 +157,7 @@ def _found_or_made(place: Path, name: str, make: Callable[[], bytes], check: Cal
     except _DamagedError as error:
         if failure.show_traceback:
             write_error(f"dptrain: {os.path.realpath(place)}/{name}: {error}; compiled again\n")
-    with _turn(place / f"{name}.lock", name):
+    with held(place / f"{name}.lock", patience, f"compiles {name}"):
         with suppress(FileNotFoundError, _DamagedError):
             return _checked(place / name)  # another process was faster
         content = make()
@@ -160,54 +165,6 @@ def _found_or_made(place: Path, name: str, make: Callable[[], bytes], check: Cal
         check(_for_others(place) / name)
         _put(place / f"{name}{_CHECKSUM}", _checksum(name, content))
         return content
-
-
-@contextmanager
-def _turn(path: Path, name: str) -> Iterator[None]:
-    """Hold the lock of those that compile a file.
-
-    Raises:
-        TimeoutError: the one that holds it is stopped, or takes longer than `PATIENCE`.
-        OSError: the system's.
-        NotImplementedError: a file system without locks.
-    """
-    from filelock import FileLock, Timeout  # which takes longer to import than `--help`
-
-    lock, end, told = FileLock(path), time.monotonic() + PATIENCE, False
-    while not lock.is_locked:
-        try:
-            lock.acquire(timeout=min(_NOTICE, PATIENCE))
-        except Timeout:
-            holder = _holder(path)
-            if holder is not None and _is_stopped(holder):
-                raise TimeoutError(f"process {holder}, which compiles {name}, is stopped") from None
-            if time.monotonic() >= end:
-                raise
-            if not told:
-                told = True
-                who = "another process" if holder is None else f"process {holder}"
-                write_error(f"dptrain: waiting for {who}, which compiles {name}\n")
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _holder(path: Path) -> int | None:
-    """Return the PID of the process that holds a lock; None where the system does not tell."""
-    with suppress(OSError, ValueError):
-        inode = path.stat().st_ino
-        for line in Path("/proc/locks").read_text().splitlines():
-            words = line.split()
-            if words[1] == "FLOCK" and int(words[5].rpartition(":")[2]) == inode and int(words[4]) > 0:
-                return int(words[4])
-    return None
-
-
-def _is_stopped(pid: int) -> bool:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in ("T", "t")
-    return False
 
 
 def _for_others(place: Path) -> Path:

@@ -3,19 +3,86 @@
 import datetime
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dptrain.errors import DataError, OutputError
+from dptrain.runtime import signals
 from dptrain.runtime.files import FILE, open_directory
+from dptrain.runtime.streams import write_error
 
 # What the lock leaves in a directory, and while it is held.
 LOCK, HOLDER = "lock", "holder"
 # Seconds that a killed job's processes may take to let go of the lock.
 _PATIENCE = 1.0
+# After which it is said for whom one waits; between two looks for a signal.
+NOTICE, _INTERVAL = 5.0, 0.2
 # Bytes that say who holds it.
 _MAX_HOLDER = 4096
+
+
+@contextmanager
+def held(path: Path, seconds: float, does: str) -> Iterator[None]:
+    """Hold the lock of a file, which is waited for so long at most, and not for a process that is stopped.
+
+    A line says for whom; a signal that was noted ends the waiting at once.
+
+    Args:
+        path: of the file.
+        seconds: to wait.
+        does: what who holds it does, for messages: "compiles NAME".
+
+    Raises:
+        TimeoutError: says which process holds it.
+        KeyboardInterrupt: as `signals.raise_caught`.
+        OSError: the system's.
+        NotImplementedError: a file system without locks.
+    """
+    from filelock import FileLock, Timeout  # which takes longer to import than `--help`
+
+    lock = FileLock(path)
+    begun, told = time.monotonic(), False
+    while not lock.is_locked:
+        waited = time.monotonic() - begun
+        try:
+            lock.acquire(timeout=max(0.0, min(_INTERVAL, seconds - waited)))
+        except Timeout:
+            signals.raise_caught()
+            waited = time.monotonic() - begun
+            if waited < min(NOTICE, seconds):
+                continue
+            holder = _holder(path)
+            who = f"{'another process' if holder is None else f'process {holder}'}, which {does}"
+            if holder is not None and _is_stopped(holder):
+                raise TimeoutError(f"{who}, is stopped") from None
+            if waited >= seconds:
+                raise TimeoutError(f"{who}, has not ended within {seconds:g} s") from None
+            if not told:
+                told = True
+                write_error(f"dptrain: waiting for {who}\n")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _holder(path: Path) -> int | None:
+    """Return the PID of the process that holds a lock; None where the system does not tell."""
+    with suppress(OSError, ValueError):
+        inode = path.stat().st_ino
+        for line in Path("/proc/locks").read_text().splitlines():
+            words = line.split()
+            if words[1] == "FLOCK" and int(words[5].rpartition(":")[2]) == inode and int(words[4]) > 0:
+                return int(words[4])
+    return None
+
+
+def _is_stopped(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in ("T", "t")
+    return False
 
 
 @contextmanager

@@ -72,12 +72,11 @@ def _heard(process: "subprocess.Popen[bytes]", patience: float) -> tuple[bytes, 
         try:
             return process.communicate(timeout=_INTERVAL)
         except subprocess.TimeoutExpired:
-            now, number = time.monotonic(), signals.caught()
-        if number is not None:
+            now = time.monotonic()
+        if signals.caught() is not None:
             caught_at = caught_at or now
             if now - caught_at > GRACE:
-                is_interrupt = number == signal.SIGINT
-                raise KeyboardInterrupt if is_interrupt else signals.SignalledError(signals.name_of(number))
+                signals.raise_caught()
         if now > end:
             raise subprocess.TimeoutExpired(process.args, patience)
 

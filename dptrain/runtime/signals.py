@@ -65,6 +65,16 @@ def raise_deferred() -> None:
         raise error
 
 
+def raise_caught() -> None:
+    """End what waits where a signal has come that was noted.
+
+    Raises:
+        KeyboardInterrupt: after Ctrl-C; a `SignalledError` after those of a scheduler.
+    """
+    if _caught is not None:
+        raise KeyboardInterrupt if _caught == signal.SIGINT else SignalledError(name_of(_caught))
+
+
 def name_of(number: int) -> str:
     """Return "SIGTERM"."""
     return signal.Signals(number).name

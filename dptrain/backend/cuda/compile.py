@@ -219,7 +219,7 @@ def _written(folder: str, name: str, text: str) -> Path:
 
 
 def _kept(file: str, make: Callable[[], bytes]) -> Cubin:
-    with compiled(kernel_cache(), file, make) as found:
+    with compiled(kernel_cache(), file, make, patience=_PATIENCE) as found:
         return Cubin(kernel_cache() / file, found.content)
 
 

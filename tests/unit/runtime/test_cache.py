@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dptrain.errors import DeviceError, OutputError
-from dptrain.runtime import cache, failure
+from dptrain.runtime import cache, failure, locks, signals
 from dptrain.runtime.cache import compiled, own_folder
 
 CODE = b"\x7fELF" + bytes(range(256)) * 4
@@ -291,7 +291,23 @@ def test_a_process_that_compiles_for_too_long(folder, monkeypatch, capfd):
     monkeypatch.setattr(cache, "PATIENCE", 0.01)
     with FileLock(folder / f"{NAME}.lock"):
         assert load(folder, Maker()) == CODE
-    assert "is not kept there (" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert f"is not kept there (process {os.getpid()}, which compiles {NAME}, has not ended within 0.01 s)" in said
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGTERM, signals.SignalledError), (signal.SIGINT, KeyboardInterrupt)]
+)
+def test_a_signal_does_not_wait_for_another_process(folder, number, error):
+    from filelock import FileLock
+
+    (folder / NAME).unlink()
+    began = time.monotonic()
+    with FileLock(folder / f"{NAME}.lock"), signals.catching():
+        threading.Timer(0.3, signal.raise_signal, [number]).start()
+        with pytest.raises(error):
+            load(folder, Maker())
+    assert time.monotonic() - began < 5
 
 
 HOLDS = "import fcntl, sys; file = open(sys.argv[1]); fcntl.flock(file, fcntl.LOCK_EX); print(flush=True); input()"
@@ -299,7 +315,7 @@ HOLDS = "import fcntl, sys; file = open(sys.argv[1]); fcntl.flock(file, fcntl.LO
 
 def test_a_process_that_is_stopped_while_it_compiles_holds_nobody_up(folder, monkeypatch, capfd):
     (folder / NAME).unlink()
-    monkeypatch.setattr(cache, "_NOTICE", 0.05)
+    monkeypatch.setattr(locks, "NOTICE", 0.05)
     command = [sys.executable, "-c", HOLDS, str(folder / f"{NAME}.lock")]
     with (
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder,
