@@ -26,6 +26,7 @@ template <int ROWS, int COLUMNS, int THREADS, bool TRANSPOSED, int PAD> struct P
     static constexpr int PITCH = (TRANSPOSED ? ROWS : COLUMNS) + PAD, SIZE = (TRANSPOSED ? COLUMNS : ROWS) * PITCH;
     static_assert(QUADS * 4 * THREADS == ROWS * COLUMNS, "every thread carries the same number of quads");
     float4 quads[QUADS];
+    long long places[QUADS];
 
     // Read from `source`, whose elements are where `matrix` says; outside (rows, columns) there are zeros.
     template <class Matrix>
@@ -59,6 +60,24 @@ template <int ROWS, int COLUMNS, int THREADS, bool TRANSPOSED, int PAD> struct P
             }
             quads[q] = quad;
         }
+    }
+
+    // Finds the quads in a dense matrix, whose lines (rows of a, columns of b) begin at `line0`, for a stage that begins with
+    // term 0. Instead of a line that there is not, another one is read, of which nothing comes.
+    __device__ __forceinline__ void find(long long pitch, int line0, int lines) {
+#pragma unroll
+        for (int q = 0; q < QUADS; ++q) {
+            const int i = threadIdx.x + q * THREADS, row = i / (COLUMNS / 4), column = i % (COLUMNS / 4) * 4;
+            if (TRANSPOSED) places[q] = min(line0 + row, lines - 1) * pitch + column;
+            else places[q] = row * pitch + min(line0 + column, lines - 4);
+        }
+    }
+
+    // Read them from term `k` on, where the matrix has all of the stage's terms.
+    __device__ __forceinline__ void load_found(const float *source, long long pitch, int k) {
+        const float *const of_stage = source + (TRANSPOSED ? k : k * pitch);
+#pragma unroll
+        for (int q = 0; q < QUADS; ++q) quads[q] = *reinterpret_cast<const float4 *>(of_stage + places[q]);
     }
 
     __device__ inline void store(float *tile) const {
@@ -132,7 +151,7 @@ template <class Number> struct ProductOf {
     template <int COUNT, class Each, class Team = WholeBlock>
     __device__ __forceinline__ bool join(Each each, void *shared, Team &&team = Team()) {
         if (slices == 1) return true;
-        constexpr int UNROLLED = COUNT <= 16 ? 2 : 1;
+        constexpr int UNROLLED = COUNT <= 4 ? SLICE_FAN : COUNT <= 16 ? 4 : 1;  // loads on their way at once
         const int threads = team.count();
         float *const of_thread = parts + (long long)tile * slices * (COUNT * threads) + team.number();
         unsigned int *const counters = arrived + (long long)tile * slice_counters(slices);

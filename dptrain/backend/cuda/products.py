@@ -3,6 +3,8 @@
 import functools
 from dataclasses import dataclass
 
+from dptrain.backend.cuda.variants import Variants
+
 TILES = (128, 64, 32)
 # What the plans aim at. Constants, not the GPU's number of processors, so that the order of sums, and with it the
 # bits, depend on shapes alone.
@@ -10,6 +12,8 @@ _WANTED_BLOCKS, _WANTED_WARPS = 64, 2048
 _LEAST_SPLIT, _LEAST_SLICE, _MOST_SLICES = 512, 64, 256
 # How many slices, and tiles of rows, a block joins: SLICE_FAN, and FAN of `TileColumns`, of `kernels/tiles.cuh`.
 _SLICE_FAN, COLUMNS_FAN = 16, 32
+# Terms up to which results are more than what they are made of.
+_FEW_TERMS = 64
 # Terms of a slice from which on a larger tile in slices is better than a smaller one that gives enough blocks alone.
 _LONG_SLICE = 1024
 # Of a product by warpgroups: rows of a tile, columns, terms a stage, and stages (`WgmmaShape`). A block has a processor
@@ -26,9 +30,11 @@ class Tiling:
         kernel: function and header.
         rows: of a tile.
         columns: of a tile.
-        inner: the kernel's other numbers: terms a stage, and sums a thread or a warp in both directions.
+        inner: the kernel's other numbers: terms a stage, sums a thread or a warp in both directions, and, of "product",
+            groups of threads that share a stage.
         threads: of a block.
         shared: bytes of dynamic shared memory; 0 where static memory suffices.
+        resident: blocks that a multiprocessor is to hold at once, for which nvcc saves registers.
     """
 
     kernel: str
@@ -37,6 +43,7 @@ class Tiling:
     inner: tuple[int, ...]
     threads: int
     shared: int = 0
+    resident: int = 1
 
     @property
     def own_columns(self) -> int:
@@ -48,19 +55,26 @@ class Tiling:
         return self.inner[2] // (4 if self.kernel == "product_half" else 1)
 
 
-def _square(kernel: str, tile: int, inner: tuple[int, int, int], threads: int) -> Tiling:
-    return Tiling(kernel, tile, tile, inner, threads)
+def _square(kernel: str, tile: int, inner: tuple[int, ...], threads: int, resident: int = 1) -> Tiling:
+    return Tiling(kernel, tile, tile, inner, threads, resident=resident)
 
 
 # By precision and the length of a tile. On tensor cores, a block of 32 x 32 has a warp for each 16 x 16.
 _TILINGS = {
     precision: {length: _square(kernel, length, *rest) for length, rest in by_length.items()}
     for precision, kernel, by_length in (
-        ("float32", "product", {32: ((32, 4, 4), 64), 64: ((16, 4, 4), 256), 128: ((8, 8, 8), 256)}),
+        ("float32", "product", {32: ((32, 4, 4, 1), 64), 64: ((16, 4, 4, 1), 256), 128: ((8, 8, 16, 1), 128, 2)}),
         ("tf32", "product_tf32", {32: ((32, 16, 16), 128), 64: ((16, 32, 32), 128), 128: ((16, 64, 64), 128)}),
         ("half", "product_half", {32: ((64, 16, 16), 128), 64: ((32, 32, 32), 128), 128: ((32, 64, 32), 256)}),
     )
 }
+# Float32's largest tiles by the columns that a thread sums up.
+_OF_COLUMNS = {16: _TILINGS["float32"][128], 8: _square("product", 128, (8, 8, 8, 1), 256)}
+# And its smallest, in four groups of threads, for results of fewer such tiles.
+_GROUPED, _FEW_TILES = _square("product", 32, (64, 4, 4, 4), 256), 256
+# Warps of a block by the length of a tile, as plans count them.
+_WARPS = {128: 8, 64: 8, 32: 2}
+_USUAL = Variants()
 
 
 @dataclass(frozen=True)
@@ -88,7 +102,7 @@ class ProductPlan:
 
 
 @functools.cache
-def product_plan(M: int, N: int, K: int, precision: str = "float32") -> ProductPlan:
+def product_plan(M: int, N: int, K: int, precision: str = "float32", variants: Variants = _USUAL) -> ProductPlan:
     """Return how an M x N result of sums over K is computed, which depends on nothing else.
 
     The largest tile that gives enough blocks, in long slices if need be, and is filled by more than half; a batch of
@@ -102,18 +116,25 @@ def product_plan(M: int, N: int, K: int, precision: str = "float32") -> ProductP
         K: terms of its sums.
         precision: "float32", "tf32", "half", or "wgmma": half precision on compute capability 9.0, where warpgroups
             compute what takes the largest tiles and at least one of their stages.
+        variants: of float32's largest and smallest tiles.
     """
     long_slices = max(1, min(K // _LONG_SLICE, _MOST_SLICES))
-    filled = (tile for tile in TILES if 2 * min(M, N) > tile)
+    # Of sums of a few terms it is the results that take the time: more threads store smaller tiles at once.
+    tiles = TILES if K >= _FEW_TERMS else TILES[1:]
+    filled = (tile for tile in tiles if 2 * min(M, N) > tile)
     tile = next((one for one in filled if _blocks(one, one, M, N) * long_slices >= _WANTED_BLOCKS), TILES[-1])
     if precision == "wgmma" and tile == _WGMMA_ROWS and K >= _WGMMA_DEPTH:
         return _by_warpgroups(M, N, K)
+    tiling, warps = _TILINGS["half" if precision == "wgmma" else precision][tile], _WARPS[tile]
+    if tiling.kernel == "product" and tile == TILES[0]:
+        tiling = _OF_COLUMNS[variants.columns]
+    if tiling.kernel == "product" and tile == TILES[-1] and _blocks(tile, tile, M, N) < _FEW_TILES and variants.grouped:
+        tiling, warps = _GROUPED, _GROUPED.threads // 32
     slices = 1
     if K >= _LEAST_SPLIT:
-        warps = max(1, _blocks(tile, tile, M, N) * _TILINGS["float32"][tile].threads // 32)  # none for an empty batch
+        warps = max(1, _blocks(tile, tile, M, N) * warps)  # none for an empty batch
         slices = max(1, min(_WANTED_WARPS // warps, K // _LEAST_SLICE, _MOST_SLICES))
-    tiling = _TILINGS["half" if precision == "wgmma" else precision][tile]
-    return ProductPlan(tiling, *_sliced(K, slices, 32))
+    return ProductPlan(tiling, *_sliced(K, slices, tiling.inner[0] if tiling is _GROUPED else 32))
 
 
 def _by_warpgroups(M: int, N: int, K: int) -> ProductPlan:

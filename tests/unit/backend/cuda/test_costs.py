@@ -30,11 +30,11 @@ def dense(precision="float32", inner=4):
 
 def test_a_product_with_what_is_computed_of_it():
     (found,) = loads(dense())
-    assert (found.blocks, found.threads) == (1, 64)
+    assert (found.blocks, found.threads) == (1, 256)
     assert found.read == 4 * (8 * 4 + 4 * 5 + 5)
     assert found.written == 4 * 8 * 5
     assert found.operations == {"FP32": 2 * 8 * 4 * 5 + 8 * 5 + 8 * 5}
-    assert found.shared == 2 * 32 * (32 + 4 + 32 + 4) * 4, "two stages of 32 terms of both factors, padded"
+    assert found.shared == 2 * 64 * (32 + 4 + 32 + 4) * 4, "two stages of 64 terms of both factors, padded"
     assert (found.registers, found.spilled) == (None, None)
 
 

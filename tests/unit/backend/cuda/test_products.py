@@ -7,6 +7,7 @@ from dptrain.backend.cuda.compose import Composition
 from dptrain.backend.cuda.costs import loads
 from dptrain.backend.cuda.probe import architecture_of
 from dptrain.backend.cuda.products import TILES, ProductPlan, product_plan
+from dptrain.backend.cuda.variants import Variants
 from tests.ops.test_programs_on_cuda import mlp
 
 
@@ -31,8 +32,20 @@ def test_plans_of_products():
     assert chosen(4096, 10, 1024)[1] == 32
     # Short sums are not worth a second kernel; long ones with few results are.
     assert chosen(32, 10, 128)[3] == chosen(784, 128, 128)[3] == 1
-    assert chosen(32, 128, 784)[3] >= 8
-    assert chosen(1024, 10, 4096)[3] == 32
+    assert chosen(32, 128, 784)[3] == 7
+    assert chosen(1024, 10, 4096)[3] == 8
+    # Of a few terms, results are what takes the time: no tiles of 128.
+    assert [chosen(1024, 4096, K)[1] for K in (63, 64)] == [64, 128]
+
+
+def test_few_small_tiles_are_shared_by_groups_of_threads():
+    """Which multiply the terms of a stage side by side; of float32 alone, and not of as many tiles as fill a GPU."""
+    grouped, single = (product_plan(32, columns, 784).tiling for columns in (32 * 255, 32 * 256))
+    assert (grouped.threads, grouped.inner) == (256, (64, 4, 4, 4))
+    assert (single.threads, single.inner) == (64, (32, 4, 4, 1))
+    assert product_plan(32, 128, 784, "half").tiling.threads == 128
+    assert product_plan(32, 128, 784).depth % 64 == 0
+    assert product_plan(32, 128, 784, variants=Variants(grouped=False)).tiling == single
 
 
 def test_a_tile_is_chosen_as_if_sliced():
@@ -46,7 +59,7 @@ def test_a_tile_is_chosen_as_if_sliced():
     # 256 slices at most: the first convolution of a network of pictures, 27 x 16 results of sums over all pixels.
     assert chosen(128, 128, 1_000_000)[1:] == (128, 128, 255)
     assert chosen(27, 16, 65_536)[1:] == (32, 32, 256)
-    assert chosen(27, 16, 1_000_000)[1:] == (32, 32, 255)
+    assert chosen(27, 16, 1_000_000)[1:] == (32, 32, 253)
 
 
 def test_a_tree_joins_slices():
@@ -58,7 +71,7 @@ def test_a_tree_joins_slices():
 def test_plans_of_products_by_warpgroups():
     """What takes tiles of 128 otherwise and a stage of terms; of 256 columns where these give enough blocks."""
     assert chosen(1024, 4096, 64, "wgmma") == ("product_wgmma", 128, 256, 1)
-    assert chosen(1024, 4096, 63, "wgmma") == chosen(1024, 4096, 63, "half") == ("product_half", 128, 128, 1)
+    assert chosen(1024, 4096, 63, "wgmma") == chosen(1024, 4096, 63, "half") == ("product_half", 64, 64, 1)
     assert chosen(1024, 1024, 64, "wgmma") == ("product_wgmma", 128, 128, 1)
     assert chosen(128 * 64, 128, 64, "wgmma") == ("product_wgmma", 128, 128, 1)
     assert chosen(128 * 64, 129, 64, "wgmma") == ("product_wgmma", 128, 256, 1)
