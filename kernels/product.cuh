@@ -31,8 +31,8 @@ __device__ __forceinline__ void product(void *shared, Product of, int block, Epi
                                         Columns columns = Columns()) {
     // Of a group; rows that each of its threads has results of; where they are, groups count as rows of threads.
     constexpr int THREADS = (BM / TM) * (BN / TN), ROWS = TM / GROUPS, SLOTS = BM / TM * GROUPS;
-    static_assert(ROWS * GROUPS == TM && GROUPS * THREADS * TM * TN <= 2 * BK * (BM + PAD + BN + PAD),
-                  "groups share the rows of a thread, and sums lie where the stages were");
+    static_assert(ROWS * GROUPS == TM, "groups share the rows of a thread");
+    static_assert(GROUPS == 1 || GROUPS * BM * BN <= 2 * BK * (BM + PAD + BN + PAD), "sums lie where the stages were");
     constexpr int PITCH_A = BM + PAD, PITCH_B = BN + PAD;
     constexpr int STAGE_A = BK * PITCH_A, STAGE_B = BK * PITCH_B;
     constexpr int GROUPS_M = TM / 4, GROUPS_N = TN / 4, STEP_M = BM / GROUPS_M, STEP_N = BN / GROUPS_N;

@@ -62,7 +62,7 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
         "kernels/tiles.cuh",
         "min(line0 + row, lines - 1) * pitch",
         "(line0 + row) * (long long)pitch",
-        "products_in_every_tile",
+        "sides_of_a_node",
         CHECKED,
     ),
     "float32: the last stage is read as a whole one": (
