@@ -123,7 +123,7 @@ def test_on_both_sides_of_every_threshold(cuda_backend):
         expected = {"M": x @ w, "N": w.T @ x.T, "K": x.T @ tripled}
         for name, value in expected.items():
             np.testing.assert_allclose(made.outputs[name], value, rtol=1e-5, atol=1e-4, err_msg=f"{name}, {count}")
-    none, narrow, wide = ["half 128", "half 64", "half 64"], ["wgmma 128"] * 3, ["wgmma 128", "wgmma 128", "wgmma 256"]
+    none, narrow, wide = ["half 64"] * 3, ["wgmma 128"] * 3, ["wgmma 128", "wgmma 128", "wgmma 256"]
     assert found == [none, [*none[1:], narrow[0]], narrow, narrow, wide, wide]
 
 
