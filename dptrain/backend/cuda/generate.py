@@ -562,7 +562,8 @@ class Generator:
         """Return the name of a tiled product's kernel; note its header, threads and shared memory."""
         tiling = plan.tiling
         made.threads, made.dynamic = tiling.threads, tiling.shared
-        made.resident = tiling.resident
+        if not isinstance(lowering_of(result), Convolution):  # whose matrices take more registers to find
+            made.resident = tiling.resident
         made.needs.add(f"{tiling.kernel}.cuh")
         sizes = tiling.rows, tiling.columns, *tiling.inner
         numbers = ", ".join([*map(str, sizes), *(str(one).lower() for one in transposed)])
@@ -772,8 +773,8 @@ def source(found: Sequence[Kernel], wide_index: bool, fields: Mapping[str, str] 
             "}",
         ]
     for kernel in found:
-        # A block may have all the registers that there are: else nvcc spills some for the sake of occupancy.
-        bounds = f"{kernel.threads}, {max(one.resident for one in kernel.functions)}"
+        # A block may have all registers that leave room for so many: else nvcc spills some for the sake of occupancy.
+        bounds = f"{kernel.threads}, {min(one.resident for one in kernel.functions)}"
         of_run = "const Run *__restrict__ pack"
         if kernel.direct:
             of_run = ", ".join(kind + _direct(name) for name, kind in direct_fields(kernel).items())

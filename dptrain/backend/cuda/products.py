@@ -63,7 +63,7 @@ def _square(kernel: str, tile: int, inner: tuple[int, ...], threads: int, reside
 _TILINGS = {
     precision: {length: _square(kernel, length, *rest) for length, rest in by_length.items()}
     for precision, kernel, by_length in (
-        ("float32", "product", {32: ((32, 4, 4, 1), 64), 64: ((16, 4, 4, 1), 256), 128: ((8, 8, 16, 1), 128, 2)}),
+        ("float32", "product", {32: ((32, 4, 4, 1), 64), 64: ((16, 4, 4, 1), 256, 2), 128: ((8, 8, 16, 1), 128, 2)}),
         ("tf32", "product_tf32", {32: ((32, 16, 16), 128), 64: ((16, 32, 32), 128), 128: ((16, 64, 64), 128)}),
         ("half", "product_half", {32: ((64, 16, 16), 128), 64: ((32, 32, 32), 128), 128: ((32, 64, 32), 256)}),
     )
@@ -71,7 +71,7 @@ _TILINGS = {
 # Float32's largest tiles by the columns that a thread sums up.
 _OF_COLUMNS = {16: _TILINGS["float32"][128], 8: _square("product", 128, (8, 8, 8, 1), 256)}
 # And its smallest, in four groups of threads, for results of fewer such tiles.
-_GROUPED, _FEW_TILES = _square("product", 32, (64, 4, 4, 4), 256), 256
+_GROUPED, _FEW_TILES = _square("product", 32, (64, 4, 4, 4), 256, 2), 256
 # Warps of a block by the length of a tile, as plans count them.
 _WARPS = {128: 8, 64: 8, 32: 2}
 _USUAL = Variants()

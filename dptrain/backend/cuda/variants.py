@@ -30,15 +30,19 @@ class Variants:
     grouped: bool = True
 
 
-def chosen_variants() -> Variants:
-    """Return the defaults, changed by the environment.
+def chosen_variants(text: str | None = None) -> Variants:
+    """Return the defaults, changed as a text says.
+
+    Args:
+        text: as above; None for the environment's.
 
     Raises:
         ConfigError: it names none of them, or no number.
     """
+    text = os.environ.get(_VARIABLE, "") if text is None else text
     known = {one.name: type(getattr(Variants(), one.name)) for one in fields(Variants)}
     changes: dict[str, int] = {}
-    for change in filter(None, os.environ.get(_VARIABLE, "").split(",")):
+    for change in filter(None, text.split(",")):
         name, _, value = change.partition("=")
         if name not in known or not value.isdecimal():
             raise ConfigError(f"{_VARIABLE}={change!r}: expected NAME=NUMBER, with a name of {', '.join(known)}")
