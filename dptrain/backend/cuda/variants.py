@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from dptrain.errors import ConfigError
 
 _VARIABLE = "DPTRAIN_CUDA_VARIANTS"
+_COLUMNS = (8, 16)
 
 
 @dataclass(frozen=True)
@@ -47,4 +48,6 @@ def chosen_variants(text: str | None = None) -> Variants:
         if name not in known or not value.isdecimal():
             raise ConfigError(f"{_VARIABLE}={change!r}: expected NAME=NUMBER, with a name of {', '.join(known)}")
         changes[name] = known[name](int(value))
+    if changes.get("columns", 8) not in _COLUMNS:
+        raise ConfigError(f"{_VARIABLE}={text!r}: columns is one of {_COLUMNS}")
     return replace(Variants(), **changes)  # type: ignore[arg-type]
