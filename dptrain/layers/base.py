@@ -29,7 +29,6 @@ from dptrain.program.tensor import (
     Tensor,
     Variable,
     constant,
-    is_half,
     is_tracing,
     is_whole,
     mask_of,
@@ -41,6 +40,7 @@ from dptrain.program.tensor import (
 )
 from dptrain.program.tree import leaves, map_leaves
 from dptrain.program.turns import MAKING, TURNS, OfThread
+from dptrain.program.types import is_half
 from dptrain.random import Purpose, default_seed, next_position, own_seed
 from dptrain.registry.serialization import Configurable, custom_object, function_to_dict, plain
 

@@ -14,7 +14,8 @@ from dptrain.layers.base import BuildShape, ConstraintArgument, InitializerArgum
 from dptrain.layers.input_spec import InputSpec
 from dptrain.ops.elementwise import in_float32
 from dptrain.program.shapes import normalized_axes, without_rows
-from dptrain.program.tensor import Tensor, Variable, is_half
+from dptrain.program.tensor import Tensor, Variable
+from dptrain.program.types import is_half
 
 
 class AffineNormalization(Layer):

@@ -14,7 +14,8 @@ from dptrain.mixed_precision import policy_of
 from dptrain.ops.cross_entropy import as_labels
 from dptrain.program.dims import read
 from dptrain.program.shapes import differ, is_one
-from dptrain.program.tensor import FLOATX, Tensor, as_tensors, is_half, mask_of
+from dptrain.program.tensor import FLOATX, Tensor, as_tensors, mask_of
+from dptrain.program.types import is_half
 from dptrain.registry.names import snake_case
 from dptrain.registry.serialization import Configurable
 

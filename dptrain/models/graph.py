@@ -17,7 +17,8 @@ from dptrain.layers.node import Node
 from dptrain.program import tree
 from dptrain.program.dims import bound, is_number, learned, number_of, read
 from dptrain.program.shapes import axis_of_one
-from dptrain.program.tensor import Tensor, as_tensors, counted, is_half, is_whole, mask_of, with_mask
+from dptrain.program.tensor import Tensor, as_tensors, counted, is_whole, mask_of, with_mask
+from dptrain.program.types import is_half
 
 # What makes a symbolic tensor: a call of a layer, or the tensor itself where an op was called.
 Maker = Node | Tensor

@@ -12,7 +12,8 @@ from dptrain.ops.elementwise import cast, floating, tanh, where
 from dptrain.ops.linear_algebra import batch_matmul
 from dptrain.ops.manipulation import transpose
 from dptrain.ops.reduction import softmax
-from dptrain.program.tensor import Tensor, as_tensors, is_half
+from dptrain.program.tensor import Tensor, as_tensors
+from dptrain.program.types import is_half
 
 # What Keras puts for scores that take no part: this part of the greatest number.
 _LEFT_OUT = -0.7

@@ -1,6 +1,5 @@
 """Letters, shapes and types that records of several families have in common."""
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,8 @@ import numpy.typing as npt
 from dptrain.program.letters import names
 from dptrain.program.operand import METHODS
 from dptrain.program.shapes import Shape, broadcast, is_one
-from dptrain.program.tensor import OPS, DType, Tensor, promoted
+from dptrain.program.tensor import OPS, DType, Tensor
+from dptrain.program.types import is_floating, promoted_as_keras
 from dptrain.runtime.floatx import floatx
 
 
@@ -36,27 +36,20 @@ def broadcast_shape(*shapes: Shape, **attributes: Any) -> Shape:
     return broadcast(*shapes)
 
 
-@functools.cache
-def _promoted(*dtypes: DType) -> DType:
-    """Return the type to which types are promoted; integers take a floating-point type as it is."""
-    floats = [one for one in dtypes if one.kind in "fV"]
-    return promoted(*(floats or dtypes))
-
-
 def common_dtype(*dtypes: DType, **attributes: Any) -> npt.DTypeLike:
     """The type to which the inputs' types are promoted; integers take a floating-point type as it is, as in Keras."""
-    return dtypes[0] if len(dtypes) == 1 else _promoted(*dtypes)
+    return dtypes[0] if len(dtypes) == 1 else promoted_as_keras(*dtypes)
 
 
 def floating_dtype(*dtypes: DType, **attributes: Any) -> npt.DTypeLike:
     """As `common_dtype`; integers become float32, as in Keras."""
-    common = dtypes[0] if len(dtypes) == 1 else _promoted(*dtypes)
-    return common if common.kind in "fV" else floatx()
+    common = dtypes[0] if len(dtypes) == 1 else promoted_as_keras(*dtypes)
+    return common if is_floating(common) else floatx()
 
 
 def numeric_dtype(*dtypes: DType, **attributes: Any) -> npt.DTypeLike:
     """As `common_dtype`; truth values become int32, as in Keras."""
-    common = _promoted(*dtypes)
+    common = promoted_as_keras(*dtypes)
     return np.int32 if common.kind == "b" else common
 
 

@@ -22,7 +22,8 @@ from dptrain.program.onnx_graph import OnnxGraph, Value
 from dptrain.program.op import Op, op
 from dptrain.program.operand import METHODS, Operator
 from dptrain.program.schema import TypeName
-from dptrain.program.tensor import FLOATX, Array, Tensor, as_tensors, is_half
+from dptrain.program.tensor import FLOATX, Array, Tensor, as_tensors
+from dptrain.program.types import is_half
 from dptrain.program.views import identity
 from dptrain.runtime.floatx import floatx
 

@@ -42,8 +42,9 @@ from dptrain.program.lowering import RandomBits
 from dptrain.program.op import in_one_call, op
 from dptrain.program.schema import Word
 from dptrain.program.shapes import Shape, differ, normalized_axes, row_axis, without_rows
-from dptrain.program.tensor import FLOATX, Array, Tensor, Variable, as_tensors, is_half, is_tracing
+from dptrain.program.tensor import FLOATX, Array, Tensor, Variable, as_tensors, is_tracing
 from dptrain.program.turns import DRAWING, TURNS
+from dptrain.program.types import is_half
 from dptrain.random import Purpose, default_seed, next_position, own_seed, seeds_set, stream
 from dptrain.registry.reads import Readable
 from dptrain.runtime.floatx import floatx

@@ -14,7 +14,8 @@ from dptrain.program.gradient import pulled_back, topological
 from dptrain.program.lowering import Element, Repeat, ViewMap, lowering_of
 from dptrain.program.op import Op
 from dptrain.program.shapes import Shape
-from dptrain.program.tensor import FLOATX, Node, Tensor, is_half, placeholder, tracing
+from dptrain.program.tensor import FLOATX, Node, Tensor, placeholder, tracing
+from dptrain.program.types import is_half
 
 
 def _shapes(*inputs: Shape, body: Body, length: int, reverse: bool) -> Any:

@@ -3,7 +3,6 @@
 In the text: B the rank's rows, `first_row` the global number of the first of them, `global_B` the rows of all ranks.
 """
 
-import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -13,16 +12,8 @@ import numpy as np
 from dptrain.errors import ConfigError
 from dptrain.program.lowering import Element, lowering_of
 from dptrain.program.places import Extent, Place, Quotient, extent
-from dptrain.program.tensor import DType, Tensor, is_half
-
-# C++'s names of the types that kernels compute in.
-TYPES = {
-    **{"float32": "float", "float64": "double", "bool": "bool", "int8": "signed char", "uint8": "unsigned char"},
-    **{"int16": "short", "uint16": "unsigned short", "int32": "int", "uint32": "unsigned int"},
-    **{"int64": "long long", "uint64": "unsigned long long"},
-    **{"bfloat16": "dp_bfloat16", "float16": "dp_float16"},  # kept, and computed in float
-}
-_SUFFIXES = {"float32": "f", "int64": "ll", "uint64": "ull", "uint32": "u"}
+from dptrain.program.tensor import DType, Tensor
+from dptrain.program.types import promoted_in_kernels, type_of
 
 
 class Ex(NamedTuple):
@@ -43,35 +34,39 @@ class Ex(NamedTuple):
 Number = Callable[[str, Any, DType], str]
 
 
-@functools.cache
 def ctype(dtype: DType) -> str:
     """Return C++'s name of a type.
 
     Raises:
         ConfigError: no kernel computes in it.
     """
-    if dtype.name not in TYPES:
+    if (name := type_of(dtype).c) is None:
         raise ConfigError(f"not supported by kernels: tensors of {dtype.name}; cast to float32")
-    return TYPES[dtype.name]
+    return name
+
+
+def has_types(tensor: Tensor) -> bool:
+    """Whether kernels compute in the types of a tensor and its inputs."""
+    return all(type_of(one.dtype).c is not None for one in (tensor, *tensor.inputs))
 
 
 def literal(value: Any, dtype: DType) -> str:
     """Return a number as C++ writes it in a type."""
-    number, kind = np.asarray(value).astype(dtype).reshape(())[()], ctype(dtype)
+    number, kind, own = np.asarray(value).astype(dtype).reshape(())[()], ctype(dtype), type_of(dtype)
     if dtype.kind == "b":
         return "true" if number else "false"
-    if dtype.kind in "fV" and not np.isfinite(number):
+    if own.is_float and not np.isfinite(number):
         found = "DP_NAN" if np.isnan(number) else "DP_INFINITY" if number > 0 else "-DP_INFINITY"
         return f"(({kind}){found})"
-    if is_half(dtype):
+    if own.is_half:
         return f"(({kind}){float(number)!r}f)"
-    text, suffix = str(number), _SUFFIXES.get(dtype.name, "")
-    if dtype.kind == "f" and not set(text) & set(".e"):
+    text, suffix = str(number), own.suffix
+    if own.is_float and not set(text) & set(".e"):
         text += ".0"
-    if dtype.kind == "i" and number == np.iinfo(dtype).min:
+    if own.is_integer and number == np.iinfo(dtype).min and number < 0:
         text = f"{number + 1}{suffix} - 1"  # C++ has no negative literals
         return f"(({kind})({text}))"
-    if dtype.kind in "iu" and dtype.itemsize < 4:
+    if own.is_integer and dtype.itemsize < 4:
         return f"(({kind}){text})"  # else an int, for which functions of two equal types are no match
     return f"({text}{suffix})" if text.startswith("-") else f"{text}{suffix}"
 
@@ -137,10 +132,7 @@ def operand_dtypes(tensor: Tensor) -> list[DType]:
             return [np.dtype(bool) if n in element.conditions else tensor.dtype for n in range(len(own))]
         if element.by_last:
             return [np.dtype(np.float64 if own[0].kind == "f" else np.int64)]
-    common = np.result_type(*own)
-    if tensor.dtype.kind == "f" and common.kind != "f":
-        common = np.dtype(np.float64)  # as NumPy, which rounds to float32 at the end
-    return [common] * len(own)
+    return [promoted_in_kernels(tensor.dtype, *own)] * len(own)
 
 
 def cast(value: Ex, found: DType, wanted: DType) -> str:
@@ -148,7 +140,7 @@ def cast(value: Ex, found: DType, wanted: DType) -> str:
     if found == wanted:
         return value.text
     # Of a fraction that becomes a whole number and then a fraction again, GCC makes one truncation: -0 of -0.5.
-    if value.computed and found.kind in "iu" and wanted.kind in "fV":
+    if value.computed and type_of(found).is_integer and type_of(wanted).is_float:
         return f"dp_number<{ctype(wanted)}>({value.text})"
     return f"({ctype(wanted)}){value.text}"
 

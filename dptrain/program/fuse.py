@@ -24,7 +24,7 @@ import numpy as np
 
 from dptrain.program import lowering
 from dptrain.program.body import body_of
-from dptrain.program.cpp import TYPES
+from dptrain.program.cpp import has_types
 from dptrain.program.kernels import (
     COPY,
     Call,
@@ -48,7 +48,8 @@ from dptrain.program.passes import rewritten, with_half_factors, without_repeats
 from dptrain.program.program import Program
 from dptrain.program.shapes import Shape, is_one
 from dptrain.program.steps import step_of
-from dptrain.program.tensor import DType, Node, Tensor, is_half
+from dptrain.program.tensor import DType, Node, Tensor
+from dptrain.program.types import is_half
 from dptrain.program.views import Key, View, compose, marked, matrix, space_of, whole
 
 
@@ -344,7 +345,7 @@ def _is_uniform(tensor: Tensor, inputs: Sequence[View]) -> bool:
 
 def _has_code(tensor: Tensor, inputs: Sequence[View]) -> bool:
     """Whether a loop can compute a tensor."""
-    if any(one.dtype.name not in TYPES for one in (tensor, *tensor.inputs)):
+    if not has_types(tensor):
         return False
     match lowering_of(tensor):
         case lowering.Reduction("argmax"):

@@ -9,6 +9,7 @@ from typing import Any
 from dptrain.errors import ConfigError
 from dptrain.program.operand import METHODS, OPERATORS
 from dptrain.program.tensor import Node, Tensor, Variable, constant, note_of_weights
+from dptrain.program.types import is_floating
 
 
 def topological(outputs: Iterable[Tensor]) -> list[Tensor]:
@@ -38,7 +39,7 @@ def gradients(target: Tensor, sources: Sequence[Tensor], gradient: Any = None) -
     Raises:
         ConfigError: the target is no floating-point tensor, or an op on the way has no gradient.
     """
-    if target.dtype.kind not in "fV":
+    if not is_floating(target.dtype):
         raise ConfigError(f"{target} has no gradient: expected floating-point numbers")
     seed = OPERATORS["fill"](shape=target.shape, value=1.0, dtype=target.dtype.name) if gradient is None else gradient
     found = pulled_back({target: constant(seed, target.dtype)}, sources)
@@ -61,7 +62,7 @@ def pulled_back(cotangents: Mapping[Tensor, Tensor], sources: Sequence[Tensor]) 
     depends = set(sources)
     values: dict[Node, dict[int, Tensor]] = {}  # of ops that have several
     for tensor in order:
-        if tensor.dtype.kind in "fV" and any(one in depends for one in tensor.inputs):  # whole numbers are steps
+        if is_floating(tensor.dtype) and any(one in depends for one in tensor.inputs):  # whole numbers are steps
             depends.add(tensor)
         if tensor.op is not None and tensor.op.has_values:
             values.setdefault(tensor.node, {})[tensor.index] = tensor

@@ -29,9 +29,9 @@ from dptrain.program.tensor import (
     ShapeDtype,
     Tensor,
     as_tensors,
-    is_half,
     of_value,
 )
+from dptrain.program.types import is_floating, is_half
 
 # How an op depends on its inputs, which decides what becomes of partial sums: "joint" for f(a + b, c + d) = f(a, c) +
 # f(b, d), "each" for linear in one input while the others stand still.
@@ -193,7 +193,7 @@ class Op:
             kind = None if _counts_rows(shape) else (shape, dtype)
             if TRACE.get() is not None and (kind is None or any(one.counts_rows for one in tensors)):
                 return Tensor(self, tensors, attributes, shape, dtype, name=SCOPE.get())
-            of_floatx = dtype.kind in "fV" and not any([one.dtype.kind in "fV" for one in tensors])
+            of_floatx = is_floating(dtype) and not any([is_floating(one.dtype) for one in tensors])
             if not (kind is None or attributes or of_floatx or None in kinds) and len(self._kinds) < _KINDS:
                 self._kinds[kinds] = kind, self._is_made_at_once(tensors, shape, dtype)
         if at_once:
@@ -208,7 +208,7 @@ class Op:
         # In a trace it is the same at every execution: a constant. Outside, what nobody can ask the gradient of forgets
         # how it was made, or a loop would keep all its values.
         forgets = tracking == NOT_TRACKED or (tracking == WATCHED and not TAPES.get()) or TRACE.get() is not None
-        if forgets or self.ends_gradients or dtype.kind not in "fV":
+        if forgets or self.ends_gradients or not is_floating(dtype):
             made = Tensor(None, (), {}, shape, dtype, value)
         else:
             made = Tensor(self, tensors, attributes, shape, dtype, value, SCOPE.get())
@@ -238,7 +238,7 @@ class Op:
         for one, value in zip(made, out, strict=True):
             if (check := WATCH.get()) is not None:
                 check(Tensor(self, tensors, attributes, one.shape, one.dtype, value, one.name, one.index))
-            if forgets or self.ends_gradients or one.dtype.kind not in "fV":
+            if forgets or self.ends_gradients or not is_floating(one.dtype):
                 one = Tensor(None, (), {}, one.shape, one.dtype, value)
             else:
                 one.value, one.tracking = value, tracking
@@ -268,7 +268,7 @@ class Op:
     def _in_float32(self, inputs: Sequence[Tensor], attributes: Mapping[str, Any], dtype: DType) -> Tensor:
         """Return what it makes of half-precision numbers: computed in float32, and rounded once."""
         cast = METHODS["cast"]
-        only_whole = not any(one.dtype.kind in "fV" for one in inputs) and "dtype" not in attributes  # as floatx says
+        only_whole = not any(is_floating(one.dtype) for one in inputs) and "dtype" not in attributes  # as floatx says
         wide = [cast(one, FLOATX) if only_whole or is_half(one.dtype) else one for one in inputs]
         if "dtype" in attributes and is_half(np.dtype(attributes["dtype"])):
             attributes = {**attributes, "dtype": FLOATX.name}

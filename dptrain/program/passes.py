@@ -14,7 +14,8 @@ from dptrain.program.dims import Dim
 from dptrain.program.lowering import Convolution, Element, Product, ViewMap, lowering_of
 from dptrain.program.mesh import ALL_REDUCE, PlacedProgram
 from dptrain.program.program import Program
-from dptrain.program.tensor import Tensor, is_half
+from dptrain.program.tensor import Tensor
+from dptrain.program.types import is_half
 from dptrain.program.views import marked
 
 # Of a GPU's products of float32 matrices: as they are, or with factors rounded to TF32's 10 bits of mantissa.

@@ -11,7 +11,6 @@ from contextvars import Token
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -23,40 +22,21 @@ from dptrain.program.operand import OPS as OPS
 from dptrain.program.operand import Operand as Operand
 from dptrain.program.shapes import Shape
 from dptrain.program.turns import MAKING, REPLACING, TURNS
+from dptrain.program.types import BFLOAT16 as BFLOAT16
+from dptrain.program.types import FLOATX as FLOATX
+from dptrain.program.types import DType as DType
+from dptrain.program.types import is_floating, promoted
+from dptrain.program.types import is_half as is_half
 from dptrain.runtime.floatx import floatx
 
 if TYPE_CHECKING:
     from dptrain.program.op import Op
 
 Array = npt.NDArray[Any]
-DType = np.dtype[Any]
 ShapeDtype = tuple[Shape, DType]
 # Which results remember how they were made, outside of a trace: none; while a tape is open that watches a leaf of them;
 # always, as a trainable variable is among their leaves.
 NOT_TRACKED, WATCHED, TRAINABLE = range(3)
-
-# The floating-point type that half precision is computed in; that of Python's numbers is `floatx()`.
-FLOATX = np.dtype(np.float32)
-# NumPy knows bfloat16 by ml_dtypes, as a type of kind "V"; it and float16 are half precision.
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-_HALVES = BFLOAT16.char + np.dtype(np.float16).char
-
-
-def is_half(dtype: DType) -> bool:
-    """Whether a type is float16 or bfloat16: numbers are kept in it, and computed in float32."""
-    return dtype.char in _HALVES
-
-
-def promoted(*dtypes: DType) -> DType:
-    """Return the type that holds the numbers of all, as NumPy's `result_type`; of both halves it is float32.
-
-    Integers, but for the smallest, take bfloat16 as Keras and JAX do: as it is.
-    """
-    floats = [one for one in dtypes if one.kind in "fV"]
-    halves = {one for one in floats if is_half(one)}
-    if len(halves) == 2:
-        floats = [FLOATX, *(one for one in floats if one not in halves)]
-    return np.result_type(*(floats if BFLOAT16 in halves else dtypes))
 
 
 def native(array: Array) -> Array:
@@ -329,7 +309,7 @@ def _converted(one: Any, met: Sequence[DType]) -> Tensor:
     """Return a constant of an array or a number that meets these types."""
     dtype: Any = None
     if isinstance(one, float):
-        floats = [kind for kind in met if kind.kind in "fV"]
+        floats = [kind for kind in met if is_floating(kind)]
         dtype = promoted(*floats) if floats else floatx()
         return of_value(np.array(one, dtype))
     if isinstance(one, int | Dim) and not isinstance(one, bool) and met:
@@ -687,7 +667,7 @@ def watch(made: Tensor, value: Array) -> None:
 
 def _refuse_nan(made: Tensor) -> None:
     assert made.value is not None
-    if made.dtype.kind in "fV" and np.isnan(made.value).any():
+    if is_floating(made.dtype) and np.isnan(made.value).any():
         place = [int(n) for n in np.argwhere(np.isnan(made.value))[0]]
         within = f" of layer {made.name!r}" if made.name else ""
         assert made.op is not None

@@ -17,7 +17,8 @@ import numpy as np
 
 from dptrain.program.lowering import Convolution, lowering_of
 from dptrain.program.program import Program
-from dptrain.program.tensor import Array, Tensor, Variable, is_half
+from dptrain.program.tensor import Array, Tensor, Variable
+from dptrain.program.types import is_half
 from tests.tolerances import TOLERANCES
 
 _GREATEST, _LEAST = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)

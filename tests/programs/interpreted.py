@@ -11,7 +11,8 @@ from dptrain.program.kernels import Kernel, Loop, Product
 from dptrain.program.mesh import OWN_PART
 from dptrain.program.program import ROWS
 from dptrain.program.shapes import local
-from dptrain.program.tensor import Array, Tensor, is_half
+from dptrain.program.tensor import Array, Tensor
+from dptrain.program.types import is_half
 
 
 class InterpretedExecutable(CompiledExecutable):

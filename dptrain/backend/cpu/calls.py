@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from dptrain.program.cpp import TYPES, ctype, extents, place_text
+from dptrain.program.cpp import ctype, extents, has_types, place_text
 from dptrain.program.dims import Dim
 from dptrain.program.kernels import Call
 from dptrain.program.lowering import Convolution, Insert, Join, RandomBits, Scatter, Windows
@@ -49,7 +49,7 @@ def call_text(call: Call, numbers: Numbers, epilogue: Callable[[], Epilogue | No
     """
     op, tensor = call.tensor.op, call.tensor
     assert op is not None
-    if any(one.dtype.name not in TYPES for one in (tensor, *tensor.inputs)):
+    if not has_types(tensor):
         return None
     if isinstance(op.lowering, Join):
         return _joined(call, numbers)

@@ -21,9 +21,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
+import numpy as np
+
 from dptrain.backend.cuda.sources import kernels_dir
 from dptrain.errors import DeviceError
-from dptrain.program.cpp import TYPES
+from dptrain.program.cpp import ctype
 from dptrain.runtime.cache import cache_dir, compiled
 from dptrain.runtime.launcher import detect_launch
 from dptrain.runtime.programs import run_program
@@ -193,7 +195,7 @@ def products(dtype: str) -> Future[int]:
 
     That takes longer than compiling a program, which can be done meanwhile. The result raises as `library`.
     """
-    scalar = TYPES[dtype]
+    scalar = ctype(np.dtype(dtype))
     in_tiles = dtype == "bfloat16" and has_tiles()
     source = f"DP_EXPORT({scalar}, dp_Tiles)\n" if in_tiles else f"DP_PRODUCT({scalar})\n"
     return _beginning(source, TILES if in_tiles else PRODUCT, f"dp_product_{scalar}")
@@ -202,7 +204,7 @@ def products(dtype: str) -> Future[int]:
 @functools.cache
 def convolutions(by: str, dtype: str) -> Future[int]:
     """Begin to compile the convolutions of a type by "channels", "pixels" or "winograd"; as `products`."""
-    scalar, headers = TYPES[dtype], WINOGRAD if by == "winograd" else CONVOLUTION
+    scalar, headers = ctype(np.dtype(dtype)), WINOGRAD if by == "winograd" else CONVOLUTION
     return _beginning(f"DP_CONVOLUTION_{by.upper()}({scalar})\n", headers, f"dp_{by}_{scalar}")
 
 

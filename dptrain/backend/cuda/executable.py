@@ -35,7 +35,8 @@ from dptrain.program.memory import in_a_row, nbytes
 from dptrain.program.messages import all_reduce, exchange
 from dptrain.program.program import ROWS, Program
 from dptrain.program.shapes import local
-from dptrain.program.tensor import Array, Tensor, is_half
+from dptrain.program.tensor import Array, Tensor
+from dptrain.program.types import is_half
 
 if TYPE_CHECKING:
     from dptrain.backend.cuda.backend import CudaBackend

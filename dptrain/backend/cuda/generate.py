@@ -27,6 +27,7 @@ from dptrain.program.lowering import Convolution, UserKernel, lowering_of
 from dptrain.program.places import ONE, Place, extent
 from dptrain.program.shapes import Shape, local, size
 from dptrain.program.tensor import OPS, DType, Tensor
+from dptrain.program.types import type_of
 
 # Threads of a block where no product wants another number.
 BLOCK = 256
@@ -963,7 +964,7 @@ def _needs(tensor: Tensor, others: set[Tensor], group: Group) -> bool:
 
 def _wide(tensor: Tensor) -> str:
     """Return the type in which sums go on beyond one thread."""
-    return "double" if tensor.dtype == np.float32 and join_of(tensor) == "Sum" else join_type(tensor)
+    return ctype(type_of(tensor.dtype).accumulate) if join_of(tensor) == "Sum" else join_type(tensor)
 
 
 def _width(tensor: Tensor) -> int:

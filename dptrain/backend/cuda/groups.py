@@ -34,7 +34,8 @@ from dptrain.program.operand import OPERATORS
 from dptrain.program.places import NOWHERE, ONE, Axis, Extent, Place, along, extent, merged, split
 from dptrain.program.program import Program
 from dptrain.program.shapes import Shape, is_one, size
-from dptrain.program.tensor import Tensor, Variable, is_half
+from dptrain.program.tensor import Tensor, Variable
+from dptrain.program.types import is_half
 
 # How a group goes over its elements: "map" one by one; "rows" a warp or a block a row; "columns" sums over rows, with a
 # lane for each column; "totals" the same, with a block for one column; "product" by tiles of a matrix product, whose

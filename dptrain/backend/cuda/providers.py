@@ -16,7 +16,8 @@ from dptrain.program.passes import rewritten
 from dptrain.program.places import ONE, extent
 from dptrain.program.program import Program
 from dptrain.program.shapes import Shape
-from dptrain.program.tensor import Tensor, is_half
+from dptrain.program.tensor import Tensor
+from dptrain.program.types import is_half
 
 Kind = Literal["gemm", "conv"]
 # The library for products of matrices, and that for convolutions.

@@ -1,0 +1,103 @@
+"""Types of numbers as records that are asked, and the one rule by which they are promoted.
+
+A tensor has NumPy's dtype; all else that is known of it stands here.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+DType = np.dtype[Any]
+
+# The floating-point type that half precision is computed in; that of Python's numbers is `floatx()`.
+FLOATX = np.dtype(np.float32)
+# NumPy knows bfloat16 by ml_dtypes, as a type of kind "V"; it and float16 are half precision.
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_HALVES = BFLOAT16.char + np.dtype(np.float16).char
+# C++'s names of the types that kernels compute in, and what literals of some end in.
+_NAMES = {
+    **{"float32": "float", "float64": "double", "bool": "bool", "int8": "signed char", "uint8": "unsigned char"},
+    **{"int16": "short", "uint16": "unsigned short", "int32": "int", "uint32": "unsigned int"},
+    **{"int64": "long long", "uint64": "unsigned long long"},
+    **{"bfloat16": "dp_bfloat16", "float16": "dp_float16"},
+}
+_SUFFIXES = {"float32": "f", "int64": "ll", "uint64": "ull", "uint32": "u"}
+
+
+@dataclass(frozen=True)
+class NumberType:
+    """What is known of a type.
+
+    Attributes:
+        storage: NumPy's, in which numbers lie in memory.
+        compute: in which single elements are computed: of half precision float32.
+        accumulate: in which a GPU's threads add up what each of them has summed.
+        c: C++'s name; None where no kernel computes in it.
+        suffix: that C++'s literals end in.
+        is_float: it has fractions.
+        is_half: it is float16 or bfloat16.
+        is_integer: it has whole numbers, no truth values.
+    """
+
+    storage: DType
+    compute: DType
+    accumulate: DType
+    c: str | None
+    suffix: str
+    is_float: bool
+    is_half: bool
+    is_integer: bool
+
+
+@functools.cache
+def type_of(dtype: DType) -> NumberType:
+    """Return the record of a type."""
+    floating, half = is_floating(dtype), is_half(dtype)
+    return NumberType(
+        dtype,
+        FLOATX if half else dtype,
+        np.dtype(np.float64) if floating else dtype,
+        _NAMES.get(dtype.name),
+        _SUFFIXES.get(dtype.name, ""),
+        floating,
+        half,
+        dtype.kind in "iu",
+    )
+
+
+def is_half(dtype: DType) -> bool:
+    """Whether a type is float16 or bfloat16: numbers are kept in it, and computed in float32."""
+    return dtype.char in _HALVES
+
+
+def is_floating(dtype: DType) -> bool:
+    """Whether a type has fractions, bfloat16 among them."""
+    return dtype.kind in "fV"
+
+
+@functools.cache
+def promoted(*dtypes: DType) -> DType:
+    """Return the type that holds the numbers of all, as NumPy's `result_type`; of both halves it is float32.
+
+    Integers, but for the smallest, take bfloat16 as Keras and JAX do: as it is.
+    """
+    floats = [one for one in dtypes if is_floating(one)]
+    if len({one for one in floats if is_half(one)}) == 2:
+        floats = [FLOATX, *(one for one in floats if not is_half(one))]
+    return np.result_type(*(floats if BFLOAT16 in dtypes else dtypes))
+
+
+@functools.cache
+def promoted_as_keras(*dtypes: DType) -> DType:
+    """Return the type to which types are promoted; integers take a floating-point type as it is."""
+    return promoted(*([one for one in dtypes if is_floating(one)] or dtypes))
+
+
+@functools.cache
+def promoted_in_kernels(made: DType, *dtypes: DType) -> DType:
+    """Return the type in which numbers of several types enter an expression: NumPy's, which rounds at the end."""
+    common = np.result_type(*dtypes)
+    return np.dtype(np.float64) if is_floating(made) and not is_floating(common) else common
