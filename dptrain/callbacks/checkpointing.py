@@ -167,7 +167,7 @@ class Checkpointing(Callback):
             OutputError: somebody else works in the directory, or it cannot be written, or too little room is left.
         """
         if self.model.compiled:  # its slots are in the checkpoint
-            self.model.optimizer.build(self.model.trainable_weights)
+            self.model._compiled_optimizer.build(self.model.trainable_weights)
         self._saved_at, self._restored = time.monotonic(), []
         self._parts, self._pending = {}, None
         self._identity = plain(self._facts(hooks))
@@ -226,7 +226,7 @@ class Checkpointing(Callback):
         again = position.step and not begun
         if not again:
             self._restored = []
-        self.model.optimizer._resume_learning_rate(position.rate_at_begin if again else self._rate)
+        self.model._compiled_optimizer._resume_learning_rate(position.rate_at_begin if again else self._rate)
 
     def steps_left(self, made: int) -> int | None:
         """Return after how many steps to save; None where steps do not say it."""
@@ -403,7 +403,7 @@ class Checkpointing(Callback):
             raise ConfigError(f"{found.path} is the checkpoint of another training: {joined(refused)}; {_SAME}")
         _require_arrays(str(found.path), found.manifest.arrays, own, state["copies"])
         if any(name.endswith("learning_rate") for name in differing):  # which was asked for, and so holds
-            state["rate"] = state["position"]["rate_at_begin"] = self.model.optimizer._resumed_rate
+            state["rate"] = state["position"]["rate_at_begin"] = self.model._compiled_optimizer._resumed_rate
         return found, state
 
     def _tell(self, found: Checkpoint, state: Mapping[str, Any], rejected: Sequence[str]) -> None:
@@ -502,7 +502,7 @@ class Checkpointing(Callback):
             held.append([key[0], apart(rest, _prefix(key), arrays) | by_part])
         state = {
             "position": plain(asdict(position)),
-            "rate": model.optimizer._resumed_rate if model.compiled else 0.0,
+            "rate": model._compiled_optimizer._resumed_rate if model.compiled else 0.0,
             "callbacks": held,
             "copies": dict(copies),
             "identity": self._identity,

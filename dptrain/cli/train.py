@@ -264,7 +264,7 @@ def _show_start(
             terminal.say(note)
         terminal.say(
             f"{data.name}: {describe_samples(data, splits)}; "
-            f"{network}, {model.count_params():,} parameters; {model.optimizer.name}, "
+            f"{network}, {model.count_params():,} parameters; {model._compiled_optimizer.name}, "
             f"global batch {config.train.batch_size}, {steps} step{'' if steps == 1 else 's'} an epoch"
             f"{_describe_sharding(config)}"
         )

@@ -116,7 +116,7 @@ class Files(Layer):
             self._require_weights()
             if comm.rank != 0:
                 return None
-            used = self.compiled and int(self.optimizer.variables[0]) > 0
+            used = self.compiled and int(self._compiled_optimizer.variables[0]) > 0
             path = Path(filepath)
             return read_weights(path, self, with_optimizer=used, skip_mismatch=skip_mismatch, by_name=by_name)
 

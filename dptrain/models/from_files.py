@@ -215,7 +215,7 @@ def _made(config: Any, seed: int | None, compiled: Any, options: Mapping[str, An
         return model
     model.compile(**{"dtype": model.dtype_policy.name} | arguments | dict(options))
     if model.built:
-        model.optimizer.build(model.trainable_weights)
+        model._compiled_optimizer.build(model.trainable_weights)
     return model
 
 

@@ -30,6 +30,7 @@ from dptrain.models.structure import Structure, sample_shape, symbol
 from dptrain.models.summary import summary
 from dptrain.models.traces import Traces, noted
 from dptrain.optimizers import LossScaleOptimizer, Optimizer
+from dptrain.optimizers.absent import AbsentOptimizer
 from dptrain.program import tree
 from dptrain.program.tensor import Tensor, Variable, constant, unchanged, untraced
 from dptrain.program.turns import MAKING
@@ -276,7 +277,7 @@ class Model(Fitting, Files, Structure):
 
     def compile(
         self,
-        optimizer: str | Optimizer | Mapping[str, Any] = "rmsprop",
+        optimizer: str | Optimizer | Mapping[str, Any] | None = "rmsprop",
         loss: Any = None,
         loss_weights: Any = None,
         metrics: Any = None,
@@ -307,7 +308,7 @@ class Model(Fitting, Files, Structure):
         """Say how to train; the weights stay, and an optimizer that is given again goes on with its state.
 
         Args:
-            optimizer: name or optimizer.
+            optimizer: name or optimizer; None for a model that evaluates only, or trains by a step of its own.
             loss: name, loss or `function(y_true, y_pred)`; of several outputs a list or a dictionary. None for steps
                 that need none.
             loss_weights: factors of the losses of several outputs.
@@ -379,7 +380,9 @@ class Model(Fitting, Files, Structure):
             "cuda_graph": cuda_graph,
         }
         chosen = optimizers.get(optimizer)
-        if auto_scale_loss and options["dtype"] == "mixed_float16" and not isinstance(chosen, LossScaleOptimizer):
+        if chosen is None:
+            chosen = AbsentOptimizer()
+        elif auto_scale_loss and options["dtype"] == "mixed_float16" and not isinstance(chosen, LossScaleOptimizer):
             chosen = LossScaleOptimizer(chosen)
         found = Compiled(
             chosen,
@@ -449,12 +452,18 @@ class Model(Fitting, Files, Structure):
         return self._compiled is not None
 
     @property
-    def optimizer(self) -> Optimizer:
-        """The optimizer that the model was compiled with.
+    def optimizer(self) -> Any:
+        """The optimizer that the model was compiled with; None where that was None.
 
         Raises:
             ConfigError: `compile` was not called.
         """
+        optimizer = self._compiled_optimizer
+        return None if isinstance(optimizer, AbsentOptimizer) else optimizer
+
+    @property
+    def _compiled_optimizer(self) -> Optimizer:
+        """The same, with an object in place of None."""
         if self._compiled is None:
             raise ConfigError("You must call `compile()` before using the optimizer.")
         return self._compiled.optimizer
@@ -576,9 +585,10 @@ class Model(Fitting, Files, Structure):
         weights = self.trainable_weights
         if weights:
             self._zero_grad()
-            self.optimizer.scale_loss(loss).backward()
-            self.optimizer.build(weights)  # gives slots to those that have become trainable
-            self.optimizer.apply([one.grad for one in weights], weights)
+            optimizer = self._compiled_optimizer
+            optimizer.scale_loss(loss).backward()
+            optimizer.build(weights)  # gives slots to those that have become trainable
+            optimizer.apply([one.grad for one in weights], weights)
         return self.compute_metrics(x, y, y_pred, sample_weight)
 
     def test_step(self, data: Any) -> Mapping[str, Any]:

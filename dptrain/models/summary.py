@@ -182,7 +182,7 @@ def _place(tensor: Tensor) -> str:
 
 def _totals(model: Any) -> str:
     trained, kept = model.trainable_weights, model.non_trainable_weights
-    optimizer = model.optimizer.variables if model.compiled and model.optimizer.built else []
+    optimizer = model._compiled_optimizer.variables if model.compiled and model._compiled_optimizer.built else []
     lines = {"Total": [*trained, *kept, *optimizer], "Trainable": trained, "Non-trainable": kept}
     lines |= {"Optimizer": optimizer} if optimizer else {}
     return "".join(f" {name} params: {_count(one):,} ({_memory(one)})\n" for name, one in lines.items())

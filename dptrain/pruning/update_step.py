@@ -42,7 +42,7 @@ class UpdatePruningStep(Callback):
         """Before the first epoch, when state has been restored, see whether the schedule has begun. Collective."""
         if not self._begun:
             if not self.model._has_own_steps:
-                self.model.optimizer.build(self.model.trainable_weights)
+                self.model._compiled_optimizer.build(self.model.trainable_weights)
             self._look()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

@@ -71,14 +71,22 @@ def encode(model: Any) -> bytes:
             model.weights, written | {id(one) for one in model._own}, f"the file of model {model._display_name!r}"
         )
         if compiled:
-            optimizer = compiled.pop("optimizer")
-            about = {"class_name": optimizer["class_name"], "config": optimizer["config"]}
-            file.attrs["training_config"] = _as_json(model, {**compiled, "optimizer_config": about})
-            variables = variables_of(model, "optimizer", model.optimizer)
-            arrays = optimizer_variables.arrays(model.optimizer, variables, model._data_dtype)
-            place = file.create_group(_OPTIMIZER)
-            _write_arrays(h5py, place, {f"optimizer/{number}": array for number, array in enumerate(arrays)})
+            _write_compiled(h5py, file, model, compiled)
     return content.getvalue()
+
+
+def _write_compiled(h5py: ModuleType, file: Any, model: Any, compiled: dict[str, Any]) -> None:
+    """Write what `compile` was given, and the optimizer's variables where there is one."""
+    optimizer = compiled.pop("optimizer")
+    if optimizer is None:
+        file.attrs["training_config"] = _as_json(model, compiled)
+        return
+    about = {"class_name": optimizer["class_name"], "config": optimizer["config"]}
+    file.attrs["training_config"] = _as_json(model, {**compiled, "optimizer_config": about})
+    variables = variables_of(model, "optimizer", model.optimizer)
+    arrays = optimizer_variables.arrays(model.optimizer, variables, model._data_dtype)
+    place = file.create_group(_OPTIMIZER)
+    _write_arrays(h5py, place, {f"optimizer/{number}": array for number, array in enumerate(arrays)})
 
 
 def _as_json(model: Any, config: Any) -> str:
@@ -164,9 +172,9 @@ def load(
         if loaded.warnings:
             loaded.warnings = [f"{where}: skipped what does not fit the model: {joined(loaded.warnings)}"]
         if with_optimizer and _OPTIMIZER in file and model.compiled:
-            variables = model.optimizer._variables_for(model.trainable_weights)
+            variables = model._compiled_optimizer._variables_for(model.trainable_weights)
             of_file = _arrays(h5py, inside(h5py, file, _OPTIMIZER, where), _OPTIMIZER)
-            values, reason = optimizer_variables.read(where, model.optimizer, variables, of_file)
+            values, reason = optimizer_variables.read(where, model._compiled_optimizer, variables, of_file)
             loaded.values |= values
             loaded.warnings += [reason] if reason else []
         return loaded

@@ -31,6 +31,7 @@ from dptrain.metrics import METRICS
 from dptrain.mixed_precision import POLICIES, dtype_policy, policy_name
 from dptrain.optimizers import CLASSES as OPTIMIZER_CLASSES
 from dptrain.optimizers import schedules
+from dptrain.optimizers.absent import AbsentOptimizer
 from dptrain.program.tensor import Tensor, constant
 from dptrain.program.tree import map_leaves
 from dptrain.registry.names import suggestion
@@ -178,7 +179,9 @@ def compile_config(compiled: Any) -> dict[str, Any]:
         compiled: a `dptrain.models.compiled.Compiled`.
     """
     return {
-        "optimizer": to_dict("keras.optimizers", compiled.optimizer, OPTIMIZER_CLASSES.values()),
+        "optimizer": None
+        if isinstance(compiled.optimizer, AbsentOptimizer)
+        else to_dict("keras.optimizers", compiled.optimizer, OPTIMIZER_CLASSES.values()),
         "loss": _each(compiled.loss, lambda one: _given("keras.losses", one, LOSSES)),
         "loss_weights": compiled.loss_weights,
         "metrics": _each(compiled.metrics, lambda one: _given("keras.metrics", one, METRICS)),
@@ -387,12 +390,10 @@ def compile_arguments(config: Any) -> dict[str, Any] | None:
         return None
     if not isinstance(config, Mapping):
         raise ConfigError("compile_config is no JSON object")
-    if config.get("optimizer") is None:
-        raise ConfigError("compiled without an optimizer; load with compile=False and call compile()")
     try:
-        steps = config.get("steps_per_execution", 1)
+        steps, optimizer = config.get("steps_per_execution", 1), config.get("optimizer")
         return {
-            "optimizer": optimizers.get(_named_or_built("keras.optimizers", config["optimizer"])),
+            "optimizer": None if optimizer is None else optimizers.get(_named_or_built("keras.optimizers", optimizer)),
             "loss": _each(config.get("loss"), lambda one: losses.as_loss(_named_or_built("keras.losses", one))),
             "loss_weights": config.get("loss_weights"),
             "metrics": _each(config.get("metrics"), _metric),

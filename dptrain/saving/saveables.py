@@ -19,6 +19,7 @@ from dptrain.layers import Layer
 from dptrain.metrics import Metric
 from dptrain.ops.random import SeedGenerator
 from dptrain.optimizers import MultiOptimizer, Optimizer
+from dptrain.optimizers.absent import AbsentOptimizer
 from dptrain.program.tensor import Variable
 from dptrain.program.tree import is_nested
 from dptrain.registry.names import snake_case
@@ -144,7 +145,7 @@ def _children(saveable: Saveable) -> Iterator[tuple[str, Any]]:
         for name in sorted(attributes, key=lambda name: f"~{name}" if name.startswith("_") else name):
             yield name, attributes[name]
         compiled = vars(saveable).get("_compiled")
-        if compiled is not None:
+        if compiled is not None and not isinstance(compiled.optimizer, AbsentOptimizer):
             yield "optimizer", compiled.optimizer
     elif isinstance(saveable, MultiOptimizer):
         yield "optimizers", saveable.optimizers  # of which each is written once more, as Keras looks there too

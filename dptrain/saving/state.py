@@ -147,7 +147,7 @@ def decode(content: bytes, where: str) -> tuple[dict[str, Any], Arrays]:
 def restore(model: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
     """Let a model stand where the state of one like it was taken; the optimizer gets its slots, if it has none."""
     if model.compiled:
-        model.optimizer.build(model.trainable_weights)
+        model._compiled_optimizer.build(model.trainable_weights)
     found = variables(model)
     with TURNS.of(writes=frozenset(found.values())):
         for path, one in found.items():

@@ -363,7 +363,7 @@ def _history_of(member: Model) -> History:
 def _state(member: Model) -> bytes:
     """Return what other ranks need to have a member as this one has it after a training."""
     history = _history_of(member).state_dict()
-    about = {"shape": member._build_shape, "rate": member.optimizer._resumed_rate, "history": history}
+    about = {"shape": member._build_shape, "rate": member._compiled_optimizer._resumed_rate, "history": history}
     return encode(member, about)
 
 
@@ -372,6 +372,6 @@ def _restore(member: Model, content: bytes) -> None:
     if not member.built:
         member.build(about["shape"])
     restore(member, arrays)
-    member.optimizer._resume_learning_rate(about["rate"])
+    member._compiled_optimizer._resume_learning_rate(about["rate"])
     member.history = History()
     member.history.load_state_dict(about["history"])

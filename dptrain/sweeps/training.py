@@ -253,11 +253,11 @@ class _Keeper(Callback):
         if not self._segment.begin:
             return
         about, arrays = decode(self._begin_with, f"the state of run {self._segment.run.number}")
-        if about["ended"] and self.model.optimizer._ends_with_averages:
+        if about["ended"] and self.model._compiled_optimizer._ends_with_averages:
             raise DataError("its moving averages have taken the place of its weights: it cannot train on")
         restore(self.model, arrays)
         self.seconds_before, self.logs = about["seconds"], about["logs"]
-        self.model.optimizer._resume_learning_rate(about["rate"])
+        self.model._compiled_optimizer._resume_learning_rate(about["rate"])
         self._trainer.go_to(self._segment.begin)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
@@ -285,7 +285,7 @@ class _Keeper(Callback):
         about = {
             "seconds": self.seconds_before + self._seconds(),
             "logs": self.logs,
-            "rate": self.model.optimizer._resumed_rate,
+            "rate": self.model._compiled_optimizer._resumed_rate,
             "ended": ended,
         }
         return encode(self.model, about)

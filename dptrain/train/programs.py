@@ -403,7 +403,7 @@ class Programs:
             DeviceError: too little memory.
         """
         if trains and model.trainable_weights:
-            model.optimizer.build(model.trainable_weights)
+            model._compiled_optimizer.build(model.trainable_weights)
         found = self.local(model._variables_on_device() if trains else model.weights)
         try:
             self.backend.adopt(found)

@@ -98,7 +98,7 @@ class SyncPoints:
         resumed = self._source is not None and before.step and before.epoch == epoch
         self.skipped_at_begin = before.skipped_at_begin if resumed else model._skipped_steps
         if self._keepers:
-            self._rate_at_begin = before.rate_at_begin if resumed else model.optimizer._resumed_rate
+            self._rate_at_begin = before.rate_at_begin if resumed else model._compiled_optimizer._resumed_rate
 
     def most(self, steps: int) -> int:
         """Return how many of so many steps may be queued before the next sync point."""
@@ -140,7 +140,7 @@ class SyncPoints:
         if self._keepers:
             self._last = self._queued + (0 if steps is None else max(self._comm.allgather(steps)))
             model = self._hooks.model
-            still = {id(one) for one in (*model.trainable_weights, *model.optimizer.variables)}
+            still = {id(one) for one in (*model.trainable_weights, *model._compiled_optimizer.variables)}
             changing = [one for one in model._variables_on_device() if id(one) not in still]
             state = [(one, one.numpy()) for one in self._local(changing)]
             self._before = replace(self._within(epoch, done), stops=stops), state

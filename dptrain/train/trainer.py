@@ -349,7 +349,7 @@ class Trainer:
         if on_nonfinite == "ignore" and (self.comm.size == 1 or not every):
             return None
         if not self.model._has_own_steps:  # so that a copy of the state has the slots from the first step on
-            self.model.optimizer.build(self.model.trainable_weights)
+            self.model._compiled_optimizer.build(self.model.trainable_weights)
         return HealthCheck(self.model, self.programs, batches, every=every, on_nonfinite=on_nonfinite)
 
     def _train_epoch(

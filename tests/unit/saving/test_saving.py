@@ -429,7 +429,6 @@ def compile_config(**changes) -> dict:
     ("changes", "message"),
     [
         ({"loss": "mine"}, "unknown loss 'mine'.*compile=False"),
-        ({"optimizer": None}, "compiled without an optimizer"),
         ({"metrics": [["mine"]]}, "unknown metric 'mine'"),
         ({"metrics": [7]}, "class_name and config"),
         ({"optimizer": "sgdd"}, "did you mean 'sgd'"),
