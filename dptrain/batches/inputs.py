@@ -52,6 +52,7 @@ class Expected:
         dtype: of floating-point numbers.
         input_names: under which inputs that are a list may come in a dictionary.
         output_names: likewise.
+        takes_lists: whether a list may stand for a dictionary of inputs.
     """
 
     inputs: Any
@@ -61,6 +62,7 @@ class Expected:
     dtype: str = "float32"
     input_names: Sequence[str] = ()
     output_names: Sequence[str] = ()
+    takes_lists: bool = False
 
 
 @dataclass(frozen=True)
@@ -264,7 +266,7 @@ def check_inputs(x: Any, expected: Expected) -> Any:
         if isinstance(x, Mapping) and len(x) == 1 and list(x) == list(expected.input_names):
             (x,) = x.values()
         return _check_features(x, expected.inputs, "x")
-    given = _matched(x, expected.inputs, "x", expected.input_names)
+    given = _matched(x, expected.inputs, "x", expected.input_names, by_key=not expected.takes_lists)
     checked = [
         _check_features(one, shape, f"x[{path!r}]")
         for one, (path, shape) in zip(given, tree.flat_shapes(expected.inputs), strict=True)
@@ -277,9 +279,9 @@ def check_inputs(x: Any, expected: Expected) -> Any:
     return tree.refilled(expected.inputs, iter(checked))
 
 
-def _matched(data: Any, like: Any, name: str, names: Sequence[str]) -> list[Any]:
+def _matched(data: Any, like: Any, name: str, names: Sequence[str], *, by_key: bool = False) -> list[Any]:
     try:
-        return tree.matched(data, like, names, by_key=name == "x")
+        return tree.matched(data, like, names, by_key=by_key)
     except ConfigError as error:
         raise DataError(f"{name}: {error}") from error
 

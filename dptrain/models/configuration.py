@@ -174,7 +174,7 @@ def functional_config(model: Any, graph: Graph) -> dict[str, Any]:
         "name": model.name,
         "trainable": model.trainable,
         "layers": listed,
-        "input_layers": tree.map_leaves(lambda path, one: end(one), graph.inputs),
+        "input_layers": tree.map_leaves(lambda path, one: end(one), graph.declared_inputs),
         "output_layers": tree.map_leaves(lambda path, one: end(one), graph.outputs),
     }
 

@@ -37,6 +37,9 @@ class Graph:
         makers: calls of layers, and tensors that ops made, each after those that it needs.
         nodes: of these the calls.
         layers: in Keras' order.
+        declared_inputs: as given, in their own order.
+        takes_lists: whether a list may stand for a dictionary of inputs: its order is that of the sorted keys, Keras',
+            and the one in which they were declared.
 
     Raises:
         ConfigError: something else than symbolic tensors, or an output that needs other inputs.
@@ -45,6 +48,7 @@ class Graph:
     def __init__(self, inputs: Any, outputs: Any) -> None:
         self.inputs, self.outputs = tree.with_sorted_keys(inputs), tree.with_sorted_keys(outputs)
         self._returned = outputs
+        self.declared_inputs, self.takes_lists = inputs, tree.has_sorted_keys(inputs)
         for name, given in (("inputs", inputs), ("outputs", outputs)):
             if not tree.leaves(given):
                 raise ConfigError(f"`{name}` argument cannot be empty. Received: inputs={inputs}, outputs={outputs}")
@@ -65,7 +69,14 @@ class Graph:
         """The layers of the inputs, but for those that ops made."""
         return [one.history.layer for one in tree.leaves(self.inputs) if one.history is not None]
 
-    def run(self, inputs: Any, dtype: str, call: Callable[..., Any] | None = None, mask: Any = None) -> Any:
+    def run(
+        self,
+        inputs: Any,
+        dtype: str,
+        call: Callable[..., Any] | None = None,
+        mask: Any = None,
+        name: str | None = None,
+    ) -> Any:
         """Return the outputs for inputs that are nested as the graph's, or in its order.
 
         Args:
@@ -73,20 +84,23 @@ class Graph:
             dtype: the model's, to which inputs become that are to be floating-point numbers and are not.
             call: calls a layer with the arguments that follow it; by default as they are.
             mask: of the inputs, in the graph's order, None among them; by default what they have.
+            name: of the model, whose inputs must have the lengths that were declared; None where others may do.
 
         Raises:
             ConfigError: other inputs than the graph has.
         """
         names = [one.name for one in tree.leaves(self.inputs)]
-        given = as_tensors(tree.matched(inputs, self.inputs, names, by_key=True))
+        given = as_tensors(tree.matched(inputs, self.inputs, names, by_key=not self.takes_lists))
         masks = [mask_of(tensor) if mask is None else mask for tensor, mask in zip(given, _each(mask), strict=False)]
         known: dict[int, Any] = {}
         integers: dict[int, Tensor] = {}
         lengths: dict[str, Any] = {}
-        for symbol, one, mask in zip(tree.leaves(self.inputs), given, masks, strict=True):
+        for number, (symbol, one, mask) in enumerate(zip(tree.leaves(self.inputs), given, masks, strict=True)):
             wanted = np.dtype(dtype) if symbol.dtype.kind in "fV" else symbol.dtype
             one = _of_rank(one, symbol)
             _check_rows(one, symbol)
+            if name is not None:
+                _check_lengths(one, symbol, f"Input {number} with name {symbol.name!r} of layer {name!r}")
             known[id(symbol)] = one if one.dtype == wanted else ops.cast(one, wanted)
             if wanted.kind in "fV" and one.dtype.kind in "iu":
                 integers[id(symbol)] = one
@@ -254,6 +268,22 @@ def _of_rank(given: Tensor, like: Tensor) -> Tensor:
     """Return an input with a last axis of length 1 where it lacks one, or without where it has one too many."""
     shape = axis_of_one(given.shape[1:], like.shape[1:])
     return given if shape is None else ops.reshape(given, (given.shape[0], *shape))
+
+
+def _check_lengths(given: Tensor, like: Tensor, where: str) -> None:
+    """Raise where an input has another rank or other lengths than were declared.
+
+    Raises:
+        ConfigError: it has.
+    """
+    pairs = zip(given.shape[1:], like.shape[1:], strict=False)
+    if given.ndim != like.ndim or any(
+        is_number(n) and is_number(wanted) and number_of(n) != number_of(wanted) for n, wanted in pairs
+    ):
+        raise ConfigError(
+            f"{where} is incompatible with the layer: "
+            f"expected shape={read(like.shape)}, found shape={read(given.shape)}"
+        )
 
 
 def _check_rows(given: Tensor, like: Tensor) -> None:

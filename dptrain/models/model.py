@@ -85,7 +85,7 @@ class Model(Fitting, Files, Structure):
         ConfigError: the seed is out of range, or inputs and outputs are not connected.
     """
 
-    _notes_built, _shares_metrics, _is_base = True, False, True
+    _notes_built, _shares_metrics, _is_base, _checks_lengths = True, False, True, True
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Model(Fitting, Files, Structure):
         seed: int | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(name=name or self._default_name, **options)
+        super().__init__(name=name or self._default_name, trainable=trainable, **options)
         self._has_default_name = name is None
         self._model_seed = default_seed() if seed is None else check_seed(seed)
         self.history = None
@@ -124,10 +124,6 @@ class Model(Fitting, Files, Structure):
         if outputs is not None:
             self._set_graph(graph_of(inputs, outputs, self._data_dtype))
             self._adopt(self._model_seed)
-        if trainable:
-            self._trainable = True
-        else:
-            self.trainable = False
 
     # What a script may look at and Keras does not have, which its own attributes may hide
 
@@ -185,7 +181,8 @@ class Model(Fitting, Files, Structure):
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Return the outputs; a subclass without inputs and outputs writes it."""
         if self._graph is not None:
-            return self._graph.run(inputs, self._data_dtype, mask=mask)
+            name = self._display_name if self._checks_lengths else None
+            return self._graph.run(inputs, self._data_dtype, mask=mask, name=name)
         raise NotImplementedError(f"Model {type(self).__name__} does not have a `call()` method implemented.")
 
     def build(self, input_shape: Any = None) -> None:
@@ -710,7 +707,9 @@ class Model(Fitting, Files, Structure):
         if self._output_shapes is not None:
             self._find_outputs()
         losses = None if self._outputs is None else self._outputs.losses
-        names = ([], []) if self._graph is None else (self._input_names, self._output_names)
+        names: Any = (
+            () if (graph := self._graph) is None else (self._input_names, self._output_names, graph.takes_lists)
+        )
         outputs = self._output_shapes
         if self._sample is not None:
             inputs, outputs = self._sample

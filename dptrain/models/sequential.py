@@ -36,7 +36,7 @@ class Sequential(Model):
         ConfigError: the seed is out of range, something else than a layer, or a layer that cannot take its input.
     """
 
-    _notes_built, _is_base = True, True
+    _notes_built, _is_base, _checks_lengths = True, True, False
     _casts_inputs = False
 
     def __init__(
@@ -50,10 +50,9 @@ class Sequential(Model):
         self._input: InputLayer | None = None
         self._guessed = False  # whether a batch has said what the input is like
         self._results: list[Any] = []  # symbolic, of each layer
-        super().__init__(name=name, seed=seed)
+        super().__init__(name=name, trainable=trainable, seed=seed)
         for layer in layers or []:
             self._append(layer)
-        self._trainable = bool(trainable)
         self._build_if_known()
 
     @property

@@ -88,6 +88,12 @@ def with_sorted_keys(data: Any) -> Any:
     return [with_sorted_keys(one) for one in data] if isinstance(data, list) else data
 
 
+def has_sorted_keys(data: Any) -> bool:
+    """Whether dictionaries have the order that `with_sorted_keys` gives them."""
+    parts = data.values() if isinstance(data, Mapping) else data if isinstance(data, list | tuple) else ()
+    return (not isinstance(data, Mapping) or list(data) == sorted(data)) and all(map(has_sorted_keys, parts))
+
+
 # Shapes of samples, nested as the data: a tuple of numbers is a leaf, and so is None.
 
 

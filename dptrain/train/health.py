@@ -198,7 +198,8 @@ class HealthCheck:
 
     def _rates(self) -> list[float]:
         """Return the learning rates, if a schedule says one of them, which is no variable."""
-        return list(self._model._compiled_optimizer._rates.values()) if self._model._compiled_optimizer._follows_schedule else []
+        optimizer = self._model._compiled_optimizer
+        return list(optimizer._rates.values()) if optimizer._follows_schedule else []
 
     @property
     def _step(self) -> Step:

@@ -86,7 +86,7 @@ class Trained(Protocol):
     stop_predicting: bool
 
     @property
-    def optimizer(self) -> Optimizer:
+    def _compiled_optimizer(self) -> Optimizer:
         """That it was compiled with."""
 
     @property

@@ -36,6 +36,48 @@ def test_a_list_does_not_stand_for_a_dictionary():
             call([Y, X])
 
 
+def test_a_list_stands_for_a_dictionary_that_was_declared_in_the_order_of_its_keys(tmp_path):
+    """As in Keras, whose order of a dictionary is that of its sorted keys."""
+    named = {name: keras.Input((3,), name=name) for name in ("minuend", "subtrahend")}
+    sorted_keys = keras.Model(named, L.Subtract()(list(named.values())))
+    sorted_keys.compile("sgd", "mse")
+    for given in ([Y, X], (Y, X)):
+        np.testing.assert_array_equal(sorted_keys(given), Y - X)
+        np.testing.assert_array_equal(sorted_keys.predict(given, verbose=0), Y - X)
+        assert sorted_keys.evaluate(given, Y - X, verbose=0) == 0
+    dense = keras.Model(named, L.Dense(1)(sorted_keys.output))
+    dense.compile("sgd", "mse")
+    assert len(dense.fit([Y, X], Y[:, :1], verbose=0).history["loss"]) == 1
+    for model, accepts in ((sorted_keys, True), (difference(dict), False)):
+        model.save(tmp_path / "m.keras")
+        loaded = keras.models.load_model(tmp_path / "m.keras")
+        if accepts:
+            np.testing.assert_array_equal(loaded([Y, X]), Y - X)
+        else:
+            with pytest.raises(ValueError, match="The structure of `inputs` doesn't match the expected structure"):
+                loaded([Y, X])
+
+
+@pytest.mark.parametrize("shape", [(4, 7), (4, 2), (4, 3, 2), (2, 4, 3)])
+def test_inputs_of_another_shape_are_refused_though_the_layers_would_take_them(shape):
+    x = keras.Input((3,), name="x")
+    model = keras.Model(x, L.ReLU()(x), name="net")
+    match = r"Input 0 with name 'x' of layer 'net' is incompatible .* expected shape=\(None, 3\), found shape="
+    with pytest.raises(ValueError, match=match):
+        model(np.ones(shape, np.float32))
+    y = keras.Input(shape[1:])
+    with pytest.raises(ValueError, match="is incompatible with the layer"):
+        model(y)
+    assert model(np.ones((4, 3, 1), np.float32)).shape == (4, 3)
+
+
+def test_swapped_inputs_of_other_shapes_are_refused():
+    a, b = keras.Input((3,), name="a"), keras.Input((2,), name="b")
+    model = keras.Model([a, b], L.Concatenate()([a, b]))
+    with pytest.raises(ValueError, match="Input 0 with name 'a'"):
+        model([np.ones((4, 2)), np.ones((4, 3))])
+
+
 def test_a_dictionary_stands_for_a_list_by_the_names():
     np.testing.assert_array_equal(difference(list)({"first": X, "second": Y}), Y - X)
     np.testing.assert_array_equal(difference(list)([Y, X]), Y - X)
