@@ -13,7 +13,7 @@ from dptrain.program.dims import read
 from dptrain.program.tensor import Tensor
 
 SMALLEST = 32
-"""Pixels that height and width must have."""
+"""Pixels that height and width must have, where a network does not ask for more."""
 
 # What a network does between its input and its head, and the head: (x, classes, activation) -> outputs.
 Body = Callable[[Tensor], Tensor]
@@ -26,8 +26,8 @@ Args:
     weights: None for random ones, or the path of a file of Keras' or dptrain's for this network: `.weights.h5`,
         `.keras`, `.safetensors`, or `.h5` as Keras fetches it. "imagenet" is refused: nothing is fetched.
     input_tensor: an `Input`, or what was made of one, to begin with.
-    input_shape: (height, width, channels), at least 32 x 32; by default ({size}, {size}, 3), and any size without the
-        classifier.
+    input_shape: (height, width, channels), at least {smallest} x {smallest}; by default ({size}, {size}, 3), and any
+        size without the classifier.
     pooling: without the classifier, None for the pictures of the last layer, "avg" or "max" for one number a channel.
     classes: outputs of the classifier.
     classifier_activation: of the classifier; None for logits.
@@ -57,11 +57,13 @@ class Asked:
     classifier_activation: Any
     name: str | None
 
-    def shape(self, size: int = 224) -> tuple[int | None, ...]:
+    def shape(self, size: int = 224, smallest: int = SMALLEST, *, any_size: bool = False) -> tuple[int | None, ...]:
         """Return (height, width, channels) of a sample, None for what batches may choose.
 
         Args:
             size: height and width of the network's usual pictures.
+            smallest: of its pictures.
+            any_size: whether the classifier takes pictures of any size.
 
         Raises:
             ConfigError: other than three lengths, a picture that is too small, or one unknown that must be known.
@@ -71,9 +73,9 @@ class Asked:
         shape = tuple(self.input_shape)
         if len(shape) != 3:
             raise ConfigError("`input_shape` must be a tuple of three integers.")
-        if any(one is not None and one < SMALLEST for one in shape[:2]):
-            raise ConfigError(f"Input size must be at least {SMALLEST}x{SMALLEST}; Received: input_shape={shape}")
-        if self.include_top and None in shape:
+        if any(one is not None and one < smallest for one in shape[:2]):
+            raise ConfigError(f"Input size must be at least {smallest}x{smallest}; Received: input_shape={shape}")
+        if self.include_top and None in shape and not any_size:
             raise ConfigError(
                 f"If `include_top` is True, you should specify a static `input_shape`. Received: input_shape={shape}"
             )
@@ -105,7 +107,17 @@ class Asked:
             )
 
 
-def assemble(asked: Asked, body: Body, top: Top, *, size: int = 224, named_pooling: bool = False) -> Model:
+def assemble(
+    asked: Asked,
+    body: Body,
+    top: Top,
+    *,
+    size: int = 224,
+    smallest: int = SMALLEST,
+    named_pooling: bool = False,
+    any_size: bool = False,
+    headless: Callable[[Tensor], Tensor] | None = None,
+) -> Model:
     """Return the model.
 
     Args:
@@ -113,14 +125,17 @@ def assemble(asked: Asked, body: Body, top: Top, *, size: int = 224, named_pooli
         body: from the input to the pictures of the last layer.
         top: the classifier.
         size: height and width of the network's usual pictures.
+        smallest: of its pictures.
         named_pooling: whether the pooling that takes the classifier's place is called "avg_pool" or "max_pool".
+        any_size: whether the classifier takes pictures of any size.
+        headless: what follows that pooling, or the last layer where there is none.
 
     Raises:
         ConfigError: an argument is out of range.
         DataError: the file of weights is missing or damaged, or another network's.
     """
     asked.check()
-    shape = asked.shape(size)
+    shape = asked.shape(size, smallest, any_size=any_size)
     start = asked.input_tensor
     if start is None:
         start = layers.Input(shape)
@@ -130,16 +145,28 @@ def assemble(asked: Asked, body: Body, top: Top, *, size: int = 224, named_pooli
     outputs = body(start)
     if asked.include_top:
         outputs = top(outputs, asked.classes, asked.classifier_activation)
-    elif asked.pooling is not None:
-        kind = layers.GlobalAveragePooling2D if asked.pooling == "avg" else layers.GlobalMaxPooling2D
-        outputs = kind(name=f"{asked.pooling}_pool" if named_pooling else None)(outputs)
+    else:
+        if asked.pooling is not None:
+            kind = layers.GlobalAveragePooling2D if asked.pooling == "avg" else layers.GlobalMaxPooling2D
+            outputs = kind(name=f"{asked.pooling}_pool" if named_pooling else None)(outputs)
+        outputs = outputs if headless is None else headless(outputs)
     model = Model(inputs, outputs, name=asked.name)
     if asked.weights is not None:
         model.load_weights(asked.weights)
     return model
 
 
-def network(label: str, body: Body, top: Top, *, source: str, size: int = 224, named_pooling: bool = False) -> Any:
+def network(
+    label: str,
+    body: Body,
+    top: Top,
+    *,
+    source: str,
+    size: int = 224,
+    smallest: int = SMALLEST,
+    named_pooling: bool = False,
+    model_name: str | None = None,
+) -> Any:
     """Return the function that makes a network, with the arguments and defaults of Keras'.
 
     Args:
@@ -148,7 +175,9 @@ def network(label: str, body: Body, top: Top, *, source: str, size: int = 224, n
         top: see there.
         source: the paper.
         size: see there.
+        smallest: see there.
         named_pooling: see there.
+        model_name: the model's, by default the label in small letters.
     """
 
     def make(
@@ -159,14 +188,20 @@ def network(label: str, body: Body, top: Top, *, source: str, size: int = 224, n
         pooling: str | None = None,
         classes: int = 1000,
         classifier_activation: Any = "softmax",
-        name: str = label.lower(),
+        name: str = model_name or label.lower(),
     ) -> Model:
         asked = Asked(include_top, weights, input_tensor, input_shape, pooling, classes, classifier_activation, name)
-        return assemble(asked, body, top, size=size, named_pooling=named_pooling)
+        return assemble(asked, body, top, size=size, smallest=smallest, named_pooling=named_pooling)
 
     make.__name__ = make.__qualname__ = label
-    make.__doc__ = _ABOUT.format(name=label, size=size, source=source)
+    make.__doc__ = _ABOUT.format(name=label, size=size, smallest=smallest, source=source)
     return make
+
+
+def classified(x: Tensor, classes: int, activation: Any) -> Tensor:
+    """Return the usual classifier of pictures: the mean of each channel, and a dense layer."""
+    pooled = layers.GlobalAveragePooling2D(name="avg_pool")
+    return chain(x, pooled, layers.Dense(classes, activation=activation, name="predictions"))
 
 
 def chain(x: Tensor, *through: layers.Layer) -> Tensor:

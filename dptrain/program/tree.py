@@ -1,7 +1,8 @@
 """Nested data: tuples, lists and dictionaries of arrays, as models of several inputs and outputs take them."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
 from dptrain.errors import ConfigError
@@ -13,6 +14,11 @@ T = TypeVar("T")
 def is_nested(data: Any) -> bool:
     """Whether it is a tuple, a list or a dictionary."""
     return isinstance(data, tuple | list | Mapping)
+
+
+def holds_parts(data: Any) -> bool:
+    """Whether it is a container in which an object may keep what it is made of: nested data, or a deque."""
+    return isinstance(data, tuple | list | Mapping | deque)
 
 
 def flatten(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -57,11 +63,15 @@ def _is_of(own: Any, kind: Any) -> bool | None:
     Models look for their layers and weights at every call, among attributes that are mostly neither: asking an abstract
     class about each value takes longer than all the rest of a prediction of one row.
     """
-    return True if issubclass(own, kind) else None if issubclass(own, tuple | list | Mapping) else False
+    return True if issubclass(own, kind) else None if issubclass(own, tuple | list | Mapping | deque | Set) else False
 
 
 def attributes(holder: Any, kind: type[T]) -> list[T]:
-    """Return an object's attributes of a kind, nested ones as well, each once, in the order of assignment."""
+    """Return an object's attributes of a kind, nested ones as well, each once, in the order of assignment.
+
+    Raises:
+        ConfigError: some are in a set, whose order is another one in every process.
+    """
     found: dict[int, T] = {}
     _collect(list(vars(holder).values()), kind, found, set())  # another thread may add one meanwhile
     return list(found.values())
@@ -76,7 +86,14 @@ def _collect(values: Iterable[Any], kind: Any, found: dict[int, Any], around: se
             found[id(value)] = value
         elif is_of is None and value and id(value) not in around:
             around.add(id(value))
-            _collect(list(value.values()) if isinstance(value, Mapping) else value, kind, found, around)
+            known = len(found)
+            _collect(list(value.values() if isinstance(value, Mapping) else value), kind, found, around)
+            if isinstance(value, Set) and len(found) > known:
+                part = type(next(reversed(found.values()))).__name__
+                raise ConfigError(
+                    f"a {own.__name__} holds {part}: keep such parts in a list, as sets have no order that all ranks "
+                    "and files share"
+                )
 
 
 def with_sorted_keys(data: Any) -> Any:

@@ -25,6 +25,7 @@ from dptrain import activations, constraints, initializers, losses, metrics, opt
 from dptrain.errors import ConfigError
 from dptrain.layers import LAYERS, InputLayer, Layer
 from dptrain.layers.base import build_shape
+from dptrain.layers.layer_scale import LayerScale
 from dptrain.losses import LOSSES
 from dptrain.losses.base import LossFunctionWrapper
 from dptrain.metrics import METRICS
@@ -49,6 +50,8 @@ Config = Mapping[str, Any]
 MODELS: dict[str, type[Any]] = {}
 # Where Keras has them, and what they are registered as.
 _MODULES = {"Sequential": ("keras", None), "Functional": ("keras.src.models.functional", "Functional")}
+# Layers that Keras keeps in a network's own module, and writes under its name.
+_OF_NETWORKS: dict[str, tuple[str, type[Layer]]] = {"LayerScale": ("keras.src.applications.convnext", LayerScale)}
 # Arguments that change no number that a file could hold: seeds (values are drawn already, or by another generator),
 # and what another argument switches off; then those that are no constructor's business here.
 _NO_MATTER = ("seed", "ema_momentum", "vocabulary_size")
@@ -160,6 +163,9 @@ def _layer_description(layer: Layer) -> dict[str, Any]:
             about = {"batch_shape": list(layer.batch_shape), "dtype": layer.dtype, "sparse": False, "ragged": False}
             return described("keras.layers", "InputLayer", about | {"name": layer.name})
         found = to_dict("keras.layers", layer, LAYERS.values())
+        module, cls = _OF_NETWORKS.get(type(layer).__name__, ("", None))
+        if type(layer) is cls:
+            found |= {"module": module, "registered_name": cls.__name__}
         if "layers" not in found["config"]:
             own = found["config"]
             found["config"] = {"name": layer.name, "trainable": True, "dtype": policy(layer)} | own
@@ -426,7 +432,8 @@ def _open(description: Any) -> tuple[str, Config, Any]:
     if not isinstance(config, Mapping):
         raise ConfigError(f"{name[:80]!r} has no config")
     if str(module).split(".")[0] == "keras" and registered in (None, name):
-        return name, config, None
+        in_module, cls = _OF_NETWORKS.get(name, ("", None))
+        return name, config, cls if module in (in_module, "keras") else None  # .h5 files say no module
     cls = custom_object(registered if isinstance(registered, str) else None, name)
     if cls is None:
         raise ConfigError(

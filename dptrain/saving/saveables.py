@@ -21,7 +21,7 @@ from dptrain.ops.random import SeedGenerator
 from dptrain.optimizers import MultiOptimizer, Optimizer
 from dptrain.optimizers.absent import AbsentOptimizer
 from dptrain.program.tensor import Variable
-from dptrain.program.tree import is_nested
+from dptrain.program.tree import holds_parts
 from dptrain.registry.names import snake_case
 from dptrain.runtime.files import is_plain_name
 from dptrain.saving.keras_config import MODELS
@@ -55,7 +55,7 @@ def saveables(model: Any, is_group: Callable[[str], bool] | None = None) -> dict
             below = f"{path}/{name}" if path else name
             if isinstance(child, Saveable):
                 visit(below, child)
-            elif is_nested(child):
+            elif holds_parts(child):
                 visit_container(below, child, set())
 
     def visit_container(path: str, container: Any, around: set[int]) -> None:
@@ -66,7 +66,7 @@ def saveables(model: Any, is_group: Callable[[str], bool] | None = None) -> dict
         for name, member in zip(group_names(members), members, strict=True):
             if isinstance(member, Saveable):
                 visit(f"{path}/{name}", member)
-            elif is_nested(member):
+            elif holds_parts(member):
                 visit_container(f"{path}/{name}", member, around)
 
     visit("", model)
@@ -162,7 +162,7 @@ def group_names(members: Sequence[Any]) -> list[str]:
     taken: Counter[str] = Counter()
     names = []
     for member in members:
-        if is_nested(member):
+        if holds_parts(member):
             kind = "container"
         elif isinstance(member, Saveable):
             kind = _group_name(member)

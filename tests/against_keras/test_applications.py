@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import warnings
 
 import numpy as np
@@ -64,7 +65,8 @@ def both(keras, name, **options):
 
 
 def described(model):
-    weights = [(one.name, tuple(one.shape)) for one in model.weights]
+    # Keras counts weights without a name up over all models.
+    weights = [(re.sub(r"^variable_\d+$", "variable", one.name), tuple(one.shape)) for one in model.weights]
     return [type(one).__name__ for one in model.layers], [one.name for one in model.layers], weights
 
 
@@ -83,6 +85,16 @@ def described(model):
         ("MobileNetV2", {**BARE, "input_shape": (None, None, 3), "pooling": "max"}),
         ("EfficientNetB0", {**BARE, "input_shape": None}),
         ("EfficientNetB3", SMALL),
+        ("InceptionV3", {**SMALL, "input_shape": (75, 80, 3)}),
+        ("Xception", {**BARE, "input_shape": (71, 71, 3), "pooling": "max"}),
+        ("DenseNet121", SMALL),
+        ("DenseNet169", {**BARE, "pooling": "avg"}),
+        ("MobileNetV3Small", {"minimalistic": True, "alpha": 1.4}),
+        ("MobileNetV3Large", {**BARE, "pooling": "max", "include_preprocessing": False}),
+        ("EfficientNetV2B1", SMALL),
+        ("EfficientNetV2S", {**BARE, "pooling": "avg", "include_preprocessing": False}),
+        ("ConvNeXtTiny", SMALL),
+        ("ConvNeXtTiny", {**BARE, "pooling": "avg", "include_preprocessing": False}),
     ],
 )
 def test_layers_and_weights(keras, float32, name, options):
@@ -107,6 +119,13 @@ def test_layers_and_weights(keras, float32, name, options):
         ("MobileNet", {"alpha": 0.25, **SMALL}),
         ("MobileNetV2", {"alpha": 0.35, **SMALL}),
         ("EfficientNetB0", SMALL),
+        ("InceptionV3", {**SMALL, "input_shape": (75, 80, 3)}),
+        ("Xception", {**SMALL, "input_shape": (71, 71, 3)}),
+        ("DenseNet121", SMALL),
+        ("MobileNetV3Small", SMALL),
+        ("MobileNetV3Large", {**BARE, "pooling": "avg"}),
+        ("EfficientNetV2B0", SMALL),
+        ("ConvNeXtTiny", {**BARE, "pooling": "max"}),
     ],
 )
 def test_outputs(keras, float32, name, options):
@@ -133,6 +152,21 @@ def test_files_of_keras(keras, float32, tmp_path):
     assert described(dp.models.load_model(tmp_path / "m.keras")) == described(theirs)
     ours.save(tmp_path / "ours.keras")
     assert described(keras.models.load_model(tmp_path / "ours.keras")) == described(theirs)
+
+
+@pytest.mark.parametrize("name", ["MobileNetV3Small", "ConvNeXtTiny"])
+def test_files_of_networks_with_ops_and_layers_of_their_own(keras, float32, tmp_path, name):
+    options = {"input_shape": (32, 32, 3), "classes": 3}
+    ours, theirs = both(keras, name, **options)
+    ours.save(tmp_path / "ours.keras")
+    theirs.save(tmp_path / "theirs.keras")
+    again = keras.models.load_model(tmp_path / "ours.keras")
+    for mine, other in (*zip(ours.weights, again.weights, strict=True),):
+        np.testing.assert_array_equal(mine.numpy(), keras.ops.convert_to_numpy(other))
+    x = np.random.default_rng(5).uniform(0, 255, (1, 32, 32, 3)).astype(np.float32)
+    for file in ("ours.keras", "theirs.keras"):
+        loaded = dp.models.load_model(tmp_path / file)
+        np.testing.assert_allclose(loaded(x).numpy(), ours(x).numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_weights_in_the_layout_of_keras_2(keras, float32, tmp_path):

@@ -33,6 +33,25 @@ SMALL = {"alpha": 0.25, "input_shape": (32, 32, 3), "classes": 4}
             ("EfficientNetB5", 30_562_527),
             ("EfficientNetB6", 43_265_143),
             ("EfficientNetB7", 66_658_687),
+            ("InceptionV3", 23_851_784),
+            ("Xception", 22_910_480),
+            ("DenseNet121", 8_062_504),
+            ("DenseNet169", 14_307_880),
+            ("DenseNet201", 20_242_984),
+            ("MobileNetV3Small", 2_554_968),
+            ("MobileNetV3Large", 5_507_432),
+            ("EfficientNetV2B0", 7_200_312),
+            ("EfficientNetV2B1", 8_212_124),
+            ("EfficientNetV2B2", 10_178_374),
+            ("EfficientNetV2B3", 14_467_622),
+            ("EfficientNetV2S", 21_612_360),
+            ("EfficientNetV2M", 54_431_388),
+            ("EfficientNetV2L", 119_027_848),
+            ("ConvNeXtTiny", 28_589_128),
+            ("ConvNeXtSmall", 50_223_688),
+            ("ConvNeXtBase", 88_591_464),
+            ("ConvNeXtLarge", 197_767_336),
+            ("ConvNeXtXLarge", 350_196_968),
         ],
         3,
     ),
@@ -44,6 +63,12 @@ def test_size(name, parameters):
     assert model.count_params() == parameters
     assert make.__name__ == name
     assert "file of Keras' or dptrain's" in make.__doc__ or "as of `applications.ResNet50`" in make.__doc__
+
+
+def test_any_size_and_the_smallest():
+    assert applications.MobileNetV3Small(weights=None).input_shape == (None, None, None, 3)
+    with pytest.raises(ConfigError, match="at least 75x75"):
+        applications.InceptionV3(weights=None, input_shape=(74, 80, 3))
 
 
 def test_a_file_of_weights(tmp_path):

@@ -1,7 +1,7 @@
 """Layers in nested containers: every kind of save has every variable, and a file that would lack one is refused."""
 
 import itertools
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, deque, namedtuple
 from types import MappingProxyType
 from typing import Any
 
@@ -46,6 +46,7 @@ class Nested(layers.Layer):
             for names in itertools.product(CONTAINERS, repeat=3)
         }
         self.others = [Pair(Scale(), OrderedDict(a=Scale())), MappingProxyType({"b": [Scale()]})]
+        self.others.append({"q": deque([Scale(), [Scale()]])})
         self.others.append(self.others)  # a list that contains itself
 
     def nested(self, makers):
@@ -95,7 +96,7 @@ def objects() -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["sequential", "subclass"])
 def test_every_save_has_every_weight(tmp_path, kind):
     model = built(kind)
-    count = 27 + 3 + 2 + (3 if kind == "subclass" else 0)
+    count = 27 + 5 + 2 + (3 if kind == "subclass" else 0)
     assert len(model.weights) == count
     paths = [tmp_path / name for name in ("m.keras", "m.weights.h5", "m.safetensors")]
     model.save(paths[0])
@@ -229,3 +230,40 @@ def test_weights_of_one_name_have_paths_of_their_own(tmp_path):
     names = ["w", "w_1", "w_1_1", "dense/kernel", "dense/kernel_1", "dense/bias"]
     assert list(one._weights_by_path()) == [f"named/{name}" for name in names]
     assert len(safetensors.numpy.load_file(tmp_path / "w.safetensors")) == 6
+
+
+@pytest.mark.parametrize("kind", [set, frozenset])
+@pytest.mark.parametrize("wrap", [lambda parts: parts, lambda parts: [{"a": parts}]])
+def test_layers_in_a_set_are_refused(kind, wrap):
+    """A set has another order in every process: weights would come in another order on each rank and at each load."""
+
+    class Own(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.plain, self.parts = {"a", (1, 2)}, wrap(kind([layers.Dense(1)]))
+
+        def call(self, inputs):
+            return inputs
+
+    with pytest.raises(ConfigError, match=f"a {kind.__name__} holds Dense: keep such parts in a list"):
+        Own()(X)
+
+
+def test_layers_in_a_deque_are_trained():
+    class Own(dp.Model):
+        def __init__(self):
+            super().__init__()
+            self.blocks = deque([layers.Dense(3), layers.Dense(1)])
+
+        def call(self, inputs):
+            for layer in self.blocks:
+                inputs = layer(inputs)
+            return inputs
+
+    model = Own()
+    model.compile("sgd", "mse")
+    model.build((None, 3))
+    before = model.get_weights()
+    model.fit(X, np.ones((2, 1)), verbose=0)
+    assert len(before) == 4
+    assert all((after != was).any() for after, was in zip(model.get_weights(), before, strict=True))
