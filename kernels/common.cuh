@@ -169,6 +169,13 @@ template <class T> __device__ __forceinline__ Index row_at(T place, Index rows) 
     return row < 0 ? 0 : row >= rows ? rows - 1 : (Index)row;
 }
 
+// The same; of one outside it also leaves a note, which whoever reads the step's results finds.
+template <class T> __device__ __forceinline__ Index row_at(T place, Index rows, int *outside) {
+    const long long row = place < 0 ? (long long)place + rows : (long long)place;
+    if (row < 0 || row >= rows) atomicExch(outside, 1);
+    return row_at(place, rows);
+}
+
 // Four elements that lie side by side: of float, what a thread loads or stores at once.
 template <class T> struct alignas(sizeof(T) * 4 < 16 ? sizeof(T) * 4 : 16) Quad {
     T of[4];

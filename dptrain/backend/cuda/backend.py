@@ -33,7 +33,8 @@ from dptrain.backend.cuda.variants import chosen_variants
 from dptrain.backend.custom import OwnKernel
 from dptrain.backend.transfers import SAMPLES, Exchange, HostArray, Staging
 from dptrain.comm.base import Communicator, HandOvers
-from dptrain.errors import ConfigError, DeviceError
+from dptrain.errors import ConfigError, DataError, DeviceError
+from dptrain.program.absent_rows import OUTSIDE
 from dptrain.program.hand_overs import Link
 from dptrain.program.program import Program
 from dptrain.program.steps import unrolled
@@ -355,7 +356,26 @@ class CudaBackend(Backend):
         self.write(buffer, array)
         return buffer
 
+    @functools.cached_property
+    def outside(self) -> DeviceArray:
+        """What kernels set to 1 where a row is asked for that a table does not have; read with every result."""
+        return self.zeros((1,), np.int32, "a note")
+
     def download(self, buffer: DeviceArray) -> HostArray:
+        """See `Backend`.
+
+        Raises:
+            DataError: a step before has asked for a row that a table does not have.
+        """
+        host = self.fetched(buffer)
+        if "outside" in vars(self) and self.fetched(self.outside)[0]:
+            self.write(self.outside, np.zeros(1, np.int32))
+            found = (one.absent_row() for one in list(self.executables))
+            raise next((error for error in found if error is not None), None) or DataError(OUTSIDE)
+        return host
+
+    def fetched(self, buffer: DeviceArray) -> HostArray:
+        """Return a copy of a buffer, after all queued work."""
         host = np.empty(buffer.shape, buffer.dtype)
         if buffer.size:
             cuda.memcpy_dtoh_async(host, buffer.pointer, self.streams.ops)

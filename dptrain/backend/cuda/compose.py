@@ -83,6 +83,7 @@ class Composition:
         stored: tensors that kernels and messages leave in memory.
         targets: those that become the value of a variable.
         counts_steps: kernels read the number of the step.
+        notes_rows: kernels note rows that are asked for and that a table does not have.
         wide_index: there are more elements than an int can count.
         dependent: as above.
         in_place: updates that are written over the old values by what makes them, kernels or messages.
@@ -149,6 +150,7 @@ class Composition:
                 function.overlapping |= {new, old[new]}
         _order(grouping.groups, grouping.early, set(grouping.parts.values()))
         self.counts_steps = any("step" in one.needs for one in functions.values())
+        self.notes_rows = any("outside" in one.needs for one in functions.values())
         self.stages = _stages(grouping, functions, self.counts_steps)
         for kernel in self._kernels:
             kernel.direct = direct and bool(kernel.threads) and takes_directly(kernel)

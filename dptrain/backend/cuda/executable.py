@@ -8,6 +8,7 @@ pack: one of its executables, the lead, has a table with a row for each, and lau
 """
 
 import sys
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -29,7 +30,8 @@ from dptrain.backend.cuda.packs import RunTable, Starts
 from dptrain.backend.cuda.transfers import PinnedMove
 from dptrain.backend.custom import OwnKernel
 from dptrain.comm.base import Communicator
-from dptrain.errors import ConfigError, DeviceError
+from dptrain.errors import ConfigError, DataError, DeviceError
+from dptrain.program.absent_rows import find_absent_row
 from dptrain.program.lowering import UserKernel, lowering_of
 from dptrain.program.memory import in_a_row, nbytes
 from dptrain.program.messages import all_reduce, exchange
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 # Steps whose starts are written to the device at a time.
 _STEPS = 1024
 _FIRST = np.zeros(1, np.int64)
+# Calls of `run` among whose steps one is looked for that has asked for a row that is not there.
+_REMEMBERED = 64
 
 # Queues a kernel for the first runs of a table, so many.
 Launch = Callable[[RunTable, int], None]
@@ -107,6 +111,8 @@ class CudaExecutable:
         comm: Communicator | None = None,
     ) -> None:
         self.backend, self._comm = backend, comm
+        # The starts of steps that may have asked for rows that a table does not have, of the last ones.
+        self._asked: deque[Sequence[int]] = deque(maxlen=_REMEMBERED)
         made = backend.composed(program, rows, first_row, alone=comm is None or comm.size == 1)
         self._made, self._rows, self._sizes = made, made.sizes.rows, made.sizes
         # Only where there are messages: without any, not all ranks may have come here.
@@ -406,6 +412,8 @@ class CudaExecutable:
     def _of_run(self) -> dict[str, int]:
         """Return what kernels read of this run, by name: addresses, and the bytes of numbers."""
         named = {"starts": self._starts.pointer, "step": self._number.pointer}
+        if self._made.notes_rows:
+            named["outside"] = self.backend.outside.pointer
         for function in (one for stage in self._made.stages for kernel in stage for one in kernel.functions):
             named |= {name: self._pointers[one] for one, name in function.pointers.items()}
             named |= {name: int.from_bytes(one.tobytes(), sys.byteorder) for name, one in function.numbers.items()}
@@ -425,12 +433,33 @@ class CudaExecutable:
         Args:
             starts: where in the array `ROWS` each step's rows begin.
         """
+        if self._made.notes_rows:
+            self._asked.append(starts)
         for begin in range(0, len(starts), _STEPS):
             chunk = np.asarray(starts[begin : begin + _STEPS], np.int64)
             if self.backend.joins_packs and self.pack_key is not None:
                 self.backend.gpu_record.packs.add(self, chunk)
             else:
                 self.execute([(self, chunk)])
+
+    def absent_row(self) -> DataError | None:
+        """Return the error that names a row that a table does not have, of a step since the last call."""
+        program, asked = self._made.program, list(self._asked)
+        self._asked.clear()
+        if not asked:
+            return None
+        given = {one: self._held(buffer) for one, buffer in zip(program.inputs.values(), self._arrays, strict=True)}
+        given |= {one: self._held(self.backend.state.array(variable)) for variable, one in program.state.items()}
+        order = given.get(program.inputs[ROWS]) if ROWS in program.inputs else None
+        for start in (start for starts in asked for start in starts):
+            if order is not None:
+                given[program.inputs[ROWS]] = order[start : start + self._shape(program.inputs[ROWS])[0]]
+            if (error := find_absent_row(program, given, self._rows, self._sizes.first_row)) is not None:
+                return error
+        return None
+
+    def _held(self, buffer: DeviceArray) -> Array:
+        return self.backend.fetched(buffer)
 
     def execute(self, pack: Sequence[tuple["CudaExecutable", Starts]]) -> None:
         """Queue steps of several runs, as the lead of their pack.

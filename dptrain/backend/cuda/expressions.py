@@ -333,7 +333,11 @@ def _take_rows(w: Writer, t: Tensor, index: Index) -> Ex:
     if table.op is None and table.variable is None and table.value is None and not isinstance(lengths[0], Dim):
         # Of data: another set, such as one to validate on, has other rows and the same kernels.
         length = w.own(table, "stored", int(lengths[0]), np.dtype(np.int64))
-    row = w.bound(f"row_at({asked.text}, {length})", extent(lengths), asked)
+    noted = ""
+    if places.op is not None or places.name != ROWS:  # the numbers of the samples themselves are nobody's ids
+        w.needs.add("outside")
+        noted = ", outside"
+    row = w.bound(f"row_at({asked.text}, {length}{noted})", extent(lengths), asked)
     return w.value(table, [*index[:batch], row, *index[places.ndim :]])
 
 

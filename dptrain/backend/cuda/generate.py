@@ -168,6 +168,7 @@ class Function:
             for one, name in self.pointers.items()
         ]
         step = [("const long long *", "starts"), ("long long *", "step")] if "step" in self.needs else []
+        step += [("int *", "outside")] if "outside" in self.needs else []
         numbers = [(ctype(one.dtype) + " ", name) for name, one in self.numbers.items()]
         return [*tensors, *step, *((one.kind + " ", one.name) for one in self.arguments), *numbers]
 
@@ -818,7 +819,7 @@ def source(found: Sequence[Kernel], wide_index: bool, fields: Mapping[str, str] 
 
 def called(function: Function) -> list[tuple[str, str]]:
     """Return types and names of what kernels call a function with."""
-    shared = {*function.pointers.values(), *function.numbers, "starts", "step"}
+    shared = {*function.pointers.values(), *function.numbers, "starts", "step", "outside"}
     return [(kind, name if name in shared else f"{name}_{function.name}") for kind, name in function.signature]
 
 
@@ -892,7 +893,7 @@ def names_of(tensors: Iterable[Tensor], labels: Mapping[Tensor, str]) -> dict[Te
     """Return what tensors are called in C++: by their label or name, or by their op and a number."""
     found: dict[Tensor, str] = {}
     # Some ops are functions of headers.
-    taken: set[str] = {"shared", "block", "pack", "run", "starts", "step", *_TYPES, *SIZES, *OPS}
+    taken: set[str] = {"shared", "block", "pack", "run", "starts", "step", "outside", *_TYPES, *SIZES, *OPS}
     for number, one in enumerate(dict.fromkeys(tensors)):
         path = labels.get(one) or (one.variable.path if one.variable is not None else one.name)
         own = _word(path or (one.op.name if one.op is not None else "constant"))
