@@ -32,12 +32,13 @@ def get_file(
     Args:
         fname: its name in the cache, by default that of `origin`.
         origin: a path or a file:// address; another address names the file, which must be in the cache already.
-        untar: not supported; use `extract`.
+        untar: an older name of `extract`, for a tar file.
         md5_hash: its checksum, an older name of `file_hash`.
         file_hash: its checksum, SHA-256 or MD5.
         cache_subdir: folder in the cache.
         hash_algorithm: "auto" (by the checksum's length), "sha256" or "md5".
-        extract: unpack a tar or zip file, and return the folder.
+        extract: unpack a tar or zip file, and return the folder: in the cache, `FNAME_extracted` of "FNAME.tar.gz", or
+            `fname` where that has no ending or is not given; the archive is then beside it, as `FNAME_archive`.
         archive_format: "auto", "tar" or "zip".
         cache_dir: by default KERAS_HOME, else ~/.keras.
         force_download: copy it again.
@@ -49,7 +50,7 @@ def get_file(
     if origin is None:
         raise ConfigError('Please specify the "origin" argument (URL of the file to download).')
     if untar:
-        raise ConfigError("not supported: get_file(untar=True); use extract=True, which returns the folder")
+        extract, archive_format = True, "tar"
     if archive_format not in ("auto", "tar", "zip", None):
         raise ConfigError(f"archive_format = {archive_format!r}: expected 'auto', 'tar' or 'zip'")
     source = _local(origin)
@@ -59,6 +60,9 @@ def get_file(
             f"Invalid `fname`: {name!r}. Paths aren't accepted; cache_dir and cache_subdir say where it is."
         )
     folder = Path(cache_dir or os.environ.get("KERAS_HOME") or Path.home() / ".keras").expanduser() / cache_subdir
+    unpacked = folder / (f"{name.partition('.')[0]}_extracted" if fname and "." in name else name)
+    if extract and unpacked.name == name:
+        name = f"{name}_archive"
     path, checksum = folder / name, file_hash or md5_hash
     algorithm = _ALGORITHMS.get(len(checksum or ""), "sha256") if hash_algorithm == "auto" else hash_algorithm
     is_kept = path.is_file() and not force_download and _has(path, checksum, algorithm)
@@ -67,7 +71,7 @@ def get_file(
             about = f"{path} has another {algorithm} than {checksum}" if path.is_file() else f"{path} is not there"
             raise DataError(f"get_file: {about}, and dptrain does not download {origin}: put the file there")
         _copy(source, path, checksum, algorithm)
-    return str(_extracted(path, archive_format, anew=not is_kept) if extract else path)
+    return str(_extracted(path, unpacked, archive_format, anew=not is_kept) if extract else path)
 
 
 def _local(origin: str | Path) -> Path | None:
@@ -94,14 +98,29 @@ def _has(path: Path, checksum: str | None, algorithm: str) -> bool:
         return hashlib.file_digest(file, algorithm).hexdigest() == checksum.lower()
 
 
+def require_checksum(path: Path, checksum: str | None, algorithm: str = "auto") -> None:
+    """Refuse a file that has another checksum.
+
+    Args:
+        path: of the file.
+        checksum: in hexadecimal digits; None for any.
+        algorithm: as `get_file`'s `hash_algorithm`.
+
+    Raises:
+        DataError: it has.
+    """
+    kind = _ALGORITHMS.get(len(checksum or ""), "sha256") if algorithm == "auto" else algorithm
+    if not _has(path, checksum, kind):
+        raise DataError(f"get_file: {path} has another {kind} than {checksum}")
+
+
 def _copy(source: Path, path: Path, checksum: str | None, algorithm: str) -> None:
     """Copy a file under a name of its own, and then put it in its place.
 
     Raises:
         DataError: it has another checksum.
     """
-    if not _has(source, checksum, algorithm):
-        raise DataError(f"get_file: {source} has another {algorithm} than {checksum}")
+    require_checksum(source, checksum, algorithm)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
@@ -112,13 +131,12 @@ def _copy(source: Path, path: Path, checksum: str | None, algorithm: str) -> Non
         Path(part).unlink(missing_ok=True)
 
 
-def _extracted(path: Path, archive_format: str | None, *, anew: bool) -> Path:
-    """Return the folder of what an archive holds, which lies beside it.
+def _extracted(path: Path, folder: Path, archive_format: str | None, *, anew: bool) -> Path:
+    """Return the folder of what an archive holds, which is unpacked if it is not there.
 
     Raises:
         DataError: it is no such archive, or names files outside of its folder.
     """
-    folder = path.with_name(f"{path.name}_extracted")
     if folder.is_dir() and not anew:
         return folder
     part = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))

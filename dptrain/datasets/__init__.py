@@ -3,10 +3,29 @@
 from typing import TYPE_CHECKING
 
 from dptrain.data.loading import load
-from dptrain.datasets import fashion_mnist, mnist
+from dptrain.datasets import (
+    boston_housing,
+    california_housing,
+    cifar10,
+    cifar100,
+    fashion_mnist,
+    imdb,
+    mnist,
+    reuters,
+)
 from dptrain.registry.names import not_there
 
-__all__ = ["fashion_mnist", "load", "mnist"]
+__all__ = [
+    "boston_housing",
+    "california_housing",
+    "cifar10",
+    "cifar100",
+    "fashion_mnist",
+    "imdb",
+    "load",
+    "mnist",
+    "reuters",
+]
 
 if not TYPE_CHECKING:  # for which any name would do
     __getattr__ = not_there("datasets", __all__)

@@ -24,10 +24,15 @@ OTHER_WORDS = {
     "cli/network.py": {"relu": 1},
     "losses/base.py": {"sigmoid": 1},
     # Activations, and what Keras calls layers of its networks.
+    "applications/densenet.py": {"relu": 3},
     "applications/efficientnet.py": {"add": 1, "sigmoid": 1},
+    "applications/efficientnet_v2.py": {"add": 1, "sigmoid": 1},
+    "applications/inception_v3.py": {"conv2d": 1, "relu": 1},
     "applications/mobilenet_v2.py": {"add": 1},
+    "applications/mobilenet_v3.py": {"add": 1, "relu": 1},
     "applications/resnet.py": {"relu": 3},
     "applications/vgg16.py": {"relu": 3},
+    "applications/xception.py": {"relu": 1},
     # Keras' functions that make layers.
     "layers/__init__.py": {"add": 1, "maximum": 1, "minimum": 1, "multiply": 1, "subtract": 1},
     # A learning rate's schedule.

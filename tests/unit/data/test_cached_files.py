@@ -66,10 +66,22 @@ def test_archives_are_unpacked_beside_themselves(tmp_path, kind):
             about = tarfile.TarInfo("a/b.txt")
             about.size = len(CONTENT)
             tar.addfile(about, io.BytesIO(CONTENT))
-    for _ in range(2):
-        folder = get_file(origin=archive, extract=True, cache_dir=tmp_path)
-    assert (tmp_path / "datasets" / f"pack.{kind}_extracted" / "a" / "b.txt").read_bytes() == CONTENT
-    assert folder == str(tmp_path / "datasets" / f"pack.{kind}_extracted")
+    for names, folder, kept in (
+        ({}, f"pack.{kind}", f"pack.{kind}_archive"),
+        ({"fname": f"own.{kind}.x"}, "own_extracted", f"own.{kind}.x"),
+        ({"fname": "own"}, "own", "own_archive"),
+    ):
+        for how in (
+            {"extract": True},
+            {"extract": True, "archive_format": kind},
+            *([{"untar": True}] * (kind == "tar")),
+        ):
+            assert get_file(origin=archive, cache_dir=tmp_path, **names, **how) == str(tmp_path / "datasets" / folder)
+        assert (tmp_path / "datasets" / folder / "a" / "b.txt").read_bytes() == CONTENT
+        assert (tmp_path / "datasets" / kept).read_bytes() == archive.read_bytes()
+    if kind == "zip":
+        with pytest.raises(DataError, match="is no archive"):
+            get_file("other", archive, untar=True, cache_dir=tmp_path)
 
 
 def test_an_archive_that_leaves_its_folder_is_refused(tmp_path):
@@ -78,6 +90,7 @@ def test_an_archive_that_leaves_its_folder_is_refused(tmp_path):
         about = tarfile.TarInfo("../../evil.txt")
         about.size = len(CONTENT)
         tar.addfile(about, io.BytesIO(CONTENT))
-    with pytest.raises(DataError, match="evil"):
-        get_file(origin=archive, extract=True, cache_dir=tmp_path / "cache")
+    for how in ("extract", "untar"):
+        with pytest.raises(DataError, match="evil"):
+            get_file(origin=archive, cache_dir=tmp_path / "cache", **{how: True})
     assert not list(tmp_path.rglob("evil.txt"))

@@ -1,0 +1,29 @@
+"""CIFAR-10: small pictures of 10 classes, A. Krizhevsky, 2009; under Keras' name."""
+
+from typing import TYPE_CHECKING
+
+from dptrain.data.keras_sets import Split, pictures
+from dptrain.registry.names import not_there
+
+__all__ = ["load_data"]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("datasets.cifar10", __all__)
+
+
+def load_data() -> Split:
+    """Return `(x_train, y_train), (x_test, y_test)`: images (50000, 32, 32, 3), ..., labels (rows, 1).
+
+    All are uint8. The file is that of the binary version, cifar-10-binary.tar.gz, in `~/.keras/datasets`; nothing is
+    downloaded. Its pictures and their order are those of the version that Keras reads.
+
+    Raises:
+        AgreedError: the file is not there, or has another SHA-256.
+    """
+    return pictures(
+        "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+        "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+        ([f"data_batch_{number}.bin" for number in range(1, 6)], ["test_batch.bin"]),
+        labels=1,
+        label=0,
+    )

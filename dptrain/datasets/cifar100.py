@@ -1,0 +1,33 @@
+"""CIFAR-100: small pictures of 100 classes in 20 groups, A. Krizhevsky, 2009; under Keras' name."""
+
+from typing import TYPE_CHECKING
+
+from dptrain.data.keras_sets import Split, pictures
+from dptrain.errors import ConfigError
+from dptrain.registry.names import not_there
+
+__all__ = ["load_data"]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("datasets.cifar100", __all__)
+
+
+def load_data(label_mode: str = "fine") -> Split:
+    """Return `(x_train, y_train), (x_test, y_test)` as `cifar10.load_data`, from cifar-100-binary.tar.gz.
+
+    Args:
+        label_mode: "fine" for the 100 classes, "coarse" for their 20 groups.
+
+    Raises:
+        ConfigError: another label mode.
+        AgreedError: the file is not there, or has another SHA-256.
+    """
+    if label_mode not in ("fine", "coarse"):
+        raise ConfigError(f'`label_mode` must be one of `"fine"`, `"coarse"`. Received: label_mode={label_mode}.')
+    return pictures(
+        "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
+        "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+        (["train.bin"], ["test.bin"]),
+        labels=2,
+        label=("coarse", "fine").index(label_mode),
+    )
