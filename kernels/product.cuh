@@ -79,7 +79,7 @@ __device__ __forceinline__ void product(void *shared, Product of, int block, Epi
         if (more) load(k0 + BK);
         const float *tile_a = tiles_a + stage * STAGE_A + group * (BK / GROUPS) * PITCH_A;
         const float *tile_b = tiles_b + stage * STAGE_B + group * (BK / GROUPS) * PITCH_B;
-#pragma unroll
+#pragma unroll(TN > 8 ? 4 : BK / GROUPS)  // of more, sm_120 would spill
         for (int k = 0; k < BK / GROUPS; ++k) {
             float x[TM], y[TN];
 #pragma unroll

@@ -26,7 +26,7 @@ template <int ROWS, int COLUMNS, int THREADS, bool TRANSPOSED, int PAD> struct P
     static constexpr int PITCH = (TRANSPOSED ? ROWS : COLUMNS) + PAD, SIZE = (TRANSPOSED ? COLUMNS : ROWS) * PITCH;
     static_assert(QUADS * 4 * THREADS == ROWS * COLUMNS, "every thread carries the same number of quads");
     float4 quads[QUADS];
-    long long places[QUADS];
+    Index places[QUADS];
 
     // Read from `source`, whose elements are where `matrix` says; outside (rows, columns) there are zeros.
     template <class Matrix>
@@ -64,7 +64,7 @@ template <int ROWS, int COLUMNS, int THREADS, bool TRANSPOSED, int PAD> struct P
 
     // Finds the quads in a dense matrix, whose lines (rows of a, columns of b) begin at `line0`, for a stage that begins with
     // term 0. Instead of a line that there is not, another one is read, of which nothing comes.
-    __device__ __forceinline__ void find(long long pitch, int line0, int lines) {
+    __device__ __forceinline__ void find(Index pitch, int line0, int lines) {
 #pragma unroll
         for (int q = 0; q < QUADS; ++q) {
             const int i = threadIdx.x + q * THREADS, row = i / (COLUMNS / 4), column = i % (COLUMNS / 4) * 4;
@@ -74,8 +74,8 @@ template <int ROWS, int COLUMNS, int THREADS, bool TRANSPOSED, int PAD> struct P
     }
 
     // Read them from term `k` on, where the matrix has all of the stage's terms.
-    __device__ __forceinline__ void load_found(const float *source, long long pitch, int k) {
-        const float *const of_stage = source + (TRANSPOSED ? k : k * pitch);
+    __device__ __forceinline__ void load_found(const float *source, Index pitch, int k) {
+        const float *const of_stage = source + (TRANSPOSED ? (Index)k : k * pitch);
 #pragma unroll
         for (int q = 0; q < QUADS; ++q) quads[q] = *reinterpret_cast<const float4 *>(of_stage + places[q]);
     }

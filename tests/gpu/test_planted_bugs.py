@@ -61,7 +61,7 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
     "float32: a whole stage is read from lines that are not there": (
         "kernels/tiles.cuh",
         "min(line0 + row, lines - 1) * pitch",
-        "(line0 + row) * (long long)pitch",
+        "(line0 + row) * pitch",
         "sides_of_a_node",
         CHECKED,
     ),

@@ -11,7 +11,7 @@ given an array of them: the second dimension of the grid counts the runs that ar
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -473,7 +473,9 @@ class Generator:
         found = implicit(result, self._sizes.count)
         M, N, K = found.sizes
         sums = places.group.of("sum")
-        plan = product_plan(M * found.count, N, K, _precision(result), self._variants)
+        # Finding gathered elements takes registers: 16 columns a thread would spill some.
+        variants = replace(self._variants, columns=8)
+        plan = product_plan(M * found.count, N, K, _precision(result), variants)
         self._cut(made, found.sizes, plan, found.count, least=1 if sums else 0)
         kernel = self._tiled(made, result, plan, found.transposed)
         made.needs.add("convolution.cuh")
