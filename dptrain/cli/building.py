@@ -204,7 +204,7 @@ def standardize(model: Model, data: LoadedData, rows: npt.NDArray[np.int64] | No
         mean, variance = moments(y if layer.invert else x[:, : len(is_number)], rows)
         if not layer.invert:
             mean, variance = np.where(is_number, mean, 0), np.where(is_number, variance, 1)
-        layer.set_moments(mean, np.where(variance > 0, variance, 1))  # a column that is constant there becomes 0
+        layer._set_moments(mean, np.where(variance > 0, variance, 1))  # a column that is constant there becomes 0
 
 
 def compile_model(

@@ -80,13 +80,13 @@ class Affine(RandomImageLayer):
         self.fill_mode, self.interpolation, self.fill_value = fill_mode, interpolation, float(fill_value)
 
     @abstractmethod
-    def matrix(self, transformation: Any, height: Any, width: Any) -> Sequence[Any]:
+    def _matrix(self, transformation: Any, height: Any, width: Any) -> Sequence[Any]:
         """Return a0, a1, a2, b0, b1 and b2 of `ops.image.affine_transform`: numbers, or one for each image."""
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
-        return self.moved(x, self.matrix(transformation, *self._height_and_width(x)))
+        return self._moved(x, self._matrix(transformation, *self._height_and_width(x)))
 
-    def moved(self, x: Tensor, numbers: Sequence[Any]) -> Tensor:
+    def _moved(self, x: Tensor, numbers: Sequence[Any]) -> Tensor:
         """Return images whose pixels come from other places.
 
         Args:
@@ -140,8 +140,8 @@ class RandomTranslation(Affine):
         right = self._uniform(rows, *self._right) * float(int(width))
         return {"translations": ops.stack([right, down], 1)}
 
-    def matrix(self, transformation: Any, height: Any, width: Any) -> Sequence[Any]:
-        """Return the matrix; as `Affine.matrix`."""
+    def _matrix(self, transformation: Any, height: Any, width: Any) -> Sequence[Any]:
+        """Return the matrix; as `Affine._matrix`."""
         translations = ops.convert_to_tensor(transformation["translations"])
         right, down = translations[:, 0], translations[:, 1]
         return 1, 0, -right, 0, 1, -down
@@ -179,8 +179,8 @@ class RandomRotation(Affine):
     def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
         return {"angle": self._uniform(rows, self.factor[0] * 360.0, self.factor[1] * 360.0)}
 
-    def matrix(self, transformation: Any, height: Any, width: Any) -> Sequence[Any]:
-        """Return the matrix; as `Affine.matrix`."""
+    def _matrix(self, transformation: Any, height: Any, width: Any) -> Sequence[Any]:
+        """Return the matrix; as `Affine._matrix`."""
         angle = ops.convert_to_tensor(transformation["angle"]) * (math.pi / 180)
         cosine, sine = ops.cos(angle), ops.sin(angle)
         x, y = 0.5 * (int(width) - 1), 0.5 * (int(height) - 1)
@@ -235,8 +235,8 @@ class RandomZoom(Affine):
             width_zoom = self._uniform(rows, 1 + self._of_width[0], 1 + self._of_width[1])
         return {"height_zoom": ops.expand_dims(height_zoom, 1), "width_zoom": ops.expand_dims(width_zoom, 1)}
 
-    def matrix(self, transformation: Any, height: Any, width: Any) -> Sequence[Any]:
-        """Return the matrix; as `Affine.matrix`."""
+    def _matrix(self, transformation: Any, height: Any, width: Any) -> Sequence[Any]:
+        """Return the matrix; as `Affine._matrix`."""
         y, x = (ops.cast(transformation[name][:, 0], self._exact) for name in ("height_zoom", "width_zoom"))
         return x, 0, (int(width) - 1) / 2 * (1 - x), 0, y, (int(height) - 1) / 2 * (1 - y)
 
@@ -286,8 +286,8 @@ class RandomShear(Affine):
         right, down = self._uniform(rows, *self._right), self._uniform(rows, *self._down)
         return {"shear_factor": ops.stack([right * sign, down * sign], 1)}
 
-    def matrix(self, transformation: Any, height: Any, width: Any) -> Sequence[Any]:
-        """Return the matrix; as `Affine.matrix`."""
+    def _matrix(self, transformation: Any, height: Any, width: Any) -> Sequence[Any]:
+        """Return the matrix; as `Affine._matrix`."""
         factors = ops.convert_to_tensor(transformation["shear_factor"])
         return 1, factors[:, 0], 0, factors[:, 1], 1, 0
 

@@ -658,7 +658,7 @@ class RandomColorJitter(RandomImageLayer):
 
     def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
         shape = rows, height, width, channels
-        return {name: layer.drawn(self.generator, *shape) for name, layer in self._parts().items()}
+        return {name: layer._drawn(self.generator, *shape) for name, layer in self._parts().items()}
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
         for name, layer in self._parts().items():

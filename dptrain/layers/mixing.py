@@ -191,7 +191,7 @@ class _Several(RandomImageLayer):
     def _draw_all(self, names: Sequence[str], *shape: Any) -> dict[str, Any]:
         """Return what the layers of these names draw."""
         return {
-            name: layer.drawn(self.generator, *shape) if isinstance(layer, RandomImageLayer) else None
+            name: layer._drawn(self.generator, *shape) if isinstance(layer, RandomImageLayer) else None
             for name in names
             for layer in [getattr(self, name)]
         }
@@ -212,14 +212,14 @@ class _Several(RandomImageLayer):
             layer: ImageLayer = getattr(self, name)
             picked = ops.equal(number, n)
             if isinstance(layer, Affine):
-                own = layer.matrix(transformation, *self._height_and_width(x))
+                own = layer._matrix(transformation, *self._height_and_width(x))
                 matrix = [ops.where(picked, one, other) for one, other in zip(own, matrix, strict=True)]
                 moving, moves = layer, picked if moves is None else ops.logical_or(moves, picked)
             else:
                 found = ops.where(picked, layer.transform_images(x, transformation), found)
         if moving is None:
             return found
-        return ops.where(moves, moving.moved(x, matrix), found)
+        return ops.where(moves, moving._moved(x, matrix), found)
 
 
 class RandAugment(_Several):

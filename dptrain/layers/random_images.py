@@ -50,9 +50,9 @@ class RandomImageLayer(ImageLayer):
         images = data["images"] if isinstance(data, Mapping) else data
         rows = images.shape[0] if images.ndim == 4 else 1
         shape = rows, *self._height_and_width(images), images.shape[self._channels_of(images)]
-        return self.drawn(self.generator if seed is None else seed, *shape)
+        return self._drawn(self.generator if seed is None else seed, *shape)
 
-    def drawn(self, generator: Any, *shape: Any) -> Any:
+    def _drawn(self, generator: Any, *shape: Any) -> Any:
         """Return what is drawn from a generator for images.
 
         Args:

@@ -128,9 +128,9 @@ class Normalization(Layer):
                 squares + one.var(over, dtype=np.float64) * number + apart**2 * (number * (count - number) / count)
             )
             mean = mean + apart * (number / count)
-        self.set_moments(mean, squares / count)
+        self._set_moments(mean, squares / count)
 
-    def set_moments(self, mean: npt.ArrayLike, variance: npt.ArrayLike) -> None:
+    def _set_moments(self, mean: npt.ArrayLike, variance: npt.ArrayLike) -> None:
         """Set the weights, of the kept axes' lengths, as `adapt` does."""
         self.adapt_mean.assign(np.asarray(mean, self.adapt_mean.dtype))
         self.adapt_variance.assign(np.asarray(variance, self.adapt_variance.dtype))

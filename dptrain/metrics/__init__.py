@@ -166,9 +166,9 @@ if not TYPE_CHECKING:  # for which any name would do
 
 # Functions that are metrics of Keras', by which these are found as well.
 _OF_FUNCTIONS: dict[Callable[..., Any], type[Metric]] = {
-    vars(one)["function"].__func__: one
+    vars(one)["_function"].__func__: one
     for one in CLASSES
-    if one.__module__ == means.__name__ and "function" in vars(one) and one is not RootMeanSquaredError
+    if one.__module__ == means.__name__ and "_function" in vars(one) and one is not RootMeanSquaredError
 }
 
 

@@ -167,7 +167,7 @@ class _Count(_Confusion):
         ConfigError: an argument is out of range.
     """
 
-    kind: Cell
+    _kind: Cell
 
     def __init__(
         self,
@@ -175,17 +175,17 @@ class _Count(_Confusion):
         name: str | None = None,
         dtype: str | None = None,
     ) -> None:
-        super().__init__([type(self).kind], _limits(thresholds), name, dtype)
+        super().__init__([type(self)._kind], _limits(thresholds), name, dtype)
         self.init_thresholds, self.thresholds = thresholds, self._limits.tolist()
 
     @property
     def accumulator(self) -> Variable:
         """The count, (thresholds,)."""
-        return self._counts[type(self).kind]
+        return self._counts[type(self)._kind]
 
     def result(self) -> Tensor:
         """Return the count, (thresholds,) of several."""
-        return self._as_given(self._counts[type(self).kind] * 1.0)
+        return self._as_given(self._counts[type(self)._kind] * 1.0)
 
     def _get_config(self) -> dict[str, Any]:
         """Return name, dtype and thresholds."""
@@ -195,28 +195,28 @@ class _Count(_Confusion):
 class TruePositives(_Count):
     """Outputs above the threshold where the target is 1."""
 
-    kind: Cell = "true_positives"
+    _kind: Cell = "true_positives"
     _direction = "up"
 
 
 class FalsePositives(_Count):
     """Outputs above the threshold where the target is 0."""
 
-    kind: Cell = "false_positives"
+    _kind: Cell = "false_positives"
     _direction = "down"
 
 
 class TrueNegatives(_Count):
     """Outputs at most the threshold where the target is 0."""
 
-    kind: Cell = "true_negatives"
+    _kind: Cell = "true_negatives"
     _direction = "up"
 
 
 class FalseNegatives(_Count):
     """Outputs at most the threshold where the target is 1."""
 
-    kind: Cell = "false_negatives"
+    _kind: Cell = "false_negatives"
     _direction = "down"
 
 
@@ -236,7 +236,7 @@ class _Ratio(_Confusion):
     """
 
     _direction = "up"
-    other: Cell
+    _other: Cell
 
     def __init__(
         self,
@@ -247,7 +247,7 @@ class _Ratio(_Confusion):
         dtype: str | None = None,
     ) -> None:
         limits = _limits(thresholds, 0.5 if top_k is None else _LOWEST)
-        super().__init__(["true_positives", type(self).other], limits, name, dtype, class_id, top_k)
+        super().__init__(["true_positives", type(self)._other], limits, name, dtype, class_id, top_k)
         self.init_thresholds, self.thresholds = thresholds, self._limits.tolist()
 
     def result(self) -> Tensor:
@@ -264,13 +264,13 @@ class _Ratio(_Confusion):
 class Precision(_Ratio):
     """True positives over all that were taken for positive."""
 
-    other: Cell = "false_positives"
+    _other: Cell = "false_positives"
 
 
 class Recall(_Ratio):
     """True positives over all that are positive."""
 
-    other: Cell = "false_negatives"
+    _other: Cell = "false_negatives"
 
 
 class AUC(_Confusion):
@@ -376,9 +376,9 @@ class _AtLeast(_Confusion):
 
     _direction = "up"
     # The argument that says how high, and of which counts the rate that is held and the one that is reported are made.
-    least: str
-    held: tuple[Cell, Cell]
-    best: tuple[Cell, Cell]
+    _least: str
+    _held: tuple[Cell, Cell]
+    _best: tuple[Cell, Cell]
 
     def __init__(
         self,
@@ -389,7 +389,7 @@ class _AtLeast(_Confusion):
         dtype: str | None = None,
     ) -> None:
         if not 0 <= least <= 1:
-            raise ConfigError(f"Argument `{self.least}` must be in the range [0, 1]. Received: {self.least}={least}")
+            raise ConfigError(f"Argument `{self._least}` must be in the range [0, 1]. Received: {self._least}={least}")
         if num_thresholds <= 0:
             raise ConfigError(
                 f"Argument `num_thresholds` must be an integer > 0. Received: num_thresholds={num_thresholds}"
@@ -397,10 +397,10 @@ class _AtLeast(_Confusion):
         # An output of 0 is above the first.
         inner = np.arange(1, num_thresholds) / max(num_thresholds - 1, 1)
         limits = [-1e-7, *inner] if num_thresholds > 1 else [0.5]
-        kinds = dict.fromkeys((*self.held, *self.best))
+        kinds = dict.fromkeys((*self._held, *self._best))
         super().__init__(list(kinds), limits, name, dtype, class_id)
         self.value, self.num_thresholds = float(least), int(num_thresholds)
-        setattr(self, self.least, self.value)  # under Keras' name
+        setattr(self, self._least, self.value)  # under Keras' name
 
     def _rate(self, right: Cell, other: Cell) -> Tensor:
         found = self._counts[right].value
@@ -408,12 +408,12 @@ class _AtLeast(_Confusion):
 
     def result(self) -> Tensor:
         """Return the best rate."""
-        enough = self._rate(*self.held) >= self.value
-        return ops.max(ops.where(enough, self._rate(*self.best), 0.0))
+        enough = self._rate(*self._held) >= self.value
+        return ops.max(ops.where(enough, self._rate(*self._best), 0.0))
 
     def _get_config(self) -> dict[str, Any]:
         """Return the arguments."""
-        own = {"num_thresholds": self.num_thresholds, "class_id": self.class_id, self.least: self.value}
+        own = {"num_thresholds": self.num_thresholds, "class_id": self.class_id, self._least: self.value}
         return super()._get_config() | own
 
 
@@ -436,7 +436,7 @@ class SensitivityAtSpecificity(_AtLeast):
         ConfigError: an argument is out of range.
     """
 
-    least, held, best = "specificity", _SPECIFICITY, _SENSITIVITY
+    _least, _held, _best = "specificity", _SPECIFICITY, _SENSITIVITY
 
     def __init__(
         self,
@@ -463,7 +463,7 @@ class SpecificityAtSensitivity(_AtLeast):
         ConfigError: an argument is out of range.
     """
 
-    least, held, best = "sensitivity", _SENSITIVITY, _SPECIFICITY
+    _least, _held, _best = "sensitivity", _SENSITIVITY, _SPECIFICITY
 
     def __init__(
         self,
@@ -490,7 +490,7 @@ class PrecisionAtRecall(_AtLeast):
         ConfigError: an argument is out of range.
     """
 
-    least, held, best = "recall", _SENSITIVITY, _PRECISION
+    _least, _held, _best = "recall", _SENSITIVITY, _PRECISION
 
     def __init__(
         self,
@@ -517,7 +517,7 @@ class RecallAtPrecision(_AtLeast):
         ConfigError: an argument is out of range.
     """
 
-    least, held, best = "precision", _PRECISION, _SENSITIVITY
+    _least, _held, _best = "precision", _PRECISION, _SENSITIVITY
 
     def __init__(
         self,

@@ -27,12 +27,12 @@ class BuiltIn(MeanMetricWrapper):
         function: what computes it.
     """
 
-    function: Callable[..., Any]
+    _function: Callable[..., Any]
     _takes_labels = False
 
     def __init__(self, name: str | None = None, dtype: str | None = None, **kwargs: Any) -> None:
         super().__init__(
-            type(self).function, snake_case(type(self).__name__) if name is None else name, dtype, **kwargs
+            type(self)._function, snake_case(type(self).__name__) if name is None else name, dtype, **kwargs
         )
 
     def _get_config(self) -> dict[str, Any]:
@@ -52,26 +52,26 @@ class _Answers(BuiltIn):
 class Accuracy(_Answers):
     """Mean over a sample's outputs of whether the output equals the target."""
 
-    function = staticmethod(functions.accuracy)
+    _function = staticmethod(functions.accuracy)
 
 
 class SparseCategoricalAccuracy(_Answers):
     """Fraction of samples whose highest output, the first of equals, is at the label."""
 
-    function = staticmethod(functions.sparse_categorical_accuracy)
+    _function = staticmethod(functions.sparse_categorical_accuracy)
     _takes_labels = True
 
 
 class CategoricalAccuracy(_Answers):
     """Fraction of samples whose highest output is where the highest target value is."""
 
-    function = staticmethod(functions.categorical_accuracy)
+    _function = staticmethod(functions.categorical_accuracy)
 
 
 class BinaryAccuracy(BuiltIn):
     """Mean over a sample's outputs of whether output > threshold just where the target is 1."""
 
-    function = staticmethod(functions.binary_accuracy)
+    _function = staticmethod(functions.binary_accuracy)
     _direction = "up"
 
     def __init__(self, name: str | None = "binary_accuracy", dtype: str | None = None, threshold: float = 0.5) -> None:
@@ -90,7 +90,7 @@ class TopKCategoricalAccuracy(BuiltIn):
         ConfigError: k is out of range.
     """
 
-    function = staticmethod(functions.top_k_categorical_accuracy)
+    _function = staticmethod(functions.top_k_categorical_accuracy)
     _direction = "up"
 
     def __init__(self, k: int = 5, name: str | None = "top_k_categorical_accuracy", dtype: str | None = None) -> None:
@@ -110,7 +110,7 @@ class SparseTopKCategoricalAccuracy(BuiltIn):
         ConfigError: k is out of range, or from_sorted_ids is asked for.
     """
 
-    function = staticmethod(functions.sparse_top_k_categorical_accuracy)
+    _function = staticmethod(functions.sparse_top_k_categorical_accuracy)
     _direction = "up"
     _takes_labels = True
 
@@ -138,7 +138,7 @@ class _Distance(BuiltIn):
 class MeanSquaredError(_Distance):
     """Mean over a sample's outputs of (y_pred - y_true)^2."""
 
-    function = staticmethod(losses.mean_squared_error)
+    _function = staticmethod(losses.mean_squared_error)
 
 
 def _squares(y_true: Any, y_pred: Any) -> Tensor:
@@ -149,7 +149,7 @@ def _squares(y_true: Any, y_pred: Any) -> Tensor:
 class RootMeanSquaredError(_Distance):
     """The root of the mean over all samples' outputs of (y_pred - y_true)^2; weights may be those of outputs."""
 
-    function = staticmethod(_squares)
+    _function = staticmethod(_squares)
 
     def result(self) -> Tensor:
         """Return the root of the mean."""
@@ -159,25 +159,25 @@ class RootMeanSquaredError(_Distance):
 class MeanAbsoluteError(_Distance):
     """Mean over a sample's outputs of |y_pred - y_true|."""
 
-    function = staticmethod(losses.mean_absolute_error)
+    _function = staticmethod(losses.mean_absolute_error)
 
 
 class MeanAbsolutePercentageError(_Distance):
     """100 times the mean of |y_pred - y_true| / |y_true|."""
 
-    function = staticmethod(losses.mean_absolute_percentage_error)
+    _function = staticmethod(losses.mean_absolute_percentage_error)
 
 
 class MeanSquaredLogarithmicError(_Distance):
     """Mean of (log(1 + y_true) - log(1 + y_pred))^2."""
 
-    function = staticmethod(losses.mean_squared_logarithmic_error)
+    _function = staticmethod(losses.mean_squared_logarithmic_error)
 
 
 class LogCoshError(_Distance):
     """Mean of log(cosh(y_pred - y_true))."""
 
-    function = staticmethod(losses.log_cosh)
+    _function = staticmethod(losses.log_cosh)
 
     def __init__(self, name: str | None = "logcosh", dtype: str | None = None) -> None:
         super().__init__(name, dtype)
@@ -186,31 +186,31 @@ class LogCoshError(_Distance):
 class KLDivergence(_Distance):
     """Sum of y_true log(y_true / y_pred)."""
 
-    function = staticmethod(losses.kl_divergence)
+    _function = staticmethod(losses.kl_divergence)
 
 
 class Poisson(_Distance):
     """Mean of y_pred - y_true log(y_pred)."""
 
-    function = staticmethod(losses.poisson)
+    _function = staticmethod(losses.poisson)
 
 
 class Hinge(_Distance):
     """Mean of max(1 - y_true y_pred, 0); targets are -1 and 1, or 0 and 1."""
 
-    function = staticmethod(losses.hinge)
+    _function = staticmethod(losses.hinge)
 
 
 class SquaredHinge(_Distance):
     """Mean of max(1 - y_true y_pred, 0)^2; targets are -1 and 1, or 0 and 1."""
 
-    function = staticmethod(losses.squared_hinge)
+    _function = staticmethod(losses.squared_hinge)
 
 
 class CategoricalHinge(_Distance):
     """max(1 + the greatest output of a wrong class - that of the right class, 0); targets are one-hot."""
 
-    function = staticmethod(losses.categorical_hinge)
+    _function = staticmethod(losses.categorical_hinge)
 
 
 def _cosine(y_true: Any, y_pred: Any, axis: int) -> Tensor:
@@ -220,7 +220,7 @@ def _cosine(y_true: Any, y_pred: Any, axis: int) -> Tensor:
 class CosineSimilarity(BuiltIn):
     """The cosine of the angle between y_true and y_pred."""
 
-    function = staticmethod(_cosine)
+    _function = staticmethod(_cosine)
     _direction = "up"
 
     def __init__(self, name: str | None = "cosine_similarity", dtype: str | None = None, axis: int = -1) -> None:
@@ -230,7 +230,7 @@ class CosineSimilarity(BuiltIn):
 class PearsonCorrelation(BuiltIn):
     """The correlation of y_true and y_pred within each sample."""
 
-    function = staticmethod(functions.pearson_correlation)
+    _function = staticmethod(functions.pearson_correlation)
     _direction = "up"
 
     def __init__(self, name: str | None = "pearson_correlation", dtype: str | None = None, axis: int = -1) -> None:
@@ -240,7 +240,7 @@ class PearsonCorrelation(BuiltIn):
 class ConcordanceCorrelation(BuiltIn):
     """The concordance of y_true and y_pred within each sample."""
 
-    function = staticmethod(functions.concordance_correlation)
+    _function = staticmethod(functions.concordance_correlation)
     _direction = "up"
 
     def __init__(self, name: str | None = "concordance_correlation", dtype: str | None = None, axis: int = -1) -> None:
@@ -261,7 +261,7 @@ class SparseCategoricalCrossentropy(BuiltIn):
         ConfigError: an argument is not supported.
     """
 
-    function = staticmethod(losses.sparse_categorical_crossentropy)
+    _function = staticmethod(losses.sparse_categorical_crossentropy)
     _direction = "down"
     _takes_labels = True
 
@@ -292,7 +292,7 @@ class CategoricalCrossentropy(BuiltIn):
         ConfigError: an argument is not supported.
     """
 
-    function = staticmethod(losses.categorical_crossentropy)
+    _function = staticmethod(losses.categorical_crossentropy)
     _direction = "down"
 
     def __init__(
@@ -317,7 +317,7 @@ class BinaryCrossentropy(BuiltIn):
         label_smoothing: the part of a target that becomes 1/2.
     """
 
-    function = staticmethod(losses.binary_crossentropy)
+    _function = staticmethod(losses.binary_crossentropy)
     _direction = "down"
 
     def __init__(

@@ -24,7 +24,7 @@ class _OfColumns(Metric):
 
     _direction = "up"
     _takes_labels = False
-    totals: tuple[str, ...]
+    _totals: tuple[str, ...]
 
     def _pair(self, y_true: Any, y_pred: Any) -> tuple[Tensor, Tensor]:
         """Return targets and outputs, (rows, outputs) of float64."""
@@ -34,8 +34,8 @@ class _OfColumns(Metric):
                 f"{type(self).__name__} expects 2D inputs with shape (batch_size, output_dim). Received input shapes: "
                 f"y_pred.shape={without_rows(output.shape)} and y_true.shape={without_rows(target.shape)}."
             )
-        if not hasattr(self, self.totals[0]):
-            for name in self.totals:
+        if not hasattr(self, self._totals[0]):
+            for name in self._totals:
                 setattr(self, name, self.add_variable(self._shape(int(output.shape[1])), name=name))
         return ops.cast(target, np.float64), ops.cast(output, np.float64)
 
@@ -75,7 +75,7 @@ class FBetaScore(_OfColumns):
         ConfigError: an argument is out of range or unknown.
     """
 
-    totals = ("true_positives", "false_positives", "false_negatives", "intermediate_weights")
+    _totals = ("true_positives", "false_positives", "false_negatives", "intermediate_weights")
 
     def __init__(
         self,
@@ -113,13 +113,13 @@ class FBetaScore(_OfColumns):
             positive = output > self.threshold
         answer = ops.cast(positive, np.float64)
         counts = (answer * target, answer * (1 - target), (1 - answer) * target, target)
-        for name, one in zip(self.totals, counts, strict=True):
+        for name, one in zip(self._totals, counts, strict=True):
             values = one if sample_weight is None else one * _each(sample_weight, one)
             self._total(name).assign_add(ops.sum(values, None if self.average == "micro" else 0))
 
     def result(self) -> Tensor:
         """Return the score, or that of each class."""
-        right, wrong, missed, weights = (self._total(name) for name in self.totals)
+        right, wrong, missed, weights = (self._total(name) for name in self._totals)
         precision, recall = right / (right + wrong + EPSILON), right / (right + missed + EPSILON)
         score: Tensor = precision * recall / (self.beta**2 * precision + recall + EPSILON) * (1 + self.beta**2)
         if self.average == "weighted":
@@ -171,7 +171,7 @@ class R2Score(_OfColumns):
         ConfigError: an argument is out of range or unknown.
     """
 
-    totals = ("squared_sum", "sum", "residual", "count")
+    _totals = ("squared_sum", "sum", "residual", "count")
 
     def __init__(
         self,
@@ -201,13 +201,13 @@ class R2Score(_OfColumns):
         ones = ops.ones_like(target)
         weights = ones if sample_weight is None else ones * _each(sample_weight, target)
         added = (ops.square(target) * weights, target * weights, ops.square(target - output) * weights, weights)
-        for name, one in zip(self.totals, added, strict=True):
+        for name, one in zip(self._totals, added, strict=True):
             self._total(name).assign_add(ops.sum(one, 0))
         self.num_samples.assign_add(math.prod(target.shape))
 
     def result(self) -> Tensor:
         """Return the score, or that of each output."""
-        squares, total, residual, count = (self._total(name) for name in self.totals)
+        squares, total, residual, count = (self._total(name) for name in self._totals)
         variance = squares - total * (total / count)
         score: Tensor = 1 - residual / variance
         score = ops.where(ops.isinf(score), 0.0, score)

@@ -108,18 +108,18 @@ class LossScaleOptimizer(Optimizer):
     # What is the inner optimizer's
 
     @property
-    def own_variables(self) -> list[Variable]:
+    def _own_variables(self) -> list[Variable]:
         """The state without the inner optimizer's, in Keras' order; the first two, of every optimizer, stand still."""
         return [self._iterations, self._rate, self.step_counter, self.dynamic_scale]
 
     @property
     def variables(self) -> list[Variable]:
         """The state in Keras' order."""
-        return [*self.own_variables, *self.inner_optimizer.variables]
+        return [*self._own_variables, *self.inner_optimizer.variables]
 
     def _variables_for(self, variables: Iterable[Variable]) -> list[Variable]:
         """As `Optimizer.variables_for`."""
-        return [*self.own_variables, *self.inner_optimizer._variables_for(variables)]
+        return [*self._own_variables, *self.inner_optimizer._variables_for(variables)]
 
     @property
     def _all_slots(self) -> list[tuple[Variable, Variable]]:

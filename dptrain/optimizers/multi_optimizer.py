@@ -206,14 +206,14 @@ class MultiOptimizer(Optimizer):
     # State
 
     @property
-    def own_variables(self) -> list[Variable]:
+    def _own_variables(self) -> list[Variable]:
         """The state without that of the optimizers: steps made, and a learning rate that stays 0, as in Keras."""
         return [self._iterations, self._rate]
 
     @property
     def variables(self) -> list[Variable]:
         """The state in Keras' order."""
-        return [*self.own_variables, *(one for each in self._inner for one in each.variables)]
+        return [*self._own_variables, *(one for each in self._inner for one in each.variables)]
 
     def _variables_for(self, variables: Iterable[Variable]) -> list[Variable]:
         """As `Optimizer.variables_for`."""
@@ -222,7 +222,7 @@ class MultiOptimizer(Optimizer):
         known = list(variables)
         self.build(known)
         own = dict(self._shared(known))
-        return [*self.own_variables, *(one for each in self._inner for one in each._variables_for(own.get(each, [])))]
+        return [*self._own_variables, *(one for each in self._inner for one in each._variables_for(own.get(each, [])))]
 
     @property
     def iterations(self) -> Variable:

@@ -98,7 +98,7 @@ class Muon(Optimizer):
         common = {key: one for key, one in found.items() if key not in (*names, "rms_rate")}
         return common | {name: getattr(self, name) for name in (*names, "rms_rate")}
 
-    def follows_adam(self, variable: Variable) -> bool:
+    def _follows_adam(self, variable: Variable) -> bool:
         """Whether a variable is no matrix, or excluded."""
         is_embedding = self.exclude_embeddings and "embedding" in variable.path.lower()
         excluded = is_embedding or any(re.search(one, variable.path) for one in self.exclude_layers)
@@ -109,17 +109,17 @@ class Muon(Optimizer):
         variables = list(variables)
         super().build(variables)
         for one in variables:
-            self.add_optimizer_variables([one], ("momentum", "velocity") if self.follows_adam(one) else "momentum")
+            self.add_optimizer_variables([one], ("momentum", "velocity") if self._follows_adam(one) else "momentum")
 
     def _decays(self, variable: Variable) -> bool:
         """Whether a weight decay applies to a variable, Adam's or the other one."""
-        decay = self.adam_weight_decay if self.follows_adam(variable) else self.weight_decay
+        decay = self.adam_weight_decay if self._follows_adam(variable) else self.weight_decay
         return decay is not None and not self._is_excluded(variable)
 
     def _kept_of(self, variable: Variable) -> Callable[[Tensor], Tensor] | None:
         if not self._decays(variable):
             return None
-        return self._kept_by_adam if self.follows_adam(variable) else self._kept
+        return self._kept_by_adam if self._follows_adam(variable) else self._kept
 
     def _kept_by_adam(self, rate: Tensor) -> Tensor:
         return 1 - (self.adam_weight_decay or 0) * rate

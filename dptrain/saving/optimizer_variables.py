@@ -22,8 +22,8 @@ from dptrain.saving.reading import Array, Stored
 def arrays(optimizer: Optimizer, own: Sequence[Variable], dtype: str) -> list[Array]:
     """Return the state, the variables `own` of an optimizer, as Keras' variables, the learning rate in a dtype."""
     if isinstance(optimizer, LossScaleOptimizer):
-        count, rate, *scale = [one.numpy() for one in optimizer.own_variables]
-        inner = arrays(optimizer.inner_optimizer, own[len(optimizer.own_variables) :], dtype)
+        count, rate, *scale = [one.numpy() for one in optimizer._own_variables]
+        inner = arrays(optimizer.inner_optimizer, own[len(optimizer._own_variables) :], dtype)
         return [count.astype(np.int32), rate.astype(dtype), *scale, *inner]
     return _arrays(optimizer, own, dtype, used=int(own[0]) > 0)
 
@@ -51,7 +51,7 @@ def _parts(optimizer: MultiOptimizer, own: Sequence[Variable]) -> list[tuple[Opt
 def _scalars(optimizer: Optimizer) -> int:
     """Return how many variables an optimizer has before its first update."""
     if isinstance(optimizer, MultiOptimizer):
-        return len(optimizer.own_variables) + sum(map(_scalars, optimizer.optimizers))
+        return len(optimizer._own_variables) + sum(map(_scalars, optimizer.optimizers))
     return 1 if optimizer._follows_schedule else 2
 
 
@@ -70,7 +70,7 @@ def read(
         DataError: iterations or learning rate are out of range.
     """
     if isinstance(optimizer, LossScaleOptimizer):
-        first = len(optimizer.own_variables)
+        first = len(optimizer._own_variables)
         found, reason = read(where, optimizer.inner_optimizer, own[first:], stored[first:])
         scale = [one.read() for one in stored[2:first]]
         if reason or [np.shape(one) for one in scale] != [(), ()] or not 0 < float(scale[1]) < np.inf:
@@ -91,7 +91,7 @@ def read(
         name = snake_case(type(optimizer).__name__)
         return {}, f"Skipping variable loading for optimizer '{name}', because {reason}"
     if isinstance(optimizer, MultiOptimizer):
-        at, count = dict(zip(own, stored, strict=True)), optimizer.own_variables[0]
+        at, count = dict(zip(own, stored, strict=True)), optimizer._own_variables[0]
         loaded = {count: _iterations(where, at[count].read()).astype(count.dtype)}
         for each, part in _parts(optimizer, own):
             loaded |= read(where, each, part, [at[one] for one in part])[0]

@@ -50,7 +50,7 @@ def test_each_variable_follows_its_own_optimizer_alone(way):
     found = [one.numpy() for one in (*together, *kernel.variables, *bias.variables)]
     expected = [one.numpy() for one in (*apart, *twins[0].variables, *twins[1].variables)]
     assert [one.tobytes() for one in found] == [one.tobytes() for one in expected]
-    assert optimizer.variables == [*optimizer.own_variables, *bias.variables, *kernel.variables]
+    assert optimizer.variables == [*optimizer._own_variables, *bias.variables, *kernel.variables]
     assert [one for _, one in optimizer._all_slots] == [together[0]] * 2 + [together[1]] * 3
 
 
