@@ -1,5 +1,6 @@
 """Boxes around objects in images, as Keras' `utils.bounding_boxes`: their formats, overlaps and limits."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,7 +8,17 @@ from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.program.tensor import Tensor
 
-__all__ = ["clip_to_image_size", "compute_iou", "convert_format"]
+__all__ = [
+    "affine_transform",
+    "clip_to_image_size",
+    "compute_ciou",
+    "compute_iou",
+    "convert_format",
+    "crop",
+    "decode_deltas_to_boxes",
+    "encode_box_to_deltas",
+    "pad",
+]
 
 _FORMATS = ("xyxy", "yxyx", "xywh", "center_xywh", "center_yxhw")
 _EPSILON = 1e-7
@@ -135,6 +146,235 @@ def compute_iou(
         none = [ops.less(ops.max(one, -1), 0.0) for one in each]
         masked = ops.logical_or(ops.expand_dims(none[0], -1), ops.expand_dims(none[1], -2))
         found = ops.where(masked, float(mask_val), found)
+    return found
+
+
+def compute_ciou(
+    boxes1: Any, boxes2: Any, bounding_box_format: str, image_shape: Sequence[int] | None = None
+) -> Tensor:
+    """Return the complete intersection over union of boxes, pair by pair, which centers and proportions count in.
+
+    Args:
+        boxes1: (..., 4).
+        boxes2: (..., 4).
+        bounding_box_format: as of `convert_format`, but for fractions.
+        image_shape: not used.
+
+    Returns:
+        (...): 1 for equal boxes, less the farther they are from it.
+
+    Raises:
+        ConfigError: as `convert_format`, or fractions.
+
+    Source: Z. Zheng et al., Distance-IoU Loss, 2020, https://arxiv.org/abs/1911.08287
+    """
+    if "rel" in bounding_box_format:
+        raise ConfigError(
+            "When using relative bounding box formats (e.g. `rel_yxyx`) the `image_shape` argument must be provided."
+            f"Received `image_shape`: {image_shape}"
+        )
+    first, second = (_corners(convert_format(one, bounding_box_format, "xyxy"), "xyxy") for one in (boxes1, boxes2))
+    across = ops.maximum(ops.minimum(first[2], second[2]) - ops.maximum(first[0], second[0]), 0.0)
+    down = ops.maximum(ops.minimum(first[3], second[3]) - ops.maximum(first[1], second[1]), 0.0)
+    widths = [one[2] - one[0] for one in (first, second)]
+    heights = [one[3] - one[1] + _EPSILON for one in (first, second)]
+    union = widths[0] * heights[0] + widths[1] * heights[1] - across * down + _EPSILON
+    iou = across * down / (union + _EPSILON)
+    hull = [ops.maximum(first[n + 2], second[n + 2]) - ops.minimum(first[n], second[n]) for n in range(2)]
+    apart = [(first[n] + first[n + 2]) / 2 - (second[n] + second[n + 2]) / 2 for n in range(2)]
+    distance = (apart[0] ** 2 + apart[1] ** 2) / (hull[0] ** 2 + hull[1] ** 2 + _EPSILON)
+    angles = [ops.arctan(width / height) for width, height in zip(widths, heights, strict=True)]
+    unlike: Tensor = 4 / math.pi**2 * (angles[1] - angles[0]) ** 2
+    found: Tensor = iou - (distance + unlike * (unlike / (unlike - iou + (1 + _EPSILON))))
+    return found
+
+
+def crop(boxes: Any, top: Any, left: Any, height: Any, width: Any, bounding_box_format: str = "xyxy") -> Tensor:
+    """Return boxes in a part of an image, cut to it.
+
+    Args:
+        boxes: (..., 4).
+        top: where the part begins.
+        left: likewise.
+        height: of the part.
+        width: of the part.
+        bounding_box_format: "xyxy".
+
+    Raises:
+        ConfigError: another format.
+    """
+    corners = _moved(boxes, -left, -top, bounding_box_format, "crop")
+    return ops.stack([ops.clip(one, 0, (width, height)[number % 2]) for number, one in enumerate(corners)], -1)
+
+
+def pad(
+    boxes: Any, top: Any, left: Any, height: Any = None, width: Any = None, bounding_box_format: str = "xyxy"
+) -> Tensor:
+    """Return boxes in an image to which rows were added above, and columns on the left.
+
+    Args:
+        boxes: (..., 4).
+        top: rows that were added.
+        left: columns that were added.
+        height: not used.
+        width: not used.
+        bounding_box_format: "xyxy".
+
+    Raises:
+        ConfigError: another format.
+    """
+    return ops.stack(_moved(boxes, left, top, bounding_box_format, "pad"), -1)
+
+
+def _moved(boxes: Any, right: Any, down: Any, form: str, name: str) -> list[Tensor]:
+    """Return the corners of boxes that were moved, in the boxes' own type."""
+    _require_corners(form, name)
+    corners = _corners(ops.convert_to_tensor(boxes), "xyxy")
+    return [one + (right, down)[number % 2] for number, one in enumerate(corners)]
+
+
+def _require_corners(form: str, name: str) -> None:
+    if form != "xyxy":
+        raise ConfigError(f"not supported: {name} of boxes in format {form!r}; convert_format them to 'xyxy'")
+
+
+def affine_transform(
+    boxes: Any,
+    angle: Any,
+    translate_x: Any,
+    translate_y: Any,
+    scale: Any,
+    shear_x: Any,
+    shear_y: Any,
+    height: int,
+    width: int,
+    center_x: float | None = None,
+    center_y: float | None = None,
+    bounding_box_format: str = "xyxy",
+) -> Tensor:
+    """Return the upright boxes around boxes that were turned, moved, scaled and sheared, each image in its own way.
+
+    Args:
+        boxes: (rows, boxes, 4).
+        angle: (rows,), of the rotation, in degrees, as all that follow of an image.
+        translate_x: as a fraction of the width.
+        translate_y: as a fraction of the height.
+        scale: by which the boxes are multiplied.
+        shear_x: in degrees.
+        shear_y: in degrees.
+        height: of the image.
+        width: of the image.
+        center_x: of the rotation, as a fraction; 0.5 by default.
+        center_y: likewise.
+        bounding_box_format: "xyxy".
+
+    Raises:
+        ConfigError: another format.
+    """
+    _require_corners(bounding_box_format, "affine_transform")
+    numbers = [ops.cast(one, "float32") for one in (angle, translate_x, translate_y, scale, shear_x, shear_y)]
+    turn, right, down, scale, along, across = numbers
+    turn, along, across = (one * (-math.pi / 180) for one in (turn, along, across))
+    x = (0.5 if center_x is None else center_x) * (width - 1)
+    y = (0.5 if center_y is None else center_y) * (height - 1)
+    moved_x, moved_y = x - right * (width - 1), y - down * (height - 1)
+    a, c = ops.cos(turn - across) / ops.cos(across), -ops.sin(turn - across) / ops.cos(across)
+    b, d = a * ops.tan(along) + ops.sin(turn), ops.cos(turn) - c * ops.tan(along)
+    matrix = [[d * scale, -b * scale], [-c * scale, a * scale]]
+    corners = _corners(ops.cast(boxes, "float32"), "xyxy")
+    ends = []
+    for (first, second), center in zip(matrix, (x, y), strict=True):
+        constant = ops.expand_dims(center - first * moved_x - second * moved_y, -1)
+        first, second = ops.expand_dims(first, -1), ops.expand_dims(second, -1)
+        places = [first * one + second * other + constant for one in corners[::2] for other in corners[1::2]]
+        ends.append(ops.stack(places, -1))
+    return ops.stack([ops.min(ends[0], -1), ops.min(ends[1], -1), ops.max(ends[0], -1), ops.max(ends[1], -1)], -1)
+
+
+def encode_box_to_deltas(
+    anchors: Any,
+    boxes: Any,
+    anchor_format: str,
+    box_format: str,
+    encoding_format: str = "center_yxhw",
+    variance: Any = None,
+    image_shape: Sequence[int] | None = None,
+) -> Tensor:
+    """Return how far boxes are from anchors: the way between centers in anchors' sizes, and the logarithms of sizes.
+
+    Args:
+        anchors: (boxes, 4).
+        boxes: (boxes, 4) or (rows, boxes, 4).
+        anchor_format: as of `convert_format`.
+        box_format: likewise.
+        encoding_format: of what is returned, "center_yxhw" or "center_xywh".
+        variance: four numbers that the results are divided by; None for none.
+        image_shape: (height, width, channels), for fractions.
+
+    Raises:
+        ConfigError: as `convert_format`, another encoding, or other than four numbers.
+    """
+    divisors = _variance(variance)
+    _check_encoding("encoding_format", encoding_format)
+    height, width = (None, None) if image_shape is None else image_shape[:2]
+    own = convert_format(anchors, anchor_format, encoding_format, height, width)
+    other = convert_format(boxes, box_format, encoding_format, height, width)
+    sizes, wanted = ops.maximum(own[..., 2:], _EPSILON), ops.maximum(other[..., 2:], _EPSILON)
+    deltas = ops.concatenate([(other[..., :2] - own[..., :2]) / sizes, ops.log(wanted / sizes)], -1)
+    found: Tensor = deltas if divisors is None else deltas / divisors
+    return found
+
+
+def decode_deltas_to_boxes(
+    anchors: Any,
+    boxes_delta: Any,
+    anchor_format: str,
+    box_format: str,
+    encoded_format: str = "center_yxhw",
+    variance: Any = None,
+    image_shape: Sequence[int] | None = None,
+) -> Any:
+    """Return the boxes that are so far from anchors: the other way round than `encode_box_to_deltas`.
+
+    Args:
+        anchors: (boxes, 4), or a dictionary of such by level.
+        boxes_delta: (boxes, 4) or (rows, boxes, 4), or a dictionary likewise.
+        anchor_format: as of `convert_format`.
+        box_format: of what is returned.
+        encoded_format: of the deltas, "center_yxhw" or "center_xywh".
+        variance: four numbers that deltas are multiplied by; None for none.
+        image_shape: (height, width, channels), for fractions.
+
+    Raises:
+        ConfigError: as `encode_box_to_deltas`.
+    """
+    factors = _variance(variance)
+    _check_encoding("encoded_format", encoded_format)
+    height, width = (None, None) if image_shape is None else image_shape[:2]
+
+    def decoded(anchor: Any, given: Any) -> Any:
+        own = convert_format(anchor, anchor_format, encoded_format, height, width)
+        deltas = ops.cast(given, own.dtype) if factors is None else ops.cast(given, own.dtype) * factors
+        centers = deltas[..., :2] * own[..., 2:] + own[..., :2]
+        boxes = ops.concatenate([centers, ops.exp(deltas[..., 2:]) * own[..., 2:]], -1)
+        return convert_format(boxes, encoded_format, box_format, height, width)
+
+    if isinstance(anchors, Mapping) and isinstance(boxes_delta, Mapping):
+        return {level: decoded(anchor, boxes_delta[level]) for level, anchor in anchors.items()}
+    return decoded(anchors, boxes_delta)
+
+
+def _check_encoding(name: str, form: str) -> None:
+    if form not in ("center_xywh", "center_yxhw"):
+        raise ConfigError(f"`{name}` should be one of 'center_xywh' or 'center_yxhw', got {form}")
+
+
+def _variance(variance: Any) -> Tensor | None:
+    if variance is None:
+        return None
+    found = ops.convert_to_tensor(variance, "float32")
+    if found.shape[-1:] != (4,):
+        raise ConfigError(f"`variance` must be length 4, got {variance}")
     return found
 
 

@@ -353,4 +353,4 @@ class ByTargets(Mean):
         kind = self.kinds[0 if of_one else 1 if of_labels else 2]
         if not kind._takes_labels:
             target, output = same_rank(target, output)
-        super().update_state(kind.function(target, output), sample_weight)
+        super().update_state(kind._function(target, output), sample_weight)

@@ -54,3 +54,42 @@ def test_boxes_are_cut_to_the_image():
 def test_refusals(call, message):
     with pytest.raises(ConfigError, match=message):
         call()
+
+
+def test_deltas_are_undone():
+    anchors, boxes = np.array([[0, 0, 10, 20], [5, 5, 9, 8]]), np.array([[[1, 2, 8, 9], [4, 6, 20, 30]]])
+    how = {"anchor_format": "xyxy", "box_format": "xyxy", "variance": [0.1, 0.1, 0.2, 0.2]}
+    deltas = bounding_boxes.encode_box_to_deltas(anchors, boxes, **how)
+    found = bounding_boxes.decode_deltas_to_boxes(anchors, deltas, **how)
+    np.testing.assert_allclose(found.numpy(), boxes, rtol=1e-5)
+    levels = bounding_boxes.decode_deltas_to_boxes({"P3": anchors}, {"P3": deltas}, **how)
+    np.testing.assert_array_equal(levels["P3"].numpy(), found.numpy())
+
+
+def test_a_turn_by_a_quarter_about_the_center():
+    zero, boxes = np.zeros(1, np.float32), np.array([[[0, 0, 10, 20]]])
+    found = bounding_boxes.affine_transform(boxes, zero + 90, zero, zero, zero + 1, zero, zero, 101, 101)
+    np.testing.assert_allclose(found.numpy(), [[[0, 90, 20, 100]]], atol=1e-4)
+    np.testing.assert_array_equal(bounding_boxes.pad(boxes, 1, 2).numpy(), [[[2, 1, 12, 21]]])
+    np.testing.assert_array_equal(bounding_boxes.crop(boxes, 5, 2, 10, 4).numpy(), [[[0, 0, 4, 10]]])
+    assert bounding_boxes.compute_ciou(boxes, boxes, "xyxy").numpy() == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: bounding_boxes.crop(np.ones((1, 4)), 0, 0, 1, 1, "xywh"), "crop of boxes in format 'xywh'"),
+        (lambda: bounding_boxes.compute_ciou(np.ones(4), np.ones(4), "rel_xyxy"), "relative bounding box formats"),
+        (
+            lambda: bounding_boxes.encode_box_to_deltas(np.ones(4), np.ones(4), "xyxy", "xyxy", "xyxy"),
+            "`encoding_format` should be one of",
+        ),
+        (
+            lambda: bounding_boxes.decode_deltas_to_boxes(np.ones(4), np.ones(4), "xyxy", "xyxy", variance=[1, 2]),
+            "`variance` must be length 4",
+        ),
+    ],
+)
+def test_what_no_box_can_be(call, message):
+    with pytest.raises(ConfigError, match=message):
+        call()
