@@ -1,22 +1,166 @@
 """Attention by scaled dot products."""
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from dptrain.errors import ConfigError
 from dptrain.ops.arrays import repeat
-from dptrain.ops.common import limits
+from dptrain.ops.common import common_dtype, limits
 from dptrain.ops.elementwise import cast, floating, tanh, where
 from dptrain.ops.linear_algebra import batch_matmul
-from dptrain.ops.manipulation import transpose
+from dptrain.ops.manipulation import reshape, transpose, transpose_to
 from dptrain.ops.reduction import softmax
-from dptrain.program.tensor import Tensor, as_tensors
+from dptrain.ops.reduction import sum as sum_over
+from dptrain.program.gradient import gradients
+from dptrain.program.lowering import Attention
+from dptrain.program.onnx_graph import OnnxGraph, Value
+from dptrain.program.op import Op, op
+from dptrain.program.shapes import Shape, is_one, size
+from dptrain.program.tensor import Array, Tensor, as_tensors
 from dptrain.program.types import is_half
 
 # What Keras puts for scores that take no part: this part of the greatest number.
 _LEFT_OUT = -0.7
+# Heads before places, and back.
+_SWAPPED = (0, 2, 1, 3)
+
+# Attention as one op, whose kernel on a CPU has no matrix of scores. Inputs are query (batch, targets, heads, length),
+# key (batch, sources, heads, length), value (batch, sources, heads, value length) and perhaps a mask of booleans, which
+# is broadcast to (batch, heads, targets, sources). Ranks may divide batch and heads.
+
+
+def _letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
+    """`aTbH,aSbH,aSbV,abTS->aTbV`."""
+    return f"aTbH,aSbH,aSbV{_of_mask(shapes[3:])}->aTbV"
+
+
+def _of_mask(shapes: Sequence[Shape]) -> str:
+    return "".join(
+        f",{''.join('1' if is_one(n) else letter for n, letter in zip(shape, 'abTS', strict=True))}" for shape in shapes
+    )
+
+
+def _scores_of(query: Array, key: Array, mask: Array | None, scale: float, is_causal: bool) -> tuple[Array, Array]:
+    """Return the softmax of the scores (batch, heads, targets, sources), and which of them count."""
+    scores = np.matmul(query.transpose(_SWAPPED), key.transpose(0, 2, 3, 1)) * np.asarray(scale, query.dtype)
+    counts = np.ones((1, 1, 1, 1), np.bool_) if mask is None else mask
+    if is_causal:
+        counts = counts & np.tri(*scores.shape[2:], dtype=np.bool_)
+    scores = np.where(counts, scores, np.asarray(_LEFT_OUT * np.finfo(scores.dtype).max, scores.dtype))
+    powers = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
+    return powers / powers.sum(-1, keepdims=True), counts
+
+
+def _composed(inputs: Sequence[Tensor], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """Return what `attend` makes, of other ops."""
+    q, k, v = (transpose_to(tensor, axes=_SWAPPED) for tensor in inputs[:3])
+    mask = inputs[3] if len(inputs) > 3 else None
+    weights = _weights(q, k, None, mask, attributes["scale"], attributes["is_causal"], None)
+    return (transpose_to(batch_matmul(weights, v), axes=_SWAPPED),)
+
+
+def _composed_gradients(inputs: Sequence[Tensor], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """Return what `ATTEND_GRADIENTS` makes, of other ops."""
+    dy, q, k, v = (transpose_to(tensor, axes=_SWAPPED) for tensor in inputs[:4])
+    mask, scale = (inputs[4] if len(inputs) > 4 else None), attributes["scale"]
+    weights = _weights(q, k, None, mask, scale, attributes["is_causal"], None)
+    slopes = batch_matmul(dy, transpose_to(v, axes=(0, 1, 3, 2)))
+    slopes = weights * (slopes - sum_over(weights * slopes, -1, keepdims=True)) * scale
+    for counts in _masks(q, k, mask, attributes["is_causal"]):
+        slopes = where(counts, slopes, 0)
+    dq = batch_matmul(slopes, k)
+    dk, dv = (batch_matmul(transpose_to(a, axes=(0, 1, 3, 2)), b) for a, b in ((slopes, q), (weights, dy)))
+    return tuple(transpose_to(tensor, axes=_SWAPPED) for tensor in (dq, dk, dv))
+
+
+def _operations(made: Tensor) -> int:
+    """Return two for each multiplication of two products."""
+    q, k, v = made.inputs[:3]
+    return 2 * size(q.shape[:3]) * int(k.shape[1]) * (int(q.shape[3]) + int(v.shape[3]))
+
+
+@op(
+    shape=lambda query, key, value, *mask, scale, is_causal: (*query[:3], value[3]),
+    letters=_letters,
+    dtype=lambda query, key, value, *mask, scale, is_causal: common_dtype(query, key, value),
+    lowering=Attention(_composed, gradient=False),
+    operations=_operations,
+)
+def attend(*inputs: Array, scale: float, is_causal: bool, out: Array) -> None:
+    """Softmax(scale query key^T) value, where the mask is true and, if it is causal, no source behind its target."""
+    query, key, value, *mask = inputs
+    if not size(key.shape):
+        out.fill(0)
+        return
+    weights, _ = _scores_of(query, key, mask[0] if mask else None, scale, is_causal)
+    out[...] = np.matmul(weights, value.transpose(_SWAPPED)).transpose(_SWAPPED)
+
+
+@attend.onnx_lowering
+def _attend_onnx(graph: OnnxGraph, made: Tensor, *inputs: Value) -> Value:
+    q, k, v = (graph.computed(value, made.dtype) for value in inputs[:3])
+    product = graph.node("MatMul", graph.transpose(q, _SWAPPED), graph.transpose(k, (0, 2, 3, 1)))
+    scores = graph.node("Mul", product, graph.constant(made.attributes["scale"], q.dtype))
+    least = graph.constant(_LEFT_OUT * float(limits(made.dtype).max), q.dtype)
+    masks = list(inputs[3:])
+    if made.attributes["is_causal"]:
+        lengths = (int(tensor.shape[1]) for tensor in made.inputs[:2])
+        masks.append(graph.constant(np.tri(*lengths, dtype=np.bool_)))
+    for mask in masks:
+        scores = graph.node("Where", mask, scores, least, dtype=q.dtype)
+    weights = graph.node("Softmax", scores, axis=-1)
+    return graph.transpose(graph.node("MatMul", weights, graph.transpose(v, _SWAPPED)), _SWAPPED)
+
+
+def _attend_gradients(*inputs: Array, scale: float, is_causal: bool, out: list[Array | None]) -> None:
+    """Gradients of `attend` in query, key and value, of that in its output."""
+    dy, query, key, value, *mask = inputs
+    if not (size(key.shape) and size(query.shape)):
+        for each in out:
+            if each is not None:
+                each.fill(0)
+        return
+    weights, counts = _scores_of(query, key, mask[0] if mask else None, scale, is_causal)
+    d_heads, q, k, v = (each.transpose(_SWAPPED) for each in (dy, query, key, value))
+    slopes = np.matmul(d_heads, v.swapaxes(2, 3))
+    slopes = weights * (slopes - (weights * slopes).sum(-1, keepdims=True)) * np.asarray(scale, slopes.dtype)
+    slopes = np.where(counts, slopes, 0)
+    found = (slopes, k), (slopes.swapaxes(2, 3), q), (weights.swapaxes(2, 3), d_heads)
+    for each, (a, b) in zip(out, found, strict=True):
+        if each is not None:
+            each[...] = np.matmul(a, b).transpose(_SWAPPED)
+
+
+ATTEND_GRADIENTS = Op(
+    _attend_gradients,
+    lambda dy, query, key, value, *mask, scale, is_causal: [query, key, value],  # type: ignore[arg-type]
+    lambda shapes, out, attributes: f"aTbV,aTbH,aSbH,aSbV{_of_mask(shapes[4:])}->aTbH,aSbH,aSbV",
+    lambda dy, query, key, value, *mask, scale, is_causal: [query, key, value],
+    linear="each",
+    linear_in=(0,),
+    lowering=Attention(_composed_gradients, gradient=True),
+    has_values=True,
+)
+
+
+@attend.gradient
+def _attend(y: Tensor, dy: Tensor, *inputs: Tensor) -> tuple[Tensor | None, ...]:
+    made = ATTEND_GRADIENTS.values(dy, *inputs, **y.attributes)
+    return (*made, *(None for _ in inputs[3:]))
+
+
+@ATTEND_GRADIENTS.gradient
+def _attend_twice(
+    values: Sequence[Tensor], d_values: Sequence[Tensor | None], *inputs: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Those of the gradients as other ops make them."""
+    made = _composed_gradients(inputs, values[0].attributes)
+    parts = [sum_over(one * d_one) for one, d_one in zip(made, d_values, strict=True) if d_one is not None]
+    found = gradients(sum(parts[1:], parts[0]), list(inputs[:4]))
+    return (*found, *(None for _ in inputs[4:]))
 
 
 def dot_product_attention(
@@ -42,7 +186,8 @@ def dot_product_attention(
         mask: as bias; where it is false, a source takes no part. Where it is false for all sources, all count alike.
         scale: of the scores; by default 1 / sqrt(length).
         is_causal: a source behind a target's place takes no part.
-        flash_attention: makes no difference to the result.
+        flash_attention: whether no matrix of scores is made; None for wherever it can be: on a CPU without bias and
+            soft cap. True makes no difference to None.
         attn_logits_soft_cap: scores become soft_cap * tanh(scores / soft_cap), before bias and mask; None for none.
 
     Returns:
@@ -58,9 +203,13 @@ def dot_product_attention(
     queries_per_key = int(q.shape[2]) // int(k.shape[2])
     if queries_per_key != 1:
         k, v = (repeat(tensor, queries_per_key, 2) for tensor in (k, v))
-    q, k, v = (transpose(tensor, (0, 2, 1, 3)) for tensor in (q, k, v))
-    weights = _weights(q, k, bias, mask, scale, is_causal, attn_logits_soft_cap)
-    return transpose(batch_matmul(cast(weights, v.dtype), v), (0, 2, 1, 3))
+    factor = 1 / math.sqrt(int(q.shape[-1])) if scale is None else float(scale)
+    if flash_attention is not False and bias is None and attn_logits_soft_cap is None:
+        masks = [] if mask is None else [_spread(mask, q, k)]
+        return attend(q, k, v, *masks, scale=factor, is_causal=bool(is_causal))
+    q, k, v = (transpose(tensor, _SWAPPED) for tensor in (q, k, v))
+    weights = _weights(q, k, bias, mask, factor, is_causal, attn_logits_soft_cap)
+    return transpose(batch_matmul(cast(weights, v.dtype), v), _SWAPPED)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -80,21 +229,38 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
+def _spread(mask: Any, q: Tensor, k: Tensor) -> Tensor:
+    """Return a mask with four axes, of the lengths of scores or 1.
+
+    Raises:
+        ConfigError: it cannot be broadcast to them.
+    """
+    found = cast(mask, "bool")
+    lengths = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+    if found.ndim > 4 or any(
+        not is_one(n) and n != length for n, length in zip(reversed(found.shape), reversed(lengths), strict=False)
+    ):
+        raise ConfigError(f"dot_product_attention: a mask of shape {found.shape} for scores of {lengths}")
+    return reshape(found, (*(1,) * (4 - found.ndim), *found.shape))
+
+
 def _weights(
-    q: Tensor, k: Tensor, bias: Any, mask: Any, scale: float | None, is_causal: bool, soft_cap: float | None
+    q: Tensor, k: Tensor, bias: Any, mask: Any, scale: float, is_causal: bool, soft_cap: float | None
 ) -> Tensor:
     """Return how much each source counts for each target, (batch, heads, targets, sources)."""
     if is_half(q.dtype):
         q, k = cast(q, "float32"), cast(k, "float32")
-    factor = 1 / math.sqrt(int(q.shape[-1])) if scale is None else scale
-    scores = batch_matmul(q, transpose(k, (0, 1, 3, 2))) * factor
+    scores = batch_matmul(q, transpose(k, (0, 1, 3, 2))) * scale
     if soft_cap is not None:
         scores = tanh(scores / soft_cap) * soft_cap
     if bias is not None:
         scores = scores + cast(bias, scores.dtype)
-    masks = [] if mask is None else [cast(mask, "bool")]
-    if is_causal:
-        masks += as_tensors([np.tri(int(q.shape[2]), int(k.shape[2]), dtype=np.bool_)])
-    for takes_part in masks:
+    for takes_part in _masks(q, k, mask, is_causal):
         scores = where(takes_part, scores, _LEFT_OUT * float(limits(scores.dtype).max))
     return softmax(scores)
+
+
+def _masks(q: Tensor, k: Tensor, mask: Any, is_causal: bool) -> list[Tensor]:
+    """Return the masks of scores of queries and keys (batch, heads, places, length)."""
+    masks = [] if mask is None else [cast(mask, "bool")]
+    return masks + (list(as_tensors([np.tri(int(q.shape[2]), int(k.shape[2]), dtype=np.bool_)])) if is_causal else [])

@@ -152,20 +152,23 @@ class _Fusing:
             self._add_member(tensor, inputs)
         else:
             if isinstance(op.lowering, lowering.WHOLE):
-                inputs = [
-                    view if view.is_whole(one.shape) else self._stored(one, one.dtype)
-                    for view, one in zip(inputs, tensor.inputs, strict=True)
-                ]
+                inputs = self._whole(tensor, inputs)
             self._append(Call(tensor, tuple(inputs)))
+
+    def _whole(self, tensor: Tensor, inputs: list[View]) -> list[View]:
+        """Return what a tensor is made of as arrays that lie in memory whole."""
+        return [
+            view if view.is_whole(one.shape) else self._stored(one, one.dtype)
+            for view, one in zip(inputs, tensor.inputs, strict=True)
+        ]
 
     def _node(self, tensor: Tensor, inputs: list[View], values: Mapping[int, Tensor]) -> Kernel:
         """Return what makes the values of an op that has several."""
         self.fused.views |= {one: whole(one) for one in values.values()}
+        if isinstance(lowering_of(tensor), (lowering.Repeat, *lowering.WHOLE)):
+            inputs = self._whole(tensor, inputs)
         if not isinstance(lowering_of(tensor), lowering.Repeat):
             return Call(tensor, tuple(inputs), values)
-        for number, (view, one) in enumerate(zip(inputs, tensor.inputs, strict=True)):
-            if not view.is_whole(one.shape):
-                inputs[number] = self._stored(one, one.dtype)
         body, about = body_of(tensor), tensor.attributes
         step = _fused_step(step_of(body), len(body.carries), self._join)
         return Repeat(values, tuple(inputs), body, step, about["length"], about["reverse"])

@@ -4,7 +4,7 @@ Each backend has one table from these classes to its own code, so that a new op 
 that has none of them is computed by its NumPy function, on a CPU alone.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -222,8 +222,22 @@ class Repeat:
     steps: Callable[[Any, Sequence[Tensor], Collection[int]], tuple[Tensor, ...]]
 
 
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """Attention without the matrix of scores, by the kernel of a CPU.
+
+    Attributes:
+        composed: the same in other ops, for backends that have no such kernel; of the inputs and the attributes, one
+            tensor for each value.
+        gradient: whether its values are the gradients of queries, keys and values.
+    """
+
+    composed: Callable[[Sequence[Tensor], Mapping[str, Any]], tuple[Tensor, ...]]
+    gradient: bool
+
+
 # What reads its operands in an order of its own, so that they must lie in memory whole.
-WHOLE = Scatter, Windows
+WHOLE = Scatter, Windows, Attention
 
 Lowering = (
     Element
@@ -239,6 +253,7 @@ Lowering = (
     | Convolution
     | UserKernel
     | Repeat
+    | Attention
 )
 
 

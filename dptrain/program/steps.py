@@ -1,9 +1,10 @@
-"""Loops and programs: a step of a loop as a program, and a program without loops."""
+"""Loops and programs: a step of a loop as a program, and a program without loops, or without attention as one op."""
 
 from dataclasses import replace
 
 from dptrain.program.body import Body, has_body
-from dptrain.program.lowering import Repeat, lowering_of
+from dptrain.program.lowering import Attention, Repeat, lowering_of
+from dptrain.program.passes import rewritten
 from dptrain.program.program import Program
 from dptrain.program.tensor import Node, Tensor, tracing
 
@@ -55,3 +56,19 @@ def unrolled(program: Program, only: Node | None = None) -> Program:
         of_weights={new[one]: variable for one, variable in program.of_weights.items() if one in new},
         derived=None if program.derived is None else unrolled(program.derived),
     )
+
+
+def without_attention(program: Program) -> Program:
+    """Return a program in which attention is made of other ops, for backends that have no kernel for it."""
+    made: dict[Node, tuple[Tensor, ...]] = {}
+
+    def change(tensor: Tensor) -> Tensor:
+        lowering = lowering_of(tensor)
+        if not isinstance(lowering, Attention):
+            return tensor
+        if tensor.node not in made:
+            made[tensor.node] = lowering.composed(tensor.inputs, tensor.attributes)
+        return made[tensor.node][tensor.index]
+
+    with tracing():
+        return rewritten(program, change)

@@ -7,7 +7,7 @@ from typing import Protocol
 from dptrain.program.cpp import ctype, extents, has_types, place_text
 from dptrain.program.dims import Dim
 from dptrain.program.kernels import Call
-from dptrain.program.lowering import Convolution, Insert, Join, RandomBits, Scatter, Windows
+from dptrain.program.lowering import Attention, Convolution, Insert, Join, RandomBits, Scatter, Windows, lowering_of
 from dptrain.program.places import NOWHERE, Axis, after, along, extent, merged
 from dptrain.program.shapes import Shape, is_one, row_axis
 from dptrain.program.tensor import Tensor
@@ -143,9 +143,36 @@ def _windows(call: Call, numbers: Numbers) -> str | None:
     return f"dp_{op.name}<{types}>(c, {window}, {sizes}, {given}, {{out}})"
 
 
+def _attention(call: Call, numbers: Numbers) -> str | None:
+    """Of a gradient, only the values that are read are computed."""
+    tensor = call.tensor
+    lowering, inputs = lowering_of(tensor), tensor.inputs
+    assert isinstance(lowering, Attention)
+    count = 4 if lowering.gradient else 3
+    if tensor.dtype.name not in ("float32", "float64") or any(one.dtype != tensor.dtype for one in inputs[:count]):
+        return None
+    scalar, (q, k, v) = ctype(tensor.dtype), inputs[count - 3 : count]
+    sizes = ", ".join(extents((n,)) for n in (q.shape[0], q.shape[2], q.shape[1], k.shape[1], q.shape[3], v.shape[3]))
+    mask = "dp_Mask{nullptr, 0, 0, 0, 0}"
+    if len(inputs) > count:
+        shape = inputs[count].shape
+        pitches = ["0" if is_one(n) else extents(shape[axis + 1 :]) for axis, n in enumerate(shape)]
+        mask = f"dp_Mask{{{{(const bool *){{{count}}}, {', '.join(pitches)}}}}}"
+    else:
+        mask = mask.replace("{", "{{").replace("}", "}}")
+    about = tensor.attributes
+    causal = "true" if about["is_causal"] else "false"
+    given = ", ".join(f"{{{n}}}" for n in range(count - 3, count))
+    made = [numbers.address(call.values[number], True) if number in call.values else "nullptr" for number in range(3)]
+    outs = ["nullptr", "{0}", *made] if lowering.gradient else ["{out}", *["nullptr"] * 4]
+    numbers_of = f"{given}, {mask}, ({scalar}){float(about['scale'])!r}, {causal}, {', '.join(outs)}"
+    return f"dp_Heads<{scalar}>{{{{c, {sizes}, {numbers_of}}}}}.run()"
+
+
 _ARGUMENTS: dict[type, Callable[[Call, Numbers], str | None]] = {
     RandomBits: _random_bits,
     Scatter: _add_rows,
     Windows: _windows,
     Convolution: _windows,
+    Attention: _attention,
 }

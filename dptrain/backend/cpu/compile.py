@@ -33,7 +33,7 @@ from dptrain.runtime.streams import write_error
 from dptrain.runtime.text import one_line, short
 
 # The headers of generated programs, and those of products.
-HEADERS = ("scalar.h", "half.h", "native_window.h", "native.h", "native_calls.h")
+HEADERS = ("scalar.h", "half.h", "native_window.h", "native.h", "native_calls.h", "native_attention.h")
 PRODUCT = ("scalar.h", "half.h", "native_product.h")
 SHARED = ("scalar.h", "half.h", "native_threads.h", "native_ranks.h")
 TILES = (*PRODUCT, "native_tiles.h")

@@ -21,7 +21,7 @@ from dptrain.program.absent_rows import OUTSIDE, find_absent_row
 from dptrain.program.execute import HostMemory
 from dptrain.program.fuse import fuse
 from dptrain.program.kernels import Call, Fused, Kernel, Loop, Member, Product, Repeat
-from dptrain.program.lowering import Convolution, lowering_of
+from dptrain.program.lowering import Attention, Convolution, lowering_of
 from dptrain.program.memory import ALIGNMENT, Access, Arena, Plan, aligned, in_a_row, in_place, nbytes, plan
 from dptrain.program.mesh import ALL_REDUCE, constant_of
 from dptrain.program.messages import all_reduce, exchange
@@ -380,6 +380,8 @@ def _shared(factors: Iterable[Tensor], made: Iterable[Tensor]) -> list[Future[in
     convolved = set[tuple[str, str]]()
     for one in made:
         convolution = lowering_of(one)
+        if isinstance(convolution, Attention):
+            multiplied.add(one.dtype.name)
         if isinstance(convolution, Convolution):
             by = convolution.implementation(one)
             convolved.add((by, one.dtype.name))

@@ -37,7 +37,7 @@ from dptrain.errors import ConfigError, DataError, DeviceError
 from dptrain.program.absent_rows import OUTSIDE
 from dptrain.program.hand_overs import Link
 from dptrain.program.program import Program
-from dptrain.program.steps import unrolled
+from dptrain.program.steps import unrolled, without_attention
 from dptrain.program.tensor import Variable
 
 # Types that kernels read.
@@ -239,7 +239,7 @@ class CudaBackend(Backend):
             while len(kept) >= _KEPT_COMPOSITIONS:
                 kept.pop(next(iter(kept)))
             kept[key] = Composition(
-                unrolled(program),
+                without_attention(unrolled(program)),
                 rows,
                 first_row,
                 alone=alone,

@@ -136,6 +136,18 @@ CASES: dict[str, list[Case]] = {
             **{"window": (2, 2), "strides": (2, 2), "before": (0, 0), "rows": (0, 0, 0)},
         ),
     ],
+    "attend": [
+        Case(normal(B, 4, 2, 3), normal(B, 3, 2, 3), normal(B, 3, 2, 2), rows=(0, 0, 0), scale=0.7, is_causal=False),
+        Case(normal(2, 4, B, 3), normal(2, 4, B, 3), normal(2, 4, B, 3), rows=(2, 2, 2), scale=0.5, is_causal=True),
+        Case(
+            *(normal(B, 3, 1, 2), normal(B, 4, 1, 2), normal(B, 4, 1, 2), flags(B, 1, 3, 4)),
+            **{"rows": (0, 0, 0, 0), "scale": 1.0, "is_causal": False},
+        ),
+        Case(
+            *(normal(B, 3, 2, 2), normal(B, 3, 2, 2), normal(B, 3, 2, 1), flags(1, 2, 1, 3)),
+            **{"rows": (0, 0, 0, None), "scale": 1.0, "is_causal": True},
+        ),
+    ],
     "random_bits": [Case(places(9), shape=(B, 11), seed=3, purpose=100, number=2, rows=(None,))],
     "take_rows": [Case(normal(4, 3), places(4, B, 2), rows=(None, 0))],
     "take_each": [
