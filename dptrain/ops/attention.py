@@ -55,7 +55,7 @@ def _scores_of(query: Array, key: Array, mask: Array | None, scale: float, is_ca
 
 
 def _composed(inputs: Sequence[Tensor], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    """Return what `attend` makes, of other ops."""
+    """Return what `attend_heads` makes, of other ops."""
     q, k, v = (transpose_to(tensor, axes=_SWAPPED) for tensor in inputs[:3])
     mask = inputs[3] if len(inputs) > 3 else None
     weights = _weights(q, k, None, mask, attributes["scale"], attributes["is_causal"], None)
@@ -89,7 +89,7 @@ def _operations(made: Tensor) -> int:
     lowering=Attention(_composed, gradient=False),
     operations=_operations,
 )
-def attend(*inputs: Array, scale: float, is_causal: bool, out: Array) -> None:
+def attend_heads(*inputs: Array, scale: float, is_causal: bool, out: Array) -> None:
     """Softmax(scale query key^T) value, where the mask is true and, if it is causal, no source behind its target."""
     query, key, value, *mask = inputs
     if not size(key.shape):
@@ -99,7 +99,7 @@ def attend(*inputs: Array, scale: float, is_causal: bool, out: Array) -> None:
     out[...] = np.matmul(weights, value.transpose(_SWAPPED)).transpose(_SWAPPED)
 
 
-@attend.onnx_lowering
+@attend_heads.onnx_lowering
 def _attend_onnx(graph: OnnxGraph, made: Tensor, *inputs: Value) -> Value:
     q, k, v = (graph.computed(value, made.dtype) for value in inputs[:3])
     product = graph.node("MatMul", graph.transpose(q, _SWAPPED), graph.transpose(k, (0, 2, 3, 1)))
@@ -116,7 +116,7 @@ def _attend_onnx(graph: OnnxGraph, made: Tensor, *inputs: Value) -> Value:
 
 
 def _attend_gradients(*inputs: Array, scale: float, is_causal: bool, out: list[Array | None]) -> None:
-    """Gradients of `attend` in query, key and value, of that in its output."""
+    """Gradients of `attend_heads` in query, key and value, of that in its output."""
     dy, query, key, value, *mask = inputs
     if not (size(key.shape) and size(query.shape)):
         for each in out:
@@ -146,7 +146,7 @@ ATTEND_GRADIENTS = Op(
 )
 
 
-@attend.gradient
+@attend_heads.gradient
 def _attend(y: Tensor, dy: Tensor, *inputs: Tensor) -> tuple[Tensor | None, ...]:
     made = ATTEND_GRADIENTS.values(dy, *inputs, **y.attributes)
     return (*made, *(None for _ in inputs[3:]))
@@ -206,7 +206,7 @@ def dot_product_attention(
     factor = 1 / math.sqrt(int(q.shape[-1])) if scale is None else float(scale)
     if flash_attention is not False and bias is None and attn_logits_soft_cap is None:
         masks = [] if mask is None else [_spread(mask, q, k)]
-        return attend(q, k, v, *masks, scale=factor, is_causal=bool(is_causal))
+        return attend_heads(q, k, v, *masks, scale=factor, is_causal=bool(is_causal))
     q, k, v = (transpose(tensor, _SWAPPED) for tensor in (q, k, v))
     weights = _weights(q, k, bias, mask, factor, is_causal, attn_logits_soft_cap)
     return transpose(batch_matmul(cast(weights, v.dtype), v), _SWAPPED)

@@ -129,3 +129,22 @@ def test_on_the_emulated_gpu(name, ranks, arguments):
         else:
             mine, others = ([float(number) for number in re.findall(r"-?\d+\.\d*", line)] for line in (one, other))
             assert mine == pytest.approx(others, abs=0.0101)
+
+
+def test_a_transformer_that_classifies_texts():
+    options = ["--dtype", "float64", "--reviews", "100", "--epochs", "2", "--width", "8", "--length", "12"]
+    alone, together = (started(ranks, "text_transformer", *options) for ranks in (0, 2))
+    assert together == alone
+    first, last = (float(re.findall(r": loss ([0-9.]+)", line)[0]) for line in alone[:2])
+    assert last < first
+
+
+def test_a_transformer_that_writes(tmp_path):
+    (tmp_path / "text").write_text("abc abd abe, the cat sat on the mat and the rat.\n")
+    sizes = ["--length", "8", "--width", "8", "--heads", "2", "--blocks", "1", "--batch-size", "10", "--count", "6"]
+    options = ["--dtype", "float64", "--text", str(tmp_path / "text"), "--epochs", "2", *sizes]
+    alone, together = (started(ranks, "gpt", *options) for ranks in (0, 2))
+    assert together == alone
+    first, last = (float(re.findall(r": loss ([0-9.]+)", line)[0]) for line in alone[:2])
+    assert last < first
+    assert len(alone[2]) == 7

@@ -136,7 +136,7 @@ CASES: dict[str, list[Case]] = {
             **{"window": (2, 2), "strides": (2, 2), "before": (0, 0), "rows": (0, 0, 0)},
         ),
     ],
-    "attend": [
+    "attend_heads": [
         Case(normal(B, 4, 2, 3), normal(B, 3, 2, 3), normal(B, 3, 2, 2), rows=(0, 0, 0), scale=0.7, is_causal=False),
         Case(normal(2, 4, B, 3), normal(2, 4, B, 3), normal(2, 4, B, 3), rows=(2, 2, 2), scale=0.5, is_causal=True),
         Case(

@@ -1,0 +1,100 @@
+"""A miniature GPT of characters: reads a text, and then writes one, a character after the other.
+
+    python examples/gpt.py
+    mpirun -n 2 python examples/gpt.py
+
+prints the same losses and the same text. `--text FILE` reads that file in place of nursery rhymes. Source: A. Radford
+et al., "Language models are unsupervised multitask learners", 2019; characters as in A. Karpathy's nanoGPT.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+
+import dptrain as keras
+from dptrain import layers, ops
+
+RHYMES = """\
+Twinkle, twinkle, little star, how I wonder what you are! Up above the world so high, like a diamond in the sky.
+Mary had a little lamb, its fleece was white as snow, and everywhere that Mary went the lamb was sure to go.
+Jack and Jill went up the hill to fetch a pail of water. Jack fell down and broke his crown, and Jill came tumbling
+after. Hey diddle diddle, the cat and the fiddle, the cow jumped over the moon. The little dog laughed to see such fun,
+and the dish ran away with the spoon.
+"""
+
+
+class TokenAndPositionEmbedding(layers.Layer):
+    """A vector for each character, and one for each place, added up."""
+
+    def __init__(self, length, vocabulary, width):
+        super().__init__()
+        self.tokens = layers.Embedding(vocabulary, width)
+        self.places = layers.Embedding(length, width)
+
+    def call(self, ids):
+        return self.tokens(ids) + self.places(np.arange(ids.shape[1]))
+
+
+def make_block(x, heads, width, dropout):
+    """Return what a block of a transformer makes of x: what is in front is looked at, then each place for itself."""
+    seen = layers.LayerNormalization()(x)
+    seen = layers.MultiHeadAttention(heads, width // heads)(seen, seen, use_causal_mask=True)
+    x = layers.Add()([x, layers.Dropout(dropout)(seen)])
+    each = layers.Dense(4 * width, "gelu")(layers.LayerNormalization()(x))
+    return layers.Add()([x, layers.Dropout(dropout)(layers.Dense(width)(each))])
+
+
+def make_gpt(length, vocabulary, blocks, heads, width, dropout):
+    """Return a model from (rows, length) characters to scores of the next ones, (rows, length, vocabulary)."""
+    inputs = keras.Input((length,), dtype="int32")
+    x = TokenAndPositionEmbedding(length, vocabulary, width)(inputs)
+    for _ in range(blocks):
+        x = make_block(x, heads, width, dropout)
+    return keras.Model(inputs, layers.Dense(vocabulary)(layers.LayerNormalization()(x)))
+
+
+def write(model, ids, count, length, rng):
+    """Return ids and so many more: each is drawn by the model's scores after those before it."""
+    for _ in range(count):
+        seen = np.zeros((1, length), np.int32)
+        tail = ids[-length:]
+        seen[0, : len(tail)] = tail  # what stands behind them does not count: the model looks at what is in front
+        scores = ops.convert_to_numpy(model.predict(seen, verbose=0))[0, len(tail) - 1].astype(np.float64)
+        powers = np.exp((scores - scores.max()) / 0.5)
+        ids = [*ids, int(np.searchsorted(np.cumsum(powers) / powers.sum(), rng.random()))]
+    return ids
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", metavar="FILE", help="what it reads")
+    parser.add_argument("--length", type=int, default=64, metavar="N", help="characters that it looks at (default: 64)")
+    parser.add_argument("--blocks", type=int, default=2, metavar="N")
+    parser.add_argument("--heads", type=int, default=4, metavar="N")
+    parser.add_argument("--width", type=int, default=64, metavar="N", help="of a character's vector (default: 64)")
+    parser.add_argument("--dropout", type=float, default=0.1, metavar="RATE")
+    parser.add_argument("--epochs", type=int, default=20, metavar="N")
+    parser.add_argument("--batch-size", type=int, default=32, metavar="N")
+    parser.add_argument("--count", type=int, default=120, metavar="N", help="characters that it writes (default: 120)")
+    parser.add_argument("--dtype", default="float32")
+    given = parser.parse_args()
+    text = Path(given.text).read_text(encoding="utf-8") if given.text else RHYMES
+    known = sorted(set(text))
+    ids = np.array([known.index(character) for character in text], np.int32)
+    starts = np.arange(len(ids) - given.length)
+    x, y = (ids[starts[:, None] + np.arange(given.length) + ahead] for ahead in (0, 1))
+    keras.utils.set_random_seed(1)
+    model = make_gpt(given.length, len(known), given.blocks, given.heads, given.width, given.dropout)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.AdamW(3e-3), loss, dtype=given.dtype)
+    history = model.fit(x, y, batch_size=given.batch_size, epochs=given.epochs, verbose=0).history
+    written = write(model, list(ids[:1]), given.count, given.length, np.random.default_rng(1))
+    if keras.rank() == 0:
+        for epoch, value in enumerate(history["loss"], 1):
+            print(f"epoch {epoch}: loss {value:.6f}")
+        print("".join(known[number] for number in written))
+
+
+if __name__ == "__main__":
+    main()
