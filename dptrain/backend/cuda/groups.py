@@ -9,6 +9,7 @@ else is there before the group begins. Groups that do not wait for each other sh
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import Literal
 
 from dptrain.backend.cuda.expressions import Index, Reading, Writer, join_of, same
@@ -49,6 +50,8 @@ Axes = tuple[tuple[Side, Shape], ...]
 # Sums over axes that lie apart, or between others: terms from which on threads share one, and from which on blocks do
 # where the batch's rows do not share out the work; and how many must lie side by side for lanes to go along them.
 _LONG_SUM, _LONG_TOTAL, _SIDE_BY_SIDE = 32, 2048, 8
+# Ops of single elements: more than so many are not computed again for several anchors, nor so many in a row for one.
+_COMPUTED_AGAIN, _DEEP = 32, 64
 # What a member is to its group: "main" has an element at each place of the group, "row" one for each row, "reduce"
 # one of each row's joined terms; "sum" joins terms of all places, of all rows for each column; "final" is computed from
 # these.
@@ -245,6 +248,30 @@ class Grouping:
             for read in one.inputs:
                 if size(read.shape) < size(one.shape) and (expensive := self._expensive(read)) is not None:
                     wanted[expensive] = None
+        self._cut_chains(tensors)
+
+    def _cut_chains(self, tensors: Sequence[Tensor]) -> None:
+        """Let anchors be what several of them would compute anew by many ops, and what is made by too many in a row.
+
+        Else the state of a recurrence without products would be computed from its beginning at each of its steps.
+        """
+        of: dict[Tensor, set[Tensor]] = {}  # two of the anchors that are made of a tensor
+        for one in reversed(tensors):
+            ends = {one} if one in self.anchors else of.get(one, set())
+            for read in one.inputs:
+                found = of.setdefault(read, set())
+                found |= set(islice(ends - found, 2 - min(len(found), 2)))
+        beneath: dict[Tensor, set[Tensor]] = {}  # what computes an element, from what is in memory on
+        depths: dict[Tensor, int] = {}
+        for one in tensors:
+            reads = [read for read in one.inputs if read in beneath]
+            depth = 1 + max((depths[read] for read in reads), default=0)
+            ops = set[Tensor]() if one.op is None or one.op.is_view else {one}
+            ops = ops.union(*(beneath[read] for read in reads))
+            if ops and (depth > _DEEP or (len(ops) > _COMPUTED_AGAIN and len(of.get(one, ())) > 1)):
+                self.anchors[one] = None
+            if one not in self.anchors:
+                beneath[one], depths[one] = ops, depth
 
     def _expensive(self, tensor: Tensor) -> Tensor | None:
         """Return what should be computed once where a smaller tensor is used for many elements, or None."""
