@@ -290,18 +290,23 @@ def fitting(loop: Loop, tensor: Tensor, inputs: Sequence[View]) -> Member | None
     if not inner and (len(loop.space) < 2 or space != space_of(loop.space)[:-1]):
         return None
     made = as_member(tensor, inputs, loop.space, inner=inner)
-    if made.kind == "reduce" and not inner:
-        return None
-    reduction = lowering_of(tensor)
-    if made.kind == "sum" and isinstance(reduction, Reduction) and reduction.join == "argmax":
-        return None  # a place is known at the end of a row of its own, not joined from terms that come one by one
-    if made.kind == "sum" and not inner and not (len(loop.space) == 2 and isinstance(loop.space[0], Dim)):
-        return None  # the order of the sum would be another one than in a loop of its own
-    for number, view in enumerate(made.reads):
+    return made if takes(loop, made) else None
+
+
+def takes(loop: Loop, member: Member) -> bool:
+    """Whether a member of a loop's space can be computed after what is there."""
+    if member.kind == "reduce" and not member.inner:
+        return False
+    reduction = lowering_of(member.tensor)
+    if member.kind == "sum" and isinstance(reduction, Reduction) and reduction.join == "argmax":
+        return False  # a place is known at the end of a row of its own, not joined from terms that come one by one
+    if member.kind == "sum" and not member.inner and not (len(loop.space) == 2 and isinstance(loop.space[0], Dim)):
+        return False  # the order of the sum would be another one than in a loop of its own
+    for number, view in enumerate(member.reads):
         read = loop.member(view.root)
-        if read is not None and not usable(read, made, number):
-            return None
-    return made
+        if read is not None and not usable(read, member, number):
+            return False
+    return True
 
 
 def usable(read: Member, reader: Member, number: int) -> bool:

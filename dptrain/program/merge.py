@@ -6,7 +6,7 @@ Both grow linearly with the ops: loops are found by what they share, and never c
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 
-from dptrain.program.kernels import Fused, Kernel, Loop, Member, fitting, usable, varying
+from dptrain.program.kernels import Fused, Kernel, Loop, Member, fitting, takes, usable, varying
 from dptrain.program.tensor import Tensor
 from dptrain.program.views import View, space_of
 
@@ -29,7 +29,10 @@ class _Merging:
         self._makers: dict[Tensor, int] = {}
         self._readers: dict[Tensor, set[int]] = {}  # of what lies in memory
         self._sharing: dict[View, set[int]] = {}  # loops, by what they read
+        self._views: dict[int, list[View]] = {}  # of loops: what they read there
         self._singles: set[int] = set()  # loops over no axis
+        self._firsts: dict[int, int] = {}  # what `_first_reader` and `_last_needed` have found
+        self._lasts: dict[int, int] = {}
         self._refused: set[tuple[Loop, Loop]] = set()
         self._waiting: list[int] = []  # a heap of loops that there may be something to merge with
         self._awaited: set[int] = set()
@@ -43,51 +46,65 @@ class _Merging:
             number = heappop(self._waiting)
             self._awaited.remove(number)
             if isinstance(loop := self._kernels.get(number), Loop):
-                before = self._partners(loop, range(number))
-                needs = self._last_needed(loop, number) if before else 0
-                any(self._merge(one, number, needs) for one in reversed(before))
+                any(self._merge(one, number) for one in reversed(self._partners(loop, number, range(number))))
         return [self._kernels[number] for number in sorted(self._kernels)]
 
-    def _merge(self, first: int, second: int, needs: int) -> bool:
-        """Merge two loops, if they can be, of which the second needs the kernels up to a number."""
+    def _can_meet(self, first: int, second: int) -> bool:
+        """Whether nothing between two loops is in the way of one of them."""
+        return self._last_needed(second) <= first or second <= self._first_reader(first)
+
+    def _merge(self, first: int, second: int) -> bool:
+        """Merge two loops, if they can be."""
         one, other = self._kernels[first], self._kernels[second]
         assert isinstance(one, Loop)
         assert isinstance(other, Loop)
-        up = needs <= first
-        if (one, other) in self._refused or not (up or second <= self._first_reader(one, first)):
+        if (one, other) in self._refused or not self._can_meet(first, second):
             return False
-        made = self._joined(one, other) if self._has_shared(one, first, other) else None
+        made = self._joined(one, other) if self._has_shared(first, second) else None
         if made is None:
             self._refused.add((one, other))
             return False
+        up = self._last_needed(second) <= first
         self._leave(first)
         self._leave(second)
-        stays, beyond = first if up else second, range(first + 1, len(self._numbers))
-        self._enter(stays, made)
-        self._await(self._partners(made, beyond))
-        for view in [] if up else one.reads:  # what makes that can move past the place where it was read
-            maker = self._kernels.get(self._makers.get(self._fused.memory_of(view.root), -1))
-            if isinstance(maker, Loop):
-                self._await(self._partners(maker, beyond))
+        self._enter(first if up else second, made)
+        moved = [first if up else second]
+        if up:  # what reads the second can move up with it
+            self._await({one for tensor in other.tensors for one in self._readers.get(tensor, ())})
+        else:  # what makes that the first reads can move down with it
+            moved += {self._makers.get(self._fused.memory_of(view.root), first) for view in one.reads}
+        for number in moved:
+            if isinstance(loop := self._kernels.get(number), Loop):
+                beyond = self._partners(loop, number, range(first + 1, len(self._numbers)))
+                self._await(one for one in beyond if number < one and self._can_meet(number, one))
         return True
 
-    def _has_shared(self, one: Loop, first: int, other: Loop) -> bool:
+    def _has_shared(self, first: int, second: int) -> bool:
         """Whether a loop uses what one before it makes, or reads what that reads."""
+        one, other = self._kernels[first], self._kernels[second]
+        assert isinstance(one, Loop)
         if not one.space or any(one.member(view.root) for view in other.reads):
             return True
-        return any(first in self._sharing[view] for view in varying(other.reads))
+        return any(first in self._sharing[view] for view in self._views[second])
 
     def _joined(self, one: Loop, other: Loop) -> Loop | None:
         """Return one loop in place of two, None where a member of one of them does not fit."""
         narrow, wide = sorted((one.space, other.space), key=len)
-        if space_of(narrow) not in (space_of(wide), space_of(wide)[:-1]):
+        key = space_of(wide)
+        if space_of(narrow) not in (key, key[:-1]):
             return None
         made = Loop(wide)
-        for member in (*one.members, *other.members):
-            fit = fitting(made, member.tensor, [self._fused.views[read] for read in member.tensor.inputs])
-            if fit is None or any(self._is_within(view, one) for view in fit.reads):
-                return None
-            made.add(fit)
+        for loop in (one, other):
+            as_is = space_of(loop.space) == key
+            for member in loop.members:
+                fit: Member | None = member
+                if not as_is:
+                    fit = fitting(made, member.tensor, [self._fused.views[read] for read in member.tensor.inputs])
+                elif not takes(made, member):
+                    return None
+                if fit is None or any(self._is_within(view, one) for view in fit.reads):
+                    return None
+                made.add(fit)
         return made
 
     def _is_within(self, view: View, loop: Loop) -> bool:
@@ -105,44 +122,61 @@ class _Merging:
 
     def _enter(self, number: int, kernel: Kernel) -> None:
         self._kernels[number] = kernel
-        self._makers |= dict.fromkeys(kernel.tensors, number)
+        for tensor in kernel.tensors:
+            self._makers[tensor] = number
+            for reader in self._readers.get(tensor, ()):
+                self._lasts.pop(reader, None)
+        self._firsts.pop(number, None)
+        self._lasts.pop(number, None)
         for view in kernel.reads:
-            self._readers.setdefault(self._fused.memory_of(view.root), set()).add(number)
+            self._note_reader(view).add(number)
         if isinstance(kernel, Loop):
-            for view in varying(kernel.reads):
+            self._views[number] = list(varying(kernel.reads))
+            for view in self._views[number]:
                 self._sharing.setdefault(view, set()).add(number)
             if not kernel.space:
                 self._singles.add(number)
             self._await([number])
 
-    def _leave(self, number: int) -> Kernel:
-        kernel = self._kernels.pop(number)
-        for view in kernel.reads:
-            self._readers[self._fused.memory_of(view.root)].discard(number)
-            self._sharing.get(view, set()).discard(number)
+    def _leave(self, number: int) -> None:
+        for view in self._kernels.pop(number).reads:
+            self._note_reader(view).discard(number)
+        for view in self._views.pop(number):
+            self._sharing[view].discard(number)
         self._singles.discard(number)
-        return kernel
 
-    def _partners(self, loop: Loop, numbers: range) -> list[int]:
+    def _note_reader(self, view: View) -> set[int]:
+        """Return the readers of a view's memory, to be changed."""
+        memory = self._fused.memory_of(view.root)
+        self._firsts.pop(self._makers.get(memory, -1), None)
+        return self._readers.setdefault(memory, set())
+
+    def _partners(self, loop: Loop, number: int, numbers: range) -> list[int]:
         """Return those loops among some that may have something to be merged with one for, in order."""
         found = {self._makers[view.root] for view in loop.reads if view.root in self._makers}
         for tensor in loop.tensors:
             found |= self._readers.get(tensor, set())
-        for view in varying(loop.reads):
+        for view in self._views[number]:
             found |= self._sharing[view]
         if len(loop.space) < 2:
             found |= self._singles
         return sorted(one for one in found if one in numbers and isinstance(self._kernels[one], Loop))
 
-    def _last_needed(self, loop: Loop, number: int) -> int:
+    def _last_needed(self, number: int) -> int:
         """Return the last kernel that makes what a loop needs, but for itself."""
-        needed = {self._fused.memory_of(view.root) for view in loop.reads}
-        return max((at for one in needed if (at := self._makers.get(one, -1)) != number), default=-1)
+        if number not in self._lasts:
+            needed = {self._fused.memory_of(view.root) for view in self._kernels[number].reads}
+            makers = (at for one in needed if (at := self._makers.get(one, -1)) != number)
+            self._lasts[number] = max(makers, default=-1)
+        return self._lasts[number]
 
-    def _first_reader(self, loop: Loop, number: int) -> int:
+    def _first_reader(self, number: int) -> int:
         """Return the first kernel that reads what a loop makes, but for itself."""
-        found = (at for one in loop.tensors for at in self._readers.get(one, ()) if at != number)
-        return min(found, default=len(self._numbers))
+        if number not in self._firsts:
+            tensors = self._kernels[number].tensors
+            readers = (at for one in tensors for at in self._readers.get(one, ()) if at != number)
+            self._firsts[number] = min(readers, default=len(self._numbers))
+        return self._firsts[number]
 
 
 def sink(fused: Fused) -> None:
