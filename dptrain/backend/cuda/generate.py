@@ -10,7 +10,7 @@ given an array of them: the second dimension of the grid counts the runs that ar
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -763,7 +763,7 @@ def source(found: Sequence[Kernel], wide_index: bool, fields: Mapping[str, str] 
         "",
         "// What each run has of its own.",
         "struct Run {",
-        *(f"    {kind} {name};" for name, kind in fields.items()),
+        *_declared(fields, run_fields(found).keys()),
         "};",
     ]
     sizes = [f"Index {one}" for one in SIZES]
@@ -832,6 +832,21 @@ def arguments_of(kernel: Kernel) -> list[tuple[str, str]]:
         found.append(("int ", f"blocks_{one.name}"))
         found += [(kind, name) for kind, name in called(one) if not _is_of_run(one, kind, name)]
     return list(dict.fromkeys(found))  # a function may name its own number of blocks
+
+
+def _declared(fields: Mapping[str, str], named: Set[str]) -> list[str]:
+    """Return the declarations of the fields of a `Run`, of which those that nothing names stand together."""
+    found, skipped = list[str](), 0
+    for number, (name, kind) in enumerate((*fields.items(), ("", ""))):
+        if name and name not in named:
+            skipped += 1
+            continue
+        if skipped:
+            found.append(f"    unsigned long long skipped_{number}[{skipped}];")
+        if name:
+            found.append(f"    {kind} {name};")
+        skipped = 0
+    return found
 
 
 def run_fields(found: Sequence[Kernel]) -> dict[str, str]:
@@ -935,7 +950,7 @@ reinterpret_cast|return|short|signed|sizeof|static|static_assert|static_cast|str
 throw|true|try|typedef|typeid|typename|union|unsigned|using|virtual|void|volatile|wchar_t|while|xor|xor_eq
 """
 _RESERVED = re.compile(
-    r"[nvirck]\d*|(sum|total|of_block|best|start|parts|k|i)_?\d*|(drawn|quad)\d*|wide|[MNKm]|of|end|phase|patches|pixels|column"
+    r"[nvirck]\d*|(sum|total|of_block|best|start|parts|skipped|k|i)_?\d*|(drawn|quad)\d*|wide|[MNKm]|of|end|phase|patches|pixels|column"
     r"|columns|lane|tiles|tile|row_tiles|chunk|chunks|chunk_number|arrived|leave|take|first|begin|count|own|blocks|depth"
     r"|slices|min|max|" + "|".join(_KEYWORDS.split())
 )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dptrain import ops
+from dptrain.backend.cuda.compose import Composition
 from dptrain.backend.cuda.generate import Local
 from dptrain.backend.cuda.groups import Grouping, factors_of, operand_of
 from dptrain.backend.cuda.providers import asked, with_providers
@@ -155,3 +156,33 @@ def test_convolutions_look_through_views_that_keep_the_order():
     outputs = trace(step, {"x": ((Dim.rows(4), 36), "float32")}).outputs
     assert factors_of(outputs["reshaped"])[0][0].op.name == "multiply"
     assert factors_of(outputs["turned"])[0] == (outputs["turned"].inputs[0], False)
+
+
+def recurrence(steps):
+    """Return what composes a state that is made of itself without a product in between, and read at each step."""
+
+    def step(x, w):
+        state, states = x[:, 0] * 0, []
+        for number in range(steps):
+            for _ in range(4):
+                state = ops.tanh(state * 0.5 + x[:, number])
+            states.append(ops.sum(state @ w))
+        return {"states": sum(states), "state": state}
+
+    shapes = {"x": ((Dim.rows(4), steps, 8), "float32"), "w": ((8, 8), "float32")}
+    return Composition(trace(step, shapes), 4)
+
+
+def test_a_state_is_not_computed_from_the_beginning_at_each_step():
+    lines = [sum(len(text.splitlines()) for text in recurrence(steps).sources()) for steps in (20, 40)]
+    assert lines[1] < 2.2 * lines[0]
+
+
+def test_a_long_row_of_ops_is_written_once():
+    def step(x):
+        for _ in range(300):
+            x = ops.tanh(x) * 0.5
+        return {"y": x}
+
+    made = Composition(trace(step, {"x": ((Dim.rows(4), 8), "float32")}), 4)
+    assert made.source().count("tanh(") == 300
