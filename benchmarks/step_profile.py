@@ -67,13 +67,14 @@ def main() -> int:
             )
     for worker in workers.values():
         worker.close()
-    report.add(
-        f"| kernel | {' | '.join(f'{count} threads' for count in found)} | ratio |", f"|---{'|---' * (len(found) + 1)}|"
-    )
+    counts = [f"{count} thread{'s' * (count > 1)}" for count in found]
+    columns = [*counts, *(["ratio"] if len(found) > 1 else [])]
+    report.add(f"| kernel | {' | '.join(columns)} |", f"|---{'|---' * len(columns)}|")
     for name in found[options.threads[0]][0]:
         times = [[one[name] for one in rounds] for rounds in found.values()]
-        cells = " | ".join(f"{min(one):,.1f} ({statistics.median(one):,.1f})" for one in times)
-        report.add(f"| {name} | {cells} | {min(times[0]) / max(min(times[-1]), 1e-9):.2f} |")
+        cells = [f"{min(one):,.1f} ({statistics.median(one):,.1f})" for one in times]
+        cells += [f"{min(times[0]) / max(min(times[-1]), 1e-9):.2f}"] if len(found) > 1 else []
+        report.add(f"| {name} | {' | '.join(cells)} |")
     if options.output is not None:
         report.save(options.output)
     return 0
