@@ -4,16 +4,19 @@
 would import it: some faults come before.
 """
 
+import atexit
 import contextlib
 import ctypes
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,8 +49,8 @@ class Kind:
     codes: Sequence[int] = ()
 
 
-# MPICH's mpirun adds the 9 of ranks that it kills to a rank's 1. A rank that loops, sleeps or calls os._exit(0) at the
-# end of its script keeps nobody from anything, and may.
+# MPICH's mpirun adds the 9 of ranks that it kills to a rank's 1. A rank that loops or calls os._exit(0) at the end of
+# its script keeps nobody from anything, and may.
 FAULTS = {
     "SIGSTOP": Kind(5, (BEFORE, *ALWAYS), [77]),
     "endless loop": Kind(3, IN_SCRIPT, [77]),
@@ -84,6 +87,20 @@ FAULTS = {
     "SIGUSR1 to mpirun": Kind(2, ("start-up", *IN_FIT), [75]),
     "SIGINT to mpirun": Kind(2, ("start-up", *IN_FIT), [130]),
 }
+# Drawn with `--ends` alone: a rank that does not end, files that fail under a training, errors that are hard to see.
+ENDS = {
+    "sleep at the end": Kind(2, ("the end",), [77]),
+    "thread that stays": Kind(2, ("before fit", "a step", "between fits", "the end"), [77]),
+    "atexit function that stays": Kind(2, ("before fit", "a step", "between fits", "the end"), [77]),
+    "mapped file cut short": Kind(4, IN_FIT[:2], [65]),
+    "full disk": Kind(2, ("a checkpoint",), [74]),
+    "full disk under a sharded checkpoint": Kind(4, IN_FIT[:2], [74]),
+    "exception without sys.stderr": Kind(2, ALWAYS, [1, 70]),
+    "error in a collective that is caught": Kind(3, IN_FIT[:2], [1, 70, 77]),
+    "fork that goes on": Kind(2, ("between fits",), [0]),
+    "unknown MPLBACKEND": Kind(1, ("start-up",), [0]),
+}
+FAULTS |= ENDS
 
 
 @dataclass(frozen=True)
@@ -131,17 +148,18 @@ class Fault:
     @property
     def in_command_line(self) -> bool:
         """Whether the job is `python -m dptrain`: a script obeys signals in `fit` alone."""
-        return self.kind == "--help" or (self.is_signal and self.moment == "start-up")
+        return self.kind in ("--help", "unknown MPLBACKEND") or (self.is_signal and self.moment == "start-up")
 
 
-def draw(seed: int, number: int) -> Fault:
-    """Return a fault, the same for the same arguments."""
+def draw(seed: int, number: int, ends: bool = False) -> Fault:
+    """Return a fault, the same for the same arguments, of those in `ENDS` or of the others."""
     rng = random.Random(f"{seed}:{number}")
-    kind = rng.choices(list(FAULTS), [one.weight for one in FAULTS.values()])[0]
+    kinds = ENDS if ends else {name: kind for name, kind in FAULTS.items() if name not in ENDS}
+    kind = rng.choices(list(kinds), [one.weight for one in kinds.values()])[0]
     moment = rng.choice(FAULTS[kind].moments)
     ranks = rng.choice([2, 2, 3, 4])
     rank = rng.randrange(ranks)
-    if moment == "a checkpoint":  # which rank 0 writes
+    if moment == "a checkpoint" and kind != "full disk under a sharded checkpoint":  # which rank 0 writes
         rank = 0
     step, epoch = rng.randrange(STEPS), rng.randrange(2)
     return Fault(kind, moment, rank, ranks, step, epoch, nodes=rng.choice([1, 2]) if ranks > 2 else 1)
@@ -176,8 +194,17 @@ def happen(fault: Fault, model: Any = None) -> None:
             pass
     elif kind == "loop with Python's lock":
         sum(range(10**13))  # one call of C
-    elif kind == "sleep":
+    elif kind in ("sleep", "sleep at the end"):
         time.sleep(10 * LIMIT)
+    elif kind == "thread that stays":
+        threading.Thread(target=time.sleep, args=(10 * LIMIT,)).start()
+    elif kind == "atexit function that stays":
+        atexit.register(time.sleep, 10 * LIMIT)
+    elif kind == "mapped file cut short":
+        os.truncate(f"x-{fault.rank}.npy", 0)
+    elif kind.startswith("full disk"):
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200, resource.RLIM_INFINITY))
     elif kind.startswith("return"):
         raise Return
     elif kind.startswith("sys.exit"):
@@ -190,6 +217,18 @@ def happen(fault: Fault, model: Any = None) -> None:
         from mpi4py import MPI
 
         MPI.COMM_WORLD.Abort()
+    elif kind == "exception without sys.stderr":
+        sys.stderr = None  # type: ignore[assignment]
+        raise RuntimeError("planted")
+    elif kind == "error in a collective that is caught":
+        from dptrain.comm import current
+
+        class Unsendable:
+            def __reduce__(self) -> Any:
+                raise RuntimeError("planted")
+
+        with contextlib.suppress(RuntimeError):
+            current().allgather(Unsendable())
     elif kind.startswith("exception"):
         raise RuntimeError("planted")
     elif kind == "forks that leave":
@@ -239,9 +278,13 @@ def job(fault: Fault) -> int:
         if mine and fault.kind == "--help":
             note()
             return main(["--help"])
+        if fault.kind == "unknown MPLBACKEND":
+            os.environ["MPLBACKEND"] = "unknown"
         if mine:
             happen(fault)
         return main([*SMALL, "--data", os.environ["FAULTS_DATA"], "--out", "out"])
+
+    import numpy as np
 
     import dptrain as dp
 
@@ -279,15 +322,30 @@ def job(fault: Fault) -> int:
     model: Any = None
     at("start-up")
     model = Net([dp.layers.Dense(8, "relu", input_shape=(6,)), dp.layers.Dense(2, "softmax")], seed=1)
-    model.compile(dp.optimizers.Adam(1e-3), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    sharded = fault.kind == "full disk under a sharded checkpoint"
+    loss = "sparse_categorical_crossentropy"
+    model.compile(dp.optimizers.Adam(1e-3), loss, metrics=["accuracy"], shard_optimizer=sharded)
     at("before fit")
     keeper = dp.callbacks.BackupAndRestore("backup", save_freq=EVERY, delete_checkpoint=False)
     x, y = data()
+    if fault.kind == "mapped file cut short":
+        np.save(f"x-{rank}.npy", x)
+        x = np.load(f"x-{rank}.npy", mmap_mode="r")
     if fault.kind == "NaN in its rows" or (mine and fault.kind == "NaN in its copy"):
         x[BATCH * fault.step + BATCH * fault.rank // fault.ranks] = float("nan")
     model.fit(x, y, batch_size=BATCH, epochs=3, verbose=0, shuffle=False, callbacks=[Hook(), keeper])
     at("between fits")
-    model.fit(*data(), batch_size=BATCH, epochs=1, verbose=0)
+    if fault.kind == "fork that goes on":
+
+        def batches() -> Iterator[Any]:  # drawn in a thread, which is all that the fork has
+            for number in range(STEPS):
+                if number == 1 and mine:
+                    os.fork()
+                yield tuple(one[number * BATCH : (number + 1) * BATCH] for one in data())
+
+        model.fit(batches(), epochs=1, steps_per_epoch=STEPS, verbose=0, shuffle=False)
+    else:
+        model.fit(*data(), batch_size=BATCH, epochs=1, verbose=0)
     if fault.rank != 0:
         at("a save")
     model.save("model.keras")

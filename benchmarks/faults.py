@@ -1,14 +1,15 @@
 """Planted faults: does every job end, with an exit code that says so and a line that names the culprit?
 
     python benchmarks/faults.py --count 300 --output benchmarks/results/faults_HARDWARE_DATE.md
+    python benchmarks/faults.py --count 200 --ends       # ranks that do not end, files that fail, hidden errors
     python benchmarks/faults.py --only 17                # fault 17 of this seed alone, with all that its job prints
     python benchmarks/faults.py --count 0 --kills 200    # kills with resume alone
     python benchmarks/faults.py --count 0 --sweep-kills 100
 
 Each fault is drawn from `--seed` and its number: what happens (`FAULTS`, by weight), when, on which rank, and how many
-ranks there are. The job is a small script with checkpoints, two trainings, a file that is saved and an evaluation; one
-with `--help` on one rank and signals before the first step are `python -m dptrain`. Every job has a time limit, after
-which it counts as hung and is killed. The file that is saved needs the extra keras-files.
+ranks there are; with `--ends` one of `ENDS`. The job is a small script with checkpoints, two trainings, a file that is
+saved and an evaluation; one with `--help` on one rank and signals before the first step are `python -m dptrain`. Every
+job has a time limit, after which it counts as hung and is killed. The file that is saved needs the extra keras-files.
 
 A kill is `kill -9` of all processes of a `python -m dptrain --out DIR` on 1 or 2 ranks at a random moment, start-up and
 resume included. The same command is started again until it ends; weights and metrics are then compared, bit for bit,
@@ -101,9 +102,9 @@ def end_group(process: "subprocess.Popen[str]") -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def run_fault(launcher: Launcher, seed: int, number: int, data_file: Path) -> Ended:
+def run_fault(launcher: Launcher, seed: int, number: int, data_file: Path, ends: bool) -> Ended:
     """Run the job of one fault, and judge how it ended."""
-    fault = draw(seed, number)
+    fault = draw(seed, number, ends)
     with tempfile.TemporaryDirectory(prefix="dptrain-faults-") as name:
         folder = Path(name)
         words = [sys.executable, str(Path(__file__).with_name("fault_job.py")), json.dumps(asdict(fault))]
@@ -526,6 +527,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=0, help="kills of trainings with resume")
     parser.add_argument("--sweep-kills", type=int, default=0, help="kills of sweeps with resume")
     parser.add_argument("--seed", type=int, default=0, help="what the draws follow from")
+    parser.add_argument("--ends", action="store_true", help="faults of `ENDS` in place of the others")
     parser.add_argument("--only", type=int, metavar="NUMBER", help="this fault alone, with all that its job prints")
     parser.add_argument("--jobs", type=int, default=2, help="jobs at a time; they wait for the most part")
     parser.add_argument("--minutes", type=float, default=60, help="no new job begins after so many")
@@ -542,7 +544,7 @@ def main() -> int:
         data_file = Path(name) / "data.npz"
         write_data(data_file)
         if options.only is not None:
-            one = run_fault(launcher, options.seed, options.only, data_file)
+            one = run_fault(launcher, options.seed, options.only, data_file, options.ends)
             print(one.printed)
             print(f"{one.fault}: exit code {one.code} after {one.seconds:.1f} s; {one.wrong or 'as it should be'}")
             return bool(one.wrong)
@@ -565,9 +567,9 @@ def survey(launcher: Launcher, options: argparse.Namespace, data_file: Path) -> 
     left_out = ("SIGTERM to mpirun", "SIGINT to mpirun") if launcher.family == "Open MPI" else ()
 
     def one(number: int) -> Ended | None:
-        if time.monotonic() > until or draw(options.seed, number).kind in left_out:
+        if time.monotonic() > until or draw(options.seed, number, options.ends).kind in left_out:
             return None
-        ended = run_fault(launcher, options.seed, number, data_file)
+        ended = run_fault(launcher, options.seed, number, data_file, options.ends)
         shown = f"{number}: {ended.fault}: {ended.code} after {ended.seconds:.1f} s"
         print(f"{shown}; {ended.wrong}" if ended.wrong else shown, file=sys.stderr, flush=True)
         return ended
