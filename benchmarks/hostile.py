@@ -1,6 +1,7 @@
 """Hostile inputs: is any executed, does any touch what is outside its folder, is each refused in one line and in time?
 
     python benchmarks/hostile.py --count 2000 --output benchmarks/results/hostile_HARDWARE_DATE.md
+    python benchmarks/hostile.py --count 500 --outsiders    # Parquet, pictures, neighbours (outsiders.py)
     python benchmarks/hostile.py --only 17    # input 17 of this seed alone, with all that is printed
 
 From `--seed` and a number are drawn: what a user opens (`KINDS`: models, weights, programs, checkpoints, folders of
@@ -32,15 +33,17 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import outsiders
 from common import Report, WorkerError, WorkerProcess, answer, answering, command_line, machine_line, versions
 from damages import DAMAGES, SECRET, Arena, Unfit
 from fuzz import Place
+from outsiders import Damage
 
 # Seconds that an input may take, and after which it is killed; exit codes that it may have; bytes of memory.
 SECONDS, LIMIT = 5, 20
@@ -51,6 +54,13 @@ BLIND = {"bytes", "bit", "end", "other content", "pickle", "link", "linked folde
 # Of a damage: what its input is judged by, in the order of the report.
 FAULTS = ("executed", "outside touched", "traceback", "slow", "exit code", "other")
 
+_MODEL = """
+import dptrain as dp
+
+
+def build_model(input_shape, num_classes):
+    return dp.Sequential([dp.layers.Input(input_shape), dp.layers.Flatten(), dp.layers.Dense(num_classes, "softmax")])
+"""
 SOURCE = 'extern "C" int answer() { return 41; }'
 
 # What is done with an input: the words of a command line, or a function that returns the result in words.
@@ -66,12 +76,14 @@ class Kind:
         files: patterns of the files that may be damaged, relative to `inside`.
         actions: each takes the arena and returns what the user does.
         has_checksum: other values than those of the undamaged input must not be taken.
+        damages: that its files may have, by name, with weights.
     """
 
     weight: int
     files: Sequence[str]
     actions: Sequence[Callable[[Arena], Action]]
     has_checksum: bool = False
+    damages: Mapping[str, tuple[int, Damage]] = field(default_factory=lambda: DAMAGES)
 
 
 # What users do. Specimens are copied to `inside` under these names.
@@ -84,6 +96,7 @@ TRAIN = [
 SMALL = ["--data.max_bytes", "1000000"]
 _SWEEP = ("--data", "set.npz", "--seeds", "0-1", "--grid", "learning_rate=1e-3,3e-3", "--keep", "all")
 _RUN_DATA = ("--data", "set.npz")
+_QUICK = [word for word in TRAIN if word not in ("--hidden", "3")]
 
 
 def build(folder: Path) -> None:
@@ -98,24 +111,43 @@ def build(folder: Path) -> None:
     (folder / "table.csv").write_text("\n".join(["age,city,target", *rows]) + "\n")
     np.save(folder / "x.npy", np.zeros((32, 6), np.float32))
     np.save(folder / "y.npy", np.arange(32) % 3)
+    build_outsiders(folder, rows)
     (folder / "plan.yaml").write_text("seeds: 0-1\ngrid: {learning_rate: [1e-3, 3e-3]}\nmetric: val_loss\n")
     (folder / "config.yaml").write_bytes(place.configuration)
     shutil.rmtree(folder / "run")
     for arguments in (
         [*TRAIN, *SMALL, *_RUN_DATA, "--out", "run"],
         [*TRAIN, "--data", "table.csv", "--target", "target", "--out", "table-run"],
+        [*TRAIN, "--data", "pets", "--image-size", "8x8", "--out", "pets-run"],
         ["sweep", *TRAIN, *SMALL, *_SWEEP, "--out", "sweep"],
     ):
         code, printed = place.command(arguments)
         assert code == 0, printed
     (folder / "run" / "summary.json").unlink()  # as if it had not come to its end
     (folder / "run" / "lock").touch()
-    for path in folder.rglob("*.png"):
+    for path in folder.rglob("curves.png"):
         path.unlink()
     place.model.export(folder / "program.safetensors")
     if compiler() is not None:
         os.environ["DPTRAIN_CACHE"] = str(folder / "cache")
         library(SOURCE)
+
+
+def build_outsiders(folder: Path, rows: Sequence[str]) -> None:
+    """Make the specimens of `OUTSIDERS` that the others do not have."""
+    import pyarrow
+    from PIL import Image
+    from pyarrow import parquet
+
+    age, city, target = zip(*(row.split(",") for row in rows), strict=True)
+    table = pyarrow.table({"age": list(map(float, age)), "city": list(city), "target": list(target)})
+    parquet.write_table(table, folder / "table.parquet")
+    for name, color in (("cat", (200, 90, 10)), ("dog", (10, 90, 200))):
+        (folder / "pets" / name).mkdir(parents=True)
+        for number in range(6):
+            Image.new("RGB", (9, 9), color).save(folder / "pets" / name / f"{number}.png")
+    (folder / "code").mkdir()
+    (folder / "code" / "m.py").write_text(_MODEL)
 
 
 def digest(parts: Sequence[Any]) -> str:
@@ -280,6 +312,59 @@ KINDS = {
 }
 
 
+# Drawn with `--outsiders`, in place of the others.
+OUTSIDERS = {
+    "Parquet": Kind(
+        5,
+        ["table.parquet"],
+        [
+            train("--data", "table.parquet", "--target", "target", "--fast-dev-run"),
+            words("predict", "table-run", "--data", "table.parquet", *SMALL),
+            words("evaluate", "table-run", "--data", "table.parquet", *SMALL),
+        ],
+        damages=outsiders.PARQUET,
+    ),
+    "neighbour of a run": Kind(
+        4,
+        ["table-run/config.yaml"],
+        [
+            words("runs", "."),
+            words("runs", ".", "--json", "--sort", "val_loss"),
+            words("runs", ".", "--compare", "run", "table-run", "--picture", "new.png"),
+        ],
+        damages=outsiders.NEIGHBOUR,
+    ),
+    "pictures": Kind(
+        4,
+        ["pets/*/*.png"],
+        [
+            train("--data", "pets", "--image-size", "8x8", "--fast-dev-run"),
+            train("--data", "pets", "--image-size", "8x8", "--fast-dev-run", "--bad-pictures", "skip"),
+            words("predict", "pets-run", "--data", "pets", *SMALL),
+        ],
+        damages=outsiders.PICTURE,
+    ),
+    "a model's folder": Kind(
+        3,
+        ["code/m.py"],
+        [
+            words(*_QUICK, *_RUN_DATA, "--model", "code/m.py:build_model", "--fast-dev-run"),
+            words("sweep", *_QUICK, *_RUN_DATA, "--model", "code/m.py:build_model", "--seeds", "0", "--out", "new"),
+        ],
+        damages=outsiders.LIBRARY,
+    ),
+    "settings": Kind(
+        2,
+        ["config.yaml", "plan.yaml"],
+        [
+            words("--config", "config.yaml", "--print-config"),
+            words("sweep", *TRAIN, *_RUN_DATA, "--plan", "plan.yaml", "--dry-run", "--out", "new"),
+        ],
+        damages=outsiders.SETTINGS,
+    ),
+}
+
+
 @dataclass(frozen=True)
 class Input:
     """What is tried.
@@ -309,12 +394,13 @@ def draw(seed: int, number: int, arena: Arena, specimens: Path) -> Input:
     damaging = random.Random(f"{seed}:{number}:damage")  # how much it draws depends on bytes, and some are a time
     while True:
         kind = rng.choices(list(KINDS), [one.weight for one in KINDS.values()])[0]
+        damages = KINDS[kind].damages
         lay_out(kind, arena, specimens)
         found = sorted({path for one in KINDS[kind].files for path in arena.inside.glob(one) if path.is_file()})
-        damage = rng.choices(list(DAMAGES), [weight for weight, _ in DAMAGES.values()])[0]
+        damage = rng.choices(list(damages), [weight for weight, _ in damages.values()])[0]
         path = rng.choice(found)
         try:
-            DAMAGES[damage][1](arena, path, damaging)
+            damages[damage][1](arena, path, damaging)
         except (Unfit, RecursionError):  # the latter: too deep to be written
             continue
         action = rng.choice(KINDS[kind].actions)(arena)
@@ -340,6 +426,8 @@ def lay_out(kind: str, arena: Arena, specimens: Path) -> None:
             ]
         return
     kept = {pattern.split("/")[0] for pattern in KINDS[kind].files} | {"set.npz", "idx", "table.csv", "run"}
+    if kind in OUTSIDERS:
+        kept |= {"table-run", "pets-run"}
     for path in specimens.iterdir():
         if any(path.match(one) for one in kept):
             copy = shutil.copytree if path.is_dir() else shutil.copy
@@ -352,14 +440,16 @@ def lay_out(kind: str, arena: Arena, specimens: Path) -> None:
 def watch(arena: Arena, violations: list[str]) -> None:
     """Note what code of an input would do."""
     allowed = (str(arena.inside), str(arena.folder / "temporary"), "/dev/null", "/proc/self/fd")
-    token = str(arena.executed)
+    token, trusted = str(arena.executed), str(arena.inside / "code" / "m.py")
 
     def hook(event: str, args: Any) -> None:
         if event == "pickle.find_class":
             violations.append(f"executed: unpickles {args}")
         elif event in ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn") and token in str(args):
             violations.append(f"executed: {event} {str(args)[:200]}")
-        elif event == "exec" and str(getattr(args[0], "co_filename", "")).startswith(str(arena.folder)):
+        elif event == "exec" and str(name := getattr(args[0], "co_filename", "")).startswith(str(arena.folder)):
+            if name == trusted:
+                return
             violations.append(f"executed: {args[0]}")
         elif event == "socket.connect":
             violations.append(f"outside touched: connects to {args[1:]}")
@@ -587,8 +677,12 @@ def main() -> int:
     parser.add_argument("--undamaged", type=int, help="commands to try on undamaged inputs (default: all)")
     parser.add_argument("--only", type=int, metavar="NUMBER", help="one input alone")
     parser.add_argument("--output", type=Path, help="Markdown file to write")
+    parser.add_argument("--outsiders", action="store_true", help="inputs of `OUTSIDERS` in place of the others")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    if chosen.outsiders:
+        KINDS.clear()
+        KINDS.update(OUTSIDERS)
     if chosen.worker:
         serve(chosen.worker)
         return 0
@@ -614,6 +708,7 @@ def main() -> int:
 def survey(questions: Sequence[tuple[int | str, int]], jobs: int, specimens: Path) -> list[dict[str, Any]]:
     """Return what became of inputs: (seed, number), or (kind, number of the action) without damage."""
     command = [sys.executable, str(Path(__file__).resolve()), "--worker", str(specimens)]
+    command += ["--outsiders"] if "Parquet" in KINDS else []
 
     def some(first: int) -> list[dict[str, Any]]:
         worker, found = WorkerProcess("hostile", command, quiet=True), []
@@ -658,7 +753,8 @@ def report(chosen: argparse.Namespace, found: Sequence[dict[str, Any]]) -> int:
     for title, key in (("input", "kind"), ("damage", "damage")):
         lines.add(f"| {title} | tried | taken | refused, by exit code | {' | '.join(FAULTS)} |")
         lines.add("|---" * (4 + len(FAULTS)) + "|")
-        for name in KINDS if key == "kind" else DAMAGES:
+        damages = {name: None for kind in KINDS.values() for name in kind.damages}
+        for name in KINDS if key == "kind" else damages:
             alike = [one for one in tried if one[key] == name]
             codes = Counter(one["code"] for one in alike)
             refused = ", ".join(f"{code} ({n})" for code, n in sorted(codes.items(), key=str) if code != 0)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.data.column_blocks import blocks, plain_numbers
-from dptrain.data.preprocessing import Column, Preprocessing, Unseen, canonical, column_numbers, numbers
+from dptrain.data.preprocessing import MAX_TEXT, Column, Preprocessing, Unseen, canonical, column_numbers, numbers
 from dptrain.data.table_codes import decimal_comma, holds_dates, identifier, leading_zero
 from dptrain.data.tables import Table
 from dptrain.data.tasks import LOSSES, Task
@@ -120,6 +120,8 @@ def used_columns(table: Table, asked: TableOptions) -> list[str]:
         raise ConfigError(f"--drop {both[0]}: the column is used; leave it out of --columns and --target")
     if both := [name for name in asked.number_columns if name in asked.categorical]:
         raise ConfigError(f"--numbers {both[0]}: --categorical names the column too; leave it out of one of them")
+    if (longest := max(map(len, there), default=0)) > MAX_TEXT:
+        raise DataError(f"{table.where}: a column's name has {longest:,} characters, at most {MAX_TEXT:,}; rename it")
     wanted = set(asked.columns or there) - {asked.target, *asked.drop}
     return [name for name in there if name in wanted]
 
@@ -237,6 +239,12 @@ def _categories(table: Table, name: str, advice: str, missing: bool = False) -> 
         row = int(series.isna().to_numpy().argmax())
         raise table.fault(row, name, f"no value ({int(series.isna().sum())} in all); {advice}")
     found = list(series.unique())
+    longest = max((len(one) for one in found if isinstance(one, str)), default=0)
+    if longest > MAX_TEXT:
+        raise DataError(
+            f"{table.where}, column {name!r}: a text of {longest:,} characters, at most {MAX_TEXT:,} are a category; "
+            f"--drop {name}"
+        )
     if not all(isinstance(one, str) for one in found):
         found = sorted(found, key=lambda one: (isinstance(one, str), one))
         return tuple(dict.fromkeys(map(canonical, found)))

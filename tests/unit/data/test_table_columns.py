@@ -197,6 +197,12 @@ def texts(**changes):
             {"options": {"drop": ["xx"]}},
             r"no column 'xx' \(--drop\); did you mean|no column 'xx' \(--drop\); known: x, y",
         ),
+        (
+            {"c": ["x" * 20_000, "b", "c"] * 40},
+            "column 'c': a text of 20,000 characters, at most 10,000 are a category",
+        ),
+        ({"target": ["x" * 20_000, "b", "c"] * 40}, "column 'y': a text of 20,000 characters"),
+        ({"x" * 20_000: N % 7}, "a column's name has 20,000 characters, at most 10,000; rename it"),
         ({"options": {"columns": ["z"]}}, r"no column 'z' \(--columns\); known: x, y"),
     ],
 )
