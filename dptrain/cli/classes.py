@@ -11,6 +11,8 @@ from dptrain.runtime import terminal
 
 if TYPE_CHECKING:
     from dptrain.cli.predictions import Meaning
+    from dptrain.data.loading import Split
+    from dptrain.models import Model
 
 Array = npt.NDArray[Any]
 # Classes of which the confusion matrix is shown.
@@ -53,6 +55,17 @@ def of_classes(means: "Meaning", y: Array | None, outputs: Any) -> dict[str, Any
     names = list(means.names) if len(means.names) == classes else list(map(str, range(classes)))
     matrix = confusion_matrix(y, outputs, classes)
     return {"names": names, **scores(matrix), "confusion": matrix.tolist()}
+
+
+def of_held_out(model: "Model", held: "Split", batch_size: int) -> dict[str, Any] | None:
+    """Return the same of samples that all ranks have and training did not see. Collective."""
+    from dptrain.cli import predictions
+
+    means = predictions.meaning(model)
+    if means.task not in ("binary", "multiclass") or not len(held) or held.y.size != len(held.y):
+        return None
+    part = held.taken()
+    return of_classes(means, part.y, model.predict(part.x, batch_size=batch_size, verbose=0))
 
 
 def show(found: dict[str, Any]) -> None:

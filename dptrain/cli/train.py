@@ -27,6 +27,7 @@ from dptrain.cli.building import (
     splits_of,
     steps_of,
 )
+from dptrain.cli.classes import of_held_out
 from dptrain.cli.config import Config, deciding, to_yaml, verbosity
 from dptrain.cli.loggers import loggers
 from dptrain.cli.mesh import lay_out
@@ -99,6 +100,10 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
             logs = model.evaluate(splits.test, verbose=0, return_dict=True)
             assert isinstance(logs, dict)
             tested = logs
+        by_class = None
+        if config.data.sharding != "static":  # where ranks have samples of their own
+            held = splits.validation if splits.test is None else splits.test
+            by_class = of_held_out(model, held, config.train.batch_size)
         phase.enter("saving")
         final = final_metrics(history.history, history.epoch, stopping)
         seconds = round(time.monotonic() - began, 3)
@@ -109,6 +114,7 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
             summary = {
                 "metrics": final,
                 **({"test": tested} if tested else {}),
+                **({} if by_class is None else {"classes": by_class}),
                 **({} if best is None or best.best_epoch is None else {"best": best.summary()}),
                 "epochs": len(history.epoch),
                 "seconds": seconds,

@@ -47,6 +47,10 @@ def test_train_leaves_a_run_directory(small_npz, tmp_path, ranks):
     assert summary["metrics"] == {key: epochs[-1][key] for key in keys[1:5]}
     assert summary["world_size"] == max(ranks, 1)
     assert summary["parameters"] == 101770
+    matrix = np.array(summary["classes"]["confusion"])
+    assert matrix.shape == (10, 10)
+    assert matrix.trace() / matrix.sum() == pytest.approx(summary["metrics"]["val_accuracy"])
+    assert summary["classes"]["recall"] == pytest.approx(matrix.diagonal() / matrix.sum(1))
     assert set(summary["versions"]) == {"dptrain", "python", "numpy", "communicator"}
     assert {name: w.shape for name, w in weights(path).items()} == {
         "dense/kernel": (784, 128),
