@@ -83,6 +83,28 @@ template <class T> DP_INLINE T dp_power(T a, T b) {
 DP_INLINE float dp_power(float a, float b) { return b == 2 ? a * a : b == -1 ? 1 / a : powf(a, b); }
 DP_INLINE double dp_power(double a, double b) { return b == 2 ? a * a : b == -1 ? 1 / a : pow(a, b); }
 
+// Bits that are moved by as many places as there are, or by more, are gone; copies of the sign come in from above.
+template <class T> DP_INLINE T dp_left_shift(T a, T b) {
+    return b >= 0 && (uint64_t)b < 8 * sizeof(T) ? (T)((uint64_t)a << (uint64_t)b) : (T)0;
+}
+template <class T> DP_INLINE T dp_right_shift(T a, T b) {
+    return b >= 0 && (uint64_t)b < 8 * sizeof(T) ? (T)(a >> b) : a < 0 ? (T)(-1) : (T)0;
+}
+// The greatest common divisor, by Euclid.
+template <class T> DP_INLINE T dp_gcd(T a, T b) {
+    while (b != 0) {
+        const T rest = (T)(a % b);
+        a = b;
+        b = rest;
+    }
+    return a < 0 ? (T)(-a) : a;
+}
+DP_INLINE float dp_nextafter(float a, float b) { return nextafterf(a, b); }
+DP_INLINE double dp_nextafter(double a, double b) { return nextafter(a, b); }
+template <class T> DP_INLINE bool dp_signbit(T x) { return x < 0; }
+DP_INLINE bool dp_signbit(float x) { return copysignf(1.0f, x) < 0; }
+DP_INLINE bool dp_signbit(double x) { return copysign(1.0, x) < 0; }
+
 DP_INLINE double dp_exp(double x) { return exp(x); }
 DP_INLINE double dp_expm1(double x) { return expm1(x); }
 DP_INLINE double dp_log(double x) { return log(x); }
@@ -95,6 +117,8 @@ DP_INLINE double dp_asin(double x) { return asin(x); }
 DP_INLINE double dp_acos(double x) { return acos(x); }
 DP_INLINE double dp_atan(double x) { return atan(x); }
 DP_INLINE double dp_erf(double x) { return erf(x); }
+DP_INLINE double dp_erfc(double x) { return erfc(x); }
+DP_INLINE float dp_erfc(float x) { return erfcf(x); }
 DP_INLINE float dp_expm1(float x) { return expm1f(x); }
 DP_INLINE float dp_log1p(float x) { return log1pf(x); }
 DP_INLINE float dp_sqrt(float x) { return sqrtf(x); }

@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from dptrain.losses.alignments import ctc
 from dptrain.losses.base import Loss, LossFunctionWrapper
 from dptrain.losses.classes import (
+    CTC,
     BinaryCrossentropy,
     BinaryFocalCrossentropy,
     CategoricalCrossentropy,
@@ -66,6 +68,7 @@ _CLASSES: dict[Callable[..., Any], type[Loss]] = {
     categorical_crossentropy: CategoricalCrossentropy,
     categorical_hinge: CategoricalHinge,
     circle: Circle,
+    ctc: CTC,
     cosine_similarity: CosineSimilarity,
     hinge: Hinge,
     huber: Huber,

@@ -5,7 +5,7 @@ from typing import Any
 
 from dptrain import ops
 from dptrain.errors import ConfigError
-from dptrain.losses import functions, overlap, pairs
+from dptrain.losses import alignments, functions, overlap, pairs
 from dptrain.losses.base import Loss, LossFunctionWrapper, last_axis, smoothing
 from dptrain.program.tensor import Tensor
 
@@ -420,3 +420,14 @@ class Circle(_BuiltIn):
     def _depends_on_batches(self) -> bool:
         """Whether an epoch's loss depends on how its samples are cut into batches: pairs are those of a batch."""
         return True
+
+
+class CTC(_Plain):
+    """Minus the logarithm of the probability of label sequences, over their alignments with longer ones of logits.
+
+    See `alignments.ctc`.
+    """
+
+    _takes_labels = True
+    _labels_number_outputs = False
+    _function = staticmethod(alignments.ctc)

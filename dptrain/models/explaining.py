@@ -21,7 +21,7 @@ from dptrain.program.explain import explain as tables
 from dptrain.program.fuse import fuse
 from dptrain.program.kernels import Call, Kernel, Loop
 from dptrain.program.local import Place, localized
-from dptrain.program.lowering import Convolution, lowering_of
+from dptrain.program.lowering import Convolution, HostCall, lowering_of
 from dptrain.program.memory import Plan
 from dptrain.program.mesh import BATCH, Axes, PlacedProgram
 from dptrain.program.passes import first_of_equals, rewritten, with_half_factors, without_all_reduce
@@ -110,6 +110,8 @@ def explain(
         *([f"{made.in_place} of {count} new values are written over the old ones"] if count else []),
         f"{len(made.kernels)} kernels after fusion, on a {made.device}",
     ]
+    if made.on_host:
+        lines.append(f"on the host, between two copies: {', '.join(made.on_host)}")
     if kernels:
         widest = max(len(kind) for kind, _ in made.kernels)
         lines += ["", "kernels:"]
@@ -210,6 +212,7 @@ class _OnDevice:
         memory: of intermediate results.
         in_place: how many new values are written over the old ones.
         costs: returns lines on what the kernels take.
+        on_host: ops that the host computes for a GPU.
     """
 
     device: str
@@ -218,6 +221,7 @@ class _OnDevice:
     memory: Plan
     in_place: int
     costs: Callable[[], list[str]] = list
+    on_host: tuple[str, ...] = ()
 
 
 def _on_device(model: "Model", program: PlacedProgram, rows: int) -> _OnDevice:
@@ -234,8 +238,9 @@ def _on_device(model: "Model", program: PlacedProgram, rows: int) -> _OnDevice:
             for stage in made.stages
             for one in stage
         ]
-        source = made.source()
-        return _OnDevice("GPU", launches, source, made.plan, len(made.in_place), lambda: _costs(made, source))
+        source, host = made.source(), [one.op.label for one in program.tensors if _is_on_host(one) and one.op]
+        on_host = tuple(dict.fromkeys(host))
+        return _OnDevice("GPU", launches, source, made.plan, len(made.in_place), lambda: _costs(made, source), on_host)
     names = names_of(program)
     for change in (without_all_reduce, with_half_factors, first_of_equals()):
         program, names = _renamed(program, names, change)
@@ -255,6 +260,10 @@ def _on_device(model: "Model", program: PlacedProgram, rows: int) -> _OnDevice:
     return _OnDevice(
         "CPU", [(type(one).__name__.lower(), about(one)) for one in fused.kernels], code.source, memory, len(in_place)
     )
+
+
+def _is_on_host(tensor: Tensor) -> bool:
+    return isinstance(lowering_of(tensor), HostCall)
 
 
 def _costs(made: "Composition", source: str) -> list[str]:

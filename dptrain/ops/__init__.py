@@ -7,14 +7,42 @@ beside each other.
 
 from typing import TYPE_CHECKING
 
-from dptrain.ops import image, nn, numpy, parts  # noqa: F401  # with which tensors have []
+from dptrain.ops import image, linalg, nn, numpy, parts  # noqa: F401  # with which tensors have []
 from dptrain.ops.activation import erf, mish
 from dptrain.ops.arrangement import slice_update
 from dptrain.ops.arrays import convert_to_numpy, convert_to_tensor, rsqrt, shape, unstack
+from dptrain.ops.associative import associative_scan
+from dptrain.ops.counting import (
+    scatter_update,
+    segment_max,
+    segment_min,
+    segment_prod,
+    slice,
+)
 from dptrain.ops.creation import dtype, is_tensor, saturate_cast
 from dptrain.ops.cross_entropy import in_top_k
 from dptrain.ops.custom import LETTERS, Launch, Op, op
+from dptrain.ops.derivatives import (
+    custom_gradient,
+    jvp,
+)
 from dptrain.ops.elementwise import cast, stop_gradient
+from dptrain.ops.linalg import (
+    cholesky,
+    cholesky_inverse,
+    det,
+    eigh,
+    inv,
+    logdet,
+    lstsq,
+    lu_factor,
+    matrix_rank,
+    pinv,
+    qr,
+    solve,
+    solve_triangular,
+    svd,
+)
 from dptrain.ops.loops import cond, fori_loop, map, scan, switch, vectorized_map, while_loop
 from dptrain.ops.networks import top_k
 from dptrain.ops.nn import *  # noqa: F403  # Keras has these in `ops` too
@@ -22,6 +50,24 @@ from dptrain.ops.norms import norm
 from dptrain.ops.numpy import *  # noqa: F403
 from dptrain.ops.reduction import logsumexp
 from dptrain.ops.searching import scatter, segment_sum
+from dptrain.ops.signal import (
+    extract_sequences,
+    fft,
+    fft2,
+    ifft2,
+    irfft,
+    istft,
+    rfft,
+    stft,
+)
+from dptrain.ops.special import (
+    erfc,
+    erfinv,
+)
+from dptrain.ops.statistics import (
+    cdist,
+    rearrange,
+)
 from dptrain.program import gradient  # noqa: F401  # and backward
 from dptrain.registry.names import not_there
 
@@ -29,31 +75,66 @@ __all__ = [
     "LETTERS",
     "Launch",
     "Op",
+    "associative_scan",
     "cast",
+    "cdist",
+    "cholesky",
+    "cholesky_inverse",
     "cond",
     "convert_to_numpy",
     "convert_to_tensor",
+    "custom_gradient",
+    "det",
     "dtype",
+    "eigh",
     "erf",
+    "erfc",
+    "erfinv",
+    "extract_sequences",
+    "fft",
+    "fft2",
     "fori_loop",
+    "ifft2",
     "image",
     "in_top_k",
+    "inv",
+    "irfft",
     "is_tensor",
+    "istft",
+    "jvp",
+    "linalg",
+    "logdet",
     "logsumexp",
+    "lstsq",
+    "lu_factor",
     "map",
+    "matrix_rank",
     "mish",
     "nn",
     "norm",
     "numpy",
     "op",
+    "pinv",
+    "qr",
+    "rearrange",
+    "rfft",
     "rsqrt",
     "saturate_cast",
     "scan",
     "scatter",
+    "scatter_update",
+    "segment_max",
+    "segment_min",
+    "segment_prod",
     "segment_sum",
     "shape",
+    "slice",
     "slice_update",
+    "solve",
+    "solve_triangular",
+    "stft",
     "stop_gradient",
+    "svd",
     "switch",
     "top_k",
     "unstack",

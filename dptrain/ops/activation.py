@@ -65,10 +65,15 @@ def erf(x: Array, *, out: Array) -> None:
     where this difference has lost its digits, it is the sum of its Taylor series.
     """
     size = np.minimum(np.abs(x.astype(out.dtype)), _ERF_IS_ONE)
-    t = 1 / (1 + size / 2)
-    p = np.polyval(_erf_coefficients(out.dtype), (t - 0.25) / 0.375 - 1)
     series = size * np.polyval(_ERF_SERIES.astype(out.dtype), np.minimum(size, _ERF_NEAR) ** 2)
-    np.copysign(np.where(size < _ERF_NEAR, series, 1 - t * np.exp(p - size * size)), x, out=out)
+    np.copysign(np.where(size < _ERF_NEAR, series, 1 - one_less_erf(size)), x, out=out)
+
+
+def one_less_erf(size: Array) -> Array:
+    """Return t exp(-x^2 + p(t)) of `erf`, of x from 0 to 6."""
+    t = 1 / (1 + size / 2)
+    p = np.polyval(_erf_coefficients(size.dtype), (t - 0.25) / 0.375 - 1)
+    return np.asarray(t * np.exp(p - size * size))
 
 
 @erf.gradient

@@ -109,6 +109,17 @@ def all_rows(x: Tensor, numbers: Tensor) -> Tensor:
     return add_rows(x, numbers, length=int(x.shape[0])) if isinstance(x.shape[0], Dim) else x
 
 
+def with_all_rows(x: Tensor, axes: Sequence[int]) -> Tensor:
+    """Return x with the rows of all ranks along those of its axes that count rows of the batch."""
+    for axis in axes:
+        if isinstance(x.shape[axis], Dim):
+            front = (axis, *(at for at in range(x.ndim) if at != axis))
+            moved = x if axis == 0 else transpose_to(x, axes=front)
+            whole = all_rows(moved, row_numbers(x.shape[axis]))
+            x = whole if axis == 0 else transpose_to(whole, axes=tuple(front.index(at) for at in range(x.ndim)))
+    return x
+
+
 @op(
     shape=lambda table, places: (*places, *table[2:]),
     letters=lambda shapes, out, attributes: _take_each_letters(len(shapes[1]), len(out)),

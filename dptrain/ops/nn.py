@@ -30,6 +30,10 @@ from dptrain.ops.cross_entropy import (
     categorical_crossentropy,
     sparse_categorical_crossentropy,
 )
+from dptrain.ops.ctc import (
+    ctc_decode,
+    ctc_loss,
+)
 from dptrain.ops.elementwise import (
     elu,
     leaky_relu,
@@ -88,6 +92,8 @@ __all__ = [
     "celu",
     "conv",
     "conv_transpose",
+    "ctc_decode",
+    "ctc_loss",
     "depth_to_space",
     "depthwise_conv",
     "dot_product_attention",

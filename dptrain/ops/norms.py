@@ -4,9 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from dptrain.errors import ConfigError
+from dptrain.ops.decompositions import singular_values
 from dptrain.ops.elementwise import (
     absolute,
     cast,
@@ -19,13 +18,12 @@ from dptrain.ops.elementwise import (
     sqrt,
     square,
 )
-from dptrain.ops.manipulation import reshape
+from dptrain.ops.manipulation import reshape, transpose
 from dptrain.ops.reduction import max, min, sum
-from dptrain.program.op import in_one_call
 from dptrain.program.shapes import normalized_axes
 from dptrain.program.tensor import Tensor
 
-_OF_MATRICES = "expected None, 'fro', 1, -1, inf or -inf of matrices"
+_OF_MATRICES = "expected None, 'fro', 'nuc', 1, -1, 2, -2, inf or -inf of matrices"
 _OF_VECTORS = "expected None or a number of vectors"
 # Keras' epsilon, which the norm that something is divided by is at least.
 _EPSILON = 1e-7
@@ -41,14 +39,14 @@ def norm(
         x: a tensor or an array; integers become float32.
         ord: of vectors any number: infinity takes the greatest absolute value, -infinity the least, 0 counts what is
             not 0, p is sum(|x|^p)^(1/p). Of matrices "fro" is the root of the sum of squares, 1 and -1 take the
-            greatest and the least sum of a column, infinity and -infinity of a row. None is 2 of vectors and "fro" of
-            matrices, or, without an axis, the root of the sum of all squares.
+            greatest and the least sum of a column, infinity and -infinity of a row, 2 and -2 the greatest and the
+            least singular value, "nuc" the sum of these. None is 2 of vectors and "fro" of matrices, or, without an
+            axis, the root of the sum of all squares.
         axis: one, two (of rows and of columns), or None for a whole vector or matrix.
         keepdims: keep the axes with length 1.
 
     Raises:
-        ConfigError: there is no such norm, or inside a step one that needs singular values (2, -2 or "nuc" of
-            matrices).
+        ConfigError: there is no such norm.
     """
     tensor = floating(x)
     if ord is None:
@@ -83,14 +81,12 @@ def _of_matrices(x: Tensor, ord: float | str, rows: int, columns: int, keepdims:
     if ord == "fro":
         return sqrt(sum(square(x), (rows, columns), keepdims))
     if ord in (2, -2, "nuc"):
-        kind: Any = ord
-        found = in_one_call(lambda array: np.linalg.norm(array, kind, (rows, columns), keepdims).astype(array.dtype), x)
-        if found is None:
-            raise ConfigError(
-                f"not supported: norm with ord={ord!r} of matrices inside a step or with a gradient, as it needs "
-                f"singular values; {_OF_MATRICES}"
-            )
-        return found
+        rest = [axis for axis in range(x.ndim) if axis not in (rows, columns)]
+        values = singular_values(transpose(x, [*rest, rows, columns]))
+        join = sum if ord == "nuc" else max if ord == 2 else min
+        joined = join(values, -1)
+        kept = [1 if axis in (rows, columns) else n for axis, n in enumerate(x.shape)]
+        return reshape(joined, kept) if keepdims else joined
     if ord not in (1, -1, math.inf, -math.inf):
         raise ConfigError(f"norm: ord={ord!r} of matrices; {_OF_MATRICES}")
     summed, over = (rows, columns) if abs(float(ord)) == 1 else (columns, rows)

@@ -3,7 +3,8 @@
 Nothing here knows of ranks or devices: a function is differentiated as if one device had the whole batch.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from dptrain.errors import ConfigError
@@ -12,8 +13,16 @@ from dptrain.program.tensor import Node, Tensor, Variable, constant, note_of_wei
 from dptrain.program.types import is_floating
 
 
-def topological(outputs: Iterable[Tensor]) -> list[Tensor]:
-    """Return the tensors that outputs are made of, and these, each after its inputs."""
+def _operands(tensor: Tensor) -> Sequence[Tensor]:
+    """Return the tensors that a tensor is a function of, for its gradient."""
+    own = getattr(tensor, "own_gradient", None)
+    return tensor.inputs if own is None else (*tensor.inputs, *own[0])
+
+
+def topological(
+    outputs: Iterable[Tensor], operands: Callable[[Tensor], Sequence[Tensor]] = attrgetter("inputs")
+) -> list[Tensor]:
+    """Return the tensors that outputs are made of, and these, each after its inputs, or after other `operands`."""
     order: list[Tensor] = []
     done: set[Tensor] = set()
     stack = [(one, False) for one in reversed(list(outputs))]
@@ -24,7 +33,7 @@ def topological(outputs: Iterable[Tensor]) -> list[Tensor]:
         elif tensor not in done:
             done.add(tensor)
             stack.append((tensor, True))
-            stack += [(one, False) for one in reversed(tensor.inputs)]
+            stack += [(one, False) for one in reversed(operands(tensor))]
     return order
 
 
@@ -58,17 +67,17 @@ def pulled_back(cotangents: Mapping[Tensor, Tensor], sources: Sequence[Tensor]) 
     Raises:
         ConfigError: an op on the way has no gradient.
     """
-    order = topological(cotangents)
+    order = topological(cotangents, _operands)
     depends = set(sources)
     values: dict[Node, dict[int, Tensor]] = {}  # of ops that have several
     for tensor in order:
-        if is_floating(tensor.dtype) and any(one in depends for one in tensor.inputs):  # whole numbers are steps
+        if is_floating(tensor.dtype) and any(one in depends for one in _operands(tensor)):  # whole numbers are steps
             depends.add(tensor)
         if tensor.op is not None and tensor.op.has_values:
             values.setdefault(tensor.node, {})[tensor.index] = tensor
     found = dict(cotangents)
     for tensor in reversed(order):
-        if tensor.op is None or not any(one in depends for one in tensor.inputs):
+        if tensor.op is None or not any(one in depends for one in _operands(tensor)):
             continue
         made: Any = tensor
         dy: Any = found.get(tensor) if tensor in depends else None
@@ -81,10 +90,14 @@ def pulled_back(cotangents: Mapping[Tensor, Tensor], sources: Sequence[Tensor]) 
             dy = dy if any(one is not None for one in dy) else None
         if dy is None:
             continue
-        if tensor.op.gradient_rule is None:
+        own = getattr(tensor, "own_gradient", None)
+        if own is not None:
+            operands, parts = own[0], own[1](dy)
+        elif tensor.op.gradient_rule is None:
             raise ConfigError(f"op {tensor.op.name!r} has no gradient")
-        parts = tensor.op.gradient_rule(made, dy, *tensor.inputs)
-        for one, part in zip(tensor.inputs, parts if isinstance(parts, tuple) else (parts,), strict=True):
+        else:
+            operands, parts = tensor.inputs, tensor.op.gradient_rule(made, dy, *tensor.inputs)
+        for one, part in zip(operands, parts if isinstance(parts, tuple) else (parts,), strict=True):
             if part is not None and one in depends:
                 before = found.get(one)
                 found[one] = part if before is None else before + part
@@ -93,7 +106,7 @@ def pulled_back(cotangents: Mapping[Tensor, Tensor], sources: Sequence[Tensor]) 
 
 def backward(target: Tensor, gradient: Any = None) -> None:
     """Add the gradient of a target to `grad` of the trainable variables that it was made of; see `gradients`."""
-    leaves = [one for one in topological([target]) if one.variable is not None and one.variable.trainable]
+    leaves = [one for one in topological([target], _operands) if one.variable is not None and one.variable.trainable]
     for leaf, found in zip(leaves, gradients(target, leaves, gradient), strict=True):
         variable = leaf.variable
         if found is not None and isinstance(variable, Variable):

@@ -236,6 +236,11 @@ class Attention:
     gradient: bool
 
 
+@dataclass(frozen=True)
+class HostCall:
+    """What the NumPy function alone makes, as by LAPACK: on a GPU between two copies, for which its stream waits."""
+
+
 # What reads its operands in an order of its own, so that they must lie in memory whole.
 WHOLE = Scatter, Windows, Attention
 
@@ -254,6 +259,7 @@ Lowering = (
     | UserKernel
     | Repeat
     | Attention
+    | HostCall
 )
 
 

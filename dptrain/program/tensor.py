@@ -66,6 +66,8 @@ class Tensor(Operand):
             where nobody knows: see `is_whole`.
         _keras_mask: which of its time steps count, (rows, time), under Keras' name; not set where all do: see
             `mask_of`.
+        own_gradient: tensors that it is a function of, and the rule of the gradient in these, in place of its op's; set
+            by `ops.custom_gradient` alone.
     """
 
     __slots__ = (
@@ -81,6 +83,7 @@ class Tensor(Operand):
         "logits",
         "name",
         "op",
+        "own_gradient",
         "shape",
         "squashed_by",
         "tracking",
@@ -90,6 +93,7 @@ class Tensor(Operand):
 
     is_whole: bool
     _keras_mask: "Tensor | None"
+    own_gradient: tuple[Sequence["Tensor"], Callable[["Tensor"], tuple["Tensor | None", ...]]]
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ def program_of_all(dtype, labels=None):
             made = OPS[name](*xs, **case.attributes)
             found[label] = made if made.value is None else made + inputs["add_0_x0"][0, 0]  # else nothing is executed
             numbers = [x for x in xs if x.dtype.kind == "f"]
-            if made.dtype.kind == "f" and numbers:
+            if made.dtype.kind == "f" and numbers and OPS[name].gradient_rule is not None:
                 weighted = dptrain.ops.sum(made * made)
                 found |= {f"{label}_d{n}": one for n, one in enumerate(gradients(weighted, numbers)) if one is not None}
         found["full_of_rows"] = OPS["full"](shape=(Dim.rows(ROWS), 2), value=2.5, dtype=dtype)

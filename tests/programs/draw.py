@@ -278,6 +278,7 @@ def unary(d: Drawing) -> None:
         *("ops.sign({})", "ops.stop_gradient({}) * {}", "ops.silu({})", "ops.gelu({})", "ops.cast({}, 'float64')"),
         *("ops.floor({} * 1.7)", "ops.ceil({} * 1.7)", "ops.round({} * 1.7)", "1.0 / (1.5 + ops.sin({}))"),
         *("ops.where({} > 0.3, {}, 0.3)", "ops.clip({}, -0.7, 0.9)", "{} * 0.5", "{} + 1", "ops.nan_to_num({})"),
+        *("ops.erfc({})", "ops.nextafter({}, 0.0)", "ops.custom_gradient(lambda x: (ops.tanh(x), ops.sin))({})"),
         "ops.where({} > 2, {} / ops.sum(ops.relu({} - 2)), 0)",
         "{} / ops.sum(ops.square({}))",
     ]
@@ -317,6 +318,18 @@ def binary(d: Drawing) -> None:
     names = [x.name, y.name]
     d.rng.shuffle(names)
     d.line(d.choose(forms).format(*names))
+
+
+def whole(d: Drawing) -> None:
+    """Bits of whole numbers, and their divisors."""
+    x = d.pick(lambda one: one.tensor.dtype.kind in "iu")
+    y = d.pick(lambda one: one.tensor.dtype.kind in "iu" and _broadcasts(one.tensor.shape, x.tensor.shape))
+    forms = [
+        *("ops.bitwise_and({}, {})", "ops.bitwise_or({}, {})", "ops.bitwise_xor({}, {})", "ops.gcd({}, {})"),
+        *("ops.bitwise_left_shift({}, {} % 9)", "ops.bitwise_right_shift({}, {} % 9)", "ops.bitwise_invert({}) + {}"),
+        "ops.signbit({}) & ({} > 0)",
+    ]
+    d.line(d.choose(forms).format(x.name, y.name))
 
 
 def _broadcasts(a, b) -> bool:
@@ -541,6 +554,7 @@ GROWTH = {
     view: 5,
     product: 3,
     casts: 2,
+    whole: 1,
     taken: 1,
     taken_of_each: 1,
     one_hot: 1,

@@ -25,14 +25,14 @@ from dptrain.backend.cuda.generate import Function, Kernel, OwnCall, arguments_o
 from dptrain.backend.cuda.graphs import steps_in_graph
 from dptrain.backend.cuda.links import LinkedMessage, LinkedMove, LinkedSum
 from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory, Pinned
-from dptrain.backend.cuda.own import own_launch
+from dptrain.backend.cuda.own import HostLaunch, own_launch
 from dptrain.backend.cuda.packs import RunTable, Starts
 from dptrain.backend.cuda.transfers import PinnedMove
 from dptrain.backend.custom import OwnKernel
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DataError, DeviceError
 from dptrain.program.absent_rows import find_absent_row
-from dptrain.program.lowering import UserKernel, lowering_of
+from dptrain.program.lowering import HostCall, UserKernel, lowering_of
 from dptrain.program.memory import in_a_row, nbytes
 from dptrain.program.messages import all_reduce, exchange
 from dptrain.program.program import ROWS, Program
@@ -295,6 +295,7 @@ class CudaExecutable:
         batch = (sizes.rows, sizes.first_row, sizes.global_rows)
         index = "q" if self._made.wide_index else "i"
         self._stages: list[list[_Launches]] = []
+        self._on_host = 0
         alike: list[Hashable] = [one.path for one in cubins.values()]
         is_generated = is_shared = True
         numbers = iter(range(len(self._messages)))
@@ -302,10 +303,14 @@ class CudaExecutable:
             modules = {own.name: gpu.module(cubins[text]) for text, kernels in texts.items() for own in kernels}
             for stage, messages in zip(self._made.stages, self._made.messages, strict=True):
                 own: list[Launch] = []
+                alone: list[int] = []  # the numbers, from 1, of launches that are the host's
                 counts = [0]  # of launches, after so many kernels
                 for kernel in stage:
                     if not kernel.threads:
-                        own += [partial(_call_alone, call) for call in self._calls(kernel)]
+                        for call in self._calls(kernel):
+                            own.append(partial(_call_alone, call))
+                            if isinstance(call, HostLaunch):  # which no graph can hold
+                                alone.append(len(own))
                         is_generated = False
                         counts.append(len(own))
                         continue
@@ -333,7 +338,8 @@ class CudaExecutable:
                 after = [counts[one.after] for one in messages]
                 if self._links is not None:  # one without rows launches less: they leave in one order on all
                     after = list(accumulate(after, max))
-                self._stages.append(_cut(own, [(next(numbers), one) for one in after]))
+                self._stages.append(_cut(own, [(next(numbers), one) for one in after], alone))
+                self._on_host += len(alone)
         except cuda.Error as error:
             raise DeviceError(
                 f"{gpu.name}: the kernels of a program do not load ({error}); remove {kernel_cache()}"
@@ -375,7 +381,7 @@ class CudaExecutable:
         ]
 
     def _own_call(self, function: Function, call: OwnCall) -> list[Callable[[], None]]:
-        """Return the launch of a user's kernel.
+        """Return the launch of a user's kernel, or the call of the host's function.
 
         Raises:
             ConfigError: an input is of a type that such kernels do not read.
@@ -384,11 +390,16 @@ class CudaExecutable:
         tensor, memory = call.tensor, self._memories[0]
         user = lowering_of(tensor)
         assert tensor.op is not None
-        assert isinstance(user, UserKernel)
-        kernel: OwnKernel = user.kernel
 
         def buffer(one: Tensor) -> DeviceArray:
             return DeviceArray(memory, self._pointers[one], self._shape(one), one.dtype)
+
+        numbers = tensor.op.local_attributes(tensor, self._rows, self._sizes.first_row)
+        if isinstance(user, HostCall):
+            compute = partial(tensor.op.compute, **numbers)
+            return [HostLaunch(self.backend, compute, [*map(buffer, tensor.inputs)], buffer(tensor))]
+        assert isinstance(user, UserKernel)
+        kernel: OwnKernel = user.kernel
 
         if any(one.dtype == np.float64 for one in (*tensor.inputs, tensor)):
             raise ConfigError(f"op {kernel.name!r}: its kernel computes in float32, not in float64")
@@ -398,7 +409,6 @@ class CudaExecutable:
             own = local(shape, self._rows)
             outputs[number] = DeviceArray(memory, scratch + start, own, tensor.dtype)
         buffers = [*map(buffer, tensor.inputs), *(outputs[number] for number in sorted(outputs))]
-        numbers = tensor.op.local_attributes(tensor, self._rows, self._sizes.first_row)
         return [own_launch(self.backend.gpu_record, self.backend.stream, kernel, buffers, numbers)]
 
     def _arguments(self, kernel: Kernel) -> dict[str, int]:
@@ -486,7 +496,8 @@ class CudaExecutable:
 
     def _run_steps(self, steps: int, runs: int) -> None:
         together = steps_in_graph(self.launches)
-        if together > 1 and not self._messages:  # no other rank is met between the first launch and the last
+        # No other rank is met, and the host is not needed, between the first launch and the last.
+        if together > 1 and not self._messages and not self._on_host:
             ((part,),) = self._stages
             for _ in range(steps // together):
                 self._queue((0, 0, runs, together), part.launches * together)
@@ -519,7 +530,7 @@ class CudaExecutable:
             for launch in launches:
                 launch(table, runs)
 
-        if self.backend.graph and len(launches) > 1:
+        if self.backend.graph and len(launches) > 1 and not (self._on_host and self._queues_messages):
             if place not in table.graphs:
                 table.graphs[place] = self.backend.gpu_record.captured(stream, queue, dependent=self._dependent)
             table.graphs[place].launch(stream)
@@ -555,14 +566,15 @@ def _call_alone(call: Callable[[], None], table: RunTable, runs: int) -> None:
     call()
 
 
-def _cut(launches: list[Launch], ready: Sequence[tuple[int, int]]) -> list[_Launches]:
-    """Return launches cut where messages are complete.
+def _cut(launches: list[Launch], ready: Sequence[tuple[int, int]], alone: Sequence[int]) -> list[_Launches]:
+    """Return launches cut where messages are complete, and around those of the host.
 
     Args:
         launches: of a stage.
         ready: messages, each with how many launches complete it.
+        alone: the numbers, from 1, of those that are the host's.
     """
-    ends = sorted({len(launches), *(count for _, count in ready)})
+    ends = sorted({len(launches), *(count for _, count in ready), *alone, *(one - 1 for one in alone if one > 1)})
     return [
         _Launches(launches[begin:end], [one for one, count in ready if count == end])
         for begin, end in pairwise([0, *ends])

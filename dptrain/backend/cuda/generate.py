@@ -101,7 +101,7 @@ class LibraryCall:
 
 @dataclass(eq=False)
 class OwnCall:
-    """A launch of a user's own kernel.
+    """A launch of a user's own kernel, or a call of an op's NumPy function on the host.
 
     Attributes:
         tensor: what it makes.
@@ -583,10 +583,12 @@ class Generator:
     def _call(self, made: Function, group: Group, w: Writer, places: Places) -> None:
         (tensor,) = group.roles
         user = lowering_of(tensor)
-        assert isinstance(user, UserKernel)
         for one in tensor.inputs:
             w.pointer(one)
         self._target(made, w, tensor, None)
+        if not isinstance(user, UserKernel):
+            made.call = OwnCall(tensor, {})
+            return
         shapes = user.kernel.output_shapes([one.shape for one in tensor.inputs])
         others: dict[int, tuple[Shape, int]] = {}
         end = 0

@@ -21,6 +21,7 @@ from dptrain.program.lowering import (
     WHOLE,
     Convolution,
     Element,
+    HostCall,
     Product,
     Reduction,
     UserKernel,
@@ -40,7 +41,7 @@ from dptrain.program.types import is_half
 
 # How a group goes over its elements: "map" one by one; "rows" a warp or a block a row; "columns" sums over rows, with a
 # lane for each column; "totals" the same, with a block for one column; "product" by tiles of a matrix product, whose
-# results it gets, and of a convolution's may sum over the rows, too; "call" by a kernel of a user's own.
+# results it gets, and of a convolution's may sum over the rows, too; "call" by a user's kernel, or on the host.
 GroupKind = Literal["map", "rows", "columns", "totals", "product", "call"]
 # Where an axis of a group's elements belongs: to the number of the row, or to that within the row, the column.
 Side = Literal["row", "column"]
@@ -177,8 +178,8 @@ def is_rounding(tensor: Tensor) -> bool:
 
 
 def is_call(tensor: Tensor) -> bool:
-    """Whether a kernel of a user's own makes it."""
-    return isinstance(lowering_of(tensor), UserKernel)
+    """Whether a kernel of a user's own makes it, or the host."""
+    return isinstance(lowering_of(tensor), UserKernel | HostCall)
 
 
 class Grouping:

@@ -1,13 +1,41 @@
-"""Launching kernels that users bring along."""
+"""Launching kernels that users bring along, and calling NumPy functions between two copies."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from dptrain.backend.cuda.compile import compiled_own
 from dptrain.backend.cuda.device import Gpu, cuda
 from dptrain.backend.cuda.memory import DeviceArray
 from dptrain.backend.custom import OwnKernel
 from dptrain.errors import DeviceError
+
+if TYPE_CHECKING:
+    from dptrain.backend.cuda.backend import CudaBackend
+
+
+class HostLaunch:
+    """What the host computes in the middle of a step: it waits for the inputs, and writes the result.
+
+    Args:
+        backend: the device.
+        compute: the NumPy function; it takes the inputs, and `out`.
+        inputs: on the device.
+        result: there too.
+    """
+
+    def __init__(
+        self, backend: "CudaBackend", compute: Callable[..., None], inputs: Sequence[DeviceArray], result: DeviceArray
+    ) -> None:
+        self._backend, self._compute, self._inputs, self._result = backend, compute, inputs, result
+
+    def __call__(self) -> None:
+        """Compute it, after everything that is queued."""
+        result = np.empty(self._result.shape, self._result.dtype)
+        with np.errstate(all="ignore"):
+            self._compute(*map(self._backend.download, self._inputs), out=result)
+        self._backend.write(self._result, result)
 
 
 def own_launch(

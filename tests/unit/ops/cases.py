@@ -17,12 +17,39 @@ def positive(*shape: int) -> Callable[[Rng], np.ndarray]:
     return lambda rng: rng.uniform(0.5, 2, shape)
 
 
+def whole(low: int, high: int, *shape: int) -> Callable[[Rng], np.ndarray]:
+    return lambda rng: rng.integers(low, high, shape).astype(np.int32)
+
+
+def definite(*shape: int) -> Callable[[Rng], np.ndarray]:
+    """Symmetric, positive definite matrices."""
+
+    def make(rng: Rng) -> np.ndarray:
+        a = rng.normal(size=shape)
+        return a @ a.swapaxes(-1, -2) + np.eye(shape[-1])
+
+    return make
+
+
+def regular(*shape: int) -> Callable[[Rng], np.ndarray]:
+    """Square matrices that are far from singular, with no symmetry."""
+    return lambda rng: rng.normal(size=shape) + 3 * np.eye(shape[-1])
+
+
 def flags(*shape: int) -> Callable[[Rng], np.ndarray]:
     return lambda rng: rng.random(shape) < 0.5
 
 
 def places(length: int, *shape: int) -> Callable[[Rng], np.ndarray]:
     return lambda rng: rng.integers(0, length, shape)
+
+
+def log_probabilities(*shape: int) -> Callable[[Rng], np.ndarray]:
+    def make(rng: Rng) -> np.ndarray:
+        x = rng.normal(size=shape)
+        return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+    return make
 
 
 class Case:
@@ -156,4 +183,83 @@ CASES: dict[str, list[Case]] = {
     ],
     "add_rows": [Case(normal(B, 2, 3), places(4, B, 2), length=4, rows=(0, 0))],
     "one_hot_last": [Case(places(4, B), classes=3, dtype="float64")],
+    **{
+        key: [Case(normal(B, 6)), Case(normal(2, B, 4), rows=(1,)), Case(normal(7), rows=(None,))]
+        for key in ("sort_last", "argsort_last")
+    },
+    **{
+        key: [Case(whole(-40, 40, B, 3), whole(-40, 40, B, 3), rows=(0, 0)), Case(whole(0, 90, B, 3), whole(1, 9, 3))]
+        for key in ("bit_and", "bit_or", "bit_xor", "greatest_divisor")
+    },
+    **{
+        key: [Case(whole(-9999, 9999, B, 3), whole(0, 40, B, 3), rows=(0, 0))]
+        for key in ("left_shifted", "right_shifted")
+    },
+    "bit_invert": [Case(whole(-40, 40, B, 3))],
+    "nextafter_along": [Case(normal(B, 3), normal(3))],
+    "has_sign": [Case(normal(B, 3)), Case(whole(-3, 3, B, 2))],
+    "bits_as": [
+        Case(whole(-99, 99, B, 4), dtype="float32", itemsize=4),
+        Case(whole(-99, 99, B, 4), dtype="int16", itemsize=4),
+        Case(whole(-99, 99, B, 4), dtype="int64", itemsize=4),
+    ],
+    **{key: [Case(normal(B, 3))] for key in ("erfc_of", "with_own_gradient")},
+    "erfinv_of": _SINES,
+    "bessel_of": [Case(normal(B, 3), order=0), Case(normal(B, 3), order=1)],
+    "greatest_rows": [
+        Case(normal(B, 2, 3), lambda rng: np.array([0, 2, 1, 2, 0]), length=3, rows=(0, 0)),
+        Case(normal(B), lambda rng: np.array([0, 1, -1, 1, 2]), length=2, rows=(0, 0)),
+    ],
+    "multiplied_rows": [
+        Case(positive(B, 2), places(4, B), length=4, rows=(None, None)),
+        Case(
+            lambda rng: np.array([0.0, 2, 3, 0, 5]), lambda rng: np.array([0, 0, 1, 2, 2]), length=3, rows=(None, None)
+        ),
+    ],
+    "fourier": [Case(normal(B, 2, 6), inverse=False), Case(normal(B, 2, 5), inverse=True)],
+    "half_spectrum": [Case(normal(B, 6)), Case(normal(2, B, 5), rows=(1,))],
+    "from_half_spectrum": [Case(normal(B, 2, 4), length=6), Case(normal(B, 2, 3), length=5)],
+    **{
+        key: [Case(regular(B, 3, 3)), Case(regular(2, B, 2, 2), rows=(1,))]
+        for key in ("inverse", "determinant", "log_determinant")
+    },
+    **{
+        key: [Case(definite(B, 3, 3)), Case(definite(1, 1), rows=(None,))]
+        for key in ("cholesky_factor", "eigen_packed")
+    },
+    "solution": [
+        Case(regular(B, 3, 3), normal(B, 3, 2), rows=(0, 0)),
+        Case(regular(3, 3), normal(B, 3, 1), rows=(None, 0)),
+        Case(regular(3, 3), normal(3, B), rows=(None, 1)),
+    ],
+    "triangular_solution": [
+        Case(regular(B, 3, 3), normal(B, 3, 2), lower=True, rows=(0, 0)),
+        Case(regular(3, 3), normal(B, 3, 1), lower=False, rows=(None, 0)),
+    ],
+    "qr_packed": [
+        Case(normal(B, 4, 2), full=False),
+        Case(normal(B, 2, 4), full=False),
+        Case(regular(B, 3, 3), full=True),
+        Case(normal(2, 3), full=True, rows=(None,)),
+    ],
+    "svd_packed": [
+        Case(normal(B, 4, 2), full=False),
+        Case(normal(B, 2, 3), full=False),
+        Case(regular(B, 3, 3), full=True),
+    ],
+    "singular_values": [Case(normal(B, 4, 2)), Case(normal(B, 2, 3))],
+    "lu_packed": [Case(regular(B, 3, 3)), Case(lambda rng: rng.normal(size=(2, 4, 4)), rows=(None,))],
+    "pivot_matrix": [Case(lambda rng: np.array([[1, 1, 2], [2, 2, 2], [0, 2, 2], [0, 1, 2], [1, 2, 2]]))],
+    "pseudo_inverse": [Case(normal(B, 4, 2), rcond=-1.0), Case(normal(B, 2, 3), rcond=1e-10)],
+    "rank_of": [Case(normal(B, 4, 2), tol=-1.0), Case(lambda rng: np.ones((B, 3, 3)), tol=0.1)],
+    **{
+        key: [
+            Case(
+                *(log_probabilities(B, 6, 4), whole(1, 4, B, 3), whole(0, 4, B), whole(5, 7, B)),
+                **{"blank": 0, "rows": (0, 0, 0, 0)},
+            )
+        ]
+        for key in ("ctc_losses", "ctc_slopes")
+    },
+    "beam_paths": [Case(log_probabilities(B, 5, 3), whole(3, 6, B), width=9, paths=3, blank=2, rows=(0, 0))],
 }

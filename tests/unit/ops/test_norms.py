@@ -5,6 +5,7 @@ import pytest
 
 from dptrain import ops
 from dptrain.errors import ConfigError
+from dptrain.program.execute import evaluate
 from dptrain.program.program import trace
 
 RNG = np.random.default_rng(0)
@@ -42,7 +43,7 @@ def test_of_integers():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ((M, 3), "ord=3 of matrices; expected None, 'fro', 1"),
+        ((M, 3), "ord=3 of matrices; expected None, 'fro', 'nuc', 1"),
         ((M, "fro", 0), "ord='fro' of vectors; expected None or a number"),
         ((X, 1), "ord=1 over 3 axes; expected one axis or two"),
         ((M, 1, (0, 0)), "expected different axes"),
@@ -67,10 +68,10 @@ def test_normalize():
 
 @pytest.mark.parametrize("ord", [2, -2, "nuc"])
 @pytest.mark.parametrize("keepdims", [False, True])
-def test_norms_of_singular_values_outside_of_steps(ord, keepdims):
+def test_norms_of_singular_values(ord, keepdims):
     x = np.random.default_rng(1).normal(size=(2, 3, 4)).astype(np.float32)
     found = ops.norm(x, ord, (0, 2), keepdims)
     np.testing.assert_allclose(found.numpy(), np.linalg.norm(x, ord, (0, 2), keepdims), rtol=1e-5)
     assert found.dtype.name == "float32"
-    with pytest.raises(ConfigError, match=r"not supported: norm with ord=.* inside a step"):
-        trace(lambda y: {"y": ops.norm(y, ord)}, {"y": ((3, 4), "float32")})
+    program = trace(lambda y: {"y": ops.norm(y, ord, (0, 2), keepdims)}, {"y": (x.shape, "float32")})
+    np.testing.assert_array_equal(evaluate(program, {"y": x})[0]["y"], found.numpy())

@@ -160,6 +160,7 @@ def test_a_part_up_to_the_number_of_rows_counts_them():
 def test_functions_and_divisions_are_expensive():
     """Or a GPU computes them again wherever they are used."""
     cheap = {"dp_absolute", "dp_maximum", "dp_minimum", "dp_sign", "ceil", "floor", "rint"}
+    cheap |= {"dp_left_shift", "dp_right_shift", "dp_signbit", "dp_nextafter"}
     elements = {name: op for name, op in OPS.items() if isinstance(op.lowering, Element)}
     costly = {
         name

@@ -1,0 +1,36 @@
+"""Losses of sequences whose lengths differ from their targets'."""
+
+from typing import Any
+
+from dptrain import ops
+from dptrain.errors import ConfigError
+from dptrain.program.tensor import Tensor, as_tensors
+
+
+def ctc(y_true: Any, y_pred: Any) -> Tensor:
+    """Return minus the logarithm of the probability of each sequence of labels: `ops.ctc_loss`, with class 0 as blank.
+
+    Args:
+        y_true: (rows, labels) whole numbers; 0 fills up.
+        y_pred: (rows, times, classes) scores before a softmax.
+
+    Returns:
+        (rows,).
+
+    Raises:
+        ConfigError: other shapes.
+    """
+    labels, scores = as_tensors([y_true, y_pred])
+    if labels.ndim != 2:
+        raise ConfigError(
+            "Targets `y_true` are expected to be a tensor of shape `(batch_size, max_length)` in integer format. "
+            f"Received: y_true.shape={labels.shape}"
+        )
+    if scores.ndim != 3:
+        raise ConfigError(
+            "Logits `y_pred` are expected to be a tensor of shape `(batch_size, max_length, num_classes)`. "
+            f"Received: y_pred.shape={scores.shape}"
+        )
+    lengths = ops.cast(ops.sum(ops.not_equal(labels, 0), axis=-1), "int32")
+    times = ops.full((scores.shape[0],), int(scores.shape[1]), "int32")
+    return ops.ctc_loss(labels, scores, lengths, times)

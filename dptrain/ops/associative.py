@@ -1,0 +1,77 @@
+"""All partial results of an associative function, in as many rounds as a length has digits in base 2."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dptrain import tree
+from dptrain.errors import ConfigError
+from dptrain.ops.arrays import flip
+from dptrain.ops.manipulation import concatenate, reshape, stack
+from dptrain.program.shapes import normalized_axes
+from dptrain.program.tensor import Tensor, as_tensors
+
+
+def associative_scan(f: Callable[[Any, Any], Any], elems: Any, reverse: bool = False, axis: int = 0) -> Any:
+    """Return what a function joins of each element and all before it along an axis.
+
+    Args:
+        f: takes two nests as `elems`, parts of them along the axis, and returns one; f(a, f(b, c)) = f(f(a, b), c).
+        elems: tensors or arrays of one length along the axis, nested as you like.
+        reverse: of each element and all after it.
+        axis: one.
+
+    Returns:
+        As `elems`.
+
+    Raises:
+        ConfigError: no function, or other lengths.
+
+    Source: G. Blelloch, "Prefix sums and their applications", 1990.
+    """
+    if not callable(f):
+        raise ConfigError("`f` should be a callable.")
+    leaves = as_tensors(tree.flatten(elems))
+    places = [normalized_axes(axis, leaf.ndim)[0] for leaf in leaves]
+    if len({int(leaf.shape[place]) for leaf, place in zip(leaves, places, strict=True)}) != 1:
+        raise ConfigError("Array inputs to associative_scan must have the same first dimension.")
+
+    def turned(parts: Sequence[Tensor]) -> list[Tensor]:
+        return [flip(part, place) for part, place in zip(parts, places, strict=True)] if reverse else list(parts)
+
+    def join(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[Tensor]:
+        found = f(tree.pack_sequence_as(elems, list(a)), tree.pack_sequence_as(elems, list(b)))
+        return list(as_tensors(tree.flatten(found)))
+
+    return tree.pack_sequence_as(elems, turned(_scanned(join, turned(leaves), places)))
+
+
+def _scanned(join: Callable[..., list[Tensor]], parts: list[Tensor], places: list[int]) -> list[Tensor]:
+    length = int(parts[0].shape[places[0]])
+    if length < 2:
+        return parts
+
+    def cut(of: Sequence[Tensor], start: int, stop: int | None = None, step: int = 1) -> list[Tensor]:
+        return [
+            one[(slice(None),) * place + (slice(start, stop, step),)] for one, place in zip(of, places, strict=True)
+        ]
+
+    odd = _scanned(join, join(cut(parts, 0, length - 1, 2), cut(parts, 1, length, 2)), places)
+    first = cut(parts, 0, 1)
+    if length < 3:
+        even = first
+    else:
+        before = cut(odd, 0, (length - 1) // 2)
+        even = [
+            concatenate([a, b], place)
+            for a, b, place in zip(first, join(before, cut(parts, 2, length, 2)), places, strict=True)
+        ]
+    return [_interleaved(a, b, place) for a, b, place in zip(even, odd, places, strict=True)]
+
+
+def _interleaved(even: Tensor, odd: Tensor, axis: int) -> Tensor:
+    """Return elements of both in turn; even ones may be one more."""
+    count = int(odd.shape[axis])
+    lead = (slice(None),) * axis
+    both = stack([even[(*lead, slice(0, count))], odd], axis + 1)
+    made = reshape(both, (*even.shape[:axis], 2 * count, *even.shape[axis + 1 :]))
+    return made if int(even.shape[axis]) == count else concatenate([made, even[(*lead, slice(count, None))]], axis)

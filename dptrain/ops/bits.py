@@ -1,0 +1,204 @@
+"""Whole numbers by their bits, and their greatest common divisors; floating-point numbers by their exponents."""
+
+from typing import Any
+
+import numpy as np
+
+from dptrain.errors import ConfigError
+from dptrain.ops.common import boolean, broadcast_shape, common_dtype, elementwise, floating_dtype, unbroadcast
+from dptrain.ops.elementwise import cast, floating, floor_divide, logical_not, power
+from dptrain.program.lowering import Element, HostCall
+from dptrain.program.op import Op, op
+from dptrain.program.shapes import Shape
+from dptrain.program.tensor import Array, DType, Tensor, as_tensors
+
+
+def _whole(name: str) -> Any:
+    """Return a rule of types for whole numbers and truth values alone."""
+
+    def dtype(*dtypes: DType, **attributes: Any) -> Any:
+        if any(one.kind not in "biu" for one in dtypes):
+            found = ", ".join(one.name for one in dtypes)
+            raise ConfigError(f"{name}: {found}; expected whole numbers")
+        return common_dtype(*dtypes)
+
+    return dtype
+
+
+def _of_whole(name: str, function: Any, c: str, expensive: bool = False) -> Op:
+    def compute(x1: Array, x2: Array, *, out: Array) -> None:
+        function(x1, x2, out=out, casting="unsafe")
+
+    compute.__name__, compute.__doc__ = name, f"numpy.{function.__name__}."
+    record = {"dtype": _whole(name), "lowering": Element(c), "expensive": expensive}
+    return op(shape=broadcast_shape, letters=elementwise, **record)(compute)
+
+
+bit_and = _of_whole("bit_and", np.bitwise_and, "{0} & {1}")
+bit_or = _of_whole("bit_or", np.bitwise_or, "{0} | {1}")
+bit_xor = _of_whole("bit_xor", np.bitwise_xor, "{0} ^ {1}")
+left_shifted = _of_whole("left_shifted", np.left_shift, "dp_left_shift({0}, {1})")
+right_shifted = _of_whole("right_shifted", np.right_shift, "dp_right_shift({0}, {1})")
+greatest_divisor = _of_whole("greatest_divisor", np.gcd, "dp_gcd({0}, {1})", expensive=True)
+
+
+@op(shape=broadcast_shape, letters=elementwise, dtype=_whole("bitwise_invert"), lowering=Element("~{0}"))
+def bit_invert(x: Array, *, out: Array) -> None:
+    """numpy.invert, of whole numbers."""
+    np.invert(x, out=out)
+
+
+def bitwise_and(x: Any, y: Any) -> Tensor:
+    """Return the bits that both whole numbers have."""
+    return bit_and(x, y)
+
+
+def bitwise_or(x: Any, y: Any) -> Tensor:
+    """Return the bits that one of two whole numbers has, or both."""
+    return bit_or(x, y)
+
+
+def bitwise_xor(x: Any, y: Any) -> Tensor:
+    """Return the bits that one of two whole numbers has, but not both."""
+    return bit_xor(x, y)
+
+
+def bitwise_invert(x: Any) -> Tensor:
+    """Return the bits that a whole number has not; of truth values the opposite."""
+    (tensor,) = as_tensors([x])
+    return logical_not(tensor) if tensor.dtype.kind == "b" else bit_invert(tensor)
+
+
+bitwise_not = bitwise_invert
+
+
+def bitwise_left_shift(x: Any, y: Any) -> Tensor:
+    """Return x with its bits moved up by y places; 0 where y is no less than the bits that x has."""
+    return left_shifted(*_numbers("bitwise_left_shift", x, y))
+
+
+def bitwise_right_shift(x: Any, y: Any) -> Tensor:
+    """Return x with its bits moved down by y places; copies of the sign come in."""
+    return right_shifted(*_numbers("bitwise_right_shift", x, y))
+
+
+left_shift, right_shift = bitwise_left_shift, bitwise_right_shift
+
+
+def _numbers(name: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
+    a, b = as_tensors([x, y])
+    if a.dtype.kind == "b" and b.dtype.kind == "b":
+        raise ConfigError(f"{name}: truth values; expected whole numbers")
+    return a, b
+
+
+def gcd(x1: Any, x2: Any) -> Tensor:
+    """Return the greatest common divisor of whole numbers, 0 of two zeros."""
+    return greatest_divisor(*_numbers("gcd", x1, x2))
+
+
+def lcm(x1: Any, x2: Any) -> Tensor:
+    """Return the least common multiple of whole numbers, 0 where one is 0."""
+    from dptrain.ops.arrays import abs
+    from dptrain.ops.elementwise import maximum, multiply
+
+    a, b = _numbers("lcm", x1, x2)
+    size = abs(a) if a.dtype.kind == "i" else a
+    other = abs(b) if b.dtype.kind == "i" else b
+    divisor = greatest_divisor(size, other)
+    return multiply(floor_divide(size, maximum(divisor, np.ones((), divisor.dtype))), other)
+
+
+# Floating-point numbers
+
+
+@op(shape=broadcast_shape, letters=elementwise, dtype=floating_dtype, lowering=Element("dp_nextafter({0}, {1})"))
+def nextafter_along(x1: Array, x2: Array, *, out: Array) -> None:
+    """numpy.nextafter."""
+    np.nextafter(x1, x2, out=out)
+
+
+@nextafter_along.gradient
+def _nextafter(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, None]:
+    return unbroadcast(dy, x1), None
+
+
+def nextafter(x1: Any, x2: Any) -> Tensor:
+    """Return the number that comes after x1 towards x2 in its type."""
+    a, b = as_tensors([x1, x2])
+    wanted = floating_dtype(a.dtype, b.dtype)
+    return nextafter_along(cast(a, wanted), cast(b, wanted))
+
+
+@op(shape=broadcast_shape, letters=elementwise, dtype=boolean, lowering=Element("dp_signbit({0})"))
+def has_sign(x: Array, *, out: Array) -> None:
+    """numpy.signbit."""
+    if x.dtype.kind == "b":
+        out.fill(False)
+    else:
+        np.signbit(x, out=out) if x.dtype.kind in "fV" else np.less(x, 0, out=out)
+
+
+def signbit(x: Any) -> Tensor:
+    """Return whether a number is negative or -0."""
+    return has_sign(x)
+
+
+def ldexp(x1: Any, x2: Any) -> Tensor:
+    """Return x1 times 2 to the power of whole numbers.
+
+    Raises:
+        ConfigError: x2 is of fractions.
+    """
+    (number,), (exponent,) = as_tensors([x1]), as_tensors([x2])
+    if exponent.dtype.kind not in "iu":
+        raise ConfigError(f"ldexp exponent must be an integer type. Received: x2 dtype={exponent.dtype.name}")
+    number = floating(number)
+    half = floor_divide(exponent, np.int32(2).astype(exponent.dtype))  # 2 to the power of all of it may be infinite
+
+    def power_of_two(n: Tensor) -> Tensor:
+        return power(np.asarray(2, number.dtype), cast(n, number.dtype))
+
+    return number * power_of_two(half) * power_of_two(exponent - half)
+
+
+def _viewed_shape(shape: Shape, *, dtype: str, itemsize: int) -> Shape:
+    ratio = itemsize, np.dtype(dtype).itemsize
+    if ratio[0] == ratio[1]:
+        return shape
+    if not shape or int(shape[-1]) * ratio[0] % ratio[1]:
+        raise ConfigError(f"view: shape {shape} in {ratio[0]} bytes an element; {dtype} has {ratio[1]}")
+    return (*shape[:-1], int(shape[-1]) * ratio[0] // ratio[1])
+
+
+def _viewed_letters(shapes: Any, out: Any, attributes: Any) -> str:
+    from dptrain.program.letters import names
+
+    if attributes["itemsize"] == np.dtype(attributes["dtype"]).itemsize:
+        return f"{names(len(out))}->{names(len(out))}"
+    rows = names(len(out) - 1)
+    return f"{rows}X->{rows}X"
+
+
+@op(
+    shape=_viewed_shape,
+    letters=_viewed_letters,
+    dtype=lambda x, *, dtype, itemsize: np.dtype(dtype),
+    lowering=HostCall(),
+)
+def bits_as(x: Array, *, dtype: str, itemsize: int, out: Array) -> None:
+    """numpy.ndarray.view."""
+    out[...] = np.ascontiguousarray(x).view(out.dtype).reshape(out.shape)
+
+
+@bits_as.gradient
+def _bits_as(y: Tensor, dy: Tensor, x: Tensor) -> None:
+    return None
+
+
+def view(x: Any, dtype: Any = None) -> Tensor:
+    """Return the same bytes as numbers of another type; the last axis becomes longer or shorter with their size."""
+    (tensor,) = as_tensors([x])
+    if dtype is None or np.dtype(dtype) == tensor.dtype:
+        return tensor
+    return bits_as(tensor, dtype=np.dtype(dtype).name, itemsize=tensor.dtype.itemsize)

@@ -1,0 +1,276 @@
+"""How often values stand, segments' greatest elements and products, and what is written at places."""
+
+import builtins
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dptrain.errors import ArgumentTypeError, ConfigError
+from dptrain.ops.arrays import ravel
+from dptrain.ops.bits import bit_invert
+from dptrain.ops.elementwise import cast, equal, floating, logical_and, maximum, minimum, where
+from dptrain.ops.indexing import add_rows, in_range, one_hot, take_rows, taken, with_all_rows
+from dptrain.ops.manipulation import expand_dims, reshape
+from dptrain.ops.parts import part
+from dptrain.ops.reduction import max, min, sum
+from dptrain.ops.searching import scatter, searchsorted, segment_sum
+from dptrain.program.letters import names
+from dptrain.program.lowering import HostCall
+from dptrain.program.op import op
+from dptrain.program.shapes import Shape
+from dptrain.program.tensor import Array, Tensor, as_tensors
+
+
+def _segment_letters(whole: bool) -> Any:
+    """`ab,a->Xb`; of what cannot be joined of the ranks' parts `Xb,X->Xb`."""
+
+    def letters(shapes: Sequence[Shape], out: Shape, attributes: Any) -> str:
+        rows = "X" if whole else "a"
+        rest = names(len(out))[1:]
+        return f"{rows}{rest},{rows}->X{rest}"
+
+    return letters
+
+
+def _segment_shape(values: Shape, places: Shape, *, length: int) -> Shape:
+    return (length, *values[1:])
+
+
+@op(
+    shape=_segment_shape,
+    letters=_segment_letters(False),
+    joins="max",
+    dtype=lambda values, places, *, length: values,
+    lowering=HostCall(),
+)
+def greatest_rows(values: Array, places: Array, *, length: int, out: Array) -> None:
+    """The greatest elements of the rows of each segment; of none the least number that there is."""
+    out.fill(-np.inf if out.dtype.kind in "fV" else np.iinfo(out.dtype).min if out.dtype.kind in "iu" else 0)
+    inside = (places >= 0) & (places < length)
+    np.maximum.at(out, places[inside], values[inside])
+
+
+@greatest_rows.gradient
+def _greatest_rows(y: Tensor, dy: Tensor, values: Tensor, places: Tensor) -> tuple[Tensor, None]:
+    """Elements that are equally great share the gradient."""
+    length = y.attributes["length"]
+    inside, own = _inside(places, length, values.ndim)
+    chosen = cast(logical_and(inside, equal(values, take_rows(y, own))), dy.dtype)
+    count = maximum(add_rows(chosen, own, length=length), 1.0)
+    return chosen * take_rows(dy / count, own), None
+
+
+@op(
+    shape=_segment_shape,
+    letters=_segment_letters(True),
+    dtype=lambda values, places, *, length: values,
+    lowering=HostCall(),
+)
+def multiplied_rows(values: Array, places: Array, *, length: int, out: Array) -> None:
+    """The products of the rows of each segment; of none 1."""
+    out.fill(1)
+    inside = (places >= 0) & (places < length)
+    np.multiply.at(out, places[inside], values[inside])
+
+
+@multiplied_rows.gradient
+def _multiplied_rows(y: Tensor, dy: Tensor, values: Tensor, places: Tensor) -> tuple[Tensor, None]:
+    """The product of the others: where one factor is 0, it alone has a gradient."""
+    length = y.attributes["length"]
+    inside, own = _inside(places, length, values.ndim)
+    zero = equal(values, 0)
+    counted = cast(logical_and(zero, inside), dy.dtype)
+    zeros = take_rows(add_rows(counted, own, length=length), own)
+    others = take_rows(multiplied_rows(where(zero, 1, values), places, length=length), own)
+    shared = where(zero, where(equal(zeros, 1), others, 0), where(equal(zeros, 0), others / where(zero, 1, values), 0))
+    return where(inside, take_rows(dy, own) * shared, 0), None
+
+
+def _inside(places: Tensor, length: int, rank: int) -> tuple[Tensor, Tensor]:
+    """Return whether rows are in a segment, as a column beside them, and their segments or 0."""
+    inside = logical_and(places >= 0, places < length)
+    return reshape(inside, (places.shape[0], *(1,) * (rank - 1))), where(inside, places, 0)
+
+
+def _segments(data: Any, segment_ids: Any, num_segments: int | None, name: str) -> tuple[Tensor, Tensor, int]:
+    values, given = as_tensors([data, segment_ids])
+    if num_segments is None:
+        if given.value is None:
+            raise ConfigError(f"{name}: num_segments is needed where segment_ids are not known")
+        num_segments = int(given.value.max(initial=-1)) + 1
+    return values, given, int(num_segments)
+
+
+def segment_max(data: Any, segment_ids: Any, num_segments: int | None = None, sorted: bool = False) -> Tensor:
+    """Return the greatest elements of the rows of each segment; of none the least number that there is.
+
+    Args:
+        data: (rows, ...).
+        segment_ids: (rows,) integers; rows of those outside of 0 to num_segments - 1 are in no segment.
+        num_segments: how many there are; by default as many as known ids say.
+        sorted: without effect.
+
+    Raises:
+        ConfigError: there is no number while a step is traced.
+    """
+    values, places, length = _segments(data, segment_ids, num_segments, "segment_max")
+    return greatest_rows(values, places, length=length)
+
+
+def segment_min(data: Any, segment_ids: Any, num_segments: int | None = None, sorted: bool = False) -> Tensor:
+    """Return the least elements of the rows of each segment; as `segment_max`."""
+    values, places, length = _segments(data, segment_ids, num_segments, "segment_min")
+    if values.dtype.kind in "iu":  # of which the least has no negative
+        return bit_invert(greatest_rows(bit_invert(values), places, length=length))
+    return -greatest_rows(-values, places, length=length)
+
+
+def segment_prod(data: Any, segment_ids: Any, num_segments: int | None = None, sorted: bool = False) -> Tensor:
+    """Return the products of the rows of each segment, of none 1; as `segment_max`."""
+    values, places, length = _segments(data, segment_ids, num_segments, "segment_prod")
+    values, places = with_all_rows(values, [0]), with_all_rows(places, [0])
+    return multiplied_rows(values, places, length=length)
+
+
+# Places of a tensor
+
+
+def scatter_update(inputs: Any, indices: Any, updates: Any, reduction: str | None = None) -> Tensor:
+    """Return inputs with updates at places.
+
+    Args:
+        inputs: a tensor of known lengths.
+        indices: (n, axes) integers: a place along each of the first axes.
+        updates: (n, ...), for each place; of equal places the last counts.
+        reduction: None writes them, "add", "max", "min" and "mul" join them with what is there.
+
+    Raises:
+        ConfigError: another reduction.
+    """
+    tensor, places, values = as_tensors([inputs, indices, updates])
+    values = cast(values, tensor.dtype)
+    count = int(places.shape[-1])
+    lengths, rest = [int(n) for n in tensor.shape[:count]], tuple(tensor.shape[count:])
+    if reduction == "add":
+        return tensor + scatter(places, values, tuple(tensor.shape))
+    number: Any = 0
+    for axis, length in enumerate(lengths):
+        number = number * length + in_range(places[..., axis], length)
+    number, total = ravel(number), int(np.prod(lengths, dtype=np.int64))
+    rows = reshape(values, (-1, *rest))
+    if reduction == "mul":
+        return tensor * reshape(segment_prod(rows, number, total), tuple(tensor.shape))
+    if reduction in ("max", "min"):
+        joined = (segment_max if reduction == "max" else segment_min)(rows, number, total)
+        return (maximum if reduction == "max" else minimum)(tensor, reshape(joined, tuple(tensor.shape)))
+    if reduction is not None:
+        raise ConfigError(f"Unsupported reduction: {reduction}")
+    last = segment_max(np.arange(int(number.shape[0]), dtype=np.int32), number, total)
+    written = reshape(last >= 0, (*lengths, *(1,) * len(rest)))
+    return where(written, reshape(take_rows(rows, where(last < 0, 0, last)), tuple(tensor.shape)), tensor)
+
+
+def slice(inputs: Any, start_indices: Any, shape: Sequence[int]) -> Tensor:
+    """Return a block of a tensor.
+
+    Args:
+        inputs: of known lengths.
+        start_indices: where it begins along each axis: numbers, or integers that a step computes, which are kept where
+            the block fits.
+        shape: of the block; -1 is what is left of an axis, where the start is known.
+
+    Raises:
+        ConfigError: it does not fit, or the length of a start that is not known is -1.
+    """
+    (tensor,) = as_tensors([inputs])
+    starts = as_tensors([start_indices])[0] if not isinstance(start_indices, list | tuple) else list(start_indices)
+    for axis, length in enumerate(shape):
+        (start,) = as_tensors([starts[axis]])
+        own = int(tensor.shape[axis])
+        if start.value is not None:
+            begin = int(start.value)
+            stop = own if length == -1 else begin + int(length)
+            if not 0 <= begin <= stop <= own:
+                raise ConfigError(f"slice: {begin} to {stop} along axis {axis} of {tensor.shape}")
+            tensor = part(tensor, (*(np.s_[:],) * axis, np.s_[begin:stop]))
+            continue
+        if length == -1:
+            raise ConfigError(f"slice: shape={tuple(shape)} with a start along axis {axis} that is not known")
+        begin_at = minimum(maximum(start, 0), own - int(length))
+        tensor = taken(tensor, begin_at + np.arange(int(length), dtype=np.int32), axis)
+    return tensor
+
+
+# Counts
+
+
+def bincount(x: Any, weights: Any = None, minlength: int = 0, sparse: bool = False) -> Tensor:
+    """Return how often each number of 0 and more stands in a vector, or in each row of a matrix.
+
+    Args:
+        x: (n,) or (rows, n) integers.
+        weights: summed in place of ones, of x's shape.
+        minlength: numbers at least; in a traced step, where x is not known, so many.
+        sparse: not supported.
+
+    Returns:
+        (numbers,) or (rows, numbers), int32 or of the type of the weights.
+
+    Raises:
+        ConfigError: sparse, x of other numbers or of more dimensions; in a traced step no minlength.
+    """
+    if sparse:
+        raise ConfigError("not supported: sparse tensors")
+    (numbers,) = as_tensors([x])
+    if numbers.dtype.kind not in "iub" or numbers.ndim not in (1, 2):
+        raise ConfigError(f"bincount: {numbers.dtype.name} of shape {numbers.shape}; expected whole (n,) or (rows, n)")
+    length = int(minlength)
+    if numbers.value is not None:
+        length = builtins.max(int(numbers.value.max(initial=-1)) + 1, length)
+    elif not length:
+        raise ConfigError("bincount: minlength is needed where x is not known, as while a step is traced")
+    dtype = np.dtype("int32") if weights is None else as_tensors([weights])[0].dtype
+    if numbers.ndim == 2:
+        places = one_hot(numbers, length, dtype=dtype)
+        return cast(sum(places if weights is None else places * expand_dims(weights, -1), 1), dtype)
+    ones = cast(numbers * 0 + 1, dtype) if weights is None else as_tensors([weights])[0]
+    inside = logical_and(numbers >= 0, numbers < length)
+    return segment_sum(where(inside, ones, 0), where(inside, numbers, 0), length)
+
+
+def histogram(x: Any, bins: int = 10, range: tuple[float, float] | None = None) -> tuple[Tensor, Tensor]:
+    """Return how many elements are in each of some equally wide bins, and the bins' bounds.
+
+    Args:
+        x: a vector.
+        bins: how many.
+        range: the first and the last bound; by default the least element and the greatest.
+
+    Raises:
+        ConfigError: arguments that do not go together.
+    """
+    if not isinstance(bins, int):
+        raise ArgumentTypeError("bins must be of type `int`")
+    if bins < 0:
+        raise ConfigError("`bins` should be a non-negative integer")
+    if range:
+        if len(range) < 2 or not isinstance(range, tuple):
+            raise ConfigError("range must be a tuple of two elements")
+        if range[1] < range[0]:
+            raise ConfigError("The second element of range must be greater than the first")
+    (given,) = as_tensors([x])
+    if given.ndim > 1:
+        raise ConfigError("Input tensor must be 1-dimensional")
+    values = floating(given)
+    first, last = (min(values), max(values)) if not range else as_tensors([float(range[0]), float(range[1])])
+    first, last = cast(first, values.dtype), cast(last, values.dtype)
+    same = equal(first, last)
+    first, last = where(same, first - 0.5, first), where(same, last + 0.5, last)
+    share = np.arange(bins + 1, dtype=values.dtype) / builtins.max(bins, 1)
+    bounds = cast(first * (1 - share) + last * share, values.dtype)
+    place = searchsorted(bounds, values, "right") - 1
+    place = where(equal(values, bounds[bins]), bins - 1, place)
+    inside = logical_and(values >= bounds[0], values <= bounds[bins])
+    counts = segment_sum(cast(inside, values.dtype), where(inside, place, 0), builtins.max(bins, 1))[:bins]
+    return counts, bounds

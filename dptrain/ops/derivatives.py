@@ -1,0 +1,180 @@
+"""Functions with gradients of one's own, and derivatives along a direction."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dptrain import tree
+from dptrain.errors import ConfigError
+from dptrain.ops.common import broadcast_shape, elementwise, first_dtype
+from dptrain.ops.elementwise import cast, multiply, where
+from dptrain.ops.loops import vectorized_map
+from dptrain.ops.manipulation import broadcast_to, reshape, zeros_like
+from dptrain.ops.reduction import sum
+from dptrain.program.context import SCOPE
+from dptrain.program.gradient import gradients
+from dptrain.program.lowering import ViewMap
+from dptrain.program.op import op
+from dptrain.program.shapes import broadcast
+from dptrain.program.tensor import NOT_TRACKED, TRAINABLE, Array, Tensor, as_tensors, differentiable
+from dptrain.program.views import identity
+
+
+@op(shape=broadcast_shape, letters=elementwise, dtype=first_dtype, linear="each", lowering=ViewMap(identity))
+def with_own_gradient(x: Array) -> Array:
+    """x as it is; of tensors that `custom_gradient` makes, the gradient is in what they were made of."""
+    return x
+
+
+@with_own_gradient.gradient
+def _with_own_gradient(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return dy
+
+
+def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function with a gradient of its own.
+
+    Args:
+        f: takes tensors; returns what it makes of them, and a function `grad(*upstream, upstream=None)` of the gradient
+            in that, which returns those in the tensors, None for none, a tuple where there are several.
+
+    Raises:
+        ConfigError: when it is differentiated, that there are not as many gradients as tensors.
+    """
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        sources = [one for one in tree.flatten(args) if _is_number(one)]
+        tensors = as_tensors(sources)
+        replaced = iter(tensors)
+        found, grad = f(*tree.map_structure(lambda one: next(replaced) if _is_number(one) else one, args), **kwargs)
+        leaves = as_tensors(tree.flatten(found))
+        made = [_attached(leaf, tensors, leaves, number, grad) for number, leaf in enumerate(leaves)]
+        return tree.pack_sequence_as(found, made)
+
+    return function
+
+
+def _is_number(x: Any) -> bool:
+    return not isinstance(x, str | bytes | bool | type(None)) and not callable(x)
+
+
+def _attached(
+    value: Tensor, sources: Sequence[Tensor], leaves: Sequence[Tensor], number: int, grad: Callable[..., Any]
+) -> Tensor:
+    """Return a value of the function whose gradient in the sources is what `grad` makes of its own."""
+
+    def rule(dy: Tensor) -> tuple[Tensor | None, ...]:
+        found = grad(*(dy if at == number else zeros_like(leaf) for at, leaf in enumerate(leaves)))
+        parts = tuple(found) if isinstance(found, tuple | list) else (found,)
+        if len(parts) != len(sources):
+            raise ConfigError(f"custom_gradient: {len(parts)} gradients for {len(sources)} tensors; expected as many")
+        return tuple(None if part is None else as_tensors([part])[0] for part in parts)
+
+    tracking = max(one.tracking for one in (value, *sources))
+    if value.dtype.kind not in "fV" or (value.value is not None and tracking == NOT_TRACKED):
+        return value
+    made = Tensor(with_own_gradient, (value,), {}, value.shape, value.dtype, value.value, SCOPE.get())
+    made.tracking = tracking
+    made.own_gradient = sources, rule
+    return made
+
+
+def jvp(fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False) -> Any:
+    """Return a function's value and its derivative along a direction, a Jacobian-vector product.
+
+    The product with the transposed Jacobian is linear in what it multiplies; its own gradient is the derivative.
+
+    Args:
+        fun: takes as many tensors as there are primals, and returns tensors.
+        primals: where.
+        tangents: the direction, a tensor for each primal, of its shape.
+        has_aux: `fun` returns a pair, of which the second part is returned as it is.
+
+    Returns:
+        Value and derivative; and, if `has_aux`, that second part.
+
+    Raises:
+        ConfigError: not as many tangents as primals, or other shapes.
+    """
+    points = [
+        one if one.value is None or one.tracking == TRAINABLE else differentiable(one) for one in as_tensors(primals)
+    ]
+    directions = as_tensors(tangents)
+    if [one.shape for one in points] != [one.shape for one in directions]:
+        raise ConfigError(
+            f"jvp: primals of shapes {[one.shape for one in points]}, tangents of "
+            f"{[one.shape for one in directions]}; expected the same"
+        )
+    found = fun(*points)
+    value, auxiliary = found if has_aux else (found, None)
+    derivatives = [_derivative(leaf, points, directions) for leaf in as_tensors(tree.flatten(value))]
+    result = value, tree.pack_sequence_as(value, derivatives)
+    return (*result, auxiliary) if has_aux else result
+
+
+def _derivative(value: Tensor, points: Sequence[Tensor], directions: Sequence[Tensor]) -> Tensor:
+    if value.dtype.kind not in "fV":
+        return zeros_like(value)
+    if value.value is None:  # a constant would make constants of what the gradients below are of
+        seed = cast(where(value == value, 1.0, 1.0), value.dtype)
+    else:
+        seed = differentiable(np.ones(value.shape, value.dtype))
+    total: Tensor | None = None
+    for grad, direction in zip(gradients(value, points, seed), directions, strict=True):
+        if grad is not None:
+            part = sum(multiply(grad, cast(direction, grad.dtype)))
+            total = part if total is None else total + part
+    made = None if total is None else gradients(total, [seed])[0]
+    return zeros_like(value) if made is None else made
+
+
+def vectorize(
+    pyfunc: Callable[..., Any], *, excluded: set[int] | None = None, signature: str | None = None
+) -> Callable[..., Any]:
+    """Return a function of arrays that calls one of single numbers, or of the parts that a signature says.
+
+    Args:
+        pyfunc: takes tensors.
+        excluded: numbers of the arguments that it gets as they are.
+        signature: such as "(m,n),(n)->(m)": of how many last axes each argument and result is.
+
+    Raises:
+        ConfigError: no function; when it is called, shapes that do not go together.
+    """
+    if not callable(pyfunc):
+        raise ConfigError(f"Expected argument `pyfunc` to be a callable. Received: pyfunc={pyfunc}")
+    left_out = excluded or set()
+
+    def function(*args: Any) -> Any:
+        numbers = [at for at in range(len(args)) if at not in left_out]
+        tensors = as_tensors([args[at] for at in numbers])
+        ranks = _core_ranks(signature, len(numbers))
+        batches = [one.shape[: one.ndim - rank] for one, rank in zip(tensors, ranks, strict=True)]
+        batch = broadcast(*batches)
+        count = int(np.prod([int(n) for n in batch], dtype=np.int64))
+        flat = []
+        for one, rank in zip(tensors, ranks, strict=True):
+            core = one.shape[one.ndim - rank :]
+            flat.append(reshape(broadcast_to(one, (*batch, *core)), (count, *core)))
+
+        def single(parts: Any) -> Any:
+            arguments = list(args)
+            for at, part in zip(numbers, parts, strict=True):
+                arguments[at] = part
+            return pyfunc(*arguments)
+
+        found = vectorized_map(single, tuple(flat))
+        return tree.map_structure(lambda one: reshape(one, (*batch, *one.shape[1:])), found)
+
+    return function
+
+
+def _core_ranks(signature: str | None, count: int) -> list[int]:
+    if signature is None:
+        return [0] * count
+    inputs = re.findall(r"\(([^)]*)\)", signature.partition("->")[0])
+    if len(inputs) != count:
+        raise ConfigError(f"vectorize: signature={signature!r} for {count} arguments")
+    return [len([name for name in one.split(",") if name.strip()]) for one in inputs]

@@ -1,0 +1,238 @@
+"""Keras' `keras.ops.linalg`: functions of matrices, the last two axes. LAPACK computes them on the host."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dptrain.errors import ConfigError
+from dptrain.ops.decompositions import (
+    cholesky_factor,
+    determinant,
+    eigen_packed,
+    inverse,
+    log_determinant,
+    lu_packed,
+    matrix_shape,
+    pseudo_inverse,
+    qr_packed,
+    qr_shapes,
+    rank_of,
+    singular_values,
+    solution,
+    svd_packed,
+    svd_shapes,
+    transposed,
+    triangular_solution,
+    unpack,
+)
+from dptrain.ops.derivatives import jvp
+from dptrain.ops.elementwise import cast, floating, in_float32
+from dptrain.ops.indexing import with_all_rows
+from dptrain.ops.linear_algebra import batch_matmul
+from dptrain.ops.manipulation import expand_dims, squeeze
+from dptrain.ops.norms import norm
+from dptrain.program.tensor import Tensor, as_tensors
+from dptrain.registry.names import not_there
+
+__all__ = [
+    "cholesky",
+    "cholesky_inverse",
+    "det",
+    "eigh",
+    "inv",
+    "jvp",
+    "lstsq",
+    "lu_factor",
+    "matrix_rank",
+    "norm",
+    "pinv",
+    "qr",
+    "solve",
+    "solve_triangular",
+    "svd",
+]
+
+
+def cholesky(x: Any, upper: bool = False) -> Tensor:
+    """Return the lower triangular L with L L^T = x of symmetric, positive definite matrices, or L^T.
+
+    Args:
+        x: (..., n, n); its symmetric part counts.
+        upper: return L^T.
+
+    Raises:
+        ConfigError: a matrix is not positive definite, outside of a traced step, where L then is NaN.
+    """
+    factor = cholesky_factor(x)
+    if factor.value is not None and np.isnan(factor.value).any():
+        raise ConfigError("Cholesky decomposition failed. The input might not be a valid positive definite matrix.")
+    return transposed(factor) if upper else factor
+
+
+def cholesky_inverse(x: Any, upper: bool = False) -> Tensor:
+    """Return the inverse of the matrices whose Cholesky factors these are.
+
+    Args:
+        x: (..., n, n): L, or L^T if `upper`.
+        upper: see above.
+    """
+    factor = floating(x)
+    n, _ = matrix_shape(factor.shape, True, "cholesky_inverse")
+    own = triangular_solution(factor, np.eye(n, dtype=factor.dtype), lower=not upper)
+    return batch_matmul(own, transposed(own)) if upper else batch_matmul(transposed(own), own)
+
+
+def det(x: Any) -> Tensor:
+    """Return the determinants of (..., n, n) matrices."""
+    return determinant(x)
+
+
+def slogdet(x: Any) -> tuple[Tensor, Tensor]:
+    """Return the signs of determinants, and the logarithms of their absolute values."""
+    both = log_determinant(x)
+    return both[..., 0], both[..., 1]
+
+
+def logdet(x: Any) -> Tensor:
+    """Return the logarithms of the absolute values of determinants."""
+    return log_determinant(x)[..., 1]
+
+
+def inv(x: Any) -> Tensor:
+    """Return the inverses of (..., n, n) matrices; NaN of singular ones."""
+    return inverse(x)
+
+
+def eigh(x: Any) -> tuple[Tensor, Tensor]:
+    """Return the eigenvalues of symmetric matrices, rising, and their eigenvectors as columns.
+
+    Args:
+        x: (..., n, n); its symmetric part counts.
+    """
+    both = eigen_packed(x)
+    return both[..., 0], both[..., 1:]
+
+
+def qr(x: Any, mode: str = "reduced") -> tuple[Tensor, Tensor]:
+    """Return q with orthonormal columns and an upper triangular r, with q r = x.
+
+    Args:
+        x: (..., m, n).
+        mode: "reduced" to min(m, n) columns of q, or "complete" with m; the latter has no gradient where m > n.
+
+    Raises:
+        ConfigError: another mode.
+    """
+    if mode not in ("reduced", "complete"):
+        raise ConfigError(
+            f"`mode` argument value not supported. Expected one of {{'reduced', 'complete'}}. Received: mode={mode}"
+        )
+    tensor, full = _matrices(x), mode == "complete"
+    q, r = unpack(qr_packed(tensor, full=full), *qr_shapes(*_lengths("qr", tensor), full))
+    return q, r
+
+
+def svd(x: Any, full_matrices: bool = True, compute_uv: bool = True) -> Any:
+    """Return u, the singular values s, falling, and the transposed v, with u diag(s) v^T = x; or s alone.
+
+    Args:
+        x: (..., m, n).
+        full_matrices: u is m x m and v n x n; they have no gradient then unless m = n.
+        compute_uv: without, s alone.
+    """
+    tensor = _matrices(x)
+    m, n = _lengths("svd", tensor)
+    if not compute_uv:
+        return singular_values(tensor)
+    full = full_matrices and m != n
+    u, s, v = unpack(svd_packed(tensor, full=full), *svd_shapes(m, n, full))
+    return u, singular_values(tensor) if full else s, v
+
+
+def solve(a: Any, b: Any) -> Tensor:
+    """Return the x of a x = b.
+
+    Args:
+        a: (..., n, n).
+        b: (..., n), or (..., n, k).
+    """
+    return _solved(solution, a, b)
+
+
+def solve_triangular(a: Any, b: Any, lower: bool = False) -> Tensor:
+    """Return the x of a x = b, where a counts as an upper triangular matrix, or a lower one; as `solve`."""
+    return _solved(lambda one, other: triangular_solution(one, other, lower=lower), a, b)
+
+
+def _solved(solve: Any, a: Any, b: Any) -> Tensor:
+    matrix, right = as_tensors([a, b])
+    if right.ndim == matrix.ndim - 1:
+        return squeeze(solve(matrix, expand_dims(right, -1)), -1)
+    return solve(matrix, right)  # type: ignore[no-any-return]
+
+
+def lstsq(a: Any, b: Any, rcond: float | None = None) -> Tensor:
+    """Return the x of the least |a x - b|, and of these the least x.
+
+    Args:
+        a: (m, n).
+        b: (m,) or (m, k).
+        rcond: singular values below this part of the greatest count as 0; by default eps times the greater length.
+    """
+    matrix, right = (with_all_rows(floating(one), range(one.ndim)) for one in as_tensors([a, b]))
+    if matrix.ndim != 2 or right.ndim not in (1, 2) or int(matrix.shape[0]) != int(right.shape[0]):
+        raise ConfigError(f"lstsq: shapes {matrix.shape} and {right.shape}; expected (m, n) and (m,) or (m, k)")
+    least = np.finfo(matrix.dtype).eps * max(map(int, matrix.shape)) if rcond is None else rcond
+    return _solved(lambda one, other: batch_matmul(pinv(one, least), other), matrix, right)
+
+
+@in_float32
+def pinv(x: Any, rcond: float | None = None) -> Tensor:
+    """Return the pseudo-inverses of (..., m, n) matrices.
+
+    Args:
+        x: see above.
+        rcond: singular values below this part of the greatest count as 0; by default 10 eps times the greater length.
+    """
+    tensor = _matrices(x)
+    _lengths("pinv", tensor)
+    return pseudo_inverse(tensor, rcond=-1.0 if rcond is None else float(rcond))
+
+
+def matrix_rank(x: Any, tol: float | None = None) -> Tensor:
+    """Return how many singular values of (..., m, n) matrices are above a number (int32).
+
+    Args:
+        x: see above.
+        tol: that number; by default eps times the greater length times the greatest of them.
+    """
+    (tensor,) = as_tensors([x])
+    _lengths("matrix_rank", tensor)
+    return rank_of(tensor, tol=-1.0 if tol is None else float(tol))
+
+
+def lu_factor(x: Any) -> tuple[Tensor, Tensor]:
+    """Return L and U in one matrix, without L's diagonal of ones, and with which row each was exchanged (int32).
+
+    Args:
+        x: (..., m, n).
+    """
+    tensor = _matrices(x)
+    m, n = _lengths("lu_factor", tensor)
+    lu, pivots = unpack(lu_packed(tensor), (m, n), (min(m, n),))
+    return lu, cast(pivots, "int32")
+
+
+def _lengths(name: str, x: Tensor) -> tuple[int, int]:
+    m, n = matrix_shape(x.shape, False, name)
+    return m, n
+
+
+def _matrices(x: Any) -> Tensor:
+    """Return floating-point matrices; rows of the batch that are rows or columns of one are those of all ranks."""
+    tensor = floating(x)
+    return with_all_rows(tensor, range(tensor.ndim)[-2:])
+
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("ops.linalg", __all__)

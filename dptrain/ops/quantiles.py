@@ -1,0 +1,144 @@
+"""Medians, quantiles and percentiles: elements of the sorted vector, or what lies between two of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dptrain.errors import ConfigError
+from dptrain.ops.arrays import ravel
+from dptrain.ops.elementwise import cast, floating, logical_and, logical_not, logical_or, where
+from dptrain.ops.indexing import with_all_rows
+from dptrain.ops.manipulation import reshape, squeeze, stack, transpose
+from dptrain.ops.reduction import sum
+from dptrain.ops.rounding import floor, isnan
+from dptrain.ops.sorting import along_last, sort_last
+from dptrain.program.shapes import normalized_axes
+from dptrain.program.tensor import Array, Operand, Tensor, as_tensors
+
+_METHODS = ("linear", "lower", "higher", "midpoint", "nearest")
+
+
+def median(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    """Return the middle element over axes, or the mean of the two middle ones; NaN where one is."""
+    return quantile(x, 0.5, axis, "midpoint", keepdims)
+
+
+def nanmedian(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    """Return the median of what is not NaN; NaN where nothing is left."""
+    return nanquantile(x, 0.5, axis, "midpoint", keepdims)
+
+
+def percentile(
+    x: Any, q: Any, axis: int | Sequence[int] | None = None, method: str = "linear", keepdims: bool = False
+) -> Tensor:
+    """Return percentiles over axes: quantiles of q / 100."""
+    return quantile(x, _fractions(q, 100), axis, method, keepdims)
+
+
+def nanpercentile(
+    x: Any, q: Any, axis: int | Sequence[int] | None = None, method: str = "linear", keepdims: bool = False
+) -> Tensor:
+    """Return percentiles of what is not NaN."""
+    return nanquantile(x, _fractions(q, 100), axis, method, keepdims)
+
+
+def quantile(
+    x: Any, q: Any, axis: int | Sequence[int] | None = None, method: str = "linear", keepdims: bool = False
+) -> Tensor:
+    """Return the elements below which a fraction of the others over axes lies; NaN where one is NaN.
+
+    Args:
+        x: a tensor or an array; integers become float32.
+        q: a fraction of 0 to 1, or several, which then are the first axis of the result; known numbers.
+        axis: one, several or all.
+        method: what lies between two elements: "linear", "lower", "higher", "midpoint" or "nearest".
+        keepdims: keep the axes with length 1.
+
+    Raises:
+        ConfigError: another method, or a fraction that is not known or out of range.
+    """
+    last, kept = _over_last(x, axis)
+    fractions = _fractions(q)
+    ordered, length = sort_last(last), int(last.shape[-1])
+    is_nan = isnan(ordered[..., -1])  # where NaNs are sorted to
+    found = []
+    for fraction in np.ravel(fractions):
+        below, above, share = _between(fraction * (length - 1), method)
+        low, high = ordered[..., int(below)], ordered[..., int(above)]
+        value = low if share == 0 else high if share == 1 else low * (1 - share) + high * share
+        found.append(where(is_nan, np.nan, value))
+    return _stacked_quantiles(found, fractions, kept if keepdims else None)
+
+
+def nanquantile(
+    x: Any, q: Any, axis: int | Sequence[int] | None = None, method: str = "linear", keepdims: bool = False
+) -> Tensor:
+    """Return quantiles of what is not NaN; NaN where nothing is left. As `quantile`."""
+    last, kept = _over_last(x, axis)
+    fractions = _fractions(q)
+    ordered = sort_last(last)
+    numbers = cast(logical_not(isnan(ordered)), ordered.dtype)
+    most = sum(numbers, -1, keepdims=True) - 1
+    found = []
+    for fraction in np.ravel(fractions):
+        place = where(most < 0, 0, most * float(fraction))
+        below = floor(place)
+        above = where(place > below, below + 1, below)
+        _between(0.0, method)  # which names what is unknown
+        low, high = (along_last(ordered, cast(at, "int32"))[..., 0] for at in (below, above))
+        share = (place - below)[..., 0]
+        if method == "linear":
+            value = low * (1 - share) + high * share
+        elif method == "midpoint":
+            value = (low + high) / 2
+        elif method == "nearest":  # of two equally near ones the even
+            even = (below - 2 * floor(below / 2))[..., 0] == 0
+            value = where(logical_or(share < 0.5, logical_and(share == 0.5, even)), low, high)
+        else:
+            value = low if method == "lower" else high
+        found.append(where(most[..., 0] < 0, np.nan, value))
+    return _stacked_quantiles(found, fractions, kept if keepdims else None)
+
+
+def _fractions(q: Any, whole: int = 1) -> Array:
+    given = as_tensors([q])[0].value if isinstance(q, Operand) else np.asarray(q)
+    if given is None:
+        raise ConfigError("not supported: quantiles of fractions that a step computes; expected numbers or an array")
+    value: Array = given.astype(np.float64) / whole
+    if ((value < 0) | (value > 1)).any():
+        raise ConfigError(f"quantile: q={q}; expected numbers from 0 to {whole}")
+    return value
+
+
+def _between(place: float, method: str) -> tuple[int, int, float]:
+    """Return the elements between which a place is, and the share of the second."""
+    if method not in _METHODS:
+        raise ConfigError(f"quantile: method={method!r}; expected one of {', '.join(map(repr, _METHODS))}")
+    below, above = int(np.floor(place)), int(np.ceil(place))
+    if method == "linear":
+        return below, above, float(place - below)
+    if method == "midpoint":
+        return below, above, 0.5 if below < above else 0.0
+    if method == "nearest":
+        return below, above, float(np.round(place) - below)
+    return (below, above, 0.0) if method == "lower" else (below, above, 1.0)
+
+
+def _over_last(x: Any, axis: int | Sequence[int] | None) -> tuple[Tensor, Sequence[int]]:
+    """Return x with axes as one, the last; and the shape that a reduction over them would leave with `keepdims`."""
+    tensor = floating(x)
+    axes = normalized_axes(axis, tensor.ndim)
+    tensor = with_all_rows(tensor, axes)
+    kept = [1 if at in axes else n for at, n in enumerate(tensor.shape)]
+    rest = [at for at in range(tensor.ndim) if at not in axes]
+    moved = transpose(tensor, [*rest, *axes]) if [*rest, *axes] != list(range(tensor.ndim)) else tensor
+    if len(axes) == 1:
+        return moved, kept
+    return (reshape(moved, (*moved.shape[: len(rest)], -1)) if rest else ravel(moved)), kept
+
+
+def _stacked_quantiles(found: Sequence[Tensor], fractions: Array, kept: Sequence[int] | None) -> Tensor:
+    parts = found if kept is None else [reshape(one, tuple(kept)) for one in found]
+    made = stack(parts, 0)
+    return squeeze(made, 0) if fractions.ndim == 0 else reshape(made, (*fractions.shape, *parts[0].shape))

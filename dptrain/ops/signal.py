@@ -1,0 +1,337 @@
+"""Fourier transforms, and windows of signals. Complex numbers are pairs of tensors. The host transforms."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dptrain.errors import ArgumentTypeError, ConfigError
+from dptrain.ops.common import first_dtype
+from dptrain.ops.elementwise import floating
+from dptrain.ops.indexing import add_rows, take, taken
+from dptrain.ops.manipulation import stack, transpose
+from dptrain.ops.padding import pad
+from dptrain.program.letters import names
+from dptrain.program.lowering import HostCall
+from dptrain.program.op import op
+from dptrain.program.shapes import Shape
+from dptrain.program.tensor import Array, Tensor, as_tensors
+
+Pair = tuple[Tensor, Tensor]
+
+
+def _letters(given: str, made: str) -> Any:
+    """Return letters of an op of last axes that must be whole."""
+
+    def letters(shapes: Sequence[Shape], out: Shape, attributes: Any) -> str:
+        rows = names(len(shapes[0]) - len(given))
+        return f"{rows}{given}->{rows}{made}"
+
+    return letters
+
+
+def _split(value: Array, out: Array) -> None:
+    out[..., 0, :], out[..., 1, :] = value.real, value.imag
+
+
+def _joined(x: Array) -> Array:
+    return np.asarray(x[..., 0, :] + 1j * x[..., 1, :])
+
+
+@op(
+    shape=lambda shape, *, inverse: shape,
+    letters=_letters("XX", "XX"),
+    dtype=first_dtype,
+    linear="each",
+    lowering=HostCall(),
+)
+def fourier(x: Array, *, inverse: bool, out: Array) -> None:
+    """Transforms of pairs (..., 2, n), the real part and the imaginary one."""
+    _split((np.fft.ifft if inverse else np.fft.fft)(_joined(x)), out)
+
+
+@fourier.gradient
+def _fourier(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    n, inverse = int(x.shape[-1]), y.attributes["inverse"]
+    return fourier(dy, inverse=not inverse) * (1 / n if inverse else float(n))
+
+
+@op(
+    shape=lambda shape: (*shape[:-1], 2, int(shape[-1]) // 2 + 1),
+    letters=_letters("X", "XX"),
+    dtype=first_dtype,
+    linear="each",
+    lowering=HostCall(),
+)
+def half_spectrum(x: Array, *, out: Array) -> None:
+    """The first half of the transforms of real (..., n), as pairs (..., 2, n // 2 + 1)."""
+    _split(np.fft.rfft(x), out)
+
+
+@op(
+    shape=lambda shape, *, length: (*shape[:-2], length),
+    letters=_letters("XX", "X"),
+    dtype=first_dtype,
+    linear="each",
+    lowering=HostCall(),
+)
+def from_half_spectrum(x: Array, *, length: int, out: Array) -> None:
+    """The real signals whose transforms begin with pairs (..., 2, n // 2 + 1)."""
+    out[...] = np.fft.irfft(_joined(x), length)
+
+
+def _twice(n: int, dtype: Any) -> Array:
+    """Return how often each element of half a spectrum stands in the whole one."""
+    found = np.full(n // 2 + 1, 2, dtype)
+    found[0] = 1
+    if n % 2 == 0:
+        found[-1] = 1
+    return found
+
+
+@half_spectrum.gradient
+def _half_spectrum(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    n = int(x.shape[-1])
+    return from_half_spectrum(dy / _twice(n, dy.dtype), length=n) * float(n)
+
+
+@from_half_spectrum.gradient
+def _from_half_spectrum(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    n = int(y.shape[-1])
+    return half_spectrum(dy) * (_twice(n, dy.dtype) / n)
+
+
+def _pair(x: Any) -> Tensor:
+    """Return a pair of tensors as one of (..., 2, n).
+
+    Raises:
+        ConfigError: no pair of floating-point tensors of one shape.
+    """
+    if not isinstance(x, tuple | list) or len(x) != 2:
+        raise ConfigError(f"Input `x` should be a tuple of two tensors - real and imaginary.Received: x={x}")
+    real, imaginary = as_tensors(x)
+    if real.shape != imaginary.shape:
+        raise ConfigError(
+            "Input `x` should be a tuple of two tensors - real and imaginary.Both the real and imaginary parts should "
+            f"have the same shape. Received: x[0].shape = {real.shape}, x[1].shape = {imaginary.shape}"
+        )
+    if real.dtype.kind not in "fV" or imaginary.dtype.kind not in "fV":
+        raise ConfigError(f"At least one tensor in input `x` is not of type float.Received: x={x}.")
+    return stack([real, imaginary], -2)
+
+
+def _parts(x: Tensor) -> Pair:
+    return x[..., 0, :], x[..., 1, :]
+
+
+def fft(x: Pair) -> Pair:
+    """Return the discrete Fourier transform along the last axis.
+
+    Args:
+        x: real and imaginary parts, floating-point tensors of one shape (..., n).
+
+    Returns:
+        Real and imaginary parts.
+
+    Raises:
+        ConfigError: no such pair.
+    """
+    return _parts(fourier(_pair(x), inverse=False))
+
+
+def fft2(x: Pair) -> Pair:
+    """Return the discrete Fourier transform along the last two axes; as `fft`."""
+    return _both(x, False)
+
+
+def ifft2(x: Pair) -> Pair:
+    """Return the inverse of `fft2`."""
+    return _both(x, True)
+
+
+def _both(x: Pair, inverse: bool) -> Pair:
+    along = x
+    for _ in range(2):
+        real, imaginary = _parts(fourier(_pair(along), inverse=inverse))
+        order = (*range(real.ndim - 2), real.ndim - 1, real.ndim - 2)
+        along = transpose(real, order), transpose(imaginary, order)
+    return along
+
+
+def _fitted(x: Tensor, length: int) -> Tensor:
+    """Return x with its last axis cut, or filled up with zeros."""
+    own = int(x.shape[-1])
+    if own > length:
+        return x[..., :length]
+    return x if own == length else pad(x, [(0, 0)] * (x.ndim - 1) + [(0, length - own)])
+
+
+def rfft(x: Any, fft_length: int | None = None) -> Pair:
+    """Return the first half, n // 2 + 1 elements, of the transform of real numbers along the last axis.
+
+    Args:
+        x: (..., n).
+        fft_length: the n to which x is cut, or filled up with zeros.
+
+    Returns:
+        Real and imaginary parts.
+    """
+    tensor = floating(x)
+    return _parts(half_spectrum(_fitted(tensor, int(tensor.shape[-1] if fft_length is None else fft_length))))
+
+
+def irfft(x: Pair, fft_length: int | None = None) -> Tensor:
+    """Return the real signal whose transform begins with a pair: the inverse of `rfft`.
+
+    Args:
+        x: real and imaginary parts (..., k).
+        fft_length: of the signal; by default 2 (k - 1).
+    """
+    both = _pair(x)
+    length = 2 * (int(both.shape[-1]) - 1) if fft_length is None else int(fft_length)
+    return from_half_spectrum(_fitted(both, length // 2 + 1), length=length)
+
+
+# Windows of signals
+
+
+def extract_sequences(x: Any, sequence_length: int, sequence_stride: int) -> Tensor:
+    """Return windows of the last axis: (..., n) becomes (..., 1 + (n - sequence_length) // stride, sequence_length).
+
+    Args:
+        x: a tensor or an array.
+        sequence_length: of a window.
+        sequence_stride: between the beginnings of two.
+
+    Raises:
+        ConfigError: no positive numbers, or the axis is shorter.
+    """
+    (tensor,) = as_tensors([x])
+    places = _windows(int(tensor.shape[-1]), sequence_length, sequence_stride)
+    return taken(tensor, as_tensors([places])[0], tensor.ndim - 1) if tensor.ndim > 1 else take(tensor, places, 0)
+
+
+def _windows(length: int, sequence_length: int, sequence_stride: int) -> Array:
+    if sequence_length < 1 or sequence_stride < 1 or length < sequence_length:
+        raise ConfigError(
+            f"windows of {sequence_length} with a stride of {sequence_stride} of a signal of {length}: expected "
+            "positive numbers, and no window longer than the signal"
+        )
+    count = 1 + (length - sequence_length) // sequence_stride
+    return np.arange(count)[:, None] * sequence_stride + np.arange(sequence_length)
+
+
+def overlapped(x: Tensor, sequence_stride: int) -> Tensor:
+    """Return the sums of windows that begin a stride apart: (..., k, w) becomes (..., (k - 1) stride + w)."""
+    count, width = map(int, x.shape[-2:])
+    length = (count - 1) * sequence_stride + width
+    front = transpose(x, (x.ndim - 2, x.ndim - 1, *range(x.ndim - 2)))
+    summed = add_rows(front, _windows(length, width, sequence_stride), length=length)
+    return transpose(summed, (*range(1, summed.ndim), 0))
+
+
+def _window(window: Any, sequence_length: int, fft_length: int, dtype: Any) -> Array:
+    """Return a window's weights, with zeros on both sides.
+
+    Raises:
+        ConfigError: an unknown name, or other weights than a vector of the sequence's length.
+    """
+    if window is None:
+        return np.ones(fft_length, dtype)
+    if isinstance(window, str):
+        if window not in ("hann", "hamming"):
+            raise ConfigError(
+                f'If a string is passed to `window`, it must be one of `"hann"`, `"hamming"`. Received: window={window}'
+            )
+        turn = 2 * math.pi * np.arange(sequence_length) / sequence_length
+        weights = 0.5 - 0.5 * np.cos(turn) if window == "hann" else 0.54 - 0.46 * np.cos(turn)
+        weights = weights if sequence_length > 1 else np.ones(1)
+    else:
+        (given,) = as_tensors([window])
+        if given.shape != (sequence_length,) or given.value is None:
+            raise ConfigError(
+                f"The shape of `window` must be equal to [sequence_length].Received: window shape={given.shape}"
+            )
+        weights = given.value
+    before = (fft_length - sequence_length) // 2
+    return np.pad(weights, (before, fft_length - sequence_length - before)).astype(dtype)
+
+
+def _checked(sequence_length: int, fft_length: int) -> None:
+    if fft_length < sequence_length:
+        raise ConfigError(
+            "`fft_length` must equal or larger than `sequence_length`. "
+            f"Received: sequence_length={sequence_length}, fft_length={fft_length}"
+        )
+
+
+def stft(
+    x: Any, sequence_length: int, sequence_stride: int, fft_length: int, window: Any = "hann", center: bool = True
+) -> Pair:
+    """Return the transforms of windows of signals, the short-time Fourier transform.
+
+    Args:
+        x: (..., n), float32 or float64.
+        sequence_length: of a window.
+        sequence_stride: between two of them.
+        fft_length: to which windows are filled up with zeros.
+        window: "hann", "hamming", weights, or None for ones.
+        center: reflect signals at both ends, so that window t is around t times the stride.
+
+    Returns:
+        Real and imaginary parts (..., windows, fft_length // 2 + 1).
+
+    Raises:
+        ConfigError: another window, or lengths that do not go together.
+    """
+    (signal,) = as_tensors([x])
+    if signal.dtype.name not in ("float32", "float64"):
+        raise ArgumentTypeError(
+            f"Invalid input type. Expected `float32` or `float64`. Received: input type={signal.dtype.name}"
+        )
+    _checked(sequence_length, fft_length)
+    weights = _window(window, sequence_length, fft_length, signal.dtype)
+    if center:
+        half = fft_length // 2
+        signal = pad(signal, [(0, 0)] * (signal.ndim - 1) + [(half, half)], mode="reflect")
+    return _parts(half_spectrum(extract_sequences(signal, fft_length, sequence_stride) * weights))
+
+
+def istft(
+    x: Pair,
+    sequence_length: int,
+    sequence_stride: int,
+    fft_length: int,
+    length: int | None = None,
+    window: Any = "hann",
+    center: bool = True,
+) -> Tensor:
+    """Return the signals whose windows have these transforms: the inverse of `stft`, with its arguments.
+
+    Args:
+        x: real and imaginary parts (..., windows, fft_length // 2 + 1).
+        sequence_length: as `stft`.
+        sequence_stride: as `stft`.
+        fft_length: as `stft`.
+        length: of the signals; by default as many as the windows reach.
+        window: as `stft`.
+        center: as `stft`.
+
+    Raises:
+        ConfigError: as `stft`.
+    """
+    both = _pair(x)
+    if both.ndim < 3:
+        raise ConfigError(f"Input `x` must have at least 2 dimensions. Received shape: {x[0].shape}")
+    _checked(sequence_length, fft_length)
+    weights = _window(window, sequence_length, fft_length, both.dtype)
+    windows = from_half_spectrum(_fitted(both, fft_length // 2 + 1), length=fft_length)
+    count = int(windows.shape[-2])
+    whole = (count - 1) * sequence_stride + fft_length
+    power = np.zeros(whole, both.dtype)
+    np.add.at(power, _windows(whole, fft_length, sequence_stride), np.broadcast_to(weights**2, (count, fft_length)))
+    signal = overlapped(windows * weights, sequence_stride) / np.where(power > 1e-10, power, 1)
+    start = fft_length // 2 if center else 0
+    end = start + length if length is not None else whole - (fft_length // 2 if center else 0)
+    return signal[..., start : min(end, whole)]

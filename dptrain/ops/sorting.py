@@ -1,0 +1,222 @@
+"""Elements in order: sorting, distinct elements, and what is found by that. The host sorts, also for a GPU."""
+
+import builtins
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dptrain.errors import ConfigError
+from dptrain.ops.arrays import ravel
+from dptrain.ops.common import first_dtype
+from dptrain.ops.counting import segment_max, segment_min
+from dptrain.ops.cumulative import cumsum
+from dptrain.ops.elementwise import cast, where
+from dptrain.ops.indexing import take, take_each, with_all_rows
+from dptrain.ops.manipulation import concatenate, reshape, transpose
+from dptrain.ops.searching import segment_sum
+from dptrain.program.letters import names
+from dptrain.program.lowering import HostCall
+from dptrain.program.op import op
+from dptrain.program.shapes import normalized_axes, row_axis
+from dptrain.program.tensor import Array, Tensor, as_tensors
+
+
+def whole_last(shapes: Any, out: Any, attributes: Any) -> str:
+    """Letters of what takes whole vectors of the last axis and makes one of each: `aX->aX`."""
+    rows = names(len(out) - 1)
+    return f"{rows}X->{rows}X"
+
+
+@op(shape=lambda shape: shape, letters=whole_last, dtype=first_dtype, lowering=HostCall())
+def sort_last(x: Array, *, out: Array) -> None:
+    """The elements of each vector of the last axis, least first, NaN last."""
+    out[...] = np.sort(x, axis=-1)
+
+
+@sort_last.gradient
+def _sort_last(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return along_last(dy, argsort_last(argsort_last(x)))
+
+
+@op(shape=lambda shape: shape, letters=whole_last, dtype=lambda x: np.int32, lowering=HostCall())
+def argsort_last(x: Array, *, out: Array) -> None:
+    """Where the elements of each sorted vector of the last axis were; equal ones keep their order."""
+    out[...] = np.argsort(x, axis=-1, kind="stable")
+
+
+def along_last(x: Tensor, places: Tensor) -> Tensor:
+    """Return the elements at places of each vector of the last axis.
+
+    Args:
+        x: (..., n).
+        places: (..., m) integers of 0 to n - 1, with the same first axes.
+    """
+    if x.ndim == 1:
+        return take(x, places, 0)
+    rows = row_axis(x.shape)
+    if rows is not None and 0 < rows < x.ndim - 1:  # before others it can be divided among ranks
+        order = [rows, *(at for at in range(x.ndim) if at != rows)]
+        found = along_last(transpose(x, order), transpose(places, order))
+        return transpose(found, [order.index(at) for at in range(x.ndim)])
+    found = take_each(reshape(x, (-1, x.shape[-1])), reshape(places, (-1, places.shape[-1])))
+    return reshape(found, places.shape)
+
+
+def in_last(x: Any, axis: int | None) -> tuple[Tensor, Sequence[int] | None]:
+    """Return a tensor with an axis as its last, and the order of axes that undoes that, or None.
+
+    Args:
+        x: a tensor or an array; a single number becomes a vector.
+        axis: one; None for x as a vector.
+    """
+    (tensor,) = as_tensors([x])
+    if axis is None or not tensor.ndim:
+        return ravel(with_all_rows(tensor, range(tensor.ndim))), None
+    (place,) = normalized_axes(axis, tensor.ndim)
+    tensor = with_all_rows(tensor, [place])
+    if place == tensor.ndim - 1:
+        return tensor, None
+    order = [at for at in range(tensor.ndim) if at != place] + [place]
+    return transpose(tensor, order), [order.index(at) for at in range(tensor.ndim)]
+
+
+def sort(x: Any, axis: int | None = -1) -> Tensor:
+    """Return the elements along an axis, least first, NaN last; of x as a vector for None."""
+    last, back = in_last(x, axis)
+    made = sort_last(last)
+    return made if back is None else transpose(made, back)
+
+
+def argsort(x: Any, axis: int | None = -1) -> Tensor:
+    """Return where the elements of x sorted along an axis are (int32); equal ones keep their order."""
+    last, back = in_last(x, axis)
+    made = argsort_last(last)
+    return made if back is None else transpose(made, back)
+
+
+def argpartition(x: Any, kth: int | Sequence[int], axis: int | None = -1) -> Tensor:
+    """Return places that divide x along an axis: what is less than the k-th element comes before it (int32).
+
+    Args:
+        x: a tensor or an array.
+        kth: the number of an element in sorted order, or several.
+        axis: as `sort`.
+
+    Raises:
+        ConfigError: there is no such element.
+    """
+    last, _ = in_last(x, axis)
+    length = int(last.shape[-1])
+    for number in (kth,) if isinstance(kth, int) else kth:
+        if not -length <= int(number) < length:
+            raise ConfigError(f"argpartition: kth={int(number)} is out of range for a length of {length}")
+    return argsort(x, axis)
+
+
+def unravel_index(indices: Any, shape: Sequence[int]) -> tuple[Tensor, ...]:
+    """Return where the elements with these numbers are in an array of a shape: places along each axis.
+
+    Args:
+        indices: integers; negative ones count from the end.
+        shape: of known lengths.
+
+    Raises:
+        ConfigError: no integers, or a known one is out of range.
+    """
+    (number,) = as_tensors([indices])
+    if number.dtype.kind not in "iu":
+        raise ConfigError(f"unravel_index: indices of {number.dtype.name}; expected integers")
+    lengths = [int(n) for n in shape]
+    size = int(np.prod(lengths, dtype=np.int64))
+    if number.value is not None and ((number.value < -size) | (number.value >= size)).any():
+        raise ConfigError(f"unravel_index: an index is out of range for shape {tuple(lengths)}")
+    rest = where(number < 0, number + size, number) if number.dtype.kind == "i" else number
+    found = []
+    for length in reversed(lengths):
+        found.append(cast(rest - rest // length * length, number.dtype))
+        rest = rest // length
+    return tuple(reversed(found))
+
+
+def unique(
+    x: Any,
+    sorted: bool = True,
+    return_index: bool = False,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    axis: int | None = None,
+    size: int | None = None,
+    fill_value: Any = None,
+) -> Any:
+    """Return the distinct elements of a tensor, or its distinct parts along an axis; each NaN is one of its own.
+
+    Args:
+        x: a tensor or an array.
+        sorted: they always are.
+        return_index: return too where each stands first.
+        return_inverse: return too the number among them of each element, of x's shape or a vector along the axis.
+        return_counts: return too how often each stands.
+        axis: one, or None for single elements.
+        size: cut to so many, or filled up; needed in a traced step, where their number is not known.
+        fill_value: what fills up; by default the least of them.
+
+    Returns:
+        A tensor, or a tuple of those that were asked for, integers as int32.
+
+    Raises:
+        ConfigError: in a traced step, where `size` or vectors alone help, see `size`.
+    """
+    (tensor,) = as_tensors([x])
+    if tensor.value is None:
+        if size is None:
+            raise ConfigError(
+                "not supported: unique without size while a step is traced, as the number of distinct elements depends "
+                "on values; pass size="
+            )
+        if axis is not None and tensor.ndim > 1:
+            raise ConfigError(f"not supported: unique along axis={axis} of {tensor} while a step is traced")
+        parts = _unique_in_step(tensor, size, fill_value)
+    else:
+        parts = _unique_of_values(tensor.value, axis, size, fill_value)
+    asked = (True, return_index, return_inverse, return_counts)
+    found = tuple(part for part, wanted in zip(parts, asked, strict=True) if wanted)
+    return found[0] if len(found) == 1 else found
+
+
+def _unique_of_values(value: Array, axis: int | None, size: int | None, fill_value: Any) -> list[Tensor]:
+    distinct, index, inverse, counts = np.unique(value, True, True, True, axis, equal_nan=False)
+    inverse = inverse.reshape(value.shape if axis is None else -1)
+    along = 0 if axis is None else axis
+    if size is not None:
+        distinct = np.take(distinct, range(builtins.min(size, distinct.shape[along])), along)
+        index, counts = index[:size], counts[:size]
+        inverse = np.minimum(inverse, builtins.max(size - 1, 0))
+        missing = size - distinct.shape[along]
+        if missing:
+            shape = list(distinct.shape)
+            shape[along] = missing
+            first = np.take(distinct, [0], along) if fill_value is None and distinct.shape[along] else fill_value or 0
+            distinct = np.concatenate([distinct, np.broadcast_to(first, shape).astype(distinct.dtype)], along)
+            index = np.append(index, np.full(missing, index[0] if index.size else 0))
+            counts = np.append(counts, np.zeros(missing, counts.dtype))
+    return list(as_tensors([distinct, *(part.astype(np.int32) for part in (index, inverse, counts))]))
+
+
+def _unique_in_step(x: Tensor, size: int, fill_value: Any) -> list[Tensor]:
+    """Return the same in ops: runs of equal elements of the sorted vector, numbered from 0."""
+    flat = ravel(with_all_rows(x, range(x.ndim)))
+    order = argsort_last(flat)
+    ordered = take(flat, order, 0)
+    starts = concatenate([np.ones(1, np.bool_), ordered[1:] != ordered[:-1]], 0)
+    number = cumsum(cast(starts, "int32")) - 1
+    kept = where(number < size, number, -1)
+    counts = segment_sum(cast(starts, "int32") * 0 + 1, kept, size)
+    index = segment_min(order, kept, size)
+    inverse = take(number, argsort_last(order), 0)
+    first = segment_max(ordered, kept, size)
+    absent = counts == 0
+    filler = ordered[0] if fill_value is None else fill_value
+    distinct = cast(where(absent, filler, first), x.dtype)
+    places = reshape(where(inverse < size, inverse, size - 1), x.shape)
+    return [distinct, cast(where(absent, order[0], index), "int32"), cast(places, "int32"), cast(counts, "int32")]

@@ -1,0 +1,138 @@
+"""Functions of mathematical physics, the inverse of the error function, and complex numbers as far as they are real."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from dptrain.ops.activation import erf, one_less_erf
+from dptrain.ops.common import broadcast_shape, elementwise, floating_dtype
+from dptrain.ops.elementwise import exp, floating, square, where
+from dptrain.ops.manipulation import zeros_like
+from dptrain.program.lowering import Element, HostCall
+from dptrain.program.op import op
+from dptrain.program.tensor import Array, Tensor, as_tensors
+
+# From here on a continued fraction has all digits, in so many levels.
+_FAR, _LEVELS = 5.0, 40
+# So many angles of half a circle integrate e^(x cos t) to the last digit as long as it is finite.
+_ANGLES = 128
+
+
+def _erfc(x: Array) -> Array:
+    """Return 1 - erf(x) in float64, with all its digits where it is small.
+
+    Beyond 5 it is e^(-x^2) / sqrt(pi) over a continued fraction (Abramowitz and Stegun, 7.1.14).
+    """
+    near = np.empty(x.shape)
+    erf.compute(x, out=near)
+    far = np.maximum(x, 1.0)
+    fraction = far
+    for level in range(_LEVELS, 0, -1):
+        fraction = far + level / 2 / fraction
+    tail = np.exp(-x * x) / (math.sqrt(math.pi) * fraction)
+    return np.where(x > _FAR, tail, np.where(x > 0.5, one_less_erf(np.clip(x, 0, _FAR)), 1 - near))
+
+
+@op(
+    shape=broadcast_shape,
+    letters=elementwise,
+    dtype=floating_dtype,
+    lowering=Element("dp_erfc({0})"),
+    expensive=True,
+)
+def erfc_of(x: Array, *, out: Array) -> None:
+    """1 - erf(x)."""
+    out[...] = _erfc(x.astype(np.float64))
+
+
+@erfc_of.gradient
+def _erfc_of(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return dy * (-2 / math.sqrt(math.pi)) * exp(-square(x))
+
+
+def erfc(x: Any) -> Tensor:
+    """Return 1 - erf(x), with all its digits where it is small."""
+    return erfc_of(x)
+
+
+# M. Giles, "Approximating the erfinv function", 2010: of w = -log(1 - x^2), below and from 5 on.
+_CENTRAL = (
+    *(2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503),
+    *(-0.00417768164, 0.246640727, 1.50140941),
+)
+_TAIL = (
+    *(-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613),
+    *(0.00943887047, 1.00167406, 2.83297682),
+)
+
+
+@op(
+    shape=broadcast_shape,
+    letters=elementwise,
+    dtype=floating_dtype,
+    lowering=HostCall(),
+    expensive=True,
+)
+def erfinv_of(x: Array, *, out: Array) -> None:
+    """The y with erf(y) = x: Giles' polynomials, and two steps of Newton's in float64."""
+    wide = x.astype(np.float64)
+    w = -np.log((1 - wide) * (1 + wide))
+    central = np.polyval(_CENTRAL, w - 2.5)
+    tail = np.polyval(_TAIL, np.sqrt(np.maximum(w, 5)) - 3)
+    y = np.where(w < 5, central, tail) * wide
+    size, left = np.abs(wide), 1 - np.abs(wide)
+    at = np.abs(np.where(size < 1, y, 0))
+    for _ in range(2):
+        own = np.empty(at.shape)
+        erf.compute(at, out=own)
+        error = np.where(size < 0.5, own - size, left - _erfc(at))
+        at = at - error / (2 / math.sqrt(math.pi) * np.exp(-at * at))
+    out[...] = np.where(size < 1, np.copysign(at, wide), np.where(size == 1, np.copysign(np.inf, wide), np.nan))
+
+
+@erfinv_of.gradient
+def _erfinv_of(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return dy * (math.sqrt(math.pi) / 2) * exp(square(y))
+
+
+def erfinv(x: Any) -> Tensor:
+    """Return the y with erf(y) = x: infinite of -1 and 1, NaN beyond."""
+    return erfinv_of(x)
+
+
+@op(shape=broadcast_shape, letters=elementwise, dtype=floating_dtype, lowering=HostCall(), expensive=True)
+def bessel_of(x: Array, *, order: int, out: Array) -> None:
+    """The modified Bessel function of the first kind and a whole order: the mean of e^(x cos t) cos(order t)."""
+    wide = x.astype(np.float64)[..., None]
+    angles = (np.arange(_ANGLES) + 0.5) * (math.pi / _ANGLES)
+    size = np.abs(wide)
+    means = (np.exp(wide * np.cos(angles) - size) * np.cos(order * angles)).mean(-1)
+    out[...] = means * np.exp(size[..., 0])
+
+
+@bessel_of.gradient
+def _bessel_of(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    order = y.attributes["order"]
+    if order == 0:
+        return dy * bessel_of(x, order=1)
+    return dy * 0.5 * (bessel_of(x, order=order - 1) + bessel_of(x, order=order + 1))
+
+
+def i0(x: Any) -> Tensor:
+    """Return the modified Bessel function of the first kind, of order 0."""
+    return bessel_of(x, order=0)
+
+
+# Complex numbers, of which there are none but real ones
+
+
+def imag(x: Any) -> Tensor:
+    """Return the imaginary part of real numbers: zeros."""
+    return zeros_like(x)
+
+
+def angle(x: Any) -> Tensor:
+    """Return the angle of real numbers in the complex plane: 0, or pi of negative ones."""
+    tensor = floating(as_tensors([x])[0])
+    return where(tensor != tensor, tensor, where(tensor < 0, math.pi, zeros_like(tensor)))

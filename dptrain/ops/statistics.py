@@ -1,0 +1,127 @@
+"""How rows belong together: distances, correlations; and axes by their names."""
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+
+from dptrain.errors import ConfigError
+from dptrain.ops.arrays import flip
+from dptrain.ops.elementwise import equal, floating, sqrt, square, where
+from dptrain.ops.linear_algebra import batch_matmul, matmul
+from dptrain.ops.manipulation import expand_dims, reshape, transpose
+from dptrain.ops.padding import pad
+from dptrain.ops.reduction import mean, sum
+from dptrain.ops.signal import extract_sequences
+from dptrain.program.tensor import Tensor, as_tensors
+
+
+def cdist(x: Any, y: Any) -> Tensor:
+    """Return the Euclidean distances of all rows of x from all rows of y; their gradient is 0 where they are 0.
+
+    Args:
+        x: (..., m, n).
+        y: (..., k, n).
+
+    Returns:
+        (..., m, k).
+
+    Raises:
+        ConfigError: other shapes.
+    """
+    a, b = (floating(one) for one in as_tensors([x, y]))
+    if a.ndim < 2 or b.ndim < 2:
+        raise ConfigError("`cdist` inputs must have rank >= 2")
+    if int(a.shape[-1]) != int(b.shape[-1]):
+        raise ConfigError("Last dimension of inputs to `cdist` must match")
+    squares = sum(square(expand_dims(a, -2) - expand_dims(b, -3)), -1)
+    same = equal(squares, 0)
+    return where(same, 0.0, sqrt(where(same, 1.0, squares)))
+
+
+def corrcoef(x: Any) -> Tensor:
+    """Return the correlations of the rows of a matrix: (m, n) becomes (m, m); of a vector 1.
+
+    Args:
+        x: (m, n) or (n,); integers become float32.
+    """
+    tensor = floating(x)
+    rows = tensor if tensor.ndim > 1 else expand_dims(tensor, 0)
+    if rows.ndim != 2:
+        raise ConfigError(f"corrcoef: shape {tensor.shape}; expected a vector or a matrix")
+    centered = rows - mean(rows, -1, keepdims=True)
+    products = batch_matmul(centered, transpose(centered))
+    own = sqrt(sum(square(centered), -1, keepdims=True))
+    found = products / own / transpose(own)
+    found = where(found > 1, 1.0, where(found < -1, -1.0, found))
+    return found if tensor.ndim > 1 else reshape(found, ())
+
+
+def correlate(x1: Any, x2: Any, mode: str = "valid") -> Tensor:
+    """Return the sums of products of one vector with another that is moved along it.
+
+    Args:
+        x1: (m,).
+        x2: (n,).
+        mode: "valid" where the shorter lies within the longer, max(m, n) - min(m, n) + 1 sums; "same" max(m, n) of
+            them; "full" all m + n - 1.
+
+    Raises:
+        ConfigError: no vectors, an empty one, or another mode.
+    """
+    a, b = as_tensors([x1, x2])
+    if a.ndim != 1 or b.ndim != 1 or not int(a.shape[0]) or not int(b.shape[0]):
+        raise ConfigError(f"correlate: shapes {a.shape} and {b.shape}; expected vectors with elements")
+    if mode not in ("valid", "same", "full"):
+        raise ConfigError(f"correlate: mode={mode!r}; expected 'valid', 'same' or 'full'")
+    m, n = int(a.shape[0]), int(b.shape[0])
+    a, b = floating(a), floating(b)
+    swapped = m < n
+    if swapped:
+        a, b, m, n = b, a, n, m
+    full = matmul(extract_sequences(pad(a, [(n - 1, n - 1)]), n, 1), b)
+    full = flip(full, 0) if swapped else full
+    if mode == "full":
+        return full
+    length = m if mode == "same" else m - n + 1
+    start = (n - 1) // 2 if mode == "same" else n - 1
+    if mode == "same" and swapped:  # NumPy's middle of an even number is that of the order of its operands
+        start = m + n - 1 - m - start
+    return full[start : start + length]
+
+
+def rearrange(tensor: Any, pattern: str, **axes_lengths: int) -> Tensor:
+    """Return a tensor with its axes in another order, split and joined, as einops says it.
+
+    Args:
+        tensor: a tensor or an array.
+        pattern: such as "b (h p) c -> b h (p c)": names of axes, those in parentheses split or joined.
+        axes_lengths: of axes that are split off; all but one in each pair of parentheses.
+
+    Raises:
+        ConfigError: a pattern that does not fit the shape.
+    """
+    (x,) = as_tensors([tensor])
+    sides = re.split(r"\s*->\s*", pattern)
+    if len(sides) != 2:
+        raise ConfigError(f"rearrange: pattern {pattern!r}; expected 'axes -> axes'")
+    given, wanted = ([re.findall(r"\w+", group) for group in re.findall(r"\w+|\(.*?\)", side)] for side in sides)
+    names = [name for group in given for name in group]
+    target = [name for group in wanted for name in group]
+    if len(given) != x.ndim or sorted(names) != sorted(target) or len(set(names)) < len(names):
+        raise ConfigError(
+            f"rearrange: pattern {pattern!r} for shape {x.shape}; expected each of its axes once on both sides"
+        )
+    lengths: dict[str, Any] = {}
+    for group, length in zip(given, x.shape, strict=True):
+        known = [axes_lengths[name] for name in group if name in axes_lengths]
+        open_names = [name for name in group if name not in axes_lengths]
+        product = int(np.prod(known, dtype=np.int64))
+        if len(open_names) > 1 or (known and int(length) % max(product, 1)) or (not open_names and product != length):
+            raise ConfigError(f"rearrange: axis ({' '.join(group)}) of length {int(length)}, lengths {axes_lengths}")
+        lengths |= {name: axes_lengths[name] for name in group if name in axes_lengths}
+        lengths |= {name: length // product if known else length for name in open_names}
+    x = reshape(x, tuple(lengths[name] for name in names))
+    x = transpose(x, [names.index(name) for name in target])
+    return reshape(x, tuple(math.prod((lengths[name] for name in group), start=1) for group in wanted))
