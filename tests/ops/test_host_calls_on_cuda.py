@@ -29,12 +29,12 @@ def test_state_that_a_call_reads_and_writes(cuda_backend):
 
     def step(x):
         w.assign(ops.sort(w) + x)
-        return {"w": w + 0}
+        return {"new": w + x * 0}
 
     program = trace(step, {"x": ((3,), "float32")})
     executable = cuda_backend.executable(program, {"x": np.array([5, 0, 0], np.float32)})
     executable.run([0, 0])
-    np.testing.assert_array_equal(executable.outputs["w"], [7, 3, 6])
+    np.testing.assert_array_equal(executable.outputs["new"], [7, 3, 6])
 
 
 def test_explain_names_them():
