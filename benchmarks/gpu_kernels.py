@@ -8,9 +8,6 @@ rounds, in which all networks take turns, of the time between events around a la
 with nothing between them. A spinning kernel keeps the GPU busy until the host has queued a step. A predicted time has
 the launch of a graph's node in it, a measured one has not; below each table stands a step as users get it, in graphs.
 
-`--variants "columns=8;dependent=1"` measures choices of `dptrain/backend/cuda/variants.py` beside the defaults, in the
-same rounds, and compares what they compute.
-
 The last table has single products, and convolutions with their gradients: dptrain's own kernels, cuBLASLt and cuDNN as
 dptrain calls them (where their extras are installed), and PyTorch's cuBLAS and cuDNN (where it is installed), in turns.
 
@@ -43,17 +40,13 @@ class Step:
 
     Attributes:
         name: of the network.
-        variant: changes of `Variants`, as text.
         executable: dptrain's.
-        made: the sum of all that its first execution returned.
         launches: seconds of each launch, by round.
         in_graph: seconds of a step in a graph, by round.
     """
 
     name: str
-    variant: str
     executable: Any
-    made: float
     launches: list[list[float]] = field(default_factory=list)
     in_graph: list[float] = field(default_factory=list)
 
@@ -82,34 +75,29 @@ class Gpu:
     """
 
     def __init__(self, quick: bool) -> None:
-        self._backends: dict[tuple[str, str, str], Any] = {}
+        self._backends: dict[tuple[str, str], Any] = {}
         self.record, self.quick = self.backend("float32").gpu_record, quick
         from dptrain.backend.cuda.device import cuda
 
         self.cuda, self._spin = cuda, spinner()
 
-    def backend(self, precision: str, library: str = "", variant: str = "") -> Any:
+    def backend(self, precision: str, library: str = "") -> Any:
         """Return the backend of a precision; bfloat16 is a type of tensors, not of its products.
 
         Args:
             precision: as above.
             library: "product" lets cuBLASLt compute products, "convolution" cuDNN convolutions.
-            variant: changes of `Variants`, as text.
 
         Raises:
             DptrainError: what it needs is not here.
         """
         from dptrain.backend.cuda.backend import CudaBackend
-        from dptrain.backend.cuda.variants import chosen_variants
 
         precision = "float32" if precision == "bfloat16" else precision
-        key = precision, library, variant
-        if key not in self._backends:
+        if (precision, library) not in self._backends:
             by = {"product": {"gemm": "cublaslt"}, "convolution": {"conv": "cudnn"}}.get(library, {})
-            self._backends[key] = CudaBackend(precision=precision, **by)
-            if variant:
-                self._backends[key].variants = chosen_variants(variant)
-        return self._backends[key]
+            self._backends[precision, library] = CudaBackend(precision=precision, **by)
+        return self._backends[precision, library]
 
     def timed(self, stream: Any, work: Sequence[Callable[[], object]]) -> list[float]:
         """Return the seconds of each piece of work on a stream, all of which is queued before the first begins."""
@@ -170,26 +158,25 @@ def networks(quick: bool, chosen: str = "") -> Iterator[tuple[str, str, int, Any
         yield f"{name}, batch {rows}, {precision}", precision, rows, model
 
 
-def prepared(gpu: Gpu, chosen: str, variants: Sequence[str]) -> Iterator[Step]:
-    """Yield the steps of the networks in each variant, each run once."""
+def prepared(gpu: Gpu, chosen: str) -> Iterator[Step]:
+    """Yield the steps of the networks, each run once."""
     import numpy as np
 
     from dptrain.models.explaining import program_of
 
-    for variant in variants:
-        rng = np.random.default_rng(0)
-        for name, precision, rows, model in networks(gpu.quick, chosen):
-            program = program_of(model, rows, dtype="uint8")
-            shapes = {key: tuple(map(int, one.shape)) for key, one in program.inputs.items()}
-            arrays = {
-                "x": rng.integers(0, 256, shapes["x"]).astype(np.uint8),
-                "y": rng.integers(0, CLASSES, shapes["y"]).astype(np.int64),
-            }
-            backend = gpu.backend(precision, variant=variant)
-            executable = backend.executable(program, arrays)
-            executable.run()
-            made = float(sum(np.asarray(value, np.float64).sum() for value in executable.outputs.values()))
-            yield Step(name, variant, executable, made)
+    rng = np.random.default_rng(0)
+    for name, precision, rows, model in networks(gpu.quick, chosen):
+        program = program_of(model, rows, dtype="uint8")
+        shapes = {key: tuple(map(int, one.shape)) for key, one in program.inputs.items()}
+        arrays = {
+            "x": rng.integers(0, 256, shapes["x"]).astype(np.uint8),
+            "y": rng.integers(0, CLASSES, shapes["y"]).astype(np.int64),
+        }
+        backend = gpu.backend(precision)
+        executable = backend.executable(program, arrays)
+        executable.run()
+        backend.wait()
+        yield Step(name, executable)
 
 
 def measure(gpu: Gpu, step: Step) -> None:
@@ -224,39 +211,15 @@ def tables(report: Report, gpu: Gpu, steps: Sequence[Step]) -> list[dict[str, An
     for step in steps:
         resources = resources_of_text("program", step.executable.source, gpu.record.architecture)
         asked, here = loads(step.executable._made, resources), of_kernels(step)
-        what = f"{step.name}, {step.variant}" if step.variant else step.name
-        report.add("", f"{what}, {len(step.launches)} rounds", "```text")
+        report.add("", f"{step.name}, {len(step.launches)} rounds", "```text")
         report.add(*table(asked, {"here": here}), "```")
         report.add(f"A step in a graph takes {spread([1e6 * one for one in step.in_graph], '.1f')} us here.")
-        record: dict[str, Any] = {
-            "name": step.name,
-            "variant": step.variant,
-            "kernels": here,
-            "in_graph": statistics.median(step.in_graph),
-        }
+        record: dict[str, Any] = {"name": step.name, "kernels": here, "in_graph": statistics.median(step.in_graph)}
         record["predicted"] = {gpu.name: predict_step(asked, gpu) for gpu in GPUS}
         record["predicted_kernels"] = {gpu.name: [predict(load, gpu).seconds for load in asked] for gpu in GPUS}
         record["names"] = [load.name for load in asked]
         records.append(record)
     return records
-
-
-def compared(report: Report, steps: Sequence[Step]) -> None:
-    """Add a table of variants; what they return in their first step differs by rounding alone."""
-    usual = {step.name: step for step in steps if not step.variant}
-    if len(usual) == len(steps):
-        return
-    report.add(
-        "", "## Variants, in the same rounds", "", "| network | variant | us a step in a graph | of the default | |"
-    )
-    report.add("|---|---|---:|---:|---|")
-    for step in sorted(steps, key=lambda step: step.name):
-        default = usual[step.name]
-        ratios = [mine / its for mine, its in zip(step.in_graph, default.in_graph, strict=True)]
-        is_same = abs(step.made - default.made) <= 1e-2 * abs(default.made)
-        differs = "" if is_same else f"WRONG: {step.made:g} instead of {default.made:g}"
-        cells = [step.name, step.variant or "default", spread([1e6 * one for one in step.in_graph], ".1f")]
-        report.add(f"| {' | '.join([*cells, spread(ratios, '.3f'), differs])} |")
 
 
 # Single ops, beside NVIDIA's libraries
@@ -418,7 +381,6 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=None, metavar="N", help="at most; default 30")
     parser.add_argument("--networks", default="", metavar="TEXT", help="those with this in their names; default all")
     parser.add_argument("--steps-alone", action="store_true", help="no single products and convolutions")
-    parser.add_argument("--variants", default="", metavar="A=1,B=2;A=3", help="beside the defaults; for steps alone")
     parser.add_argument("--quick", action="store_true", help="tiny networks and ops: does everything work?")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the report there")
     options = parser.parse_args()
@@ -438,8 +400,7 @@ def main() -> int:
     report.add(
         f"- Versions: {versions(('dptrain', 'numpy', 'pycuda', 'torch', 'nvmath-python', 'nvidia-cudnn-frontend'))}"
     )
-    variants = ["", *filter(None, options.variants.split(";"))]
-    steps = list(prepared(gpu, options.networks, variants))
+    steps = list(prepared(gpu, options.networks))
     half = time.monotonic() + max(0.0, until - time.monotonic()) / (1 if options.steps_alone else 2)
     for number in range(rounds):
         if number and time.monotonic() > half:
@@ -447,7 +408,6 @@ def main() -> int:
         for step in steps:
             measure(gpu, step)
     records = tables(report, gpu, steps)
-    compared(report, steps)
     if options.output:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.with_suffix(".json").write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")

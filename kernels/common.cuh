@@ -25,26 +25,6 @@ template <class T> struct Global {
     __device__ __forceinline__ operator T *() const { return (T *)__cvta_global_to_generic(address); }
 };
 
-// A number of a run as a kernel's parameter: eight bytes, as in a `Run`.
-template <class T> struct Number {
-    alignas(8) T value;
-};
-
-// What a kernel begins with that a graph launches before the one in front of it has ended (programmatic dependent launch,
-// compute capability 9.0): it lets the next one's blocks be placed beside its own, and, before it touches what others
-// write or read, waits until all earlier ones have ended. A kernel that does not wait does not end behind earlier ones.
-static __device__ __forceinline__ void let_next_kernel_begin() {
-    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
-}
-static __device__ __forceinline__ void wait_for_earlier_kernels() {
-    asm volatile("griddepcontrol.wait;" : : : "memory");
-}
-
-// Loads an address before whatever waits behind this.
-template <class T> __device__ __forceinline__ void read_early(const Global<T> &pointer) {
-    asm volatile("" : : "l"(pointer.address) : "memory");
-}
-
 // The type in which sums of T go on beyond one thread.
 template <class T> struct Wide { typedef T type; };
 template <> struct Wide<float> { typedef double type; };

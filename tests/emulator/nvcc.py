@@ -290,8 +290,6 @@ INSTRUCTIONS: dict[str, Call] = {
         f"emu_mbarrier_wait({x[0]}, {x[1]}, {SITE}); {x[2]} = 1;"
     ),
     "fence.proxy.async.shared::cta": lambda _: "emu_proxy_fence();",
-    "griddepcontrol.launch_dependents": lambda _: "",  # a kernel begins when the one in front has ended, as it may
-    "griddepcontrol.wait": lambda _: "emu_grid_wait();",
     "": lambda _: "",  # no instruction: it says to the compiler what is used here
     "wgmma.fence.sync.aligned": lambda _: f"emu_wgmma_fence({SITE});",
     "wgmma.commit_group.sync.aligned": lambda _: f"emu_wgmma_commit({SITE});",

@@ -29,7 +29,6 @@ from dptrain.backend.cuda.providers import Kind
 from dptrain.backend.cuda.snapshot import DeviceSnapshot
 from dptrain.backend.cuda.state import DeviceState
 from dptrain.backend.cuda.transfers import DirectExchange, PinnedExchange, PinnedStaging
-from dptrain.backend.cuda.variants import chosen_variants
 from dptrain.backend.custom import OwnKernel
 from dptrain.backend.transfers import SAMPLES, Exchange, HostArray, Staging
 from dptrain.comm.base import Communicator, HandOvers
@@ -50,8 +49,6 @@ _KEPT_SAMPLES = 6
 _KEPT_COMPOSITIONS = 2
 # Compute capability from which tensor cores know TF32 and bfloat16, and that whose warpgroups multiply.
 _TF32_FROM, _WGMMA = (8, 0), (9, 0)
-# And from which a graph may launch a kernel before the one in front of it has ended.
-_DEPENDENT_FROM = (9, 0)
 
 
 class CudaBackend(Backend):
@@ -84,7 +81,6 @@ class CudaBackend(Backend):
         numerics: what the bits of results depend on.
         description: the device in words.
         graph: whether a step is launched as one CUDA graph.
-        variants: how programs are launched and compiled.
 
     Raises:
         ConfigError: another dtype, a GPU without the precision, or a provider that is not installed.
@@ -104,7 +100,6 @@ class CudaBackend(Backend):
         conv: str = "dptrain",
     ) -> None:
         self.name, self.precision, self.graph = "cuda", precision, True
-        self.variants = chosen_variants()
         self.dtype = np.dtype(dtype)
         if self.dtype != np.float32:
             raise ConfigError(f"dtype = {self.dtype.name!r}: the CUDA kernels compute in float32; use --device cpu")
@@ -229,26 +224,15 @@ class CudaBackend(Backend):
         self, program: Program, rows: int | None = None, first_row: int = 0, *, alone: bool = True
     ) -> Composition:
         """Return a program as kernels of this device; the arguments are those of `Composition`."""
-        # A training's steps are many, and their graphs worth recording for its data; a pack has a table of runs.
-        direct = self.variants.direct and bool(program.updates) and not self.joins_packs
-        key = rows, first_row, alone, self.choices.state, direct
+        key = rows, first_row, alone, self.choices.state
         kept = self._compositions.setdefault(program, {})
         if key not in kept:
             products = {"precision": self.precision, "of_halves": self.of_halves}
             provider = self.choices.provider if self.libraries else None
             while len(kept) >= _KEPT_COMPOSITIONS:
                 kept.pop(next(iter(kept)))
-            kept[key] = Composition(
-                without_attention(unrolled(program)),
-                rows,
-                first_row,
-                alone=alone,
-                provider=provider,
-                direct=direct,
-                dependent=self.graph and self.variants.dependent and self.gpu_record.capability >= _DEPENDENT_FROM,
-                variants=self.variants,
-                **products,
-            )
+            plain = without_attention(unrolled(program))
+            kept[key] = Composition(plain, rows, first_row, alone=alone, provider=provider, **products)
         return kept[key]
 
     def prepare(self, program: Program, rows: int, first_row: int = 0, *, alone: bool = True) -> None:

@@ -6,20 +6,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from dptrain.backend.cuda.generate import (
-    Function,
-    Generator,
-    Kernel,
-    Local,
-    kernels,
-    names_of,
-    run_fields,
-    source,
-    takes_directly,
-)
+from dptrain.backend.cuda.generate import Function, Generator, Kernel, Local, kernels, names_of, run_fields, source
 from dptrain.backend.cuda.groups import Group, Grouping, factors_of
 from dptrain.backend.cuda.providers import Problem, Provider, is_product, problem_of, with_providers
-from dptrain.backend.cuda.variants import Variants
 from dptrain.program.memory import Access, Plan, in_place, nbytes, plan
 from dptrain.program.mesh import ALL_REDUCE
 from dptrain.program.messages import stages
@@ -37,7 +26,6 @@ _WIDE = 2**30
 _TOGETHER = 8
 # Where tensors begin: what the widest loads of kernels need, and a cache line.
 ALIGNMENT = 256
-_USUAL = Variants()
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,9 +59,6 @@ class Composition:
         precision: of products.
         of_halves: of those of factors in half precision, see `with_precision`.
         provider: returns who computes a product or a convolution; by default our kernels.
-        direct: its kernels have a run's addresses and numbers as parameters, where these are few enough.
-        dependent: its kernels may be launched before earlier ones have ended.
-        variants: of products.
 
     Attributes:
         program: with results that are all computed, and none of them twice.
@@ -85,7 +70,6 @@ class Composition:
         counts_steps: kernels read the number of the step.
         notes_rows: kernels note rows that are asked for and that a table does not have.
         wide_index: there are more elements than an int can count.
-        dependent: as above.
         in_place: updates that are written over the old values by what makes them, kernels or messages.
         plan: where intermediate results lie, and scratch memory by the names of function and argument.
 
@@ -103,9 +87,6 @@ class Composition:
         precision: str = "float32",
         of_halves: str = "half",
         provider: Provider | None = None,
-        direct: bool = False,
-        dependent: bool = False,
-        variants: Variants = _USUAL,
     ) -> None:
         # Not without repeats: numbers that are equal in one run differ in another that is to share its kernels.
         program = without_ranks(program) if alone else program
@@ -125,7 +106,7 @@ class Composition:
         labels |= {one: f"new {variable.path}" for variable, one in program.updates.items()}
         names = names_of(tensors, labels)
         names |= {part: f"part_of_{names[one]}" for one, part in grouping.parts.items() if part not in names}
-        generator = Generator(grouping, self.sizes, self.stored, names, variants)
+        generator = Generator(grouping, self.sizes, self.stored, names)
         functions = {group: generator.function(group) for group in grouping.groups}
         self.in_place = self._replaced(functions, messages, grouping.parts)
         readers: dict[Tensor, set[Group]] = {}
@@ -152,10 +133,6 @@ class Composition:
         self.counts_steps = any("step" in one.needs for one in functions.values())
         self.notes_rows = any("outside" in one.needs for one in functions.values())
         self.stages = _stages(grouping, functions, self.counts_steps)
-        for kernel in self._kernels:
-            kernel.direct = direct and bool(kernel.threads) and takes_directly(kernel)
-            kernel.dependent = dependent
-        self.dependent = dependent
         self.messages = [
             _messages(found, grouping.parts, kernels) for found, kernels in zip(messages, self.stages, strict=True)
         ]

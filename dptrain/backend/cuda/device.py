@@ -141,7 +141,7 @@ class Gpu:
         self.retired.extend(handles)
         return True
 
-    def captured(self, stream: Any, queue: Callable[[], None], *, dependent: bool = False) -> Graph:
+    def captured(self, stream: Any, queue: Callable[[], None]) -> Graph:
         """Return a graph of what is queued on a stream; see `graphs.capture`.
 
         Raises:
@@ -149,7 +149,7 @@ class Gpu:
         """
         self.captures = True
         try:
-            with capture(stream, dependent=dependent) as graph:
+            with capture(stream) as graph:
                 queue()
         finally:
             self.captures = False

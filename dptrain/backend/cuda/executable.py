@@ -21,7 +21,7 @@ import numpy as np
 from dptrain.backend.cuda.compile import compiled_text, kernel_cache
 from dptrain.backend.cuda.compose import ALIGNMENT, Message
 from dptrain.backend.cuda.device import cuda
-from dptrain.backend.cuda.generate import Function, Kernel, OwnCall, arguments_of, blocks_of, direct_fields
+from dptrain.backend.cuda.generate import Function, Kernel, OwnCall, arguments_of, blocks_of
 from dptrain.backend.cuda.graphs import steps_in_graph
 from dptrain.backend.cuda.links import LinkedMessage, LinkedMove, LinkedSum
 from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory, Pinned
@@ -123,7 +123,7 @@ class CudaExecutable:
         self._bind_inputs(made.program, arrays)
         named = self._of_run()
         self._row = np.array([named[name] for name in made.fields], np.uint64)
-        self.pack_key = self._load(named)
+        self.pack_key = self._load()
         self._table: RunTable | None = backend.run_table(self.pack_key, len(self._row))
         self.made = {name: self._results[one] for name, one in made.program.outputs.items()}
         self.outputs: Mapping[str, Array] = Outputs(self.made, backend.download)
@@ -281,12 +281,8 @@ class CudaExecutable:
 
     # Launches
 
-    def _load(self, words: Mapping[str, int]) -> Hashable:
-        """Compile the kernels, and prepare their launches; return the pack key.
-
-        Args:
-            words: what kernels read of this run.
-        """
+    def _load(self) -> Hashable:
+        """Compile the kernels, and prepare their launches; return the pack key."""
         backend, sizes = self.backend, self._sizes
         gpu = backend.gpu_record
         texts = self._made.sources()
@@ -297,7 +293,7 @@ class CudaExecutable:
         self._stages: list[list[_Launches]] = []
         self._on_host = 0
         alike: list[Hashable] = [one.path for one in cubins.values()]
-        is_generated = is_shared = True
+        is_generated = True
         numbers = iter(range(len(self._messages)))
         try:
             modules = {own.name: gpu.module(cubins[text]) for text, kernels in texts.items() for own in kernels}
@@ -316,14 +312,8 @@ class CudaExecutable:
                         continue
                     named = self._arguments(kernel)
                     given = arguments_of(kernel)
-                    letters = index * 3 + "".join("q" if "long long" in kind else "i" for kind, _ in given)
+                    letters = "P" + index * 3 + "".join("q" if "long long" in kind else "i" for kind, _ in given)
                     values = *batch, *(named[name] for _, name in given)
-                    if kernel.direct:
-                        fields = [words[name] for name in direct_fields(kernel)]
-                        letters, values = "Q" * len(fields) + letters, (*fields, *values)
-                        is_shared = False
-                    else:
-                        letters = "P" + letters
                     blocks = sum(blocks_of(one, kernel.threads) for one in kernel.functions)
                     if blocks:
                         prepared = modules[kernel.name].get_function(kernel.name)
@@ -331,8 +321,7 @@ class CudaExecutable:
                         if not gpu.allow_shared(prepared, kernel.dynamic):
                             raise DeviceError(f"{gpu.name}: gives no block {kernel.dynamic:,} bytes of shared memory")
                         call = partial(prepared.prepared_async_call, shared_size=kernel.dynamic)
-                        launch = _launch_alone if kernel.direct else _launch
-                        own.append(partial(launch, call, blocks, kernel.threads, backend.stream, values))
+                        own.append(partial(_launch, call, blocks, kernel.threads, backend.stream, values))
                         alike.append((kernel.name, blocks, values))
                     counts.append(len(own))
                 after = [counts[one.after] for one in messages]
@@ -346,8 +335,7 @@ class CudaExecutable:
             ) from error
         if self._queues_messages:
             self._stages = [[_Launches(self._whole_step(), [])]]
-        self._dependent = self._made.dependent and is_generated and not self._queues_messages
-        return tuple(alike) if is_generated and is_shared and not self._messages else None
+        return tuple(alike) if is_generated and not self._messages else None
 
     @property
     def _queues_messages(self) -> bool:
@@ -532,7 +520,7 @@ class CudaExecutable:
 
         if self.backend.graph and len(launches) > 1 and not (self._on_host and self._queues_messages):
             if place not in table.graphs:
-                table.graphs[place] = self.backend.gpu_record.captured(stream, queue, dependent=self._dependent)
+                table.graphs[place] = self.backend.gpu_record.captured(stream, queue)
             table.graphs[place].launch(stream)
         else:
             queue()
@@ -552,13 +540,6 @@ def _launch(
     call: Callable[..., None], blocks: int, threads: int, stream: Any, values: Sequence[int], table: RunTable, runs: int
 ) -> None:
     call((blocks, runs), (threads, 1, 1), stream, table.rows.pointer, *values)
-
-
-def _launch_alone(
-    call: Callable[..., None], blocks: int, threads: int, stream: Any, values: Sequence[int], table: RunTable, runs: int
-) -> None:
-    assert runs == 1, "a kernel with the addresses of one run is never part of a pack"
-    call((blocks, 1), (threads, 1, 1), stream, *values)
 
 
 def _call_alone(call: Callable[[], None], table: RunTable, runs: int) -> None:

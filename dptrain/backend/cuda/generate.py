@@ -11,7 +11,7 @@ given an array of them: the second dimension of the grid counts the runs that ar
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,6 @@ from dptrain.backend.cuda.expressions import Quads, Writer, join_of, join_type
 from dptrain.backend.cuda.groups import Group, Grouping, Places, factors_of
 from dptrain.backend.cuda.products import COLUMNS_FAN, ProductPlan, product_plan, tree_levels
 from dptrain.backend.cuda.providers import Problem, is_by_library, is_product, matrices, problem_of
-from dptrain.backend.cuda.variants import Variants
 from dptrain.program.cpp import Ex, cast, ctype, extents
 from dptrain.program.lowering import Convolution, UserKernel, lowering_of
 from dptrain.program.places import ONE, Place, extent
@@ -181,14 +180,10 @@ class Generator:
         sizes: of the batch.
         stored: which anchors are kept in memory.
         names: what tensors are called.
-        variants: of products.
     """
 
-    def __init__(
-        self, grouping: Grouping, sizes: Local, stored: set[Tensor], names: dict[Tensor, str], variants: Variants
-    ) -> None:
+    def __init__(self, grouping: Grouping, sizes: Local, stored: set[Tensor], names: dict[Tensor, str]) -> None:
         self._grouping, self._sizes, self._stored, self._names = grouping, sizes, stored, names
-        self._variants = variants
 
     def function(self, group: Group) -> Function:
         """Return the function of a group."""
@@ -434,7 +429,7 @@ class Generator:
             return
         found = matrices(result, transposed_a, self._sizes.count)
         (M, N, K), batch, steps = found.sizes, found.batch, found.steps
-        plan = product_plan(M, N, K, _precision(result), self._variants)
+        plan = product_plan(M, N, K, _precision(result))
         self._cut(made, (M, N, K), plan, batch)
         kernel = self._tiled(made, result, plan, (transposed_a, transposed_b))
         vector = 16 // a.dtype.itemsize
@@ -473,9 +468,7 @@ class Generator:
         found = implicit(result, self._sizes.count)
         M, N, K = found.sizes
         sums = places.group.of("sum")
-        # Finding gathered elements takes registers: 16 columns a thread would spill some.
-        variants = replace(self._variants, columns=8)
-        plan = product_plan(M * found.count, N, K, _precision(result), variants)
+        plan = product_plan(M * found.count, N, K, _precision(result), gathered=True)
         self._cut(made, found.sizes, plan, found.count, least=1 if sums else 0)
         kernel = self._tiled(made, result, plan, found.transposed)
         made.needs.add("convolution.cuh")
@@ -690,15 +683,11 @@ class Kernel:
         name: of the kernel.
         functions: that its blocks are dealt out to, in order.
         threads: of a block; 0 for what is no generated kernel.
-        direct: its parameters say what else a `Run` would, and it is never launched for several runs.
-        dependent: it may be launched before earlier kernels have ended, and waits for them itself.
     """
 
     name: str
     functions: list[Function]
     threads: int
-    direct: bool = False
-    dependent: bool = False
 
     @property
     def dynamic(self) -> int:
@@ -781,11 +770,7 @@ def source(found: Sequence[Kernel], wide_index: bool, fields: Mapping[str, str] 
     for kernel in found:
         # A block may have all registers that leave room for so many: else nvcc spills some for the sake of occupancy.
         bounds = f"{kernel.threads}, {min(one.resident for one in kernel.functions)}"
-        of_run = "const Run *__restrict__ pack"
-        if kernel.direct:
-            of_run = ", ".join(kind + _direct(name) for name, kind in direct_fields(kernel).items())
-        parameters = [*([of_run] if of_run else []), *sizes]
-        parameters += [kind + name for kind, name in arguments_of(kernel)]
+        parameters = ["const Run *__restrict__ pack", *sizes, *(kind + name for kind, name in arguments_of(kernel))]
         text += [
             "",
             f'extern "C" __global__ void __launch_bounds__({bounds})',
@@ -799,19 +784,14 @@ def source(found: Sequence[Kernel], wide_index: bool, fields: Mapping[str, str] 
                 if kernel.dynamic
                 else ["    __shared__ __align__(32) float4 shared[bytes / 16];"]
             ),
-            *(["    let_next_kernel_begin();"] if kernel.dependent else []),
-            *([] if kernel.direct else ["    const Run &run = pack[blockIdx.y];"]),
+            "    const Run &run = pack[blockIdx.y];",
             "    int block = blockIdx.x;",
         ]
         for one in kernel.functions:
-            own = [_of_run(kernel, one, name) if _is_of_run(one, kind, name) else name for kind, name in called(one)]
+            own = (f"run.{name}" if _is_of_run(one, kind, name) else name for kind, name in called(one))
             passed = ["shared", "block", *SIZES, *own]
-            early = [] if kernel.direct or not kernel.dependent else [name for kind, name in called(one) if "*" in kind]
             text += [
                 f"    if (block < blocks_{one.name}) {{",
-                # Where a run's tensors are does not change while its kernels run.
-                *(f"        read_early(run.{name});" for name in dict.fromkeys(early)),
-                *(["        wait_for_earlier_kernels();"] if kernel.dependent else []),
                 f"        {one.name}({', '.join(passed)});",
                 "        return;",
                 "    }",
@@ -860,34 +840,6 @@ def run_fields(found: Sequence[Kernel]) -> dict[str, str]:
                 pointed = kind.replace("const ", "").partition("*")
                 fields[name] = f"Global<{pointed[0].strip()}>" if pointed[1] else f"alignas(8) {kind.strip()}"
     return fields
-
-
-def takes_directly(kernel: Kernel) -> bool:
-    """Return whether CUDA allows a kernel to be told directly what a `Run` would say."""
-    return len(run_fields([kernel])) + len(arguments_of(kernel)) <= _ARGUMENTS
-
-
-def direct_fields(kernel: Kernel) -> dict[str, str]:
-    """Return the parameters of a kernel that is told directly what a `Run` would say: the C++ types by field."""
-    return {
-        name: f"Number<{kind.removeprefix('alignas(8) ')}> " if kind.startswith("alignas") else _pointer(kind)
-        for name, kind in run_fields([kernel]).items()
-    }
-
-
-def _pointer(kind: str) -> str:
-    return kind.removeprefix("Global<").removesuffix(">") + " *"
-
-
-def _direct(field: str) -> str:
-    return f"run_{field}"
-
-
-def _of_run(kernel: Kernel, function: Function, field: str) -> str:
-    """Return where a kernel finds a field of a `Run`."""
-    if not kernel.direct:
-        return f"run.{field}"
-    return _direct(field) + (".value" if field in function.numbers else "")
 
 
 def _is_of_run(function: Function, kind: str, name: str) -> bool:

@@ -23,22 +23,6 @@ _STEPS, _LAUNCHES, _WORTH = 16, 128, 8
 _RELAXED = 2
 
 
-class _EdgeData(ctypes.Structure):
-    """CUgraphEdgeData of cuda.h."""
-
-    _fields_ = [
-        ("from_port", ctypes.c_ubyte),
-        ("to_port", ctypes.c_ubyte),
-        ("type", ctypes.c_ubyte),
-        ("reserved", ctypes.c_ubyte * 5),
-    ]
-
-
-# CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC: once all blocks in front have let the
-# next kernel begin.
-_PROGRAMMATIC = (1, 0, 1)
-
-
 def steps_in_graph(launches: int) -> int:
     """Return how many steps to record into one graph.
 
@@ -93,14 +77,13 @@ class Graph:
 
 
 @contextlib.contextmanager
-def capture(stream: Any, *, dependent: bool = False) -> Iterator[Graph]:
+def capture(stream: Any) -> Iterator[Graph]:
     """Record what is queued on a stream, instead of running it.
 
     Streams that wait for an event recorded in this one are recorded with it, until this one waits for them in turn.
 
     Args:
         stream: PyCUDA's, not the default stream.
-        dependent: all of it are kernels that wait for each other themselves, and may be launched before they have to.
 
     Returns:
         A context manager, whose value is the graph; that can be launched once the block has ended.
@@ -123,23 +106,9 @@ def capture(stream: Any, *, dependent: bool = False) -> Iterator[Graph]:
         count = ctypes.c_size_t()
         _call("cuGraphGetNodes", recorded, None, ctypes.byref(count))
         graph.nodes = count.value
-        if dependent:
-            _let_kernels_wait(recorded)
         _call("cuGraphInstantiateWithFlags", ctypes.byref(graph._executable), recorded, ctypes.c_ulonglong(0))
     finally:
         _call("cuGraphDestroy", recorded)
-
-
-def _let_kernels_wait(graph: ctypes.c_void_p) -> None:
-    """Make all edges of a graph programmatic: a node is launched when the one in front lets it."""
-    count = ctypes.c_size_t()
-    _call("cuGraphGetEdges_v2", graph, None, None, None, ctypes.byref(count))
-    edges = count.value
-    starts, ends, old = (ctypes.c_void_p * edges)(), (ctypes.c_void_p * edges)(), (_EdgeData * edges)()
-    _call("cuGraphGetEdges_v2", graph, starts, ends, old, ctypes.byref(count))
-    new = (_EdgeData * edges)(*(_EdgeData(*_PROGRAMMATIC) for _ in range(edges)))
-    _call("cuGraphRemoveDependencies_v2", graph, starts, ends, old, count)
-    _call("cuGraphAddDependencies_v2", graph, starts, ends, new, count)
 
 
 def _handle(stream: Any) -> ctypes.c_void_p:

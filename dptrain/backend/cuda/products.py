@@ -3,8 +3,6 @@
 import functools
 from dataclasses import dataclass
 
-from dptrain.backend.cuda.variants import Variants
-
 TILES = (128, 64, 32)
 # What the plans aim at. Constants, not the GPU's number of processors, so that the order of sums, and with it the
 # bits, depend on shapes alone.
@@ -68,13 +66,12 @@ _TILINGS = {
         ("half", "product_half", {32: ((64, 16, 16), 128), 64: ((32, 32, 32), 128), 128: ((32, 64, 32), 256)}),
     )
 }
-# Float32's largest tiles by the columns that a thread sums up.
-_OF_COLUMNS = {16: _TILINGS["float32"][128], 8: _square("product", 128, (8, 8, 8, 1), 256)}
+# Float32's largest tile of gathered matrices, to find whose elements takes registers: 16 columns a thread would spill.
+_GATHERED = _square("product", 128, (8, 8, 8, 1), 256)
 # And its smallest, in four groups of threads, for results of fewer such tiles.
 _GROUPED, _FEW_TILES = _square("product", 32, (64, 4, 4, 4), 256, 2), 256
 # Warps of a block by the length of a tile, as plans count them.
 _WARPS = {128: 8, 64: 8, 32: 2}
-_USUAL = Variants()
 
 
 @dataclass(frozen=True)
@@ -102,7 +99,7 @@ class ProductPlan:
 
 
 @functools.cache
-def product_plan(M: int, N: int, K: int, precision: str = "float32", variants: Variants = _USUAL) -> ProductPlan:
+def product_plan(M: int, N: int, K: int, precision: str = "float32", gathered: bool = False) -> ProductPlan:
     """Return how an M x N result of sums over K is computed, which depends on nothing else.
 
     The largest tile that gives enough blocks, in long slices if need be, and is filled by more than half; a batch of
@@ -116,7 +113,7 @@ def product_plan(M: int, N: int, K: int, precision: str = "float32", variants: V
         K: terms of its sums.
         precision: "float32", "tf32", "half", or "wgmma": half precision on compute capability 9.0, where warpgroups
             compute what takes the largest tiles and at least one of their stages.
-        variants: of float32's largest and smallest tiles.
+        gathered: of a convolution.
     """
     long_slices = max(1, min(K // _LONG_SLICE, _MOST_SLICES))
     # Of sums of a few terms it is the results that take the time: more threads store smaller tiles at once.
@@ -126,9 +123,9 @@ def product_plan(M: int, N: int, K: int, precision: str = "float32", variants: V
     if precision == "wgmma" and tile == _WGMMA_ROWS and K >= _WGMMA_DEPTH:
         return _by_warpgroups(M, N, K)
     tiling, warps = _TILINGS["half" if precision == "wgmma" else precision][tile], _WARPS[tile]
-    if tiling.kernel == "product" and tile == TILES[0]:
-        tiling = _OF_COLUMNS[variants.columns]
-    if tiling.kernel == "product" and tile == TILES[-1] and _blocks(tile, tile, M, N) < _FEW_TILES and variants.grouped:
+    if gathered and tiling.kernel == "product" and tile == TILES[0]:
+        tiling = _GATHERED
+    if tiling.kernel == "product" and tile == TILES[-1] and _blocks(tile, tile, M, N) < _FEW_TILES:
         tiling, warps = _GROUPED, _GROUPED.threads // 32
     slices = 1
     if K >= _LEAST_SPLIT:

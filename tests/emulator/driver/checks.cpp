@@ -225,16 +225,15 @@ void begin_operation(std::string name) {
     known_earlier.clear();
 }
 
-// Did an operation end before what the running one does now, in every order that streams, events and the host allow? Of a
-// graph, nothing has before a thread has waited, where the running one begins early.
-bool is_earlier(uint32_t launch, bool waited = true) {
+// Did an operation end before the running one begins, in every order that streams, events and the host allow?
+bool is_earlier(uint32_t launch) {
+    if (known_earlier.count(launch)) return true;
     const Actor &actor = actors[launch];
-    if (waited && known_earlier.count(launch)) return true;
     const Operation &running = *running_operation;
     const Operation &whole = running.whole ? *running.whole : running;
     bool same_graph = running.whole && actor.identity == whole.stream->identity && actor.number == whole.number;
     auto seen = whole.clock.find(actor.identity);
-    if (same_graph ? !waited || !running.behind[actor.node] : seen == whole.clock.end() || seen->second < actor.number) return false;
+    if (same_graph ? !running.behind[actor.node] : seen == whole.clock.end() || seen->second < actor.number) return false;
     known_earlier.insert(launch);
     return true;
 }
@@ -290,7 +289,7 @@ void check_race(Fiber &fiber, RaceCell *cells, uintptr_t base, uintptr_t address
     auto conflicts = [&](const Record &a, EmuAccess a_kind, uintptr_t at) {
         if (a.launch == launch_counter) {
             if (!ordered(fiber, a)) race(fiber, a, a_kind, reinterpret_cast<void *>(at), kind, pc, space);
-        } else if (!is_earlier(a.launch, fiber.waited)) {
+        } else if (!is_earlier(a.launch)) {
             std::string message = race_between_streams(a, a_kind, at, kind, pc);
             if (said.insert(message.substr(0, message.find("(0x"))).second) finding(CUDA_ERROR_LAUNCH_FAILED, message);
         }

@@ -206,7 +206,6 @@ struct Fiber : EmuThread {
     uint8_t wait_scope;
     unsigned spins;
     unsigned copy_group;
-    bool waited;  // for the kernels in front, see running_early
     std::vector<AsyncCopy> *copies;
     Warpgroups *warpgroups;
 };
@@ -398,7 +397,6 @@ double now();
 // ---------------------------------------------------------------- trace (report.cpp)
 
 extern unsigned running_graph;  // number of the graph launch whose node runs, 0 outside; in the trace of what runs
-extern bool running_early;      // it may begin before those in front have ended, and has to wait for them itself
 void trace(const std::string &name, const char *category, int device, unsigned stream, double start, double end,
            const std::string &arguments_json);
 void write_trace();

@@ -251,7 +251,6 @@ void Worker::add_block(uint64_t index, Cluster *cluster) {
         fiber.state = State::fresh;
         fiber.spins = 0;
         fiber.copy_group = 0;
-        fiber.waited = !running_early;
         delete fiber.copies;
         fiber.copies = nullptr;
         forget_warpgroups(fiber);
@@ -423,10 +422,6 @@ void Worker::loop() {
 void Worker::finish(Fiber *fiber) {
     if (fiber->copies && !fiber->copies->empty()) emu_async_wait(~0u);
     check_nothing_in_flight(*fiber);
-    if (!fiber->waited)
-        fail_launch(CUDA_ERROR_LAUNCH_FAILED,
-                    text("kernel %s was launched before the one in front had ended, and %s ends without griddepcontrol.wait",
-                         kernel_name().c_str(), thread_text(*fiber).c_str()));
     fiber->state = State::finished;
     idle_spins = 0;
     spin_since = 0;
@@ -1069,8 +1064,6 @@ void emu_assert_failed(const char *expression, const char *function, EmuSite sit
 void emu_async_copy(void *shared, const void *global, unsigned bytes, unsigned zero_fill) {
     emu::begin_async_copy(shared, global, bytes, zero_fill, __builtin_return_address(0));
 }
-
-void emu_grid_wait(void) { self()->waited = true; }
 
 void emu_async_commit(void) { ++self()->copy_group; }
 

@@ -13,7 +13,6 @@ struct Node {
     Work run;        // of a kernel: with the arguments that it had when it was captured; empty once its module is gone
     Module *module;  // of a kernel
     std::vector<size_t> after;
-    std::set<size_t> let;  // those of them that let it begin before they have ended: its edges from them are programmatic
 };
 
 struct Graph {
@@ -138,36 +137,22 @@ struct Replay {
     double start = 0;
 };
 
-Work part_of(const std::shared_ptr<Replay> &replay, const Work &run, bool begins_early = false) {
+Work part_of(const std::shared_ptr<Replay> &replay, const Work &run) {
     return [=](Stream &stream) {
         if (!replay->start) replay->start = now();
         running_graph = replay->number;
-        running_early = begins_early;
         CUresult code = run(stream);
-        running_early = false;
         running_graph = 0;
         return code;
     };
 }
-
-// Nodes of an edge, the first of which comes first; null for others.
-std::pair<Node *, size_t> edge_of(Graph &graph, CUgraphNode from, CUgraphNode to) {
-    for (size_t i = 0; i < graph.nodes.size(); ++i)
-        for (size_t before = 0; graph.nodes[i].get() == reinterpret_cast<Node *>(to) && before < i; ++before)
-            if (graph.nodes[before].get() == reinterpret_cast<Node *>(from)) return {graph.nodes[i].get(), before};
-    return {nullptr, 0};
-}
-
-constexpr CUgraphEdgeData programmatic{CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, 0, CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC, {}};
-
-bool is_programmatic(const CUgraphEdgeData &data) { return data.type == programmatic.type; }
 }  // namespace
 
 // ---------------------------------------------------------------- the rules of capture
 
 void record(Stream &stream, CUgraphNodeType type, Work run, Module *module) {
     Graph &graph = *stream.capture->graph;
-    graph.nodes.push_back(std::make_unique<Node>(Node{type, std::move(run), module, stream.tail, {}}));
+    graph.nodes.push_back(std::make_unique<Node>(Node{type, std::move(run), module, stream.tail}));
     stream.tail = {graph.nodes.size() - 1};
 }
 
@@ -387,55 +372,15 @@ CUresult CUDAAPI cuGraphGetEdges(CUgraph handle, CUgraphNode *from, CUgraphNode 
     const Graph *graph = any_graph(handle);
     NEED(graph && count && !from == !to && (from || !data));
     std::vector<CUgraphNode> starts, ends;
-    std::vector<CUgraphEdgeData> edges;
     for (size_t i = 0; i < graph->nodes.size(); ++i)
         for (size_t before : graph->nodes[i]->after) {
             starts.push_back(node_handle(*graph, before));
             ends.push_back(node_handle(*graph, i));
-            edges.push_back(graph->nodes[i]->let.count(before) ? programmatic : CUgraphEdgeData{});
         }
     size_t room = *count;
     fill(starts, from, count);
     if (to) fill(ends, to, &room);
-    if (data) std::copy_n(edges.begin(), *count, data);
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuGraphRemoveDependencies(CUgraph handle, const CUgraphNode *from, const CUgraphNode *to,
-                                           const CUgraphEdgeData *data, size_t count) {
-    READY;
-    Graph *graph = find(graphs, handle);
-    NEED(graph && from && to);
-    for (size_t n = 0; n < count; ++n) {
-        auto [node, before] = edge_of(*graph, from[n], to[n]);
-        NEED(node);
-        auto edge = std::find(node->after.begin(), node->after.end(), before);
-        NEED(edge != node->after.end() && node->let.count(before) == (data && is_programmatic(data[n])));
-        node->after.erase(edge);
-        node->let.erase(before);
-    }
-    return CUDA_SUCCESS;
-}
-
-// Edges lead forwards, from a node to one that was captured later.
-CUresult CUDAAPI cuGraphAddDependencies(CUgraph handle, const CUgraphNode *from, const CUgraphNode *to,
-                                        const CUgraphEdgeData *data, size_t count) {
-    READY;
-    Graph *graph = find(graphs, handle);
-    NEED(graph && from && to);
-    for (size_t n = 0; n < count; ++n) {
-        auto [node, before] = edge_of(*graph, from[n], to[n]);
-        NEED(node && std::find(node->after.begin(), node->after.end(), before) == node->after.end());
-        if (data && is_programmatic(data[n])) {
-            NEED(data[n].from_port == programmatic.from_port && data[n].to_port == 0);
-            NEED(graph->nodes[before]->type == CU_GRAPH_NODE_TYPE_KERNEL && node->type == CU_GRAPH_NODE_TYPE_KERNEL);
-            node->let.insert(before);
-        } else {
-            NEED(!data || (data[n].type == 0 && data[n].from_port == 0 && data[n].to_port == 0));
-        }
-        node->after.push_back(before);
-        std::sort(node->after.begin(), node->after.end());
-    }
+    if (data) std::fill_n(data, *count, CUgraphEdgeData{});
     return CUDA_SUCCESS;
 }
 
@@ -506,7 +451,7 @@ CUresult CUDAAPI cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {
     for (const Node &node : exec->nodes) {
         auto part = std::make_shared<Operation>();
         part->stream = stream;
-        part->run = part_of(replay, node.run, !node.let.empty());
+        part->run = part_of(replay, node.run);
         part->whole = launch.get();
         part->node = launch->parts.size();
         part->behind.assign(exec->nodes.size(), false);

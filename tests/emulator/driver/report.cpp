@@ -213,7 +213,6 @@ std::string json(const std::string &value) {
 }  // namespace
 
 unsigned running_graph = 0;
-bool running_early = false;
 
 void trace(const std::string &name, const char *category, int device, unsigned stream, double start, double end,
            const std::string &arguments) {

@@ -106,7 +106,6 @@ void emu_cp_async(unsigned shared, const void *global, unsigned bytes, unsigned 
 void emu_mbarrier_init(unsigned shared, unsigned arrivals, struct EmuSite site);
 void emu_mbarrier_arrive(unsigned shared, struct EmuSite site);
 void emu_mbarrier_wait(unsigned shared, unsigned parity, struct EmuSite site);
-void emu_grid_wait(void);
 void emu_proxy_fence(void);
 void emu_wgmma_fence(struct EmuSite site);
 void emu_wgmma_commit(struct EmuSite site);

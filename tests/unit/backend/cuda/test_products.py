@@ -7,7 +7,6 @@ from dptrain.backend.cuda.compose import Composition
 from dptrain.backend.cuda.costs import loads
 from dptrain.backend.cuda.probe import architecture_of
 from dptrain.backend.cuda.products import TILES, ProductPlan, product_plan
-from dptrain.backend.cuda.variants import Variants
 from tests.ops.test_programs_on_cuda import mlp
 
 
@@ -45,7 +44,7 @@ def test_few_small_tiles_are_shared_by_groups_of_threads():
     assert (single.threads, single.inner) == (64, (32, 4, 4, 1))
     assert product_plan(32, 128, 784, "half").tiling.threads == 128
     assert product_plan(32, 128, 784).depth % 64 == 0
-    assert product_plan(32, 128, 784, variants=Variants(grouped=False)).tiling == single
+    assert product_plan(1024, 4096, 4096, gathered=True).tiling.inner == (8, 8, 8, 1)
 
 
 def test_a_tile_is_chosen_as_if_sliced():
