@@ -18,5 +18,8 @@ def computed(made, arrays, out, first_row=0, rows=None):
     array = np.empty(out, made.dtype)
     with np.errstate(all="ignore"):
         rows_of = {"first_row": first_row if rows is None or row_axis(made.shape) == 0 else 0} if made.op.by_row else {}
-        made.op.compute(*arrays, **attributes | rows_of, out=array)
+        written = array
+        if made.op.has_values:
+            written = [array if number == made.index else None for number in range(len(made.node.values))]
+        made.op.compute(*arrays, **attributes | rows_of, out=written)
     return array
