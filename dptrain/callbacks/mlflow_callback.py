@@ -116,7 +116,7 @@ class MlflowCallback(Callback):
 
     def _log(self, epoch: int, logs: dict[str, Any]) -> None:
         entities, now = mlflow_module().entities, round(time.time() * 1000)
-        values = logs | rates_of(self.model._compiled_optimizer)
+        values = logs | rates_of(self.model.optimizer)
         metrics = [entities.Metric(key, float(value), now, epoch) for key, value in values.items()]
         self._client.log_batch(self.run_id, metrics=metrics)
 

@@ -32,7 +32,9 @@ def named_weights_of(model: Any) -> dict[str, npt.NDArray[Any]]:
 
 
 def rates_of(optimizer: Any) -> dict[str, float]:
-    """Return an optimizer's learning rates by name."""
+    """Return an optimizer's learning rates by name; of None none."""
+    if optimizer is None:
+        return {}
     if hasattr(optimizer, "_rates"):
         found: dict[str, float] = optimizer._rates
         return found

@@ -143,7 +143,7 @@ class TensorBoard(Callback):
     def _write_epoch(self, epoch: int, logs: Logs) -> None:
         if logs:
             train = {name: value for name, value in logs.items() if not name.startswith("val_")}
-            train |= rates_of(self.model._compiled_optimizer)
+            train |= rates_of(self.model.optimizer)
             if self.write_steps_per_second:
                 seconds = max(time.perf_counter() - self._epoch_began, 1e-9)
                 train["steps_per_second"] = (self._iterations() - self._iterations_before) / seconds
@@ -160,7 +160,8 @@ class TensorBoard(Callback):
         self._write("train", {}, 0)
 
     def _iterations(self) -> int:
-        return int(self.model._compiled_optimizer.iterations)
+        optimizer = self.model.optimizer
+        return 0 if optimizer is None else int(optimizer.iterations)
 
     def _write(self, part: str, values: dict[str, Any], step: int) -> None:
         """Write numbers as scalars, arrays as histograms, and flush them to the disk."""

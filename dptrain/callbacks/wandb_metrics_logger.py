@@ -74,7 +74,7 @@ class WandbMetricsLogger(Callback):
         number = {"epoch/epoch": self.initial_global_step + epoch}
 
         def log() -> None:
-            rates = {f"epoch/{name}": rate for name, rate in rates_of(self.model._compiled_optimizer).items()}
+            rates = {f"epoch/{name}": rate for name, rate in rates_of(self.model.optimizer).items()}
             self._run.log(number | values | rates)
 
         on_rank_0(self, "Weights & Biases", log)
