@@ -121,6 +121,14 @@ from dptrain.layers.pooling import (
     MaxPooling2D,
     MaxPooling3D,
 )
+from dptrain.layers.recurrent.bidirectional import Bidirectional
+from dptrain.layers.recurrent.conv_lstm import ConvLSTM1D, ConvLSTM2D, ConvLSTM3D
+from dptrain.layers.recurrent.gru import GRU, GRUCell
+from dptrain.layers.recurrent.lstm import LSTM, LSTMCell
+from dptrain.layers.recurrent.rnn import RNN
+from dptrain.layers.recurrent.simple_rnn import SimpleRNN, SimpleRNNCell
+from dptrain.layers.recurrent.stacked import StackedRNNCells
+from dptrain.layers.recurrent.time_distributed import TimeDistributed
 from dptrain.layers.rescaling import Rescaling
 from dptrain.layers.reshaping import Flatten, Permute, RepeatVector, Reshape
 from dptrain.layers.reversible_embedding import ReversibleEmbedding
@@ -185,6 +193,19 @@ LAYERS: dict[str, type[Layer]] = {
         RandomContrast,
         RandomBrightness,
         SpectralNormalization,
+        Bidirectional,
+        ConvLSTM1D,
+        ConvLSTM2D,
+        ConvLSTM3D,
+        GRU,
+        GRUCell,
+        LSTM,
+        LSTMCell,
+        RNN,
+        SimpleRNN,
+        SimpleRNNCell,
+        StackedRNNCells,
+        TimeDistributed,
         Masking,
         EinsumDense,
         UnitNormalization,
@@ -261,7 +282,10 @@ LAYERS: dict[str, type[Layer]] = {
 
 __all__ = [
     "ELU",
+    "GRU",
     "LAYERS",
+    "LSTM",
+    "RNN",
     "Activation",
     "ActivityRegularization",
     "AdaptiveAveragePooling1D",
@@ -284,6 +308,7 @@ __all__ = [
     "AvgPool2D",
     "AvgPool3D",
     "BatchNormalization",
+    "Bidirectional",
     "CategoryEncoding",
     "CenterCrop",
     "Concatenate",
@@ -294,6 +319,9 @@ __all__ = [
     "Conv2DTranspose",
     "Conv3D",
     "Conv3DTranspose",
+    "ConvLSTM1D",
+    "ConvLSTM2D",
+    "ConvLSTM3D",
     "Convolution1D",
     "Convolution1DTranspose",
     "Convolution2D",
@@ -314,6 +342,7 @@ __all__ = [
     "Embedding",
     "Equalization",
     "Flatten",
+    "GRUCell",
     "GaussianDropout",
     "GaussianNoise",
     "GlobalAveragePooling1D",
@@ -337,6 +366,7 @@ __all__ = [
     "InputLayer",
     "InputSpec",
     "IntegerLookup",
+    "LSTMCell",
     "Lambda",
     "Layer",
     "LayerNormalization",
@@ -390,14 +420,18 @@ __all__ = [
     "SeparableConv2D",
     "SeparableConvolution1D",
     "SeparableConvolution2D",
+    "SimpleRNN",
+    "SimpleRNNCell",
     "Softmax",
     "Solarization",
     "SpatialDropout1D",
     "SpatialDropout2D",
     "SpatialDropout3D",
     "SpectralNormalization",
+    "StackedRNNCells",
     "StringLookup",
     "Subtract",
+    "TimeDistributed",
     "UnitNormalization",
     "UpSampling1D",
     "UpSampling2D",

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.errors import ConfigError
-from dptrain.layers.weight import Weight
+from dptrain.layers.weight import BatchState, Weight
 from dptrain.metrics.base import Metric
 from dptrain.mixed_precision import DTypePolicy, policy_of
 from dptrain.ops.random import SeedGenerator
@@ -84,14 +84,20 @@ class Parts(Configurable):
         return sorted(found, key=lambda one: not (one.trainable or id(one) in frozen))
 
     @property
+    def _states(self) -> list[Variable]:
+        """The layer's own variables that are no weights: states of random numbers, and what batches leave to others."""
+        kept = [variable for state in self._attributes(BatchState) for variable in state.variables]
+        return [*(generator.count for generator in self._attributes(SeedGenerator)), *kept]
+
+    @property
     def weights(self) -> list[Variable]:
         """All weights, sublayers' included, in Keras' order: own ones first, of these the trainable ones first."""
         return _once([*self._own, *(weight for layer in self._sublayers for weight in layer.weights)])
 
     @property
     def variables(self) -> list[Variable]:
-        """All weights, and the states of random numbers."""
-        own = [*self._own, *(one.count for one in self._attributes(SeedGenerator))]
+        """All weights, the states of random numbers, and what batches leave to others."""
+        own = [*self._own, *self._states]
         return _once([*own, *(variable for layer in self._sublayers for variable in layer.variables)])
 
     @property
@@ -295,7 +301,7 @@ class Parts(Configurable):
         """Yield all variables with paths that are unique below this layer; layers without a name get one."""
         done, taken = set() if done is None else done, {} if taken is None else taken
         done.add(id(self))
-        for variable in [*self._own, *(generator.count for generator in self._attributes(SeedGenerator))]:
+        for variable in [*self._own, *self._states]:
             yield numbered(f"{prefix}{variable.name}", taken), variable
         name_layers(self._sublayers)
         for layer in self._sublayers:

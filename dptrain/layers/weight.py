@@ -15,6 +15,7 @@ from dptrain.errors import ConfigError
 from dptrain.initializers import Initializer, InitializerLike, Ones, Orthogonal, Zeros
 from dptrain.initializers.base import RandomInitializer
 from dptrain.program.tensor import Drawn, Storage, Tensor, Variable, is_tracing
+from dptrain.program.tree import leaves
 from dptrain.random import default_seed, next_position
 from dptrain.runtime.floatx import floatx
 
@@ -165,6 +166,22 @@ def _drawn(
     if isinstance(initializer, Initializer):
         return initializer.draw(shape, seed, position).astype(dtype)
     return np.asarray(initializer(shape, dtype=np.dtype(dtype).name), dtype)
+
+
+class BatchState:
+    """Variables that one batch leaves to the next, which are no weights: files do not have them, checkpoints do.
+
+    Args:
+        nested: the variables, in lists.
+
+    Attributes:
+        nested: as above.
+        variables: all of them.
+    """
+
+    def __init__(self, nested: Any) -> None:
+        self.nested = nested
+        self.variables: list[Weight] = leaves(nested)
 
 
 class _Variables(type):

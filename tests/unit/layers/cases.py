@@ -52,6 +52,39 @@ class Case:
         return layer(*arguments, training=training, **self.keywords)
 
 
+class CellCase(Case):
+    """A cell, called with its inputs and then its states: its output."""
+
+    def call(self, layer: Layer, inputs: list[Any], training: bool | None = None) -> Any:
+        """Call a cell of this case."""
+        return layer(inputs[0], list(inputs[1:]), training=training)[0]
+
+
+def recurrent(name: str) -> list[Case]:
+    """Return cases of a recurrent layer that has `Dense`' arguments."""
+    make = getattr(L, name)
+    return [
+        Case(lambda: make(2), (4, 3), (2,)),
+        Case(lambda: make(3, return_sequences=True, go_backwards=True, activation="relu"), (4, 2), (4, 3)),
+        Case(lambda: make(2, use_bias=False, unroll=True, kernel_regularizer="l2", dropout=0.5, seed=3), (3, 2), (2,)),
+        Case(lambda: make(2, recurrent_dropout=0.4, bias_initializer="ones", bias_constraint="non_neg"), (3, 2), (2,)),
+    ]
+
+
+def convolutional(name: str, size: tuple[int, ...], valid: tuple[int, ...]) -> list[Case]:
+    """Return cases of a recurrent layer of convolutions over some size, and what is left of it by windows of 2."""
+    make = getattr(L, name)
+    return [
+        Case(lambda: make(2, 2), (3, *size, 1), (*valid, 2)),
+        Case(
+            lambda: make(
+                1, 2, padding="same", data_format="channels_first", return_sequences=True, unit_forget_bias=False
+            ),
+            *((2, 2, *size), (2, 1, *size)),
+        ),
+    ]
+
+
 @dp.saving.register_keras_serializable("cases")
 def shifted(x: Any, by: float = 1.0, training: bool = False) -> Any:
     """Return what a `Lambda` computes."""
@@ -517,5 +550,53 @@ CASES: dict[str, list[Case]] = {
     ],
 }
 # Layers of texts and hashes, which no program has; see test_lookups.py.
+CASES |= {
+    **{name: recurrent(name) for name in ("SimpleRNN", "LSTM", "GRU")},
+    "ConvLSTM1D": [
+        *convolutional("ConvLSTM1D", (3,), (2,)),
+        Case(lambda: L.ConvLSTM1D(2, 2, dilation_rate=2, go_backwards=True), (2, 4, 1), (2, 2)),
+    ],
+    "ConvLSTM2D": [
+        *convolutional("ConvLSTM2D", (3, 2), (2, 1)),
+        Case(lambda: L.ConvLSTM2D(1, 2, 2, "same", dropout=0.3, recurrent_dropout=0.2), (2, 3, 2, 1), (2, 1, 1)),
+    ],
+    "ConvLSTM3D": convolutional("ConvLSTM3D", (2, 3, 2), (1, 2, 1)),
+    "SimpleRNNCell": [CellCase(lambda: L.SimpleRNNCell(2), [(3,), (2,)], (2,))],
+    "LSTMCell": [
+        CellCase(lambda: L.LSTMCell(2), [(3,), (2,), (2,)], (2,)),
+        CellCase(lambda: L.LSTMCell(2, dropout=0.5, implementation=1), [(3,), (2,), (2,)], (2,)),
+    ],
+    "GRUCell": [
+        CellCase(lambda: L.GRUCell(2), [(3,), (2,)], (2,)),
+        CellCase(lambda: L.GRUCell(2, reset_after=False, recurrent_dropout=0.5), [(3,), (2,)], (2,)),
+    ],
+    "RNN": [
+        Case(lambda: L.RNN(L.LSTMCell(2, name="cell"), return_sequences=True), (3, 2), (3, 2)),
+        Case(
+            lambda: L.RNN([L.GRUCell(3, reset_after=False, name="a"), L.LSTMCell(2, name="b")], go_backwards=True),
+            *((3, 2), (2,)),
+        ),
+    ],
+    "StackedRNNCells": [
+        CellCase(
+            lambda: L.StackedRNNCells([L.GRUCell(3, name="a"), L.SimpleRNNCell(2, name="b")]), [(4,), (3,), (2,)], (2,)
+        )
+    ],
+    "Bidirectional": [
+        Case(lambda: L.Bidirectional(L.LSTM(2, name="lstm")), (3, 2), (4,)),
+        Case(lambda: L.Bidirectional(L.GRU(2, return_sequences=True, name="gru"), "sum"), (3, 2), (3, 2)),
+        Case(
+            lambda: L.Bidirectional(
+                L.SimpleRNN(2, name="there"), "mul", backward_layer=L.GRU(2, go_backwards=True, name="back")
+            ),
+            *((3, 2), (2,)),
+        ),
+    ],
+    "TimeDistributed": [
+        Case(lambda: L.TimeDistributed(L.Dense(2, "tanh", name="inner")), (3, 2), (3, 2)),
+        Case(lambda: L.TimeDistributed(L.Conv1D(2, 2, name="inner")), (2, 4, 1), (2, 3, 2)),
+        Case(lambda: L.TimeDistributed(L.BatchNormalization(name="inner")), (3, 2), (3, 2), moves=True),
+    ],
+}
 ON_HOST = {"HashedCrossing", "Hashing", "StringLookup"}
 ALL_CASES = [(name, number) for name, cases in CASES.items() for number in range(len(cases))]

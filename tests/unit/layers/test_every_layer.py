@@ -16,7 +16,7 @@ from dptrain.program.program import trace
 from dptrain.program.shapes import without_rows
 from dptrain.program.tensor import differentiable
 from dptrain.program.tree import leaves
-from tests.unit.layers.cases import ALL_CASES, CASES, ON_HOST, ROWS
+from tests.unit.layers.cases import ALL_CASES, CASES, ON_HOST, ROWS, CellCase
 from tests.unit.program.virtual_mesh import VirtualMesh, assert_same_on_mesh, spread
 from tests.unit.program.virtual_ranks import run_on_ranks
 
@@ -74,7 +74,8 @@ def test_shapes_are_known_before_there_is_a_batch(name, number):
     assert output.value is None
     assert output.history.layer is layer
     assert [id(one) for one in output.history.inputs] == [id(one) for one in symbolic]
-    if layer.compute_output_shape.__func__ is layers.Layer.compute_output_shape and not case.integers:
+    is_asked = layer.compute_output_shape.__func__ is layers.Layer.compute_output_shape and not case.integers
+    if is_asked and not isinstance(case, CellCase):
         shapes = [(None, *one) for one in case.shapes] if isinstance(case.shapes, list) else (None, *case.shapes)
         assert layer.compute_output_shape(shapes) == (None, *case.output)
     assert repr(output).startswith("<tensor ")

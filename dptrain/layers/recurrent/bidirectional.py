@@ -1,0 +1,182 @@
+"""Bidirectional: a recurrent layer in both directions."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+from dptrain import ops
+from dptrain.errors import ConfigError
+from dptrain.layers.base import Layer
+from dptrain.program.tensor import Tensor
+
+_MERGED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": ops.add,
+    "mul": ops.multiply,
+    "ave": lambda y, y_back: (y + y_back) / 2.0,
+    "concat": lambda y, y_back: ops.concatenate([y, y_back], axis=-1),
+}
+
+
+class Bidirectional(Layer):
+    """A recurrent layer and another one like it that goes backwards.
+
+    Source: M. Schuster and K. Paliwal, "Bidirectional recurrent neural networks", 1997.
+
+    Args:
+        layer: an `RNN`, or a layer with its arguments; the wrapper has new layers of its configuration.
+        merge_mode: "concat", "sum", "mul" or "ave" of both outputs; None for both.
+        weights: of both layers, arrays.
+        backward_layer: what goes backwards, instead of a layer like the other.
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: no layers, two that do not go together, or another merge mode.
+    """
+
+    _unwritten = ("weights", "layer", "backward_layer")
+    _passes_masks = True
+
+    def __init__(
+        self,
+        layer: Any,
+        merge_mode: str | None = "concat",
+        weights: Sequence[Any] | None = None,
+        backward_layer: Any = None,
+        **options: Any,
+    ) -> None:
+        if not isinstance(layer, Layer):
+            raise ConfigError(
+                "Please initialize `Bidirectional` layer with a `keras.layers.Layer` instance. Received: " + str(layer)
+            )
+        if backward_layer is not None and not isinstance(backward_layer, Layer):
+            raise ConfigError(
+                f"`backward_layer` need to be a `keras.layers.Layer` instance. Received: {backward_layer}"
+            )
+        if merge_mode not in (*_MERGED, None):
+            raise ConfigError(
+                f"Invalid merge mode. Received: {merge_mode}. Merge mode should be one of "
+                '{"sum", "mul", "ave", "concat", None}'
+            )
+        super().__init__(**options)
+        name = layer._display_name
+        self.forward_layer: Any = _like(layer, name=f"forward_{name.removeprefix('forward_')}")
+        self.backward_layer: Any = backward_layer
+        if backward_layer is None:
+            name = f"backward_{name.removeprefix('backward_')}"
+            self.backward_layer = _like(layer, name=name, go_backwards=True)
+        self._check()
+        for one in (self.forward_layer, self.backward_layer):
+            if hasattr(one, "zero_output_for_mask"):
+                one.zero_output_for_mask = one.return_sequences
+        self.merge_mode, self._first_weights = merge_mode, None if not weights else list(weights)
+        forward = self.forward_layer
+        self.stateful, self.return_sequences = forward.stateful, forward.return_sequences
+        self.return_state, self.input_spec = forward.return_state, forward.input_spec
+
+    def _check(self) -> None:
+        forward, backward = self.forward_layer, self.backward_layer
+        if forward.go_backwards == backward.go_backwards:
+            raise ConfigError(
+                "Forward layer and backward layer should have different `go_backwards` value. Received: "
+                f"forward_layer.go_backwards {forward.go_backwards}, "
+                f"backward_layer.go_backwards={backward.go_backwards}"
+            )
+        for name in ("stateful", "return_sequences", "return_state"):
+            values = getattr(forward, name), getattr(backward, name)
+            if values[0] != values[1]:
+                raise ConfigError(
+                    "Forward layer and backward layer are expected to have the same value for attribute "
+                    f'"{name}", got "{values[0]}" for forward layer and "{values[1]}" for backward layer'
+                )
+
+    def build(self, sequences_shape: Any, initial_state_shape: Any = None) -> None:
+        """Make the weights of both layers."""
+        for layer in (self.forward_layer, self.backward_layer):
+            if not layer.built:
+                layer.build(sequences_shape)
+                layer.built = True
+        if self._first_weights is not None:
+            self.set_weights(self._first_weights)
+
+    @property
+    def states(self) -> tuple[Any, ...] | None:
+        """The states that both layers keep; None without."""
+        both = self.forward_layer.states, self.backward_layer.states
+        return (*both[0], *both[1]) if both[0] and both[1] else None
+
+    def reset_state(self) -> None:
+        """Let the states of both layers be zeros.
+
+        Raises:
+            AttributeError: they keep none.
+        """
+        if not self.stateful:
+            raise AttributeError("Layer must be stateful.")
+        self.forward_layer.reset_state()
+        self.backward_layer.reset_state()
+
+    def reset_states(self) -> None:
+        """See `reset_state`."""
+        self.reset_state()
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+        """Return the mask of the outputs: the inputs', where all steps come out."""
+        mask = previous_mask[0] if isinstance(previous_mask, list | tuple) else previous_mask
+        mask = mask if self.return_sequences else None
+        return mask if self.merge_mode else (mask, mask)
+
+    def call(
+        self, sequences: Tensor, initial_state: Any = None, mask: Tensor | None = None, training: bool | None = None
+    ) -> Any:
+        """Return the merged outputs, and perhaps the last states of both layers behind them.
+
+        Args:
+            sequences: (rows, time, features).
+            initial_state: states of the layer, then of the one that goes backwards; or None.
+            mask: (rows, time), False for steps to skip.
+            training: handed to both.
+        """
+        half = 0 if initial_state is None else len(initial_state) // 2
+        parts = (None, None) if initial_state is None else (initial_state[:half], initial_state[half:])
+        outputs = [
+            layer(sequences, initial_state=part, mask=mask, training=training)
+            for layer, part in zip((self.forward_layer, self.backward_layer), parts, strict=True)
+        ]
+        states: tuple[Any, ...] = ()
+        if self.return_state:
+            states = tuple(state for each in outputs for state in each[1:])
+            outputs = [each[0] for each in outputs]
+        y, y_back = (ops.cast(each, self.compute_dtype) for each in outputs)
+        y_back = ops.flip(y_back, axis=1) if self.return_sequences else y_back
+        merged = (y, y_back) if self.merge_mode is None else (_MERGED[self.merge_mode](y, y_back),)
+        return (*merged, *states) if self.return_state or self.merge_mode is None else merged[0]
+
+    def _get_own_config(self) -> dict[str, Any]:
+        """Return the arguments, both layers as files have them."""
+        import dptrain  # whose table of layers has this class
+
+        both = {"layer": self.forward_layer, "backward_layer": self.backward_layer}
+        return super()._get_own_config() | {name: dptrain.layers.serialize(layer) for name, layer in both.items()}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Return the layer that `config` described.
+
+        Raises:
+            ConfigError: as `Layer.from_config`.
+        """
+        import dptrain
+
+        given = {name: config.get(name) for name in ("layer", "backward_layer")}
+        both = {
+            name: dptrain.layers.deserialize(layer) if isinstance(layer, Mapping) else layer
+            for name, layer in given.items()
+        }
+        return super().from_config({**config, **both})
+
+
+def _like(layer: Any, **changed: Any) -> Any:
+    """Return a new layer of a layer's configuration, but for some arguments."""
+    import dptrain
+
+    described = dptrain.layers.serialize(layer)
+    return dptrain.layers.deserialize({**described, "config": {**described["config"], **changed}})

@@ -1,0 +1,246 @@
+"""What the cells of recurrent layers have in common: kernels of inputs and states, a bias, activations, dropout."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain import constraints, initializers, ops, regularizers
+from dptrain.initializers import Initializer
+from dptrain.layers.arguments import ActivationAttribute
+from dptrain.layers.base import (
+    ActivationArgument,
+    ConstraintArgument,
+    InitializerArgument,
+    Layer,
+    RegularizerArgument,
+)
+from dptrain.ops import random
+from dptrain.program.tensor import Tensor, Variable, reading_weights_in
+from dptrain.random import Purpose, own_seed
+
+# A mask for the inputs of all gates, or one for each; None where nothing is dropped.
+Masks = Tensor | Sequence[Tensor] | None
+
+
+def given(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a constructor's own arguments, of its `locals()`."""
+    return {name: value for name, value in variables.items() if name not in ("self", "__class__", "options")}
+
+
+class RecurrentCell(Layer):
+    """One step of a recurrent layer, of which the product with the inputs can be computed for all steps beforehand.
+
+    Args:
+        activation: of the state.
+        use_bias: whether there is a bias.
+        kernel_initializer: name or initializer of the kernel of the inputs.
+        recurrent_initializer: of the kernel of the state.
+        bias_initializer: of the bias.
+        kernel_regularizer: name or regularizer, as the two that follow.
+        recurrent_regularizer: see there.
+        bias_regularizer: see there.
+        kernel_constraint: name or constraint, as the two that follow.
+        recurrent_constraint: see there.
+        bias_constraint: see there.
+        dropout: fraction of the inputs to drop, the same ones in all steps of a batch.
+        recurrent_dropout: of the state.
+        seed: of what is dropped; None for the model's.
+        recurrent_activation: of the gates.
+        options: as `Layer`.
+
+    Attributes:
+        state_size: of each state, or of the only one.
+        output_size: of what a step returns.
+    """
+
+    activation, recurrent_activation = ActivationAttribute(), ActivationAttribute()
+
+    # Gates that have dropout masks of their own; 0 where all have the same.
+    _own_masks = 0
+    state_size: Any
+    output_size: Any
+
+    def __init__(
+        self,
+        activation: ActivationArgument,
+        use_bias: bool,
+        kernel_initializer: InitializerArgument,
+        recurrent_initializer: InitializerArgument,
+        bias_initializer: InitializerArgument,
+        kernel_regularizer: RegularizerArgument,
+        recurrent_regularizer: RegularizerArgument,
+        bias_regularizer: RegularizerArgument,
+        kernel_constraint: ConstraintArgument,
+        recurrent_constraint: ConstraintArgument,
+        bias_constraint: ConstraintArgument,
+        dropout: float,
+        recurrent_dropout: float,
+        seed: int | None,
+        recurrent_activation: ActivationArgument = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.activation, self.recurrent_activation = activation, recurrent_activation
+        self.use_bias = bool(use_bias)
+        self.kernel_initializer = initializers.get(kernel_initializer)
+        self.recurrent_initializer = initializers.get(recurrent_initializer)
+        self.bias_initializer = initializers.get(bias_initializer)
+        self.kernel_regularizer = regularizers.get(kernel_regularizer)
+        self.recurrent_regularizer = regularizers.get(recurrent_regularizer)
+        self.bias_regularizer = regularizers.get(bias_regularizer)
+        self.kernel_constraint = constraints.get(kernel_constraint)
+        self.recurrent_constraint = constraints.get(recurrent_constraint)
+        self.bias_constraint = constraints.get(bias_constraint)
+        self.dropout, self.recurrent_dropout = (min(1.0, max(0.0, rate)) for rate in (dropout, recurrent_dropout))
+        self.seed = own_seed(seed)
+        if self.dropout or self.recurrent_dropout:
+            self.seed_generator = self._add_seed_generator(Purpose.DROPOUT, seed)
+
+    def _make_weights(
+        self,
+        kernel_shape: tuple[int | None, ...],
+        recurrent_shape: tuple[int | None, ...],
+        bias_shape: tuple[int, ...],
+        bias_initializer: Any = None,
+    ) -> None:
+        """Make both kernels and the bias; by default of the initializer that was given for it."""
+        self.kernel = self.add_weight(
+            kernel_shape,
+            self.kernel_initializer,
+            regularizer=self.kernel_regularizer,
+            constraint=self.kernel_constraint,
+            name="kernel",
+        )
+        self.recurrent_kernel = self.add_weight(
+            recurrent_shape,
+            self.recurrent_initializer,
+            regularizer=self.recurrent_regularizer,
+            constraint=self.recurrent_constraint,
+            name="recurrent_kernel",
+        )
+        self.bias: Variable | None = None
+        if self.use_bias:
+            self.bias = self.add_weight(
+                bias_shape,
+                bias_initializer or self.bias_initializer,
+                regularizer=self.bias_regularizer,
+                constraint=self.bias_constraint,
+                name="bias",
+            )
+
+    def call(self, inputs: Tensor, states: Any, training: bool = False) -> tuple[Tensor, Any]:
+        """Return the output of a step, (rows, units), and the states after it.
+
+        Args:
+            inputs: of the step, (rows, features).
+            states: before it, a list; a single one may stand alone, and is returned so.
+            training: whether inputs and states are dropped.
+        """
+        alone = isinstance(states, Tensor)
+        before = [states] if alone else list(states)
+        masks, recurrent_masks = self.draw_masks(inputs, before[0], training)
+        output, after = self.advance(self.project(inputs, masks), before, recurrent_masks)
+        return output, after[0] if alone else after
+
+    def project(self, inputs: Tensor, masks: Masks) -> Tensor:
+        """Return what the inputs contribute to a step, or with an axis of time behind the rows to all steps.
+
+        Args:
+            inputs: (rows, features) or (rows, time, features).
+            masks: (rows, features).
+        """
+        raise NotImplementedError
+
+    def advance(self, projected: Tensor, states: Sequence[Tensor], masks: Masks) -> tuple[Tensor, list[Tensor]]:
+        """Return the output and the states after a step.
+
+        Args:
+            projected: what `project` returned for it.
+            states: before it.
+            masks: of the first state.
+        """
+        raise NotImplementedError
+
+    def get_initial_state(self, batch_size: Any = None) -> list[Tensor]:
+        """Return zeros, (rows, size) for each state."""
+        sizes = self.state_size if isinstance(self.state_size, list) else [self.state_size]
+        return [ops.zeros((batch_size, size), self.compute_dtype) for size in sizes]
+
+    def draw_masks(self, inputs: Tensor, state: Tensor, training: bool) -> tuple[Masks, Masks]:
+        """Return masks of the inputs of a step, and of the state: in training, of what is dropped in this batch."""
+        if not training:
+            return None, None
+        return self._masks(inputs, self.dropout), self._masks(state, self.recurrent_dropout)
+
+    @contextmanager
+    def reading_weights(self) -> Iterator[None]:
+        """Read weights in the type in which the cell computes."""
+        with reading_weights_in(self._read_in):
+            yield
+
+    def _masks(self, like: Tensor, rate: float) -> Masks:
+        if not 0 < rate < 1:
+            return None
+        drawn = [
+            random.dropout(ops.ones_like(like), rate, seed=self.seed_generator) for _ in range(max(1, self._own_masks))
+        ]
+        return drawn if self._own_masks else drawn[0]
+
+    def _product(self, x: Tensor, kernel: Any, masks: Masks) -> Tensor:
+        """Return a product with the kernels of all gates, which may each have a mask of its own."""
+        if masks is None or isinstance(masks, Tensor):
+            return _matmul(x if masks is None else x * _over_time(masks, x), kernel)
+        kernels = ops.split(kernel, len(masks), axis=-1)
+        parts = [_matmul(x * _over_time(mask, x), part) for mask, part in zip(masks, kernels, strict=True)]
+        return ops.concatenate(parts, axis=-1)
+
+    def _without_implementation(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Take Keras' undeclared argument `implementation` out of options."""
+        self.implementation = options.pop("implementation", 2)
+        return options
+
+    def _choose_masks(self, gates: int) -> None:
+        """Give each gate dropout masks of its own, as `implementation` 1 does, which recurrent dropout is."""
+        if self.recurrent_dropout:
+            self.implementation = 1
+        self._own_masks = gates if self.implementation == 1 else 0
+
+
+class UnitForgetBias(Initializer):
+    """1 for the bias of the forget gate, the second of four; another initializer's values for the others.
+
+    Source: R. Jozefowicz et al., "An empirical exploration of recurrent network architectures", ICML 2015.
+
+    Args:
+        others: of the other gates.
+    """
+
+    def __init__(self, others: Any) -> None:
+        self.others = others
+
+    def draw(self, shape: tuple[int, ...], seed: int, position: int) -> npt.NDArray[np.float64]:
+        """Return the values, (4 * units,)."""
+        units = shape[0] // 4
+        before, behind = (self._drawn((count,), seed, position) for count in (units, 2 * units))
+        return np.concatenate([before, np.ones(units), behind])
+
+    def _drawn(self, shape: tuple[int, ...], seed: int, position: int) -> npt.NDArray[np.float64]:
+        if isinstance(self.others, Initializer):
+            return self.others.draw(shape, seed, position)
+        return np.asarray(self.others(shape, dtype="float64"), np.float64)
+
+
+def _over_time(mask: Tensor, x: Tensor) -> Tensor:
+    """Return a mask of a step's inputs for the inputs of all steps, if there is an axis of time."""
+    return mask if x.ndim == mask.ndim else ops.expand_dims(mask, 1)
+
+
+def _matmul(x: Tensor, kernel: Any) -> Tensor:
+    """Return the product with a matrix, one product for all steps."""
+    if x.ndim == 2:
+        return ops.matmul(x, kernel)
+    flat = ops.matmul(ops.reshape(x, (-1, x.shape[-1])), kernel)
+    return ops.reshape(flat, (*x.shape[:-1], kernel.shape[-1]))

@@ -1,0 +1,166 @@
+"""GRU: a state that one gate resets and another one mixes with what is new."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from dptrain import ops
+from dptrain.layers.arguments import positive
+from dptrain.layers.base import ActivationArgument, ConstraintArgument, InitializerArgument, RegularizerArgument
+from dptrain.layers.recurrent.cell import Masks, RecurrentCell, given
+from dptrain.layers.recurrent.rnn import CellLayer
+from dptrain.program.tensor import Tensor
+
+
+class GRUCell(RecurrentCell):
+    """h = z * h + (1 - z) * activation(x_h + r * h_h), with gates z and r of inputs and state.
+
+    The columns of kernels and bias are those of z, r and h, in this order.
+
+    Source: K. Cho et al., "Learning phrase representations using RNN encoder-decoder", 2014, and its version 3.
+
+    Args:
+        units: length of h, which is the output.
+        activation: name or function of `dptrain.activations`, or None for "linear".
+        recurrent_activation: of the gates.
+        use_bias: whether there is a bias.
+        kernel_initializer: name or initializer of the kernel of the inputs.
+        recurrent_initializer: of the kernel of the state.
+        bias_initializer: of the bias.
+        kernel_regularizer: name or regularizer, as the two that follow.
+        recurrent_regularizer: of the kernel of the state.
+        bias_regularizer: of the bias.
+        kernel_constraint: name or constraint, as the two that follow.
+        recurrent_constraint: of the kernel of the state.
+        bias_constraint: of the bias.
+        dropout: fraction of the inputs to drop, the same ones in all steps of a batch.
+        recurrent_dropout: of the state.
+        reset_after: r multiplies the product with the state, instead of the state before it.
+        seed: of what is dropped; None for the model's.
+        options: as `Layer`; `implementation` 1 gives each gate dropout masks of its own, as recurrent dropout does.
+
+    Raises:
+        ConfigError: an argument is out of range or unknown.
+    """
+
+    def __init__(
+        self,
+        units: int,
+        activation: ActivationArgument = "tanh",
+        recurrent_activation: ActivationArgument = "sigmoid",
+        use_bias: bool = True,
+        kernel_initializer: InitializerArgument = "glorot_uniform",
+        recurrent_initializer: InitializerArgument = "orthogonal",
+        bias_initializer: InitializerArgument = "zeros",
+        kernel_regularizer: RegularizerArgument = None,
+        recurrent_regularizer: RegularizerArgument = None,
+        bias_regularizer: RegularizerArgument = None,
+        kernel_constraint: ConstraintArgument = None,
+        recurrent_constraint: ConstraintArgument = None,
+        bias_constraint: ConstraintArgument = None,
+        dropout: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        reset_after: bool = True,
+        seed: int | None = None,
+        **options: Any,
+    ) -> None:
+        arguments = given(locals())
+        self.units = self.state_size = self.output_size = positive("units", arguments.pop("units"))
+        self.reset_after = bool(arguments.pop("reset_after"))
+        super().__init__(**arguments, **self._without_implementation(options))
+        self._choose_masks(3)
+
+    def build(self, input_shape: Any) -> None:
+        """Make kernels and bias: with `reset_after` one of the inputs and one of the state, (2, 3 * units)."""
+        bias = (2, 3 * self.units) if self.reset_after else (3 * self.units,)
+        self._make_weights((input_shape[-1], 3 * self.units), (self.units, 3 * self.units), bias)
+
+    def project(self, inputs: Tensor, masks: Masks) -> Tensor:
+        """See `RecurrentCell`."""
+        product = self._product(inputs, self.kernel, masks)
+        if self.bias is None:
+            return product
+        return product + (self.bias[0] if self.reset_after else self.bias)
+
+    def advance(self, projected: Tensor, states: Sequence[Tensor], masks: Masks) -> tuple[Tensor, list[Tensor]]:
+        """See `RecurrentCell`."""
+        h = states[0]
+        new_z, new_r, new_h = ops.split(projected, 3, axis=-1)
+        if self.reset_after:
+            product = self._product(h, self.recurrent_kernel, masks)
+            product = product if self.bias is None else product + self.bias[1]
+            old_z, old_r, old_h = ops.split(product, 3, axis=-1)
+            z, r = self.recurrent_activation(new_z + old_z), self.recurrent_activation(new_r + old_r)
+            candidate = self.activation(new_h + r * old_h)
+        else:
+            of_gates, of_state = self.recurrent_kernel[:, : 2 * self.units], self.recurrent_kernel[:, 2 * self.units :]
+            first, last = (masks[:2], masks[2:]) if isinstance(masks, list) else (masks, masks)
+            old_z, old_r = ops.split(self._product(h, of_gates, first), 2, axis=-1)
+            z, r = self.recurrent_activation(new_z + old_z), self.recurrent_activation(new_r + old_r)
+            candidate = self.activation(new_h + self._product(r * h, of_state, last))
+        h = z * h + (1 - z) * candidate
+        return h, [h]
+
+
+class GRU(CellLayer):
+    """`GRUCell` over sequences.
+
+    Args:
+        units: length of h, which is the output.
+        activation: name or function of `dptrain.activations`, or None for "linear".
+        recurrent_activation: of the gates.
+        use_bias: whether there is a bias.
+        kernel_initializer: name or initializer of the kernel of the inputs.
+        recurrent_initializer: of the kernel of the state.
+        bias_initializer: of the bias.
+        kernel_regularizer: name or regularizer, as the two that follow.
+        recurrent_regularizer: of the kernel of the state.
+        bias_regularizer: of the bias.
+        activity_regularizer: name or regularizer of the output.
+        kernel_constraint: name or constraint, as the two that follow.
+        recurrent_constraint: of the kernel of the state.
+        bias_constraint: of the bias.
+        dropout: fraction of the inputs to drop, the same ones in all steps of a batch.
+        recurrent_dropout: of the state.
+        seed: of what is dropped; None for the model's.
+        return_sequences: as the four that follow, see `RNN`.
+        return_state: see there.
+        go_backwards: see there.
+        stateful: see there.
+        unroll: see there.
+        reset_after: as `GRUCell`.
+        use_cudnn: only "auto" or False: kernels are dptrain's own.
+        options: as `RNN`; `implementation` as `GRUCell`.
+
+    Raises:
+        ConfigError: an argument is out of range or unknown.
+    """
+
+    def __init__(
+        self,
+        units: int,
+        activation: ActivationArgument = "tanh",
+        recurrent_activation: ActivationArgument = "sigmoid",
+        use_bias: bool = True,
+        kernel_initializer: InitializerArgument = "glorot_uniform",
+        recurrent_initializer: InitializerArgument = "orthogonal",
+        bias_initializer: InitializerArgument = "zeros",
+        kernel_regularizer: RegularizerArgument = None,
+        recurrent_regularizer: RegularizerArgument = None,
+        bias_regularizer: RegularizerArgument = None,
+        activity_regularizer: RegularizerArgument = None,
+        kernel_constraint: ConstraintArgument = None,
+        recurrent_constraint: ConstraintArgument = None,
+        bias_constraint: ConstraintArgument = None,
+        dropout: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        seed: int | None = None,
+        return_sequences: bool = False,
+        return_state: bool = False,
+        go_backwards: bool = False,
+        stateful: bool = False,
+        unroll: bool = False,
+        reset_after: bool = True,
+        use_cudnn: bool | str = "auto",
+        **options: Any,
+    ) -> None:
+        super().__init__(GRUCell, "gru_cell", given(locals()), **options)

@@ -1,0 +1,95 @@
+"""The loop of a recurrent layer over the steps of sequences.
+
+Source: `rnn` in keras/src/backend/jax/rnn.py, Keras 3.15.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dptrain import ops, tree
+from dptrain.program.dims import is_number
+from dptrain.program.tensor import Tensor
+
+# Takes a step's inputs and the states before it; returns the output and the states after it.
+Step = Callable[[Any, Any], tuple[Tensor, Any]]
+
+
+def run(
+    step: Step,
+    sequences: Tensor,
+    states: Sequence[Any],
+    mask: Tensor | None,
+    *,
+    go_backwards: bool,
+    unroll: bool,
+    zero_output_for_mask: bool,
+    returns_state: bool,
+    stacks: bool,
+) -> tuple[Tensor, Tensor | None, list[Any]]:
+    """Return the last output, all outputs and the last states.
+
+    Args:
+        step: as above.
+        sequences: (rows, time, ...).
+        states: the first states, nested lists of tensors (rows, ...).
+        mask: (rows, time): a step where it is False leaves the states as they are; or None.
+        go_backwards: begin with the last step; outputs are in the order in which they are made.
+        unroll: write all steps down, instead of a loop.
+        zero_output_for_mask: the output of masked steps is 0, else the state before it.
+        returns_state: the output of a step is its first state, so that nobody needs to keep the last one.
+        stacks: whether all outputs are asked for; else there are none.
+    """
+    if not is_number(sequences.shape[1]):
+        return _like_any_step(step, sequences, states, stacks)
+    steps = _swapped(sequences)
+    counts = None if mask is None else _swapped(ops.cast(mask, "bool"))
+
+    def body(before: Any, inputs: Any) -> tuple[Any, Any]:
+        output, after = step(inputs if counts is None else inputs[0], before)
+        if counts is not None:
+            counted = inputs[1]
+            kept = ops.zeros_like(output) if zero_output_for_mask else _output_state(before)
+            output = _chosen(counted, output, kept)
+            after = tree.map_structure(lambda new, old: _chosen(counted, new, old), after, before)
+        return after, output if stacks or not returns_state else None
+
+    last, stacked = ops.scan(
+        body, list(states), steps if counts is None else (steps, counts), reverse=go_backwards, unroll=unroll
+    )
+    if stacked is None:
+        output = _output_state(last)
+        if counts is not None and zero_output_for_mask:
+            output = _chosen(counts[0 if go_backwards else -1], output, ops.zeros_like(output))
+        return output, None, last
+    output = stacked[0 if go_backwards else -1]
+    if not stacks:
+        return output, None, last
+    outputs = _swapped(stacked)
+    return output, ops.flip(outputs, axis=1) if go_backwards else outputs, last
+
+
+def _like_any_step(
+    step: Step, sequences: Tensor, states: Sequence[Any], stacks: bool
+) -> tuple[Tensor, Tensor | None, list[Any]]:
+    """Return what has the shapes of a loop's results, where nobody knows yet how many steps there are."""
+    output, last = step(sequences[:, 0], list(states))
+    if not stacks:
+        return output, None, last
+    shape = (output.shape[0], sequences.shape[1], *output.shape[1:])
+    return output, ops.broadcast_to(ops.expand_dims(output, 1), shape), last
+
+
+def _swapped(x: Tensor) -> Tensor:
+    return ops.transpose(x, (1, 0, *range(2, x.ndim)))
+
+
+def _chosen(counts: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """Return new rows where these count, (rows,), else old ones."""
+    return ops.where(ops.reshape(counts, (*counts.shape, *(1,) * (new.ndim - 1))), new, old)
+
+
+def _output_state(states: Any) -> Tensor:
+    """Return the state that is taken for a masked step's output: the first, of stacked cells the last cell's."""
+    first: Any = states[0]
+    state: Tensor = states[-1][0] if tree.is_nested(first) else first
+    return state

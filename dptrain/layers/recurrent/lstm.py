@@ -1,0 +1,158 @@
+"""LSTM: a state that gates write to, keep and read."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from dptrain import ops
+from dptrain.layers.arguments import positive
+from dptrain.layers.base import ActivationArgument, ConstraintArgument, InitializerArgument, RegularizerArgument
+from dptrain.layers.recurrent.cell import Masks, RecurrentCell, UnitForgetBias, given
+from dptrain.layers.recurrent.rnn import CellLayer
+from dptrain.program.tensor import Tensor
+
+
+class LSTMCell(RecurrentCell):
+    """c = f * c + i * activation(x_c + h_c); h = o * activation(c), with gates i, f and o of inputs and state.
+
+    The columns of kernels and bias are those of i, f, c and o, in this order.
+
+    Source: S. Hochreiter and J. Schmidhuber, "Long short-term memory", Neural Computation 9, 1997; with the forget gate
+    of F. Gers et al., 2000.
+
+    Args:
+        units: length of h, which is the output, and of c.
+        activation: name or function of `dptrain.activations`, or None for "linear".
+        recurrent_activation: of the gates.
+        use_bias: whether there is a bias.
+        kernel_initializer: name or initializer of the kernel of the inputs.
+        recurrent_initializer: of the kernel of the state.
+        bias_initializer: of the bias.
+        unit_forget_bias: the bias of the forget gate begins with 1.
+        kernel_regularizer: name or regularizer, as the two that follow.
+        recurrent_regularizer: of the kernel of the state.
+        bias_regularizer: of the bias.
+        kernel_constraint: name or constraint, as the two that follow.
+        recurrent_constraint: of the kernel of the state.
+        bias_constraint: of the bias.
+        dropout: fraction of the inputs to drop, the same ones in all steps of a batch.
+        recurrent_dropout: of the state.
+        seed: of what is dropped; None for the model's.
+        options: as `Layer`; `implementation` 1 gives each gate dropout masks of its own, as recurrent dropout does.
+
+    Raises:
+        ConfigError: an argument is out of range or unknown.
+    """
+
+    def __init__(
+        self,
+        units: int,
+        activation: ActivationArgument = "tanh",
+        recurrent_activation: ActivationArgument = "sigmoid",
+        use_bias: bool = True,
+        kernel_initializer: InitializerArgument = "glorot_uniform",
+        recurrent_initializer: InitializerArgument = "orthogonal",
+        bias_initializer: InitializerArgument = "zeros",
+        unit_forget_bias: bool = True,
+        kernel_regularizer: RegularizerArgument = None,
+        recurrent_regularizer: RegularizerArgument = None,
+        bias_regularizer: RegularizerArgument = None,
+        kernel_constraint: ConstraintArgument = None,
+        recurrent_constraint: ConstraintArgument = None,
+        bias_constraint: ConstraintArgument = None,
+        dropout: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        seed: int | None = None,
+        **options: Any,
+    ) -> None:
+        arguments = given(locals())
+        self._set_units(arguments.pop("units"))
+        self.unit_forget_bias = bool(arguments.pop("unit_forget_bias"))
+        super().__init__(**arguments, **self._without_implementation(options))
+        self._choose_masks(4)
+
+    def _set_units(self, units: Any) -> None:
+        self.units = self.output_size = positive("units", units)
+        self.state_size = [self.units, self.units]
+
+    def build(self, input_shape: Any) -> None:
+        """Make kernels and bias."""
+        bias = UnitForgetBias(self.bias_initializer) if self.unit_forget_bias else None
+        self._make_weights((input_shape[-1], 4 * self.units), (self.units, 4 * self.units), (4 * self.units,), bias)
+
+    def project(self, inputs: Tensor, masks: Masks) -> Tensor:
+        """See `RecurrentCell`."""
+        product = self._product(inputs, self.kernel, masks)
+        return product if self.bias is None else product + self.bias
+
+    def advance(self, projected: Tensor, states: Sequence[Tensor], masks: Masks) -> tuple[Tensor, list[Tensor]]:
+        """See `RecurrentCell`."""
+        h, c = states
+        i, f, new, o = ops.split(projected + self._product(h, self.recurrent_kernel, masks), 4, axis=-1)
+        c = self.recurrent_activation(f) * c + self.recurrent_activation(i) * self.activation(new)
+        h = self.recurrent_activation(o) * self.activation(c)
+        return h, [h, c]
+
+
+class LSTM(CellLayer):
+    """`LSTMCell` over sequences.
+
+    Args:
+        units: length of h, which is the output, and of c.
+        activation: name or function of `dptrain.activations`, or None for "linear".
+        recurrent_activation: of the gates.
+        use_bias: whether there is a bias.
+        kernel_initializer: name or initializer of the kernel of the inputs.
+        recurrent_initializer: of the kernel of the state.
+        bias_initializer: of the bias.
+        unit_forget_bias: the bias of the forget gate begins with 1.
+        kernel_regularizer: name or regularizer, as the two that follow.
+        recurrent_regularizer: of the kernel of the state.
+        bias_regularizer: of the bias.
+        activity_regularizer: name or regularizer of the output.
+        kernel_constraint: name or constraint, as the two that follow.
+        recurrent_constraint: of the kernel of the state.
+        bias_constraint: of the bias.
+        dropout: fraction of the inputs to drop, the same ones in all steps of a batch.
+        recurrent_dropout: of the state.
+        seed: of what is dropped; None for the model's.
+        return_sequences: as the four that follow, see `RNN`.
+        return_state: see there.
+        go_backwards: see there.
+        stateful: see there.
+        unroll: see there.
+        use_cudnn: only "auto" or False: kernels are dptrain's own.
+        options: as `RNN`; `implementation` as `LSTMCell`.
+
+    Raises:
+        ConfigError: an argument is out of range or unknown.
+    """
+
+    def __init__(
+        self,
+        units: int,
+        activation: ActivationArgument = "tanh",
+        recurrent_activation: ActivationArgument = "sigmoid",
+        use_bias: bool = True,
+        kernel_initializer: InitializerArgument = "glorot_uniform",
+        recurrent_initializer: InitializerArgument = "orthogonal",
+        bias_initializer: InitializerArgument = "zeros",
+        unit_forget_bias: bool = True,
+        kernel_regularizer: RegularizerArgument = None,
+        recurrent_regularizer: RegularizerArgument = None,
+        bias_regularizer: RegularizerArgument = None,
+        activity_regularizer: RegularizerArgument = None,
+        kernel_constraint: ConstraintArgument = None,
+        recurrent_constraint: ConstraintArgument = None,
+        bias_constraint: ConstraintArgument = None,
+        dropout: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        seed: int | None = None,
+        return_sequences: bool = False,
+        return_state: bool = False,
+        go_backwards: bool = False,
+        stateful: bool = False,
+        unroll: bool = False,
+        use_cudnn: bool | str = "auto",
+        **options: Any,
+    ) -> None:
+        super().__init__(LSTMCell, "lstm_cell", given(locals()), **options)

@@ -1,0 +1,134 @@
+"""SimpleRNN: the state is a function of a product with the inputs and one with itself."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from dptrain.layers.arguments import positive
+from dptrain.layers.base import ActivationArgument, ConstraintArgument, InitializerArgument, RegularizerArgument
+from dptrain.layers.recurrent.cell import Masks, RecurrentCell, given
+from dptrain.layers.recurrent.rnn import CellLayer
+from dptrain.program.tensor import Tensor
+
+
+class SimpleRNNCell(RecurrentCell):
+    """h = activation(x @ kernel + bias + h @ recurrent_kernel).
+
+    Source: J. Elman, "Finding structure in time", Cognitive Science 14, 1990.
+
+    Args:
+        units: length of the state, which is the output.
+        activation: name or function of `dptrain.activations`, or None for "linear".
+        use_bias: whether there is a bias.
+        kernel_initializer: name or initializer of the kernel of the inputs.
+        recurrent_initializer: of the kernel of the state.
+        bias_initializer: of the bias.
+        kernel_regularizer: name or regularizer, as the two that follow.
+        recurrent_regularizer: of the kernel of the state.
+        bias_regularizer: of the bias.
+        kernel_constraint: name or constraint, as the two that follow.
+        recurrent_constraint: of the kernel of the state.
+        bias_constraint: of the bias.
+        dropout: fraction of the inputs to drop, the same ones in all steps of a batch.
+        recurrent_dropout: of the state.
+        seed: of what is dropped; None for the model's.
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: an argument is out of range or unknown.
+    """
+
+    def __init__(
+        self,
+        units: int,
+        activation: ActivationArgument = "tanh",
+        use_bias: bool = True,
+        kernel_initializer: InitializerArgument = "glorot_uniform",
+        recurrent_initializer: InitializerArgument = "orthogonal",
+        bias_initializer: InitializerArgument = "zeros",
+        kernel_regularizer: RegularizerArgument = None,
+        recurrent_regularizer: RegularizerArgument = None,
+        bias_regularizer: RegularizerArgument = None,
+        kernel_constraint: ConstraintArgument = None,
+        recurrent_constraint: ConstraintArgument = None,
+        bias_constraint: ConstraintArgument = None,
+        dropout: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        seed: int | None = None,
+        **options: Any,
+    ) -> None:
+        arguments = given(locals())
+        self.units = self.state_size = self.output_size = positive("units", arguments.pop("units"))
+        super().__init__(**arguments, **options)
+
+    def build(self, input_shape: Any) -> None:
+        """Make kernels and bias."""
+        self._make_weights((input_shape[-1], self.units), (self.units, self.units), (self.units,))
+
+    def project(self, inputs: Tensor, masks: Masks) -> Tensor:
+        """See `RecurrentCell`."""
+        product = self._product(inputs, self.kernel, masks)
+        return product if self.bias is None else product + self.bias
+
+    def advance(self, projected: Tensor, states: Sequence[Tensor], masks: Masks) -> tuple[Tensor, list[Tensor]]:
+        """See `RecurrentCell`."""
+        state = self.activation(projected + self._product(states[0], self.recurrent_kernel, masks))
+        return state, [state]
+
+
+class SimpleRNN(CellLayer):
+    """`SimpleRNNCell` over sequences.
+
+    Args:
+        units: length of the state, which is the output.
+        activation: name or function of `dptrain.activations`, or None for "linear".
+        use_bias: whether there is a bias.
+        kernel_initializer: name or initializer of the kernel of the inputs.
+        recurrent_initializer: of the kernel of the state.
+        bias_initializer: of the bias.
+        kernel_regularizer: name or regularizer, as the two that follow.
+        recurrent_regularizer: of the kernel of the state.
+        bias_regularizer: of the bias.
+        activity_regularizer: name or regularizer of the output.
+        kernel_constraint: name or constraint, as the two that follow.
+        recurrent_constraint: of the kernel of the state.
+        bias_constraint: of the bias.
+        dropout: fraction of the inputs to drop, the same ones in all steps of a batch.
+        recurrent_dropout: of the state.
+        return_sequences: as the four that follow, see `RNN`.
+        return_state: see there.
+        go_backwards: see there.
+        stateful: see there.
+        unroll: see there.
+        seed: of what is dropped; None for the model's.
+        options: as `RNN`.
+
+    Raises:
+        ConfigError: an argument is out of range or unknown.
+    """
+
+    def __init__(
+        self,
+        units: int,
+        activation: ActivationArgument = "tanh",
+        use_bias: bool = True,
+        kernel_initializer: InitializerArgument = "glorot_uniform",
+        recurrent_initializer: InitializerArgument = "orthogonal",
+        bias_initializer: InitializerArgument = "zeros",
+        kernel_regularizer: RegularizerArgument = None,
+        recurrent_regularizer: RegularizerArgument = None,
+        bias_regularizer: RegularizerArgument = None,
+        activity_regularizer: RegularizerArgument = None,
+        kernel_constraint: ConstraintArgument = None,
+        recurrent_constraint: ConstraintArgument = None,
+        bias_constraint: ConstraintArgument = None,
+        dropout: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        return_sequences: bool = False,
+        return_state: bool = False,
+        go_backwards: bool = False,
+        stateful: bool = False,
+        unroll: bool = False,
+        seed: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(SimpleRNNCell, "simple_rnn_cell", given(locals()), **options)

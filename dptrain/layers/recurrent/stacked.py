@@ -1,0 +1,102 @@
+"""StackedRNNCells: several cells as one."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from dptrain import ops, tree
+from dptrain.errors import ConfigError
+from dptrain.layers.base import Layer
+from dptrain.program.tensor import Tensor
+
+
+class StackedRNNCells(Layer):
+    """A cell made of cells, each of which takes the output of the one before.
+
+    Args:
+        cells: see `RNN`.
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: something else than a cell.
+    """
+
+    def __init__(self, cells: Sequence[Any], **options: Any) -> None:
+        super().__init__(**options)
+        for cell in cells:
+            if not hasattr(cell, "call"):
+                raise ConfigError(f"All cells must have a `call` method. Received cell without a `call` method: {cell}")
+            if not hasattr(cell, "state_size"):
+                raise ConfigError(
+                    f"All cells must have a `state_size` attribute. Received cell without a `state_size`: {cell}"
+                )
+        self.cells = list(cells)
+
+    @property
+    def state_size(self) -> list[Any]:
+        """That of each cell."""
+        return [cell.state_size for cell in self.cells]
+
+    @property
+    def output_size(self) -> Any:
+        """That of the last cell."""
+        return _output_size(self.cells[-1])
+
+    def get_initial_state(self, batch_size: Any = None) -> list[Any]:
+        """Return the states before the first step, those of each cell in a list."""
+        return [self._initial_state(cell, batch_size) for cell in self.cells]
+
+    def _initial_state(self, cell: Any, batch_size: Any) -> Any:
+        if hasattr(cell, "get_initial_state"):
+            return cell.get_initial_state(batch_size=batch_size)
+        return tree.map_structure(lambda size: ops.zeros((batch_size, size), self.compute_dtype), cell.state_size)
+
+    def build(self, input_shape: Any) -> None:
+        """Make the weights of all cells."""
+        for cell in self.cells:
+            if isinstance(cell, Layer) and not cell.built:
+                cell.build(input_shape)
+                cell.built = True
+            input_shape = (input_shape[0], _output_size(cell))
+
+    def call(self, inputs: Tensor, states: Sequence[Any], training: bool = False) -> tuple[Tensor, list[Any]]:
+        """Return the output of the last cell, and the states of all after a step.
+
+        Args:
+            inputs: of the step.
+            states: before it, of each cell a tensor or a list.
+            training: handed to the cells.
+        """
+        after = []
+        for cell, before in zip(self.cells, states, strict=True):
+            takes = isinstance(cell, Layer) and "training" in cell._signature.parameters
+            keywords = {"training": training} if takes else {}
+            call = cell if callable(cell) else cell.call
+            alone = not tree.is_nested(before)
+            inputs, new = call(inputs, [before] if alone else list(before), **keywords)
+            after.append(new[0] if alone and tree.is_nested(new) else new)
+        return inputs, after
+
+    def _get_own_config(self) -> dict[str, Any]:
+        """Return the cells as files have them."""
+        import dptrain  # whose table of layers has this class
+
+        return {"cells": [dptrain.layers.serialize(cell) for cell in self.cells]}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Return the stack that `config` described.
+
+        Raises:
+            ConfigError: as `Layer.from_config`.
+        """
+        import dptrain
+
+        cells = [dptrain.layers.deserialize(cell) if isinstance(cell, Mapping) else cell for cell in config["cells"]]
+        return super().from_config({**config, "cells": cells})
+
+
+def _output_size(cell: Any) -> Any:
+    size = getattr(cell, "output_size", None)
+    if size is not None:
+        return size
+    return cell.state_size[0] if isinstance(cell.state_size, list | tuple) else cell.state_size

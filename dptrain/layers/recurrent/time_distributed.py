@@ -1,0 +1,103 @@
+"""TimeDistributed: a layer for each step of sequences."""
+
+from typing import Any
+
+from dptrain import ops
+from dptrain.errors import ConfigError
+from dptrain.layers.base import Layer
+from dptrain.layers.wrapper import Wrapper
+from dptrain.program.shapes import differ, without_rows
+from dptrain.program.tensor import Tensor
+
+
+class TimeDistributed(Wrapper):
+    """Applies a layer to each step of sequences, (rows, time, ...), always with the same weights.
+
+    Layers of dptrain's that treat each row by itself get all steps as rows of one batch; others, such as
+    BatchNormalization and a user's own, get a step after the other.
+
+    Args:
+        layer: as above.
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: it is none.
+    """
+
+    _passes_masks = True
+
+    def __init__(self, layer: Layer, **options: Any) -> None:
+        if not isinstance(layer, Layer):
+            raise ConfigError(
+                f"Please initialize `TimeDistributed` layer with a `keras.layers.Layer` instance. Received: {layer}"
+            )
+        super().__init__(layer, **options)
+
+    def build(self, input_shape: Any) -> None:
+        """Make the weights of the other layer.
+
+        Raises:
+            ConfigError: inputs without time.
+        """
+        if not isinstance(input_shape, tuple | list) or len(input_shape) < 3:
+            raise ConfigError(
+                "`TimeDistributed` Layer should be passed an `input_shape` with at least 3 dimensions, received: "
+                f"{input_shape}"
+            )
+        super().build((input_shape[0], *input_shape[2:]))
+
+    def call(self, inputs: Tensor, training: bool | None = None, mask: Tensor | None = None) -> Any:
+        """Return what the layer makes of the steps, (rows, time, ...).
+
+        Args:
+            inputs: (rows, time, ...).
+            training: handed to the layer.
+            mask: (rows, time, ...), handed to the layer if it takes one.
+
+        Raises:
+            ConfigError: a mask that does not begin with rows and time.
+        """
+        if mask is not None:
+            self._check(inputs, mask)
+        keywords: dict[str, Any] = {"training": training}
+        takes_mask = mask is not None and "mask" in self.layer._signature.parameters
+        if all(_treats_rows_apart(layer) for layer in self.layer._flatten_layers()):
+            lengths = inputs.shape[:2]
+            if takes_mask:
+                assert mask is not None
+                keywords["mask"] = ops.reshape(mask, (-1, *mask.shape[2:]))
+            outputs = self.layer(ops.reshape(inputs, (-1, *inputs.shape[2:])), **keywords)
+            return ops.reshape(outputs, (*lengths, *outputs.shape[1:]))
+        steps = []
+        for number in range(int(inputs.shape[1])):
+            masked = {"mask": mask[:, number]} if takes_mask and mask is not None else {}
+            steps.append(self.layer(inputs[:, number], **keywords, **masked))
+        return ops.stack(steps, axis=1)
+
+    def _check(self, inputs: Tensor, mask: Tensor) -> None:
+        if mask.ndim < 2:
+            raise ConfigError(
+                "The `mask` passed to the `TimeDistributed` layer must be at least 2D (e.g., `(batch_size, "
+                f"timesteps)`), but it has {mask.ndim} dimension(s) with shape {without_rows(mask.shape)}."
+            )
+        if any(differ(own, length) for own, length in zip(mask.shape[:2], inputs.shape[:2], strict=True)):
+            raise ConfigError(
+                f"The `mask` passed to the `TimeDistributed` layer has a shape {without_rows(mask.shape)} that is "
+                f"incompatible with the input shape {without_rows(inputs.shape)}. The first two dimensions of the mask "
+                "(batch size and timesteps) must match the input's first two dimensions."
+            )
+
+
+def _treats_rows_apart(layer: Layer) -> bool:
+    """Whether what a layer makes of a row depends on this row alone, by all that is known of it."""
+    return type(layer).__module__ in _ROW_BY_ROW and not layer._generators
+
+
+# fmt: off
+_ROW_BY_ROW = {
+    f"dptrain.layers.{name}" for name in (
+        "activation", "borders", "convolution", "dense", "dropout", "einsum_dense", "embedding", "input", "merging",
+        "noise", "pooling", "rescaling", "reshaping", "upsampling", "masking",
+    )
+} | {"dptrain.models.sequential", "dptrain.models.model"}
+# fmt: on
