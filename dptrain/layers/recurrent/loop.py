@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dptrain import ops, tree
-from dptrain.program.dims import is_number
+from dptrain.program.dims import Dim, counts_rows
 from dptrain.program.tensor import Tensor
 
 # Takes a step's inputs and the states before it; returns the output and the states after it.
@@ -39,7 +39,7 @@ def run(
         returns_state: the output of a step is its first state, so that nobody needs to keep the last one.
         stacks: whether all outputs are asked for; else there are none.
     """
-    if not is_number(sequences.shape[1]):
+    if isinstance(sequences.shape[1], Dim) and not counts_rows(sequences.shape[1]):
         return _like_any_step(step, sequences, states, stacks)
     steps = _swapped(sequences)
     counts = None if mask is None else _swapped(ops.cast(mask, "bool"))

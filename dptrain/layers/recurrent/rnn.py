@@ -262,7 +262,7 @@ class CellLayer(RNN):
     """
 
     _unwritten: tuple[str, ...] = ("cell", "use_cudnn")
-    _always_written = ("activity_regularizer",)
+    _always_written: tuple[str, ...] = ("activity_regularizer",)
     _steps_ndim: ClassVar[int] = 3
 
     def __init__(

@@ -106,6 +106,8 @@ class SimpleRNN(CellLayer):
         ConfigError: an argument is out of range or unknown.
     """
 
+    _always_written = ()
+
     def __init__(
         self,
         units: int,

@@ -573,7 +573,10 @@ CASES |= {
     "RNN": [
         Case(lambda: L.RNN(L.LSTMCell(2, name="cell"), return_sequences=True), (3, 2), (3, 2)),
         Case(
-            lambda: L.RNN([L.GRUCell(3, reset_after=False, name="a"), L.LSTMCell(2, name="b")], go_backwards=True),
+            lambda: L.RNN(
+                L.StackedRNNCells([L.GRUCell(3, reset_after=False, name="a"), L.LSTMCell(2, name="b")], name="cells"),
+                go_backwards=True,
+            ),
             *((3, 2), (2,)),
         ),
     ],

@@ -346,7 +346,7 @@ def test_keras_2_is_told_apart(tmp_path):
         (model_json(dense(units=10**30)), "damaged|weights or more, too many"),
         (model_json(dense(units=2**62), dense(name="e", units=4)), "damaged|weights or more, too many"),
         (model_json(dense(name="a", units=4), dense(name="a", units=2)), "unique"),
-        (model_json(dense(class_name="LSTM")), "LSTM"),
+        (model_json(dense(class_name="FlaxLayer")), "FlaxLayer"),
         (model_json(compile_config={"optimizer": "mine", "loss": "mse"}), "unknown optimizer 'mine'"),
         (model_json(compile_config=7), "no JSON object"),
     ],
