@@ -99,7 +99,7 @@ def scan(
         xs: as in `map`; None for as many None as `length` says.
         length: how many parts there are, needed without `xs`.
         reverse: go through them from the last.
-        unroll: without effect: in a traced step the program has a loop.
+        unroll: True writes all steps down; else, in a traced step, the program has a loop.
 
     Raises:
         ConfigError: as `map`, or another length.
@@ -107,7 +107,7 @@ def scan(
     steps = (length or 0) if xs is None else _length(xs)
     if length is not None and length != steps:
         raise ConfigError(f"scan: length={length} for {steps} parts")
-    if is_tracing() and steps != 1 and not _counts_rows(xs):
+    if is_tracing() and steps != 1 and unroll is not True and not _counts_rows(xs):
         return _loop(f, init, xs, steps, reverse)
     parts = [None] * steps if xs is None else _parts(xs)
     carry, made = init, []
