@@ -23,6 +23,10 @@ OTHER_WORDS = {
     "cli/config.py": {"relu": 2, "sigmoid": 1, "tanh": 1},
     "cli/network.py": {"relu": 1},
     "losses/base.py": {"sigmoid": 1},
+    "layers/recurrent/conv_lstm.py": {"sigmoid": 4, "tanh": 4},
+    "layers/recurrent/gru.py": {"sigmoid": 2, "tanh": 2},
+    "layers/recurrent/lstm.py": {"sigmoid": 2, "tanh": 2},
+    "layers/recurrent/simple_rnn.py": {"tanh": 2},
     # Activations, and what Keras calls layers of its networks.
     "applications/densenet.py": {"relu": 3},
     "applications/efficientnet.py": {"add": 1, "sigmoid": 1},
