@@ -58,6 +58,23 @@ def test_networks_for_pictures(name):
     assert last < first
 
 
+SEQUENCES = {
+    "sentiment": ["--samples", "60", "--length", "7", "--units", "3"],
+    "addition": ["--samples", "80", "--digits", "1", "--units", "6"],
+    "forecast": ["--hours", "120", "--past", "24", "--ahead", "6", "--units", "3"],
+}
+
+
+@pytest.mark.parametrize("name", sample(list(SEQUENCES), 1))
+def test_sequences(name):
+    options = [*SEQUENCES[name], "--dtype", "float64", "--batch-size", "20", "--epochs", "3"]
+    alone, together = (started(ranks, name, *options) for ranks in (0, 2))
+    assert together == alone
+    losses = [float(loss) for loss in re.findall(r"^epoch .*loss ([0-9.]+)", "\n".join(alone), re.MULTILINE)]
+    assert len(losses) == 3
+    assert losses[-1] < losses[0]
+
+
 def test_a_network_for_a_folder_of_pictures(tmp_path):
     for name, shade in (("dark", 20), ("light", 200)):
         (tmp_path / name).mkdir()
