@@ -15,6 +15,7 @@ from dptrain.backend.cuda.generate import Kernel, source
 from dptrain.backend.cuda.sources import kernels_dir
 from dptrain.program.dims import Dim
 from dptrain.program.program import trace
+from dptrain.program.steps import without_attention
 from tests.ops.test_convolutions_on_cuda import cnn
 from tests.ops.test_every_op_on_cuda import program_of_all
 from tests.ops.test_programs_on_cuda import mlp, shapes_program
@@ -114,7 +115,7 @@ def sources(architecture):
     lengths, layouts = (2048,), {"float32": ("tn",), "tf32": ("nn",), "bfloat16": ("tt",), "float16": ("nt",)}
     if architecture == "sm_80":
         lengths, layouts = (64, 512, 2048), dict.fromkeys(layouts, ("nn", "nt", "tn", "tt")) | {"float16": ("nt",)}
-        yield "every_op", apart(Composition(program_of_all("float32")[0]))
+        yield "every_op", apart(Composition(without_attention(program_of_all("float32")[0])))
         yield "narrow_types", Composition(CORPUS["extremes of narrow types"].trace()).source()
         yield "sums", Composition(shapes_program(np.random.default_rng(0), 700)[0]).source()
     networks = {"convolutions": {"strides": 2}, "normalized": {"strides": 2, "normal": True}}
