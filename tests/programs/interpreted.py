@@ -44,7 +44,7 @@ class InterpretedExecutable(CompiledExecutable):
     def _execute(self, kernel: Kernel) -> None:
         members = kernel.members if isinstance(kernel, Loop) else [kernel]
         for one in members:
-            tensor = one.tensor
+            tensor = one.product if isinstance(one, Product) else one.tensor
             reads = [self.fused.views[read] for read in tensor.inputs] if isinstance(kernel, Loop) else kernel.reads
             inputs = [self._strided(view, read) for view, read in zip(reads, tensor.inputs, strict=True)]
             if isinstance(kernel, Product):  # halves give the bits of their copies, where NumPy would round each sum
@@ -54,7 +54,9 @@ class InterpretedExecutable(CompiledExecutable):
             out = np.full(local(tensor.shape, self._rows), _garbage(tensor), tensor.dtype)
             attributes = tensor.op.local_attributes(tensor, self._rows, self._first_row)
             tensor.op.compute(*inputs, **attributes, out=out)
-            self._made[tensor] = out
+            if one.tensor is not tensor:
+                out = out.sum(tuple(range(out.ndim - 2)), out.dtype)
+            self._made[one.tensor] = out
         made, self._made = self._made, {}
         for tensor, array in made.items():
             if tensor in self.code.stored:
