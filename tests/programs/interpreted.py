@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from dptrain.backend.cpu.compiled import CompiledExecutable
-from dptrain.program.kernels import Kernel, Loop, Product
+from dptrain.program.execute import _Loop
+from dptrain.program.kernels import Kernel, Loop, Product, Repeat
 from dptrain.program.mesh import OWN_PART
 from dptrain.program.program import ROWS
 from dptrain.program.shapes import local
@@ -41,7 +42,16 @@ class InterpretedExecutable(CompiledExecutable):
         if starts:
             self.outputs = {name: view.copy() for name, view in self._results.items()}
 
+    def _repeat(self, kernel: Repeat) -> None:
+        made = next(iter(kernel.values.values()))
+        out = {number: self._array(one) for number, one in kernel.values.items()}
+        inputs = [self._strided(view, one) for view, one in zip(kernel.reads, made.inputs, strict=True)]
+        _Loop(made, out, self._batch_rows, self._rows, self._first_row, None).execute(inputs)
+
     def _execute(self, kernel: Kernel) -> None:
+        if isinstance(kernel, Repeat):
+            self._repeat(kernel)
+            return
         members = kernel.members if isinstance(kernel, Loop) else [kernel]
         for one in members:
             tensor = one.product if isinstance(one, Product) else one.tensor
