@@ -219,7 +219,7 @@ class Drawing:
     def _computed(self, made: list[Tensor]) -> list[np.ndarray]:
         exact = Exact(self._values)
         values = [exact(one) for one in made]
-        self._kept += made
+        self._kept += [*made, *exact.steps]
         self._values = exact.found
         return values
 

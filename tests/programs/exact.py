@@ -52,6 +52,7 @@ class Exact:
 
     Attributes:
         found: what is known, by `id`.
+        steps: tensors that loops' steps have made, whose ids are among these.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Exact:
     ) -> None:
         self._noise, self._rounds, self._on_ranks = noise, rounds, on_ranks
         self._unstable = unstable or {}
+        self.steps: list[Tensor] = []
         self._sizes: dict[int, Array] = {}
         self._of_huge: set[int] = set()
         self.found = {one: _wide(value) for one, value in values.items()}
@@ -84,6 +86,7 @@ class Exact:
             if of_steps is None:
                 self.found[id(one)] = self._computed(one)
                 continue
+            self.steps.append(of_steps)
             self.found[id(one)] = self.found[id(of_steps)]
             if id(of_steps) in self._sizes:
                 self._sizes[id(one)] = self._sizes[id(of_steps)]
