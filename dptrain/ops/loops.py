@@ -1,4 +1,4 @@
-"""Control flow under Keras' names. In a traced step loops are nodes with a body; conditions must be known."""
+"""Control flow under Keras' names. In a traced step loops are nodes with a body."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,29 +7,70 @@ import numpy as np
 
 from dptrain import tree
 from dptrain.errors import ConfigError
+from dptrain.ops.elementwise import logical_and, where
 from dptrain.ops.manipulation import stack
 from dptrain.ops.scan import SCAN
 from dptrain.program.body import traced
+from dptrain.program.context import TRACE
 from dptrain.program.dims import Dim
-from dptrain.program.tensor import Tensor, as_tensors, is_tracing
+from dptrain.program.tensor import Tensor, Variable, as_tensors, is_tracing
 
 
 def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
     """Return what one of two functions returns.
 
+    Where the truth value is not known, as in a traced step, both are computed, and one result is taken; variables that
+    they assign then get the value of the one. What the other computes must be a number, or gradients are none.
+
     Raises:
-        ConfigError: the truth value is not known while a step is traced.
+        ConfigError: the functions return other structures.
     """
-    return true_fn() if bool(as_tensors([pred])[0]) else false_fn()
+    chosen = as_tensors([pred])[0]
+    if chosen.value is not None:
+        return true_fn() if bool(chosen) else false_fn()
+    return _either(chosen, true_fn, false_fn)
 
 
 def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
     """Return what the function of that number returns for the operands; numbers outside are those at the ends.
 
+    Where the number is not known, as in a traced step, all are computed; see `cond`.
+
     Raises:
-        ConfigError: the number is not known while a step is traced.
+        ConfigError: the functions return other structures.
     """
-    return branches[min(max(int(as_tensors([index])[0]), 0), len(branches) - 1)](*operands)
+    chosen = as_tensors([index])[0]
+    if chosen.value is not None:
+        return branches[min(max(int(chosen), 0), len(branches) - 1)](*operands)
+
+    def first_from(number: int) -> Any:
+        if number == len(branches) - 1:
+            return branches[number](*operands)
+        return _either(chosen <= number, lambda: branches[number](*operands), lambda: first_from(number + 1))
+
+    return first_from(0)
+
+
+def _either(chosen: Tensor, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+    """Return what `cond` does where nobody knows the truth value."""
+    trace = TRACE.get()
+    before = {} if trace is None else dict(trace.written)
+
+    def run(branch: Callable[[], Any]) -> tuple[Any, dict[Variable, Tensor]]:
+        made = branch()
+        if trace is None:
+            return made, {}
+        written = {one: leaf for one, leaf in trace.written.items() if before.get(one) is not leaf}
+        trace.written = dict(before)
+        return made, written
+
+    (one, of_one), (other, of_other) = run(true_fn), run(false_fn)
+    tree.assert_same_structure(one, other)
+    for variable in of_one | of_other:
+        assert trace is not None
+        old = trace.value_of(variable)
+        variable.assign(where(chosen, of_one.get(variable, old), of_other.get(variable, old)))
+    return tree.map_structure(lambda a, b: None if a is None and b is None else where(chosen, a, b), one, other)
 
 
 def fori_loop(lower: int, upper: int, body_fun: Callable[[int, Any], Any], init_val: Any) -> Any:
@@ -48,21 +89,53 @@ def while_loop(
 ) -> Any:
     """Return the variables after `body` as long as `cond` of them is true.
 
+    Where a condition is not known, as in a traced step, all `maximum_iterations` are computed, of which those behind
+    the last change nothing.
+
     Args:
-        cond: takes the variables; what it returns must be known.
-        body: takes them and returns new ones.
+        cond: takes the variables.
+        body: takes them and returns new ones, of the same shapes and types in a traced step.
         loop_vars: one, or a tuple or a list.
-        maximum_iterations: at most so many times.
+        maximum_iterations: at most so many times; needed where a condition is not known.
 
     Raises:
-        ConfigError: the condition is not known while a step is traced.
+        ConfigError: a condition is not known, and neither is a greatest number of times.
     """
     several = isinstance(loop_vars, tuple | list)
     values, number = tuple(loop_vars) if several else (loop_vars,), 0
-    while (maximum_iterations is None or number < maximum_iterations) and bool(as_tensors([cond(*values)])[0]):
-        found = body(*values)
-        values, number = tuple(found) if isinstance(found, tuple | list) else (found,), number + 1
+
+    def following(values: tuple[Any, ...]) -> tuple[Any, ...]:
+        made = body(*values)
+        return tuple(made) if isinstance(made, tuple | list) else (made,)
+
+    while maximum_iterations is None or number < maximum_iterations:
+        goes_on = as_tensors([cond(*values)])[0]
+        if goes_on.value is None:
+            if maximum_iterations is None:
+                raise ConfigError(
+                    "a while_loop whose condition is not known, as in a traced step, needs maximum_iterations"
+                )
+            values = _at_most(cond, following, values, maximum_iterations - number)
+            break
+        if not bool(goes_on):
+            break
+        values, number = following(values), number + 1
     return type(loop_vars)(values) if several else values[0]
+
+
+def _at_most(
+    goes_on: Callable[..., Any], following: Callable[..., Any], values: tuple[Any, ...], times: int
+) -> tuple[Any, ...]:
+    """Return what `while_loop` does in so many steps."""
+
+    def step(carry: tuple[Tensor, tuple[Any, ...]], _: None) -> tuple[Any, None]:
+        runs, values = carry
+        runs = logical_and(runs, goes_on(*values))
+        return (runs, cond(runs, lambda: following(values), lambda: values)), None
+
+    begun = tuple(as_tensors([one])[0] for one in values)
+    found: tuple[Any, ...] = scan(step, (np.array(True), begun), length=times)[0][1]
+    return found
 
 
 def map(f: Callable[[Any], Any], xs: Any) -> Any:

@@ -377,7 +377,14 @@ def _join_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, 
     return f"{','.join([given] * len(shapes))}->{given}"
 
 
-@op(shape=_joined_shape, letters=_join_letters, dtype=common_dtype, linear="joint", lowering=Join())
+@op(
+    shape=_joined_shape,
+    letters=_join_letters,
+    dtype=common_dtype,
+    linear="joint",
+    lowering=Join(),
+    operator="join",
+)
 def concatenate_along(*xs: Array, axis: int, out: Array) -> None:
     """The inputs one after the other along an axis; along the rows of the batch each rank joins its own."""
     np.concatenate(xs, axis, out=out)

@@ -8,13 +8,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from dptrain.ops.elementwise import cast
-from dptrain.ops.manipulation import stack, zeros
+from dptrain.ops.linear_algebra import batch_matmul
+from dptrain.ops.manipulation import stack, transpose, zeros
+from dptrain.ops.reduction import sum as sum_over
 from dptrain.program.body import Body, body_of, closed, extend
 from dptrain.program.gradient import pulled_back, topological
-from dptrain.program.lowering import Element, Repeat, ViewMap, lowering_of
+from dptrain.program.lowering import Element, Product, Repeat, ViewMap, lowering_of
 from dptrain.program.op import Op
+from dptrain.program.operand import OPERATORS
 from dptrain.program.shapes import Shape
-from dptrain.program.tensor import FLOATX, Node, Tensor, placeholder, tracing
+from dptrain.program.tensor import FLOATX, DType, Node, Tensor, placeholder, tracing
 from dptrain.program.types import is_half
 
 
@@ -89,26 +92,20 @@ SCAN.name = "scan"
 def _gradient(made: tuple[Tensor, ...], dys: tuple[Tensor | None, ...], *inputs: Tensor) -> tuple[Tensor | None, ...]:
     """A loop in the other direction.
 
-    Its carries are the gradients in the carries, and one accumulator a capture, which begins with zeros.
+    Its carries are the gradients in the carries, and one accumulator a capture, which begins with zeros. Where a step
+    would add a product of matrices to it, the factors are stacked instead, and multiplied after the loop.
     """
     node = made[0].node
-    body, length = body_of(node), node.attributes["length"]
+    body = body_of(node)
     count = len(body.carries)
-    floating = [one for one in body.placeholders if one.dtype.kind in "fV"]
     carried = {one: number for number, one in enumerate(body.carries) if one.dtype.kind in "fV"}
     with tracing():
-        d_carries = {one: placeholder(one.shape, one.dtype, "gradient") for one in carried}
-        d_stacked = {
-            number: placeholder(one.shape, one.dtype, "gradient")
-            for number, one in enumerate(body.stacked)
-            if dys[count + number] is not None
-        }
-        cotangents: dict[Tensor, Tensor] = {}
-        ends = [(body.following[carried[one]], dy) for one, dy in d_carries.items()]
-        for one, dy in (*ends, *((body.stacked[number], dy) for number, dy in d_stacked.items())):
-            cotangents[one] = cotangents[one] + dy if one in cotangents else dy
-        found = pulled_back(cotangents, floating)
-        sums = [one for one in body.captures if one in found]
+        d_carries = {one: placeholder(*_form(one), "gradient") for one in carried}
+        asked = [number for number, _ in enumerate(body.stacked) if dys[count + number] is not None]
+        d_stacked = {number: placeholder(*_form(body.stacked[number]), "gradient") for number in asked}
+        found = _pulled_back(body, {carried[one]: dy for one, dy in d_carries.items()}, d_stacked)
+        products = {one: _factors(found[one]) for one in body.captures if one in found and _factors(found[one])}
+        sums = [one for one in body.captures if one in found and one not in products]
         totals = {one: placeholder(one.shape, FLOATX if is_half(one.dtype) else one.dtype, "sum") for one in sums}
         begun = [one for one, number in carried.items() if dys[number] is not None]
         rest = [one for one, number in carried.items() if dys[number] is None]  # which begin with zeros
@@ -116,9 +113,15 @@ def _gradient(made: tuple[Tensor, ...], dys: tuple[Tensor | None, ...], *inputs:
         following += [totals[one] + cast(found[one], totals[one].dtype) for one in sums]
         parts = [one for one in body.slices if one in found]
         stacked = [found[one] for one in parts]
+    multiplied = [one for factors in products.values() for one, _ in factors]
     own = [*(d_carries[one] for one in (*begun, *rest)), *totals.values()]
     slices = {one: dys[count + number] for number, one in d_stacked.items()}
-    cut = _Cut(node, {*own, *slices}, [*following, *stacked])
+    cut = _Cut(node, {*own, *slices}, [*following, *stacked, *multiplied], multiplied)
+    places = {one: number for number, one in enumerate(stacked)}
+    for one in multiplied:
+        if one not in cut.stacks and one not in places:
+            places[one] = len(stacked)
+            stacked.append(one)
     backward, captured, _ = closed(
         own,
         [*slices, *cut.slices],
@@ -133,11 +136,44 @@ def _gradient(made: tuple[Tensor, ...], dys: tuple[Tensor | None, ...], *inputs:
         *cut.slices.values(),
         *captured,
         body=backward,
-        length=length,
+        length=node.attributes["length"],
         reverse=not node.attributes["reverse"],
     )
-    grads = dict(zip([*begun, *rest, *sums, *parts], values, strict=True))
+    grads = dict(zip([*begun, *rest, *sums, *parts], values, strict=False))
+    first = len(following)
+    for capture, factors in products.items():
+        stacks = [cut.stacks[each] if each in cut.stacks else values[first + places[each]] for each, _ in factors]
+        both = [_stack(matrices, turned) for matrices, (_, turned) in zip(stacks, factors, strict=True)]
+        grads[capture] = sum_over(batch_matmul(*both), 0)
     return tuple(cast(grads[one], one.dtype) if one in grads else None for one in body.inputs)
+
+
+def _form(tensor: Tensor) -> tuple[Shape, DType]:
+    return tensor.shape, tensor.dtype
+
+
+def _pulled_back(body: Body, d_carries: Mapping[int, Tensor], d_stacked: Mapping[int, Tensor]) -> dict[Tensor, Tensor]:
+    """Return the gradients in what a step reads, of those in what it makes, by number."""
+    cotangents: dict[Tensor, Tensor] = {}
+    of_carries = [(body.following[number], dy) for number, dy in d_carries.items()]
+    for one, dy in (*of_carries, *((body.stacked[number], dy) for number, dy in d_stacked.items())):
+        cotangents[one] = cotangents[one] + dy if one in cotangents else dy
+    return pulled_back(cotangents, [one for one in body.placeholders if one.dtype.kind in "fV"])
+
+
+def _factors(grad: Tensor) -> list[tuple[Tensor, bool]]:
+    """Return the matrices whose product a gradient is, each with whether it is to be transposed; none of others."""
+    if not isinstance(lowering_of(grad), Product) or grad.ndim != 2:
+        return []
+    found = []
+    for one in grad.inputs:
+        is_transposed = one.op is OPERATORS["transpose"] and one.attributes["axes"] == (1, 0)
+        found.append((one.inputs[0] if is_transposed else one, is_transposed))
+    return found
+
+
+def _stack(matrices: Tensor, is_transposed: bool) -> Tensor:
+    return transpose(matrices, (0, 2, 1)) if is_transposed else matrices
 
 
 class _Cut:
@@ -147,14 +183,18 @@ class _Cut:
         node: of the forward loop, which is extended.
         own: placeholders of the backward body.
         results: of the backward body.
+        wanted: tensors of which what the forward loop makes is stacked in any case.
 
     Attributes:
+        stacks: what is stacked, by tensors of the forward body.
         slices: what is stacked, by its placeholder in the backward body.
         known: tensors of the program around, by the tensors of the body that they are.
         new: tensors of the backward body, by those that have been differentiated.
     """
 
-    def __init__(self, node: Node, own: Collection[Tensor], results: Sequence[Tensor]) -> None:
+    def __init__(
+        self, node: Node, own: Collection[Tensor], results: Sequence[Tensor], wanted: Iterable[Tensor]
+    ) -> None:
         body, order = body_of(node), topological(results)
         self.known = dict(zip(body.captures, node.inputs[len(node.inputs) - len(body.captures) :], strict=True))
         self._of_step, backward = {*body.carries, *body.slices}, set(own)
@@ -163,12 +203,14 @@ class _Cut:
                 self._of_step.add(one)
             if any(each in backward for each in one.inputs):
                 backward.add(one)
+        in_any_case = [one for one in wanted if one in self._of_step and one not in backward]
         read = [each for one in order if one in backward for each in one.inputs]
         read = [one for one in (*read, *results) if one in self._of_step and one not in backward]
         given = dict(zip(body.inputs, node.inputs, strict=True))
         stacks = {one: given[one] for one in body.slices}
-        residuals = [one for one in self._residuals(dict.fromkeys(read), stacks) if one not in stacks]
-        stacks |= zip(residuals, extend(node, residuals), strict=True)
+        stacks |= _stacked(node, [one for one in dict.fromkeys(in_any_case) if one not in stacks])
+        stacks |= _stacked(node, [one for one in self._residuals(dict.fromkeys(read), stacks) if one not in stacks])
+        self.stacks = stacks
         self.new = {one: placeholder(one.shape, one.dtype, "slice") for one in stacks}
         for one in order:
             if one not in self.new:
@@ -193,3 +235,8 @@ class _Cut:
             more = sources[tensor] - wanted.keys()
             wanted |= dict.fromkeys(more if len(more) <= 1 else [tensor])
         return wanted
+
+
+def _stacked(node: Node, residuals: Sequence[Tensor]) -> dict[Tensor, Tensor]:
+    """Let a forward loop stack tensors of its body; return the stacks."""
+    return dict(zip(residuals, extend(node, residuals), strict=True))

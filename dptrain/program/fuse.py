@@ -17,7 +17,7 @@ Lengths that count rows stay symbolic, so that what is generated from kernels ho
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ from dptrain.program.kernels import (
 from dptrain.program.lowering import lowering_of
 from dptrain.program.merge import merge, sink
 from dptrain.program.mesh import ALL_REDUCE
-from dptrain.program.messages import SENT, stages
+from dptrain.program.messages import SENT, Stage, stages
 from dptrain.program.passes import rewritten, with_half_factors, without_repeats
 from dptrain.program.program import Program
 from dptrain.program.shapes import Shape, is_one
@@ -88,6 +88,9 @@ class _Fusing:
         for tensor in program.tensors:
             if tensor.op is not None and tensor.op.has_values:
                 self._values.setdefault(tensor.node, {})[tensor.index] = tensor
+        # Products by the sums over their first axes that alone read them, and these products.
+        self._sums = _summed_products(program, self._stages)
+        self._summed = set(self._sums.values())
         self.fused = Fused(program, [], {}, {}, {}, {}, set())
         for number, stage in enumerate(self._stages):
             if join:
@@ -139,13 +142,10 @@ class _Fusing:
             values = self._values[tensor.node]
             if tensor is next(iter(values.values())):
                 self._append(self._node(tensor, inputs, values))
-        elif isinstance(op.lowering, lowering.Product) and tensor.dtype in (np.float32, np.float64):
-            a, b = (one.dtype for one in tensor.inputs)
-            wanted = a if a == b and is_half(a) else tensor.dtype
-            for number, (one, view) in enumerate(zip(tensor.inputs, inputs, strict=True)):
-                if one.dtype != wanted or matrix(view, one.shape) is None:
-                    inputs[number] = self._stored(one, wanted)
-            self._append(Product(tensor, (inputs[0], inputs[1])))
+        elif tensor in self._summed:
+            pass  # by the product that its sum is made of
+        elif tensor in self._sums or _is_product(tensor):
+            self._append(self._product(tensor, self._sums.get(tensor, tensor)))
         elif _has_code(tensor, inputs):
             if self._join and op is not COPY and space_of(tensor.shape) and _is_uniform(tensor, inputs):
                 tensor = self._single(tensor, inputs)
@@ -161,6 +161,16 @@ class _Fusing:
             view if view.is_whole(one.shape) else self._stored(one, one.dtype)
             for view, one in zip(inputs, tensor.inputs, strict=True)
         ]
+
+    def _product(self, tensor: Tensor, product: Tensor) -> Product:
+        """Return a product of matrices, or a sum of them over the axes before."""
+        inputs = [self._view(one) for one in product.inputs]
+        a, b = (one.dtype for one in product.inputs)
+        wanted = a if a == b and is_half(a) else product.dtype
+        for number, (one, view) in enumerate(zip(product.inputs, inputs, strict=True)):
+            if one.dtype != wanted or matrix(view, one.shape) is None:
+                inputs[number] = self._stored(one, wanted)
+        return Product(tensor, (inputs[0], inputs[1]), product)
 
     def _node(self, tensor: Tensor, inputs: list[View], values: Mapping[int, Tensor]) -> Kernel:
         """Return what makes the values of an op that has several."""
@@ -339,6 +349,28 @@ def _every_step(fused: Fused) -> set[Tensor]:
                 if not needed.isdisjoint(made):
                     needed |= {fused.memory_of(view.root) for view in member.reads}
     return needed
+
+
+def _is_product(tensor: Tensor) -> bool:
+    return isinstance(lowering_of(tensor), lowering.Product) and tensor.dtype in (np.float32, np.float64)
+
+
+def _summed_products(program: Program, of: Iterable[Stage]) -> dict[Tensor, Tensor]:
+    """Return the products of matrices that nothing but a sum over all axes before the last two reads, by the sum."""
+    readers: dict[Tensor, list[Tensor]] = {one: [one] for one in program.results}
+    stage = {one: number for number, each in enumerate(of) for one in each.tensors}
+    for tensor in program.tensors:
+        for one in tensor.inputs:
+            readers.setdefault(one, []).append(tensor)
+    found = {}
+    for tensor in program.tensors:
+        if lowering_of(tensor) == lowering.Reduction("sum") and not tensor.attributes["keepdims"]:
+            product = tensor.inputs[0]
+            axes = tuple(range(product.ndim - 2))
+            is_alone = len(readers[product]) == 1 and stage.get(product) == stage.get(tensor)
+            if axes and tensor.attributes["axes"] == axes and is_alone and _is_product(product):
+                found[tensor] = product
+    return found
 
 
 def _is_uniform(tensor: Tensor, inputs: Sequence[View]) -> bool:

@@ -8,6 +8,8 @@ from operator import attrgetter
 from typing import Any
 
 from dptrain.errors import ConfigError
+from dptrain.program.dims import Dim
+from dptrain.program.lowering import Insert, lowering_of
 from dptrain.program.operand import METHODS, OPERATORS
 from dptrain.program.tensor import Node, Tensor, Variable, constant, note_of_weights
 from dptrain.program.types import is_floating
@@ -75,8 +77,11 @@ def pulled_back(cotangents: Mapping[Tensor, Tensor], sources: Sequence[Tensor]) 
             depends.add(tensor)
         if tensor.op is not None and tensor.op.has_values:
             values.setdefault(tensor.node, {})[tensor.index] = tensor
-    found = dict(cotangents)
+    parts: dict[Tensor, list[Tensor]] = {one: [dy] for one, dy in cotangents.items()}
+    found: dict[Tensor, Tensor] = {}
     for tensor in reversed(order):
+        if tensor in parts:  # all of them: what reads it has been seen
+            found[tensor] = _total(parts[tensor])
         if tensor.op is None or not any(one in depends for one in _operands(tensor)):
             continue
         made: Any = tensor
@@ -92,16 +97,51 @@ def pulled_back(cotangents: Mapping[Tensor, Tensor], sources: Sequence[Tensor]) 
             continue
         own = getattr(tensor, "own_gradient", None)
         if own is not None:
-            operands, parts = own[0], own[1](dy)
+            operands, grads = own[0], own[1](dy)
         elif tensor.op.gradient_rule is None:
             raise ConfigError(f"op {tensor.op.name!r} has no gradient")
         else:
-            operands, parts = tensor.inputs, tensor.op.gradient_rule(made, dy, *tensor.inputs)
-        for one, part in zip(operands, parts if isinstance(parts, tuple) else (parts,), strict=True):
-            if part is not None and one in depends:
-                before = found.get(one)
-                found[one] = part if before is None else before + part
+            operands, grads = tensor.inputs, tensor.op.gradient_rule(made, dy, *tensor.inputs)
+        for one, grad in zip(operands, grads if isinstance(grads, tuple) else (grads,), strict=True):
+            if grad is not None and one in depends:
+                parts.setdefault(one, []).append(grad)
     return found
+
+
+def _total(parts: Sequence[Tensor]) -> Tensor:
+    """Return a sum; of the gradients of parts of a tensor, such as a cell's gates, these parts beside each other."""
+    if len(parts) > 1 and all(isinstance(lowering_of(one), Insert) for one in parts):
+        joined = _beside_each_other(parts)
+        if joined is not None:
+            return joined
+    total = parts[0]
+    for one in parts[1:]:
+        total = total + one
+    return total
+
+
+def _beside_each_other(inserts: Sequence[Tensor]) -> Tensor | None:
+    """Return the sum of tensors that are zeros but for a part each, where these parts tile an axis; else None."""
+    shape, keys = inserts[0].shape, [one.attributes["key"] for one in inserts]
+    cut = {axis for key in keys for axis, one in enumerate(key) if not _is_all(one, shape[axis])}
+    if len(cut) != 1 or len({one.dtype for one in inserts}) > 1:
+        return None
+    (axis,) = cut
+    bounds = [(*key[axis], number) for number, key in enumerate(keys) if isinstance(key[axis], tuple)]
+    if len(bounds) < len(keys) or any(isinstance(n, Dim) for one in bounds for n in (*one, shape[axis])):
+        return None
+    bounds.sort()
+    starts = [0, *(stop for _, stop, _, _ in bounds)]
+    if [(start, step) for start, _, step, _ in bounds] != [(n, 1) for n in starts[:-1]] or starts[-1] != shape[axis]:
+        return None
+    return OPERATORS["join"](*(inserts[number].inputs[0] for *_, number in bounds), axis=axis)
+
+
+def _is_all(key: Any, length: Any) -> bool:
+    """Whether a part is the whole of an axis; the number of rows of a batch is not asked for."""
+    if not isinstance(key, tuple) or isinstance(key[0], Dim) or isinstance(key[1], Dim) != isinstance(length, Dim):
+        return False
+    return bool(key == (0, length, 1))
 
 
 def backward(target: Tensor, gradient: Any = None) -> None:

@@ -120,10 +120,17 @@ class Loop:
 
 @dataclass(eq=False)
 class Product:
-    """A product of matrices: the last two axes; those before are broadcast."""
+    """A product of matrices: the last two axes; those before are broadcast, or summed over.
+
+    Attributes:
+        tensor: what it makes.
+        reads: its two factors.
+        product: of which `tensor` is the sum over all axes but the last two; else `tensor` itself.
+    """
 
     tensor: Tensor
     reads: tuple[View, View]
+    product: Tensor
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -206,7 +206,7 @@ class Drawing:
             raise RefusedError(str(error)) from error
         except Exception as error:  # no user should see it: a finding
             self.lines.append(f"{', '.join(names)} = {text}")
-            raise CrashedError(replace(self.case(), outputs=names)) from error
+            raise CrashedError(replace(self.case(), outputs=names, memory={})) from error
         self.lines.append(f"{', '.join(names)} = {text}")
         for name, one, value in zip(names, made, values, strict=True):
             self._note(name, one, value)
@@ -219,7 +219,7 @@ class Drawing:
     def _computed(self, made: list[Tensor]) -> list[np.ndarray]:
         exact = Exact(self._values)
         values = [exact(one) for one in made]
-        self._kept += made
+        self._kept += [*made, *exact.steps]
         self._values = exact.found
         return values
 
@@ -404,6 +404,35 @@ def view(d: Drawing, x: str = "", kinds: str = "rtsm") -> str:
     return d.line(d.choose(forms))
 
 
+def loop(d: Drawing) -> None:
+    """Steps over a tensor, or over several of a shape: forwards, backwards, none, one, in one another."""
+    x = d.pick(lambda one: one.tensor.dtype.kind == "f" and 0 < one.tensor.ndim < 4)
+    shape, parts = x.tensor.shape, x.name
+    if isinstance(shape[0], Dim) or shape[0] > 5 or d.chance(0.3):
+        parts = d.line(f"ops.stack([{', '.join([x.name, f'-{x.name}', f'0.5 * {x.name}'][: d.choose([1, 2, 3])])}])")
+    elif d.chance(0.2):
+        parts = d.line(f"{x.name}[:{d.choose([0, 1, 2])}]")
+    of_step = d.known[parts].tensor.shape[1:]
+    dtype = d.known[parts].tensor.dtype.name
+    like = f"ops.sum({parts}, 0)"
+    begins = [f"ops.zeros_like({like})", f"ops.tanh({like})", f"ops.ones_like({like})"]
+    bodies = [
+        *("(ops.tanh(c + x), c * x)", "(x, c)", "(0.5 * c + x, ops.sum(c))", "(c, x * c)", "(ops.sin(c) * x, x + 1)"),
+        *("(ops.maximum(c, x), ops.where(c > x, c, 0.5))", "(ops.sigmoid(c - x), ops.stack([c, x]))"),
+        f"(ops.scan(lambda a, b: (ops.cos(a) + b, None), c, ops.stack([x, c]), reverse={d.chance(0.5)})[0], x)",
+        "(ops.fori_loop(1, 4, lambda n, a: 0.5 * a + x * ops.cast(n, x.dtype), c), c)",
+    ]
+    if of_step and not isinstance(of_step[-1], Dim) and of_step[-1]:
+        w = d.leaf("variable", [int(of_step[-1])], dtype, "normal")
+        bodies += [f"(ops.tanh(c * {w} + x), ops.sum(c, -1))", f"(x * {w}, c + {w})", f"(c + {w} * {w}, x)"]
+    if len(of_step) == 2 and not isinstance(of_step[1], Dim) and 0 < of_step[1] < 40:
+        w, u = (d.leaf("variable", [int(of_step[1])] * 2, dtype, "normal") for _ in range(2))
+        bodies += [f"(ops.tanh(x @ {w} + c @ {u}), c)", f"(ops.sigmoid(c @ {u}) * x, x @ {w} @ {u})"] * 2
+    call = f"lambda c, x: {d.choose(bodies)}, {d.choose(begins)}, {parts}, reverse={d.chance(0.4)}"
+    number = len(d.lines)
+    d.line(f"ops.scan({call})", (f"t{number}", f"u{number}"))
+
+
 def product(d: Drawing) -> None:
     """A product with another tensor or new weights, between views."""
     x = d.float(2, 3, 4)
@@ -561,6 +590,7 @@ GROWTH = {
     images: 1,
     drawn: 1,
     differentiated: 2,
+    loop: 2,
 }
 
 
@@ -766,6 +796,14 @@ def many_steps(d: Drawing) -> None:
     d.updates[total] = f"{total} * 0.75 + {s}"
 
 
+def loops(d: Drawing) -> None:
+    """A loop over steps of a batch, and what is made of it."""
+    d.leaf("input", [d.choose([2, 3, 4]), "n", d.choose([1, 3, 8, 16])], "float32", "normal")
+    loop(d)
+    d.chance(0.5) and loop(d)
+    differentiated(d)
+
+
 SITUATIONS = {
     one.__name__: one
     for one in (
@@ -790,6 +828,7 @@ SITUATIONS = {
             sums_of_doubles,
             several_tables,
             many_steps,
+            loops,
         ),
     )
 }

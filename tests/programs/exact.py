@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.program.lowering import Convolution, lowering_of
+from dptrain.program.body import body_of, has_body
+from dptrain.program.lowering import Convolution, Repeat, lowering_of
 from dptrain.program.program import Program
-from dptrain.program.tensor import Array, Tensor, Variable
+from dptrain.program.tensor import Array, Tensor, Variable, tracing
 from dptrain.program.types import is_half
 from tests.tolerances import TOLERANCES
 
@@ -51,6 +52,7 @@ class Exact:
 
     Attributes:
         found: what is known, by `id`.
+        steps: tensors that loops' steps have made, whose ids are among these.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Exact:
     ) -> None:
         self._noise, self._rounds, self._on_ranks = noise, rounds, on_ranks
         self._unstable = unstable or {}
+        self.steps: list[Tensor] = []
         self._sizes: dict[int, Array] = {}
         self._of_huge: set[int] = set()
         self.found = {one: _wide(value) for one, value in values.items()}
@@ -72,13 +75,23 @@ class Exact:
         rest = [tensor]
         while rest:
             one = rest[-1]
-            missing = [read for read in one.inputs if id(read) not in self.found]
+            of_steps = _by_steps(one)
+            missing = [read for read in (one.inputs if of_steps is None else [of_steps]) if id(read) not in self.found]
             if id(one) not in self.found and missing:
                 rest += missing
                 continue
             rest.pop()
-            if id(one) not in self.found:
+            if id(one) in self.found:
+                continue
+            if of_steps is None:
                 self.found[id(one)] = self._computed(one)
+                continue
+            self.steps.append(of_steps)
+            self.found[id(one)] = self.found[id(of_steps)]
+            if id(of_steps) in self._sizes:
+                self._sizes[id(one)] = self._sizes[id(of_steps)]
+            if id(of_steps) in self._of_huge:
+                self._of_huge.add(id(one))
         return self.found[id(tensor)]
 
     def _computed(self, tensor: Tensor) -> Array:
@@ -417,3 +430,17 @@ def _distance(found: Array, value: Array) -> Array:
         off[(a == b) | (np.isnan(a) & np.isnan(b))] = 0
         off[np.isnan(off)] = np.inf
     return off
+
+
+def _by_steps(tensor: Tensor) -> Tensor | None:
+    """Return what a value of a loop is, made by its steps one after the other; None of other tensors."""
+    if not has_body(tensor):
+        return None
+    node, made = tensor.node, body_of(tensor).made
+    if node not in made:
+        lowering = lowering_of(tensor)
+        assert isinstance(lowering, Repeat)
+        with tracing():
+            made[node] = lowering.steps(node, tensor.inputs, range(len(node.values)))
+    found: Tensor = made[node][tensor.index]
+    return found

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from dptrain.backend.cpu.compiled import CompiledExecutable
-from dptrain.program.kernels import Kernel, Loop, Product
+from dptrain.program.execute import _Loop
+from dptrain.program.kernels import Kernel, Loop, Product, Repeat
 from dptrain.program.mesh import OWN_PART
 from dptrain.program.program import ROWS
 from dptrain.program.shapes import local
@@ -41,10 +42,19 @@ class InterpretedExecutable(CompiledExecutable):
         if starts:
             self.outputs = {name: view.copy() for name, view in self._results.items()}
 
+    def _repeat(self, kernel: Repeat) -> None:
+        made = next(iter(kernel.values.values()))
+        out = {number: self._array(one) for number, one in kernel.values.items()}
+        inputs = [self._strided(view, one) for view, one in zip(kernel.reads, made.inputs, strict=True)]
+        _Loop(made, out, self._batch_rows, self._rows, self._first_row, None).execute(inputs)
+
     def _execute(self, kernel: Kernel) -> None:
+        if isinstance(kernel, Repeat):
+            self._repeat(kernel)
+            return
         members = kernel.members if isinstance(kernel, Loop) else [kernel]
         for one in members:
-            tensor = one.tensor
+            tensor = one.product if isinstance(one, Product) else one.tensor
             reads = [self.fused.views[read] for read in tensor.inputs] if isinstance(kernel, Loop) else kernel.reads
             inputs = [self._strided(view, read) for view, read in zip(reads, tensor.inputs, strict=True)]
             if isinstance(kernel, Product):  # halves give the bits of their copies, where NumPy would round each sum
@@ -54,7 +64,9 @@ class InterpretedExecutable(CompiledExecutable):
             out = np.full(local(tensor.shape, self._rows), _garbage(tensor), tensor.dtype)
             attributes = tensor.op.local_attributes(tensor, self._rows, self._first_row)
             tensor.op.compute(*inputs, **attributes, out=out)
-            self._made[tensor] = out
+            if one.tensor is not tensor:
+                out = out.sum(tuple(range(out.ndim - 2)), out.dtype)
+            self._made[one.tensor] = out
         made, self._made = self._made, {}
         for tensor, array in made.items():
             if tensor in self.code.stored:

@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from dptrain.program.body import Body
 from dptrain.program.dims import Dim
+from dptrain.program.gradient import topological
 from dptrain.program.program import Program
 from dptrain.program.tensor import Tensor
 
@@ -41,6 +43,26 @@ def _scaled(value: Any) -> Any:
     """Return an attribute, with what counts rows as such."""
     if isinstance(value, Dim):
         return "rows", value.scale
+    if isinstance(value, Body):
+        return _steps(value)
     if isinstance(value, Mapping):
         return {name: _scaled(one) for name, one in value.items()}
     return tuple(map(_scaled, value)) if isinstance(value, tuple | list) else value
+
+
+def _steps(body: Body) -> Any:
+    """Return what bodies of loops have in common that differ in nothing but the number of rows."""
+    tensors = topological(body.results)
+    places = {id(one): place for place, one in enumerate((*body.placeholders, *tensors))}
+    nodes = [
+        (
+            id(one.op),
+            [places[id(each)] for each in one.inputs],
+            _scaled(one.shape),
+            one.dtype,
+            _scaled(one.attributes),
+            None if one.value is None else one.value.tobytes(),
+        )
+        for one in (*body.placeholders, *tensors)
+    ]
+    return nodes, [places[id(one)] for one in body.results], len(body.carries), len(body.slices), body.sums

@@ -302,7 +302,7 @@ class _Writer:
             What computes the kernel and then the loop; None where a part of the loop needs more than that part of it.
         """
         tensor = kernel.tensor
-        if not isinstance(loop, Loop) or (isinstance(kernel, Product) and tensor.ndim != 2):
+        if not isinstance(loop, Loop) or (isinstance(kernel, Product) and kernel.product.ndim != 2):
             return None
         number, power = extent(tensor.shape[1:])
         if not power and number < _WIDE:
@@ -374,7 +374,7 @@ class _Writer:
         return len(self.code.seeds) - 1
 
     def _product(self, product: Product, numbers: Numbers, epilogue: Epilogue | None) -> str:
-        tensor, (x1, x2) = product.tensor, product.reads
+        tensor, (x1, x2) = product.product, product.reads
         a, b = tensor.inputs
         rank = tensor.ndim
         m, n, k = (extent(shape) for shape in (tensor.shape[-2:-1], tensor.shape[-1:], a.shape[-1:]))
@@ -392,27 +392,33 @@ class _Writer:
         strides = [one.strides(rank) for one in reads]
         outer = [axis for axis in range(rank - 2) if not is_one(tensor.shape[axis])]
         # Batches of rows that meet one matrix are rows of one batch.
-        while outer and strides[1][outer[-1]] == NOTHING and not of_a[0]:
+        adds = product.tensor is not tensor
+        while not adds and outer and strides[1][outer[-1]] == NOTHING and not of_a[0]:
             if strides[0][outer[-1]] != times(of_a[1], m):
                 break
             m = times(m, extent((tensor.shape[outer.pop()],)))
+        # Matrices whose lines follow each other are one.
+        step = x1.strides(a.ndim)[-1], x2.strides(b.ndim)[-2]
+        while adds and outer and all(strides[n][outer[-1]] == times(step[n], k) for n in range(2)):
+            k = times(k, extent((tensor.shape[outer.pop()],)))
         lines, indent = [], "  "
+        target, adding = numbers.address(product.tensor, True), "true" if adds and outer else "false"
+        if adds and outer:
+            lines.append(f"  dp_fill<{ctype(tensor.dtype)}>({target}, {extents(product.tensor.shape)}, 0);\n")
         for axis in outer:
             length = extents((tensor.shape[axis],))
             lines.append(f"{indent}for (int64_t k{axis} = 0; k{axis} < {length}; ++k{axis})\n")
             indent += "  "
         first = [along(Axis(f"k{axis}")) if axis in outer else NOWHERE for axis in range(rank)]
-        pointers = [
-            f"{numbers.address(view.root, view.root is tensor)} + {place_text(view.place.at(first))}"
-            for view in (*reads, whole(tensor))
-        ]
+        pointers = [f"{numbers.address(view.root, False)} + {place_text(view.place.at(first))}" for view in reads]
+        pointers.append(target if adds else f"{target} + {place_text(whole(tensor).place.at(first))}")
         settings = ", ".join(
             (str(of_a[0]).lower(), str(of_b[0]).lower(), *map(length_text, (m, n, k))),
         )
         operands = f"{pointers[0]}, {length_text(of_a[1])}, {pointers[1]}, {length_text(of_b[1])}, {pointers[2]}"
         arguments = f"c, {settings}, {operands}"
         if epilogue is None:
-            lines.append(f"{indent}dp_product({arguments});\n")
+            lines.append(f"{indent}dp_product({arguments}, {adding});\n")
         else:
             lines.append(f"{indent}{epilogue.after(f'dp_product({arguments}, false, then)')}\n")
         return "".join(lines)

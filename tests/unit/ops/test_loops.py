@@ -57,11 +57,89 @@ def test_a_traced_loop_has_a_gradient():
         (lambda: ops.map(lambda one: one, X[:0]), "no parts to stack"),
         (lambda: ops.scan(lambda carry, x: (carry, x), 0, X, length=2), "length=2 for 3 parts"),
         (
-            lambda: trace(lambda x: {"y": ops.cond(ops.sum(x) > 0, lambda: x, lambda: -x)}, {"x": ((3,), np.float64)}),
-            "is asked for while a step is traced",
+            lambda: trace(
+                lambda x: {"y": ops.while_loop(lambda y: ops.sum(y) > 0, lambda y: y - 1, x)}, {"x": ((3,), np.float64)}
+            ),
+            "needs maximum_iterations",
         ),
     ],
 )
 def test_refused(build, message):
     with pytest.raises(ConfigError, match=message):
         build()
+
+
+STEP = {"x": ((3, 2), np.float64)}
+
+
+def traced_and_eager(step, x=X):
+    """Return what a step makes of x, the same traced and eager."""
+    found = evaluate(trace(step, {"x": (x.shape, np.float64)}), {"x": x})[0]
+    for name, value in step(ops.convert_to_tensor(x)).items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-13)
+    return found
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_conditions_that_are_not_known(sign):
+    calls = Variable(np.array([0.0, 0]), "calls", trainable=False)
+
+    def step(x):
+        def yes():
+            calls.assign_add([1.0, 0])
+            return {"y": x * 2, "none": None}
+
+        def no():
+            calls.assign_add([0, 10.0])
+            return {"y": -x, "none": None}
+
+        made = ops.cond(ops.sum(x) > 0, yes, no)
+        assert made["none"] is None
+        return {"y": made["y"]}
+
+    x = sign * X
+    outputs, updates = evaluate(trace(step, STEP), {"x": x})
+    np.testing.assert_array_equal(outputs["y"], 2 * x if sign > 0 else -x)
+    np.testing.assert_array_equal(updates[calls], [1, 0] if sign > 0 else [0, 10])
+
+
+@pytest.mark.parametrize("number", [-3, 0, 1, 2, 9])
+def test_a_branch_by_a_number_that_is_not_known(number):
+    branches = [lambda x: x, lambda x: -x, lambda x: x * x]
+    step = {"x": ((3, 2), np.float64), "n": ((), np.int64)}
+    program = trace(lambda x, n: {"y": ops.switch(n, branches, x)}, step)
+    expected = branches[min(max(number, 0), 2)](X)
+    np.testing.assert_array_equal(evaluate(program, {"x": X, "n": number})[0]["y"], expected)
+
+
+@pytest.mark.parametrize("most", [0, 1, 3, 20])
+def test_a_loop_while_a_condition_holds_that_is_not_known(most):
+    def step(x):
+        n, y = ops.while_loop(lambda n, y: ops.sum(y) < 100, lambda n, y: (n + 1, 2 * y), (0, x), most)
+        return {"n": n + 0 * ops.sum(x), "y": y}
+
+    found = traced_and_eager(step)
+    assert found["n"] == min(most, 3)
+    np.testing.assert_array_equal(found["y"], X * 2 ** min(most, 3))
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 8, 11])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_sums_of_an_associative_function(length, reverse, axis):
+    x = np.random.default_rng(0).normal(size=(length, 2) if axis == 0 else (2, length))
+
+    def step(x):
+        both = ops.associative_scan(lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1]), (x, x + 1), reverse, axis)
+        return {"sum": ops.associative_scan(ops.add, x, reverse, axis), "product": both[0], "line": both[1]}
+
+    found = traced_and_eager(step, x)
+    turned = np.flip(x, axis) if reverse else x
+    for name, function in (("sum", np.cumsum), ("product", np.cumprod)):
+        expected = function(turned, axis)
+        np.testing.assert_allclose(found[name], np.flip(expected, axis) if reverse else expected, rtol=1e-12)
+    steps, state = np.moveaxis(turned, axis, 0), np.zeros(2)
+    for number, one in enumerate(steps):
+        state = one * state + one + 1
+        at = length - 1 - number if reverse else number
+        np.testing.assert_allclose(np.moveaxis(found["line"], axis, 0)[at], state, rtol=1e-11, atol=1e-12)

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from dptrain import ops
+from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.ops import random
 from dptrain.ops.indexing import take_rows
 from dptrain.program.cpp import operand_dtypes
 from dptrain.program.dims import Dim
+from dptrain.program.execute import HostMemory, evaluate
 from dptrain.program.fuse import fuse
 from dptrain.program.kernels import Call, Loop, Product
 from dptrain.program.passes import without_ranks
@@ -166,3 +168,25 @@ def test_operand_types(function, dtypes, expected):
 def test_products_of_batches():
     _, fused = kernels(lambda x, w: {"y": x @ w}, {"x": ((B, 4, 5), "float32"), "w": ((5, 2), "float32")})
     assert [type(one) for one in fused.kernels] == [Product]
+
+
+def test_products_that_are_only_added_up_are_one_kernel():
+    """Nothing of the size of all products lies in memory; lines that follow each other are one product's."""
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(4, 5, 3)), rng.normal(size=(4, 5, 2))
+
+    def step(a, b):
+        along = ops.sum(ops.transpose(a, (0, 2, 1)) @ b, 0)
+        apart = ops.sum(a[:, 1:4] @ ops.transpose(a[:, ::2], (0, 2, 1)), 0)
+        return {"along": along, "apart": apart}
+
+    for rows in (4, 0):
+        shapes = {"a": ((Dim.rows(rows), 5, 3), np.float64), "b": ((Dim.rows(rows), 5, 2), np.float64)}
+        program = place(trace(step, shapes))
+        values = {"a": a[:rows], "b": b[:rows]}
+        compiled = CompiledExecutable(program, HostMemory(), values)
+        products = [one for one in compiled.fused.kernels if isinstance(one, Product)]
+        assert [one.tensor.ndim for one in products] == [2, 2]
+        compiled.run()
+        for name, value in evaluate(program, values)[0].items():
+            np.testing.assert_allclose(compiled.outputs[name], value, rtol=1e-12, atol=1e-13)
