@@ -12,6 +12,8 @@ import numpy.typing as npt
 from dptrain.batches.picture_dataset import image_dataset_from_directory
 from dptrain.batches.py_dataset import PyDataset
 from dptrain.batches.sampling import fix_shards
+from dptrain.batches.series import timeseries_dataset_from_array
+from dptrain.batches.text_dataset import audio_dataset_from_directory, text_dataset_from_directory
 from dptrain.data.cached_files import get_file
 from dptrain.data.images import array_to_img, img_to_array, load_img, save_img
 from dptrain.errors import ConfigError
@@ -41,6 +43,7 @@ __all__ = [
     "PyDataset",
     "Sequence",
     "array_to_img",
+    "audio_dataset_from_directory",
     "bounding_boxes",
     "check_seed",
     "clear_session",
@@ -69,6 +72,8 @@ __all__ = [
     "set_random_seed",
     "split_dataset",
     "standardize_dtype",
+    "text_dataset_from_directory",
+    "timeseries_dataset_from_array",
     "to_categorical",
     "unpack_x_y_sample_weight",
     "world_size",

@@ -8,6 +8,7 @@ import numpy as np
 from dptrain.initializers.base import Initializer
 from dptrain.initializers.constant import Constant, Identity, Ones, Zeros
 from dptrain.initializers.distributions import Orthogonal, RandomNormal, RandomUniform, TruncatedNormal
+from dptrain.initializers.fourier import STFT
 from dptrain.initializers.variance_scaling import (
     GlorotNormal,
     GlorotUniform,
@@ -21,6 +22,7 @@ from dptrain.registry.names import by_name, not_there
 from dptrain.registry.serialization import Registry
 
 __all__ = [
+    "STFT",
     "Constant",
     "GlorotNormal",
     "GlorotUniform",
@@ -49,12 +51,14 @@ glorot_normal, glorot_uniform = GlorotNormal, GlorotUniform
 he_normal, he_uniform = HeNormal, HeUniform
 lecun_normal, lecun_uniform = LecunNormal, LecunUniform
 ones, zeros = Ones, Zeros
+STFTInitializer = stft = STFT
 random_normal, random_uniform, truncated_normal = RandomNormal, RandomUniform, TruncatedNormal
 
 if not TYPE_CHECKING:  # for which any name would do
     __getattr__ = not_there("initializers", __all__)
 
 _CLASSES: tuple[type[Initializer], ...] = (
+    STFT,
     Constant,
     GlorotNormal,
     GlorotUniform,

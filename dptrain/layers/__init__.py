@@ -133,7 +133,9 @@ from dptrain.layers.rescaling import Rescaling
 from dptrain.layers.reshaping import Flatten, Permute, RepeatVector, Reshape
 from dptrain.layers.reversible_embedding import ReversibleEmbedding
 from dptrain.layers.spectral_normalization import SpectralNormalization
+from dptrain.layers.spectrograms import MelSpectrogram, STFTSpectrogram
 from dptrain.layers.standardization import Normalization
+from dptrain.layers.text_vectorization import TextVectorization
 from dptrain.layers.upsampling import UpSampling1D, UpSampling2D, UpSampling3D
 from dptrain.layers.wrapper import Wrapper
 from dptrain.registry.names import not_there
@@ -181,6 +183,9 @@ LAYERS: dict[str, type[Layer]] = {
         Hashing,
         IntegerLookup,
         StringLookup,
+        TextVectorization,
+        MelSpectrogram,
+        STFTSpectrogram,
         Resizing,
         CenterCrop,
         Discretization,
@@ -380,6 +385,7 @@ __all__ = [
     "MaxPooling2D",
     "MaxPooling3D",
     "Maximum",
+    "MelSpectrogram",
     "Minimum",
     "MixUp",
     "MultiHeadAttention",
@@ -416,6 +422,7 @@ __all__ = [
     "Reshape",
     "Resizing",
     "ReversibleEmbedding",
+    "STFTSpectrogram",
     "SeparableConv1D",
     "SeparableConv2D",
     "SeparableConvolution1D",
@@ -431,6 +438,7 @@ __all__ = [
     "StackedRNNCells",
     "StringLookup",
     "Subtract",
+    "TextVectorization",
     "TimeDistributed",
     "UnitNormalization",
     "UpSampling1D",

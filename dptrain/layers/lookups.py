@@ -363,11 +363,6 @@ class _Lookup(Layer):
         Raises:
             ConfigError: the vocabulary was given.
         """
-        if self.is_given:
-            raise ConfigError(
-                f"Cannot adapt layer '{self._display_name}' after setting a static vocabulary via "
-                "`vocabulary` argument or `set_vocabulary()` method."
-            )
         whole = is_one_array(data)
         counts: Counter[Any] = Counter()
         documents: Counter[Any] = Counter()
@@ -379,6 +374,24 @@ class _Lookup(Layer):
             number += len(rows)
             for row in rows if self.output_mode == "tf_idf" else ():
                 documents.update(set(row.tolist()))
+        self.take_most(counts, documents, number)
+
+    def take_most(self, counts: Counter[Any], documents: Counter[Any], number: int) -> None:
+        """Take the values that occur most for the vocabulary.
+
+        Args:
+            counts: how often each value occurs.
+            documents: of "tf_idf", in how many rows.
+            number: of rows.
+
+        Raises:
+            ConfigError: the vocabulary was given.
+        """
+        if self.is_given:
+            raise ConfigError(
+                f"Cannot adapt layer '{self._display_name}' after setting a static vocabulary via "
+                "`vocabulary` argument or `set_vocabulary()` method."
+            )
         for one in (self.mask_token, self.oov_token):
             counts.pop(one, None)
         ordered = sorted(counts, key=lambda one: (counts[one], one.encode() if isinstance(one, str) else one))[::-1]
@@ -430,6 +443,25 @@ class _Lookup(Layer):
             return found
         weights = np.pad(np.asarray(self.idf_weights), (0, depth - len(self.idf_weights)))
         return found * ops.cast(weights, found.dtype)
+
+    def counted(self, rows: Sequence[Sequence[Any]]) -> Tensor:
+        """Return rows of different lengths as vectors of "multi_hot", "count" or "tf_idf".
+
+        Raises:
+            ConfigError: there is no vocabulary.
+        """
+        numbers = {one: place + self._first_known for place, one in enumerate(self._known())}
+        depth = self.max_tokens if self.pad_to_max_tokens else self.vocabulary_size()
+        found = np.zeros((len(rows), depth or 0), self.compute_dtype)
+        for vector, row in zip(found, rows, strict=True):
+            for one, count in Counter(row).items():
+                if one != self.mask_token:
+                    vector[numbers.get(one, self._first_unknown)] += count
+        if self.output_mode == "multi_hot":
+            found = np.minimum(found, 1)
+        elif self.output_mode == "tf_idf":
+            found[:, : len(self.idf_weights)] *= np.asarray(self.idf_weights)
+        return ops.convert_to_tensor(found.astype(self.compute_dtype))
 
     def _all_known(self, values: Array, known: Array) -> None:
         """Check that there is nothing unknown where there is no place for it.

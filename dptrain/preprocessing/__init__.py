@@ -4,9 +4,15 @@ from typing import TYPE_CHECKING
 
 from dptrain.preprocessing import image, sequence
 from dptrain.registry.names import not_there
-from dptrain.utils import image_dataset_from_directory
+from dptrain.utils import image_dataset_from_directory, text_dataset_from_directory, timeseries_dataset_from_array
 
-__all__ = ["image", "image_dataset_from_directory", "sequence"]
+__all__ = [
+    "image",
+    "image_dataset_from_directory",
+    "sequence",
+    "text_dataset_from_directory",
+    "timeseries_dataset_from_array",
+]
 
 if not TYPE_CHECKING:  # for which any name would do
     __getattr__ = not_there("preprocessing", __all__)

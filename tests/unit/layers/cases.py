@@ -360,6 +360,10 @@ CASES: dict[str, list[Case]] = {
         Case(lambda: L.MixUp(seed=3), (3, 4, 2), (3, 4, 2)),
         Case(lambda: L.MixUp(0.9, "channels_first", 3), (2, 3, 1), (2, 3, 1)),
     ],
+    "MelSpectrogram": [
+        Case(lambda: L.MelSpectrogram(16, 4, num_mel_bins=5, sampling_rate=800, power_to_db=False), (40,), (5, 11)),
+        Case(lambda: L.MelSpectrogram(16, 8, 12, "hamming", 800, 4, mag_exp=1.0, power_to_db=False), (40,), (4, 6)),
+    ],
     "Multiply": [Case(L.Multiply, [*PAIR, (3, 2)], (3, 2))],
     "Normalization": [
         Case(L.Normalization, (3, 2), (3, 2)),
@@ -494,6 +498,17 @@ CASES: dict[str, list[Case]] = {
         Case(lambda: L.ReversibleEmbedding(7, 3, embeddings_regularizer="l2"), (4,), (4, 3), integers=7),
         Case(lambda: L.ReversibleEmbedding(5, 3, logit_soft_cap=0.1), (2, 3), (2, 5), reverse=True),
     ],
+    "STFTSpectrogram": [
+        *(
+            Case(lambda mode=mode: L.STFTSpectrogram(mode, 8, 4), (20, 2), (4, 10 if mode != "stft" else 20))
+            for mode in ("log", "magnitude", "psd", "real", "imag", "stft")
+        ),
+        Case(lambda: L.STFTSpectrogram("log", 6, 3, 8, None, padding="same", expand_dims=True), (20, 2), (7, 5, 2)),
+        Case(
+            lambda: L.STFTSpectrogram("psd", 6, 3, 8, "hamming", True, "spectrum", data_format="channels_first"),
+            *((2, 20), (10, 5)),
+        ),
+    ],
     "SeparableConv1D": [
         Case(lambda: L.SeparableConv1D(3, 2, depth_multiplier=2, pointwise_regularizer="l2"), (4, 2), (3, 3)),
         Case(lambda: L.SeparableConv1D(2, 3, padding="same", data_format="channels_first"), (2, 4), (2, 4)),
@@ -549,7 +564,6 @@ CASES: dict[str, list[Case]] = {
         Case(lambda: L.ZeroPadding3D((0, 1, (2, 0)), "channels_first"), (1, 2, 1, 1), (1, 2, 3, 3)),
     ],
 }
-# Layers of texts and hashes, which no program has; see test_lookups.py.
 CASES |= {
     **{name: recurrent(name) for name in ("SimpleRNN", "LSTM", "GRU")},
     "ConvLSTM1D": [
@@ -601,5 +615,6 @@ CASES |= {
         Case(lambda: L.TimeDistributed(L.BatchNormalization(name="inner")), (3, 2), (3, 2), moves=True),
     ],
 }
-ON_HOST = {"HashedCrossing", "Hashing", "StringLookup"}
+# Layers of texts and hashes, which no program has; see test_lookups.py.
+ON_HOST = {"HashedCrossing", "Hashing", "StringLookup", "TextVectorization"}
 ALL_CASES = [(name, number) for name, cases in CASES.items() for number in range(len(cases))]

@@ -1,0 +1,325 @@
+"""Files of a folder, one folder a class, as batches: what data sets of pictures, texts and sounds have in common.
+
+Rank 0 lists the files; each rank reads its own rows of a batch, when they are about to be needed. The order is
+f(seed, pass), so that every number of ranks trains on the same batches.
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain import comm as comms
+from dptrain.batches.py_dataset import PyDataset
+from dptrain.comm.parts import cut
+from dptrain.data.pictures import MOST_PICTURES, require_inside
+from dptrain.errors import ConfigError, DataError, printable
+from dptrain.random import Purpose, default_seed, stream
+from dptrain.runtime import terminal
+from dptrain.runtime.failure import phase
+from dptrain.runtime.launcher import share_of_cores
+
+Array = npt.NDArray[Any]
+# Said of links out of a folder.
+FOLLOW = "follow_links=True"
+_LABEL_MODES = ("int", "categorical", "binary", None)
+_SUBSETS = ("training", "validation", "both", None)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What files hold.
+
+    Attributes:
+        noun: in Keras' messages, such as "images".
+        word: in dptrain's, such as "pictures".
+        suffixes: of the files' names.
+    """
+
+    noun: str
+    word: str
+    suffixes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which files and labels are wanted; the arguments of Keras' functions of these names.
+
+    Attributes:
+        kind: of the files.
+        labels: "inferred", a list or None.
+        label_mode: "int", "categorical", "binary" or None.
+        class_names: folders to take, or None.
+        batch_size: of a global batch.
+        follow_links: whether links may lead out of the folder.
+
+    Raises:
+        ConfigError: one of them is none of these.
+    """
+
+    kind: Kind
+    labels: Any
+    label_mode: str | None
+    class_names: Sequence[str] | None
+    batch_size: Any
+    follow_links: bool
+
+    def __post_init__(self) -> None:
+        labels, label_mode, class_names = self.labels, self.label_mode, self.class_names
+        if (isinstance(labels, str) and labels != "inferred") or not isinstance(labels, str | list | tuple | None):
+            noun = self.kind.noun.split()[0].removesuffix("s")
+            raise ConfigError(
+                "`labels` argument should be a list/tuple of integer labels, of the same size as the number of "
+                f'{noun} files in the target directory; "inferred"; or None for {self.kind.noun} alone. '
+                f"Received: labels={labels}"
+            )
+        if class_names and not isinstance(labels, str):
+            raise ConfigError(
+                f'You can only pass `class_names` if `labels="inferred"`. Received: labels={labels}, and '
+                f"class_names={class_names}"
+            )
+        if label_mode not in _LABEL_MODES:
+            raise ConfigError(
+                '`label_mode` argument must be one of "int", "categorical", "binary", or None. Received: '
+                f"label_mode={label_mode}"
+            )
+        if not isinstance(self.batch_size, int) or self.batch_size < 1:
+            raise ConfigError(f"not supported: batch_size={self.batch_size}; expected a whole number from 1 on")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Into which parts files are split, and in which order they come; as `Asked`."""
+
+    shuffle: bool
+    seed: int | None
+    validation_split: float | None
+    subset: str | None
+    verbose: bool
+
+    def __post_init__(self) -> None:
+        shuffle, seed, validation_split, subset = self.shuffle, self.seed, self.validation_split, self.subset
+        if validation_split is not None and not 0 < validation_split < 1:
+            raise ConfigError(f"`validation_split` must be between 0 and 1, received: {validation_split}")
+        if subset not in _SUBSETS:
+            raise ConfigError(f'`subset` must be either "training", "validation" or "both", received: {subset}')
+        if (validation_split is None) != (subset is None):
+            raise ConfigError("If `subset` is set, `validation_split` must be set, and inversely.")
+        if validation_split is not None and shuffle and seed is None:
+            raise ConfigError(
+                "If using `validation_split` and shuffling the data, you must provide a `seed` argument, to make sure "
+                "that there is no overlap between the training and validation subset."
+            )
+
+
+class FileDataset(PyDataset):
+    """Batches of files' contents.
+
+    Args:
+        root: the folder.
+        files: below it.
+        labels: of the files, (files,) or (files, classes); None for contents alone.
+        class_names: of the labels.
+        batch_size: files of a global batch.
+        seed: of the order; None for that of the files.
+        ahead: batches that wait at most.
+
+    Attributes:
+        class_names: as above.
+        file_paths: in the order of the files.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        files: Sequence[str],
+        labels: Array | None,
+        class_names: list[str] | None,
+        batch_size: int,
+        seed: int | None,
+        ahead: int,
+    ) -> None:
+        super().__init__(workers=min(ahead, share_of_cores(comms.current().local_size)), max_queue_size=ahead)
+        self._root, self._files, self._labels = root, files, labels
+        self._batch_size, self._seed, self._loops = batch_size, seed, count()
+        self.class_names, self.file_paths = class_names, [str(root / one) for one in files]
+        self.on_pass_begin(0)
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        return math.ceil(len(self._files) / self._batch_size)
+
+    def __getitem__(self, index: int) -> Any:
+        """Return batch `index`: contents, and labels where there are any."""
+        return self.shard(index, 0, 1)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of a pass, each time in another order where they are shuffled."""
+        self.on_pass_begin(next(self._loops))
+        return super().__iter__()
+
+    def on_pass_begin(self, number: int) -> None:
+        """Set the order of pass `number`."""
+        places = np.arange(len(self._files))
+        self._order = places if self._seed is None else stream(self._seed, Purpose.SHUFFLE, number).permutation(places)
+
+    def shard(self, index: int, part: int, parts: int) -> Any:
+        """Return a part of a batch, which is all that is read."""
+        raise NotImplementedError
+
+    def _places(self, index: int, part: int, parts: int) -> Array:
+        """Return the numbers of the files of a part of a batch."""
+        places = self._order[index * self._batch_size : (index + 1) * self._batch_size]
+        return np.asarray(places[slice(*cut(0, len(places), parts)[part])])
+
+
+# Makes a data set of files, their labels, these labels' names and the seed of the order.
+Make = Callable[[Sequence[str], Array | None, list[str] | None, int | None], Any]
+
+
+def datasets_of(root: Path, asked: Asked, parts: Parts, make: Make) -> Any:
+    """Return the data set of a folder, two of subset "both". Collective.
+
+    Args:
+        root: the folder.
+        asked: which files.
+        parts: how they are split.
+        make: as above.
+
+    Raises:
+        ConfigError: labels or classes do not go with the files.
+        DataError: there is no such folder, it or a class has no such files, or a link leads out of it.
+        AgreedError: either of these, on all ranks, under mpirun.
+    """
+    files, numbers, names = _listed(root, asked)
+    chosen = default_seed() if parts.seed is None else parts.seed
+    _tell(
+        f"Found {len(files)} files" + ("." if names is None else f" belonging to {len(names)} classes."), parts.verbose
+    )
+    order = np.arange(len(files))
+    if parts.shuffle:
+        np.random.RandomState(chosen % 2**32).shuffle(order)  # Keras' parts for this seed
+    targets = None if numbers is None else _encoded(numbers, asked.label_mode, len(names or ()))
+
+    def part(places: npt.NDArray[np.int64], name: str, shuffled: bool) -> Any:
+        if not len(places):
+            kind = asked.kind
+            raise ConfigError(f"No {name}{kind.noun} found in directory {root}. Allowed formats: {kind.suffixes}")
+        targets_of = None if targets is None else targets[places]
+        return make([files[place] for place in places], targets_of, names, chosen if shuffled else None)
+
+    if parts.validation_split is None:
+        return part(order, "", parts.shuffle)
+    held = len(order) - int(parts.validation_split * len(order))
+    _tell(f"Using {held} files for training.", parts.verbose and parts.subset != "validation")
+    _tell(f"Using {len(order) - held} files for validation.", parts.verbose and parts.subset != "training")
+    if parts.subset == "training":
+        return part(order[:held], "training ", parts.shuffle)
+    if parts.subset == "validation":
+        return part(order[held:], "validation ", parts.shuffle)
+    return [part(order[:held], "training ", parts.shuffle), part(order[held:], "validation ", False)]
+
+
+def _listed(root: Path, asked: Asked) -> tuple[list[str], Array | None, list[str] | None]:
+    """Return the files, the numbers of their classes, and the classes' names; None where nobody asks for labels."""
+    comm, labels = comms.current(), None if asked.label_mode is None else asked.labels
+    inferred = isinstance(labels, str)
+
+    def scan() -> list[tuple[str, list[str]]]:
+        if comm.rank != 0:
+            return []
+        return list(_scanned(root, asked, asked.class_names if inferred else (), inferred))
+
+    with phase.during("data"):
+        listed = comm.broadcast_fact(comm.agree("data", scan) if comm.size > 1 else scan())
+    files = [one for _, own in listed for one in own]
+    numbers: Array | None = None
+    names: list[str] | None = None
+    if inferred:
+        names = [name for name, _ in listed]
+        numbers = np.repeat(np.arange(len(listed), dtype=np.int32), [len(own) for _, own in listed])
+    elif labels is not None:
+        if len(labels) != len(files):
+            raise ConfigError(
+                "Expected the lengths of `labels` to match the number of files in the target directory. len(labels) is "
+                f"{len(labels)} while we found {len(files)} files in directory {root}."
+            )
+        names, numbers = [str(one) for one in sorted(set(labels))], np.asarray(labels, np.int32)
+    if labels is not None and asked.label_mode == "binary" and len(names or ()) != 2:
+        raise ConfigError(
+            f'When passing `label_mode="binary"`, there must be exactly 2 class_names. Received: class_names={names}'
+        )
+    return files, numbers, names
+
+
+def _tell(line: str, wanted: bool) -> None:
+    if wanted and comms.current().rank == 0:
+        terminal.say(line)
+
+
+def _encoded(numbers: Array, label_mode: str | None, classes: int) -> Array:
+    """Return labels as the model is to have them."""
+    if label_mode == "binary":
+        return numbers.astype(np.float32)[:, None]
+    return np.eye(classes, dtype=np.float32)[numbers] if label_mode == "categorical" else numbers
+
+
+def _scanned(
+    root: Path, asked: Asked, class_names: Sequence[str] | None, inferred: bool
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield classes and the files of each, relative to the folder; one without a name where there are no classes.
+
+    Raises:
+        ConfigError: a class has no folder.
+        DataError: there is no such folder, or a class has no files of the kind.
+    """
+    if not root.is_dir():
+        raise DataError(f"{root}: not found, or no folder; expected a folder of {asked.kind.word}")
+    if not inferred:
+        yield "", list(_files(root, root, asked))
+        return
+    folders = sorted(one.name for one in root.iterdir() if one.is_dir() and not one.name.startswith("."))
+    if class_names is not None and not set(class_names) <= set(folders):
+        raise ConfigError(
+            "The `class_names` passed did not match the names of the subdirectories of the target directory. Expected: "
+            f"{folders} (or a subset of it), but received: class_names={list(class_names)}"
+        )
+    for name in folders if class_names is None else class_names:
+        found = list(_files(root / name, root, asked))
+        if not found:
+            raise DataError(
+                f"{printable(str(root / name))}: no {asked.kind.word} ({', '.join(asked.kind.suffixes)}); "
+                "remove the folder, or fill it"
+            )
+        yield name, found
+
+
+def _files(folder: Path, root: Path, asked: Asked) -> Iterator[str]:
+    """Yield the files in a folder in any depth, sorted, relative to the root.
+
+    Raises:
+        DataError: a link leads out of the root, or there are too many.
+    """
+    seen: set[str] = set()  # a link may lead to a folder that it lies in
+    found: list[tuple[str, str]] = []
+    for where, folders, names in os.walk(folder, followlinks=asked.follow_links):
+        real = os.path.realpath(where)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        wanted = [name for name in names if name.lower().endswith(asked.kind.suffixes)]
+        for one in (where, *(os.path.join(where, name) for name in wanted)):
+            if not asked.follow_links:
+                require_inside(Path(one), root, FOLLOW)
+        found += [(where, name) for name in wanted]
+        if len(found) > MOST_PICTURES:
+            raise DataError(f"{folder}: more than {MOST_PICTURES} {asked.kind.word}")
+    for where, name in sorted(found):
+        yield os.path.relpath(os.path.join(where, name), root)

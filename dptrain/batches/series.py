@@ -1,0 +1,151 @@
+"""Windows of a time series as batches: `utils.timeseries_dataset_from_array`."""
+
+import math
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.batches.py_dataset import PyDataset
+from dptrain.comm.parts import cut
+from dptrain.errors import ConfigError
+from dptrain.random import Purpose, default_seed, stream
+
+Array = npt.NDArray[Any]
+
+
+class SeriesDataset(PyDataset):
+    """Batches of windows; made by `timeseries_dataset_from_array`.
+
+    Args:
+        data: the series, (steps, ...).
+        targets: of the windows by the place where they begin, or None.
+        places: where windows begin.
+        window: the places of their elements after that.
+        batch_size: windows of a global batch.
+        seed: of the order; None for that of the series.
+    """
+
+    def __init__(
+        self, data: Array, targets: Array | None, places: Array, window: Array, batch_size: int, seed: int | None
+    ) -> None:
+        super().__init__()
+        self._data, self._targets, self._begins, self._window = data, targets, places, window
+        self._batch_size, self._seed, self._loops = batch_size, seed, count()
+        self.on_pass_begin(0)
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        return math.ceil(len(self._begins) / self._batch_size)
+
+    def __getitem__(self, index: int) -> Any:
+        """Return batch `index`: windows (rows, sequence_length, ...), and targets where there are any."""
+        return self.shard(index, 0, 1)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of a pass, each time in another order where they are shuffled."""
+        self.on_pass_begin(next(self._loops))
+        return super().__iter__()
+
+    def on_pass_begin(self, number: int) -> None:
+        """Set the order of pass `number`."""
+        shuffled = self._seed is not None
+        self._order = stream(self._seed or 0, Purpose.SHUFFLE, number).permutation(self._begins) if shuffled else None
+
+    def shard(self, index: int, part: int, parts: int) -> Any:
+        """Return a part of a batch."""
+        order = self._begins if self._order is None else self._order
+        places = order[index * self._batch_size : (index + 1) * self._batch_size]
+        places = places[slice(*cut(0, len(places), parts)[part])]
+        x = self._data[places[:, None] + self._window]
+        return x if self._targets is None else (x, self._targets[places])
+
+
+def timeseries_dataset_from_array(
+    data: Any,
+    targets: Any,
+    sequence_length: int,
+    sequence_stride: int = 1,
+    sampling_rate: int = 1,
+    batch_size: int | None = 128,
+    shuffle: bool = False,
+    seed: int | None = None,
+    start_index: int | None = None,
+    end_index: int | None = None,
+    format: str = "tf",
+) -> SeriesDataset:
+    """Return windows of a series as batches for `fit`, as `keras.utils.timeseries_dataset_from_array`.
+
+    Args:
+        data: (steps, ...).
+        targets: of the window that begins at each step, or None.
+        sequence_length: steps of a window.
+        sequence_stride: between the beginnings of two windows.
+        sampling_rate: between two steps of a window.
+        batch_size: windows of a global batch; None for all.
+        shuffle: whether each pass has another order.
+        seed: of the orders; by default that of `set_random_seed`.
+        start_index: steps before it are left out.
+        end_index: it and steps after it are left out.
+        format: "tf" or "grain", as in Keras; makes no difference.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+    series = np.asarray(data)
+    steps = len(series)
+    _check_range(start_index, end_index, steps)
+    for name, value in (("sampling_rate", sampling_rate), ("sequence_stride", sequence_stride)):
+        if value <= 0:
+            raise ConfigError(f"`{name}` must be higher than 0. Received: {name}={value}")
+        if value >= steps:
+            raise ConfigError(
+                f"`{name}` must be lower than the length of the data. Received: {name}={value}, for data of length "
+                f"{steps}"
+            )
+    if format not in ("tf", "grain"):
+        raise ConfigError(f'`format` should be either "tf" or "grain". Received: format={format}')
+    first, end = start_index or 0, steps if end_index is None else end_index
+    windows = end - first - (sequence_length - 1) * sampling_rate
+    wanted = None if targets is None else np.asarray(targets)
+    windows = windows if wanted is None else min(windows, len(wanted))
+    begins = np.arange(0, windows, sequence_stride)
+    if not len(begins):
+        raise ConfigError(
+            f"no window of {sequence_length} steps, {sampling_rate} apart, in {end - first} steps"
+            + ("" if wanted is None else f" with {len(wanted)} targets")
+        )
+    window = np.arange(sequence_length) * sampling_rate
+    chosen = (default_seed() if seed is None else seed) if shuffle else None
+    return SeriesDataset(series[first:end], wanted, begins, window, batch_size or len(begins), chosen)
+
+
+def _check_range(start_index: int | None, end_index: int | None, steps: int) -> None:
+    """Refuse steps that are not there.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    if start_index:
+        if start_index < 0:
+            raise ConfigError(f"`start_index` must be 0 or greater. Received: start_index={start_index}")
+        if start_index >= steps:
+            raise ConfigError(
+                "`start_index` must be lower than the length of the data. Received: "
+                f"start_index={start_index}, for data of length {steps}"
+            )
+    if end_index:
+        if start_index and end_index <= start_index:
+            raise ConfigError(
+                f"`end_index` must be higher than `start_index`. Received: start_index={start_index}, and "
+                f"end_index={end_index} "
+            )
+        if end_index >= steps:
+            raise ConfigError(
+                f"`end_index` must be lower than the length of the data. Received: end_index={end_index}, for data of "
+                f"length {steps}"
+            )
+        if end_index <= 0:
+            raise ConfigError(f"`end_index` must be higher than 0. Received: end_index={end_index}")

@@ -1,0 +1,263 @@
+"""Texts and sounds of a folder as batches: `utils.text_dataset_from_directory` and `audio_dataset_from_directory`."""
+
+import io
+import os
+import wave
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.batches.labelled_files import FOLLOW, Asked, FileDataset, Kind, Parts, datasets_of
+from dptrain.data.pictures import require_inside
+from dptrain.data.sources import format_bytes
+from dptrain.errors import ConfigError, DataError, printable
+from dptrain.runtime.defaults import DEFAULT_MAX_BYTES
+from dptrain.runtime.files import open_regular
+
+Array = npt.NDArray[Any]
+TEXT_FILES, SOUND_FILES = Kind("text files", "texts", (".txt",)), Kind("audio files", "sounds", (".wav",))
+# Batches that wait at most.
+_AHEAD = 4
+Read = Callable[[Sequence[Path]], Array]
+
+
+class ReadDataset(FileDataset):
+    """Batches of files that a function reads; made by the functions below.
+
+    Args:
+        root: the folder.
+        files: below it.
+        labels: of the files, or None.
+        class_names: of the labels.
+        batch_size: files of a global batch.
+        seed: of the order; None for that of the files.
+        read: makes an array of files.
+        change: what becomes of a batch.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        files: Sequence[str],
+        labels: Array | None,
+        class_names: list[str] | None,
+        batch_size: int,
+        seed: int | None,
+        read: Read,
+        change: Callable[..., Any] | None = None,
+    ) -> None:
+        super().__init__(root, files, labels, class_names, batch_size, seed, _AHEAD)
+        self._read, self._change = read, change
+
+    def map(self, function: Callable[..., Any]) -> "ReadDataset":
+        """Return the same batches after a function of contents and labels, as a `tf.data.Dataset` has it.
+
+        Args:
+            function: takes contents, and labels where there are any; returns what `fit` is to have.
+        """
+        before = self._change
+
+        def change(*batch: Any) -> Any:
+            made = batch if before is None else before(*batch)
+            return function(*made) if isinstance(made, tuple) else function(made)
+
+        own = (self._root, self._files, self._labels, self.class_names, self._batch_size, self._seed)
+        return ReadDataset(*own, self._read, change)
+
+    def shard(self, index: int, part: int, parts: int) -> Any:
+        """Return a part of a batch, which is all that is read.
+
+        Raises:
+            DataError: a file cannot be read, or is too large.
+        """
+        places = self._places(index, part, parts)
+        x = self._read([self._root / self._files[place] for place in places])
+        batch = (x,) if self._labels is None else (x, self._labels[places])
+        if self._change is not None:
+            return self._change(*batch)
+        return x if self._labels is None else batch
+
+
+def _bytes_of(path: Path, root: Path, follow_links: bool, max_bytes: int) -> bytes:
+    """Return a file's content.
+
+    Raises:
+        DataError: it cannot be read, is too large, or a link out of the folder.
+    """
+    if not follow_links:
+        require_inside(path, root, FOLLOW)
+    try:
+        with open_regular(path) as file:
+            content = file.read(max_bytes + 1)
+    except OSError as error:
+        raise DataError(f"{printable(str(path))}: {error.strerror or error}") from error
+    if len(content) > max_bytes:
+        raise DataError(f"{printable(str(path))}: more than max_bytes = {format_bytes(max_bytes)}")
+    return content
+
+
+def text_dataset_from_directory(
+    directory: str | os.PathLike[str],
+    labels: Any = "inferred",
+    label_mode: str | None = "int",
+    class_names: Sequence[str] | None = None,
+    batch_size: int = 32,
+    max_length: int | None = None,
+    shuffle: bool = True,
+    seed: int | None = None,
+    validation_split: float | None = None,
+    subset: str | None = None,
+    follow_links: bool = False,
+    format: str = "tf",
+    verbose: bool = True,
+    *,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+) -> Any:
+    """Return the .txt files of a folder as batches of texts, as `keras.utils.text_dataset_from_directory`. Collective.
+
+    `dataset.map(lambda x, y: (vectorize(x), y))` makes of texts what `fit` takes.
+
+    Args:
+        directory: with one folder a class, unless labels are given or there are none.
+        labels: as `image_dataset_from_directory`, and so what is not described here.
+        label_mode: see above.
+        class_names: see above.
+        batch_size: of a global batch.
+        max_length: bytes at which texts are cut.
+        shuffle: whether each pass has another order.
+        seed: see above.
+        validation_split: see above.
+        subset: see above.
+        follow_links: whether links may lead out of the folder.
+        format: "tf" or "grain"; makes no difference.
+        verbose: whether rank 0 prints how many files there are.
+        max_bytes: of the largest file (not in Keras).
+
+    Returns:
+        A data set of arrays of texts (rows,), and labels; two for subset "both".
+
+    Raises:
+        ConfigError: an argument is unknown or does not go with another.
+        DataError: there is no such folder, it or a class has no texts, or a link leads out of it.
+        AgreedError: either of these, on all ranks, under mpirun.
+    """
+    root = Path(directory)
+
+    def read(paths: Sequence[Path]) -> Array:
+        contents = [_bytes_of(path, root, follow_links, max_bytes)[:max_length] for path in paths]
+        return np.array([one.decode("utf-8", "replace") for one in contents], dtype=np.str_)
+
+    asked = Asked(TEXT_FILES, labels, label_mode, class_names, batch_size, follow_links)
+    parts = Parts(shuffle, seed, validation_split, subset, verbose)
+    return datasets_of(root, asked, parts, _maker(root, batch_size, read))
+
+
+def _maker(root: Path, batch_size: int, read: Read) -> Callable[..., ReadDataset]:
+    def make(files: Sequence[str], targets: Array | None, names: list[str] | None, seed: int | None) -> ReadDataset:
+        return ReadDataset(root, files, targets, names, batch_size, seed, read)
+
+    return make
+
+
+def audio_dataset_from_directory(
+    directory: str | os.PathLike[str],
+    labels: Any = "inferred",
+    label_mode: str | None = "int",
+    class_names: Sequence[str] | None = None,
+    batch_size: int = 32,
+    sampling_rate: int | None = None,
+    output_sequence_length: int | None = None,
+    ragged: bool = False,
+    shuffle: bool = True,
+    seed: int | None = None,
+    validation_split: float | None = None,
+    subset: str | None = None,
+    follow_links: bool = False,
+    verbose: bool = True,
+    *,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+) -> Any:
+    """Return a folder's .wav files as batches of sounds, as `keras.utils.audio_dataset_from_directory`. Collective.
+
+    Args:
+        directory: as `text_dataset_from_directory`, and so what is not described here.
+        labels: see above.
+        label_mode: see above.
+        class_names: see above.
+        batch_size: of a global batch.
+        sampling_rate: that files must have; None for any (other ones are not converted).
+        output_sequence_length: samples to which sounds are cut or filled up with zeros; by default those of the
+            longest of a batch.
+        ragged: only False.
+        shuffle: see above.
+        seed: see above.
+        validation_split: see above.
+        subset: see above.
+        follow_links: see above.
+        verbose: see above.
+        max_bytes: of the largest file (not in Keras).
+
+    Returns:
+        A data set of (rows, samples, channels), float32 of -1 to 1, and labels; two for subset "both".
+
+    Raises:
+        ConfigError: as `text_dataset_from_directory`.
+        DataError: as there; when a batch is read, that a file is no sound of 8, 16, 24 or 32 bits, or has another rate
+            or other channels than the first.
+    """
+    if ragged:
+        raise ConfigError("not supported: ragged tensors; pass output_sequence_length=")
+    root = Path(directory)
+
+    def read(paths: Sequence[Path]) -> Array:
+        sounds = [decoded_wave(_bytes_of(path, root, follow_links, max_bytes), path, sampling_rate) for path in paths]
+        longest = max((len(one) for one in sounds), default=0)
+        length = longest if output_sequence_length is None else output_sequence_length
+        channels = sounds[0].shape[1] if sounds else 1
+        found = np.zeros((len(sounds), length, channels), np.float32)
+        for row, sound, path in zip(found, sounds, paths, strict=True):
+            if sound.shape[1] != channels:
+                raise DataError(f"{printable(str(path))}: {sound.shape[1]} channels; others have {channels}")
+            row[: len(sound)] = sound[:length]
+        return found
+
+    asked = Asked(SOUND_FILES, labels, label_mode, class_names, batch_size, follow_links)
+    parts = Parts(shuffle, seed, validation_split, subset, verbose)
+    return datasets_of(root, asked, parts, _maker(root, batch_size, read))
+
+
+def decoded_wave(content: bytes, path: Path, sampling_rate: int | None = None) -> Array:
+    """Return a sound (samples, channels), float32 of -1 to 1.
+
+    Args:
+        content: of a .wav file.
+        path: for messages.
+        sampling_rate: that it must have; None for any.
+
+    Raises:
+        DataError: it is no sound of whole numbers, damaged, or of another rate.
+    """
+    name = printable(str(path))
+    try:
+        with wave.open(io.BytesIO(content)) as file:
+            channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
+            data = file.readframes(min(file.getnframes(), len(content)))
+    except (wave.Error, EOFError, ValueError, RuntimeError) as error:
+        raise DataError(f"{name}: no WAV file of whole numbers ({error or 'it ends too early'})") from error
+    if sampling_rate is not None and rate != sampling_rate:
+        raise DataError(f"{name}: {rate} samples a second; sampling_rate={sampling_rate}, and sounds are not converted")
+    if width not in (1, 2, 3, 4) or channels < 1:
+        raise DataError(f"{name}: {8 * width} bits, {channels} channels; expected 8, 16, 24 or 32 bits")
+    data = data[: len(data) - len(data) % (width * channels)]
+    if width == 1:  # without a sign
+        samples = np.frombuffer(data, np.uint8).astype(np.float32) / 128 - 1
+    elif width == 3:
+        whole = np.zeros((len(data) // 3, 4), np.uint8)
+        whole[:, 1:] = np.frombuffer(data, np.uint8).reshape(-1, 3)
+        samples = (whole.view("<i4")[:, 0] / 2.0**31).astype(np.float32)
+    else:
+        samples = (np.frombuffer(data, f"<i{width}") / 2.0 ** (8 * width - 1)).astype(np.float32)
+    return samples.reshape(-1, channels)

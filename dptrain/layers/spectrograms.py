@@ -1,0 +1,271 @@
+"""Layers that make spectrograms of signals."""
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain import ops
+from dptrain.errors import ArgumentTypeError, ConfigError
+from dptrain.initializers.fourier import STFT
+from dptrain.layers.base import BuildShape, Layer
+from dptrain.program.tensor import Tensor
+
+Array = npt.NDArray[Any]
+# Of the mel scale: mel(f) = 1127 log(1 + f / 700).
+_BREAK, _QUALITY = 700.0, 1127.0
+
+
+class MelSpectrogram(Layer):
+    """The power of a signal's frequencies over time, in bands that are equally wide on the mel scale.
+
+    Signals (rows, samples) or (samples,) become (rows, num_mel_bins, time) or (num_mel_bins, time).
+
+    Source: S. Young et al., "The HTK book", whose mel scale it is.
+
+    Args:
+        fft_length: of a window's transform.
+        sequence_stride: between two windows.
+        sequence_length: of a window; by default `fft_length`.
+        window: "hann", "hamming" or weights.
+        sampling_rate: samples a second.
+        num_mel_bins: how many bands.
+        min_freq: the lowest frequency in Hz.
+        max_freq: the highest; by default half of the rate.
+        power_to_db: return decibels.
+        top_db: of decibels, how far below the greatest the least is.
+        mag_exp: the power of the magnitudes that is summed.
+        min_power: the least that counts.
+        ref_power: of which decibels are the ratio.
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: a window that is longer than its transform.
+    """
+
+    def __init__(
+        self,
+        fft_length: int = 2048,
+        sequence_stride: int = 512,
+        sequence_length: int | None = None,
+        window: Any = "hann",
+        sampling_rate: int = 16000,
+        num_mel_bins: int = 128,
+        min_freq: float = 20.0,
+        max_freq: float | None = None,
+        power_to_db: bool = True,
+        top_db: float = 80.0,
+        mag_exp: float = 2.0,
+        min_power: float = 1e-10,
+        ref_power: float = 1.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.fft_length, self.sequence_stride = fft_length, sequence_stride
+        self.sequence_length = sequence_length or fft_length
+        if self.fft_length < self.sequence_length:
+            raise ConfigError(
+                "`fft_length` must be greater than or equal to   `sequence_length`. Received: `sequence_length`="
+                f"{self.sequence_length}, `fft_length`={self.fft_length}."
+            )
+        self.window, self.sampling_rate, self.num_mel_bins = window, sampling_rate, num_mel_bins
+        self.min_freq, self.max_freq = min_freq, max_freq or int(sampling_rate / 2)
+        self.power_to_db, self.top_db, self.mag_exp = power_to_db, top_db, mag_exp
+        self.min_power, self.ref_power = min_power, ref_power
+        self.built = True
+
+    def call(self, inputs: Any) -> Tensor:
+        """Return the spectrograms of signals (..., samples)."""
+        dtype = self.compute_dtype if self.compute_dtype in ("float32", "float64") else "float32"
+        signals = ops.cast(inputs, dtype)
+        lengths = (self.sequence_length, self.sequence_stride, self.fft_length)
+        real, imaginary = ops.stft(signals, *lengths, window=self.window, center=True)
+        power = ops.power(ops.sqrt(ops.square(real) + ops.square(imaginary)), self.mag_exp)
+        weights = self.linear_to_mel_weight_matrix(
+            self.num_mel_bins, int(power.shape[-1]), self.sampling_rate, self.min_freq, self.max_freq, dtype
+        )
+        bands = ops.matmul(power, weights)
+        if self.power_to_db:
+            bands = self._decibels(bands)
+        return ops.cast(ops.swapaxes(bands, -1, -2), self.compute_dtype)
+
+    def _decibels(self, power: Tensor) -> Tensor:
+        """Return decibels, none of which is further below the greatest of the batch than `top_db`."""
+        found = 10.0 * ops.log10(ops.maximum(power, self.min_power))
+        found = found - 10.0 * math.log10(max(abs(self.ref_power), self.min_power))
+        return ops.maximum(found, ops.max(found) - self.top_db)
+
+    def linear_to_mel_weight_matrix(
+        self,
+        num_mel_bins: int = 20,
+        num_spectrogram_bins: int = 129,
+        sampling_rate: float = 8000,
+        lower_edge_hertz: float = 125.0,
+        upper_edge_hertz: float = 3800.0,
+        dtype: str = "float32",
+    ) -> Array:
+        """Return by how much each frequency counts in each band, triangles of height 1.
+
+        Args:
+            num_mel_bins: how many bands.
+            num_spectrogram_bins: how many frequencies, from 0 to half of the rate.
+            sampling_rate: samples a second.
+            lower_edge_hertz: where the first band begins.
+            upper_edge_hertz: where the last ends.
+            dtype: of the result.
+
+        Returns:
+            (frequencies, bands).
+        """
+
+        def mel(hertz: Any) -> Any:
+            return _QUALITY * np.log(1 + np.asarray(hertz, np.float64) / _BREAK)
+
+        frequencies = mel(np.linspace(0, sampling_rate / 2, num_spectrogram_bins)[1:, None])
+        edges = np.linspace(mel(lower_edge_hertz), mel(upper_edge_hertz), num_mel_bins + 2)
+        lower, center, upper = edges[:-2], edges[1:-1], edges[2:]
+        rising, falling = (frequencies - lower) / (center - lower), (upper - frequencies) / (upper - center)
+        triangles = np.maximum(0, np.minimum(rising, falling))
+        return np.pad(triangles, [(1, 0), (0, 0)]).astype(dtype)  # a constant signal is in no band
+
+
+class STFTSpectrogram(Layer):
+    """The Fourier transforms of windows of signals, by convolutions whose kernels can be trained.
+
+    Signals (rows, time, channels), or (rows, channels, time), become (rows, time, channels * frequencies).
+
+    Args:
+        mode: "log", "magnitude", "psd", "real", "imag", "angle" or "stft", both real and imaginary parts.
+        frame_length: of a window.
+        frame_step: between two windows; by default half of the length.
+        fft_length: of a window's transform; by default the next power of 2.
+        window: "hann", "hamming", weights or None.
+        periodic: the window's weights are those of a period.
+        scaling: "density", "spectrum" or None.
+        padding: "valid" or "same".
+        expand_dims: return (rows, time, frequencies, channels).
+        data_format: "channels_last" or "channels_first".
+        options: as `Layer`.
+
+    Attributes:
+        real_kernel: (frame_length, 1, frequencies).
+        imag_kernel: the same.
+
+    Raises:
+        ConfigError: an argument is out of range or unknown.
+    """
+
+    _MODES = ("log", "magnitude", "psd", "real", "imag", "angle", "stft")
+    # Keras' epsilon, the least power and the least magnitude.
+    _LEAST = 1e-7
+
+    def __init__(
+        self,
+        mode: str = "log",
+        frame_length: int = 256,
+        frame_step: int | None = None,
+        fft_length: int | None = None,
+        window: Any = "hann",
+        periodic: bool = False,
+        scaling: str | None = "density",
+        padding: str = "valid",
+        expand_dims: bool = False,
+        data_format: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        if frame_step is not None and not 1 <= frame_step <= frame_length:
+            raise ConfigError(
+                "`frame_step` should be a positive integer not greater than `frame_length`. Received "
+                f"frame_step={frame_step}, frame_length={frame_length}"
+            )
+        if fft_length is not None and fft_length < frame_length:
+            raise ConfigError(
+                "`fft_length` should be not less than `frame_length`. Received "
+                f"fft_length={fft_length}, frame_length={frame_length}"
+            )
+        if mode not in self._MODES:
+            raise ConfigError(
+                f"Output mode is invalid, it must be one of {', '.join(self._MODES)}. Received: mode={mode}"
+            )
+        if scaling not in (None, "density", "spectrum"):
+            raise ConfigError(
+                f"Scaling is invalid, it must be `None`, 'density' or 'spectrum'. Received scaling={scaling}"
+            )
+        if padding not in ("valid", "same"):
+            raise ConfigError(f"Padding is invalid, it should be 'valid', 'same'. Received: padding={padding}")
+        self.mode, self.frame_length, self.frame_step, self.fft_length = mode, frame_length, frame_step, fft_length
+        self.window, self.periodic, self.scaling = window, periodic, scaling
+        self.padding, self.expand_dims = padding, expand_dims
+        if data_format not in (None, "channels_last", "channels_first"):
+            raise ConfigError(f"data_format={data_format!r}: expected None, 'channels_last' or 'channels_first'")
+        self.data_format = data_format or "channels_last"
+        STFT("real", window, scaling)  # which refuses unknown windows
+
+    @property
+    def _step(self) -> int:
+        return self.frame_step or self.frame_length // 2
+
+    @property
+    def _transformed(self) -> int:
+        return self.fft_length or 2 ** math.ceil(math.log2(self.frame_length))
+
+    def build(self, input_shape: BuildShape) -> None:
+        """Make the kernels of Fourier's transform."""
+        shape = (self.frame_length, 1, self._transformed // 2 + 1)
+        if self.mode != "imag":
+            made = STFT("real", self.window, self.scaling, self.periodic)
+            self.real_kernel = self.add_weight(shape=shape, initializer=made, name="real_kernel")
+        if self.mode != "real":
+            made = STFT("imag", self.window, self.scaling, self.periodic)
+            self.imag_kernel = self.add_weight(shape=shape, initializer=made, name="imag_kernel")
+        self.built = True
+
+    def call(self, inputs: Any) -> Tensor:
+        """Return the spectrograms of signals."""
+        if inputs.dtype.name not in ("float16", "bfloat16", "float32", "float64"):
+            raise ArgumentTypeError(
+                "Invalid input type. Expected `float16`, `float32` or `float64`. Received: input "
+                f"type={inputs.dtype.name}"
+            )
+        first = self.data_format == "channels_first"
+        signals = inputs if first else ops.transpose(inputs, (0, 2, 1))
+        channels, times = int(signals.shape[1]), int(signals.shape[2])
+        flat = ops.reshape(signals, (-1, times, 1))
+
+        def along(kernel: Any) -> Tensor:
+            """Return (rows, channels, time, frequencies)."""
+            made = ops.conv(flat, ops.cast(kernel, flat.dtype), strides=self._step, padding=self.padding)
+            return ops.reshape(made, (-1, channels, *made.shape[1:]))
+
+        return self._arranged(
+            self._of_parts(
+                None if self.mode == "imag" else along(self.real_kernel),
+                None if self.mode == "real" else along(self.imag_kernel),
+            )
+        )
+
+    def _of_parts(self, real: Tensor | None, imaginary: Tensor | None) -> Tensor:
+        if real is None or imaginary is None:
+            only = imaginary if real is None else real
+            assert only is not None
+            return only
+        if self.mode == "angle":
+            return ops.arctan2(imaginary, real)
+        if self.mode == "stft":
+            return ops.concatenate([real, imaginary], -1)
+        power = ops.square(real) + ops.square(imaginary)
+        if self.mode == "psd":  # the other half of the spectrum is this one once more
+            return power + ops.pad(power[..., 1:-1], [(0, 0), (0, 0), (0, 0), (1, 1)])
+        magnitude = ops.sqrt(ops.maximum(power, self._LEAST))
+        return magnitude if self.mode == "magnitude" else ops.log(ops.maximum(magnitude, self._LEAST))
+
+    def _arranged(self, found: Tensor) -> Tensor:
+        """Return (rows, channels, time, frequencies) in the order that was asked for."""
+        first = self.data_format == "channels_first"
+        if self.expand_dims:
+            return found if first else ops.transpose(found, (0, 2, 3, 1))
+        _, channels, times, frequencies = found.shape
+        joined = ops.reshape(ops.transpose(found, (0, 1, 3, 2)), (-1, channels * frequencies, times))
+        return joined if first else ops.transpose(joined, (0, 2, 1))

@@ -1,0 +1,255 @@
+"""Texts as numbers: split into tokens on the host, and looked up in a vocabulary."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.errors import ConfigError
+from dptrain.layers.base import Layer
+from dptrain.layers.lookups import StringLookup, on_host
+from dptrain.layers.standardization import batches_of, is_one_array
+
+Array = npt.NDArray[Any]
+Function = Callable[[Any], Any]
+_STANDARDIZE = ("lower_and_strip_punctuation", "lower", "strip_punctuation")
+_SPLIT = ("whitespace", "character")
+_MODES = ("int", "one_hot", "multi_hot", "count", "tf_idf")
+# As TensorFlow, which Keras has do this: letters and spaces of ASCII alone.
+_LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
+_PUNCTUATION = re.compile(r'[!"#$%&()\*\+,\-./:;<=>?@\[\\\]^_`{|}~\']')
+_SPACES = re.compile(r"[ \t\n\v\f\r]+")
+
+
+class TextVectorization(Layer):
+    """Texts as places of their tokens in a vocabulary, or as vectors of these.
+
+    Each text is standardised, split into tokens, and these joined to n-grams. Place 0 fills up, place 1 is that of what
+    is not known. It works on the host: call it on arrays before `fit`, in a generator or a `PyDataset`.
+
+    Args:
+        max_tokens: of the vocabulary at most, those two places counted; None for any number.
+        standardize: "lower_and_strip_punctuation", "lower", "strip_punctuation", a function of an array of texts, or
+            None.
+        split: "whitespace", "character", a function of an array of texts that returns a list of tokens for each, or
+            None for texts that are tokens.
+        ngrams: up to so many tokens in a row are one, or exactly as many as a tuple says; None for single ones.
+        output_mode: "int" (rows, tokens) int64, "multi_hot", "count" or "tf_idf" (rows, vocabulary), or "one_hot" of
+            each token.
+        output_sequence_length: of "int", to which rows are cut or filled up; by default that of the longest.
+        pad_to_max_tokens: make vectors as long as `max_tokens`.
+        vocabulary: the tokens in order; None for `adapt`, or `set_vocabulary`, which reads files.
+        idf_weights: of "tf_idf", of each token.
+        sparse: only False.
+        ragged: only False.
+        encoding: only "utf-8".
+        name: as `Layer`.
+
+    Raises:
+        ConfigError: an argument is out of range, unknown or not supported.
+    """
+
+    _takes_ids = True
+    _read = ("vocabulary_size", "has_input_vocabulary", "trainable", "dtype")
+
+    def __init__(
+        self,
+        max_tokens: int | None = None,
+        standardize: str | Function | None = "lower_and_strip_punctuation",
+        split: str | Function | None = "whitespace",
+        ngrams: int | Sequence[int] | None = None,
+        output_mode: str = "int",
+        output_sequence_length: int | None = None,
+        pad_to_max_tokens: bool = False,
+        vocabulary: Any = None,
+        idf_weights: Any = None,
+        sparse: bool = False,
+        ragged: bool = False,
+        encoding: str = "utf-8",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name=name)
+        self._refuse(sparse=sparse or None, ragged=ragged or None)
+        output_mode = {"binary": "multi_hot", "tf-idf": "tf_idf"}.get(output_mode, output_mode)
+        _check("standardize", standardize, _STANDARDIZE)
+        _check("split", split, _SPLIT)
+        if output_mode not in _MODES:
+            raise ConfigError(
+                f"Invalid value for argument `output_mode`. Expected one of {_MODES}. Received: "
+                f"output_mode={output_mode}"
+            )
+        widths = (ngrams,) if isinstance(ngrams, int) else ngrams
+        if widths is not None and (not isinstance(widths, tuple | list) or not all(isinstance(n, int) for n in widths)):
+            raise ConfigError(f"`ngrams` must be None, an integer, or a tuple of integers. Received: ngrams={ngrams}")
+        if output_sequence_length is not None and output_mode != "int":
+            raise ConfigError(
+                "`output_sequence_length` must not be set if `output_mode` is not 'int'. Received "
+                f"output_sequence_length={output_sequence_length}."
+            )
+        if output_sequence_length is not None and not isinstance(output_sequence_length, int):
+            raise ConfigError(
+                "`output_sequence_length` must be either None or an integer when `output_mode` is 'int'. Received: "
+                f"output_sequence_length={output_sequence_length}"
+            )
+        if encoding != "utf-8":
+            raise ConfigError(f"not supported: encoding={encoding!r} of TextVectorization; only 'utf-8'")
+        self.max_tokens, self.standardize, self.split = max_tokens, standardize, split
+        self.ngrams = tuple(ngrams) if isinstance(ngrams, tuple | list) else ngrams
+        self.output_mode, self.output_sequence_length = output_mode, output_sequence_length
+        self.pad_to_max_tokens, self.encoding = bool(pad_to_max_tokens), encoding
+        self.sparse = self.ragged = False
+        self._lookup = StringLookup(
+            max_tokens=max_tokens,
+            mask_token="",
+            vocabulary=vocabulary,
+            idf_weights=idf_weights,
+            output_mode=output_mode,
+            pad_to_max_tokens=pad_to_max_tokens,
+        )
+        self.built = True
+
+    @property
+    def vocabulary(self) -> list[str] | None:
+        """What is known, as the constructor takes it; None before there is any."""
+        return self._lookup.vocabulary
+
+    @property
+    def idf_weights(self) -> list[float] | None:
+        """The weights of "tf_idf" of all places."""
+        weights = self._lookup.idf_weights
+        return None if weights is None else list(weights)
+
+    def vocabulary_size(self) -> int:
+        """Return how many places there are, with those that fill up and of what is not known."""
+        return self._lookup.vocabulary_size()
+
+    def get_vocabulary(self, include_special_tokens: bool = True) -> list[str]:
+        """Return what each place stands for."""
+        return self._lookup.get_vocabulary(include_special_tokens)
+
+    def set_vocabulary(self, vocabulary: Any, idf_weights: Any = None) -> None:
+        """Set what is known; as `StringLookup.set_vocabulary`."""
+        self._lookup.set_vocabulary(vocabulary, idf_weights)
+
+    def adapt(self, data: Any, batch_size: int | None = None, steps: int | None = None) -> None:
+        """Take the vocabulary from texts: what occurs most comes first, of equal numbers what is greater.
+
+        Args:
+            data: an array or a list of texts, or an iterable of batches of them; of "tf_idf" a text is a document.
+            batch_size: without effect.
+            steps: how many batches; None for all.
+
+        Raises:
+            ConfigError: the vocabulary was given, or these are no texts.
+        """
+        counts: Counter[str] = Counter()
+        documents: Counter[str] = Counter()
+        number = 0
+        for batch in [data] if is_one_array(data) else islice(batches_of(data), steps):
+            rows = self.tokens(batch)
+            number += len(rows)
+            for row in rows:
+                counts.update(row)
+                documents.update(set(row) if self.output_mode == "tf_idf" else ())
+        self._lookup.take_most(counts, documents, number)
+
+    def tokens(self, inputs: Any) -> list[list[str]]:
+        """Return the tokens of each text.
+
+        Args:
+            inputs: texts (rows,) or (rows, 1); without `split` also tokens (rows, tokens).
+
+        Raises:
+            ConfigError: another shape, or the values are not known: inside a model.
+        """
+        texts = on_host(self, inputs)
+        if texts.dtype.kind != "U":
+            raise ConfigError(f"layer {self._display_name!r}: values of {texts.dtype.name}; expected texts")
+        texts = texts.reshape(1) if texts.ndim == 0 else texts
+        if callable(self.standardize):
+            texts = np.asarray(self.standardize(texts))
+        elif self.standardize is not None:
+            rows = [self._standardized(text) for text in texts.ravel().tolist()]
+            texts = np.array(rows, dtype=np.str_).reshape(texts.shape)
+        if self.split is None:
+            found = [[row] if isinstance(row, str) else list(row) for row in texts.tolist()]
+        else:
+            if texts.ndim > 1 and texts.shape[-1] != 1:
+                raise ConfigError(
+                    "When using `TextVectorization` to tokenize strings, the input rank must be 1 or the last shape "
+                    f"dimension must be 1. Received: inputs.shape={texts.shape} with rank={texts.ndim}"
+                )
+            found = self._split(texts.reshape(-1))
+        return [self._with_ngrams(row) for row in found]
+
+    def _standardized(self, text: str) -> str:
+        if "lower" in str(self.standardize):
+            text = text.translate(_LOWER)
+        return _PUNCTUATION.sub("", text) if "strip" in str(self.standardize) else text
+
+    def _split(self, texts: Array) -> list[list[str]]:
+        if callable(self.split):
+            return [[str(token) for token in row] for row in self.split(texts)]
+        if self.split == "character":
+            return [list(text) for text in texts.tolist()]
+        return [[token for token in _SPACES.split(text) if token] for text in texts.tolist()]
+
+    def _with_ngrams(self, tokens: list[str]) -> list[str]:
+        if self.ngrams is None:
+            return tokens
+        widths = range(1, self.ngrams + 1) if isinstance(self.ngrams, int) else self.ngrams
+        return [" ".join(tokens[at : at + n]) for n in widths for at in range(len(tokens) - n + 1)]
+
+    def __call__(self, inputs: Any) -> Any:
+        """Return places of tokens, or vectors.
+
+        Args:
+            inputs: texts (rows,) or (rows, 1), an array or a list; a single text becomes one row less.
+
+        Raises:
+            ConfigError: there is no vocabulary, or the values are not known: inside a model.
+        """
+        single = isinstance(inputs, str | bytes) or np.ndim(inputs) == 0
+        rows = self.tokens(inputs)
+        longest = max(map(len, rows), default=0)
+        length = longest if self.output_sequence_length is None else self.output_sequence_length
+        if self.output_mode in ("int", "one_hot"):
+            widest = max((len(token) for row in rows for token in row), default=1)
+            padded = np.full((len(rows), length), "", dtype=f"<U{max(widest, 1)}")
+            for row, own in zip(padded, rows, strict=True):
+                row[: len(own[:length])] = own[:length]
+            made = self._lookup(padded)
+        else:
+            made = self._lookup.counted(rows)
+        return made[0] if single else made
+
+    def _get_own_config(self) -> dict[str, Any]:
+        """Return the arguments, with the vocabulary that `adapt` found."""
+        weights = self._lookup.idf_weights
+        known = None if weights is None else list(weights[self._lookup._first_known :])
+        return super()._get_own_config() | {"vocabulary": self.vocabulary, "idf_weights": known}
+
+    def _get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments, which `trainable` is not one of."""
+        return {key: one for key, one in super()._get_config().items() if key != "trainable"}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Return the layer that `config` described.
+
+        Raises:
+            ConfigError: as `Layer.from_config`.
+        """
+        return super().from_config({key: one for key, one in config.items() if key not in cls._read})
+
+
+def _check(name: str, value: Any, known: Sequence[str]) -> None:
+    if value is not None and not callable(value) and value not in known:
+        raise ConfigError(
+            f"Unknown value for `{name}` argument of layer TextVectorization. If restricted to a string, allowed "
+            f"values are: {list(known)}, None or a function. Received: {name}={value}"
+        )
