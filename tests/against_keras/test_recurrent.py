@@ -1,0 +1,112 @@
+"""Recurrent models and masks: 200 steps from Keras' weights, in float64, and files both ways."""
+
+import numpy as np
+import pytest
+
+import dptrain as dp
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*destroy the mask information:UserWarning"),
+]
+RNG = np.random.default_rng(0)
+IDS = RNG.integers(1, 9, (45, 5)) * (np.arange(5) < RNG.integers(2, 6, (45, 1)))
+LABELS = RNG.integers(0, 3, (45, 5))
+
+
+def labelling(k):
+    """Return a model of module k (dptrain or Keras) that labels steps, with a mask up to the loss."""
+    L = k.layers
+    inputs = k.Input((5,), dtype="int32")
+    x = L.Embedding(9, 4, mask_zero=True)(inputs)
+    x = L.Bidirectional(L.LSTM(3, return_sequences=True))(x)
+    x = L.Add()([L.GRU(6, return_sequences=True)(x), x])
+    x = L.RNN([L.SimpleRNNCell(4), L.GRUCell(5, reset_after=False)], return_sequences=True)(x)
+    x = L.TimeDistributed(L.Dense(4, activation="tanh"))(x)
+    return k.Model(inputs, L.Dense(3)(x))
+
+
+def translating(k):
+    """Return a model whose decoder begins with the encoder's states."""
+    L = k.layers
+    inputs = k.Input((5,), dtype="int32")
+    embedded = L.Embedding(9, 4, mask_zero=True)(inputs)
+    _, *states = L.LSTM(4, return_state=True)(embedded)
+    x = L.LSTM(4, return_sequences=True)(embedded, initial_state=states)
+    return k.Model(inputs, L.Dense(3)(L.LayerNormalization()(x)))
+
+
+def picturing(k):
+    """Return a model of small pictures of the ids."""
+    L = k.layers
+    inputs = k.Input((5,), dtype="int32")
+    x = L.Reshape((5, 2, 3))(L.Embedding(9, 6)(inputs))
+    x = L.ConvLSTM1D(3, 2, padding="same", return_sequences=True)(x)
+    return k.Model(inputs, L.Dense(3)(L.TimeDistributed(L.Flatten())(x)))
+
+
+MODELS = {"labelling": labelling, "translating": translating, "picturing": picturing}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_two_hundred_steps(keras, name):
+    ours, theirs = MODELS[name](dp), MODELS[name](keras)
+    assert [weight.shape for weight in ours.weights] == [tuple(weight.shape) for weight in theirs.weights]
+    for k, model in ((dp, ours), (keras, theirs)):
+        loss = k.losses.SparseCategoricalCrossentropy(from_logits=True)
+        more = {"dtype": "float64", "jit_compile": False} if k is dp else {}
+        model.compile(k.optimizers.SGD(0.3, 0.5), loss, metrics=["accuracy"], **more)
+    start = [weight + 0.1 * RNG.random(weight.shape) for weight in theirs.get_weights()]
+    for model in (ours, theirs):
+        model.set_weights(start)
+    options = {"batch_size": 5, "epochs": 23, "shuffle": False, "verbose": 0}  # 9 steps each
+    mine, other = (model.fit(IDS, LABELS, **options).history for model in (ours, theirs))
+    np.testing.assert_allclose(mine["loss"], other["loss"], rtol=1e-8)
+    np.testing.assert_allclose(mine["accuracy"], other["accuracy"], rtol=1e-6)
+    for one, two in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-7, atol=1e-8)
+    np.testing.assert_allclose(
+        ours.evaluate(IDS, LABELS, batch_size=32, verbose=0), theirs.evaluate(IDS, LABELS, verbose=0), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("ending", ["keras", "h5", "weights.h5"])
+def test_files_are_read_both_ways(keras, name, ending, tmp_path):
+    ours, theirs = MODELS[name](dp), MODELS[name](keras)
+    expected = theirs.predict(IDS, verbose=0)
+    path, back = str(tmp_path / f"theirs.{ending}"), str(tmp_path / f"ours.{ending}")
+    if ending == "weights.h5":
+        theirs.save_weights(path)
+        ours.load_weights(path)
+        ours.save_weights(back)
+        again = MODELS[name](keras)
+        again.load_weights(back)
+    else:
+        theirs.save(path)
+        ours = dp.models.load_model(path)
+        ours.save(back)
+        again = keras.models.load_model(back)
+    np.testing.assert_allclose(ours.predict(IDS, verbose=0), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(again.predict(IDS, verbose=0), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_masks_of_layers_that_merge(keras):
+    """Values and masks, also where one input has none."""
+    x, other = (RNG.normal(size=(3, 4, 2)) * (RNG.random((3, 4, 1)) < 0.5) for _ in range(2))
+    for name in ("Add", "Subtract", "Average", "Multiply", "Maximum", "Minimum", "Concatenate"):
+        for second in (True, False):
+            results = []
+            for k in (dp, keras):
+                masked = [
+                    k.layers.Masking(dtype="float64")(x),
+                    k.layers.Masking(dtype="float64")(other) if second else k.ops.convert_to_tensor(other),
+                ]
+                output = getattr(k.layers, name)(dtype="float64")(masked)
+                mask = getattr(output, "_keras_mask", None)
+                results.append([np.asarray(output), None if mask is None else np.asarray(mask)])
+            np.testing.assert_allclose(results[0][0], results[1][0], err_msg=name)
+            assert (results[0][1] is None) == (results[1][1] is None), name
+            if results[1][1] is not None:
+                np.testing.assert_array_equal(results[0][1], results[1][1], err_msg=name)
