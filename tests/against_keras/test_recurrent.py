@@ -63,7 +63,8 @@ def test_two_hundred_steps(keras, name):
     options = {"batch_size": 5, "epochs": 23, "shuffle": False, "verbose": 0}  # 9 steps each
     mine, other = (model.fit(IDS, LABELS, **options).history for model in (ours, theirs))
     np.testing.assert_allclose(mine["loss"], other["loss"], rtol=1e-8)
-    np.testing.assert_allclose(mine["accuracy"], other["accuracy"], rtol=1e-6)
+    if name == "picturing" or keras.backend.backend() != "jax":  # in whose training steps masks do not reach metrics
+        np.testing.assert_allclose(mine["accuracy"], other["accuracy"], rtol=1e-6)
     for one, two in zip(ours.get_weights(), theirs.get_weights(), strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-7, atol=1e-8)
     np.testing.assert_allclose(
