@@ -9,6 +9,7 @@ from dptrain.ops.common import boolean, broadcast_shape, common_dtype, elementwi
 from dptrain.ops.elementwise import cast, floating, floor_divide, logical_not, power
 from dptrain.program.lowering import Element, HostCall
 from dptrain.program.op import Op, op
+from dptrain.program.schema import TypeName
 from dptrain.program.shapes import Shape
 from dptrain.program.tensor import Array, DType, Tensor, as_tensors
 
@@ -186,7 +187,7 @@ def _viewed_letters(shapes: Any, out: Any, attributes: Any) -> str:
     dtype=lambda x, *, dtype, itemsize: np.dtype(dtype),
     lowering=HostCall(),
 )
-def bits_as(x: Array, *, dtype: str, itemsize: int, out: Array) -> None:
+def bits_as(x: Array, *, dtype: TypeName, itemsize: int, out: Array) -> None:
     """numpy.ndarray.view."""
     out[...] = np.ascontiguousarray(x).view(out.dtype).reshape(out.shape)
 

@@ -49,7 +49,7 @@ class Op:
         *,
         of_gradient: bool = False,
     ) -> None:
-        if isinstance(source, str) and "{" not in source:  # no kernel has so little text
+        if isinstance(source, str) and source and "{" not in source:  # no kernel has so little text
             source = Path(source)
         self.reference, self.source, self.name = reference, source, reference.__name__
         self._output_shapes, self._of_gradient = output_shapes, of_gradient

@@ -70,7 +70,7 @@ def _each(function: Callable[..., Array], out: Array, *arrays: Array) -> None:
         return
     except np.linalg.LinAlgError:
         pass
-    rank = out.ndim - arrays[0].ndim + 2
+    rank = out.ndim - max(one.ndim for one in arrays) + 2
     batch = out.shape[: out.ndim - rank]
     spread = [np.broadcast_to(one, (*batch, *one.shape[-2:])) for one in arrays]
     for place in np.ndindex(batch):

@@ -22,7 +22,14 @@ from dptrain.program.tensor import NOT_TRACKED, TRAINABLE, Array, Tensor, as_ten
 from dptrain.program.views import identity
 
 
-@op(shape=broadcast_shape, letters=elementwise, dtype=first_dtype, linear="each", lowering=ViewMap(identity))
+@op(
+    shape=broadcast_shape,
+    letters=elementwise,
+    dtype=first_dtype,
+    linear="each",
+    lowering=ViewMap(identity),
+    onnx="Identity",
+)
 def with_own_gradient(x: Array) -> Array:
     """x as it is; of tensors that `custom_gradient` makes, the gradient is in what they were made of."""
     return x

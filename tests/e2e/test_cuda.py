@@ -267,8 +267,9 @@ def test_kernels_are_compiled_once_for_all_ranks(small_npz, tmp_path):
         files = {path.name for path in (cache / "kernels").iterdir()}
         cubins = {name for name in files if name.endswith(".cubin")}
         assert files == {name + ending for name in cubins for ending in ("", ".lock", ".sha256")}
-        # A program for training, and one for the validation, whatever the ranks' rows; digests of the state.
-        assert len(cubins) == 3
+        # Programs for training, for the validation and for the predictions that a confusion matrix counts, whatever the
+        # ranks' rows; digests of the state.
+        assert len(cubins) == 4
 
 
 @pytest.mark.long

@@ -7,6 +7,8 @@ import dptrain as dp
 from dptrain.errors import DataError
 from tests.unit.layers.test_embedding import EXPECTED, IDS, model
 
+pytestmark = pytest.mark.usefixtures("cuda_backend")
+
 
 @pytest.mark.parametrize(
     "ask",

@@ -206,7 +206,7 @@ class Drawing:
             raise RefusedError(str(error)) from error
         except Exception as error:  # no user should see it: a finding
             self.lines.append(f"{', '.join(names)} = {text}")
-            raise CrashedError(replace(self.case(), outputs=names, memory={})) from error
+            raise CrashedError(replace(self.case(), outputs=names)) from error
         self.lines.append(f"{', '.join(names)} = {text}")
         for name, one, value in zip(names, made, values, strict=True):
             self._note(name, one, value)
@@ -260,7 +260,7 @@ class Drawing:
             self.summed,
             self.bucket_bytes,
             self.pack,
-            self.seed,
+            seed=self.seed,
         )
 
 

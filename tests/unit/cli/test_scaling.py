@@ -212,7 +212,7 @@ def test_a_step_on_one_gpu_takes_what_its_kernels_take(hidden, batch):
     )
     model.compile("adam", "sparse_categorical_crossentropy", device="cuda")
     made = Composition(program_of(model, batch))
-    given = {one.name: Resources(168, 0, one.shared or 0) for one in loads(made)}
+    given = {one.name: Resources(128, 0, one.shared or 0) for one in loads(made)}
     kernels = predict_step(loads(made, given), GPUS[1])
     options = ScalingOptions([1], False, None, "H100", None, None, GPUS[1].peaks["FP32"], None)
     machine, _ = scaling._of_gpus(options, "float32")

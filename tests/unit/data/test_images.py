@@ -71,10 +71,7 @@ def test_keras_2_has_them_in_another_place():
         assert getattr(image, name) is getattr(dp.utils, name)
     assert dp.preprocessing.image_dataset_from_directory is dp.utils.image_dataset_from_directory
     assert dp.preprocessing.sequence.pad_sequences is dp.utils.pad_sequences
-    with pytest.raises(
-        AttributeError, match=r"not supported: preprocessing\.timeseries_dataset_from_array: Keras has it"
-    ):
-        _ = dp.preprocessing.timeseries_dataset_from_array
+    assert dp.preprocessing.timeseries_dataset_from_array is dp.utils.timeseries_dataset_from_array
 
 
 DEEP = np.array([[0, 4369, 65535], [257, 255, 32896]], np.uint16)

@@ -106,3 +106,9 @@ def test_half_precision_is_computed_in_float32():
         ops.cast(ops.inv(x), "float32").numpy(),
         ops.cast(ops.cast(ops.inv(ops.cast(x, "float32")), "bfloat16"), "float32").numpy(),
     )
+
+
+def test_one_singular_matrix_for_a_batch_of_right_sides_gives_nan():
+    solved = ops.solve(np.zeros((2, 2)), np.ones((3, 2, 1))).numpy()
+    assert solved.shape == (3, 2, 1)
+    assert np.isnan(solved).all()
