@@ -804,6 +804,22 @@ def loops(d: Drawing) -> None:
     differentiated(d)
 
 
+def attention(d: Drawing) -> None:
+    """Attention over lengths around its blocks', with and without a mask, and its gradients."""
+    targets, sources = (d.choose([1, 2, 5, 27, 28, 29, 57]) for _ in range(2))
+    heads, features = d.choose([1, 2]), d.choose([1, 3, 8, 17])
+    query = d.leaf("input", ["n", targets, heads, features], "float32", "normal")
+    key = d.leaf("input", ["n", sources, heads, features], "float32", "normal")
+    value = d.leaf("input", ["n", sources, heads, d.choose([features, 1, 4])], "float32", "normal")
+    if d.chance(0.3):
+        rows = d.choose(["n", 1])
+        mask = d.leaf("input", [rows, d.choose([1, heads]), targets, sources], "int64", "below 2")
+        d.line(f"ops.dot_product_attention({query}, {key}, {value}, mask={mask} > 0)")
+    else:
+        d.line(f"ops.dot_product_attention({query}, {key}, {value}, is_causal={d.chance(0.5)})")
+    differentiated(d)
+
+
 SITUATIONS = {
     one.__name__: one
     for one in (
@@ -829,6 +845,7 @@ SITUATIONS = {
             several_tables,
             many_steps,
             loops,
+            attention,
         ),
     )
 }
