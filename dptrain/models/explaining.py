@@ -228,15 +228,18 @@ def _on_device(model: "Model", program: PlacedProgram, rows: int) -> _OnDevice:
     options = model._device_options
     if options.get("device") == "cuda":
         from dptrain.backend.cuda.compose import Composition  # which takes no GPU
+        from dptrain.backend.cuda.generate import launched
         from dptrain.backend.cuda.providers import asked
 
         precision = options.get("precision", "float32")
         provider = asked(options.get("gemm", "dptrain"), options.get("conv", "dptrain"))
         made = Composition(program, rows, precision=precision, of_halves=_OF_HALVES, provider=provider)
         launches = [
-            ("launch" if one.threads else "call", ", ".join(function.name for function in one.functions))
-            for stage in made.stages
-            for one in stage
+            (
+                ("launch" if one.threads else "call") if times == 1 else f"{times:,} times",
+                ", ".join(function.name for function in one.functions),
+            )
+            for one, times in launched(kernel for stage in made.stages for kernel in stage)
         ]
         source, host = made.source(), [one.op.label for one in program.tensors if _is_on_host(one) and one.op]
         on_host = tuple(dict.fromkeys(host))

@@ -1,12 +1,16 @@
 """Loops and programs: a step of a loop as a program, and a program without loops, or without attention as one op."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
-from dptrain.program.body import Body, has_body
+from dptrain.program.body import Body, body_of, has_body
+from dptrain.program.gradient import topological
 from dptrain.program.lowering import Attention, Repeat, lowering_of
+from dptrain.program.operand import OPERATORS
 from dptrain.program.passes import rewritten
-from dptrain.program.program import Program
-from dptrain.program.tensor import Node, Tensor, tracing
+from dptrain.program.program import ROWS, Program
+from dptrain.program.tensor import Node, Tensor, placeholder, tracing
 
 
 def step_of(body: Body, rows: int = 0) -> Program:
@@ -72,3 +76,83 @@ def without_attention(program: Program) -> Program:
 
     with tracing():
         return rewritten(program, change)
+
+
+def with_steps_changed(program: Program, change: Callable[[Program], Program]) -> Program:
+    """Return what a change makes of a program, and in it of the steps of loops, and of theirs."""
+    attributes: dict[Node, dict[str, Any]] = {}
+
+    def of_loop(tensor: Tensor) -> Tensor:
+        if not has_body(tensor):
+            return tensor
+        if (node := tensor.node) not in attributes:
+            body = body_of(node)
+            results = list(with_steps_changed(step_of(body), change).outputs.values())
+            count = len(body.carries)
+            body = replace(body, following=tuple(results[:count]), stacked=tuple(results[count:]))
+            attributes[node] = {**node.attributes, "body": body}
+        about = attributes[node]
+        return Tensor(tensor.op, tensor.inputs, about, tensor.shape, tensor.dtype, name=tensor.name, index=tensor.index)
+
+    return rewritten(change(program), of_loop)
+
+
+def with_loops_in_memory(program: Program) -> Program:
+    """Return a program in which all that its loops take from step to step is in memory of its own.
+
+    Each carry begins with a tensor that nothing else reads, and what else goes in lies in memory whole. Each result of
+    a step is computed, and none of them twice. No two loops share a tensor of their steps.
+    """
+    loops: dict[Node, tuple[Sequence[Tensor], dict[str, Any]]] = {}
+
+    def change(tensor: Tensor) -> Tensor:
+        if not has_body(tensor):
+            return tensor
+        if (node := tensor.node) not in loops:
+            body, count = body_of(node), len(body_of(node).begun)
+            carries = [
+                *map(_copy, node.inputs[:count]),
+                *(_zeros(one) for one in body.carries[count:]),
+            ]
+            others = [one if _lies_whole(one) else _copy(one) for one in node.inputs[count:]]
+            loops[node] = [*carries, *others], {**node.attributes, "body": _of_its_own(body)}
+        inputs, attributes = loops[node]
+        return Tensor(tensor.op, inputs, attributes, tensor.shape, tensor.dtype, name=tensor.name, index=tensor.index)
+
+    return rewritten(program, change)
+
+
+def _of_its_own(body: Body) -> Body:
+    """Return the same body of other tensors, each of whose results is computed for itself; all carries have inputs."""
+    new = {one: placeholder(one.shape, one.dtype, one.name) for one in body.placeholders}
+    for one in topological(body.results):
+        if one not in new:
+            new[one] = one.with_inputs([new[read] for read in one.inputs])
+    taken: set[Tensor] = set()
+
+    def own(result: Tensor) -> Tensor:
+        made = new[result]
+        if made.op is None or has_body(made) or made in taken:
+            return _copy(made)
+        taken.add(made)
+        return made
+
+    carries, slices, captures = (tuple(map(new.__getitem__, one)) for one in (body.carries, body.slices, body.captures))
+    following, stacked = (tuple(map(own, one)) for one in (body.following, body.stacked))
+    return Body(carries, slices, captures, following, stacked, 0, body.counted)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return Tensor(OPERATORS["identity"], (tensor,), {}, tensor.shape, tensor.dtype)
+
+
+def _zeros(like: Tensor) -> Tensor:
+    attributes = {"shape": like.shape, "value": 0, "dtype": like.dtype.name}
+    return Tensor(OPERATORS["fill"], (), attributes, like.shape, like.dtype)
+
+
+def _lies_whole(tensor: Tensor) -> bool:
+    """Whether a tensor can lie in memory: neither a number of the code, nor the rows, of which each step has others."""
+    if tensor.op is not None:
+        return True
+    return tensor.variable is not None or (tensor.name != ROWS if tensor.value is None else tensor.value.size > 1)

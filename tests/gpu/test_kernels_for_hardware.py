@@ -8,14 +8,15 @@ import subprocess
 import numpy as np
 import pytest
 
+import dptrain as dp
 from dptrain import ops
 from dptrain.backend.cuda.compile import command, parse_resources
 from dptrain.backend.cuda.compose import Composition
 from dptrain.backend.cuda.generate import Kernel, source
 from dptrain.backend.cuda.sources import kernels_dir
+from dptrain.models.explaining import program_of
 from dptrain.program.dims import Dim
 from dptrain.program.program import trace
-from dptrain.program.steps import without_attention
 from tests.ops.test_convolutions_on_cuda import cnn
 from tests.ops.test_every_op_on_cuda import program_of_all
 from tests.ops.test_programs_on_cuda import mlp, shapes_program
@@ -26,7 +27,13 @@ ARCHITECTURES = ["sm_75", "sm_80", "sm_90a"]
 # What is assembled from an architecture's PTX as well, which takes a third of the time of compiling it. No kernel has
 # code of its own for these. What no other source needs more registers for than a training is compiled for one alone.
 ASSEMBLED = {"sm_80": ["sm_90", "sm_100", "sm_120"]}
-_FOR_ONE = {"every_op", "narrow_types", "sums", *(f"products_64_{one}" for one in ("float32", "tf32", "bfloat16"))}
+_FOR_ONE = {
+    "every_op",
+    "narrow_types",
+    "sums",
+    "loops",
+    *(f"products_64_{one}" for one in ("float32", "tf32", "bfloat16")),
+}
 # What every run compiles, for the architecture alone that it is named with: the kernels that need the most registers.
 SAMPLE = {
     "sm_75": {"step_float32"},
@@ -84,6 +91,22 @@ def step_of(compute="float32"):
     return mlp(np.random.default_rng(0), 784, 128, 10, 128, 60_000, compute=compute)[0]
 
 
+@functools.cache
+def recurrent():
+    """Return a training step of recurrent layers, whose loops are kernels of a step each."""
+    layers = dp.layers
+    model = dp.Sequential(
+        [
+            layers.Input((200, 64)),
+            layers.Bidirectional(layers.GRU(64, return_sequences=True)),
+            layers.LSTM(128),
+            layers.Dense(10, "softmax"),
+        ]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy", device="cpu")
+    return program_of(model, 32)
+
+
 def of_warpgroups():
     """Yield names and sources of what sm_90a alone compiles: products by warpgroups, with tiles of both widths."""
     for length, dtype in ((2048, "bfloat16"), (1024, "float16")):
@@ -104,10 +127,10 @@ def of_warpgroups():
 def sources(architecture):
     """Yield names and sources: training steps and the product of each precision that needs the most registers.
 
-    Of half precision on sm_75, the products that it computes in float32. For sm_80 also sums of all kinds, extremes of
-    narrow types, products with every tile, of the largest in every layout, and once every op. No kernel but that of
-    sm_90a has code of its own for an architecture: what one compiles without a warning all do, and what they differ in
-    is how registers are given out.
+    Of half precision on sm_75, the products that it computes in float32. For sm_80 also loops, sums of all kinds,
+    extremes of narrow types, products with every tile, of the largest in every layout, and once every op. No kernel but
+    that of sm_90a has code of its own for an architecture: what one compiles without a warning all do, and what they
+    differ in is how registers are given out.
     """
     if architecture == "sm_90a":
         yield from of_warpgroups()
@@ -115,9 +138,10 @@ def sources(architecture):
     lengths, layouts = (2048,), {"float32": ("tn",), "tf32": ("nn",), "bfloat16": ("tt",), "float16": ("nt",)}
     if architecture == "sm_80":
         lengths, layouts = (64, 512, 2048), dict.fromkeys(layouts, ("nn", "nt", "tn", "tt")) | {"float16": ("nt",)}
-        yield "every_op", apart(Composition(without_attention(program_of_all("float32")[0])))
+        yield "every_op", apart(Composition(program_of_all("float32")[0]))
         yield "narrow_types", Composition(CORPUS["extremes of narrow types"].trace()).source()
         yield "sums", Composition(shapes_program(np.random.default_rng(0), 700)[0]).source()
+        yield "loops", Composition(recurrent()).source()
     networks = {"convolutions": {"strides": 2}, "normalized": {"strides": 2, "normal": True}}
     for precision, (name, options) in itertools.product(("float32", "tf32"), networks.items()):
         of_images, _ = cnn(np.random.default_rng(0), (28, 28, 1), (32, 64), 10, 128, 200, **options)

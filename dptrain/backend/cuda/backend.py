@@ -36,7 +36,6 @@ from dptrain.errors import ConfigError, DataError, DeviceError
 from dptrain.program.absent_rows import OUTSIDE
 from dptrain.program.hand_overs import Link
 from dptrain.program.program import Program
-from dptrain.program.steps import unrolled, without_attention
 from dptrain.program.tensor import Variable
 
 # Types that kernels read.
@@ -231,8 +230,7 @@ class CudaBackend(Backend):
             provider = self.choices.provider if self.libraries else None
             while len(kept) >= _KEPT_COMPOSITIONS:
                 kept.pop(next(iter(kept)))
-            plain = without_attention(unrolled(program))
-            kept[key] = Composition(plain, rows, first_row, alone=alone, provider=provider, **products)
+            kept[key] = Composition(program, rows, first_row, alone=alone, provider=provider, **products)
         return kept[key]
 
     def prepare(self, program: Program, rows: int, first_row: int = 0, *, alone: bool = True) -> None:

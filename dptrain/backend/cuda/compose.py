@@ -6,9 +6,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from dptrain.backend.cuda.generate import Function, Generator, Kernel, Local, kernels, names_of, run_fields, source
+from dptrain.backend.cuda.generate import (
+    Function,
+    Generator,
+    Kernel,
+    Local,
+    kernels,
+    names_of,
+    run_fields,
+    source,
+    with_steps,
+)
 from dptrain.backend.cuda.groups import Group, Grouping, factors_of
+from dptrain.backend.cuda.loops import CARRY_PLACES, Address, LoopCall
 from dptrain.backend.cuda.providers import Problem, Provider, is_product, problem_of, with_providers
+from dptrain.program.body import body_of, has_body
+from dptrain.program.body import with_steps as with_tensors_of_steps
 from dptrain.program.memory import Access, Plan, in_place, nbytes, plan
 from dptrain.program.mesh import ALL_REDUCE
 from dptrain.program.messages import stages
@@ -16,10 +29,11 @@ from dptrain.program.operand import OPERATORS
 from dptrain.program.passes import with_precision, without_ranks
 from dptrain.program.places import NOWHERE
 from dptrain.program.program import Program
+from dptrain.program.steps import step_of, with_loops_in_memory, with_steps_changed, without_attention
 from dptrain.program.tensor import Tensor
 
 # Kinds of groups that stay where they are.
-_OWN_LAUNCH = ("product", "call")
+_OWN_LAUNCH = ("product", "call", "loop")
 # Elements from which on an int is too short for indices, which run a little past the end.
 _WIDE = 2**30
 # Kernels that are compiled as one text: a text takes about 0.5 s before the first, and each 0.2 to 0.4 s.
@@ -71,6 +85,7 @@ class Composition:
         notes_rows: kernels note rows that are asked for and that a table does not have.
         wide_index: there are more elements than an int can count.
         in_place: updates that are written over the old values by what makes them, kernels or messages.
+        last_carries: values of loops that lie where a carry has lain, and at which of its places.
         plan: where intermediate results lie, and scratch memory by the names of function and argument.
 
     Raises:
@@ -90,12 +105,12 @@ class Composition:
     ) -> None:
         # Not without repeats: numbers that are equal in one run differ in another that is to share its kernels.
         program = without_ranks(program) if alone else program
-        program = with_precision(program, precision, of_halves)
         self.sizes = _local(program, rows, first_row)
-        if provider is not None:
-            program = with_providers(program, provider, self.sizes.count, factors_of)
-        program = self.program = _with_own_results(program)
-        tensors = [*program.inputs.values(), *program.state.values(), *program.tensors]
+        lower = partial(_lowered, precision=precision, of_halves=of_halves, provider=provider, sizes=self.sizes)
+        program = self.program = _with_own_results(with_steps_changed(program, lower))
+        tensors = list(
+            dict.fromkeys(with_tensors_of_steps([*program.inputs.values(), *program.state.values(), *program.tensors]))
+        )
         self.wide_index = max((self.sizes.count(one.shape) for one in tensors), default=0) >= _WIDE
         grouping = Grouping(program)
         messages = [stage.messages for stage in stages(program)]
@@ -106,8 +121,8 @@ class Composition:
         labels |= {one: f"new {variable.path}" for variable, one in program.updates.items()}
         names = names_of(tensors, labels)
         names |= {part: f"part_of_{names[one]}" for one, part in grouping.parts.items() if part not in names}
-        generator = Generator(grouping, self.sizes, self.stored, names)
-        functions = {group: generator.function(group) for group in grouping.groups}
+        self.last_carries: dict[Tensor, tuple[Tensor, int]] = {}
+        functions, generator = self._functions(grouping, self.stored, names, {}, 0)
         self.in_place = self._replaced(functions, messages, grouping.parts)
         readers: dict[Tensor, set[Group]] = {}
         for group, function in functions.items():
@@ -131,12 +146,47 @@ class Composition:
                 function.overlapping |= {new, old[new]}
         _order(grouping.groups, grouping.early, set(grouping.parts.values()))
         self.counts_steps = any("step" in one.needs for one in functions.values())
-        self.notes_rows = any("outside" in one.needs for one in functions.values())
         self.stages = _stages(grouping, functions, self.counts_steps)
+        self.notes_rows = any("outside" in one.needs for kernel in self._kernels for one in kernel.functions)
         self.messages = [
             _messages(found, grouping.parts, kernels) for found, kernels in zip(messages, self.stages, strict=True)
         ]
-        self.plan = self._plan()
+        self.plan = self._plan(self.stages, self.messages, self.stored - self._elsewhere)
+
+    def _functions(
+        self,
+        grouping: Grouping,
+        stored: set[Tensor],
+        names: dict[Tensor, str],
+        addresses: Mapping[Tensor, Address],
+        depth: int,
+    ) -> tuple[dict[Group, Function], Generator]:
+        """Return the functions of groups, and what makes them, within so many loops."""
+        generator = Generator(grouping, self.sizes, stored, names, addresses)
+        functions = {group: generator.function(group) for group in grouping.groups}
+        for group, function in functions.items():
+            if group.kind == "loop":
+                function.call = self._loop(list(group.roles), names, addresses, depth)
+        return functions, generator
+
+    def _loop(
+        self, values: Sequence[Tensor], names: dict[Tensor, str], around: Mapping[Tensor, Address], depth: int
+    ) -> LoopCall:
+        """Return the steps of a loop, of which these values are read."""
+        call = LoopCall(values[0].node, (f"slice_{depth}", f"now_{depth}", f"next_{depth}"))
+        self.last_carries |= call.last_carries(values)
+        addresses = call.addresses(values, names, around)
+        body = body_of(call.node)
+        numbers = {*range(len(body.carries)), *(one.index for one in values)}
+        step = step_of(body, self.program.rows)
+        step = replace(step, outputs={name: one for name, one in step.outputs.items() if int(name) in numbers})
+        grouping = Grouping(step)
+        stored = {one for one in {*step.results, *grouping.used} if one in grouping.anchors}
+        functions, _ = self._functions(grouping, stored, names, addresses, depth + 1)
+        _order(grouping.groups, set(), set())
+        (call.kernels,) = _stages(grouping, functions, steps=False)
+        call.plan = self._plan([call.kernels], [[]], stored - addresses.keys())
+        return call
 
     def source(self) -> str:
         """Return the C++ of all kernels."""
@@ -158,7 +208,8 @@ class Composition:
 
     @property
     def _kernels(self) -> list[Kernel]:
-        return [kernel for stage in self.stages for kernel in stage]
+        """All of them, with those of the steps of loops."""
+        return list(with_steps(kernel for stage in self.stages for kernel in stage))
 
     def _replaced(
         self,
@@ -190,52 +241,77 @@ class Composition:
             group.after = {of_kernels[one] for one in kernel.after}
         return replaced.keys()
 
-    def _plan(self) -> Plan:
-        """Return where intermediate results and scratch lie; results and all-reduces have memory of their own."""
+    @property
+    def _elsewhere(self) -> set[Tensor]:
+        """What has memory of its own: results, and what all-reduces sum."""
         sums = (one for messages in self.messages for message in messages if message.is_sum for one in message.results)
-        elsewhere = {*self.targets, *self.program.outputs.values(), *sums}
-        sizes: dict[Any, int] = {one: nbytes(one, self.sizes.rows) for one in self.stored - elsewhere}
-        found: list[Access] = []
-        for stage, messages in zip(self.stages, self.messages, strict=True):
-            moved = [(one.after, Access(set(one.parts), one.results)) for one in messages if not one.is_sum]
+        return {*self.targets, *self.program.outputs.values(), *sums}
+
+    def _plan(
+        self, stages: Sequence[Sequence[Kernel]], messages: Sequence[Sequence[Message]], stored: Set[Tensor]
+    ) -> Plan:
+        """Return where intermediate results and scratch lie, within that of loops the memory of their steps."""
+        loops = [kernel.loop for stage in stages for kernel in stage if kernel.loop is not None]
+        carries = {one for loop in loops for one in loop.first_carries}
+        rows, sizes, found = self.sizes.rows, dict[Any, int](), list[Access]()
+        for one in stored - self.last_carries.keys():
+            sizes[one] = nbytes(one, rows) * (CARRY_PLACES if one in carries else 1)
+        for stage, sent in zip(stages, messages, strict=True):
+            moved = [(one.after, Access(set(one.parts), one.results)) for one in sent if not one.is_sum]
             found += [one for after, one in moved if after == 0]
             for number, kernel in enumerate(stage, 1):
-                named = {tensor: None for one in kernel.functions for tensor in one.pointers}
-                scratch = {
+                own = [self.last_carries.get(one, (one,))[0] for each in kernel.functions for one in each.pointers]
+                scratch: dict[Any, int] = {
                     (function.name, one.name): one.value
                     for function in kernel.functions
                     for one in function.arguments
                     if "*" in one.kind and one.value and one.name != "arrived"
                 }
-                found.append(Access(named.keys(), [*named, *scratch]))
+                if kernel.loop is not None:
+                    scratch[kernel.loop] = kernel.loop.plan.size
+                found.append(Access(set(own), [*dict.fromkeys(own), *scratch]))
                 sizes |= scratch
                 # From here on it is on its way, on streams of its own, beside the stage's other kernels.
                 found += [one for after, one in moved if after == number]
             found += [one for _, one in moved]
-        return plan(found, sizes, ALIGNMENT)
+        made = plan(found, sizes, ALIGNMENT)
+        offsets = dict(made.offsets)
+        for loop in [one for one in offsets if isinstance(one, LoopCall)]:
+            start = offsets.pop(loop)
+            offsets |= {one: start + within for one, within in loop.plan.offsets.items()}
+        return replace(made, offsets=offsets)
 
 
 def problems(program: Program, rows: int, *, precision: str, of_halves: str) -> list[Problem]:
     """Return the products and convolutions of a program that a library could be asked for; see `Composition`."""
-    program = with_precision(without_ranks(program), precision, of_halves)
+    program = with_steps_changed(without_ranks(program), lambda one: with_precision(one, precision, of_halves))
     count = _local(program, rows, 0).count
 
     def problem(one: Tensor) -> Problem:
         (_, transposed_a), (_, transposed_b) = factors_of(one)
         return problem_of(one, (transposed_a, transposed_b), count)
 
-    return [problem(one) for one in program.tensors if is_product(one)]
+    return [problem(one) for one in dict.fromkeys(with_tensors_of_steps(program.tensors)) if is_product(one)]
+
+
+def _lowered(program: Program, precision: str, of_halves: str, provider: Provider | None, sizes: Local) -> Program:
+    """Return a program in which each op says how it is computed."""
+    program = with_precision(without_attention(program), precision, of_halves)
+    if provider is not None:
+        program = with_providers(program, provider, sizes.count, factors_of)
+    return with_loops_in_memory(program)
 
 
 def _with_own_results(program: Program) -> Program:
     """Return a program whose results are all computed, and none of them twice.
 
-    A sum over the ranks is copied as well: it lies in its message, not where a result is read.
+    A sum over the ranks is copied as well, and so is a loop's last carry: they do not lie where a result is read.
     """
     taken: set[Tensor] = set()
 
     def own(one: Tensor) -> Tensor:
-        if one.op is not None and one.op is not ALL_REDUCE and one not in taken:
+        lies_elsewhere = one.op is ALL_REDUCE or (has_body(one) and one.index < len(body_of(one).carries))
+        if one.op is not None and not lies_elsewhere and one not in taken:
             taken.add(one)
             return one
         return Tensor(OPERATORS["identity"], (one,), {}, one.shape, one.dtype)
@@ -315,6 +391,8 @@ def _replaces(group: Group, function: Function, new: Tensor, old: Tensor) -> boo
     """Whether no thread of a group reads elements of the old value that another one replaces."""
     read = function.reads.get(old, set())
     role = group.roles[new]
+    if group.kind == "loop":
+        return not read
     if role == "final" and not group.by_column:
         return None not in read  # all have read when the last block begins
     if group.kind == "rows" and function.places[new] == NOWHERE:

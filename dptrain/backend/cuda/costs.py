@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from dptrain.backend.cuda.compile import Resources
 from dptrain.backend.cuda.compose import Composition
-from dptrain.backend.cuda.generate import Function, Kernel, blocks_of
+from dptrain.backend.cuda.generate import Function, Kernel, blocks_of, launched
 from dptrain.backend.cuda.roofline import GPUS, Bound, Load, Unit, blocks_per_processor, predict, predict_step
 from dptrain.backend.cuda.sources import kernels_dir
 from dptrain.program.explain import flops
@@ -25,26 +25,27 @@ _BY_ELEMENT = (Element, Gather, Insert, Join, ViewMap)
 _MARKS: dict[Bound, str] = {"launch": "L", "memory": "M", "FP32": "F", "TF32": "T", "half": "H", "blocks": "B"}
 LEGEND = (
     "read, written: bytes of global memory, k = 1,000; ops: floating-point operations; regs, spill: of a",
-    "thread; /SM: blocks that a multiprocessor of an H100 holds at once. Times are in us, beside what",
-    "takes most of them: L launch latency, M global memory, B too few blocks to fill the GPU, F",
-    "arithmetic in FP32, T in TF32 or H in half precision on tensor cores. GPUs are SXM modules; the A100",
-    "has 80 GB.",
+    "thread; /SM: blocks that a multiprocessor of an H100 holds at once; times: launches in a step, where",
+    "loops have several: a line tells of one. Times are in us, beside what takes most of them: L launch",
+    "latency, M global memory, B too few blocks to fill the GPU, F arithmetic in FP32, T in TF32 or H in",
+    "half precision on tensor cores. GPUs are SXM modules; the A100 has 80 GB.",
 )
 _STEPS = ("", "k", "M", "G", "T", "P")
 
 
 def loads(made: Composition, resources: Mapping[str, Resources] | None = None) -> list[Load]:
-    """Return what the kernels of a step ask of a GPU, in their order.
+    """Return what the kernels of a step ask of a GPU, in their order, those of loops once.
 
     Args:
         made: the kernels.
         resources: what the compiler gives each of them, by name, as far as that is known.
     """
     known = resources or {}
-    return [_load(kernel, made, known.get(kernel.name)) for stage in made.stages for kernel in stage]
+    kernels = launched(kernel for stage in made.stages for kernel in stage)
+    return [_load(kernel, times, made, known.get(kernel.name)) for kernel, times in kernels]
 
 
-def _load(kernel: Kernel, made: Composition, own: Resources | None) -> Load:
+def _load(kernel: Kernel, times: int, made: Composition, own: Resources | None) -> Load:
     read = written = 0
     operations: Counter[Unit] = Counter()
     for function in kernel.functions:
@@ -73,6 +74,7 @@ def _load(kernel: Kernel, made: Composition, own: Resources | None) -> Load:
         read,
         written,
         {unit: count for unit, count in operations.items() if count},
+        times,
     )
 
 
@@ -179,12 +181,12 @@ def table(found: Sequence[Load], measured: Mapping[str, Sequence[float]] | None 
     """
     others = {name: list(seconds) for name, seconds in (measured or {}).items()}
     heads = ["", "blocks", "thr", "shared", "regs", "spill", "/SM", "read", "written", "ops"]
+    heads += ["times"] if any(one.times > 1 for one in found) else []
     rows = [[*heads, *(f"{gpu.name}  " for gpu in GPUS), *others]]
     for number, one in enumerate(found):
         times = [f"{_microseconds(made.seconds)} {_MARKS[made.bound]}" for made in (predict(one, gpu) for gpu in GPUS)]
-        rows.append(
-            [*_of_load(one, number + 1), *times, *(_microseconds(all_of[number]) for all_of in others.values())]
-        )
+        own = [*_of_load(one, number + 1), short(one.times)][: len(heads)]
+        rows.append([*own, *times, *(_microseconds(all_of[number]) for all_of in others.values())])
     totals = [predict_step(found, gpu) for gpu in GPUS]
     empty = [""] * (len(heads) - 1)
     rows.append(["step", *empty, *(f"{_microseconds(one)}  " for one in totals), *map(_total, others.values())])

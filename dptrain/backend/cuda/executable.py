@@ -21,9 +21,18 @@ import numpy as np
 from dptrain.backend.cuda.compile import compiled_text, kernel_cache
 from dptrain.backend.cuda.compose import ALIGNMENT, Message
 from dptrain.backend.cuda.device import cuda
-from dptrain.backend.cuda.generate import Function, Kernel, OwnCall, arguments_of, blocks_of
+from dptrain.backend.cuda.generate import (
+    Function,
+    Kernel,
+    LibraryCall,
+    OwnCall,
+    arguments_of,
+    blocks_of,
+    with_steps,
+)
 from dptrain.backend.cuda.graphs import steps_in_graph
 from dptrain.backend.cuda.links import LinkedMessage, LinkedMove, LinkedSum
+from dptrain.backend.cuda.loops import LoopCall
 from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory, Pinned
 from dptrain.backend.cuda.own import HostLaunch, own_launch
 from dptrain.backend.cuda.packs import RunTable, Starts
@@ -118,8 +127,9 @@ class CudaExecutable:
         # Only where there are messages: without any, not all ranks may have come here.
         self._links = backend.links(comm) if comm is not None and comm.size > 1 and any(made.messages) else None
         self.source = made.source()
-        flat = [kernel for stage in made.stages for kernel in stage]
-        self._allocate(flat)
+        flat = list(with_steps(kernel for stage in made.stages for kernel in stage))
+        self._functions = [function for kernel in flat for function in kernel.functions]
+        self._allocate()
         self._bind_inputs(made.program, arrays)
         named = self._of_run()
         self._row = np.array([named[name] for name in made.fields], np.uint64)
@@ -131,7 +141,7 @@ class CudaExecutable:
 
     # Memory
 
-    def _allocate(self, flat: Sequence[Kernel]) -> None:
+    def _allocate(self) -> None:
         """Give tensors, scratch and counters their memory."""
         backend, program = self.backend, self._made.program
         backend.adopt(program.state)
@@ -141,14 +151,13 @@ class CudaExecutable:
         self._pointers |= {one: backend.state.array(variable).pointer for one, variable in self._made.targets.items()}
         self._memories: list[DeviceMemory] = []
         self._results = self._placed(list(dict.fromkeys(program.outputs.values())), "outputs")
-        functions = [function for kernel in flat for function in kernel.functions]
-        constants = [one for function in functions for one in function.pointers if one.value is not None]
+        constants = [one for function in self._functions for one in function.pointers if one.value is not None]
         known = self._placed(list(dict.fromkeys(constants)), "constants")
         for one, buffer in known.items():
             backend.write(buffer, np.asarray(one.value))
         sent = [one for messages in self._made.messages for one in messages]
         sums = {one: self._sum(one) for one in sent if one.is_sum}
-        waits = [(function.name, one) for function in functions for one in function.arguments if one.name == "arrived"]
+        waits = [(own.name, one) for own in self._functions for one in own.arguments if one.name == "arrived"]
         starts = in_a_row(one.value for _, one in waits)
         self._counters = backend.zeros((max(starts[-1], 1),), np.uint8, "counters")
         self._scratch = {
@@ -162,6 +171,8 @@ class CudaExecutable:
                 self._pointers[key] = self._arena.pointer + start
             else:
                 self._scratch[key] = self._arena.pointer + start
+        for value, (first, place) in self._made.last_carries.items():
+            self._pointers[value] = self._pointers[first] + place * nbytes(first, self._rows)
         travels = sums | (self._moves() if self._links is None else self._linked_moves())
         self._messages = [travels[one] for one in sent]
         linked = [one for one in self._messages if isinstance(one, LinkedMessage)]
@@ -283,47 +294,27 @@ class CudaExecutable:
 
     def _load(self) -> Hashable:
         """Compile the kernels, and prepare their launches; return the pack key."""
-        backend, sizes = self.backend, self._sizes
-        gpu = backend.gpu_record
+        backend, gpu = self.backend, self.backend.gpu_record
         texts = self._made.sources()
         backend.compile_ahead(list(texts)[1:])
         cubins = {text: compiled_text("program", text, gpu.architecture) for text in texts}
-        batch = (sizes.rows, sizes.first_row, sizes.global_rows)
-        index = "q" if self._made.wide_index else "i"
         self._stages: list[list[_Launches]] = []
         self._on_host = 0
         alike: list[Hashable] = [one.path for one in cubins.values()]
-        is_generated = True
         numbers = iter(range(len(self._messages)))
         try:
             modules = {own.name: gpu.module(cubins[text]) for text, kernels in texts.items() for own in kernels}
+            self._prepared = {
+                own.name: self._prepare(own, modules[own.name]) for kernels in texts.values() for own in kernels
+            }
             for stage, messages in zip(self._made.stages, self._made.messages, strict=True):
                 own: list[Launch] = []
-                alone: list[int] = []  # the numbers, from 1, of launches that are the host's
                 counts = [0]  # of launches, after so many kernels
                 for kernel in stage:
-                    if not kernel.threads:
-                        for call in self._calls(kernel):
-                            own.append(partial(_call_alone, call))
-                            if isinstance(call, HostLaunch):  # which no graph can hold
-                                alone.append(len(own))
-                        is_generated = False
-                        counts.append(len(own))
-                        continue
-                    named = self._arguments(kernel)
-                    given = arguments_of(kernel)
-                    letters = "P" + index * 3 + "".join("q" if "long long" in kind else "i" for kind, _ in given)
-                    values = *batch, *(named[name] for _, name in given)
-                    blocks = sum(blocks_of(one, kernel.threads) for one in kernel.functions)
-                    if blocks:
-                        prepared = modules[kernel.name].get_function(kernel.name)
-                        prepared.prepare(letters)
-                        if not gpu.allow_shared(prepared, kernel.dynamic):
-                            raise DeviceError(f"{gpu.name}: gives no block {kernel.dynamic:,} bytes of shared memory")
-                        call = partial(prepared.prepared_async_call, shared_size=kernel.dynamic)
-                        own.append(partial(_launch, call, blocks, kernel.threads, backend.stream, values))
-                        alike.append((kernel.name, blocks, values))
+                    own += self._launches_of(kernel, {}, alike)
                     counts.append(len(own))
+                # the numbers, from 1, of launches that are the host's, which no graph can hold
+                alone = [number for number, one in enumerate(own, 1) if _is_of_host(one)]
                 after = [counts[one.after] for one in messages]
                 if self._links is not None:  # one without rows launches less: they leave in one order on all
                     after = list(accumulate(after, max))
@@ -335,7 +326,48 @@ class CudaExecutable:
             ) from error
         if self._queues_messages:
             self._stages = [[_Launches(self._whole_step(), [])]]
+        is_generated = all(one.call is None or isinstance(one.call, LoopCall) for one in self._functions)
         return tuple(alike) if is_generated and not self._messages else None
+
+    def _prepare(self, kernel: Kernel, module: Any) -> Callable[..., None] | None:
+        """Return what launches a generated kernel; None where it has no blocks."""
+        gpu, index = self.backend.gpu_record, "q" if self._made.wide_index else "i"
+        letters = "P" + index * 3 + "".join("q" if "long long" in kind else "i" for kind, _ in arguments_of(kernel))
+        if not sum(blocks_of(one, kernel.threads) for one in kernel.functions):
+            return None
+        prepared = module.get_function(kernel.name)
+        prepared.prepare(letters)
+        if not gpu.allow_shared(prepared, kernel.dynamic):
+            raise DeviceError(f"{gpu.name}: gives no block {kernel.dynamic:,} bytes of shared memory")
+        return partial(prepared.prepared_async_call, shared_size=kernel.dynamic)
+
+    def _launches_of(self, kernel: Kernel, counters: Mapping[str, int], alike: list[Hashable]) -> list[Launch]:
+        """Return the launches of a kernel.
+
+        Args:
+            kernel: to be launched.
+            counters: the numbers of the steps of loops around it, by name.
+            alike: is told what executables have in common that are a pack; of the steps of a loop, once.
+        """
+        if kernel.loop is not None:
+            found = list[Launch]()
+            alike.append((kernel.name, kernel.loop.length, kernel.loop.is_reverse))
+            for number, step in enumerate(kernel.loop.steps()):
+                told = alike if number == 0 else []
+                found += [
+                    one for each in kernel.loop.kernels for one in self._launches_of(each, {**counters, **step}, told)
+                ]
+            return found
+        if not kernel.threads:
+            return [partial(_call_alone, call) for call in self._calls(kernel, counters)]
+        call = self._prepared[kernel.name]
+        if call is None:
+            return []
+        sizes, named = self._sizes, {**self._arguments(kernel), **counters}
+        values = sizes.rows, sizes.first_row, sizes.global_rows, *(named[name] for _, name in arguments_of(kernel))
+        blocks = sum(blocks_of(one, kernel.threads) for one in kernel.functions)
+        alike.append((kernel.name, blocks, values))
+        return [partial(_launch, call, blocks, kernel.threads, self.backend.stream, values)]
 
     @property
     def _queues_messages(self) -> bool:
@@ -352,23 +384,31 @@ class CudaExecutable:
             found += [partial(_call_alone, self._messages[one].finish) for part in stage for one in part.ready]
         return found
 
-    def _calls(self, kernel: Kernel) -> list[Callable[[], None]]:
-        """Return what is called where no generated kernel is launched."""
+    def _calls(self, kernel: Kernel, counters: Mapping[str, int]) -> list[Callable[[], None]]:
+        """Return what is called where no generated kernel is launched, at a step of the loops around it."""
         (function,) = kernel.functions
         call = function.call
         if isinstance(call, OwnCall):
-            return self._own_call(function, call)
-        assert call is not None
+            return self._own_call(function, call, counters)
+        assert isinstance(call, LibraryCall)
         library, count = self.backend.libraries[call.problem.kind], 1
         if call.problem.kind == "gemm":
             count = call.problem.sizes[2]
-        starts = [self._pointers[one] for one in call.tensors]
+        starts = [self._pointer(function, one, counters) for one in call.tensors]
         return [
             library.prepared(call.problem, *(start + n * step for start, step in zip(starts, call.steps, strict=True)))
             for n in range(count)
         ]
 
-    def _own_call(self, function: Function, call: OwnCall) -> list[Callable[[], None]]:
+    def _pointer(self, function: Function, tensor: Tensor, counters: Mapping[str, int]) -> int:
+        """Return where a function finds a tensor at a step of the loops around it."""
+        at = function.addresses.get(tensor)
+        if at is None:
+            return self._pointers[tensor]
+        elements = sum(counters[counter] * self._sizes.count(shape) for counter, shape in at.terms)
+        return self._pointers[at.base] + elements * tensor.dtype.itemsize
+
+    def _own_call(self, function: Function, call: OwnCall, counters: Mapping[str, int]) -> list[Callable[[], None]]:
         """Return the launch of a user's kernel, or the call of the host's function.
 
         Raises:
@@ -380,7 +420,7 @@ class CudaExecutable:
         assert tensor.op is not None
 
         def buffer(one: Tensor) -> DeviceArray:
-            return DeviceArray(memory, self._pointers[one], self._shape(one), one.dtype)
+            return DeviceArray(memory, self._pointer(function, one, counters), self._shape(one), one.dtype)
 
         numbers = tensor.op.local_attributes(tensor, self._rows, self._sizes.first_row)
         if isinstance(user, HostCall):
@@ -412,8 +452,8 @@ class CudaExecutable:
         named = {"starts": self._starts.pointer, "step": self._number.pointer}
         if self._made.notes_rows:
             named["outside"] = self.backend.outside.pointer
-        for function in (one for stage in self._made.stages for kernel in stage for one in kernel.functions):
-            named |= {name: self._pointers[one] for one, name in function.pointers.items()}
+        for function in self._functions:
+            named |= {name: self._pointers[one] for one, name in function.fields.items()}
             named |= {name: int.from_bytes(one.tobytes(), sys.byteorder) for name, one in function.numbers.items()}
             for one in function.arguments:
                 if "*" in one.kind:
@@ -545,6 +585,11 @@ def _launch(
 def _call_alone(call: Callable[[], None], table: RunTable, runs: int) -> None:
     assert runs == 1, "what no generated kernel computes is never part of a pack"
     call()
+
+
+def _is_of_host(launch: Launch) -> bool:
+    """Whether the host computes, which no graph can hold."""
+    return isinstance(launch, partial) and isinstance(launch.args[0], HostLaunch)
 
 
 def _cut(launches: list[Launch], ready: Sequence[tuple[int, int]], alone: Sequence[int]) -> list[_Launches]:

@@ -10,7 +10,7 @@ given an array of them: the second dimension of the grid counts the runs that ar
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 from dptrain.backend.cuda.convolutions import implicit
 from dptrain.backend.cuda.expressions import Quads, Writer, join_of, join_type
 from dptrain.backend.cuda.groups import Group, Grouping, Places, factors_of
+from dptrain.backend.cuda.loops import Address, LoopCall
 from dptrain.backend.cuda.products import COLUMNS_FAN, ProductPlan, product_plan, tree_levels
 from dptrain.backend.cuda.providers import Problem, is_by_library, is_product, matrices, problem_of
 from dptrain.program.cpp import Ex, cast, ctype, extents
@@ -133,6 +134,7 @@ class Function:
         resident: blocks that a multiprocessor is to hold at once, for which nvcc saves registers.
         shared: bytes of shared memory, in C++.
         dynamic: the same as a number, where they are more than a kernel has without asking; else 0.
+        addresses: of tensors whose place differs from step to step of a loop.
         call: what is called instead of a generated kernel.
     """
 
@@ -153,7 +155,8 @@ class Function:
     resident: int = 1
     shared: str = str(_SHARED)
     dynamic: int = 0
-    call: LibraryCall | OwnCall | None = None
+    addresses: dict[Tensor, Address] = field(default_factory=dict)
+    call: LibraryCall | OwnCall | LoopCall | None = None
 
     @property
     def signature(self) -> list[tuple[str, str]]:
@@ -171,6 +174,12 @@ class Function:
         numbers = [(ctype(one.dtype) + " ", name) for name, one in self.numbers.items()]
         return [*tensors, *step, *((one.kind + " ", one.name) for one in self.arguments), *numbers]
 
+    @property
+    def fields(self) -> dict[Tensor, str]:
+        """Names of the fields of a `Run` by the tensors to which these point."""
+        found = self.pointers.items()
+        return dict((at.base, at.name) if (at := self.addresses.get(one)) else (one, name) for one, name in found)
+
 
 class Generator:
     """Writes the functions of a program.
@@ -180,10 +189,19 @@ class Generator:
         sizes: of the batch.
         stored: which anchors are kept in memory.
         names: what tensors are called.
+        addresses: of those whose place differs from step to step of a loop.
     """
 
-    def __init__(self, grouping: Grouping, sizes: Local, stored: set[Tensor], names: dict[Tensor, str]) -> None:
+    def __init__(
+        self,
+        grouping: Grouping,
+        sizes: Local,
+        stored: set[Tensor],
+        names: Mapping[Tensor, str],
+        addresses: Mapping[Tensor, Address],
+    ) -> None:
         self._grouping, self._sizes, self._stored, self._names = grouping, sizes, stored, names
+        self._addresses = addresses
 
     def function(self, group: Group) -> Function:
         """Return the function of a group."""
@@ -207,6 +225,7 @@ class Generator:
         made.body = _used(writer.lines)
         made.needs |= writer.needs
         made.reads = {one: set(texts) for one, texts in writer.loads.items()} | made.reads
+        made.addresses = {one: self._addresses[one] for one in made.pointers if one in self._addresses}
         return made
 
     # Kinds
@@ -592,6 +611,13 @@ class Generator:
         made.arguments.append(Argument("char *", "others", end))
         made.call = OwnCall(tensor, others)
 
+    def _loop(self, made: Function, group: Group, w: Writer, places: Places) -> None:
+        """What its steps are is said by who composes a program."""
+        for one in next(iter(group.roles)).inputs:
+            w.pointer(one)
+        for one in group.roles:
+            self._target(made, w, one, None)
+
     # Sums over all elements, which the last block ends
 
     def _begin_sums(self, w: Writer, sums: Sequence[Tensor], columns: int | None = None) -> None:
@@ -694,6 +720,29 @@ class Kernel:
         """Bytes of dynamic shared memory that it is launched with."""
         return max(one.dynamic for one in self.functions)
 
+    @property
+    def loop(self) -> LoopCall | None:
+        """The loop that it is, if it is one."""
+        call = self.functions[0].call
+        return call if isinstance(call, LoopCall) else None
+
+
+def with_steps(kernels: Iterable[Kernel]) -> Iterator[Kernel]:
+    """Yield kernels, and those of the steps of loops among them, once."""
+    for one in kernels:
+        yield one
+        if one.loop is not None:
+            yield from with_steps(one.loop.kernels)
+
+
+def launched(kernels: Iterable[Kernel], times: int = 1) -> Iterator[tuple[Kernel, int]]:
+    """Yield what is launched, with how often: kernels of the steps of loops as often as there are steps."""
+    for one in kernels:
+        if one.loop is None:
+            yield one, times
+        else:
+            yield from launched(one.loop.kernels, times * one.loop.length)
+
 
 def kernels(levels: Sequence[Sequence[Function]]) -> list[Kernel]:
     """Return the kernels of one stage: those of a level are independent, and share launches where they can.
@@ -788,7 +837,10 @@ def source(found: Sequence[Kernel], wide_index: bool, fields: Mapping[str, str] 
             "    int block = blockIdx.x;",
         ]
         for one in kernel.functions:
-            own = (f"run.{name}" if _is_of_run(one, kind, name) else name for kind, name in called(one))
+            own = (
+                f"run.{name}{offset}" if _is_of_run(one, kind, name) else name
+                for (kind, name), offset in zip(called(one), _offsets(one), strict=True)
+            )
             passed = ["shared", "block", *SIZES, *own]
             text += [
                 f"    if (block < blocks_{one.name}) {{",
@@ -803,8 +855,15 @@ def source(found: Sequence[Kernel], wide_index: bool, fields: Mapping[str, str] 
 
 def called(function: Function) -> list[tuple[str, str]]:
     """Return types and names of what kernels call a function with."""
-    shared = {*function.pointers.values(), *function.numbers, "starts", "step", "outside"}
-    return [(kind, name if name in shared else f"{name}_{function.name}") for kind, name in function.signature]
+    shared = {one: one for one in (*function.pointers.values(), *function.numbers, "starts", "step", "outside")}
+    shared |= {function.pointers[one]: at.name for one, at in function.addresses.items()}
+    return [(kind, shared.get(name, f"{name}_{function.name}")) for kind, name in function.signature]
+
+
+def _offsets(function: Function) -> list[str]:
+    """Return what is added to each of what kernels call a function with, in C++."""
+    offsets = {function.pointers[one]: f" + {at.offset}" for one, at in function.addresses.items() if at.terms}
+    return [offsets.get(name, "") for _, name in function.signature]
 
 
 def arguments_of(kernel: Kernel) -> list[tuple[str, str]]:
@@ -812,6 +871,7 @@ def arguments_of(kernel: Kernel) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for one in kernel.functions:
         found.append(("int ", f"blocks_{one.name}"))
+        found += [("int ", counter) for at in one.addresses.values() for counter, _ in at.terms]
         found += [(kind, name) for kind, name in called(one) if not _is_of_run(one, kind, name)]
     return list(dict.fromkeys(found))  # a function may name its own number of blocks
 
@@ -904,7 +964,7 @@ reinterpret_cast|return|short|signed|sizeof|static|static_assert|static_cast|str
 throw|true|try|typedef|typeid|typename|union|unsigned|using|virtual|void|volatile|wchar_t|while|xor|xor_eq
 """
 _RESERVED = re.compile(
-    r"[nvirck]\d*|(sum|total|of_block|best|start|parts|skipped|k|i)_?\d*|(drawn|quad)\d*|wide|[MNKm]|of|end|phase|patches|pixels|column"
+    r"[nvirck]\d*|(slice|now|next|sum|total|of_block|best|start|parts|skipped|k|i)_?\d*|(drawn|quad)\d*|wide|[MNKm]|of|end|phase|patches|pixels|column"
     r"|columns|lane|tiles|tile|row_tiles|chunk|chunks|chunk_number|arrived|leave|take|first|begin|count|own|blocks|depth"
     r"|slices|min|max|" + "|".join(_KEYWORDS.split())
 )

@@ -14,6 +14,7 @@ from typing import Literal
 
 from dptrain.backend.cuda.expressions import Index, Reading, Writer, join_of, same
 from dptrain.backend.cuda.providers import is_by_library, is_product
+from dptrain.program.body import has_body
 from dptrain.program.cpp import Ex
 from dptrain.program.dims import Dim
 from dptrain.program.kernels import reduced_axes
@@ -36,13 +37,14 @@ from dptrain.program.operand import OPERATORS
 from dptrain.program.places import NOWHERE, ONE, Axis, Extent, Place, along, extent, merged, split
 from dptrain.program.program import Program
 from dptrain.program.shapes import Shape, is_one, size
-from dptrain.program.tensor import Tensor, Variable
+from dptrain.program.tensor import Node, Tensor, Variable
 from dptrain.program.types import is_half
 
 # How a group goes over its elements: "map" one by one; "rows" a warp or a block a row; "columns" sums over rows, with a
 # lane for each column; "totals" the same, with a block for one column; "product" by tiles of a matrix product, whose
-# results it gets, and of a convolution's may sum over the rows, too; "call" by a user's kernel, or on the host.
-GroupKind = Literal["map", "rows", "columns", "totals", "product", "call"]
+# results it gets, and of a convolution's may sum over the rows, too; "call" by a user's kernel, or on the host; "loop"
+# by the groups of a body, step by step.
+GroupKind = Literal["map", "rows", "columns", "totals", "product", "call", "loop"]
 # Where an axis of a group's elements belongs: to the number of the row, or to that within the row, the column.
 Side = Literal["row", "column"]
 # All axes of a group's elements in the order in which they lie in memory, those of one side that follow each other as
@@ -182,6 +184,11 @@ def is_call(tensor: Tensor) -> bool:
     return isinstance(lowering_of(tensor), UserKernel | HostCall)
 
 
+def runs_alone(tensor: Tensor) -> bool:
+    """Whether it is a group by itself, whose inputs lie in memory whole: a call, or a loop's values."""
+    return is_call(tensor) or has_body(tensor)
+
+
 class Grouping:
     """The groups of a program.
 
@@ -203,6 +210,7 @@ class Grouping:
         self.groups: list[Group] = []
         self._alike: dict[tuple[int, tuple[object, ...]], list[Group]] = {}  # by level and space
         self.group_of: dict[Tensor, Group] = {}
+        self._loops: dict[Node, Group] = {}
         self.used: set[Tensor] = set()
         self.updates: Mapping[Variable, Tensor] = program.updates
         # The old value of what becomes of a variable, and the groups that read values from before the step.
@@ -242,7 +250,7 @@ class Grouping:
                 wanted |= dict.fromkeys([one, *(base for base, _ in factors_of(one) if base.op is not None)])
             elif is_rounding(one) and is_product(one.inputs[0]) and not is_by_library(one.inputs[0]):
                 wanted[one] = None  # half of what it rounds, which is then stored for nobody
-            elif isinstance(lowering, WHOLE) or is_call(one):
+            elif isinstance(lowering, WHOLE) or runs_alone(one):
                 wanted |= dict.fromkeys([one, *(read for read in one.inputs if read.op is not None)])
         self.anchors = wanted
         for one in tensors:
@@ -301,6 +309,9 @@ class Grouping:
 
     def _add(self, tensor: Tensor, stage: int) -> None:
         """Put an anchor into the group that suits it, or into one of its own."""
+        if has_body(tensor) and tensor.node in self._loops:
+            self._include(tensor, self._loops[tensor.node], "main")
+            return
         own = self._own_group(tensor, stage)
         read = self._reads(tensor)
         before = max((self.group_of[one].level for one in read if one in self.group_of), default=0)
@@ -314,6 +325,12 @@ class Grouping:
         self._append(own)
         joined = self._joins(tensor, own)
         assert joined, f"{tensor} has no group"
+        if has_body(tensor):
+            self._loops[tensor.node] = own
+
+    def _include(self, tensor: Tensor, group: Group, role: Role) -> None:
+        group.roles[tensor] = role
+        self.group_of[tensor] = group
 
     def _append(self, group: Group) -> None:
         self.groups.append(group)
@@ -332,8 +349,8 @@ class Grouping:
     def _own_group(self, tensor: Tensor, stage: int) -> Group:
         if is_product(tensor):
             return Group("product", (("row", tensor.shape[:-1]), ("column", tensor.shape[-1:])), stage, 0)
-        if is_call(tensor):
-            return Group("call", (("row", tensor.shape),), stage, 0)
+        if runs_alone(tensor):
+            return Group("call" if is_call(tensor) else "loop", (("row", tensor.shape),), stage, 0)
         if (how := reduction(tensor)) is not None:
             kind, axes = how
             return Group("map" if kind == "all" else kind, axes, stage, 0)
@@ -359,16 +376,15 @@ class Grouping:
     def _joins(self, tensor: Tensor, group: Group) -> bool:
         """Make an anchor a member of a group, if it can be one."""
         for role in roles_in(tensor, group):
-            if is_product(tensor) or is_call(tensor):
-                whole = tensor.inputs if is_call(tensor) else [base for base, _ in factors_of(tensor)]
+            if is_product(tensor) or runs_alone(tensor):
+                whole = tensor.inputs if runs_alone(tensor) else [base for base, _ in factors_of(tensor)]
                 loads = dict[Tensor, set[Place | None]]((one, {None}) for one in whole)
             else:
                 reading = Reading(lambda one: one is not tensor and self.is_stored(one))
                 group.places.pull(reading, tensor, role)
                 loads = reading.loads
             if self._fits(tensor, group, role, loads):
-                group.roles[tensor] = role
-                self.group_of[tensor] = group
+                self._include(tensor, group, role)
                 others = [one for one in loads if self.group_of.get(one, group) is not group]
                 self.used.update(others)
                 for one in (one for one in loads if one.op is None):
@@ -487,11 +503,12 @@ def roles_in(tensor: Tensor, group: Group) -> Iterator[Role]:
             if extent(terms) == lead or (group.kind == "rows" and is_dealt(terms, group)):
                 yield "sum"
         return
-    if is_product(tensor) or is_call(tensor):
-        if group.kind == ("call" if is_call(tensor) else "product") and not group.roles:
+    if is_product(tensor) or runs_alone(tensor):
+        own_kind = "product" if is_product(tensor) else "call" if is_call(tensor) else "loop"
+        if group.kind == own_kind and not group.roles:
             yield "main"
         return
-    if group.kind == "call":
+    if group.kind in ("call", "loop"):
         return
     if group.kind == "map" and own == lead:
         yield "main"

@@ -82,6 +82,7 @@ class Load:
         read: bytes from global memory.
         written: bytes to it.
         operations: floating-point operations by unit.
+        times: how often a step launches it.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Load:
     read: int
     written: int
     operations: Mapping[Unit, int]
+    times: int = 1
 
 
 @dataclass(frozen=True)
@@ -138,5 +140,5 @@ def predict(load: Load, gpu: GpuModel) -> Prediction:
 
 def predict_step(loads: Sequence[Load], gpu: GpuModel) -> float:
     """Return the seconds of a step, as one of those that share a graph."""
-    kernels = sum(predict(one, gpu).seconds for one in loads)
-    return kernels + GRAPH_SECONDS / steps_in_graph(len(loads))
+    kernels = sum(one.times * predict(one, gpu).seconds for one in loads)
+    return kernels + GRAPH_SECONDS / steps_in_graph(sum(one.times for one in loads))

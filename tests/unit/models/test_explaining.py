@@ -210,6 +210,20 @@ def test_memory_and_kernels_are_those_of_the_device(step):
     assert said["cpu"][1] != said["cuda"][1]
 
 
+@pytest.mark.usefixtures("no_nvcc")
+def test_kernels_of_loops_are_shown_once():
+    """With how often a step launches them, by which its time is predicted."""
+    seconds = []
+    for steps in (10, 40):
+        model = dp.Sequential([dp.layers.Input((steps, 4)), dp.layers.SimpleRNN(5), dp.layers.Dense(3)])
+        model.compile("sgd", "mse", device="cuda")
+        text = model.explain(8, kernels=True)
+        assert f"  {steps} times" in text
+        seconds.append([float(one) for one in re.search(r"^step +([\d.]+) +([\d.]+)", text, re.MULTILINE).groups()])
+    for short, long in zip(*seconds, strict=True):
+        assert 2 < long / short < 4
+
+
 def test_how_a_convolution_is_computed_is_shown():
     layers = dp.layers
     shapes = [layers.Conv2D(6, 5, input_shape=(28, 28, 1)), layers.Conv2D(16, 1), layers.Conv2D(32, 3)]

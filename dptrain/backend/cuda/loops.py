@@ -1,0 +1,119 @@
+"""Loops on a GPU: the kernels of a step, which are launched as often as there are steps.
+
+The kernels of a step are generated once. What a launch of theirs is told of its step are three numbers a loop: that of
+the slice, and which of the two places of each carry holds the carry and which the next one. By these a pointer moves
+along stacked inputs and results, and from one place of a carry to the other. So nothing is copied from step to step,
+and what is read in every step is read where it lies.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dptrain.program.body import body_of
+from dptrain.program.cpp import extents
+from dptrain.program.memory import Plan
+from dptrain.program.shapes import Shape
+from dptrain.program.tensor import Node, Tensor
+
+if TYPE_CHECKING:
+    from dptrain.backend.cuda.generate import Kernel
+
+# Places of a carry: of the one that a step reads, and of that which it writes.
+CARRY_PLACES = 2
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a tensor lies at a step of a loop.
+
+    Attributes:
+        base: the tensor within whose memory it lies.
+        name: of that in C++.
+        terms: what it lies behind the beginning: numbers of a step, each with the shape that it counts.
+    """
+
+    base: Tensor
+    name: str
+    terms: tuple[tuple[str, Shape], ...] = ()
+
+    @property
+    def offset(self) -> str:
+        """Elements before it, in C++."""
+        return " + ".join(f"(Index){counter} * ({extents(shape)})" for counter, shape in self.terms)
+
+    def behind(self, counter: str, shape: Shape) -> "Address":
+        """Return the address of a part that has this shape."""
+        return Address(self.base, self.name, (*self.terms, (counter, shape)))
+
+
+@dataclass(eq=False)
+class LoopCall:
+    """The steps of a loop.
+
+    Attributes:
+        node: the loop, whose carries all begin with inputs of their own.
+        counters: names of the numbers that a step's launches are told.
+        kernels: of a step.
+        plan: of a step's memory.
+    """
+
+    node: Node
+    counters: tuple[str, str, str]
+    kernels: list["Kernel"] = field(default_factory=list)
+    plan: Plan = field(default_factory=lambda: Plan(0, {}, 0))
+
+    @property
+    def length(self) -> int:
+        """How many steps there are."""
+        return int(self.node.attributes["length"])
+
+    @property
+    def is_reverse(self) -> bool:
+        """Whether the last slice comes first."""
+        return bool(self.node.attributes["reverse"])
+
+    def steps(self) -> Iterator[dict[str, int]]:
+        """Yield what the launches of each step are told."""
+        for number in range(self.length):
+            place = self.length - 1 - number if self.is_reverse else number
+            yield dict(zip(self.counters, (place, number % 2, 1 - number % 2), strict=True))
+
+    @property
+    def first_carries(self) -> tuple[Tensor, ...]:
+        """What the carries begin with, and lie in."""
+        return self.node.inputs[: len(body_of(self.node).carries)]
+
+    def last_carries(self, values: Sequence[Tensor]) -> dict[Tensor, tuple[Tensor, int]]:
+        """Return where the last carries lie among values: the first ones, and the number of the place."""
+        firsts = self.first_carries
+        return {one: (firsts[one.index], self.length % 2) for one in values if one.index < len(firsts)}
+
+    def addresses(
+        self, values: Sequence[Tensor], names: Mapping[Tensor, str], around: Mapping[Tensor, Address]
+    ) -> dict[Tensor, Address]:
+        """Return where lies what a step reads, and what it makes.
+
+        Args:
+            values: of the loop, those that are read.
+            names: of tensors in C++.
+            around: addresses of the steps around this loop.
+        """
+        body, (place, now, following) = body_of(self.node), self.counters
+
+        def address(tensor: Tensor) -> Address:
+            return around.get(tensor) or Address(tensor, names[tensor])
+
+        count, ends = len(body.carries), len(body.carries) + len(body.slices)
+        firsts, stacks, captured = self.first_carries, self.node.inputs[count:ends], self.node.inputs[ends:]
+        found = {one: address(outer) for one, outer in zip(body.captures, captured, strict=True)}
+        for one, outer in zip(body.slices, stacks, strict=True):
+            found[one] = address(outer).behind(place, one.shape)
+        for one, new, first in zip(body.carries, body.following, firsts, strict=True):
+            found[one] = address(first).behind(now, one.shape)
+            found[new] = address(first).behind(following, one.shape)
+        for one in values:
+            if one.index >= count:
+                made = body.stacked[one.index - count]
+                found[made] = address(one).behind(place, made.shape)
+        return found
