@@ -19,7 +19,7 @@ from dptrain.comm import Communicator
 from dptrain.data.holdout import fold_rows, split_rows
 from dptrain.data.loading import LoadedData, Split
 from dptrain.data.moments import moments
-from dptrain.data.tasks import LOSSES, Task, asked_task
+from dptrain.data.tasks import LOSSES, Task, requested_task
 from dptrain.errors import ConfigError
 from dptrain.layers.weight import Weight
 from dptrain.losses.base import Loss
@@ -52,7 +52,7 @@ def load_data(config: Config, comm: Communicator) -> LoadedData:
     Raises:
         AgreedError: as `load_dataset`.
     """
-    task = comm.agree("configuration", lambda: asked_task(config.data.task, config.train.loss))
+    task = comm.agree("configuration", lambda: requested_task(config.data.task, config.train.loss))
     data = load_configured(config.data, comm, task)
     return dataclasses.replace(data, test=data.test.first(_DEV_EVALUATION_ROWS)) if config.fast_dev_run else data
 
@@ -223,7 +223,7 @@ def compile_model(
         ConfigError: the loss is for another task.
     """
     loss = config.train.loss or LOSSES[data.task][0]
-    asked_task(data.task, loss)
+    requested_task(data.task, loss)
     found, weight = (loss, None) if data.task != "regression" else _of_standard_targets(loss, data)
     optimizer = make_optimizer(config, epoch_steps)
     model.compile(optimizer, found, loss_weights=weight, metrics=_metrics(data.task), **options)

@@ -64,7 +64,7 @@ def of_held_out(model: "Model", held: "Split", batch_size: int) -> dict[str, Any
     means = predictions.meaning(model)
     if means.task not in ("binary", "multiclass") or not len(held) or held.y.size != len(held.y):
         return None
-    part = held.taken()
+    part = held.selected()
     return of_classes(means, part.y, model.predict(part.x, batch_size=batch_size, verbose=0))
 
 

@@ -339,7 +339,7 @@ class ConfigRecipe(Recipe):
     def test_arrays(self) -> tuple[Any, Any]:
         """Return the test part."""
         assert self._splits.test is not None
-        test = self._splits.test.taken()
+        test = self._splits.test.selected()
         return test.x, test.y
 
     def _splits_of(self, config: Config, run: Run) -> Splits:

@@ -1,4 +1,4 @@
-"""`get_file`: a file of another place, kept in Keras' cache."""
+"""`get_file`: files in Keras' cache."""
 
 import hashlib
 import os
@@ -68,18 +68,14 @@ def get_file(
     is_kept = path.is_file() and not force_download and _has(path, checksum, algorithm)
     if not is_kept:
         if source is None:
-            about = f"{path} has another {algorithm} than {checksum}" if path.is_file() else f"{path} is not there"
-            raise DataError(f"get_file: {about}, and dptrain does not download {origin}: put the file there")
+            reason = f"{path} has another {algorithm} than {checksum}" if path.is_file() else f"{path} is not there"
+            raise DataError(f"get_file: {reason}, and dptrain does not download {origin}: put the file there")
         _copy(source, path, checksum, algorithm)
     return str(_extracted(path, unpacked, archive_format, anew=not is_kept) if extract else path)
 
 
 def _local(origin: str | Path) -> Path | None:
-    """Return the path of an origin on this machine; None of another address.
-
-    Raises:
-        DataError: there is no such file.
-    """
+    """Return the path of an origin on this machine; None for another address."""
     address = urlparse(str(origin))
     if address.scheme not in ("", "file"):
         return None
@@ -99,27 +95,14 @@ def _has(path: Path, checksum: str | None, algorithm: str) -> bool:
 
 
 def require_checksum(path: Path, checksum: str | None, algorithm: str = "auto") -> None:
-    """Refuse a file that has another checksum.
-
-    Args:
-        path: of the file.
-        checksum: in hexadecimal digits; None for any.
-        algorithm: as `get_file`'s `hash_algorithm`.
-
-    Raises:
-        DataError: it has.
-    """
+    """Refuse a file whose checksum differs; None accepts any."""
     kind = _ALGORITHMS.get(len(checksum or ""), "sha256") if algorithm == "auto" else algorithm
     if not _has(path, checksum, kind):
         raise DataError(f"get_file: {path} has another {kind} than {checksum}")
 
 
 def _copy(source: Path, path: Path, checksum: str | None, algorithm: str) -> None:
-    """Copy a file under a name of its own, and then put it in its place.
-
-    Raises:
-        DataError: it has another checksum.
-    """
+    """Copy a file to a temporary name, then move it into place."""
     require_checksum(source, checksum, algorithm)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -132,11 +115,7 @@ def _copy(source: Path, path: Path, checksum: str | None, algorithm: str) -> Non
 
 
 def _extracted(path: Path, folder: Path, archive_format: str | None, *, anew: bool) -> Path:
-    """Return the folder of what an archive holds, which is unpacked if it is not there.
-
-    Raises:
-        DataError: it is no such archive, or names files outside of its folder.
-    """
+    """Return the folder of an archive's contents, unpacking it if necessary."""
     if folder.is_dir() and not anew:
         return folder
     part = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))

@@ -1,9 +1,7 @@
-"""Data sets by name or by path: where their files are looked for, and how missing ones come to be there.
+"""Finds data sets by name or path, and fetches missing ones; a new named set is an entry in `CATALOG`.
 
-To add a named set, add one entry to `CATALOG`.
-
-`ensure_available` may write to the cache and is called by one process of a node; then all of them call `open_dataset`,
-which only reads.
+`ensure_available` may write to the cache and runs in one process of a node; then all call `open_dataset`, which only
+reads.
 """
 
 import hashlib
@@ -59,18 +57,9 @@ _IDX_NAMES = {
 
 
 def ensure_available(name_or_path: str, *, data_dir: Path | None = None) -> None:
-    """Bring the files of a named set onto this machine; for a path there is nothing to do.
+    """Fetch a named set's files unless they are here; does nothing for a path.
 
-    Safe when several processes call it at once: one works, the others wait for it.
-
-    Args:
-        name_or_path: a name in `CATALOG`, a folder of IDX files, or an `.npz` file.
-        data_dir: where the user keeps the files of a named set; it is looked at first and never written to.
-
-    Raises:
-        ConfigError: neither a name nor something that looks like a path.
-        DataError: the files are not here and cannot be fetched, or what was fetched is not the data set.
-        OutputError: the cache cannot be written.
+    Concurrent calls are safe: one works, the others wait. `data_dir` is searched first and never written to.
     """
     named = _lookup(name_or_path)
     if named is not None:
@@ -78,17 +67,7 @@ def ensure_available(name_or_path: str, *, data_dir: Path | None = None) -> None
 
 
 def open_dataset(name_or_path: str, *, data_dir: Path | None = None, max_bytes: int = DEFAULT_MAX_BYTES) -> DataSources:
-    """Open a data set; only headers are read.
-
-    Args:
-        name_or_path: a name in `CATALOG`, a folder that holds the four IDX files (.gz or not), or an `.npz` file.
-        data_dir: where the user keeps the files of a named set: directly in it or in a folder of that name.
-        max_bytes: the largest that each of the four arrays may be.
-
-    Raises:
-        ConfigError: neither a name nor something that looks like a path.
-        DataError: missing, malformed or too large files.
-    """
+    """Open a named set, a folder of four IDX files (.gz or not) or an `.npz` file; reads only headers."""
     named = _lookup(name_or_path)
     if named is not None:
         return named.open(name_or_path, data_dir, max_bytes)
@@ -103,11 +82,11 @@ def open_dataset(name_or_path: str, *, data_dir: Path | None = None, max_bytes: 
 
 
 class NamedDataset(ABC):
-    """A set that is known by name."""
+    """A data set known by name."""
 
     @abstractmethod
     def ensure(self, name: str, data_dir: Path | None) -> None:
-        """Make the files present, as `ensure_available`."""
+        """Fetch the files, as `ensure_available`."""
 
     @abstractmethod
     def open(self, name: str, data_dir: Path | None, max_bytes: int) -> DataSources:
@@ -115,10 +94,10 @@ class NamedDataset(ABC):
 
 
 class GeneratedStrokes(NamedDataset):
-    """The built-in set: drawn once, then kept in the cache as an uncompressed `.npz`."""
+    """The built-in set, drawn once and cached as an uncompressed `.npz`."""
 
     def ensure(self, name: str, data_dir: Path | None) -> None:
-        """Generate the cached file unless a good one is there."""
+        """Generate the cached file unless a good one exists."""
         path = self._path(name)
         if self._is_good(path):
             return
@@ -140,7 +119,7 @@ class GeneratedStrokes(NamedDataset):
 
     @staticmethod
     def _is_good(path: Path) -> bool:
-        """Whether a complete file is there: headers and length fit, which a partly written one fails."""
+        """Whether the file is complete: headers and length fit."""
         try:
             open_npz(path)
         except DataError:
@@ -150,23 +129,16 @@ class GeneratedStrokes(NamedDataset):
 
 @dataclass(frozen=True)
 class FetchedIdx(NamedDataset):
-    """Four gzip-compressed IDX files from an official address, in the layout of MNIST.
+    """Four gzip-compressed IDX files from an official address, in MNIST's layout."""
 
-    Attributes:
-        address: https, and ends in a slash; the names of the files follow.
-        shapes: the shape of each array.
-        sha256: of the decompressed content of each array's file: copies that were compressed again hold the same data.
-        gz_sha256: of each .gz file as it is at the address, where nobody vouches for its content's. What has neither
-            is not fetched.
-    """
-
-    address: str
+    address: str  # https, with a final slash
     shapes: Mapping[str, tuple[int, ...]]
+    # of the decompressed content, so that recompressed copies match
     sha256: Mapping[str, str] = field(default_factory=dict)
-    gz_sha256: Mapping[str, str] = field(default_factory=dict)
+    gz_sha256: Mapping[str, str] = field(default_factory=dict)  # of the .gz file; an array with neither is not fetched
 
     def ensure(self, name: str, data_dir: Path | None) -> None:
-        """Fetch what is nowhere on this machine into the cache."""
+        """Fetch into the cache the files that this machine lacks."""
         folder = cache_dir() / name
         if self._find(name, data_dir) is not None:
             return
@@ -185,20 +157,20 @@ class FetchedIdx(NamedDataset):
         folder = self._find(name, data_dir)
         if folder is None:
             places = [str(place) for place in self._places(name, data_dir)]
-            looked = f" (looked in {', '.join(places)})" if len(places) > 1 else ""
-            raise DataError(f"data: {places[0]}/{_IDX_NAMES['x_train'][0]}.gz not found{looked}; {_advice(name)}")
+            searched = f" (looked in {', '.join(places)})" if len(places) > 1 else ""
+            raise DataError(f"data: {places[0]}/{_IDX_NAMES['x_train'][0]}.gz not found{searched}; {_advice(name)}")
         return _open_idx_folder(name, folder, max_bytes)
 
     @staticmethod
     def _places(name: str, data_dir: Path | None) -> list[Path]:
-        own = _expand(data_dir) if data_dir is not None else None
-        places = [own, own / name] if own is not None else []
+        folder = _expand(data_dir) if data_dir is not None else None
+        places = [folder, folder / name] if folder is not None else []
         if chosen := os.environ.get("DPTRAIN_DATA"):
             places.append(_expand(chosen) / name)
         return [*places, cache_dir() / name]
 
     def _find(self, name: str, data_dir: Path | None) -> Path | None:
-        """The first folder with all four files; one of the user's own that holds only some of them is an error."""
+        """Return the first folder with all four files; a partly filled folder of the user's is an error."""
         if data_dir is not None and not _expand(data_dir).is_dir():
             raise DataError(f"data: {data_dir}/{_IDX_NAMES['x_train'][0]}.gz not found: there is no such folder")
         for place in self._places(name, data_dir):
@@ -210,26 +182,18 @@ class FetchedIdx(NamedDataset):
         return None
 
     def _fetch(self, name: str, key: str, url: str, part: Path) -> None:
-        """Download `url` to `part`.
-
-        Raises:
-            DataError: unreachable, slow, too long or cut short.
-        """
+        """Download `url` to `part`; refuse more bytes than the array can take."""
         content = 4 + 4 * len(self.shapes[key]) + math.prod(self.shapes[key])
-        done, most = 0, content + content // 1000 + 1024  # what gzip makes of bytes that it cannot compress
+        received, most = 0, content + content // 1000 + 1024  # what gzip makes of bytes that it cannot compress
         with open(part, "xb") as file:
             for chunk in _download(name, url):
-                done += len(chunk)
-                if done > most:
+                received += len(chunk)
+                if received > most:
                     raise DataError(f"{url}: longer than {format_bytes(most)}; {_advice(name)}")
                 file.write(chunk)
 
     def _verify(self, name: str, key: str, url: str, part: Path) -> None:
-        """Check that the downloaded file is the array that `key` names.
-
-        Raises:
-            DataError: not IDX, another shape, damaged, or another content.
-        """
+        """Refuse a download that is not the array `key`."""
         try:
             source = open_idx(part)
             if source.shape != self.shapes[key] or source.dtype != np.uint8:
@@ -282,7 +246,7 @@ def _names() -> str:
 
 
 def _lookup(name_or_path: str) -> NamedDataset | None:
-    """The named set, or None for a path."""
+    """Return the named set, or None for a path."""
     if name_or_path in CATALOG:
         return CATALOG[name_or_path]
     path = _expand(name_or_path)
@@ -299,7 +263,7 @@ def _lookup(name_or_path: str) -> NamedDataset | None:
 
 
 def _open_idx_folder(name: str, folder: Path, max_bytes: int) -> DataSources:
-    """The four IDX files of `folder`."""
+    """Open the four IDX files of `folder`."""
     sources: dict[str, ArraySource] = {}
     for key in _IDX_NAMES:
         path = _find_idx(folder, key)
@@ -310,7 +274,7 @@ def _open_idx_folder(name: str, folder: Path, max_bytes: int) -> DataSources:
 
 
 def _find_idx(folder: Path, key: str) -> Path | None:
-    """The file of one array under any of its spellings; the uncompressed one first, because it reads faster."""
+    """Return an array's file under any spelling; prefers the uncompressed one, which reads faster."""
     candidates = (folder / f"{name}{ending}" for ending in ("", ".gz") for name in _IDX_NAMES[key])
     return next((path for path in candidates if path.is_file()), None)
 
@@ -326,7 +290,7 @@ def _advice(name: str) -> str:
 
 
 def _download(name: str, url: str) -> Iterator[bytes]:
-    """The body of `url` in pieces; everything that a network does wrong becomes a `DataError`."""
+    """Yield the body of `url` in chunks; network errors become a `DataError`."""
     import http.client  # with TLS and mail headers: a tenth of a start, for what happens once
     import urllib.error
     import urllib.request
@@ -336,7 +300,7 @@ def _download(name: str, url: str) -> Iterator[bytes]:
             raise DataError(f"{missing} is not fetched by {' or '.join(_SCHEMES)}: {one_line(url)}; {_advice(name)}")
 
     class Redirects(urllib.request.HTTPRedirectHandler):
-        """Follows no server to another scheme."""
+        """Refuses redirects to another scheme."""
 
         def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
             try:
@@ -351,22 +315,24 @@ def _download(name: str, url: str) -> Iterator[bytes]:
     require_secure(url)
     try:
         with urllib.request.build_opener(Redirects).open(url, timeout=CONNECT_TIMEOUT) as response:
-            announced, done = response.headers.get("Content-Length"), 0
+            announced, received = response.headers.get("Content-Length"), 0
             while True:
                 try:
                     chunk = response.read1(CHUNK_BYTES)  # what there is: a server may send a byte a second
                 except http.client.IncompleteRead as error:
-                    done += len(error.partial)
+                    received += len(error.partial)
                     chunk = b""
                     announced = announced or "more"
                 if not chunk:
                     break
-                done += len(chunk)
+                received += len(chunk)
                 if time.monotonic() > deadline:
                     raise DataError(f"{missing} takes longer than {FETCH_TIMEOUT:.0f} s; {_advice(name)}")
                 yield chunk
-            if announced is not None and announced != str(done):
-                raise DataError(f"{url}: {announced} bytes announced, {done} received; try again, or {_advice(name)}")
+            if announced is not None and announced != str(received):
+                raise DataError(
+                    f"{url}: {announced} bytes announced, {received} received; try again, or {_advice(name)}"
+                )
     except urllib.error.HTTPError as error:
         with error:
             raise DataError(f"{missing} answers {error.code} {error.reason}; {_advice(name)}") from None
@@ -387,7 +353,7 @@ def _content_sha256(path: Path) -> str:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder of the cache, which is made if need be and which nobody else may write to."""
+    """Hold the lock of a cache folder, which is created if necessary and writable by its owner only."""
     lock = folder / ".lock"
     try:
         with own_folder(folder, 0o022), held(lock, FETCH_TIMEOUT, "works there"):
@@ -402,5 +368,5 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _replacing(path: Path) -> AbstractContextManager[Path]:
-    """Let what is written to a file of a locked folder become `path`; others may read it."""
+    """Write a file of a locked folder under another name, then rename it to `path`."""
     return replacing_locked(path, path.with_name(f"{path.name}.part"), 0o022)

@@ -1,4 +1,4 @@
-"""Checks of the numbers themselves, once they are in memory: finite features, labels that name a class."""
+"""Checks numbers in memory: finite features, valid labels."""
 
 from typing import Any
 
@@ -12,15 +12,7 @@ _CHUNK = 1 << 18
 
 
 def check_labels_integer(labels: NDArray[Any], where: str) -> None:
-    """Refuse labels that are not one class number a sample.
-
-    Args:
-        labels: (N,) or (N, 1).
-        where: begins the message.
-
-    Raises:
-        DataError: the dtype is not an integer type, or there is more than one number a sample.
-    """
+    """Refuse labels that are not one integer a sample, (N,) or (N, 1)."""
     if labels.ndim != 1 and labels.shape[1:] != (1,):
         hint = "; one-hot? use its argmax over the last axis" if labels.ndim == 2 else ""
         raise DataError(f"{where}: labels have shape {labels.shape}, expected one class number a sample{hint}")
@@ -29,15 +21,7 @@ def check_labels_integer(labels: NDArray[Any], where: str) -> None:
 
 
 def whole_labels(labels: NDArray[Any], where: str) -> NDArray[Any]:
-    """Return labels of a floating-point or a boolean type as integers; others as they are.
-
-    Args:
-        labels: of any shape.
-        where: begins the message.
-
-    Raises:
-        DataError: one is no whole number; the first such label is named.
-    """
+    """Return float or boolean labels as integers, others as they are; refuse fractions."""
     if labels.dtype.kind not in "fb":
         return labels
     with np.errstate(invalid="ignore"):
@@ -51,24 +35,14 @@ def whole_labels(labels: NDArray[Any], where: str) -> NDArray[Any]:
 
 
 def is_zero_or_one(y: NDArray[Any]) -> bool:
-    """Return whether every number is 0 or 1."""
+    """Whether every number is 0 or 1."""
     flat = y.reshape(-1)
     parts = (flat[begin : begin + _CHUNK] for begin in range(0, len(flat), _CHUNK))
     return all(bool(((part == 0) | (part == 1)).all()) for part in parts)
 
 
 def check_labels(labels: NDArray[Any], num_classes: int, where: str, first_index: int = 0) -> None:
-    """Refuse a label that names no class.
-
-    Args:
-        labels: (N,) or (N, 1) integers; of two classes any numbers.
-        num_classes: labels must lie in [0, num_classes).
-        where: begins the message.
-        first_index: the index of `labels[0]` in the whole data set.
-
-    Raises:
-        DataError: as `check_labels_integer`, or a label is out of range; the first such label is named.
-    """
+    """Refuse the first label outside [0, num_classes); `first_index` is that of `labels[0]` in the data set."""
     if num_classes == 2 and labels.dtype.kind == "f" and labels.shape[1:] in ((), (1,)):
         if not is_zero_or_one(labels):
             index = int(np.flatnonzero((labels.reshape(-1) != 0) & (labels.reshape(-1) != 1))[0])
@@ -92,16 +66,7 @@ def check_labels(labels: NDArray[Any], num_classes: int, where: str, first_index
 
 
 def check_finite(x: NDArray[Any], where: str, first_index: int = 0) -> None:
-    """Refuse NaN and infinite features; integers are always finite.
-
-    Args:
-        x: (N, F...) of any dtype.
-        where: begins the message.
-        first_index: the index of `x[0]` in the whole data set.
-
-    Raises:
-        DataError: names the first such number, its feature as an index into the flattened sample, and the total.
-    """
+    """Refuse NaN and infinity; name the first, its feature as an index into the flattened sample, and the total."""
     if x.dtype.kind not in "fc" or not x.size:
         return
     features = x.size // len(x)
@@ -121,7 +86,7 @@ def check_finite(x: NDArray[Any], where: str, first_index: int = 0) -> None:
 
 
 def _flat_chunks(x: NDArray[Any], features: int) -> Any:
-    """Pairs (index of the first number, some numbers in C order) that cover `x`."""
+    """Yield pairs (index of the first number, some numbers in C order) that cover `x`."""
     if x.flags.c_contiguous:
         flat = x.reshape(-1)
         for begin in range(0, flat.size, _CHUNK):

@@ -1,4 +1,4 @@
-"""Columns of numbers, many at a time: pandas takes a millisecond for a column, NumPy for hundreds of them."""
+"""Handles columns of numbers in blocks: pandas takes a millisecond a column, NumPy for hundreds of them."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -12,18 +12,13 @@ _FIRST_DAY, _LAST_DAY = 19_000_101, 21_001_231
 
 
 def blocks(frame: Any, names: Collection[str]) -> Iterator[tuple[list[str], npt.NDArray[np.float64]]]:
-    """Yield names of columns that are stored as numbers, and these, (columns, rows), NaN where a value is missing.
-
-    Args:
-        frame: a pandas data frame; names that are not there once are left out.
-        names: which columns are wanted.
-    """
-    wanted, there = set(names), [str(one) for one in frame.columns]
+    """Yield names and values, (columns, rows), of numeric columns, NaN where missing; skips absent and double names."""
+    selected, there = set(names), [str(column) for column in frame.columns]
     twice = {name for name, count in Counter(there).items() if count > 1}
     places = [
         place
         for place, (name, dtype) in enumerate(zip(there, frame.dtypes, strict=True))
-        if name in wanted and name not in twice and dtype.kind in "iuf"
+        if name in selected and name not in twice and dtype.kind in "iuf"
     ]
     size = max(1, _BLOCK_BYTES // max(1, 8 * len(frame)))
     for begin in range(0, len(places), size):
@@ -33,10 +28,9 @@ def blocks(frame: Any, names: Collection[str]) -> Iterator[tuple[list[str], npt.
 
 
 def plain_numbers(frame: Any, names: Collection[str]) -> set[str]:
-    """Return the columns of numbers of which nothing is to be said: no value is missing, infinite or the same in all
-    rows, none looks like an identifier or a date, and float32 tells all apart.
+    """Return number columns that need no note: no missing, infinite, constant, identifier-like or imprecise values.
 
-    What is not returned may be all right, too.
+    It may leave out columns that are fine, too.
     """
     plain: set[str] = set()
     for block, values in blocks(frame, names):
@@ -51,26 +45,16 @@ def plain_numbers(frame: Any, names: Collection[str]) -> set[str]:
             unlike = (np.diff(np.sort(values[whole], axis=1), axis=1) > 0).all(axis=1)
             dates = (least[whole] >= _FIRST_DAY) & (largest[whole] <= _LAST_DAY)
         is_plain[whole[in_order | unlike | dates]] = False
-        plain.update(name for name, one in zip(block, is_plain, strict=True) if one)
+        plain.update(name for name, flag in zip(block, is_plain, strict=True) if flag)
     return plain
 
 
 def fill_numbers(
     frame: Any, names: Sequence[str], means: Sequence[float | None], out: npt.NDArray[np.float32]
 ) -> set[str]:
-    """Write columns of numbers into the first columns of an array.
-
-    Args:
-        frame: as `blocks`.
-        names: of the columns, in the order of `out`.
-        means: what stands for their missing values; None where none may be missing.
-        out: (rows, len(names)).
-
-    Returns:
-        The columns that are done. Others are not stored as numbers, or have values that are not allowed.
-    """
+    """Write numeric columns into the first columns of `out`, missing values as `means`; return the columns written."""
     place = {name: number for number, name in enumerate(names)}
-    done: set[str] = set()
+    filled: set[str] = set()
     for block, values in blocks(frame, names):
         numbers = np.array([place[name] for name in block], np.int64)
         fill = np.array([np.nan if means[number] is None else means[number] for number in numbers], np.float64)
@@ -78,5 +62,5 @@ def fill_numbers(
         with np.errstate(all="ignore"):
             is_sound: Any = (np.abs(values) <= np.finfo(np.float32).max).all(axis=1)  # False of NaN
             out[:, numbers[is_sound]] = values[is_sound].T
-        done.update(name for name, one in zip(block, is_sound, strict=True) if one)
-    return done
+        filled.update(name for name, flag in zip(block, is_sound, strict=True) if flag)
+    return filled

@@ -47,20 +47,9 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 
 def open_idx(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES) -> ArraySource:
-    """Open an IDX file; whether it is gzip-compressed is read from its first bytes, not from its name.
+    """Open an IDX file, gzip-compressed or not.
 
-    Only the header is read. The length of an uncompressed file is checked at once, that of a compressed one and its
-    checksum in the first `read_into`.
-
-    Args:
-        path: the file.
-        max_bytes: the largest array that may be declared.
-
-    Returns:
-        A source of the declared shape, in native byte order: uint8, int8, int16, int32, float32 or float64.
-
-    Raises:
-        DataError: missing or unreadable file, not IDX, too large, truncated or too long.
+    Only the header is read; the length and checksum of a compressed file are verified in the first `read_into`.
     """
     path = Path(path)
     where = str(path)
@@ -88,7 +77,7 @@ def open_idx(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES
 
 
 def _read_header(where: str, stream: BinaryIO) -> tuple[bytes, np.dtype[Any], tuple[int, ...]]:
-    """The header's bytes, the dtype as stored and the shape."""
+    """Return the header's bytes, the stored dtype and the shape."""
     magic = read_exactly(stream, 4)
     if len(magic) < 4:
         raise DataError(f"{where}: not IDX: only {len(magic)} bytes; delete it and fetch it again")
@@ -109,7 +98,7 @@ def _read_header(where: str, stream: BinaryIO) -> tuple[bytes, np.dtype[Any], tu
 
 
 def _guess(first: bytes) -> str:
-    """What a file with these first four bytes may be."""
+    """Guess from its first four bytes what a file is."""
     if first.lstrip()[:1] == b"<":
         return " (HTML?)"
     if first[:2] == GZIP_MAGIC:
@@ -123,7 +112,7 @@ def _guess(first: bytes) -> str:
 
 @contextmanager
 def _decompressed(raw: BinaryIO, compressed: bool) -> Iterator[BinaryIO]:
-    """`raw` itself, or what its gzip stream holds."""
+    """Yield `raw`, or the content of its gzip stream."""
     if compressed:
         with gzip.GzipFile(fileobj=raw, mode="rb") as stream:
             yield cast(BinaryIO, stream)

@@ -1,4 +1,4 @@
-"""Pictures one by one, as arrays and files: Keras' `load_img`, `img_to_array`, `array_to_img` and `save_img`."""
+"""Keras' `load_img`, `img_to_array`, `array_to_img` and `save_img`."""
 
 import io
 import os
@@ -34,17 +34,17 @@ def load_img(
     interpolation: str = "nearest",
     keep_aspect_ratio: bool = False,
 ) -> Any:
-    """Return the picture of a file, as Pillow's.
+    """Load a picture as a Pillow image.
 
     Args:
-        path: of the file, or its content.
+        path: the file, or its content.
         color_mode: "rgb", "rgba" or "grayscale".
-        target_size: (height, width) that it is brought to.
+        target_size: (height, width) to resize to.
         interpolation: "nearest", "bilinear", "bicubic", "hamming", "box" or "lanczos", as Pillow computes them.
-        keep_aspect_ratio: cut off what is too high or wide, equally on both sides, rather than distort.
+        keep_aspect_ratio: crop both sides equally instead of distorting.
 
     Raises:
-        ConfigError: Pillow is missing, or another word.
+        ConfigError: Pillow is missing, or an option is unknown.
         DataError: the file is missing, no picture, damaged or too large.
     """
     convert_to(None, color_mode)
@@ -65,32 +65,21 @@ def load_img(
 
 
 def convert_to(image: Any, color_mode: str, where: Any = "", *, keeps_depth: bool = True) -> Any:
-    """Return Pillow's picture with the colours of a word of Keras'; nothing for None.
+    """Return a Pillow image converted to Keras' `color_mode`; None stays None.
 
-    Args:
-        image: the picture; of 16 bits a pixel colours have the upper eight, where Pillow would cut all above 255 off.
-        color_mode: the word.
-        where: the picture's path, for messages.
-        keeps_depth: grey pictures of more than eight bits stay as they are.
-
-    Raises:
-        ConfigError: another word.
-        DataError: more than 16 bits a pixel, of which nobody says what is white.
+    Of 16 bits a pixel the upper eight count, where Pillow would clip at 255; `keeps_depth` leaves deep grey images
+    alone.
     """
     if color_mode not in _MODES:
         raise ConfigError(f'color_mode must be "grayscale", "rgb", or "rgba". Received: color_mode={color_mode}')
-    mode, kept = _MODES[color_mode]
-    if image is None or (image.mode in kept and (keeps_depth or image.mode == mode)):
+    mode, accepted = _MODES[color_mode]
+    if image is None or (image.mode in accepted and (keeps_depth or image.mode == mode)):
         return image
     return _in_8_bits(image, where).convert(mode)
 
 
 def _in_8_bits(image: Any, where: Any) -> Any:
-    """Return a picture of 8 bits a colour; one that has no more as it is.
-
-    Raises:
-        DataError: as `convert_to`.
-    """
+    """Return an image of at most 8 bits a channel; refuse deeper ones whose white level is unknown."""
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
         return pillow().fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
@@ -104,18 +93,18 @@ def _in_8_bits(image: Any, where: Any) -> Any:
 
 
 def img_to_array(img: Any, data_format: str | None = None, dtype: npt.DTypeLike | None = None) -> Array:
-    """Return a picture of Pillow's as an array, 0 to 255.
+    """Return a Pillow image as an array, 0 to 255.
 
     Args:
-        img: the picture, or an array (height, width) or (height, width, channels).
-        data_format: "channels_last", which None stands for, or "channels_first".
+        img: the image, or an array (height, width) or (height, width, channels).
+        data_format: "channels_last" (the default) or "channels_first".
         dtype: of the array; float32 by default.
 
     Returns:
         (height, width, channels), or (channels, height, width).
 
     Raises:
-        ConfigError: another format, or not two or three axes.
+        ConfigError: an unknown format, or not two or three axes.
     """
     x = np.asarray(img, dtype or np.float32)
     if x.ndim not in (2, 3):
@@ -125,16 +114,16 @@ def img_to_array(img: Any, data_format: str | None = None, dtype: npt.DTypeLike 
 
 
 def array_to_img(x: Any, data_format: str | None = None, scale: bool = True, dtype: npt.DTypeLike | None = None) -> Any:
-    """Return an array as Pillow's picture.
+    """Return an array as a Pillow image.
 
     Args:
-        x: (height, width, channels) of 1, 3 or 4 channels; or with channels first.
-        data_format: "channels_last", which None stands for, or "channels_first".
+        x: (height, width, channels) of 1, 3 or 4 channels; or channels first.
+        data_format: "channels_last" (the default) or "channels_first".
         scale: stretch the values to 0 to 255.
-        dtype: that is computed in; float32 by default.
+        dtype: of the computation; float32 by default.
 
     Raises:
-        ConfigError: Pillow is missing, another format, or another shape.
+        ConfigError: Pillow is missing, or the format or the shape is not supported.
     """
     x = np.array(x, dtype or np.float32)
     if x.ndim != 3:
@@ -153,19 +142,19 @@ def array_to_img(x: Any, data_format: str | None = None, scale: bool = True, dty
 def save_img(
     path: Any, x: Any, data_format: str | None = None, file_format: str | None = None, scale: bool = True, **kwargs: Any
 ) -> None:
-    """Write an array as a picture; an existing file is replaced as a whole. Every rank that calls it writes.
+    """Write an array as a picture, replacing an existing file atomically. Every rank that calls it writes.
 
     Args:
-        path: of the file, whose ending says the format; or an open file.
+        path: the file, whose ending gives the format; or an open file.
         x: as `array_to_img`.
-        data_format: likewise.
-        file_format: such as "png", where the ending does not say it.
+        data_format: as `array_to_img`.
+        file_format: such as "png", where the ending does not give it.
         scale: as `array_to_img`.
-        kwargs: of Pillow's encoder.
+        kwargs: passed to Pillow's encoder.
 
     Raises:
         ConfigError: as `array_to_img`, or no such format.
-        OutputError: the disk is full or denied.
+        OutputError: the disk is full or access is denied.
     """
     is_path = isinstance(path, str | os.PathLike)
     if file_format is None and is_path:

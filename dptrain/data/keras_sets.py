@@ -1,7 +1,6 @@
-"""Keras' small data sets, from the files that Keras keeps in its cache: pinned by their SHA-256, never downloaded.
+"""Keras' small data sets from its cache: pinned by SHA-256, never downloaded.
 
-Texts lie there as pickled lists of numbers. They are read after the checksum of the whole file has been compared, by a
-reader that makes NumPy's arrays and Python's own lists and numbers, and refuses everything else.
+Pickled texts are read after their checksum matched, by an unpickler that only makes arrays, lists and numbers.
 """
 
 import io
@@ -34,16 +33,7 @@ _ARRAYS = {
 
 
 def cached(name: str | Path, file: str, checksum: str) -> Path:
-    """Return where a file of Keras' is: at a path of this machine, or under its name in Keras' cache.
-
-    Args:
-        name: the user's `path`.
-        file: Keras' name of it.
-        checksum: that it must have.
-
-    Raises:
-        DataError: it is in neither place, or is another file.
-    """
+    """Return a Keras file's path: the user's path, or by name in Keras' cache."""
     path = Path(name).expanduser()
     if len(path.parts) == 1:
         return Path(get_file(path.name, _FOLDER + file, file_hash=checksum))
@@ -54,22 +44,22 @@ def cached(name: str | Path, file: str, checksum: str) -> Path:
 
 
 def on_all_ranks(read: Callable[[], T]) -> T:
-    """Return what every rank reads; where one of them cannot, all of them say so."""
+    """Run `read` on every rank and return its result; if one rank fails, all raise. Collective."""
     from dptrain.comm import current
 
     return current().agree("data", read)
 
 
 def arrays(path: Path) -> dict[str, Array]:
-    """Return the arrays of an .npz file that has its pinned checksum."""
-    found = {}
+    """Return the arrays of an .npz file whose checksum was verified."""
+    by_name = {}
     try:
         with zipfile.ZipFile(path) as packed:
             for member in packed.namelist():
-                found[member.removesuffix(".npy")] = _array(packed.read(member))
+                by_name[member.removesuffix(".npy")] = _array(packed.read(member))
     except (zipfile.BadZipFile, pickle.UnpicklingError, ValueError, EOFError) as error:
         raise DataError(f"{path}: damaged ({error})") from error
-    return found
+    return by_name
 
 
 def _array(content: bytes) -> Array:
@@ -87,51 +77,34 @@ def _array(content: bytes) -> Array:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Reads arrays, lists and numbers."""
+    """Unpickles arrays, lists and numbers only."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return one of the three names that arrays are made of.
-
-        Raises:
-            UnpicklingError: another one is asked for.
-        """
+        """Return one of the names that arrays are made of; refuse all others."""
         if (module, name) not in _ARRAYS:
             raise pickle.UnpicklingError(f"{module}.{name} is not read")
         return super().find_class(module, name)
 
 
 def houses(path: str | Path, file: str, checksum: str, test_split: float, seed: int, most: int | None = None) -> Split:
-    """Return a table of houses and their prices, in the order of a seed, split as Keras does.
-
-    Args:
-        path: as `cached`, and what follows.
-        file: see there.
-        checksum: see there.
-        test_split: part of the rows that is for tests.
-        seed: of the order.
-        most: rows that are taken.
-
-    Raises:
-        ConfigError: the split is out of range.
-        DataError: as `cached`.
-    """
+    """Return a table of houses and their prices, shuffled by `seed` and split as Keras does."""
     if not 0 <= test_split < 1:
         raise ConfigError(f"Invalid `test_split` argument: {test_split}. It must be between 0 and 1 (exclusive of 1).")
-    found = on_all_ranks(lambda: arrays(cached(path, file, checksum)))
-    x, y = shuffled(seed, found["x"][:most], found["y"][:most])
+    columns = on_all_ranks(lambda: arrays(cached(path, file, checksum)))
+    x, y = shuffled(seed, columns["x"][:most], columns["y"][:most])
     end = int(len(x) * (1 - test_split))
     return (x[:end], y[:end]), (x[end:], y[end:])
 
 
 def shuffled(seed: int, *columns: Array) -> list[Array]:
-    """Return arrays in the order that Keras gives them by a seed."""
+    """Return arrays in the order that Keras derives from a seed."""
     order = np.arange(len(columns[0]))
     np.random.RandomState(seed).shuffle(order)
     return [column[order] for column in columns]
 
 
 def word_index(path: str | Path, file: str, checksum: str) -> dict[str, int]:
-    """Return the numbers of words, from a JSON file."""
+    """Return the number of each word, from a JSON file."""
     content = on_all_ranks(lambda: json.loads(cached(path, file, checksum).read_text(encoding="utf-8")))
     return {str(word): int(number) for word, number in content.items()}
 
@@ -144,32 +117,17 @@ def numbered_texts(
     index_from: int,
     maxlen: int | None,
 ) -> tuple[list[list[int]], list[Any]]:
-    """Return texts as Keras prepares them: numbers moved up by `index_from`, a first one, and no long texts.
-
-    Args:
-        texts: the numbers of the words of each.
-        labels: of each.
-        start_char: with which texts begin; None for nothing.
-        index_from: what is added to each number; without `start_char` 0 adds nothing.
-        maxlen: texts of this length, or longer ones, are left out; None for all.
-    """
+    """Return texts as Keras prepares them: behind `start_char`, raised by `index_from`, shorter than `maxlen`."""
     begin = [] if start_char is None else [start_char]
-    found = [[*begin, *(word + index_from for word in text)] for text in texts]
-    kept = [(text, label) for text, label in zip(found, labels, strict=True) if not maxlen or len(text) < maxlen]
-    return [text for text, _ in kept], [label for _, label in kept]
+    numbered = [[*begin, *(word + index_from for word in text)] for text in texts]
+    pairs = [(text, label) for text, label in zip(numbered, labels, strict=True) if not maxlen or len(text) < maxlen]
+    return [text for text, _ in pairs], [label for _, label in pairs]
 
 
-def known_words(
+def limit_vocabulary(
     texts: Sequence[Sequence[int]], *, num_words: int | None, skip_top: int, oov_char: int | None
 ) -> list[list[int]]:
-    """Return texts with a number, or nothing, in place of words that are too rare or too usual.
-
-    Args:
-        texts: numbers of words.
-        num_words: the number from which on words are rare; None for the greatest of all, as in Keras.
-        skip_top: numbers below are too usual.
-        oov_char: what takes their place; None for nothing.
-    """
+    """Replace numbers below `skip_top` or from `num_words` on by `oov_char`, or drop them."""
     end = num_words or max(max(text) for text in texts)
     if oov_char is None:
         return [[word for word in text if skip_top <= word < end] for text in texts]
@@ -177,24 +135,16 @@ def known_words(
 
 
 def ragged(texts: Sequence[Sequence[int]]) -> Array:
-    """Return lists in an array of objects, (texts,), whatever their lengths."""
-    found = np.empty(len(texts), dtype=object)
-    found[:] = [list(text) for text in texts]
-    return found
+    """Return lists of any lengths as an object array, (texts,)."""
+    result = np.empty(len(texts), dtype=object)
+    result[:] = [list(text) for text in texts]
+    return result
 
 
 def pictures(origin: str, checksum: str, parts: Sequence[Sequence[str]], labels: int, label: int) -> Split:
-    """Return CIFAR's pictures, (rows, 32, 32, 3) uint8, and labels, (rows, 1) uint8.
+    """Return CIFAR's images, (rows, 32, 32, 3) uint8, and labels, (rows, 1) uint8.
 
-    Args:
-        origin: address of the archive of its binary version, whose name it has in the cache.
-        checksum: of the archive.
-        parts: endings of the names of the files for training, and for tests.
-        labels: bytes before each picture.
-        label: which of them.
-
-    Raises:
-        DataError: the archive is not there, or is another file.
+    `labels` bytes precede each image; `label` is the index of the one to return.
     """
 
     def read() -> list[list[bytes]]:

@@ -1,4 +1,4 @@
-"""Arrays whose rows are made when they are asked for, such as pictures that are decoded."""
+"""Arrays whose rows are made on demand, such as decoded pictures."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -11,31 +11,18 @@ Rows = npt.NDArray[np.int64]
 
 
 class RowSource(ABC):
-    """Where the rows of lazy arrays come from.
-
-    Attributes:
-        sample_shape: of a row.
-        dtype: of its elements.
-    """
+    """Makes rows for lazy arrays: `sample_shape` and `dtype` of a row, and `read`."""
 
     sample_shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
     @abstractmethod
     def read(self, rows: Rows, out: Array) -> None:
-        """Fill `out`, (rows, *sample_shape), with the rows of these numbers; several threads may call it at once.
-
-        Raises:
-            DataError: one cannot be made.
-        """
+        """Fill `out`, (rows, *sample_shape), with these rows; thread-safe; DataError where a row cannot be made."""
 
 
 class NativeRows(RowSource):
-    """Rows of an array in this machine's byte order, such as those of a memory map of the other one.
-
-    Args:
-        array: (rows, ...), of any byte order.
-    """
+    """Rows of an array (rows, ...) converted to native byte order, such as those of a foreign memory map."""
 
     def __init__(self, array: Array) -> None:
         self._array = array
@@ -47,14 +34,9 @@ class NativeRows(RowSource):
 
 
 class LazyArray:
-    """Some rows of a source, as an array of NumPy's shows them; indexing gives a lazy array again.
+    """Some rows of a source behind NumPy's array interface; indexing returns a lazy array.
 
-    `numpy.asarray` makes all of its rows.
-
-    Args:
-        source: where rows come from.
-        rows: their numbers there.
-        sample_shape: of a row, with as many elements as the source's; None for that.
+    `numpy.asarray` makes all rows. `sample_shape` may reshape the source's rows.
     """
 
     def __init__(self, source: RowSource, rows: Rows, sample_shape: tuple[int, ...] | None = None) -> None:
@@ -70,29 +52,21 @@ class LazyArray:
         return len(self._rows)
 
     def __getitem__(self, rows: slice | Rows | npt.NDArray[np.bool_]) -> "LazyArray":
-        """Return some of the rows, which are not made yet."""
+        """Return a lazy array of some of the rows."""
         return LazyArray(self._source, self._rows[rows], self.shape[1:])
 
     def reshape(self, *shape: int) -> "LazyArray":
-        """Return the same rows, each in another shape."""
+        """Return the same rows, each reshaped."""
         if shape[0] != len(self) or np.prod(shape, dtype=np.int64) != self.size:
             raise ValueError(f"cannot reshape rows of {self.shape} to {shape}")
         return LazyArray(self._source, self._rows, tuple(shape[1:]))
 
     def read_into(self, rows: Rows, out: Array) -> None:
-        """Fill the C-contiguous `out`, (rows, ...), with the rows of these numbers.
-
-        Raises:
-            DataError: one cannot be made.
-        """
+        """Fill the C-contiguous `out`, (rows, ...), with these rows."""
         self._source.read(self._rows[rows], out.reshape(len(rows), *self._source.sample_shape))
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
-        """Return all rows.
-
-        Raises:
-            DataError: one cannot be made.
-        """
+        """Make and return all rows."""
         out = np.empty(self.shape, self.dtype)
         self.read_into(np.arange(len(self)), out)
         return out if dtype is None else out.astype(dtype, copy=False)

@@ -1,4 +1,4 @@
-"""From a data set's files to the rows that a rank holds: one copy a node, or 1/world of the rows a rank."""
+"""Loads a data set's rows: one copy a node, or 1/world of the rows a rank."""
 
 import math
 from collections.abc import Callable
@@ -26,12 +26,12 @@ _MOST_CLASSES = 1_000_000
 
 @dataclass(frozen=True)
 class Split:
-    """The training or the test part of a data set, as one rank holds it; `Model.fit` and `evaluate` take it for x.
+    """The training or the test part of a data set as one rank holds it; `Model.fit` and `evaluate` take it for x.
 
     Attributes:
-        x: (rows, ...) features in their stored dtype; of pictures a `LazyArray`.
+        x: (rows, ...) features in their stored dtype; a `LazyArray` of pictures.
         y: (rows,) targets.
-        rows: which of them are used, in order (int64); None for all.
+        rows: indices of the rows in use, in order (int64); None for all.
         total: rows over all ranks, where each has its own; None where every rank has all.
     """
 
@@ -41,45 +41,35 @@ class Split:
     total: int | None = None
 
     def __len__(self) -> int:
-        """Number of samples that are used, over all ranks."""
+        """Number of samples in use, over all ranks."""
         if self.total is not None:
             return self.total
         return len(self.x) if self.rows is None else len(self.rows)
 
-    def taken(self) -> "Split":
-        """Return the rows that are used, alone."""
+    def selected(self) -> "Split":
+        """Return a split of only the rows in use."""
         return self if self.rows is None else Split(self.x[self.rows], self.y[self.rows])
 
     def first(self, rows: int) -> "Split":
-        """Return the first rows, or a rank's own first."""
+        """Return the first rows, of all or of this rank."""
         return replace(self, x=self.x[:rows], y=self.y[:rows])
 
 
 @dataclass(frozen=True)
 class LoadedData:
-    """A data set, in memory but for what is mapped or decoded when it is needed.
-
-    Attributes:
-        name: of the data set.
-        train: the training part.
-        test: the test part.
-        num_classes: one more than the highest label; 0 where numbers are learned.
-        task: what is learned.
-        preprocessing: how raw data became x and y; None for arrays, which are x and y.
-        notes: what was decided about the data, a line each, for people.
-    """
+    """A data set, in memory except for rows that are mapped or decoded on demand."""
 
     name: str
     train: Split
     test: Split
-    num_classes: int
+    num_classes: int  # highest label + 1; 0 for a regression
     task: Task = "multiclass"
-    preprocessing: "Preprocessing | None" = None
-    notes: tuple[str, ...] = ()
+    preprocessing: "Preprocessing | None" = None  # how raw data became x and y; None for arrays
+    notes: tuple[str, ...] = ()  # decisions about the data, for people
 
     @property
     def outputs(self) -> int:
-        """How many numbers a model gives for a sample: one a class, one for two classes, one a target."""
+        """Number of a model's outputs a sample: one a class, one for two classes, one a target."""
         return {"multiclass": self.num_classes, "binary": 1, "regression": math.prod(self.train.y.shape[1:])}[self.task]
 
 
@@ -92,19 +82,10 @@ def load_dataset(
     sharding: str = "global",
     task: Task | None = None,
 ) -> LoadedData:
-    """Bring a data set into memory on every rank. Collective.
+    """Load a data set on every rank. Collective.
 
-    Args:
-        name_or_path: as `open_dataset`.
-        comm: the ranks.
-        data_dir: where the user keeps the files of a named set.
-        max_bytes: the largest that each array may be.
-        sharding: "global" keeps one copy of all rows a node; "static" reads and keeps a rank's own 1/world of them.
-        task: what is learned; by default whole numbers are classes, decimals are targets of a regression, and those
-            that are all 0 or 1 two classes.
-
-    Raises:
-        AgreedError: on every rank, whatever was wrong on any: files, contents, or sets that differ between nodes.
+    `sharding` "global" keeps one copy a node, "static" a rank's own 1/world of the rows. By default integers are
+    classes, other numbers regression targets, and numbers that are all 0 or 1 two classes.
     """
     comm.agree("data", lambda: ensure_available(name_or_path, data_dir=data_dir) if comm.local_rank == 0 else None)
     sources = comm.agree("data", lambda: open_dataset(name_or_path, data_dir=data_dir, max_bytes=max_bytes))
@@ -116,19 +97,7 @@ def load_dataset(
 def with_task(
     sources: DataSources, arrays: list[Array], comm: Communicator, sharding: str, task: Task | None
 ) -> LoadedData:
-    """Return a data set of arrays in memory after checking them for their task. Collective.
-
-    Args:
-        sources: of the arrays.
-        arrays: x_train, y_train, x_test, y_test; all rows or this rank's.
-        comm: the ranks.
-        sharding: as `load_dataset`.
-        task: as `load_dataset`.
-
-    Raises:
-        AgreedError: on every rank, whatever is wrong with the numbers that any is to check, a label of one million
-            and more among them where there are not as many training samples.
-    """
+    """Return a data set of arrays in memory after checking them for their task. Collective."""
     if task is None:
         task = _task_of(arrays, comm)
     highest = comm.agree("data", lambda: _check(sources, arrays, comm, sharding, task))
@@ -174,7 +143,7 @@ def load(name_or_path: str, *, data_dir: str | Path | None = None) -> tuple[tupl
 
 
 def load_data_of(name: str) -> Callable[..., tuple[tuple[Array, Array], tuple[Array, Array]]]:
-    """Return the `load_data` of one of Keras' data sets of images."""
+    """Return `load_data` of one of Keras' image data sets."""
 
     def load_data(path: str | Path | None = None) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
         """Return `(x_train, y_train), (x_test, y_test)`: images (60000, 28, 28) and (10000, 28, 28), labels, all uint8.
@@ -200,18 +169,14 @@ def _in_order(sources: DataSources) -> tuple[ArraySource, ArraySource, ArraySour
 def _read(source: ArraySource, comm: Communicator, sharding: str) -> Array:
     if sharding == "static":
         start, stop = cut(0, source.shape[0], comm.replicas)[comm.replica]
-        own = np.empty((stop - start, *source.shape[1:]), source.dtype)
-        comm.agree("data", lambda: source.read_into(own, start))
-        return own
+        rows = np.empty((stop - start, *source.shape[1:]), source.dtype)
+        comm.agree("data", lambda: source.read_into(rows, start))
+        return rows
     return read_shared(source, comm)
 
 
 def read_shared(source: ArraySource, comm: Communicator) -> Array:
-    """Return all rows, of which a node keeps one copy. Collective.
-
-    Raises:
-        AgreedError: the file is damaged, on any rank.
-    """
+    """Return all rows, one copy a node. Collective."""
     array, fill = comm.shared_array(source.shape, source.dtype)
     comm.agree("data", lambda: source.read_into(array) if fill else None)
     comm.node_barrier()
@@ -219,7 +184,7 @@ def read_shared(source: ArraySource, comm: Communicator) -> Array:
 
 
 def _first_rows(sources: DataSources, comm: Communicator, sharding: str) -> tuple[int, int]:
-    """Index in the whole set of this rank's first training and first test row."""
+    """Return the global indices of this rank's first training and test row."""
     if sharding == "global":
         return 0, 0
     return (
@@ -229,16 +194,16 @@ def _first_rows(sources: DataSources, comm: Communicator, sharding: str) -> tupl
 
 
 def _task_of(arrays: list[Array], comm: Communicator) -> Task:
-    """Return what targets of these types and values are for. Collective."""
+    """Return the task that the targets suggest. Collective."""
     _, y_train, _, y_test = arrays
     if y_train.dtype.kind in "iu":
         return "multiclass"
-    two = all(math.prod(one.shape[1:]) == 1 and is_zero_or_one(one) for one in (y_train, y_test))
+    two = all(math.prod(y.shape[1:]) == 1 and is_zero_or_one(y) for y in (y_train, y_test))
     return "binary" if all(comm.allgather(two)) else "regression"
 
 
 def _check(sources: DataSources, arrays: list[Array], comm: Communicator, sharding: str, task: Task) -> int:
-    """Check the numbers that this rank is the one to check, and return the highest label among them (or 0)."""
+    """Check this rank's share of the numbers, and return its highest label (or 0)."""
     x_train, y_train, x_test, y_test = arrays
     if task == "multiclass":
         check_labels_integer(y_train, sources.y_train.where)
@@ -256,7 +221,7 @@ def _check(sources: DataSources, arrays: list[Array], comm: Communicator, shardi
 def _check_label_range(
     sources: DataSources, arrays: list[Array], num_classes: int, comm: Communicator, sharding: str
 ) -> None:
-    """The training labels say how many classes there are; no label may be negative, no test label may be higher."""
+    """Refuse negative labels, and test labels above the highest training label."""
     if sharding == "global" and comm.local_rank != 0:
         return
     first_train, first_test = _first_rows(sources, comm, sharding)

@@ -1,4 +1,4 @@
-"""Mean and variance of columns, of some rows alone."""
+"""Column means and variances of selected rows."""
 
 from typing import Any
 
@@ -12,15 +12,7 @@ _CHUNK = 1 << 16
 def moments(
     x: npt.NDArray[Any], rows: npt.NDArray[np.int64] | None = None
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return mean and (biased) variance of each column, in float64 and two passes.
-
-    Args:
-        x: (rows, columns).
-        rows: those that count, at least one; None for all.
-
-    Returns:
-        Two arrays (columns,).
-    """
+    """Return the mean and biased variance of each column of x (rows, columns), in float64 and two passes."""
     count = len(x) if rows is None else len(rows)
 
     def parts() -> "list[npt.NDArray[Any]]":

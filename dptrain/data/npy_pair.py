@@ -1,4 +1,4 @@
-"""Two `.npy` files as a data set: features, mapped from the disk, so that they may exceed memory, and targets."""
+"""A pair of `.npy` files as a data set: x mapped from the disk, so that it may exceed memory, and y."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 
 
 class _MappedSource(ArraySource):
-    """Some rows of an array on the disk."""
+    """Rows of a memory-mapped array."""
 
     def __init__(self, where: str, array: Array) -> None:
         super().__init__(where, array.shape, array.dtype)
@@ -30,17 +30,7 @@ class _MappedSource(ArraySource):
 
 
 def read_targets(y_path: str, x_path: str, rows: int, max_bytes: int = DEFAULT_MAX_BYTES) -> Array:
-    """Return the targets of an `.npy` file; labels in a column become a vector.
-
-    Args:
-        y_path: of the file.
-        x_path: of the samples, for messages.
-        rows: of the samples.
-        max_bytes: the largest that the targets may be.
-
-    Raises:
-        DataError: the file is missing or damaged, or has another number of rows.
-    """
+    """Return the targets of an `.npy` file; integer labels (rows, 1) become (rows,)."""
     y = map_npy(Path(y_path))
     check_declared(y_path, y.shape, y.itemsize, max_bytes)
     if rows != len(y):
@@ -57,19 +47,7 @@ def load_pair(
     test_split: float = 0.2,
     max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> LoadedData:
-    """Return a data set of which x stays on the disk; its last rows are the test part. Collective.
-
-    Args:
-        x_path: of the features, (rows, ...).
-        y_path: of the targets, (rows,) or (rows, ...).
-        comm: the ranks.
-        task: as `load_dataset`.
-        test_split: the test part, of the rows.
-        max_bytes: the largest that y may be; x takes no memory.
-
-    Raises:
-        AgreedError: on every rank, whatever was wrong on any: files, contents, or files that differ between nodes.
-    """
+    """Return a data set whose x stays on the disk; the last rows are the test part. Collective."""
 
     def opened() -> tuple[DataSources, list[Array], str]:
         x = map_npy(Path(x_path))
@@ -81,10 +59,12 @@ def load_pair(
                 f"{y_path}: the last {len(y) - at} rows have classes that no row before has; shuffle the rows"
             )
         arrays = [x[:at], y[:at], x[at:], y[at:]]
-        sources = [_MappedSource(where, one) for where, one in zip((x_path, y_path) * 2, arrays, strict=True)]
+        sources = [_MappedSource(where, array) for where, array in zip((x_path, y_path) * 2, arrays, strict=True)]
         return DataSources(Path(x_path).stem, *sources), arrays, note.replace("samples", "samples, the last,", 1)
 
     sources, arrays, note = comm.agree("data", opened)
-    comm.require_same("the ranks see different data", {"arrays": [[list(one.shape), str(one.dtype)] for one in arrays]})
+    comm.require_same(
+        "the ranks see different data", {"arrays": [[list(array.shape), str(array.dtype)] for array in arrays]}
+    )
     data = with_task(sources, arrays, comm, "global", task)
     return LoadedData(data.name, data.train, data.test, data.num_classes, data.task, notes=(*data.notes, note))

@@ -1,7 +1,6 @@
 """NumPy's `.npz`: a zip archive with one `.npy` member an array. Pickled objects are never loaded.
 
-The header of a member is parsed here and not by NumPy, whose reader trusts the lengths in a file that nobody checked:
-a 2 kB archive may make it allocate gigabytes.
+Headers are parsed here: NumPy trusts their lengths, so that a 2 kB archive may make it allocate gigabytes.
 """
 
 import ast
@@ -42,21 +41,7 @@ _NUMBER = re.compile(r"[<>|=]?(i[1248]|u[1248]|f[248])")
 
 
 def open_npz(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES) -> DataSources:
-    """Open an archive with the arrays x_train, y_train, x_test and y_test, as `numpy.savez` writes it.
-
-    Only headers are read. The length and checksum of a member are checked in its first `read_into`.
-
-    Args:
-        path: the file; the set is named after it.
-        max_bytes: the largest that each of the arrays may be.
-
-    Returns:
-        Sources of integers or floats in native byte order, of the shapes that were saved.
-
-    Raises:
-        DataError: missing or unreadable file, not a zip archive, a missing array, an array of other things than
-            numbers (pickled objects above all), too large, damaged, or the shapes do not fit together.
-    """
+    """Open x_train, y_train, x_test and y_test of an archive; reads only headers, a member's CRC with its rows."""
     sources = open_arrays(path, lambda names: KEYS, max_bytes=max_bytes)
     return DataSources(name=Path(path).stem, **sources)
 
@@ -67,16 +52,7 @@ def open_arrays(
     *,
     max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> dict[str, ArraySource]:
-    """Open arrays of an archive as `open_npz` does.
-
-    Args:
-        path: the file.
-        choose: returns which arrays are wanted, from the names that there are.
-        max_bytes: the largest that each of the arrays may be.
-
-    Raises:
-        DataError: as `open_npz`, and an array that was chosen is not there.
-    """
+    """Open the arrays of an archive that `choose` selects from its names."""
     path = Path(path)
     with stream_errors(str(path)), open_regular(path) as raw:
         first = raw.read(4)
@@ -87,23 +63,16 @@ def open_arrays(
         keys = choose(present)
         missing = [key for key in keys if key not in present]
         if missing:
-            found = ", ".join(ascii(name)[1:-1] for name in sorted(present)[:10]) or "nothing"
+            names = ", ".join(ascii(name)[1:-1] for name in sorted(present)[:10]) or "nothing"
             more = f" and {len(present) - 10} more" if len(present) > 10 else ""
             raise DataError(
-                f"{path}: no {', '.join(missing)} in the archive; expected {', '.join(keys)}, found {found}{more}"
+                f"{path}: no {', '.join(missing)} in the archive; expected {', '.join(keys)}, found {names}{more}"
             )
         return {key: _open_member(path, archive, present[key], max_bytes) for key in keys}
 
 
 def map_npy(path: Path) -> npt.NDArray[Any]:
-    """Return the array in an `.npy` file, read-only, in its byte order; its pages are read as they are used.
-
-    Args:
-        path: of the file.
-
-    Raises:
-        DataError: missing, no `.npy` of numbers with a row a sample, truncated, or too long.
-    """
+    """Return an `.npy` file's array as a read-only memory map, in its stored byte order."""
     where = str(path)
     with stream_errors(where), open_regular(path) as file:
         header = _read_header(where, file)
@@ -119,7 +88,7 @@ def map_npy(path: Path) -> npt.NDArray[Any]:
 
 
 def _open_member(path: Path, archive: zipfile.ZipFile, member: str, max_bytes: int) -> ArraySource:
-    """The source for one array of an archive that is open."""
+    """Return the source of one array of an open archive."""
     where = f"{path}:{member.removesuffix('.npy')}"
     info = archive.getinfo(member)
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -153,7 +122,7 @@ def _open_member(path: Path, archive: zipfile.ZipFile, member: str, max_bytes: i
 
 
 def _read_header(where: str, stream: IO[bytes]) -> bytes:
-    """Everything before the first number, as bytes."""
+    """Return all bytes before the first number."""
     start = read_exactly(stream, 8)
     if start[:6] != _NPY_MAGIC:
         raise DataError(
@@ -176,7 +145,7 @@ def _read_header(where: str, stream: IO[bytes]) -> bytes:
 
 
 def _parse_header(where: str, header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
-    """The dtype as stored, the shape, and whether the first index changes fastest."""
+    """Return the stored dtype, the shape, and whether the first index changes fastest."""
     text = header[10 if header[6] == 1 else 12 :].decode("latin1")
     try:
         with warnings.catch_warnings():
@@ -202,7 +171,7 @@ def _is_shape(value: object) -> bool:
 
 
 def _guess(first: bytes) -> str:
-    """What a file with these first bytes may be."""
+    """Guess from its first bytes what a file is."""
     if first[:1] == b"\x80":
         return " (pickle? it is never loaded)"
     if first.lstrip()[:1] == b"<":
@@ -216,7 +185,7 @@ def _guess(first: bytes) -> str:
 
 @contextmanager
 def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """The open archive; what `zipfile` raises while opening it becomes a `DataError`."""
+    """Yield the open archive; errors of `zipfile` become a `DataError`."""
     with stream_errors(str(path)), open_regular(path) as raw:
         with _archive_errors(str(path)):
             archive = zipfile.ZipFile(raw)
@@ -226,11 +195,7 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
 
 @contextmanager
 def _archive_errors(where: str) -> Iterator[None]:
-    """Turn whatever `zipfile` raises on damaged archives into a `DataError`.
-
-    Its documentation promises BadZipFile; damaged archives bring as well NotImplementedError, RuntimeError, ValueError,
-    IndexError, struct.error, UnicodeDecodeError and OverflowError.
-    """
+    """Turn whatever `zipfile` raises on damaged archives, far more than BadZipFile, into a `DataError`."""
     with stream_errors(where):
         try:
             yield

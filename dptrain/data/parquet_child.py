@@ -1,8 +1,7 @@
-"""A process that reads one Parquet file, whatever that contains, in bounded memory, and hands it on as plain Arrow.
+"""Reads one Parquet file in bounded memory and writes it as plain Arrow; run as a script by `parquet`.
 
-Run by `parquet`, as a script: libraries that read Parquet may abort the process, or fill its memory, by what a file
-says. Arguments: `sys.path`, as JSON, and the numbers of two open files, to read and to write; then how many bytes the
-content may have, and how many columns. On stdout comes one line of JSON: what was wrong, or nothing.
+Arguments: `sys.path` as JSON, file descriptors to read and to write, limits of bytes and of columns. Prints one line of
+JSON: an error, or nothing.
 """
 
 import json
@@ -29,19 +28,19 @@ def _copied(source: int, target: int, max_bytes: int, most_columns: int) -> dict
     try:
         with open(source, "rb", closefd=False) as file:
             opened = parquet.ParquetFile(file)
-            about, schema = opened.metadata, opened.schema_arrow
+            metadata, schema = opened.metadata, opened.schema_arrow
             if len(schema) > most_columns:
                 return {"columns": len(schema)}
-            for one in schema:
-                if not _is_cell(one.type):
-                    return {"name": one.name, "type": str(one.type)}
-            stored = sum(about.row_group(group).total_byte_size for group in range(about.num_row_groups))
+            for field in schema:
+                if not _is_cell(field.type):
+                    return {"name": field.name, "type": str(field.type)}
+            stored = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
             # Repeated values are stored once: what they become is a number or a code a cell.
-            declared = max(stored, about.num_rows * max(len(schema), 1) * 8)
+            declared = max(stored, metadata.num_rows * max(len(schema), 1) * 8)
             if declared > max_bytes:
                 return {"declared": declared}
             _bound_memory(2 * declared + _SLACK)
-            texts = [one.name for one in schema if _is_text(one.type)]
+            texts = [field.name for field in schema if _is_text(field.type)]
             file.seek(0)
             table = parquet.ParquetFile(file, read_dictionary=texts).read(use_threads=False)
         names = _index_columns(schema.metadata or {})
@@ -63,7 +62,7 @@ def _is_text(kind: object) -> bool:
 
 
 def _is_cell(kind: object) -> bool:
-    """Whether a type's values are numbers, texts, truth values or dates."""
+    """Whether a type holds numbers, texts, booleans or dates."""
     from pyarrow import types
 
     if types.is_dictionary(kind):
@@ -73,28 +72,28 @@ def _is_cell(kind: object) -> bool:
 
 
 def _index_columns(metadata: dict[bytes, bytes]) -> list[str]:
-    """Return the columns that were a data frame's index; none where what pandas has written is not sound."""
+    """Return the former index columns of a data frame; none where pandas' metadata is not sound."""
     text = metadata.get(b"pandas", b"")
     if not text or len(text) > _MOST_METADATA:
         return []
     try:
         tree = json.loads(text)
         indices = tree["index_columns"]
-        names = [one for one in indices if isinstance(one, str)]
-        columns = [one["field_name"] for one in tree["columns"]]
+        names = [index for index in indices if isinstance(index, str)]
+        columns = [column["field_name"] for column in tree["columns"]]
     except (ValueError, KeyError, TypeError, RecursionError):
         return []
     return names if len(set(names)) == len(names) and set(names) <= set(columns) else []
 
 
 def _bound_memory(more: int) -> None:
-    """Let this process take so many bytes more."""
+    """Limit this process to so many bytes more than it has."""
     import resource
 
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-            taken = next(int(line.split()[1]) for line in file if line.startswith("VmData:")) * 1024
-        resource.setrlimit(resource.RLIMIT_DATA, (taken + more, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+            used = next(int(line.split()[1]) for line in file if line.startswith("VmData:")) * 1024
+        resource.setrlimit(resource.RLIMIT_DATA, (used + more, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     except (OSError, StopIteration, ValueError):  # no /proc, or a lower limit that stands already
         return
 

@@ -1,11 +1,10 @@
-"""From raw data to a model's arrays: columns of a table, pictures, class names.
+"""Turns raw data into a model's arrays: columns of a table, pictures, class names.
 
-A `Preprocessing` is learned from the training data, travels with the model (`preprocessing.json` in a `.keras` file),
-and turns a raw table into x and y wherever the model is used. It holds names and sizes, never code. What numbers are
-standardised with lives in the model instead, as the weights of a `Normalization` layer: x holds raw numbers.
+A `Preprocessing` is learned from the training data and saved with the model (`preprocessing.json` in a `.keras` file).
+It holds names and sizes, never code; a `Normalization` layer standardises numbers.
 
-x of a table is float32 (rows, features): number columns and one-hot columns in the table's order, then one column of
-codes for each embedded category.
+x of a table is float32 (rows, features): number and one-hot columns in the table's order, then a column of codes for
+each embedded category.
 """
 
 import dataclasses
@@ -51,13 +50,13 @@ class Column:
 
     Attributes:
         name: in the table's header.
-        role: "number"; "one-hot" or "embedding" of a category.
+        role: "number"; "one-hot" or "embedding" for a category.
         values: the categories by code, as text.
-        text: whether a text file's cells are taken as they stand, so that "007" is not 7.
-        mean: what stands for a missing number; None where none may be missing.
-        missing: which of the categories stands for a missing value; None where none may be missing.
-        other: which of the categories stands for those that training has not seen; None where none does.
-        date: whether the number is a date's, in days since 1970-01-01.
+        text: read cells literally, so that "007" is not 7.
+        mean: replaces missing numbers; None where none may be missing.
+        missing: the category for missing values; None where none may be missing.
+        other: the category for unseen values; None where there is none.
+        date: the number is a date's, in days since 1970-01-01.
     """
 
     name: Text
@@ -71,7 +70,7 @@ class Column:
 
     @property
     def width(self) -> int:
-        """How many columns of x it becomes."""
+        """Number of columns of x."""
         return len(self.values) if self.role == "one-hot" else 1
 
 
@@ -81,12 +80,12 @@ class Preprocessing:
 
     Attributes:
         task: what is learned.
-        columns: of a table, in its order; empty for pictures and arrays.
+        columns: of a table, in order; empty for pictures and arrays.
         target: the table's column to predict.
-        class_names: names of the classes by label; empty for numbers, and where labels are numbers already.
-        picture: (height, width, channels) of pictures, 1 channel for grey, 3 for RGB.
-        resize: whether pictures of another size are brought to it.
-        unseen: as `encode` where that is not told.
+        class_names: by label; empty for numbers, and where labels are numbers already.
+        picture: (height, width, channels), 1 channel for grey, 3 for RGB.
+        resize: resize pictures of another size.
+        unseen: the default of `encode`.
     """
 
     task: Task
@@ -98,27 +97,27 @@ class Preprocessing:
     unseen: Unseen = "error"
 
     def __post_init__(self) -> None:
-        """Check what types alone do not tell.
-
-        Raises:
-            ValueError: fields contradict each other.
-        """
-        names = [one.name for one in self.columns]
-        roles = all(bool(one.values) == (one.role != "number") for one in self.columns)
+        """Raise ValueError where fields contradict each other."""
+        names = [column.name for column in self.columns]
+        roles = all(bool(column.values) == (column.role != "number") for column in self.columns)
         rules = {
             "columns have names of their own": not names or len({*names, self.target}) == len(names) + 1,
             "a table or pictures, not both": not (self.columns and self.picture),
             "a number has no categories, every other column has": roles,
             "a number has a mean, a category stands for missing values": all(
-                one.missing is None if one.role == "number" else one.mean is None and one.missing in (None, *one.values)
-                for one in self.columns
+                column.missing is None
+                if column.role == "number"
+                else column.mean is None and column.missing in (None, *column.values)
+                for column in self.columns
             ),
-            "unseen categories are one of the column's": all(one.other in (None, *one.values) for one in self.columns),
-            "a date is a number": all(one.role == "number" for one in self.columns if one.date),
-            "no category twice": all(len(set(one.values)) == len(one.values) for one in self.columns),
+            "unseen categories are one of the column's": all(
+                column.other in (None, *column.values) for column in self.columns
+            ),
+            "a date is a number": all(column.role == "number" for column in self.columns if column.date),
+            "no category twice": all(len(set(column.values)) == len(column.values) for column in self.columns),
             "no class twice": len(set(self.class_names)) == len(self.class_names),
             "as many classes as the task has": _fits(self.task, len(self.class_names)),
-            f"at most {MAX_VALUES} categories": sum(len(one.values) for one in self.columns) <= MAX_VALUES,
+            f"at most {MAX_VALUES} categories": sum(len(column.values) for column in self.columns) <= MAX_VALUES,
         }
         for rule, holds in rules.items():
             if not holds:
@@ -126,72 +125,68 @@ class Preprocessing:
 
     @property
     def kind(self) -> Literal["table", "pictures", "arrays"]:
-        """What raw data is."""
+        """Kind of the raw data."""
         return "table" if self.columns else "pictures" if self.picture else "arrays"
 
     @property
     def plain_columns(self) -> tuple[Column, ...]:
         """Numbers and one-hot categories, the first columns of x."""
-        return tuple(one for one in self.columns if one.role != "embedding")
+        return tuple(column for column in self.columns if column.role != "embedding")
 
     @property
     def embedded_columns(self) -> tuple[Column, ...]:
-        """Categories that a model embeds, the last columns of x, which hold codes."""
-        return tuple(one for one in self.columns if one.role == "embedding")
+        """Embedded categories, the last columns of x, as codes."""
+        return tuple(column for column in self.columns if column.role == "embedding")
 
     @property
     def is_number(self) -> npt.NDArray[np.bool_]:
-        """(plain features,): which columns of x, the codes left out, are numbers to standardise."""
+        """(plain features,): which columns of x, without codes, are numbers to standardise."""
         plain = self.plain_columns
-        return np.array([one.role == "number" for one in plain for _ in range(one.width)], bool)
+        return np.array([column.role == "number" for column in plain for _ in range(column.width)], bool)
 
     @property
     def text_columns(self) -> list[str]:
-        """Columns of which a text file's cells are taken as they stand."""
+        """Columns whose cells are read literally."""
         target = [self.target] if self.target is not None and leading_zero(self.class_names) else []
-        return [one.name for one in self.columns if one.text] + target
+        return [column.name for column in self.columns if column.text] + target
 
     @property
     def number_columns(self) -> list[str]:
-        """Columns of numbers, of which 007 is 7."""
-        return [one.name for one in self.columns if one.role == "number" and not one.date]
+        """Number columns, in which 007 is 7."""
+        return [column.name for column in self.columns if column.role == "number" and not column.date]
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
-        """Shape of one sample of x; () where arrays come as they are."""
-        return (sum(one.width for one in self.columns),) if self.columns else self.picture or ()
+        """Shape of one sample of x; () for arrays."""
+        return (sum(column.width for column in self.columns),) if self.columns else self.picture or ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it in types that JSON has."""
+        """Return a JSON-serialisable dict."""
         return {"format": FORMAT, **dataclasses.asdict(self)}
 
     @staticmethod
     def from_dict(tree: Any, where: str = "preprocessing") -> "Preprocessing":
-        """Return what `to_dict` described, with every type, size and name checked.
-
-        Args:
-            tree: of a file, which may hold anything.
-            where: begins the message.
+        """Return the `Preprocessing` of a `to_dict` tree.
 
         Raises:
-            DataError: it is not what `to_dict` returns, or of a newer format.
+            DataError: the tree is malformed, or of a newer format.
         """
-        found = tree.get("format") if isinstance(tree, Mapping) else None
-        if type(found) is not int or not 1 <= found <= FORMAT:
-            raise DataError(f"{where}: format {short(found)}, this build reads <= {FORMAT}")
+        version = tree.get("format") if isinstance(tree, Mapping) else None
+        if type(version) is not int or not 1 <= version <= FORMAT:
+            raise DataError(f"{where}: format {short(version)}, this build reads <= {FORMAT}")
         rest = {key: value for key, value in tree.items() if key != "format"}
         try:
             return TypeAdapter(Preprocessing).validate_json(json.dumps(rest))
         except ValidationError as error:
             problem = error.errors()[0]
             place = ".".join(map(str, problem["loc"]))
-            said = f"{place} = {short(problem['input'])}: " if place else ""
-            raise DataError(f"{where}: {said}{problem['msg'].removeprefix('Value error, ')}") from None
+            field = f"{place} = {short(problem['input'])}: " if place else ""
+            raise DataError(f"{where}: {field}{problem['msg'].removeprefix('Value error, ')}") from None
         except (TypeError, ValueError, RecursionError):
             raise DataError(f"{where}: not what JSON can hold") from None
 
     def takes(self, x: Any) -> bool:
-        """Whether `x` is a raw table (a data frame) that `encode` is for."""
+        """Whether `x` is a data frame for `encode`."""
         return bool(self.columns) and hasattr(x, "columns") and hasattr(x, "iloc")
 
     def encode(
@@ -203,37 +198,36 @@ class Preprocessing:
         advice: str = "fill it in",
         unseen: Unseen | None = None,
     ) -> npt.NDArray[np.float32]:
-        """Return x of a raw table.
+        """Return x of a data frame, float32 (rows, features).
 
         Args:
-            frame: a pandas data frame; columns are found by name, others than `columns` do not matter.
+            frame: a pandas data frame; other columns than `columns` are ignored.
             where: begins messages.
-            fault: makes an error of a row, a column and what is wrong; by default rows are counted from 0.
+            fault: makes an error of a row, a column and a reason; by default rows count from 0.
             advice: what to do about a missing value.
-            unseen: what becomes of a category that training has not seen: "error"; "missing" if a missing value may
-                stand there; "other", the column's other one, or none of the columns that a category becomes. By default
-                what training has said.
-
-        Returns:
-            (rows, features).
+            unseen: for a category not seen in training: "error", "missing" or "other" (its other category, or all zeros
+                in one-hot columns); by default as in training.
 
         Raises:
-            DataError: a column is missing or twice there; a value is missing, infinite, of another type or a category
-                that training has not seen.
+            DataError: a column is missing or double; a value is missing, infinite, of another type, or unseen.
         """
         fault = fault or _counted(where)
-        self.require_columns(frame, where, [one.name for one in self.columns])
+        self.require_columns(frame, where, [column.name for column in self.columns])
         x = np.empty((len(frame), *self.sample_shape), np.float32)
         ordered = (*self.plain_columns, *self.embedded_columns)
         starts = np.cumsum([0, *(column.width for column in ordered)]).tolist()
         numeric = [
-            (start, one) for start, one in zip(starts, ordered, strict=False) if one.role == "number" and not one.date
+            (start, column)
+            for start, column in zip(starts, ordered, strict=False)
+            if column.role == "number" and not column.date
         ]
         filled = np.empty((len(frame), len(numeric)), np.float32)
-        done = fill_numbers(frame, [one.name for _, one in numeric], [one.mean for _, one in numeric], filled)
+        complete = fill_numbers(
+            frame, [column.name for _, column in numeric], [column.mean for _, column in numeric], filled
+        )
         x[:, [start for start, _ in numeric]] = filled
         for start, column in zip(starts, ordered, strict=False):
-            if column.name in done:
+            if column.name in complete:
                 continue
             stop = start + column.width
             series = frame[column.name]
@@ -252,15 +246,12 @@ class Preprocessing:
         return x
 
     def targets(self, frame: Any, where: str = "table", fault: Fault | None = None) -> Array:
-        """Return y of a raw table.
+        """Return y of a data frame, (rows,): float32 numbers, or int32 labels, indices into `class_names`.
 
         Args:
             frame: as in `encode`.
             where: as in `encode`.
             fault: as in `encode`.
-
-        Returns:
-            (rows,): float32 numbers, or int32 labels, the places of names in `class_names`.
 
         Raises:
             DataError: as `encode`.
@@ -276,12 +267,8 @@ class Preprocessing:
         ).astype(np.int32)
 
     def require_columns(self, frame: Any, where: str, names: Sequence[str]) -> None:
-        """Check that a table has columns of these names, once each.
-
-        Raises:
-            DataError: it has not.
-        """
-        there = Counter(str(one) for one in frame.columns)
+        """Refuse a table that lacks one of these columns, or has it twice."""
+        there = Counter(str(column) for column in frame.columns)
         for name in names:
             if there[name] != 1:
                 what = "no" if not there[name] else f"{there[name]} times the"
@@ -290,11 +277,7 @@ class Preprocessing:
 
 
 def _code_of_unseen(column: Column, unseen: Unseen) -> tuple[int | None, str]:
-    """Return the code of categories that training has not seen, -1 for none of the known ones.
-
-    Returns:
-        None where nothing stands for them, and what to do then.
-    """
+    """Return the code for unseen categories (-1: all zeros, None: an error) and the advice for that error."""
     if unseen == "error":
         return None, "; correct it, or see --unseen"
     stands = column.missing if unseen == "missing" else column.other
@@ -315,7 +298,7 @@ def _counted(where: str) -> Fault:
 
 
 def canonical(value: Any) -> str:
-    """Return a category as text: whole numbers without decimals, so that 3, 3.0 and "3" are one category."""
+    """Return a category as text, whole numbers without decimals: 3, 3.0 and "3" are one category."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool | np.bool_):
@@ -326,29 +309,15 @@ def canonical(value: Any) -> str:
 
 
 def column_numbers(series: Any, column: Column, fault: Fault, advice: str) -> npt.NDArray[np.float64]:
-    """Return a column of numbers, or of dates as days since 1970-01-01; arguments and errors as `numbers`."""
+    """Return a column of numbers, or of dates as days since 1970-01-01, as `numbers` does."""
     if column.date:
         series = days(series, column.name, fault)
     return numbers(series, column.name, fault, advice, mean=column.mean)
 
 
 def numbers(series: Any, name: str, fault: Fault, advice: str, *, mean: float | None = None) -> npt.NDArray[np.float64]:
-    """Return a column of numbers.
-
-    Args:
-        series: the column.
-        name: of it.
-        fault: as in `Preprocessing.encode`.
-        advice: as in `Preprocessing.encode`.
-        mean: what stands for missing values; None where none may be missing.
-
-    Returns:
-        (rows,), finite, also as float32.
-
-    Raises:
-        DataError: a value is missing, infinite or no number.
-    """
-    found: npt.NDArray[np.float64]
+    """Return a column as float64 (rows,), finite also in float32; `mean` replaces missing values, None refuses them."""
+    values: npt.NDArray[np.float64]
     if series.dtype.kind not in "iufb":
         for row, value in enumerate(series):
             if _is_missing(value):
@@ -358,20 +327,20 @@ def numbers(series: Any, name: str, fault: Fault, advice: str, *, mean: float | 
                 raise fault(row, name, f"{short(value)} among numbers; correct it")
         if texts := [row for row, value in enumerate(series) if isinstance(value, str)]:
             raise fault(texts[0], name, f"{short(series.iloc[texts[0]])}, a number as text; store numbers")
-        found = np.array([np.nan if _is_missing(value) else float(value) for value in series], np.float64)
+        values = np.array([np.nan if _is_missing(value) else float(value) for value in series], np.float64)
     else:
-        found = series.to_numpy(dtype=np.float64, na_value=np.nan)
-    absent = np.isnan(found)
+        values = series.to_numpy(dtype=np.float64, na_value=np.nan)
+    absent = np.isnan(values)
     if absent.any():
         if mean is None:
             raise _missing(series, name, int(absent.argmax()), fault, advice)
-        found = np.where(absent, mean, found)
-    large = np.abs(found) > np.finfo(np.float32).max
+        values = np.where(absent, mean, values)
+    large = np.abs(values) > np.finfo(np.float32).max
     if large.any():
         row = int(large.argmax())
-        what = "infinite" if np.isinf(found[row]) else "too large for float32"
-        raise fault(row, name, f"{found[row]:g} is {what} ({int(large.sum())} in all); correct it")
-    return found
+        what = "infinite" if np.isinf(values[row]) else "too large for float32"
+        raise fault(row, name, f"{values[row]:g} is {what} ({int(large.sum())} in all); correct it")
+    return values
 
 
 def encode_categories(
@@ -385,31 +354,18 @@ def encode_categories(
     unseen: int | None = None,
     otherwise: str = "",
 ) -> npt.NDArray[np.int64]:
-    """Return the codes of a column of categories.
+    """Return the codes of a column of categories, (rows,).
 
-    Args:
-        series: the column.
-        name: of it.
-        values: the known categories by code.
-        fault: as in `Preprocessing.encode`.
-        advice: as in `Preprocessing.encode`.
-        kind: what a category is called.
-        missing: the category that stands for missing values; None where none may be missing.
-        unseen: the code of values that are not known, -1 among them; None where all must be known.
-        otherwise: the end of the message about one that is not.
-
-    Returns:
-        (rows,), each in [0, len(values)), or `unseen`.
-
-    Raises:
-        DataError: a value is missing, or not known.
+    `missing` is the category for missing values, `unseen` the code (-1 too) for unknown ones; None refuses such values.
     """
-    places, found = series.factorize()
+    places, distinct = series.factorize()
     if len(places) and places.min() < 0 and missing is None:
         raise _missing(series, name, int((places < 0).argmax()), fault, advice)
-    known = {value: code for code, value in enumerate(values)}
-    of_missing = -1 if missing is None else known[missing]  # the last one: a place of -1 is a missing value's
-    codes: npt.NDArray[np.int64] = np.array([*(known.get(canonical(one), -1) for one in found), of_missing], np.int64)
+    code_of = {value: code for code, value in enumerate(values)}
+    of_missing = -1 if missing is None else code_of[missing]  # the last one: a place of -1 is a missing value's
+    codes: npt.NDArray[np.int64] = np.array(
+        [*(code_of.get(canonical(value), -1) for value in distinct), of_missing], np.int64
+    )
     codes = codes[places]
     if unseen is not None:
         return np.where(codes < 0, unseen, codes)

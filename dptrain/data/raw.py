@@ -1,4 +1,4 @@
-"""Raw data as a data set: what is read once a node and shared by its ranks, and what is held out as the test part."""
+"""Shares raw data among a node's ranks, and holds out its test part."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,42 +18,27 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class RawSamples:
-    """Raw samples as a model's arrays.
+    """Raw samples as a model's arrays."""
 
-    Attributes:
-        x: (rows, *sample_shape); pictures are decoded when they are needed.
-        y: (rows,) targets; None where there are none.
-        files: of pictures, in the order of the rows, as they are called in their folder.
-        notes: what was left out, a line each, for people.
-    """
-
-    x: "Array | LazyArray"
-    y: Array | None
-    files: Sequence[str] = ()
-    notes: Sequence[str] = ()
+    x: "Array | LazyArray"  # (rows, *sample_shape); pictures are decoded on demand
+    y: Array | None  # (rows,) targets; None where there are none
+    files: Sequence[str] = ()  # pictures' file names, in the order of the rows
+    notes: Sequence[str] = ()  # what was skipped, for people
 
 
 def share(comm: Communicator, make: Callable[[], list[Array]]) -> list[Array]:
-    """Return arrays that one rank of a node makes, in memory that its ranks share. Collective.
-
-    Args:
-        comm: the ranks.
-        make: returns them; called on the first rank of each node, and on others where no memory can be shared.
-
-    Raises:
-        AgreedError: on every rank, whatever `make` raised on any; or nodes whose arrays differ in shape.
-    """
-    made = comm.agree("data", lambda: make() if comm.local_rank == 0 else None)
-    headers = comm.broadcast_fact(None if made is None else [[list(one.shape), str(one.dtype)] for one in made])
+    """Return the arrays that one rank of a node makes, in memory shared by its ranks. Collective."""
+    local = comm.agree("data", lambda: make() if comm.local_rank == 0 else None)
+    headers = comm.broadcast_fact(None if local is None else [[list(array.shape), str(array.dtype)] for array in local])
 
     def fill(arrays: list[tuple[Array, bool]]) -> None:
         if not any(is_mine for _, is_mine in arrays):
             return
-        for (array, is_mine), one in zip(arrays, make() if made is None else made, strict=True):
-            if array.shape != one.shape:
-                raise DataError(f"arrays of {one.shape} here and {array.shape} on rank 0; is the path shared?")
+        for (array, is_mine), source in zip(arrays, make() if local is None else local, strict=True):
+            if array.shape != source.shape:
+                raise DataError(f"arrays of {source.shape} here and {array.shape} on rank 0; is the path shared?")
             if is_mine:
-                array[...] = one
+                array[...] = source
 
     shared = [comm.shared_array(tuple(shape), dtype) for shape, dtype in headers]
     comm.agree("data", lambda: fill(shared))
@@ -62,18 +47,14 @@ def share(comm: Communicator, make: Callable[[], list[Array]]) -> list[Array]:
 
 
 def require_part(count: int, fraction: float, advice: str) -> str:
-    """Return a line about the part of the samples that is held out as the test part.
-
-    Raises:
-        ConfigError: it would be none of them, or all.
-    """
-    held = round(count * fraction)
-    if not 0 < held < count:
-        raise ConfigError(f"data.test_split = {fraction}: of {count} samples it holds out {held}; {advice}")
-    return f"{held:,} of {count:,} samples are held out as the test part; {advice}"
+    """Return a note on how many samples are held out as the test part; refuse a part of none or all."""
+    held_out = round(count * fraction)
+    if not 0 < held_out < count:
+        raise ConfigError(f"data.test_split = {fraction}: of {count} samples it holds out {held_out}; {advice}")
+    return f"{held_out:,} of {count:,} samples are held out as the test part; {advice}"
 
 
 def cut_off(x: Array, y: Array, fraction: float) -> list[Array]:
-    """Return x and y of the training part, x and y of the test part, which is drawn as `split_rows` does."""
-    rows, held = split_rows(y, fraction)
-    return [x[rows], y[rows], x[held], y[held]]
+    """Return x_train, y_train, x_test and y_test as `split_rows` draws them."""
+    rows, test_rows = split_rows(y, fraction)
+    return [x[rows], y[rows], x[test_rows], y[test_rows]]

@@ -1,4 +1,4 @@
-"""Raw samples for a model that is there already: a table or pictures, as the training's were."""
+"""Reads raw samples for a trained model: a table or pictures, whichever it was trained on."""
 
 from dptrain.comm.base import Communicator
 from dptrain.data.pictures import encode_pictures
@@ -11,7 +11,7 @@ from dptrain.errors import DataError
 
 
 def is_raw(path: str, preprocessing: Preprocessing | None) -> bool:
-    """Return whether `read_samples` is what opens a file for a model."""
+    """Whether `read_samples` opens this file for a model."""
     return is_table(path) or (preprocessing is not None and preprocessing.kind != "arrays")
 
 
@@ -24,22 +24,7 @@ def read_samples(
     bad: str = "stop",
     unseen: Unseen | None = None,
 ) -> RawSamples:
-    """Return x of raw samples, and y where they have targets. Collective.
-
-    Args:
-        path: of a table, a picture or a folder of pictures.
-        preprocessing: the model's.
-        comm: the ranks.
-        max_bytes: the largest that a table's content, and x of it, may be; of pictures, what stays in memory.
-        bad: "stop" at a file that is no good picture, or "skip" it.
-        unseen: of a table, as `Preprocessing.encode`.
-
-    Returns:
-        One copy a node.
-
-    Raises:
-        AgreedError: on every rank, whatever was wrong on any: the file, its contents, or the model is not of such data.
-    """
+    """Return x of a table or of pictures, and y where they have targets; one copy a node. Collective."""
 
     def check() -> Preprocessing:
         if preprocessing is None or (is_table(path) and preprocessing.kind != "table"):
@@ -50,7 +35,7 @@ def read_samples(
             )
         return preprocessing
 
-    known = comm.agree("data", check)
-    if known.kind == "table":
-        return encode_file(path, known, comm, max_bytes=max_bytes, unseen=unseen)
-    return encode_pictures(path, known, comm, max_bytes=max_bytes, bad=bad)
+    checked = comm.agree("data", check)
+    if checked.kind == "table":
+        return encode_file(path, checked, comm, max_bytes=max_bytes, unseen=unseen)
+    return encode_pictures(path, checked, comm, max_bytes=max_bytes, bad=bad)

@@ -1,8 +1,4 @@
-"""Where the rows of a data set come from: an array in memory, or a file that is read row by row.
-
-A source knows the shape and dtype of its array before anything is allocated, and fills memory that the caller
-owns, for instance a slice of a window that the ranks of one node share. Rows that were not asked for pass through a
-buffer of `CHUNK_BYTES` at most.
+"""Sources of a data set's rows: arrays in memory, or files read row by row into memory that the caller owns.
 
 Shapes: N rows, F... the shape of one row.
 """
@@ -36,10 +32,7 @@ MAX_DIMENSIONS = 32
 class ArraySource(ABC):
     """An array of shape (N, F...) whose rows can be read in part.
 
-    Attributes:
-        where: the file, or what the array is called; messages begin with it.
-        shape: (N, F...), at least one dimension.
-        dtype: a number type in native byte order: what `read_into` writes.
+    `where` begins messages; `dtype` is in native byte order: what `read_into` writes.
     """
 
     def __init__(self, where: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -56,17 +49,9 @@ class ArraySource(ABC):
         return math.prod(self.shape) * self.dtype.itemsize
 
     def read_into(self, out: NDArray[Any], start: int = 0) -> None:
-        """Fill `out` with the rows [start, start + len(out)).
+        """Fill the C-contiguous `out`, (n, F...), with the rows [start, start + n).
 
-        The first read of a compressed file goes on to its end, so that damage behind the wanted rows is found too.
-
-        Args:
-            out: C-contiguous, (n, F...), of the source's dtype; need not be aligned.
-            start: the first row, 0 <= start <= N - n.
-
-        Raises:
-            DataError: the file is damaged, truncated, longer than declared, or changed since it was opened.
-            ValueError: `out` or `start` does not fit the source: a mistake of the caller.
+        The first read of a compressed file goes on to its end, so that damage behind those rows is found, too.
         """
         if out.dtype != self.dtype or not out.flags.c_contiguous or out.shape[1:] != self.shape[1:] or out.ndim == 0:
             raise ValueError(
@@ -78,11 +63,7 @@ class ArraySource(ABC):
         self._read_rows(out, start)
 
     def read(self) -> NDArray[Any]:
-        """The whole array in new memory.
-
-        Raises:
-            DataError: as `read_into`.
-        """
+        """Return the whole array in new memory."""
         out: NDArray[Any] = np.empty(self.shape, self.dtype)
         self.read_into(out)
         return out
@@ -93,10 +74,10 @@ class ArraySource(ABC):
 
 
 class ByteStream(Protocol):
-    """What a `StreamSource` needs of a file: `io` files, `gzip.GzipFile` and `zipfile.ZipExtFile` have it."""
+    """The part of a binary file that `StreamSource` uses: of `io` files, `gzip.GzipFile`, `zipfile.ZipExtFile`."""
 
     def readinto(self, buffer: memoryview, /) -> int | None:
-        """Fill `buffer` as far as one read goes; the number of bytes, 0 at the end."""
+        """Fill `buffer` as far as one read goes; return the number of bytes, 0 at the end."""
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
         """Move to a position; not called on a sequential stream."""
@@ -111,7 +92,7 @@ def read_exactly(stream: IO[bytes], size: int) -> bytes:
 
 
 class StreamSource(ArraySource):
-    """An array whose numbers lie one after the other in a stream of bytes, compressed or not."""
+    """An array stored as consecutive numbers in a byte stream, compressed or not."""
 
     def __init__(
         self,
@@ -123,15 +104,10 @@ class StreamSource(ArraySource):
         sequential: bool,
         fortran_order: bool = False,
     ) -> None:
-        """Describe the stream; nothing is read yet.
+        """Describe the stream without reading.
 
-        Args:
-            where: begins every message.
-            shape: (N, F...).
-            stored_dtype: dtype in the byte order of the file.
-            open_payload: opens the stream at the first byte of the first number; called once a read.
-            sequential: rows can be skipped only by reading them, and a length or checksum stands at the end.
-            fortran_order: the first index changes fastest in the stream.
+        `open_payload` opens it at the first number, once a read. A `sequential` stream skips rows only by reading them,
+        and ends in a length or checksum.
         """
         super().__init__(where, shape, stored_dtype)
         self._stored_dtype = stored_dtype
@@ -178,13 +154,13 @@ class StreamSource(ArraySource):
 
 
 class _PayloadReader:
-    """Reads exactly what a source declares from its stream, and says where the two differ."""
+    """Reads exactly what a source declares, and reports where its stream differs."""
 
     def __init__(self, source: StreamSource, stream: ByteStream, *, seekable: bool) -> None:
         self._source = source
         self._stream = stream
         self._seekable = seekable
-        self._done = 0
+        self._position = 0
 
     def fill(self, out: NDArray[Any]) -> None:
         """Fill the C-contiguous `out` with the next bytes."""
@@ -195,7 +171,7 @@ class _PayloadReader:
         """Pass over `size` bytes."""
         if self._seekable:
             self._stream.seek(size, 1)
-            self._done += size
+            self._position += size
             return
         buffer = memoryview(bytearray(min(size, CHUNK_BYTES)))
         while size:
@@ -205,18 +181,20 @@ class _PayloadReader:
 
     def finish(self) -> None:
         """Read on to the end of the payload and check that the stream ends there."""
-        self.skip(self._source.nbytes - self._done)
+        self.skip(self._source.nbytes - self._position)
         # A compressed stream checks its own length and checksum when it is read past its last byte.
         if self._stream.readinto(memoryview(bytearray(1))):
-            raise length_error(self._source.where, self._source.shape, self._source.nbytes, f"{self._done + 1} or more")
+            raise length_error(
+                self._source.where, self._source.shape, self._source.nbytes, f"{self._position + 1} or more"
+            )
 
     def _fill(self, view: memoryview) -> None:
         while view:
             # In pieces, because the readers of the standard library hold a second copy of what one call asks for.
             count = self._stream.readinto(view[:CHUNK_BYTES])
             if not count:
-                raise length_error(self._source.where, self._source.shape, self._source.nbytes, str(self._done))
-            self._done += count
+                raise length_error(self._source.where, self._source.shape, self._source.nbytes, str(self._position))
+            self._position += count
             view = view[count:]
 
 
@@ -233,19 +211,9 @@ class _SqueezedSource(ArraySource):
 
 @dataclass(frozen=True)
 class DataSources:
-    """The four arrays of a data set.
+    """The four arrays of a data set; y is (N,) class numbers or (N, O...) targets.
 
     Integer labels of shape (N, 1) become (N,), as Keras accepts both.
-
-    Attributes:
-        name: what the set is called.
-        x_train: (N, F...).
-        y_train: (N,) class numbers, or (N, O...) targets.
-        x_test: (M, F...).
-        y_test: (M,) or (M, O...).
-
-    Raises:
-        DataError: images and labels differ in number, a split is empty, or the splits differ in the shape of a sample.
     """
 
     name: str
@@ -255,7 +223,7 @@ class DataSources:
     y_test: ArraySource
 
     def __post_init__(self) -> None:
-        """Check what the shapes alone can tell."""
+        """Refuse shapes that do not fit together."""
         for field in ("y_train", "y_test"):
             labels: ArraySource = getattr(self, field)
             if labels.shape[1:] == (1,) and labels.dtype.kind in "iu":
@@ -277,47 +245,37 @@ class DataSources:
 
 
 def check_declared(where: str, shape: tuple[int, ...], itemsize: int, max_bytes: int) -> None:
-    """Refuse a declared shape before memory is allocated for it.
-
-    Args:
-        where: begins the message.
-        shape: the dimensions in the header, any non-negative numbers.
-        itemsize: bytes of one number.
-        max_bytes: the largest array allowed.
-
-    Raises:
-        DataError: no dimension, too many, or more than `max_bytes`.
-    """
+    """Refuse a header's shape that needs more than `max_bytes`, before memory is allocated for it."""
     if not 1 <= len(shape) <= MAX_DIMENSIONS:
         raise DataError(f"{where}: {len(shape)} dimensions declared, expected 1 to {MAX_DIMENSIONS}")
     # A zero among the sizes makes the product zero, yet the others still have to be sizes of an array.
     declared = math.prod(max(size, 1) for size in shape) * itemsize
     if declared > max_bytes:
-        found, bound = format_bytes(declared), format_bytes(max_bytes)
-        if found == bound:
-            found, bound = f"{declared} bytes", f"{max_bytes} bytes"
+        size, bound = format_bytes(declared), format_bytes(max_bytes)
+        if size == bound:
+            size, bound = f"{declared} bytes", f"{max_bytes} bytes"
         raise DataError(
-            f"{where}: declared {found} > max_bytes = {bound} (shape {format_shape(shape)}); raise max_bytes if the "
+            f"{where}: declared {size} > max_bytes = {bound} (shape {format_shape(shape)}); raise max_bytes if the "
             "file is what you mean to read"
         )
 
 
-def length_error(where: str, shape: tuple[int, ...], declared: int, found: str) -> DataError:
-    """The answer to a file that is shorter or longer than its header declares (`found`: its bytes after the header)."""
+def length_error(where: str, shape: tuple[int, ...], declared: int, actual: str) -> DataError:
+    """Return the error for a file longer or shorter than its header declares; `actual`: bytes after the header."""
     return DataError(
-        f"{where}: header declares {format_shape(shape)} = {declared} bytes, file has {found}; delete it and fetch it "
+        f"{where}: header declares {format_shape(shape)} = {declared} bytes, file has {actual}; delete it and fetch it "
         "again"
     )
 
 
 def format_shape(shape: tuple[int, ...]) -> str:
-    """`60000x28x28`, with the middle left out where a damaged header declares dozens of dimensions."""
+    """Format as `60000x28x28`; a damaged header's many dimensions are elided."""
     sizes = [str(size) for size in shape]
     return "x".join(sizes if len(sizes) <= 8 else [*sizes[:4], "...", sizes[-1]])
 
 
 def format_bytes(count: int) -> str:
-    """`8.0 GB`, in powers of 1000."""
+    """Format as `8.0 GB`, in powers of 1000."""
     if count < 1000:
         return f"{count} bytes"
     if count >= 10**21:
@@ -332,7 +290,7 @@ def format_bytes(count: int) -> str:
 
 @contextmanager
 def stream_errors(where: str) -> Iterator[None]:
-    """Turn what reading a damaged or unreadable file raises into a `DataError` that begins with `where`."""
+    """Turn errors of reading a damaged file into a `DataError` that begins with `where`."""
     try:
         yield
     except DataError:

@@ -1,12 +1,7 @@
 """The built-in data set: ten classes of glyphs made of lines and arcs, drawn with a shaky hand.
 
-Nothing is downloaded: each image is computed from (seed, split, index). A glyph is one of several style variants of
-its class, as a few polylines in the square [-1, 1]^2. It is bent by a random quadratic map, its corners are moved a
-little, then it is rotated, sheared, scaled and shifted, drawn with a pen of random width and brightness, at times
-with a stray stroke across it, and covered with noise.
-
-Every operation on pixels is an addition, a multiplication, a comparison or a square root, which IEEE 754 rounds in one
-way only, and the points of the strokes are rounded to a grid before: the images are the same on every machine.
+Every image is computed from (seed, split, index). Pixels only see additions, multiplications, comparisons and square
+roots, which IEEE 754 rounds in one way, and stroke points lie on a grid: all machines draw the same images.
 
 Shapes: B images of one chunk, S segments of a glyph, P points of a polyline, Y and X pixels.
 """
@@ -131,20 +126,7 @@ def _normal_of_byte() -> NDArray[np.float32]:
 def generate(
     n_train: int = 60000, n_test: int = 10000, seed: int = 0
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]:
-    """Draw the data set; a smaller set of the same seed is a prefix of a larger one.
-
-    Args:
-        n_train: number of training images, at least 0.
-        n_test: number of test images, at least 0.
-        seed: at least 0.
-
-    Returns:
-        x_train (n_train, 28, 28), y_train (n_train,), x_test (n_test, 28, 28), y_test (n_test,), all uint8;
-        ink is bright on a dark ground, labels are indices into `CLASS_NAMES`.
-
-    Raises:
-        DataError: a negative argument.
-    """
+    """Draw x_train, y_train, x_test and y_test, all uint8; a smaller set of a seed is a prefix of a larger one."""
     if min(n_train, n_test, seed) < 0:
         raise DataError(f"strokes: n_train {n_train}, n_test {n_test}, seed {seed}; expected none below 0")
     return (*_draw_split(n_train, seed, 0), *_draw_split(n_test, seed, 1))
@@ -169,7 +151,7 @@ def _draw_split(n: int, seed: int, split: int) -> tuple[NDArray[np.uint8], NDArr
 
 
 class _Uniforms:
-    """Hands out the columns of the random numbers of a chunk."""
+    """Hands out the columns of a chunk's random numbers."""
 
     def __init__(self, u_BK: NDArray[np.float64]) -> None:
         self._u_BK = u_BK
@@ -187,7 +169,7 @@ class _Uniforms:
 def _draw_chunk(
     u: _Uniforms, noise_BYX: NDArray[np.uint8], pen: "_Pen", out_BYX: NDArray[np.uint8]
 ) -> NDArray[np.int64]:
-    """Draw one chunk into `out_BYX`; the labels (B,)."""
+    """Draw one chunk into `out_BYX` and return its labels (B,)."""
     B = len(out_BYX)
     label_B = u.take(0, len(_GLYPHS)).astype(np.int64)
     style_B = u.take(0, _STYLES).astype(np.int64)
@@ -256,11 +238,7 @@ class _Pen:
         self._pixel = np.arange(SIDE, dtype=np.float32)[:, None]
 
     def distance(self, ends_BSEC: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The distance in pixels to the nearest segment, (Y, X, B), valid until the next call.
-
-        Args:
-            ends_BSEC: (B, S, begin or end, x or y) in pixels.
-        """
+        """Return the distance in pixels to the nearest segment, (Y, X, B), valid until the next call."""
         B = len(ends_BSEC)
         size = SIDE * SIDE * B
         nearest, along, across = (buffer[:size].reshape(SIDE, SIDE, B) for buffer in self._buffers)

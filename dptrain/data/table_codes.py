@@ -1,4 +1,4 @@
-"""Cells that look like numbers and measure nothing, or measure something else: codes, identifiers, dates, commas."""
+"""Finds cells that look like numbers but are codes, identifiers, dates, or decimals with a comma."""
 
 import datetime
 import re
@@ -19,26 +19,22 @@ _DATE = re.compile(rf"\s*(\d{{4}}([-/.])\d{{1,2}}\2\d{{1,2}}|\d{{1,2}}([-/.])\d{
 
 
 def leading_zero(texts: Iterable[Any]) -> str | None:
-    """Return the first text that begins as 007 does: a code, which the number 7 is not."""
+    """Return the first text that starts like 007: a code, not the number 7."""
     return next((text for text in texts if isinstance(text, str) and _LEADING_ZERO.match(text)), None)
 
 
 def may_have_leading_zeros(content: bytes, separator: str) -> bool:
-    """Whether any cell of a text file may begin as 007 does; quick, and too often True rather than too seldom."""
+    """Whether a cell of a text file may start like 007; a quick check that may say True wrongly, never False."""
     return re.search(rb'(?:^|[\r\n%s])[ \t]*"?[ \t]*[+-]?0[0-9]' % re.escape(separator.encode()), content) is not None
 
 
 def decimal_comma(texts: Iterable[Any]) -> str | None:
-    """Return the first text that is a number but for its comma."""
+    """Return the first text that is a number with a decimal comma."""
     return next((text for text in texts if isinstance(text, str) and _DECIMAL_COMMA.fullmatch(text)), None)
 
 
 def identifier(values: npt.NDArray[np.float64]) -> str | None:
-    """Return why numbers look like identifiers or dates, in words; None where they do not.
-
-    Args:
-        values: (rows,), finite, none missing.
-    """
+    """Return, in words, why numbers (rows,) look like identifiers or dates; None where they do not."""
     distinct = np.unique(values)
     if len(distinct) <= 2 or (distinct != np.floor(distinct)).any():
         return None
@@ -61,7 +57,7 @@ def _are_days(distinct: npt.NDArray[np.float64]) -> bool:
 
 
 def holds_dates(series: Any) -> bool:
-    """Whether all values of a column, missing ones aside, are dates or texts that look like dates."""
+    """Whether all values of a column, missing ones aside, are dates or look like dates."""
     if series.dtype.kind != "O" and not _is_text(series):
         return bool(series.dtype.kind == "M")
     values = iter(series.dropna().unique() if _is_text(series) else series.dropna())
@@ -78,16 +74,7 @@ def _is_date(value: Any) -> bool:
 
 
 def days(series: Any, name: str, fault: Any) -> Any:
-    """Return a column of dates as days since 1970-01-01, in UTC; NaN where a value is missing.
-
-    Args:
-        series: the column: dates, or texts as 2020-12-31, also with a time.
-        name: of it.
-        fault: makes an error of a row, a column and what is wrong.
-
-    Raises:
-        DataError: a value is no such date.
-    """
+    """Return a column of dates or ISO texts as days since 1970-01-01 in UTC; NaN where a value is missing."""
     import pandas
 
     if series.dtype.kind in "iufb":

@@ -1,7 +1,6 @@
-"""What the columns of a table are for: numbers, categories, the target; decided once, from the training table.
+"""Decides, from the training table, what each column is: a number, a category or the target.
 
-Nothing is guessed in silence: what could be meant in two ways is refused with the option that says which, and the rest
-is told in a line each.
+Ambiguous columns are refused with the option that settles them; every other decision gets a note.
 """
 
 import dataclasses
@@ -39,99 +38,67 @@ _FEW = 50
 
 @dataclass(frozen=True)
 class TableOptions:
-    """What the command line says about a table.
+    """The command line's options for a table."""
 
-    Attributes:
-        target: the column to predict.
-        columns: those to use, in the table's order; empty for all.
-        drop: those to leave out.
-        categorical: those to take as categories, whatever they look like.
-        number_columns: those to take as numbers, dates as days, whatever they look like.
-        unseen: what becomes of categories that the model has not seen, as `Preprocessing.encode`.
-        missing: "stop" at a missing value; "drop" the row; or let the "mean" stand for a missing number, and a category
-            of their own for others.
-        test: a file for the test part; None for a part of the table.
-        test_split: that part, of the rows.
-        task: what is learned; None for what the target looks like.
-    """
-
-    target: str | None = None
-    columns: Sequence[str] = ()
+    target: str | None = None  # the column to predict
+    columns: Sequence[str] = ()  # used ones; empty for all
     drop: Sequence[str] = ()
-    categorical: Sequence[str] = ()
-    number_columns: Sequence[str] = ()
-    unseen: Unseen | None = None
+    categorical: Sequence[str] = ()  # categories, whatever they look like
+    number_columns: Sequence[str] = ()  # numbers, and dates as days, whatever they look like
+    unseen: Unseen | None = None  # as `Preprocessing.encode`
+    # "stop" at a missing value, "drop" the row, or fill in the "mean" and a category for missing values
     missing: str = "stop"
-    test: str | None = None
+    test: str | None = None  # a file of the test part; None splits the table
     test_split: float = 0.2
-    task: Task | None = None
+    task: Task | None = None  # None for what the target looks like
 
 
-def learn(table: Table, asked: TableOptions) -> tuple[Preprocessing, list[str]]:
-    """Return what the columns of a training table are for, and a line about each decision.
-
-    Args:
-        table: without rows of missing values, if these are to be dropped.
-        asked: what the command line says.
-
-    Raises:
-        ConfigError: no target is named.
-        DataError: a column is missing, holds numbers and text, or dates, or has about as many texts as rows, or whole
-            numbers as identifiers have; the target is all one value; or no column is left.
-    """
-    names = used_columns(table, asked)
+def learn(table: Table, options: TableOptions) -> tuple[Preprocessing, list[str]]:
+    """Return how a training table becomes arrays, and a note on each decision."""
+    names = used_columns(table, options)
     notes: list[str] = []
-    plain = plain_numbers(table.frame, set(names) - {*asked.categorical, *asked.number_columns})
+    plain = plain_numbers(table.frame, set(names) - {*options.categorical, *options.number_columns})
     columns = [
         column
         for name in names
-        if (column := Column(name, "number") if name in plain else _column(table, name, asked, notes)) is not None
+        if (column := Column(name, "number") if name in plain else _column(table, name, options, notes)) is not None
     ]
     if not columns:
-        raise DataError(f"{table.where}: no column is left to predict {asked.target!r} from")
-    task, classes = _task(table, asked, notes)
+        raise DataError(f"{table.where}: no column is left to predict {options.target!r} from")
+    task, classes = _task(table, options, notes)
     notes.insert(0, _described(columns))
-    return Preprocessing(task, tuple(columns), asked.target, classes, unseen=asked.unseen or "error"), notes
+    return Preprocessing(task, tuple(columns), options.target, classes, unseen=options.unseen or "error"), notes
 
 
-def used_columns(table: Table, asked: TableOptions) -> list[str]:
-    """Return the names of the columns to predict from, in the table's order.
-
-    Raises:
-        ConfigError: no target is named.
-        DataError: a named column is missing, or used and dropped, or number and category at once.
-    """
-    there = dict.fromkeys(str(one) for one in table.frame.columns)
-    if asked.target is None:
+def used_columns(table: Table, options: TableOptions) -> list[str]:
+    """Return the names of the input columns, in the table's order."""
+    there = dict.fromkeys(str(column) for column in table.frame.columns)
+    if options.target is None:
         raise ConfigError(
             f"{table.where}: which column is to be predicted? --target NAME, one of {', '.join([*there][:20])}"
         )
     for option, names in (
-        ("target", [asked.target]),
-        *(("columns", asked.columns), ("drop", asked.drop)),
-        *(("categorical", asked.categorical), ("numbers", asked.number_columns)),
+        ("target", [options.target]),
+        *(("columns", options.columns), ("drop", options.drop)),
+        *(("categorical", options.categorical), ("numbers", options.number_columns)),
     ):
         for name in names:
             if name not in there:
                 hint = suggestion(name, [*there]) or f"; found {', '.join([*there][:20])}"
                 raise DataError(f"{table.where}: no column {name!r} (--{option}){hint}")
-    used = {*asked.columns, asked.target}
-    if both := [name for name in asked.drop if name in used]:
+    used = {*options.columns, options.target}
+    if both := [name for name in options.drop if name in used]:
         raise ConfigError(f"--drop {both[0]}: the column is used; leave it out of --columns and --target")
-    if both := [name for name in asked.number_columns if name in asked.categorical]:
+    if both := [name for name in options.number_columns if name in options.categorical]:
         raise ConfigError(f"--numbers {both[0]}: --categorical names the column too; leave it out of one of them")
     if (longest := max(map(len, there), default=0)) > MAX_TEXT:
         raise DataError(f"{table.where}: a column's name has {longest:,} characters, at most {MAX_TEXT:,}; rename it")
-    wanted = set(asked.columns or there) - {asked.target, *asked.drop}
-    return [name for name in there if name in wanted]
+    selected = set(options.columns or there) - {options.target, *options.drop}
+    return [name for name in there if name in selected]
 
 
 def without_missing(table: Table, names: Sequence[str]) -> tuple[Table, list[str]]:
-    """Return a table without the rows that miss a value of one of the columns, and a line about it.
-
-    Raises:
-        DataError: no row is left.
-    """
+    """Return a table without the rows that miss a value of the columns, and a note on how many."""
     absent = table.frame[list(names)].isna().any(axis=1)
     count = int(absent.sum())
     if count == len(table):
@@ -143,20 +110,20 @@ def without_missing(table: Table, names: Sequence[str]) -> tuple[Table, list[str
     ]
 
 
-def _column(table: Table, name: str, asked: TableOptions, notes: list[str]) -> Column | None:
-    """Return what a column is for, or None where it is left out."""
+def _column(table: Table, name: str, options: TableOptions, notes: list[str]) -> Column | None:
+    """Return a column's role, or None where it is left out."""
     series = table.frame[name]
-    is_asked_for = name in asked.number_columns
+    is_asked_for = name in options.number_columns
     are_dates = holds_dates(series)
-    if are_dates and not is_asked_for and name not in asked.categorical:
+    if are_dates and not is_asked_for and name not in options.categorical:
         raise _dates(table, name, f"--drop {name}, or take their days as numbers (--numbers {name})")
     if not (are_dates and is_asked_for):
         _refuse_other_types(table, name, f"--drop {name}")
     if series.isna().all():
         raise DataError(f"{table.where}, column {name!r}: no value in any row; --drop {name}")
     absent = int(series.isna().sum())
-    is_filled = absent > 0 and asked.missing == "mean"
-    is_number = is_asked_for or (series.dtype.kind in "iuf" and name not in asked.categorical)
+    is_filled = absent > 0 and options.missing == "mean"
+    is_number = is_asked_for or (series.dtype.kind in "iuf" and name not in options.categorical)
     if series.nunique() == 1 and (not absent or (is_filled and is_number)):
         notes.append(f"column {name!r} is left out: every row has {short(canonical(series.iloc[0]))}")
         return None
@@ -176,19 +143,19 @@ def _column(table: Table, name: str, asked: TableOptions, notes: list[str]) -> C
             notes.append(f"column {name!r}: dates, as days since 1970-01-01")
         _note_precision(name, quantities, notes)
         return column
-    if name not in asked.categorical and series.dtype.kind != "b":
+    if name not in options.categorical and series.dtype.kind != "b":
         _refuse_mixture(table, name)
         if (code := leading_zero(series.unique())) is not None:
             notes.append(f"column {name!r}: a category, as of codes such as {short(code)}; --numbers {name} otherwise")
     advice = f"fill it in, or --drop {name}, or leave such rows out with --missing drop, or see --missing mean"
     values = _categories(table, name, advice, missing=is_filled)
-    if len(values) > max(_FEW, len(table) // 2) and name not in asked.categorical:
+    if len(values) > max(_FEW, len(table) // 2) and name not in options.categorical:
         raise DataError(
             f"{table.where}, column {name!r}: {len(values):,} different texts in {len(table):,} rows; leave it out "
             f"(--drop {name}), or say that it is a category (--categorical {name})"
             f"{f' or numbers (--numbers {name})' if leading_zero(values) else ''}"
         )
-    other = OTHER if asked.unseen == "other" else None
+    other = OTHER if options.unseen == "other" else None
     if other is not None:
         if OTHER in values:
             raise DataError(f"{table.where}, column {name!r}: {OTHER!r} is a value, and stands for unseen ones")
@@ -199,14 +166,10 @@ def _column(table: Table, name: str, asked: TableOptions, notes: list[str]) -> C
     return Column(name, "one-hot" if role == "one-hot" else "embedding", values, is_text, missing=missing, other=other)
 
 
-def with_means(known: Preprocessing, table: Table, rows: npt.NDArray[np.int64]) -> Preprocessing:
-    """Return preprocessing in which the mean of some rows of a table stands for a missing number.
-
-    Raises:
-        DataError: a number is infinite, or those rows have none.
-    """
+def with_means(preprocessing: Preprocessing, table: Table, rows: npt.NDArray[np.int64]) -> Preprocessing:
+    """Return preprocessing that fills missing numbers with the mean of the given rows."""
     means: dict[str, float] = {}
-    for names, values in blocks(table.frame, known.number_columns):
+    for names, values in blocks(table.frame, preprocessing.number_columns):
         chosen = values[:, rows]
         present = ~np.isnan(chosen)
         is_sound: Any = present.any(axis=1) & ~(np.abs(values) > np.finfo(np.float32).max).any(axis=1)
@@ -214,22 +177,24 @@ def with_means(known: Preprocessing, table: Table, rows: npt.NDArray[np.int64]) 
             name: float(chosen[place, present[place]].mean()) for place, name in enumerate(names) if is_sound[place]
         }
     columns = []
-    for one in known.columns:
-        if one.name in means:
-            one = dataclasses.replace(one, mean=means[one.name])
-        elif one.role == "number":
-            filled = dataclasses.replace(one, mean=0.0)
-            values = column_numbers(table.frame[one.name], filled, table.fault, "")[rows]
-            present = table.frame[one.name].notna().to_numpy()[rows]
+    for column in preprocessing.columns:
+        if column.name in means:
+            column = dataclasses.replace(column, mean=means[column.name])
+        elif column.role == "number":
+            filled = dataclasses.replace(column, mean=0.0)
+            values = column_numbers(table.frame[column.name], filled, table.fault, "")[rows]
+            present = table.frame[column.name].notna().to_numpy()[rows]
             if not present.any():
-                raise DataError(f"{table.where}, column {one.name!r}: no value in the training part; --drop {one.name}")
-            one = dataclasses.replace(one, mean=float(values[present].mean()))
-        columns.append(one)
-    return dataclasses.replace(known, columns=tuple(columns))
+                raise DataError(
+                    f"{table.where}, column {column.name!r}: no value in the training part; --drop {column.name}"
+                )
+            column = dataclasses.replace(column, mean=float(values[present].mean()))
+        columns.append(column)
+    return dataclasses.replace(preprocessing, columns=tuple(columns))
 
 
 def _categories(table: Table, name: str, advice: str, missing: bool = False) -> tuple[str, ...]:
-    """Return the values of a column, numbers by size, texts by letters; last what stands for missing ones."""
+    """Return a column's values, numbers by size and texts alphabetically, the stand-in for missing ones last."""
     series = table.frame[name]
     if missing:
         if (series == MISSING).any():
@@ -238,17 +203,17 @@ def _categories(table: Table, name: str, advice: str, missing: bool = False) -> 
     if series.isna().any():
         row = int(series.isna().to_numpy().argmax())
         raise table.fault(row, name, f"no value ({int(series.isna().sum())} in all); {advice}")
-    found = list(series.unique())
-    longest = max((len(one) for one in found if isinstance(one, str)), default=0)
+    distinct = list(series.unique())
+    longest = max((len(text) for text in distinct if isinstance(text, str)), default=0)
     if longest > MAX_TEXT:
         raise DataError(
             f"{table.where}, column {name!r}: a text of {longest:,} characters, at most {MAX_TEXT:,} are a category; "
             f"--drop {name}"
         )
-    if not all(isinstance(one, str) for one in found):
-        found = sorted(found, key=lambda one: (isinstance(one, str), one))
-        return tuple(dict.fromkeys(map(canonical, found)))
-    return tuple(sorted(found))
+    if not all(isinstance(value, str) for value in distinct):
+        distinct = sorted(distinct, key=lambda value: (isinstance(value, str), value))
+        return tuple(dict.fromkeys(map(canonical, distinct)))
+    return tuple(sorted(distinct))
 
 
 def _refuse_other_types(table: Table, name: str, advice: str) -> None:
@@ -280,7 +245,7 @@ def _dates(table: Table, name: str, advice: str) -> DataError:
 
 
 def _refuse_mixture(table: Table, name: str) -> None:
-    """Refuse texts of which some are numbers, unless all are and some begin with a zero, as codes do."""
+    """Refuse texts among which some are numbers, unless all are and some start with a zero, as codes do."""
     import pandas
 
     present = table.frame[name].dropna()
@@ -330,42 +295,42 @@ def _note_precision(name: str, values: npt.NDArray[np.float64], notes: list[str]
         )
 
 
-def _task(table: Table, asked: TableOptions, notes: list[str]) -> tuple[Task, tuple[str, ...]]:
-    """Return what is learned, and the names of the classes."""
-    name = str(asked.target)
+def _task(table: Table, options: TableOptions, notes: list[str]) -> tuple[Task, tuple[str, ...]]:
+    """Return the task and the class names."""
+    name = str(options.target)
     series = table.frame[name]
-    if holds_dates(series) and name not in asked.categorical:
+    if holds_dates(series) and name not in options.categorical:
         raise _dates(table, name, f"choose another --target, or make numbers of it, or --categorical {name}")
     _refuse_other_types(table, name, "choose another --target")
     is_number = series.dtype.kind in "iuf"
-    if is_number and (asked.task == "regression" or series.nunique() > 2):
+    if is_number and (options.task == "regression" or series.nunique() > 2):
         values = numbers(series, name, table.fault, "leave the row out, or --missing drop")
         count = len(np.unique(values))
         whole = series.dtype.kind in "iu"
         few = whole and count <= MOST_CLASSES and count * 5 <= len(series)
-        if asked.task == "regression" or (asked.task is None and not few):
+        if options.task == "regression" or (options.task is None and not few):
             if count == 1:
-                raise _one_value(table, name)
+                raise _constant_target(table, name)
             other = f"; --loss {LOSSES['multiclass'][0]} for classes" if whole else ""
             notes.append(
                 f"target {name!r}: regression, {count:,} values from {values.min():g} to {values.max():g}{other}"
             )
             return "regression", ()
-    if asked.task == "regression":
+    if options.task == "regression":
         _refuse_mixture(table, name)
         raise DataError(f"{table.where}, column {name!r}: holds {series.dtype}, expected numbers for a regression")
-    if not is_number and series.dtype.kind != "b" and asked.task is None and name not in asked.categorical:
+    if not is_number and series.dtype.kind != "b" and options.task is None and name not in options.categorical:
         _refuse_mixture(table, name)
     classes = _categories(table, name, "leave the row out, or --missing drop")
     if len(classes) == 1:
-        raise _one_value(table, name)
-    if asked.task == "binary" and len(classes) > 2:
+        raise _constant_target(table, name)
+    if options.task == "binary" and len(classes) > 2:
         raise DataError(f"{table.where}, column {name!r}: {len(classes):,} values, expected two for --task binary")
     if len(classes) > max(MOST_CLASSES, len(series) // 2):
         raise DataError(
             f"{table.where}, column {name!r}: {len(classes):,} classes in {len(series):,} rows; is it the target?"
         )
-    if len(classes) == 2 and asked.task != "multiclass":
+    if len(classes) == 2 and options.task != "multiclass":
         notes.append(f"target {name!r}: binary, the probability of {classes[1]!r} rather than {classes[0]!r}")
         return "binary", classes
     shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
@@ -374,7 +339,7 @@ def _task(table: Table, asked: TableOptions, notes: list[str]) -> tuple[Task, tu
     return "multiclass", classes
 
 
-def _one_value(table: Table, name: str) -> DataError:
+def _constant_target(table: Table, name: str) -> DataError:
     value = canonical(table.frame[name].iloc[0])
     return DataError(f"{table.where}, column {name!r}: every row has {short(value)}; there is nothing to learn")
 
@@ -382,8 +347,8 @@ def _one_value(table: Table, name: str) -> DataError:
 def _described(columns: Sequence[Column]) -> str:
     parts = []
     for role, text in (("number", "numbers"), ("one-hot", "one-hot"), ("embedding", "embedded")):
-        found = [one for one in columns if one.role == role]
-        named = [one.name if role == "number" else f"{one.name} ({len(one.values)})" for one in found]
-        if found:
+        matching = [column for column in columns if column.role == role]
+        named = [column.name if role == "number" else f"{column.name} ({len(column.values)})" for column in matching]
+        if matching:
             parts.append(f"{text}: {', '.join(named[:8])}{', ...' if len(named) > 8 else ''}")
     return f"{len(columns)} columns; {'; '.join(parts)}"

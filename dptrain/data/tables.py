@@ -1,7 +1,6 @@
-"""Tables in files: text with a header (.csv, .tsv, also .gz) and Parquet, read by pandas and pyarrow.
+"""Reads tables: text with a header (.csv, .tsv, also .gz) and Parquet.
 
-Rows are numbered as an editor shows lines: from 1, the header counted. The file is bounded before it is read, and what
-it cannot mean is an error that names file, row and column.
+Rows are numbered like an editor's lines: from 1, including the header. Errors name file, row and column.
 """
 
 import csv
@@ -30,36 +29,24 @@ ENDINGS = (*TEXT_ENDINGS, *PARQUET_ENDINGS)
 
 
 def is_table(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file's name says that it holds a table."""
+    """Whether a file name is that of a table."""
     return str(path).lower().endswith(ENDINGS)
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a file.
+    """A table read from a file."""
 
-    Attributes:
-        where: the file.
-        frame: a pandas data frame; its index counts the rows of the file from 0.
-        text: the file as text, None of Parquet.
-    """
-
-    where: str
-    frame: Any
-    text: "Text | None" = None
+    where: str  # the file
+    frame: Any  # a pandas data frame; its index counts the file's rows from 0
+    text: "Text | None" = None  # None for Parquet
 
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.frame)
 
     def fault(self, row: int, column: str, what: str) -> DataError:
-        """Return an error about a cell.
-
-        Args:
-            row: of `frame`, from 0.
-            column: its name.
-            what: is wrong there.
-        """
+        """Return an error about the cell in `frame`'s row (from 0) and column."""
         number = int(self.frame.index[row])
         if self.text is None:
             return DataError(f"{self.where}, row {number + 1}, column {column!r}: {what}")
@@ -67,24 +54,20 @@ class Table:
         return DataError(f"{self.where}, row {line}, column {column!r}: {what}")
 
     def without_rows(self, rows: Any) -> "Table":
-        """Return the table without the rows that a boolean series names."""
+        """Return the table without the rows that a boolean series selects."""
         return Table(self.where, self.frame[~rows], self.text)
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text file's content and how it is cut into fields."""
+    """A text file's content and field separator."""
 
     where: str
     content: bytes
     separator: str
 
     def records(self) -> Iterator[tuple[int, list[str]]]:
-        """Yield the line at which each record begins, from 1, and its fields; blank lines are none.
-
-        Raises:
-            DataError: a field is longer than any number or category.
-        """
+        """Yield each record's first line, from 1, and its fields; blank lines are skipped."""
         lines = io.TextIOWrapper(io.BytesIO(self.content), encoding="utf-8-sig", errors="replace", newline="")
         reader = csv.reader(lines, delimiter=self.separator, skipinitialspace=True)
         begin = 1
@@ -97,18 +80,14 @@ class Text:
             raise DataError(f"{self.where}, row {begin}: {one_line(error)}") from None
 
     def record(self, row: int) -> tuple[int, list[str]]:
-        """Return line and fields of a row of the table, counted from 0 behind the header."""
-        for number, found in enumerate(self.records(), -1):
+        """Return the line and the fields of a data row, counted from 0."""
+        for number, record in enumerate(self.records(), -1):
             if number == row:
-                return found
+                return record
         return row + 2, []
 
     def header(self) -> list[str]:
-        """Return the names of the columns.
-
-        Raises:
-            DataError: there is no header of names that differ.
-        """
+        """Return the column names; refuse a header with numbers, empty or double names."""
         _, names = next(self.records(), (1, []))
         if not names:
             raise DataError(f"{self.where}: empty; expected a header with the names of the columns, and rows")
@@ -120,23 +99,21 @@ class Text:
         for place, name in enumerate(names):
             if not name.strip():
                 raise DataError(f"{self.where}, row 1: column {place + 1} has no name")
-        for one, other in pairwise(sorted(names)):
-            if one == other:
-                raise DataError(f"{self.where}, row 1: {names.count(one)} columns are called {one!r}; rename one")
+        for previous, other in pairwise(sorted(names)):
+            if previous == other:
+                raise DataError(
+                    f"{self.where}, row 1: {names.count(previous)} columns are called {previous!r}; rename one"
+                )
         return names
 
     def require_even(self, columns: int) -> None:
-        """Check that every record has as many fields as the header.
-
-        Raises:
-            DataError: names the first that has not.
-        """
+        """Refuse the first record whose number of fields differs from the header's."""
         begin = 1
         for begin, fields in self.records():
             if len(fields) != columns:
-                found = f"{len(fields)} field{'s' * (len(fields) != 1)}"
+                count = f"{len(fields)} field{'s' * (len(fields) != 1)}"
                 raise DataError(
-                    f"{self.where}, row {begin}: {found}, the header has {columns}; is a separator missing or too many,"
+                    f"{self.where}, row {begin}: {count}, the header has {columns}; is a separator missing or too many,"
                     " or a text without its quotes?"
                 )
 
@@ -150,17 +127,8 @@ def read_table(
 ) -> Table:
     """Read a table.
 
-    Columns with a cell such as 007 stay text, whatever the format.
-
-    Args:
-        path: of one of `ENDINGS`.
-        text_columns: of a text file, whose cells are taken as they stand, so that "7.0" is not 7.
-        number_columns: whose texts, if all are numbers, become these, so that "007" is 7.
-        max_bytes: the largest that its content, decompressed, may be.
-
-    Raises:
-        ConfigError: pandas or pyarrow is missing.
-        DataError: the file is missing, too large, or no such table.
+    Cells of `text_columns` stay text, so that "7.0" is not 7; numeric text in `number_columns` becomes numbers. Other
+    columns with a cell like 007 stay text in every format.
     """
     where = str(path)
     with stream_errors(where), open_regular(Path(path)) as file:
@@ -183,21 +151,17 @@ def _pandas() -> Any:
 
 
 def _make_numbers(frame: Any, columns: Sequence[str]) -> None:
-    """Make numbers of those columns whose texts are numbers."""
+    """Convert columns whose texts are all numbers."""
     kinds = {str(name): dtype.kind for name, dtype in zip(frame.columns, frame.dtypes, strict=True)}
     for name in columns:
         if kinds.get(name, "f") not in "iufbmMc":
-            found = _pandas().to_numeric(frame[name], errors="coerce")
-            if found.isna().equals(frame[name].isna()):
-                frame[name] = found
+            numbers = _pandas().to_numeric(frame[name], errors="coerce")
+            if numbers.isna().equals(frame[name].isna()):
+                frame[name] = numbers
 
 
 def _content(where: str, file: Any, max_bytes: int) -> bytes:
-    """Return a text file's content, decompressed.
-
-    Raises:
-        DataError: larger than allowed, or no text in UTF-8.
-    """
+    """Return a text file's decompressed content."""
     content = b""
     compressed = where.lower().endswith(".gz")
     too_large = compressed and os.fstat(file.fileno()).st_size > max_bytes + GZIP_PADDING
@@ -230,18 +194,14 @@ def _read_text(where: str, content: bytes, text_columns: Sequence[str], number_c
 
 
 def _separator(where: str, content: bytes) -> str:
-    """Return what separates the names of a header: what the file's name says, or else what is there."""
+    """Return the separator that the file's name suggests, or else one that the header contains."""
     header = content.split(b"\n", 1)[0].decode(errors="replace")
     usual = "\t" if ".tsv" in where.lower() else ","
     return next((character for character in (usual, *",;\t") if character in header), usual)
 
 
 def _parsed(text: "Text", names: list[str], types: dict[str, Any]) -> Any:
-    """Return a text file as a frame.
-
-    Raises:
-        DataError: it is no table.
-    """
+    """Return a text file as a data frame."""
     pandas, where, content = _pandas(), text.where, text.content
     try:
         with warnings.catch_warnings():
@@ -266,7 +226,7 @@ def _parsed(text: "Text", names: list[str], types: dict[str, Any]) -> Any:
 
 
 def _restore_leading_zeros(text: "Text", frame: Any, number_columns: Sequence[str]) -> None:
-    """Put the texts of columns with a cell such as 007, which were read as numbers, in their place."""
+    """Restore the text of columns with a cell like 007 that were read as numbers."""
     names = list(frame.columns)
     read = [name for name in names if name not in number_columns and frame[name].dtype.kind in "iuf"]
     if not read:

@@ -1,4 +1,4 @@
-"""What is learned: classes, one of two classes, or numbers; and the losses that fit each."""
+"""The tasks (several classes, two classes, numbers) and the losses that fit each."""
 
 from typing import Literal
 
@@ -19,24 +19,16 @@ LOSSES: dict[Task, tuple[str, ...]] = {
 
 
 def task_of_loss(loss: str) -> Task:
-    """Return the task that a loss is for.
-
-    Raises:
-        ConfigError: the loss is none of `LOSSES`.
-    """
+    """Return the task of a loss."""
     for task, losses in LOSSES.items():
         if loss in losses:
             return task
-    known = [one for losses in LOSSES.values() for one in losses]
-    raise ConfigError(f"unknown loss {loss!r}{suggestion(loss, known)}")
+    all_losses = [name for losses in LOSSES.values() for name in losses]
+    raise ConfigError(f"unknown loss {loss!r}{suggestion(loss, all_losses)}")
 
 
-def asked_task(task: Task | None, loss: str | None) -> Task | None:
-    """Return the task that `--task` or `--loss` asks for, None where neither does.
-
-    Raises:
-        ConfigError: the two contradict each other, or the loss is unknown.
-    """
+def requested_task(task: Task | None, loss: str | None) -> Task | None:
+    """Return the task that `--task` or `--loss` implies, None for neither; refuse a contradiction."""
     by_loss = None if loss is None else task_of_loss(loss)
     if task is not None and by_loss not in (None, task):
         raise ConfigError(

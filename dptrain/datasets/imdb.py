@@ -59,7 +59,7 @@ def load_data(
             f"After filtering for sequences shorter than maxlen={maxlen}, no sequence was kept. Increase maxlen."
         )
     (train, y_train), (test, y_test) = parts
-    known = keras_sets.known_words([*train, *test], num_words=num_words, skip_top=skip_top, oov_char=oov_char)
+    known = keras_sets.limit_vocabulary([*train, *test], num_words=num_words, skip_top=skip_top, oov_char=oov_char)
     x_train, x_test = keras_sets.ragged(known[: len(train)]), keras_sets.ragged(known[len(train) :])
     return (x_train, np.array(y_train)), (x_test, np.array(y_test))
 

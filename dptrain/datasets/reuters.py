@@ -59,7 +59,7 @@ def load_data(
         raise ConfigError(
             f"After filtering for sequences shorter than maxlen={maxlen}, no sequence was kept. Increase maxlen."
         )
-    known = keras_sets.known_words(numbered, num_words=num_words, skip_top=skip_top, oov_char=oov_char)
+    known = keras_sets.limit_vocabulary(numbered, num_words=num_words, skip_top=skip_top, oov_char=oov_char)
     end = int(len(known) * (1 - test_split))
     y = np.array(kept)
     return (keras_sets.ragged(known[:end]), y[:end]), (keras_sets.ragged(known[end:]), y[end:])

@@ -638,7 +638,7 @@ class Fitting(Layer):
         As Keras, a model that has seen no targets since it was compiled looks at the first batch, if `looks`.
         """
         if isinstance(x, Split):
-            split = x if trains else x.taken()
+            split = x if trains else x.selected()
             return replace(self._samples(split.x, split.y, sample_weight, class_weight), split=split)
         source = source_of(
             x, y, sample_weight, class_weight=class_weight, shuffle=shuffle, seed=self._model_seed, comm=comm
