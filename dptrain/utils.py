@@ -20,6 +20,7 @@ from dptrain.errors import ConfigError
 from dptrain.layers import bounding_boxes
 from dptrain.layers.node import KerasTensor, get_source_inputs
 from dptrain.program import tree
+from dptrain.program.types import standardize_dtype
 from dptrain.random import Purpose, default_seed, set_default_seed, stream
 from dptrain.registry.names import not_there
 from dptrain.registry.serialization import (
@@ -153,11 +154,6 @@ def clear_session(free_memory: bool = True) -> None:
 def is_keras_tensor(x: Any) -> bool:
     """Whether it is a symbolic tensor: an `Input`, or what was made of one."""
     return isinstance(x, KerasTensor)
-
-
-def standardize_dtype(dtype: Any) -> str:
-    """Return the name of a type; None is "float32"."""
-    return "float32" if dtype is None else np.dtype(dtype).name
 
 
 def normalize(x: npt.ArrayLike, axis: int = -1, order: Any = 2) -> npt.NDArray[Any]:

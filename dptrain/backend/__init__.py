@@ -20,7 +20,8 @@ __all__ = ["Backend", "Place", "create", "tries_gpu"]
 _KERAS = {
     **dict.fromkeys(("backend", "epsilon", "floatx", "image_data_format"), "config"),
     **dict.fromkeys(("set_epsilon", "set_floatx", "set_image_data_format"), "config"),
-    **dict.fromkeys(("clear_session", "is_keras_tensor", "standardize_dtype"), "utils"),
+    **dict.fromkeys(("clear_session", "is_keras_tensor"), "utils"),
+    **dict.fromkeys(("is_float_dtype", "is_int_dtype", "result_type", "standardize_dtype"), "program.types"),
 }
 
 if not TYPE_CHECKING:  # for which any name would do

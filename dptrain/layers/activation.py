@@ -35,6 +35,7 @@ class Activation(Layer):
         ConfigError: the activation is unknown.
     """
 
+    _has_no_weights = True
     _passes_masks = True
 
     activation = ActivationAttribute()
@@ -52,6 +53,7 @@ class Activation(Layer):
 class Identity(Layer):
     """y = x."""
 
+    _has_no_weights = True
     _passes_masks = True
     _moves_values = True
 
@@ -73,6 +75,7 @@ class ReLU(Layer):
         ConfigError: an argument is out of range.
     """
 
+    _has_no_weights = True
     _passes_masks = True
 
     def __init__(
@@ -107,6 +110,7 @@ class LeakyReLU(Layer):
         ConfigError: the slope is out of range.
     """
 
+    _has_no_weights = True
     _passes_masks = True
 
     def __init__(self, negative_slope: float = 0.3, **options: Any) -> None:
@@ -135,6 +139,7 @@ class ELU(Layer):
         options: as `Layer`.
     """
 
+    _has_no_weights = True
     _passes_masks = True
 
     def __init__(self, alpha: float = 1.0, **options: Any) -> None:
@@ -213,6 +218,7 @@ class ActivityRegularization(Layer):
         options: as `Layer`.
     """
 
+    _has_no_weights = True
     _passes_masks = True
 
     def __init__(self, l1: float = 0.0, l2: float = 0.0, **options: Any) -> None:
@@ -241,6 +247,7 @@ class Softmax(Layer):
         ConfigError: the axis is no integer or list of integers.
     """
 
+    _has_no_weights = True
     _passes_masks = True
 
     def __init__(self, axis: int | Sequence[int] = -1, **options: Any) -> None:

@@ -139,14 +139,14 @@ class Attention(Layer):
             weights = random.dropout(weights, self.dropout, seed=self.seed_generator)
         return ops.matmul(weights, value), weights
 
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """Return the query's mask.
 
         Raises:
             ConfigError: no lists of inputs and masks.
         """
-        self._check_inputs(inputs, previous_mask)
-        return None if previous_mask is None else previous_mask[0]
+        self._check_inputs(inputs, mask)
+        return None if mask is None else mask[0]
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         """Return the query's shape with the value's last length."""

@@ -96,6 +96,8 @@ class Layer(Parts):
     _constructed_with: Given | None = None
     # Whether the mask of the inputs is one of the outputs; None for what `supports_masking` finds out.
     _passes_masks: bool | None = None
+    # Whether it is built from its constructor on, where no subclass makes weights.
+    _has_no_weights = False
     # In a class whose own `build` says itself when the weights are there.
     _notes_built: bool
     # It is being built, and what has been built of it may be drawn anew.
@@ -134,7 +136,8 @@ class Layer(Parts):
             raise ConfigError(
                 f"Expected `trainable` to be a boolean. Received: trainable={trainable} (of type {type(trainable)})"
             )
-        self._trainable, self.autocast, self.built = bool(trainable), bool(autocast), False
+        self._trainable, self.autocast = bool(trainable), bool(autocast)
+        self.built = self._has_no_weights and type(self).build is Layer.build
         self.activity_regularizer = regularizers.get(activity_regularizer)
         self.input_spec: Any = None
         self._built_for: Any = None  # the shape of its first argument
@@ -179,6 +182,16 @@ class Layer(Parts):
         layer = self if self.built else _unbuilt_copy(self)
         results = layer._on_symbols((inputs,), {"training": False})
         return map_leaves(lambda _, one: read(one.shape), results)
+
+    def compute_output_spec(self, *arguments: Any, **keywords: Any) -> Any:
+        """Return symbolic tensors (shape, dtype) like the outputs; arguments as of `call`, symbolic tensors among them.
+
+        Raises:
+            ConfigError: the layer cannot take that input.
+        """
+        layer = self if self.built else _unbuilt_copy(self)
+        outputs = layer._on_symbols(arguments, keywords)
+        return map_leaves(lambda _, tensor: placeholder(tensor.shape, tensor.dtype, self._display_name), outputs)
 
     # What a subclass calls
 

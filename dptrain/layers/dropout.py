@@ -65,6 +65,7 @@ class Dropout(Layer):
         ConfigError: an argument is out of range.
     """
 
+    _has_no_weights = True
     _passes_masks = True
 
     def __init__(
@@ -75,7 +76,7 @@ class Dropout(Layer):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.rate, self.seed, self.built = rate_of(rate), own_seed(seed), True
+        self.rate, self.seed = rate_of(rate), own_seed(seed)
         self.noise_shape = noise_shape_of(noise_shape)
         if 0 < self.rate < 1:
             self.seed_generator = self._add_seed_generator(Purpose.DROPOUT, seed)

@@ -74,7 +74,7 @@ class Embedding(Layer):
             name="embeddings",
         )
 
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Tensor | None:
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Tensor | None:
         """Return which ids are not 0, with `mask_zero`; else None."""
         return ops.not_equal(inputs, 0) if self.mask_zero else None
 

@@ -142,6 +142,7 @@ class UnitNormalization(Layer):
         ConfigError: no axes.
     """
 
+    _has_no_weights = True
     _passes_masks = True
 
     def __init__(self, axis: int | Sequence[int] = -1, **options: Any) -> None:

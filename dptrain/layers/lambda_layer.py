@@ -60,10 +60,10 @@ class Lambda(Layer):
     def _rounds(self, value: Tensor) -> bool:
         return not is_whole(value)  # what the function does with ids is the user's
 
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """Return what the argument `mask` says."""
         if callable(self.mask):
-            return self.mask(inputs, previous_mask)
+            return self.mask(inputs, mask)
         return None if self.mask is None else constant(self.mask)
 
     def call(self, inputs: Any, mask: Any = None, training: bool = False) -> Any:

@@ -20,13 +20,14 @@ class Masking(Layer):
         options: as `Layer`.
     """
 
+    _has_no_weights = True
     _passes_masks = True
 
     def __init__(self, mask_value: Any = 0.0, **options: Any) -> None:
         super().__init__(**options)
-        self.mask_value, self.built = mask_value, True
+        self.mask_value = mask_value
 
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Tensor:
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Tensor:
         """Return which steps have another value: booleans of the inputs' shape without the features."""
         return ops.any(self._counts(inputs), axis=-1)
 

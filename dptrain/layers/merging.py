@@ -30,13 +30,13 @@ class _Merge(Layer):
             if len(one) < 1:
                 raise ConfigError(f"Expected inputs with rows. Received: input_shape={input_shape}")
 
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Tensor | None:
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Tensor | None:
         """Return which steps count in any of the inputs; None where one has no mask.
 
         Raises:
             ConfigError: not a mask, or None, for each input.
         """
-        masks = _masks_of_each(inputs, previous_mask)
+        masks = _masks_of_each(inputs, mask)
         return None if any(mask is None for mask in masks) else functools.reduce(ops.logical_or, masks)
 
 
@@ -131,13 +131,13 @@ class Concatenate(_Merge):
                 f"Received: input_shape={input_shape}"
             )
 
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Tensor | None:
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Tensor | None:
         """Return the masks joined, where an input has one; what has none counts.
 
         Raises:
             ConfigError: not a mask, or None, for each input.
         """
-        masks = _masks_of_each(inputs, previous_mask)
+        masks = _masks_of_each(inputs, mask)
         if all(mask is None for mask in masks):
             return None
         whole = [_elementwise(tensor, mask) for tensor, mask in zip(inputs, masks, strict=True)]
@@ -172,7 +172,7 @@ class Dot(_Merge):
         self.axes = axes if isinstance(axes, int) else list(axes)
         self.normalize, self._both = bool(normalize), both
 
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
+    def compute_mask(self, inputs: Any, mask: Any = None) -> None:
         """Return None: what comes out has no steps."""
 
     def call(self, inputs: Sequence[Tensor]) -> Tensor:

@@ -28,6 +28,7 @@ class GaussianNoise(Layer):
         ConfigError: the deviation is out of range.
     """
 
+    _has_no_weights = True
     _passes_masks = True
 
     def __init__(self, stddev: float, seed: int | None = None, **options: Any) -> None:
@@ -37,7 +38,7 @@ class GaussianNoise(Layer):
                 "Invalid value received for argument `stddev`. Expected a float value between 0 and 1. "
                 f"Received: stddev={stddev}"
             )
-        self.stddev, self.seed, self.built = float(stddev), own_seed(seed), True
+        self.stddev, self.seed = float(stddev), own_seed(seed)
         if self.stddev > 0:
             self.seed_generator = self._add_seed_generator(Purpose.NOISE, seed)
 
@@ -63,11 +64,12 @@ class GaussianDropout(Layer):
         ConfigError: the rate is out of range.
     """
 
+    _has_no_weights = True
     _passes_masks = True
 
     def __init__(self, rate: float, seed: int | None = None, **options: Any) -> None:
         super().__init__(**options)
-        self.rate, self.seed, self.built = rate_of(rate), own_seed(seed), True
+        self.rate, self.seed = rate_of(rate), own_seed(seed)
         if self.rate == 1:
             raise ConfigError("rate = 1 of GaussianDropout: noise without end; expected a number below 1")
         if self.rate > 0:
@@ -97,13 +99,14 @@ class AlphaDropout(Layer):
         ConfigError: an argument is out of range.
     """
 
+    _has_no_weights = True
     _passes_masks = True
 
     def __init__(
         self, rate: float, noise_shape: Sequence[int | None] | None = None, seed: int | None = None, **options: Any
     ) -> None:
         super().__init__(**options)
-        self.rate, self.seed, self.built = rate_of(rate), own_seed(seed), True
+        self.rate, self.seed = rate_of(rate), own_seed(seed)
         if self.rate == 1:
             raise ConfigError("rate = 1 of AlphaDropout: nothing is left to scale; expected a number below 1")
         self.noise_shape = noise_shape_of(noise_shape)

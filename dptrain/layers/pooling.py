@@ -27,6 +27,7 @@ class Pooling(SpatialLayer):
         ConfigError: an argument is out of range or not supported.
     """
 
+    _has_no_weights = True
     _pool: Callable[..., Tensor]
 
     def __init__(
@@ -159,6 +160,7 @@ class GlobalPooling(SpatialLayer):
         ConfigError: another data format.
     """
 
+    _has_no_weights = True
     _reduce: Callable[..., Tensor]
 
     def __init__(self, data_format: str | None = None, keepdims: bool = False, **options: Any) -> None:
@@ -196,7 +198,7 @@ class GlobalAveragePooling1D(GlobalPooling):
     rank, _reduce = 1, staticmethod(ops.mean)
     _passes_masks = True
 
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
+    def compute_mask(self, inputs: Any, mask: Any = None) -> None:
         """Return None: what comes out has no steps."""
 
     def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:

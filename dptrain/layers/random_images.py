@@ -23,9 +23,11 @@ Factor = float | Sequence[float]
 class RandomImageLayer(ImageLayer):
     """Draws a transformation for each image in training, and applies it; other images stay as they are."""
 
+    _has_no_weights = True
+
     def __init__(self, seed: int | None, **options: Any) -> None:
         super().__init__(**options)
-        self.seed, self.built = own_seed(seed), True
+        self.seed = own_seed(seed)
         self.generator = self._add_seed_generator(Purpose.NOISE, seed)
 
     def _uniform(self, rows: Any, least: float, most: float) -> Tensor:

@@ -78,7 +78,7 @@ class ReversibleEmbedding(Embedding):
             logits = ops.tanh(logits / self.logit_soft_cap) * self.logit_soft_cap
         return logits
 
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
+    def compute_mask(self, inputs: Any, mask: Any = None) -> None:
         """Return None: `call` attaches the mask of ids, and the way back has none."""
 
     def compute_output_shape(self, input_shape: Any, reverse: bool = False) -> tuple[int | None, ...]:

@@ -221,14 +221,3 @@ def smoothing(label_smoothing: float) -> float:
     if not 0 <= label_smoothing <= 1:
         raise ConfigError(f"label_smoothing = {label_smoothing}: expected a number in [0, 1]")
     return float(label_smoothing)
-
-
-def last_axis(axis: int) -> int:
-    """Return an axis that is the last.
-
-    Raises:
-        ConfigError: it is another.
-    """
-    if axis != -1:
-        raise ConfigError(f"not supported: axis={axis}; expected -1")
-    return axis

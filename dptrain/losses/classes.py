@@ -6,7 +6,7 @@ from typing import Any
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.losses import alignments, functions, overlap, pairs
-from dptrain.losses.base import Loss, LossFunctionWrapper, last_axis, smoothing
+from dptrain.losses.base import Loss, LossFunctionWrapper, smoothing
 from dptrain.program.tensor import Tensor
 
 
@@ -157,7 +157,7 @@ class BinaryCrossentropy(_BuiltIn):
     Args:
         from_logits: the model's outputs are logits, p = sigmoid(output), else p.
         label_smoothing: the part of a target that becomes 1/2, in [0, 1].
-        axis: that the mean is over, -1.
+        axis: that the mean is over.
         reduction: as `Loss`.
         name: as `Loss`.
         dtype: as `Loss`.
@@ -177,7 +177,7 @@ class BinaryCrossentropy(_BuiltIn):
         name: str | None = None,
         dtype: str | None = None,
     ) -> None:
-        given = {"from_logits": from_logits, "label_smoothing": smoothing(label_smoothing), "axis": last_axis(axis)}
+        given = {"from_logits": from_logits, "label_smoothing": smoothing(label_smoothing), "axis": axis}
         super().__init__(type(self)._function, reduction, name, dtype, **given)
         self.from_logits, self.label_smoothing = from_logits, float(label_smoothing)
 
@@ -191,7 +191,7 @@ class CategoricalCrossentropy(BinaryCrossentropy):
     Args:
         from_logits: the model's outputs are logits, else probabilities.
         label_smoothing: the part of a target that is spread over all classes, in [0, 1].
-        axis: of classes, -1.
+        axis: of classes.
         reduction: as `Loss`.
         name: as `Loss`.
         dtype: as `Loss`.
@@ -212,7 +212,7 @@ class SparseCategoricalCrossentropy(_BuiltIn):
         from_logits: the model's outputs are logits, else probabilities.
         ignore_class: samples of this label have no loss and do not count in the divisor; any integer.
         reduction: as `Loss`.
-        axis: of classes, -1.
+        axis: of classes.
         name: as `Loss`.
         dtype: as `Loss`.
 
@@ -231,10 +231,10 @@ class SparseCategoricalCrossentropy(_BuiltIn):
         name: str | None = "sparse_categorical_crossentropy",
         dtype: str | None = None,
     ) -> None:
-        last_axis(axis)
         if ignore_class is not None and (isinstance(ignore_class, bool) or not isinstance(ignore_class, int)):
             raise ConfigError(f"ignore_class = {ignore_class!r}: expected an integer or None")
-        function, given = functions.sparse_categorical_crossentropy, {"from_logits": from_logits}
+        function = functions.sparse_categorical_crossentropy
+        given = {"from_logits": from_logits} | ({} if axis == -1 else {"axis": axis})
         super().__init__(function, reduction, name, dtype, **given, ignore_class=ignore_class)
         self.from_logits, self._ignored = from_logits, ignore_class
 

@@ -128,11 +128,11 @@ def categorical_crossentropy(
         y_pred: probabilities or logits.
         from_logits: which of them.
         label_smoothing: the part of a target that is spread over all classes.
-        axis: of classes, -1.
+        axis: of classes.
     """
     target, output = pair(y_true, y_pred)
     if label_smoothing:
-        target = target * (1 - label_smoothing) + label_smoothing / int(output.shape[-1])
+        target = target * (1 - label_smoothing) + label_smoothing / int(output.shape[axis])
     return ops.categorical_crossentropy(target, output, from_logits, axis)
 
 
@@ -146,7 +146,7 @@ def sparse_categorical_crossentropy(
         y_pred: probabilities or logits, (rows, ..., classes).
         from_logits: which of them.
         ignore_class: label whose loss is 0.
-        axis: of classes, -1.
+        axis: of classes.
     """
     labels, output = as_tensors([y_true, y_pred])
     losses = ops.sparse_categorical_crossentropy(labels, output, from_logits, axis)

@@ -6,7 +6,7 @@ from typing import Any
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.losses import functions as losses
-from dptrain.losses.base import last_axis, smoothing, wide
+from dptrain.losses.base import smoothing, wide
 from dptrain.losses.functions import same_rank
 from dptrain.metrics import functions
 from dptrain.metrics.base import Mean, MeanMetricWrapper, positive
@@ -255,7 +255,7 @@ class SparseCategoricalCrossentropy(BuiltIn):
         dtype: as `Metric`.
         from_logits: outputs are logits, else probabilities.
         ignore_class: not supported.
-        axis: of classes, -1.
+        axis: of classes.
 
     Raises:
         ConfigError: an argument is not supported.
@@ -275,7 +275,7 @@ class SparseCategoricalCrossentropy(BuiltIn):
     ) -> None:
         if ignore_class is not None:
             raise ConfigError(f"not supported: ignore_class={ignore_class} of a metric")
-        super().__init__(name, dtype, from_logits=from_logits, ignore_class=None, axis=last_axis(axis))
+        super().__init__(name, dtype, from_logits=from_logits, ignore_class=None, axis=axis)
 
 
 class CategoricalCrossentropy(BuiltIn):
@@ -286,7 +286,7 @@ class CategoricalCrossentropy(BuiltIn):
         dtype: as `Metric`.
         from_logits: outputs are logits, else probabilities.
         label_smoothing: the part of a target that is spread over all classes.
-        axis: of classes, -1.
+        axis: of classes.
 
     Raises:
         ConfigError: an argument is not supported.
@@ -303,7 +303,7 @@ class CategoricalCrossentropy(BuiltIn):
         label_smoothing: float = 0,
         axis: int = -1,
     ) -> None:
-        given = {"from_logits": from_logits, "label_smoothing": smoothing(label_smoothing), "axis": last_axis(axis)}
+        given = {"from_logits": from_logits, "label_smoothing": smoothing(label_smoothing), "axis": axis}
         super().__init__(name, dtype, **given)
 
 

@@ -231,28 +231,6 @@ def meshgrid(*x: Any, indexing: str = "xy") -> list[Tensor]:
     return made
 
 
-def take_along_axis(x: Any, indices: Any, axis: int | None = None) -> Tensor:
-    """Return the element of x at each index along an axis; by default both are taken as vectors.
-
-    Args:
-        x: a tensor or an array of known lengths.
-        indices: integers of x's number of axes, or of those that can be broadcast to them.
-        axis: one, or None.
-    """
-    found, places = as_tensors([x, indices])
-    if axis is None:
-        return take(found, ravel(places))
-    (place,) = normalized_axes(axis, found.ndim)
-    if places.ndim != found.ndim:
-        raise ConfigError(f"take_along_axis: indices of {places.ndim} axes for {found.ndim}; expected as many")
-    grids = []
-    for at, n in enumerate(found.shape):
-        shape = [1] * found.ndim
-        shape[at] = int(n)
-        grids.append(places if at == place else np.arange(int(n)).reshape(shape))
-    return found[tuple(grids)]
-
-
 def get_item(x: Any, key: Any) -> Tensor:
     """Return x[key]."""
     return _tensor(x)[key]

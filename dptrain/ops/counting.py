@@ -14,7 +14,7 @@ from dptrain.ops.indexing import add_rows, in_range, one_hot, take_rows, taken, 
 from dptrain.ops.manipulation import expand_dims, reshape
 from dptrain.ops.parts import part
 from dptrain.ops.reduction import max, min, sum
-from dptrain.ops.searching import scatter, searchsorted, segment_sum
+from dptrain.ops.searching import scatter, searchsorted, segment_sum, segments_of
 from dptrain.program.letters import names
 from dptrain.program.lowering import HostCall
 from dptrain.program.op import op
@@ -94,7 +94,7 @@ def _inside(places: Tensor, length: int, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def _segments(data: Any, segment_ids: Any, num_segments: int | None, name: str) -> tuple[Tensor, Tensor, int]:
-    values, given = as_tensors([data, segment_ids])
+    values, given = segments_of(data, segment_ids)
     if num_segments is None:
         if given.value is None:
             raise ConfigError(f"{name}: num_segments is needed where segment_ids are not known")

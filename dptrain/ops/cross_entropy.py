@@ -9,12 +9,13 @@ import math
 from typing import Any
 
 from dptrain.errors import ConfigError
+from dptrain.ops.arrays import moveaxis
 from dptrain.ops.elementwise import cast, clip, log, logical_and, logical_not, softplus, where
 from dptrain.ops.indexing import one_hot, take_along_last
 from dptrain.ops.manipulation import squeeze
 from dptrain.ops.reduction import log_softmax, max, sum
 from dptrain.ops.rounding import isnan
-from dptrain.program.shapes import is_one, without_rows
+from dptrain.program.shapes import is_one, normalized_axes, without_rows
 from dptrain.program.tensor import Tensor, as_tensors
 
 EPSILON = 1e-7
@@ -32,11 +33,14 @@ def _log_probabilities(output: Tensor, from_logits: bool) -> Tensor:
     return log(clip(output / sum(output, -1, keepdims=True), EPSILON, 1 - EPSILON))
 
 
-def _checked(target: Any, output: Any, axis: int) -> tuple[Tensor, Tensor]:
-    if axis != -1:
-        raise ConfigError(f"not supported: axis={axis}; expected -1")
+def _checked(target: Any, output: Any, axis: int = -1) -> tuple[Tensor, Tensor]:
+    """Return targets and outputs with the axis of classes, which labels may lack, as the last."""
     y_true, y_pred = as_tensors([target, output])
-    return y_true, y_pred if y_pred.dtype.kind in "fV" else cast(y_pred, "float32")
+    y_pred = y_pred if y_pred.dtype.kind in "fV" else cast(y_pred, "float32")
+    (place,) = normalized_axes(axis, y_pred.ndim) if y_pred.ndim else (-1,)
+    if place == y_pred.ndim - 1:
+        return y_true, y_pred
+    return moveaxis(y_true, place, -1) if y_true.ndim == y_pred.ndim else y_true, moveaxis(y_pred, place, -1)
 
 
 def _require_same_shape(target: Tensor, output: Tensor) -> None:
@@ -54,10 +58,10 @@ def categorical_crossentropy(target: Any, output: Any, from_logits: bool = False
         target: (..., classes), one-hot or probabilities.
         output: (..., classes) probabilities, which are divided by their sum; or logits.
         from_logits: which of them.
-        axis: of classes, -1.
+        axis: of classes.
 
     Raises:
-        ConfigError: another axis, or shapes that differ.
+        ConfigError: there is no such axis, or shapes that differ.
     """
     y_true, y_pred = _checked(target, output, axis)
     _require_same_shape(y_true, y_pred)
@@ -74,7 +78,7 @@ def sparse_categorical_crossentropy(target: Any, output: Any, from_logits: bool 
         axis: as there.
 
     Raises:
-        ConfigError: another axis, or another number of labels than of vectors of classes.
+        ConfigError: there is no such axis, or another number of labels than of vectors of classes.
     """
     y_true, y_pred = _checked(target, output, axis)
     labels = as_labels(y_true, y_pred)
@@ -98,7 +102,7 @@ def binary_crossentropy(target: Any, output: Any, from_logits: bool = False) -> 
     Raises:
         ConfigError: shapes that differ.
     """
-    y_true, y_pred = _checked(target, output, -1)
+    y_true, y_pred = _checked(target, output)
     _require_same_shape(y_true, y_pred)
     y_true = cast(y_true, y_pred.dtype)
     logits = y_pred if from_logits else y_pred.logits if y_pred.squashed_by == "sigmoid" else None

@@ -16,6 +16,7 @@ from dptrain.ops.sorting import along_last, argsort
 from dptrain.program.lowering import HostCall
 from dptrain.program.op import op
 from dptrain.program.tensor import Array, Tensor, as_tensors
+from dptrain.program.types import FLOATX, is_half
 
 # What Keras takes for the logarithm of 0.
 _NEVER = -1e5
@@ -130,6 +131,12 @@ def _ctc_losses(
     return expand_dims(dy, (1, 2)) * slopes, None, None, None
 
 
+def _wide(scores: Tensor) -> Tensor:
+    """Return scores in float32, or float64: sums of logarithms are not for half precision."""
+    scores = floating(scores)
+    return cast(scores, FLOATX) if is_half(scores.dtype) else scores
+
+
 def ctc_loss(target: Any, output: Any, target_length: Any, output_length: Any, mask_index: int = 0) -> Tensor:
     """Return minus the logarithm of the probability of each target, over all its alignments with the outputs.
 
@@ -141,7 +148,7 @@ def ctc_loss(target: Any, output: Any, target_length: Any, output_length: Any, m
         mask_index: the blank class.
 
     Returns:
-        (B,); 100,000 where no alignment exists.
+        (B,), float32 or float64; 100,000 where no alignment exists.
 
     Raises:
         ConfigError: shapes that do not go together.
@@ -151,7 +158,7 @@ def ctc_loss(target: Any, output: Any, target_length: Any, output_length: Any, m
         raise ConfigError(f"ctc_loss: target {labels.shape}, output {scores.shape}; expected (B, N) and (B, T, C)")
     if not 0 <= mask_index < int(scores.shape[-1]):
         raise ConfigError(f"ctc_loss: mask_index={mask_index} of {int(scores.shape[-1])} classes")
-    logs = log_softmax(floating(scores), -1)
+    logs = log_softmax(_wide(scores), -1)
     whole = [cast(one, "int32") for one in (labels, label_length, length)]
     return ctc_losses(logs, *whole, blank=int(mask_index))
 
@@ -187,7 +194,7 @@ def ctc_decode(
         ConfigError: another strategy.
     """
     scores, lengths = as_tensors([inputs, sequence_lengths])
-    scores, lengths = floating(scores), cast(lengths, "int32")
+    scores, lengths = _wide(scores), cast(lengths, "int32")
     blank = int(scores.shape[-1]) - 1 if mask_index is None else int(mask_index)
     if strategy == "greedy":
         return _greedy(scores, lengths, merge_repeated, blank)

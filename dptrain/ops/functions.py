@@ -8,10 +8,12 @@ import numpy.typing as npt
 
 from dptrain.ops.activation import hard_silu, sigmoid
 from dptrain.ops.arrays import all, count_nonzero, cumprod, isclose, logaddexp, mod, moveaxis, prod, split
+from dptrain.ops.common import limits
 from dptrain.ops.cumulative import cumsum
 from dptrain.ops.elementwise import (
     absolute,
     cast,
+    clip,
     divide,
     elu,
     equal,
@@ -36,6 +38,7 @@ from dptrain.ops.manipulation import expand_dims, reshape
 from dptrain.ops.reduction import argmax, max, mean, min, sum
 from dptrain.ops.rounding import ceil, floor, isinf, isnan
 from dptrain.program.tensor import Tensor, as_tensors
+from dptrain.program.types import FLOATX, is_half
 
 Axis = int | Sequence[int] | None
 
@@ -209,10 +212,18 @@ def ptp(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
 def moments(
     x: Any, axes: int | Sequence[int], keepdims: bool = False, synchronized: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return mean and variance over axes; over the rows of the batch they are those of all ranks at any rate."""
-    found = floating(x)
-    center = mean(found, axes, keepdims=True)
-    return mean(found, axes, keepdims), mean(square(found - center), axes, keepdims)
+    """Return mean and variance over axes; over the rows of the batch they are those of all ranks at any rate.
+
+    Those of half precision are computed in float32, and no greater than the greatest number.
+    """
+    tensor = floating(x)
+    wide = cast(tensor, FLOATX) if is_half(tensor.dtype) else tensor
+    center = mean(wide, axes, keepdims=True)
+    both = mean(wide, axes, keepdims), mean(square(wide - center), axes, keepdims)
+    if wide is tensor:
+        return both
+    greatest = float(limits(tensor.dtype).max)
+    return cast(clip(both[0], -greatest, greatest), tensor.dtype), cast(clip(both[1], 0, greatest), tensor.dtype)
 
 
 def _without_nan(x: Any, instead: float) -> Tensor:

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.errors import ConfigError
-from dptrain.ops.arrangement import take_along_axis
 from dptrain.ops.elementwise import (
     cast,
     equal,
@@ -26,6 +25,7 @@ from dptrain.ops.indexing import one_hot
 from dptrain.ops.manipulation import reshape, stack, zeros_like
 from dptrain.ops.reduction import argmax, max, mean
 from dptrain.ops.rounding import isnan
+from dptrain.ops.sorting import along_last
 from dptrain.program.shapes import normalized_axes
 from dptrain.program.tensor import Tensor, as_tensors
 
@@ -164,4 +164,4 @@ def top_k(x: Any, k: int, sorted: bool = True) -> tuple[Tensor, Tensor]:
         empty = found[..., :0]
         return empty, cast(empty, "int32")
     indices = stack(places, -1)
-    return take_along_axis(found, indices, -1), cast(indices, "int32")
+    return along_last(found, indices), cast(indices, "int32")

@@ -21,7 +21,6 @@ from dptrain.ops.arrangement import (
     meshgrid,
     roll,
     rot90,
-    take_along_axis,
     trace,
     vander,
     vsplit,
@@ -248,6 +247,7 @@ from dptrain.ops.sorting import (
     argpartition,
     argsort,
     sort,
+    take_along_axis,
     unique,
     unravel_index,
 )

@@ -11,6 +11,7 @@ from dptrain.ops.elementwise import cast, equal, less, less_equal, logical_not, 
 from dptrain.ops.indexing import add_rows, in_range
 from dptrain.ops.manipulation import expand_dims, reshape
 from dptrain.ops.reduction import sum
+from dptrain.program.shapes import differ, without_rows
 from dptrain.program.tensor import Tensor, as_tensors
 
 
@@ -66,6 +67,26 @@ def select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0)
     return found
 
 
+def segments_of(data: Any, segment_ids: Any) -> tuple[Tensor, Tensor]:
+    """Return rows and the segment of each.
+
+    Raises:
+        ConfigError: the segments are no vector of integers, or another number than of rows.
+    """
+    values, given = as_tensors([data, segment_ids])
+    if given.ndim != 1 or given.dtype.kind not in "iu":
+        raise ConfigError(
+            "Argument `segment_ids` should be an 1-D vector, of integers. Received: "
+            f"segment_ids.shape={without_rows(given.shape)}, dtype {given.dtype.name}"
+        )
+    if not values.ndim or differ(values.shape[0], given.shape[0]):
+        raise ConfigError(
+            "Argument `segment_ids` and `data` should have same leading dimension. Received: "
+            f"data.shape={without_rows(values.shape)}, segment_ids.shape={without_rows(given.shape)}"
+        )
+    return values, given
+
+
 def segment_sum(data: Any, segment_ids: Any, num_segments: int | None = None, sorted: bool = False) -> Tensor:
     """Return the sums of the rows of each segment.
 
@@ -78,7 +99,7 @@ def segment_sum(data: Any, segment_ids: Any, num_segments: int | None = None, so
     Raises:
         ConfigError: an id is out of range, or there is no number while a step is traced.
     """
-    values, given = as_tensors([data, segment_ids])
+    values, given = segments_of(data, segment_ids)
     if num_segments is None:
         if given.value is None:
             raise ConfigError("segment_sum: num_segments is needed where segment_ids are not known")

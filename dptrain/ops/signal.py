@@ -15,7 +15,7 @@ from dptrain.ops.padding import pad
 from dptrain.program.letters import names
 from dptrain.program.lowering import HostCall
 from dptrain.program.op import op
-from dptrain.program.shapes import Shape
+from dptrain.program.shapes import Shape, without_rows
 from dptrain.program.tensor import Array, Tensor, as_tensors
 
 Pair = tuple[Tensor, Tensor]
@@ -111,6 +111,7 @@ def _pair(x: Any) -> Tensor:
     if not isinstance(x, tuple | list) or len(x) != 2:
         raise ConfigError(f"Input `x` should be a tuple of two tensors - real and imaginary.Received: x={x}")
     real, imaginary = as_tensors(x)
+    _require_rank(real, 1)
     if real.shape != imaginary.shape:
         raise ConfigError(
             "Input `x` should be a tuple of two tensors - real and imaginary.Both the real and imaginary parts should "
@@ -151,6 +152,8 @@ def ifft2(x: Pair) -> Pair:
 
 
 def _both(x: Pair, inverse: bool) -> Pair:
+    _pair(x)
+    _require_rank(as_tensors(x)[0], 2)
     along = x
     for _ in range(2):
         real, imaginary = _parts(fourier(_pair(along), inverse=inverse))
@@ -178,6 +181,7 @@ def rfft(x: Any, fft_length: int | None = None) -> Pair:
         Real and imaginary parts.
     """
     tensor = floating(x)
+    _require_rank(tensor, 1)
     return _parts(half_spectrum(_fitted(tensor, int(tensor.shape[-1] if fft_length is None else fft_length))))
 
 
@@ -208,16 +212,26 @@ def extract_sequences(x: Any, sequence_length: int, sequence_stride: int) -> Ten
         ConfigError: no positive numbers, or the axis is shorter.
     """
     (tensor,) = as_tensors([x])
+    _require_rank(tensor, 1)
     places = _windows(int(tensor.shape[-1]), sequence_length, sequence_stride)
     return taken(tensor, as_tensors([places])[0], tensor.ndim - 1) if tensor.ndim > 1 else take(tensor, places, 0)
 
 
+def _require_rank(x: Tensor, rank: int) -> None:
+    if x.ndim < rank:
+        raise ConfigError(f"Input should have rank >= {rank}. Received: input.shape = {without_rows(x.shape)}")
+
+
+def _require_lengths(**lengths: Any) -> None:
+    for name, length in lengths.items():
+        if isinstance(length, bool) or not isinstance(length, int | np.integer) or length < 1:
+            raise ConfigError(f"`{name}` must be a positive integer. Received: {name}={length}")
+
+
 def _windows(length: int, sequence_length: int, sequence_stride: int) -> Array:
-    if sequence_length < 1 or sequence_stride < 1 or length < sequence_length:
-        raise ConfigError(
-            f"windows of {sequence_length} with a stride of {sequence_stride} of a signal of {length}: expected "
-            "positive numbers, and no window longer than the signal"
-        )
+    _require_lengths(sequence_length=sequence_length, sequence_stride=sequence_stride)
+    if length < sequence_length:
+        raise ConfigError(f"windows of {sequence_length} of a signal of {length}: expected none longer than the signal")
     count = 1 + (length - sequence_length) // sequence_stride
     return np.arange(count)[:, None] * sequence_stride + np.arange(sequence_length)
 
@@ -258,7 +272,8 @@ def _window(window: Any, sequence_length: int, fft_length: int, dtype: Any) -> A
     return np.pad(weights, (before, fft_length - sequence_length - before)).astype(dtype)
 
 
-def _checked(sequence_length: int, fft_length: int) -> None:
+def _checked(sequence_length: int, sequence_stride: int, fft_length: int) -> None:
+    _require_lengths(sequence_length=sequence_length, sequence_stride=sequence_stride, fft_length=fft_length)
     if fft_length < sequence_length:
         raise ConfigError(
             "`fft_length` must equal or larger than `sequence_length`. "
@@ -290,7 +305,8 @@ def stft(
         raise ArgumentTypeError(
             f"Invalid input type. Expected `float32` or `float64`. Received: input type={signal.dtype.name}"
         )
-    _checked(sequence_length, fft_length)
+    _checked(sequence_length, sequence_stride, fft_length)
+    _require_rank(signal, 1)
     weights = _window(window, sequence_length, fft_length, signal.dtype)
     if center:
         half = fft_length // 2
@@ -315,7 +331,7 @@ def istft(
         sequence_stride: as `stft`.
         fft_length: as `stft`.
         length: of the signals; by default as many as the windows reach.
-        window: as `stft`.
+        window: as `stft`; with None what overlaps is summed, as by Keras, not its mean.
         center: as `stft`.
 
     Raises:
@@ -324,14 +340,17 @@ def istft(
     both = _pair(x)
     if both.ndim < 3:
         raise ConfigError(f"Input `x` must have at least 2 dimensions. Received shape: {x[0].shape}")
-    _checked(sequence_length, fft_length)
+    _checked(sequence_length, sequence_stride, fft_length)
     weights = _window(window, sequence_length, fft_length, both.dtype)
     windows = from_half_spectrum(_fitted(both, fft_length // 2 + 1), length=fft_length)
     count = int(windows.shape[-2])
     whole = (count - 1) * sequence_stride + fft_length
-    power = np.zeros(whole, both.dtype)
-    np.add.at(power, _windows(whole, fft_length, sequence_stride), np.broadcast_to(weights**2, (count, fft_length)))
-    signal = overlapped(windows * weights, sequence_stride) / np.where(power > 1e-10, power, 1)
+    signal = overlapped(windows * weights, sequence_stride)
+    if window is not None:
+        power = np.zeros(whole, both.dtype)
+        squares = np.broadcast_to(weights**2, (count, fft_length))
+        np.add.at(power, _windows(whole, fft_length, sequence_stride), squares)
+        signal = signal / np.where(power > 1e-10, power, 1)
     start = fft_length // 2 if center else 0
     end = start + length if length is not None else whole - (fft_length // 2 if center else 0)
     return signal[..., start : min(end, whole)]

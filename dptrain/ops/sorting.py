@@ -12,13 +12,14 @@ from dptrain.ops.common import first_dtype
 from dptrain.ops.counting import segment_max, segment_min
 from dptrain.ops.cumulative import cumsum
 from dptrain.ops.elementwise import cast, where
-from dptrain.ops.indexing import take, take_each, with_all_rows
-from dptrain.ops.manipulation import concatenate, reshape, transpose
+from dptrain.ops.indexing import in_range, take, take_each, with_all_rows
+from dptrain.ops.manipulation import broadcast_to, concatenate, reshape, transpose
 from dptrain.ops.searching import segment_sum
+from dptrain.program.dims import counts_rows
 from dptrain.program.letters import names
 from dptrain.program.lowering import HostCall
 from dptrain.program.op import op
-from dptrain.program.shapes import normalized_axes, row_axis
+from dptrain.program.shapes import broadcast, normalized_axes, row_axis
 from dptrain.program.tensor import Array, Tensor, as_tensors
 
 
@@ -92,6 +93,33 @@ def argsort(x: Any, axis: int | None = -1) -> Tensor:
     """Return where the elements of x sorted along an axis are (int32); equal ones keep their order."""
     last, back = in_last(x, axis)
     made = argsort_last(last)
+    return made if back is None else transpose(made, back)
+
+
+def take_along_axis(x: Any, indices: Any, axis: int | None = None) -> Tensor:
+    """Return the element of x at each index along an axis; by default both are taken as vectors.
+
+    Args:
+        x: a tensor or an array.
+        indices: integers of x's number of axes, of its lengths but along the axis, or of those that broadcast to them.
+        axis: one, or None.
+
+    Raises:
+        ConfigError: another number of axes, an index out of range, or the axis has the rows of a batch.
+    """
+    tensor, places = as_tensors([x, indices])
+    if axis is None:
+        return take(tensor, ravel(places))
+    (place,) = normalized_axes(axis, tensor.ndim)
+    if places.ndim != tensor.ndim:
+        raise ConfigError(f"take_along_axis: indices of {places.ndim} axes for {tensor.ndim}; expected as many")
+    if counts_rows(tensor.shape[place]):
+        raise ConfigError(f"not supported: take_along_axis along the rows of a batch, of {tensor}; use ops.take")
+    last, back = in_last(tensor, axis)
+    chosen, _ = in_last(in_range(places, tensor.shape[place]), axis)
+    first = broadcast(last.shape[:-1], chosen.shape[:-1])
+    last, chosen = (broadcast_to(each, (*first, each.shape[-1])) for each in (last, chosen))
+    made = along_last(last, chosen)
     return made if back is None else transpose(made, back)
 
 

@@ -10,6 +10,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from dptrain.errors import ConfigError
+from dptrain.runtime.floatx import floatx
+
 DType = np.dtype[Any]
 
 # The floating-point type that half precision is computed in; that of Python's numbers is `floatx()`.
@@ -101,3 +104,62 @@ def promoted_in_kernels(made: DType, *dtypes: DType) -> DType:
     """Return the type in which numbers of several types enter an expression: NumPy's, which rounds at the end."""
     common = np.result_type(*dtypes)
     return np.dtype(np.float64) if is_floating(made) and not is_floating(common) else common
+
+
+# By their names, as Keras' users write them
+
+_PYTHON_TYPES = {bool: "bool", int: "int32", float: "float32", str: "string"}
+
+
+def standardize_dtype(dtype: Any) -> str:
+    """Return the name of a type; None is `config.floatx`, Python's int is "int32", its float "float32".
+
+    Raises:
+        ConfigError: it is no type of a tensor.
+    """
+    if dtype is None:
+        return floatx().name
+    if dtype in _PYTHON_TYPES:
+        return _PYTHON_TYPES[dtype]
+    try:
+        found = np.dtype(dtype)
+    except TypeError as error:
+        raise ConfigError(f"Invalid dtype: {dtype}") from error
+    if found.kind == "O":
+        raise ConfigError(f"Invalid dtype: {dtype}")
+    return "string" if found.kind in "SUT" else found.name
+
+
+def is_float_dtype(dtype: Any) -> bool:
+    """Whether a type, or its name, is a floating-point one."""
+    return standardize_dtype(dtype).startswith(("float", "bfloat"))
+
+
+def is_int_dtype(dtype: Any) -> bool:
+    """Whether a type, or its name, is one of integers, signed or not."""
+    return standardize_dtype(dtype).startswith(("int", "uint"))
+
+
+def result_type(*dtypes: Any) -> str:
+    """Return the name of the type that ops on several types have; `config.floatx` of none.
+
+    Args:
+        dtypes: types or their names; Python's `bool`, `int` and `float` stand for its numbers, which take the type of
+            the tensors beside them, and None for `config.floatx`.
+
+    Raises:
+        ConfigError: it is no type of a tensor, or a float8, which is promoted to nothing.
+    """
+    names = [standardize_dtype(dtype) for dtype in dtypes]
+    if any(name.startswith("float8") for name in names):
+        raise ConfigError(
+            "There is no implicit conversions from float8 dtypes to others. You must cast it internally. Received: "
+            f"{dtypes}"
+        )
+    of_tensors = [name for name, dtype in zip(names, dtypes, strict=True) if dtype not in (int, float)]
+    if not of_tensors:
+        return floatx().name if float in dtypes or not dtypes else "int32"
+    common = promoted_as_keras(*(np.dtype(name) for name in of_tensors))
+    if float in dtypes and common.kind in "biu":
+        return floatx().name
+    return "int32" if int in dtypes and common.kind == "b" else common.name

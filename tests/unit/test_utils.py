@@ -130,8 +130,40 @@ def test_kinds_of_things():
     assert dp.utils.is_keras_tensor(x)
     assert dp.utils.is_keras_tensor(dp.layers.ReLU()(x))
     assert not dp.utils.is_keras_tensor(dp.ops.ones(3))
-    assert [dp.utils.standardize_dtype(one) for one in (None, "int32", np.float64)] == ["float32", "int32", "float64"]
+    kinds = {None: "float32", "int32": "int32", np.float64: "float64", int: "int32", float: "float32", str: "string"}
+    assert {kind: dp.utils.standardize_dtype(kind) for kind in kinds} == kinds
+    for kind in ("flaot32", object):
+        with pytest.raises(ConfigError, match="Invalid dtype"):
+            dp.utils.standardize_dtype(kind)
     assert dp.utils.pack_x_y_sample_weight(1) == 1
     assert dp.utils.pack_x_y_sample_weight([1]) == ([1],)
     assert dp.utils.pack_x_y_sample_weight(1, 2) == (1, 2)
     assert dp.utils.pack_x_y_sample_weight(1, 2, 3) == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        ((), "float32"),
+        (("int8", int), "int8"),
+        (("int8", float), "float32"),
+        (("bfloat16", int), "bfloat16"),
+        (("bfloat16", "int64"), "bfloat16"),
+        (("float16", "bfloat16"), "float32"),
+        (("uint8", "int8"), "int16"),
+        (("bool", int), "int32"),
+        ((bool, bool), "bool"),
+        ((None, "float64"), "float64"),
+        ((int, float), "float32"),
+    ],
+)
+def test_types_are_promoted_as_by_keras(kinds, expected):
+    assert dp.backend.result_type(*kinds) == expected
+
+
+def test_what_types_are():
+    kinds = ("float16", "bfloat16", "float8_e4m3fn", "int8", "uint32", "bool", float, int)
+    assert [kind for kind in kinds if dp.backend.is_float_dtype(kind)] == [*kinds[:3], float]
+    assert [kind for kind in kinds if dp.backend.is_int_dtype(kind)] == ["int8", "uint32", int]
+    with pytest.raises(ConfigError, match="no implicit conversions from float8"):
+        dp.backend.result_type("float8_e4m3fn", "float32")

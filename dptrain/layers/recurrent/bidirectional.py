@@ -118,9 +118,9 @@ class Bidirectional(Layer):
         """See `reset_state`."""
         self.reset_state()
 
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """Return the mask of the outputs: the inputs', where all steps come out."""
-        mask = previous_mask[0] if isinstance(previous_mask, list | tuple) else previous_mask
+        mask = mask[0] if isinstance(mask, list | tuple) else mask
         mask = mask if self.return_sequences else None
         return mask if self.merge_mode else (mask, mask)
 

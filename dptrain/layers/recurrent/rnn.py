@@ -135,9 +135,9 @@ class RNN(Layer):
 
     # What it computes
 
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """Return the mask of the outputs: the inputs', with `return_sequences`; states have none."""
-        masks = tree.flatten(previous_mask)
+        masks = tree.flatten(mask)
         mask = masks[0] if self.return_sequences and masks else None
         return [mask, *(None for _ in self.state_size)] if self.return_state else mask
 

@@ -1,5 +1,7 @@
 """What all layers share: building, weights, sublayers, names, seeds, penalties, training, symbolic calls."""
 
+import inspect
+
 import numpy as np
 import pytest
 
@@ -577,3 +579,47 @@ def test_a_convolution_of_another_kernel():
 def test_a_rate_of_one_leaves_nothing():
     for found in (layers.Dropout(1.0)(np.ones((2, 2)), training=True), random.dropout(np.ones((2, 2)), 1.0)):
         assert not found.numpy().any()
+
+
+def test_what_outputs_will_be_is_asked_without_building():
+    layer = layers.LSTM(3, return_state=True, dtype="mixed_float16")
+    specs = layer.compute_output_spec(dp.KerasTensor((None, 4, 5)))
+    assert [(spec.shape[1:], spec.dtype.name) for spec in specs] == [((3,), "float16")] * 3
+    assert (layer.built, isinstance(specs[0], dp.KerasTensor)) == (False, True)
+    model = dp.Sequential([dp.Input((4,)), Dense(2)])
+    assert str(model.compute_output_spec(dp.KerasTensor((7, 4))).shape) == "(7, 2)"
+
+
+@pytest.mark.parametrize(
+    "base", [layers.Dropout, layers.Masking, layers.ReLU, layers.GaussianNoise, layers.MaxPooling1D]
+)
+def test_weights_of_a_subclass_of_a_layer_without_any(base):
+    class Scaled(base):
+        def build(self, input_shape):
+            self.scale = self.add_weight((input_shape[-1],), "ones", name="scale")
+
+        def call(self, inputs):
+            return super().call(inputs) * self.scale
+
+    arguments = {layers.Dropout: (0.5,), layers.GaussianNoise: (0.5,)}.get(base, ())
+    assert base(*arguments).built
+    layer = Scaled(*arguments)
+    assert not layer.built
+    assert layer(np.ones((2, 4, 3))).shape[-1] == 3
+    assert len(layer.weights) == 1
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        layers.Masking(),
+        layers.Embedding(3, 2, mask_zero=True),
+        layers.Attention(),
+        layers.Concatenate(),
+        layers.LSTM(2, return_sequences=True),
+        layers.Bidirectional(layers.LSTM(2)),
+        layers.GlobalAveragePooling1D(),
+    ],
+)
+def test_a_mask_is_given_by_the_name_that_keras_has(layer):
+    assert list(inspect.signature(layer.compute_mask).parameters) == ["inputs", "mask"]

@@ -540,7 +540,6 @@ def test_one_label_for_each_vector_of_classes():
         (lambda: losses.MeanSquaredError("average"), "Invalid value for argument `reduction`"),
         (lambda: losses.MeanSquaredError(dtype="int8"), "dtype = 'int8' of a loss"),
         (lambda: losses.BinaryCrossentropy(label_smoothing=1.5), "label_smoothing = 1.5"),
-        (lambda: losses.BinaryCrossentropy(axis=1), "not supported: axis=1"),
         (lambda: SparseCategoricalCrossentropy(ignore_class="a"), "ignore_class = 'a'"),
     ],
 )
@@ -553,3 +552,27 @@ def test_what_depends_on_how_batches_are_cut():
     assert SparseCategoricalCrossentropy(ignore_class=7)._depends_on_batches
     assert losses.MeanSquaredError("sum")._depends_on_batches
     assert not SparseCategoricalCrossentropy()._depends_on_batches
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+@pytest.mark.parametrize("axis", [0, 1, -2])
+def test_classes_along_another_axis(axis, from_logits):
+    """Those of pictures with channels first, say; labels lack the axis, or have it with length 1."""
+    z = RNG.normal(size=(2, 3, 5))
+    labels = RNG.integers(0, z.shape[axis], np.delete(z.shape, axis))
+    last = np.moveaxis(z, axis, -1)
+    expected = losses.sparse_categorical_crossentropy(labels, last if from_logits else softmax(last), from_logits)
+    one_hot = np.moveaxis(np.eye(z.shape[axis])[labels], -1, axis)
+    y = z if from_logits else np.moveaxis(softmax(last), -1, axis)
+    for found in (
+        losses.SparseCategoricalCrossentropy(from_logits, axis=axis, reduction=None)(labels, y),
+        losses.sparse_categorical_crossentropy(np.expand_dims(labels, axis), y, from_logits, axis=axis),
+        losses.CategoricalCrossentropy(from_logits, axis=axis, reduction=None)(one_hot, y),
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    mean = float(losses.SparseCategoricalCrossentropy(from_logits, axis=axis)(labels, y))
+    assert float(dp.metrics.SparseCategoricalCrossentropy(from_logits=from_logits, axis=axis)(labels, y)) == (
+        pytest.approx(mean, rel=1e-5)
+    )
+    binary = losses.BinaryCrossentropy(axis=axis, reduction=None)(one_hot, softmax(z))
+    assert tuple(binary.shape) == labels.shape

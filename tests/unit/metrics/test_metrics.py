@@ -336,7 +336,6 @@ def keys(*given: object, labels: bool = True, shape: tuple[int, ...] | None = (3
         (lambda: metrics.TopKCategoricalAccuracy(0), "k = 0: expected an integer >= 1"),
         (lambda: metrics.SparseTopKCategoricalAccuracy(from_sorted_ids=True), "not supported: from_sorted_ids"),
         (lambda: metrics.SparseCategoricalCrossentropy(ignore_class=1), "not supported: ignore_class=1"),
-        (lambda: metrics.CategoricalCrossentropy(axis=0), "not supported: axis=0"),
         (lambda: metrics.AUC(curve="LIFT"), "curve='LIFT'"),
         (lambda: keys("accuracy", None), "Expected `metrics` argument to be a list, tuple, or dict"),
         (lambda: keys(None, 3), "Expected `weighted_metrics` argument"),

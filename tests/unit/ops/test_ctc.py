@@ -29,6 +29,14 @@ def probabilities(row, length, blank):
     return found
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_scores_of_half_precision_have_losses_in_float32(dtype):
+    wide = "float64" if dtype == "float64" else "float32"
+    scores = ops.cast(SCORES, dtype)
+    assert ops.ctc_loss([[1, 2]] * B, scores, [2] * B, [T] * B).dtype == wide
+    assert [ops.ctc_decode(scores, [T] * B, word)[1].dtype for word in ("greedy", "beam_search")] == [wide] * 2
+
+
 @pytest.mark.parametrize("blank", [0, 2])
 def test_the_loss_adds_up_all_alignments(blank):
     classes = [one for one in range(C) if one != blank]

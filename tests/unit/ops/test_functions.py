@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
+import dptrain as dp
 from dptrain import ops
 from dptrain.errors import ConfigError
 
@@ -105,6 +106,34 @@ def test_elements_along_an_axis():
     np.testing.assert_array_equal(ops.get_item(X, (0, ..., -1)), X[0, ..., -1])
 
 
+@pytest.mark.parametrize("axis", [1, 2, -1])
+def test_elements_along_an_axis_of_a_batch(axis):
+    class Sorted(dp.layers.Layer):
+        def call(self, x):
+            return ops.take_along_axis(x, ops.argsort(x, axis), axis)
+
+    model = dp.Sequential([dp.Input((3, 4)), Sorted()])
+    np.testing.assert_allclose(model.predict(X, verbose=0), np.sort(X, axis), rtol=1e-6)
+
+
+def test_the_greatest_of_each_vector_of_a_batch():
+    class Greatest(dp.layers.Layer):
+        def call(self, x):
+            return ops.top_k(x, 2)[0]
+
+    model = dp.Sequential([dp.Input((3, 4)), Greatest()])
+    np.testing.assert_allclose(model.predict(X, verbose=0), np.sort(X, -1)[..., :-3:-1], rtol=1e-6)
+    assert ops.top_k(dp.Input((None, 4)), 2)[1].shape[-1] == 2
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_moments_of_half_precision_do_not_overflow(dtype):
+    x = ops.cast(np.array([0.0, 1000.0, 3000.0]), dtype)
+    center, spread = (float(each) for each in ops.moments(x, 0))
+    assert center == pytest.approx(4000 / 3, rel=1e-2)
+    assert spread == pytest.approx(65504 if dtype == "float16" else np.var([0, 1000, 3000]), rel=1e-2)
+
+
 def test_places_of_nothing_but_nan_are_below_0():
     np.testing.assert_array_equal(ops.nanargmax(NAN, 1, keepdims=True)[1], [-1])
     np.testing.assert_array_equal(ops.nanargmin(np.full(3, np.nan)), -1)
@@ -136,6 +165,10 @@ def test_halves_gate_each_other():
         (lambda: ops.diag(X), "expected a vector or a matrix"),
         (lambda: ops.meshgrid(V, indexing="a"), "expected 'xy' or 'ij'"),
         (lambda: ops.take_along_axis(X, [0], 1), "indices of 1 axes for 3"),
+        (lambda: ops.take_along_axis(dp.Input((3,)), [[0]], 0), "along the rows of a batch"),
+        (lambda: ops.segment_sum(X, [0, 1, 1]), "same leading dimension"),
+        (lambda: ops.segment_max(X, [[0, 1]]), "should be an 1-D vector"),
+        (lambda: ops.segment_prod(X, [0.0, 1.0]), "of integers"),
         (lambda: ops.cross(V, V), "vectors of lengths 4 and 4; expected 2 or 3"),
     ],
 )
