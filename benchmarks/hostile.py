@@ -417,7 +417,7 @@ def lay_out(kind: str, arena: Arena, specimens: Path) -> None:
 
         for number, gone in enumerate((2**22 + 1, 2**22 + 2)):  # above the highest PID that Linux gives
             table = records.RecordTable(str(arena.inside / f"{records._prefix()}-{gone}-{number + 1}"), 3)
-            table.records[1].own(gone, 5)
+            table.records[1].claim(gone, 5)
             table.records[1].segments = [
                 "mpich_shar_tmp1",
                 "../outside/canary.txt",

@@ -1,9 +1,8 @@
 """Where dptrain keeps what it has generated, fetched or compiled.
 
-Compiled code is loaded into the process, so nobody else may write it. It lies in a folder of mode 0700 that belongs to
-this user, in regular files of this user's that no one else may write, each beside its SHA-256 (`NAME.sha256`), which is
-checked before the file is loaded. A file that fails is compiled again. Where there is no such folder to be had, each
-process compiles for itself.
+Compiled code is loaded into the process, so nobody else may write it: it lies in this user's folder of mode 0700,
+beside its SHA-256 (`NAME.sha256`), which is checked before loading. Damaged files are compiled again; without such a
+folder each process compiles for itself.
 """
 
 import errno
@@ -38,23 +37,18 @@ _not_kept: dict[str, bytes] = {}
 
 
 class Compiled(NamedTuple):
-    """A compiled file whose content has been checked.
-
-    Attributes:
-        path: what to load it by; good inside the `with` block.
-        content: all of it.
-    """
+    """A verified compiled file: the path to load it by, valid inside the `with` block, and its content."""
 
     path: Path
     content: bytes
 
 
 class _DamagedError(Exception):
-    """A file of the cache is not what was written there; the message says why."""
+    """A cached file is not what was written; the message says why."""
 
 
 def cache_dir() -> Path:
-    """The folder for fetched, generated and compiled files: `$DPTRAIN_CACHE`, else the user's cache folder."""
+    """Return the cache folder: `$DPTRAIN_CACHE`, else the platform's user cache."""
     chosen = os.environ.get("DPTRAIN_CACHE")
     if chosen:  # not Path.expanduser, which raises where the user of `~user` does not exist
         return Path(os.path.expanduser(chosen))
@@ -65,27 +59,19 @@ def cache_dir() -> Path:
 
 @contextmanager
 def own_folder(folder: Path, forbidden: int = 0o077) -> Iterator[Path]:
-    """Open a folder that is this user's, and make it with mode 0700, like those above it, where it is missing.
+    """Open a folder of this user's, created with mode 0700, and yield a path that nobody can redirect.
 
-    Args:
-        folder: the folder; what others may do in it beyond what is allowed is taken from them.
-        forbidden: mode bits that it must not have; 0o022 lets others read.
-
-    Yields:
-        A path to the folder that nobody can redirect while it is open.
-
-    Raises:
-        OSError: the system's, or it is a link or another user's.
+    Mode bits in `forbidden` are removed; 0o022 lets others read. Raises OSError for a link or another user's folder.
     """
     for place in [place for place in (folder, *folder.parents) if not place.exists()][::-1]:
         _make_private(place)
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        found = os.fstat(handle)
-        if found.st_uid != os.geteuid():
+        status = os.fstat(handle)
+        if status.st_uid != os.geteuid():
             raise PermissionError(errno.EPERM, "the folder belongs to another user")
-        if found.st_mode & forbidden:
-            os.fchmod(handle, stat.S_IMODE(found.st_mode) & ~forbidden)
+        if status.st_mode & forbidden:
+            os.fchmod(handle, stat.S_IMODE(status.st_mode) & ~forbidden)
         opened = _OPENED / str(handle)
         yield opened if opened.exists() else folder
     finally:
@@ -108,25 +94,14 @@ def compiled(
     check: Callable[[Path], None] = lambda path: None,
     patience: float | None = None,
 ) -> Iterator[Compiled]:
-    """Open a compiled file of the cache, and compile it where it is missing or damaged.
+    """Open a compiled file of the cache; compile it if it is missing or damaged.
 
-    One process compiles, others that want the same file wait for it, and then compile for themselves.
-
-    Args:
-        folder: in the cache.
-        name: of the file; says all that its content depends on.
-        make: compiles it; returns the content.
-        check: is given a path to what has been compiled, which other processes can open; it is kept only if that does
-            not raise. A checksum says that bytes are as written, not that they are right.
-        patience: seconds to wait for another process; None for `PATIENCE`.
-
-    Raises:
-        DptrainError: as `make` and `check` do.
-        DeviceError: it cannot be compiled, because a temporary folder is full, say.
-        OutputError: neither the cache nor a temporary folder can be written.
+    `name` must encode everything that the content depends on. `check` gets the path of a fresh file, which is kept only
+    if it does not raise: a checksum says that bytes are as written, not that they are right. Other processes wait up to
+    `patience` seconds, then compile for themselves.
     """
 
-    def made() -> bytes:
+    def make_content() -> bytes:
         try:
             return make()
         except OSError as error:  # which says nothing of the cache
@@ -135,10 +110,10 @@ def compiled(
     with ExitStack() as stack:
         try:
             place = stack.enter_context(own_folder(folder))
-            content = _found_or_made(place, name, made, check, PATIENCE if patience is None else patience)
+            content = _load_or_compile(place, name, make_content, check, PATIENCE if patience is None else patience)
         except (OSError, NotImplementedError) as error:  # the latter: a file system without locks
             _warn(folder, getattr(error, "strerror", None) or one_line(error))
-            content = _not_kept[name] if name in _not_kept else made()
+            content = _not_kept[name] if name in _not_kept else make_content()
             place = _temporary(name, content, stack)
             if name not in _not_kept:
                 check(place / name)
@@ -146,10 +121,10 @@ def compiled(
         yield Compiled(place / name, content)
 
 
-def _found_or_made(
+def _load_or_compile(
     place: Path, name: str, make: Callable[[], bytes], check: Callable[[Path], None], patience: float
 ) -> bytes:
-    """Return a file's content, and leave the file in the open folder `place`."""
+    """Return the content of a file in the open folder `place`, compiled if necessary."""
     try:
         return _checked(place / name)
     except FileNotFoundError:
@@ -168,21 +143,16 @@ def _found_or_made(
 
 
 def _for_others(place: Path) -> Path:
-    """Return a path of an open folder by which other processes of this user find it."""
+    """Return an open folder's path under which this user's other processes find it."""
     return Path(f"/proc/{os.getpid()}/fd", place.name) if place.parent == _OPENED else place
 
 
 def _checked(path: Path) -> bytes:
-    """Return a file's content.
-
-    Raises:
-        FileNotFoundError: there is none.
-        _DamagedError: it is not what was written, or somebody else may have written it.
-    """
+    """Return a file's content after verifying its owner, mode and checksum."""
     with _open_own(path) as file:
         try:
-            with _open_own(path.with_name(f"{path.name}{_CHECKSUM}")) as kept:
-                expected = kept.read(_MOST_CHECKSUM_BYTES)
+            with _open_own(path.with_name(f"{path.name}{_CHECKSUM}")) as checksum_file:
+                expected = checksum_file.read(_MOST_CHECKSUM_BYTES)
         except FileNotFoundError:
             raise _DamagedError("it has no checksum") from None
         size = os.fstat(file.fileno()).st_size
@@ -193,12 +163,7 @@ def _checked(path: Path) -> bytes:
 
 
 def _open_own(path: Path) -> BinaryIO:
-    """Open a regular file that only this user can have written.
-
-    Raises:
-        FileNotFoundError: there is none.
-        _DamagedError: it is something else.
-    """
+    """Open a regular file that only this user can have written."""
     try:
         return os.fdopen(open_own(path), "rb")
     except FileNotFoundError:
@@ -212,17 +177,13 @@ def _checksum(name: str, content: bytes) -> bytes:
 
 
 def _put(path: Path, content: bytes) -> None:
-    """Write a file of a folder that is locked."""
+    """Write a file in a locked folder."""
     with replacing_locked(path, path.with_name(f".{path.name}.part"), 0o077) as part:
         write_new(part, [content])
 
 
 def _temporary(name: str, content: bytes, stack: ExitStack) -> Path:
-    """Write a file to a temporary folder, where it can be loaded until `stack` closes.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
+    """Write a file to a temporary folder that lasts until `stack` closes."""
     try:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dptrain-")))
         write_new(place / name, [content])

@@ -1,6 +1,6 @@
-"""Settings that users write, checked by the annotations of frozen dataclasses. Pydantic does it.
+"""Validates user settings against the annotations of frozen dataclasses, with Pydantic.
 
-Pydantic is imported when there is something to check: a quarter of the time that a training takes to start.
+Pydantic is imported on first use: it takes a quarter of a training's start-up.
 """
 
 import os
@@ -16,32 +16,26 @@ _adapters: dict[type, Any] = {}
 
 
 class Checked:
-    """Base of dataclasses that `checked` fills: it refuses unknown keys, infinities and NaN."""
+    """Base of dataclasses that `checked` fills: refuses unknown keys, infinities and NaN."""
 
     __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
 class Before:
-    """In an annotation: a function that turns what users write into what the type expects, or raises ValueError."""
+    """Annotation: a function that converts user input for the type, or raises ValueError."""
 
     function: Callable[[object], object]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
-        """Do what `pydantic.BeforeValidator` does."""
+        """Act as `pydantic.BeforeValidator`."""
         from pydantic_core import core_schema
 
         return core_schema.no_info_before_validator_function(self.function, handler(source))
 
 
 class NotValidError(ValueError):
-    """A value does not fit its field.
-
-    Attributes:
-        place: names and positions that lead to the value.
-        kind: Pydantic's name of the problem.
-        value: what was found.
-    """
+    """A value does not fit its field; `place` is the path to it, `kind` Pydantic's name of the problem."""
 
     def __init__(self, place: tuple[str | int, ...], kind: str, value: Any, message: str) -> None:
         super().__init__(message)
@@ -49,15 +43,7 @@ class NotValidError(ValueError):
 
 
 def checked(kind: type[T], tree: Mapping[str, Any]) -> T:
-    """Return a dataclass filled with these values.
-
-    Args:
-        kind: the dataclass, based on `Checked`; its fields are of such classes too, or of plain types.
-        tree: values by name, as a file or the command line has them.
-
-    Raises:
-        NotValidError: at the first value of the wrong type or out of range; the message says what it must be.
-    """
+    """Return a dataclass, based on `Checked`, filled from a tree of values; NotValidError at the first wrong one."""
     from pydantic import TypeAdapter, ValidationError
 
     if kind not in _adapters:
@@ -73,7 +59,7 @@ def checked(kind: type[T], tree: Mapping[str, Any]) -> T:
 
 @contextmanager
 def _without_plugins() -> Iterator[None]:
-    """Keep Pydantic from looking for plugins, for which it reads the metadata of every installed package."""
+    """Keep Pydantic from reading every installed package's metadata in search of plugins."""
     name = "PYDANTIC_DISABLE_PLUGINS"
     before = os.environ.get(name)
     os.environ[name] = "__all__"

@@ -1,7 +1,7 @@
-"""Processes that a rank starts: they inherit the launcher's variables, but are no ranks.
+"""Child processes of ranks: they inherit the launcher's variables but are not ranks, and run alone.
 
-In such a process MPI cannot start, and what it does must not end the job: it runs alone. A rank leaves its PID in the
-environment. Whoever has that process among its ancestors is its child, unless a launcher stands between them.
+A rank leaves its PID in the environment. A process with that PID among its ancestors is its child, unless a launcher
+stands between them.
 """
 
 import os
@@ -29,7 +29,7 @@ def mark(environ: MutableMapping[str, str] = os.environ) -> None:
 
 
 def parent_rank(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return the PID of the rank that has started this process, or None where none has."""
+    """Return the PID of the rank that started this process, or None."""
     text = environ.get(VARIABLE, "")
     if not text.isdecimal() or int(text) == os.getpid():
         return None
@@ -38,7 +38,7 @@ def parent_rank(environ: Mapping[str, str] = os.environ) -> int | None:
 
 @cache
 def _descends(rank: int, _: int) -> bool:
-    """Whether a rank is an ancestor, or was: no launcher is met on the way there. Of each process anew."""
+    """Whether a rank is, or was, an ancestor with no launcher in between. The second argument keys the cache by PID."""
     try:
         for pid, name in ancestors():
             if pid == rank:
@@ -51,21 +51,21 @@ def _descends(rank: int, _: int) -> bool:
 
 
 def ending_forks(action: Callable[[], T]) -> T:
-    """Run a user's code in a thread of ours, and return its result; a process that it forks ends when it comes back.
+    """Run user code in one of our threads; a fork that returns from it ends instead.
 
-    Of a rank's threads a fork has the one that forked alone. Ours would wait there for work that nobody gives it, for
-    ever, and the launcher for the orphan.
+    A fork keeps only the thread that forked: it would wait for work that nobody gives it, and the launcher for the
+    orphan.
     """
     process = os.getpid()
     try:
-        found = action()
+        result = action()
     except BaseException as error:
         if os.getpid() != process:
             _end_fork(error)
         raise
     if os.getpid() != process:
         _end_fork(None)
-    return found
+    return result
 
 
 def _end_fork(error: BaseException | None) -> NoReturn:
@@ -83,19 +83,15 @@ def _end_fork(error: BaseException | None) -> NoReturn:
 
 
 def is_launcher(name: str) -> bool:
-    """Whether a program starts ranks, by its name."""
+    """Whether a program of this name starts ranks."""
     return name in LAUNCHERS or name in _DAEMONS or name.endswith("proxy")
 
 
 def ancestors() -> Iterator[tuple[int, str]]:
-    """Yield PID and name of the parent, its parent and so on.
-
-    Raises:
-        OSError: the system does not tell.
-    """
+    """Yield PID and name of the parent, its parent and so on; OSError where the system does not tell."""
     pid = os.getppid()
     while pid > 0:
-        about = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        before, _, after = about.rpartition(")")
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        before, _, after = text.rpartition(")")
         yield pid, before.partition("(")[2]
         pid = int(after.split()[1])

@@ -1,4 +1,4 @@
-"""CPU threads of this process: its share of the node's cores."""
+"""Limits this process to its share of the node's cores."""
 
 import os
 
@@ -8,13 +8,7 @@ from dptrain.runtime.launcher import THREAD_VARIABLES, share_of_cores
 
 
 def limit_threads(local_size: int) -> int:
-    """Limit BLAS to this process's share of its node's cores, and return the number of threads.
-
-    What the user set through the environment stands. A process alone on its node keeps what BLAS chose.
-
-    Args:
-        local_size: ranks on this node.
-    """
+    """Limit BLAS to this process's share of the cores, unless the user set it; return the number of threads."""
     if local_size > 1 and not any(os.environ.get(variable) for variable in THREAD_VARIABLES):
         threadpool_limits(share_of_cores(local_size), user_api="blas")
     threads = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
@@ -22,5 +16,5 @@ def limit_threads(local_size: int) -> int:
 
 
 def use_one_blas_thread() -> None:
-    """Let BLAS compute on one thread from now on: with more of them, products have other bits."""
+    """Limit BLAS to one thread: more of them change the bits of products."""
     threadpool_limits(1, user_api="blas")

@@ -1,4 +1,4 @@
-"""Defaults that the command line's help shows, without importing what they are for."""
+"""Defaults shown in the command line's help, importable without the code that uses them."""
 
 DEFAULT_MAX_BYTES = 1_000_000_000
 """The largest array that is read unless the user raises the bound: 20 times MNIST, far below a decompression bomb."""

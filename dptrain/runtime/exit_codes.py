@@ -1,7 +1,7 @@
-"""Exit codes that the system cuts to 0: what fails must not look like success to the launcher.
+"""Keeps exit codes that the system truncates to 0 from looking like success.
 
-The system keeps eight bits of an exit code, so `sys.exit(os.system(...))` leaves with 0 if the command failed with 1:
-`os.system` returns 256. And `comm.Abort()` means MPI_Abort(0), which ends a job with 0.
+The system keeps eight bits: `sys.exit(os.system(...))` exits with 0 where a command failed with 1, because `os.system`
+returns 256. And `comm.Abort()` means MPI_Abort(0), which ends a job with 0.
 """
 
 import builtins
@@ -14,22 +14,21 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 # What this process was last asked to leave with, where that was done by `sys.exit` or an uncaught exception.
-asked = 0
+requested = 0
 
 
 def as_status(code: int) -> int:
-    """Return the exit status that stands for a code: its low byte, but not 0 unless the code is.
+    """Return a code's low byte, or a non-zero status if that is 0 and the code is not.
 
-    Of a status that `os.system` returns it is the exit code of the command.
+    Of an `os.system` result that is the command's exit code.
     """
     return code & 0xFF or (code >> 8 & 0xFF or 1 if code else 0)
 
 
 def replace_exits(say: Callable[[str], None]) -> None:
-    """Let `sys.exit`, `exit` and `quit` leave with `as_status`; `raise SystemExit(256)` stays what it is.
+    """Make `sys.exit`, `exit` and `quit` leave with `as_status`; `say` hears where that differs.
 
-    Args:
-        say: is told where that makes a difference.
+    `raise SystemExit(256)` is not affected.
     """
     for place, name in ((sys, "exit"), (builtins, "exit"), (builtins, "quit")):
         usual = getattr(place, name, None)
@@ -45,8 +44,8 @@ class _Exit:
         return repr(self._usual)
 
     def __call__(self, code: Any = None, /) -> NoReturn:
-        global asked
-        asked = as_status(code) if isinstance(code, int) else int(code is not None)
+        global requested
+        requested = as_status(code) if isinstance(code, int) else int(code is not None)
         if isinstance(code, int) and code and not code & 0xFF:
             self._say(f"exit code {code} would be taken for 0; it leaves with {as_status(code)}")
             code = as_status(code)
@@ -54,16 +53,16 @@ class _Exit:
 
 
 def replace_abort(communicator: type, end: Callable[[], NoReturn]) -> None:
-    """Let `Abort(0)` of mpi4py's communicators do something else.
+    """Make `Abort(0)` of mpi4py's communicators call `end` instead.
 
-    Python does not let us assign to an extension type's methods; their dict does. Where the interpreter keeps them
-    elsewhere, all stays as it is.
-
-    Args:
-        communicator: mpi4py's `Comm`.
-        end: ends the job.
+    Python forbids assigning an extension type's methods, but their dict can be changed. Where the interpreter has no
+    such dict, nothing changes.
     """
-    methods = [one for one in gc.get_referents(communicator.__dict__) if isinstance(one, dict) and "Abort" in one]
+    methods = [
+        referent
+        for referent in gc.get_referents(communicator.__dict__)
+        if isinstance(referent, dict) and "Abort" in referent
+    ]
     if not methods or isinstance(methods[0]["Abort"], type(replace_abort)):
         return
     usual = methods[0]["Abort"]

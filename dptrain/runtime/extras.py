@@ -1,4 +1,4 @@
-"""What to install for what is optional: one place for every hint, and for the extras of pyproject.toml behind it."""
+"""Install hints for optional packages: the extras of pyproject.toml, once."""
 
 import shlex
 
@@ -24,5 +24,5 @@ _REQUIREMENTS = {
 
 
 def pip_install(extra: str) -> str:
-    """Return the command that installs the packages of an extra, ready for a shell."""
+    """Return the shell command that installs an extra's packages."""
     return shlex.join(["pip", "install", *_REQUIREMENTS[extra]])

@@ -1,8 +1,7 @@
-"""How a job ends when something goes wrong: one line that says who and where, and every rank with it.
+"""Ends a job when something goes wrong: one line that says who and where, on all ranks.
 
-Under mpirun an uncaught exception on one rank would leave the others waiting for it for ever: the failed process
-itself waits in MPI_Finalize. So whoever fails ends the job. Errors that all ranks know of (`AgreedError`) are printed
-by rank 0 alone and each rank ends by itself.
+Under mpirun an uncaught exception on one rank would leave the others waiting for ever, so whoever fails ends the job.
+Errors that all ranks know of (`AgreedError`) are printed by rank 0 alone, and each rank ends by itself.
 """
 
 import os
@@ -35,7 +34,7 @@ NAME_BYTES = 48
 
 
 class Phase:
-    """What this process is doing, for messages."""
+    """What this process is doing, for messages; its numbers may live in memory that peers see."""
 
     def __init__(self, name: str = "start-up") -> None:
         self._numbers = memoryview(bytearray(16)).cast("q")  # epoch and step; 0 for none
@@ -45,7 +44,7 @@ class Phase:
 
     @property
     def name(self) -> str:
-        """In words, such as "start-up" or "training"."""
+        """Such as "start-up" or "training"."""
         return self._name
 
     @name.setter
@@ -56,7 +55,7 @@ class Phase:
 
     @property
     def epoch(self) -> int | None:
-        """The current epoch from 1, or None outside training."""
+        """Current epoch from 1, or None outside training."""
         return self._numbers[0] or None
 
     @epoch.setter
@@ -65,7 +64,7 @@ class Phase:
 
     @property
     def step(self) -> int | None:
-        """The current step of the epoch from 1, or None."""
+        """Current step of the epoch from 1, or None."""
         return self._numbers[1] or None
 
     @step.setter
@@ -73,18 +72,13 @@ class Phase:
         self._numbers[1] = step or 0
 
     def show(self, name: memoryview, numbers: memoryview) -> None:
-        """Live in other memory from now on.
-
-        Args:
-            name: `NAME_BYTES` bytes.
-            numbers: two int64, epoch and step.
-        """
+        """Move to shared memory: `NAME_BYTES` bytes for the name, two int64 for epoch and step."""
         numbers[:] = self._numbers
         self._shown, self._numbers = name, numbers
         self.name = self._name
 
     def hide(self) -> None:
-        """Live in memory of this process's own again."""
+        """Move back to this process's own memory."""
         self._shown, self._numbers = None, memoryview(bytearray(self._numbers)).cast("q")
 
     def enter(self, name: str) -> None:
@@ -92,17 +86,17 @@ class Phase:
         self.name, self.epoch, self.step = name, None, None
 
     def fail(self) -> None:
-        """Note that an error has ended the phase, whose name stays for the error's message."""
+        """Mark the phase as ended by an error; its name stays for the message."""
         self._failed = True
 
     @property
     def for_others(self) -> str:
-        """The phase as text, "user code" where it has failed."""
+        """The phase as text; "user code" once it has failed."""
         return "user code" if self._failed else str(self)
 
     @contextmanager
     def during(self, name: str) -> Iterator[None]:
-        """Do something else for a while: what was being done goes on where the block ends well."""
+        """Enter another phase for the block, and return to this one if the block succeeds."""
         before = self.name
         self.name = name
         yield
@@ -114,7 +108,7 @@ class Phase:
 
 
 def words(name: str, epoch: int, step: int) -> str:
-    """Return "training, epoch 2, step 17"; a number that is 0 is left out."""
+    """Return "training, epoch 2, step 17", without numbers that are 0."""
     return ", ".join([name, *([f"epoch {epoch}"] if epoch else []), *([f"step {step}"] if step else [])])
 
 
@@ -140,7 +134,7 @@ collective_at_the_end: Callable[[], AbstractContextManager[object]] = nullcontex
 
 
 def exit_code_of(error: BaseException, unknown: int = int(ExitCode.INTERNAL)) -> int:
-    """Return the exit code that an error ends the process with; `unknown` for what is not dptrain's own."""
+    """Return the exit code of an error; `unknown` for errors that are not dptrain's own."""
     if isinstance(error, DptrainError):
         return int(error.exit_code)
     if isinstance(error, signals.SignalledError):
@@ -155,7 +149,7 @@ def exit_code_of(error: BaseException, unknown: int = int(ExitCode.INTERNAL)) ->
 
 
 def describe(error: BaseException) -> str:
-    """Return an error as one line; what is no `DptrainError` is named with the place that raised it."""
+    """Return an error as one line, with type and place unless it is a `DptrainError`."""
     text = printable(" ".join(str(error).split()))
     if isinstance(error, DptrainError):
         return text
@@ -163,18 +157,18 @@ def describe(error: BaseException) -> str:
         return f"ended by {text}"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename != exit_codes.__file__]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != exit_codes.__file__]
     place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {text}{place}"
 
 
 def report(error: BaseException) -> None:
-    """Print an error of this rank alone to standard error, as one line, or with its traceback where asked for."""
+    """Print an error of this rank to standard error, with its traceback under --debug."""
     _print(error, who())
 
 
 def who() -> str:
-    """Return how a line of this process begins: "dptrain", or its rank, host, PID and phase."""
+    """Return the start of a message: "dptrain", or rank, host, PID and phase."""
     launch = detect_launch()
     return "dptrain" if launch is None else _who(launch)
 
@@ -196,13 +190,11 @@ def _print(error: BaseException, name: str) -> None:
 
 
 def end_job(error: BaseException, unknown: int = int(ExitCode.INTERNAL)) -> int:
-    """Report an error that only this rank is known to have, end all ranks, and return the exit code for this one.
+    """Report an error of this rank, end all ranks and return the exit code; does not return under a launcher.
 
-    Under a launcher it does not return. If MPI has not been started yet, the other ranks may be waiting in
-    MPI_Init for this one: MPICH's launcher ends them then, with others only a process that has joined can.
-
-    Ctrl-C reaches all ranks at once, and the lowest one that can says so. A rank that waits for another in MPI cannot:
-    Python handles signals between its own instructions.
+    If MPI has not started, the others may wait for this rank in MPI_Init: MPICH's launcher then ends them, with other
+    launchers this process has to join first. Ctrl-C reaches all ranks at once; the lowest rank that is not blocked in
+    MPI reports it.
     """
     global ending
     ending = True
@@ -216,10 +208,10 @@ def end_job(error: BaseException, unknown: int = int(ExitCode.INTERNAL)) -> int:
 
 
 def end_together(error: DptrainError) -> int:
-    """End all ranks with an error that they all have, after rank 0 has reported it; return the exit code.
+    """End all ranks with an error that they share, reported by rank 0; does not return under a launcher.
 
-    Under a launcher it does not return. Ranks that simply exited one after the other would not do: MPICH's mpirun
-    kills the others when the first exits with an error, and may then exit with the signal's number instead.
+    Ranks that exited one by one would not do: MPICH's mpirun kills the others at the first error exit, and may then
+    exit with the signal's number.
     """
     launch = detect_launch()
     if launch is None or launch.rank == 0:
@@ -236,12 +228,7 @@ def end_together(error: DptrainError) -> int:
 
 
 def leave(error: PreemptedError) -> NoReturn:
-    """End a user's own script on all ranks after a signal, as the command line does.
-
-    Raises:
-        SystemExit: with the exit code.
-        KeyboardInterrupt: alone after Ctrl-C, as Python itself ends a script.
-    """
+    """End a user's script on all ranks after a signal, by SystemExit, or KeyboardInterrupt after Ctrl-C."""
     code = end_together(error)
     if code == ExitCode.INTERRUPTED:
         raise KeyboardInterrupt from error
@@ -250,11 +237,7 @@ def leave(error: PreemptedError) -> NoReturn:
 
 @contextmanager
 def ending_by_signals() -> Iterator[None]:
-    """End the job by SIGTERM and SIGUSR1 at once, with a line and an exit code that ask to try again.
-
-    Raises:
-        SystemExit: in a process alone.
-    """
+    """End the job at SIGTERM and SIGUSR1 with a line and the exit code that asks to try again."""
     try:
         with signals.interrupting():
             yield
@@ -263,10 +246,7 @@ def ending_by_signals() -> Iterator[None]:
 
 
 def install_excepthook() -> None:
-    """Make an uncaught exception in a user's own script end all ranks, and no failure leave with 0.
-
-    Does nothing without a launcher.
-    """
+    """Make an uncaught exception in a user's script end all ranks; does nothing without a launcher."""
     launch = detect_launch()
     if launch is None or launch.size == 1:
         return
@@ -275,7 +255,7 @@ def install_excepthook() -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         global ending
-        exit_codes.asked = 1
+        exit_codes.requested = 1
         ending = not isinstance(error, AgreedError)
         agreed = isinstance(error, AgreedError)
         if not isinstance(error, KeyboardInterrupt) and (not agreed or launch.rank == 0):
@@ -289,15 +269,15 @@ def install_excepthook() -> None:
 
 
 def report_uncaught() -> None:
-    """Name this rank where an exception ends its script past our hook: the script has one of its own."""
+    """Report an exception that ends a script with a `sys.excepthook` of its own."""
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)  # last_exc from Python 3.12 on
     # Who catches such an error and then calls `sys.exit` (pytest, say) has said what there is to say.
-    if error is not None and not exit_codes.asked and not isinstance(error, AgreedError | KeyboardInterrupt):
+    if error is not None and not exit_codes.requested and not isinstance(error, AgreedError | KeyboardInterrupt):
         report(error)
 
 
 def _take_turns() -> None:
-    """Wait for lower ranks to end the job with their own message, after a signal that all have got."""
+    """Wait for lower ranks to report a signal that all have got."""
     launch = detect_launch()
     if launch is None or launch.size == 1:
         return
@@ -309,14 +289,14 @@ def _take_turns() -> None:
 
 
 def warn(message: str) -> None:
-    """Warn (a `UserWarning`) of something that all ranks see, once: on rank 0."""
+    """Issue a `UserWarning` on rank 0, about something that all ranks see."""
     launch = detect_launch()
     if launch is None or launch.rank == 0:
         warnings.warn(printable(message, "\n"), stacklevel=2)
 
 
 def _world_size() -> int:
-    """Ranks that would wait for this one; 1 where MPI's world is not the launcher's."""
+    """Number of ranks that would wait for this one; 1 where MPI's world is not the launcher's."""
     launch = detect_launch()
     if launch is None or launch.size == 1:
         return 1
@@ -327,7 +307,7 @@ def _world_size() -> int:
 
 
 def _world() -> Any:
-    """Return MPI's world, None where there is no launcher, or without MPI: then nobody waits."""
+    """Return MPI's world, or None without a launcher or MPI: then nobody waits."""
     launch = detect_launch()
     if launch is None or launch.size == 1:
         return None
@@ -339,13 +319,13 @@ def _world() -> Any:
 
 
 def _abort(code: int) -> NoReturn:
-    """End all ranks, without MPI's own message: ours says more, and is one line."""
+    """Flush the output and end all ranks."""
     streams.flush()
     abort(code)
 
 
 def abort(code: int) -> NoReturn:
-    """End all ranks, from any thread; what is to be read has been written."""
+    """End all ranks, from any thread, without MPI's own message; ours has been written."""
     for let_go in at_abort:
         let_go()
     # MPICH's launcher drops what it has not forwarded yet when it sees the abort: let it read our message first.
@@ -364,7 +344,7 @@ def abort(code: int) -> NoReturn:
 
 
 def abort_with_success() -> NoReturn:
-    """End all ranks where a script calls MPI_Abort with 0, which mpirun would take for success."""
+    """End all ranks with 1 where a script calls MPI_Abort(0), which mpirun would take for success."""
     launch = detect_launch()
     if launch is not None:
         streams.write_error(f"{_who(launch)}: MPI_Abort(0) would be taken for success; it leaves with 1\n")

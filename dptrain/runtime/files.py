@@ -1,8 +1,7 @@
-"""Files that nobody else can turn against us: opened in a folder that is held open, and replaced as a whole.
+"""Safe file access: nobody else can redirect or block it, and files are replaced atomically.
 
-What lies in a folder may be anybody's: a link to a file elsewhere, a named pipe that waits for a writer, a device that
-never ends. So a `Directory` follows no link, opens nothing but regular files and folders, and never waits; its
-temporary files have names that nobody can guess.
+A folder may hold links, named pipes that block and endless devices. A `Directory` follows no link, opens only regular
+files and folders, never waits, and gives temporary files unguessable names.
 """
 
 import contextlib
@@ -43,20 +42,10 @@ _CHUNK = 1 << 20
 
 
 class Directory:
-    """A folder that is held open: what is done in it by name stays in it. Make one with `open_directory`.
+    """An open folder; names inside it cannot be redirected elsewhere. See `open_directory`.
 
-    Names are plain: of an entry, without a slash. All methods raise:
-
-    - OSError: the system's.
-    - DataError: an entry is a link, a named pipe or anything else but what is expected there, or a name is not plain.
-
-    Args:
-        path: for messages.
-        fd: of the open folder, which the `Directory` closes.
-
-    Attributes:
-        path: as given.
-        fd: of the open folder, -1 once it is closed.
+    Names have no slash. Methods raise OSError, and DataError where an entry is not of the expected kind. `fd` is -1
+    once it is closed.
     """
 
     def __init__(self, path: Path, fd: int) -> None:
@@ -74,18 +63,18 @@ class Directory:
         self.close()
 
     def close(self) -> None:
-        """Let go of the folder; a second time does nothing."""
+        """Close the folder; safe to call twice."""
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
             os.close(fd)
 
     def names(self) -> list[str]:
-        """Return the names of all entries, sorted."""
+        """Return the sorted names of all entries."""
         with self._naming():
             return sorted(os.listdir(self.fd))
 
     def stat(self, name: str) -> os.stat_result | None:
-        """Return what the system knows of an entry, a link's own where it is one; None where there is none."""
+        """Return an entry's status, a link's own; None if it does not exist."""
         with self._naming(name):
             try:
                 return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
@@ -93,24 +82,19 @@ class Directory:
                 return None
 
     def kind(self, name: str) -> str | None:
-        """Return what an entry is: FILE, FOLDER, "a link", "a named pipe", ...; None where there is none."""
-        found = self.stat(name)
-        return None if found is None else _kind(found.st_mode)
+        """Return FILE, FOLDER, "a link", "a named pipe", ...; None if it does not exist."""
+        status = self.stat(name)
+        return None if status is None else _kind(status.st_mode)
 
     def expect(self, name: str, expected: str) -> str | None:
-        """Return an entry's kind, None where there is none; anything but `expected`, FILE or FOLDER, is a DataError."""
-        found = self.kind(name)
-        if found not in (None, expected):
-            raise self._unexpected(name, found, expected)
-        return found
+        """Return an entry's kind, None if it does not exist; refuse anything but `expected`, FILE or FOLDER."""
+        kind = self.kind(name)
+        if kind not in (None, expected):
+            raise self._unexpected(name, kind, expected)
+        return kind
 
     def folder(self, name: str, *, make: bool = False) -> "Directory":
-        """Return a folder in this one.
-
-        Args:
-            name: of the folder.
-            make: make it where there is none, so that it survives a power cut.
-        """
+        """Open a subfolder; `make` creates it durably."""
         missing = self.expect(name, FOLDER) is None
         with self._naming(name):
             if make and missing:
@@ -125,12 +109,7 @@ class Directory:
         return os.fdopen(self._open(name, os.O_RDONLY), "rb")
 
     def read(self, name: str, most: int) -> bytes:
-        """Return the content of a regular file.
-
-        Args:
-            name: of the file.
-            most: bytes that it may have; a larger one is a DataError.
-        """
+        """Return the content of a regular file of at most `most` bytes."""
         with self.open(name) as file:
             size = os.fstat(file.fileno()).st_size
             content = file.read(most + 1) if size <= most else b""
@@ -139,7 +118,7 @@ class Directory:
         return content
 
     def holds(self, name: str, content: Iterable[Piece]) -> bool:
-        """Whether a file holds these pieces and nothing else."""
+        """Whether a file consists of exactly these pieces."""
         with self.open(name) as file:
             for piece in content:
                 view = memoryview(piece)
@@ -151,20 +130,15 @@ class Directory:
             return not file.read(1)
 
     def create(self, name: str, content: Iterable[Piece]) -> None:
-        """Write a file that is not there yet, and flush it to the disk.
-
-        Args:
-            name: of the file.
-            content: what follows one another there; what was written until an error stays.
-        """
+        """Write a new file and flush it to the disk; after an error, a part may remain."""
         handle = self._open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         with self._naming(name), _closing(handle):
             _write(handle, content)
 
     def replace(self, name: str, content: Iterable[Piece]) -> None:
-        """Write a file under a temporary name, read it back, flush it, and rename it into place, which is flushed too.
+        """Write a temporary file, read it back, flush it and rename it into place.
 
-        Whatever happens, the file is as it was, or holds all of the content.
+        Whatever happens, the file is either as before or complete.
         """
         self.expect(name, FILE)
         self._replace(name, content)
@@ -185,11 +159,7 @@ class Directory:
             self.sync()
 
     def appending(self, name: str) -> BinaryIO:
-        """Open a file to append to it, a new one where there is none; unbuffered.
-
-        Raises:
-            DataError: also where the file has a second name (a hard link), which would change with it.
-        """
+        """Open a file, new or existing, for unbuffered appending; refuse one with a second hard link."""
         handle = self._open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         if os.fstat(handle).st_nlink > 1:
             os.close(handle)
@@ -197,18 +167,18 @@ class Directory:
         return os.fdopen(handle, "ab", buffering=0)
 
     def append(self, name: str, content: bytes) -> None:
-        """Append to a file, a new one where there is none, and flush it to the disk."""
+        """Append to a file, new or existing, and flush it to the disk."""
         with self._naming(name), self.appending(name) as file:
             _write(file.fileno(), [content])
 
     def rename(self, name: str, new: str) -> None:
-        """Give an entry another name; `sync` lets it survive a power cut."""
+        """Rename an entry; call `sync` to make it durable."""
         _require_plain(self.path, new)
         with self._naming(name):
             os.rename(name, new, src_dir_fd=self.fd, dst_dir_fd=self.fd)
 
     def remove(self, name: str) -> None:
-        """Remove a regular file; does nothing where there is none."""
+        """Remove a regular file if it exists."""
         if self.expect(name, FILE) is not None:
             with self._naming(name), contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self.fd)
@@ -220,26 +190,24 @@ class Directory:
             os.rmdir(name, dir_fd=self.fd)
 
     def remove_temporaries(self, name: str | None = None, *, locked: bool = False) -> None:
-        """Remove temporary files that killed writers of this user have left.
+        """Remove temporary files that this user's killed writers left, for `name` or all.
 
-        Args:
-            name: of the file that they were to become; None for any.
-            locked: whether nobody else can be writing, so that those of living processes go as well: a PID comes again.
+        `locked`: nobody else can be writing, so files of living PIDs go as well, as PIDs are reused.
         """
         for left in self.names():
-            found = _TEMPORARY.fullmatch(left)
-            if found is None or name not in (None, found["name"]) or not self.is_own_file(left):
+            match = _TEMPORARY.fullmatch(left)
+            if match is None or name not in (None, match["name"]) or not self.is_own_file(left):
                 continue
-            if locked or not _lives(int(found["pid"])):
+            if locked or not _lives(int(match["pid"])):
                 self.remove(left)
 
     def is_own_file(self, name: str) -> bool:
-        """Whether an entry is a regular file of this user's."""
-        found = self.stat(name)
-        return found is not None and stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+        """Whether an entry is a regular file owned by this user."""
+        status = self.stat(name)
+        return status is not None and stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
     def probe(self, nbytes: int) -> None:
-        """Reserve so much room for a moment, which finds full, read-only and denied disks, and quotas."""
+        """Reserve `nbytes` for a moment, to detect full, read-only and denied disks, and quotas."""
         place = temporary_name("probe")
         handle = self._open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
@@ -250,7 +218,7 @@ class Directory:
             self.remove(place)
 
     def sync(self) -> None:
-        """Flush the entries, so that renamings and new files survive a power cut."""
+        """Flush the entries, so that renames and new files survive a power cut."""
         with self._naming():
             os.fsync(self.fd)
 
@@ -263,18 +231,18 @@ class Directory:
             except OSError:
                 self.expect(name, FILE)  # somebody has just put it there
                 raise
-            found = _kind(os.fstat(handle).st_mode)
-            if found != FILE:
+            kind = _kind(os.fstat(handle).st_mode)
+            if kind != FILE:
                 os.close(handle)
-                raise self._unexpected(name, found, FILE)
+                raise self._unexpected(name, kind, FILE)
             return handle
 
-    def _unexpected(self, name: str, found: str | None, expected: str) -> DataError:
-        return DataError(f"{self.path / name}: it is {found}, expected {expected}; remove it")
+    def _unexpected(self, name: str, kind: str | None, expected: str) -> DataError:
+        return DataError(f"{self.path / name}: it is {kind}, expected {expected}; remove it")
 
     @contextlib.contextmanager
     def _naming(self, name: str | None = None) -> Iterator[None]:
-        """Check an entry's name, and let the system's errors tell the whole path."""
+        """Validate an entry's name, and add the whole path to system errors."""
         if name is not None:
             _require_plain(self.path, name)
         try:
@@ -285,17 +253,7 @@ class Directory:
 
 
 def open_directory(path: Path, *, make: bool = False, follow: bool = True) -> Directory:
-    """Open a folder that the user has named, and which may therefore be reached through links.
-
-    Args:
-        path: the folder.
-        make: make it, and those above it, where there is none.
-        follow: whether it may be a link itself; not where only the folder above it was named by the user.
-
-    Raises:
-        OSError: the system's.
-        DataError: it is a link, and must not be followed.
-    """
+    """Open a folder that the user named, possibly through links; `follow=False` refuses a link as the last part."""
     if not follow:
         with open_directory(path.parent, make=make) as parent:
             return parent.folder(path.name, make=make)
@@ -305,12 +263,12 @@ def open_directory(path: Path, *, make: bool = False, follow: bool = True) -> Di
 
 
 def is_plain_name(name: object) -> bool:
-    """Whether a name, of a manifest say, is one of an entry in a folder: no path, no "." and "..", no NUL."""
+    """Whether a name is a single entry: no path, no "." or "..", no NUL."""
     return isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\0"} & {*name}
 
 
 def temporary_name(name: str) -> str:
-    """Return a hidden name for what is to become an entry; nobody can guess it."""
+    """Return a hidden, unguessable name for a file that will become `name`."""
     return f".{name}.{os.getpid()}-{os.urandom(8).hex()}.tmp"
 
 
@@ -319,18 +277,13 @@ _TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<pid>[0-9]{1,9})(-[0-9a-f]{16})?\.t
 
 
 def to_become(name: str) -> str | None:
-    """Return what an entry with a temporary name was to become; None where it has another name."""
-    found = _TEMPORARY.fullmatch(name)
-    return None if found is None else found["name"]
+    """Return the target of a temporary name; None for other names."""
+    match = _TEMPORARY.fullmatch(name)
+    return None if match is None else match["name"]
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file that the user has named, for reading in binary; links are followed.
-
-    Raises:
-        OSError: it cannot be opened, or is no regular file: opening a named pipe waits for a writer, and a device may
-            never end.
-    """
+    """Open a file that the user named for binary reading, following links; refuse pipes, devices and the like."""
     _refuse_irregular(os.stat(path).st_mode)
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | _SAFELY))  # noqa: SIM115
     try:
@@ -347,39 +300,20 @@ def _refuse_irregular(mode: int) -> None:
 
 
 def write_atomically(path: Path, content: bytes, *, advice: str = _ADVICE) -> None:
-    """Write a file as `Directory.replace` does; a link is replaced, not followed.
-
-    Args:
-        path: the file; an existing one is replaced.
-        content: all of it.
-        advice: what to do where it fails, the end of the message.
-
-    Raises:
-        OutputError: the disk is full, read-only, denied or failing; says what is needed and free.
-    """
+    """Write a file as `Directory.replace` does, replacing a link; OutputError where that fails."""
     with writing(path, len(content), advice=advice), open_directory(path.parent) as folder:
         folder._replace(path.name, [content])
 
 
 def write_through_links(path: Path, content: bytes, *, advice: str = _ADVICE) -> None:
-    """Write a file that the user has named, as `write_atomically`; a link leads to what is replaced, and stays.
-
-    A link that is another user's is replaced itself, as `write_atomically` does: it could lead anywhere.
-
-    Raises:
-        OutputError: as `write_atomically`; or links lead nowhere, or to something that is no regular file.
-    """
+    """Write a file that the user named as `write_atomically` does, following links of this user's or root's."""
     with writing(path, len(content), advice=advice):
         target = _behind_links(path)
     write_atomically(target, content, advice=advice)
 
 
 def _behind_links(path: Path) -> Path:
-    """Return where links of this user's, or root's, lead from a path.
-
-    Raises:
-        OSError: nowhere, or to something that is no regular file.
-    """
+    """Return where links of this user's or root's lead; refuse targets that are not regular files."""
     target = path
     for _ in range(_MOST_LINKS):
         if not target.is_symlink() or os.lstat(target).st_uid not in (os.geteuid(), 0):
@@ -392,16 +326,7 @@ def _behind_links(path: Path) -> Path:
 
 @contextlib.contextmanager
 def writing(path: Path, needed: int = 0, *, advice: str = _ADVICE) -> Iterator[None]:
-    """Turn the system's errors into `OutputError`.
-
-    Args:
-        path: what is written.
-        needed: its bytes.
-        advice: what to do where it fails, the end of the message.
-
-    Raises:
-        OutputError: instead of an OSError.
-    """
+    """Turn OSError into `OutputError`; `needed` is the size in bytes."""
     try:
         yield
     except OutputError:
@@ -412,11 +337,7 @@ def writing(path: Path, needed: int = 0, *, advice: str = _ADVICE) -> Iterator[N
 
 @contextlib.contextmanager
 def replacing(path: Path, temporary: Path) -> Iterator[Path]:
-    """Let what the context writes to `temporary`, in the same folder, become `path` in one step that survives a crash.
-
-    Raises:
-        OSError: the system's; `path` is as it was, and `temporary` is gone.
-    """
+    """Let the block write `temporary` in the same folder, then rename it to `path` durably."""
     try:
         yield temporary
         sync(temporary)
@@ -429,15 +350,9 @@ def replacing(path: Path, temporary: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replacing_locked(path: Path, temporary: Path, forbidden: int) -> Iterator[Path]:
-    """Do as `replacing`, in a folder that is locked: `temporary` may have a fixed name, which a killed process left.
+    """As `replacing`, in a locked folder: `temporary` may have a fixed name that a killed process left.
 
-    Args:
-        path: of the file.
-        temporary: in the same folder; what is there is removed.
-        forbidden: mode bits that the file does not get; this user may read and write it.
-
-    Raises:
-        OSError: as `replacing`.
+    `forbidden`: mode bits that the file does not get; this user may read and write it.
     """
     temporary.unlink(missing_ok=True)
     with replacing(path, temporary):
@@ -446,11 +361,7 @@ def replacing_locked(path: Path, temporary: Path, forbidden: int) -> Iterator[Pa
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it that are not there, so that they survive a power cut.
-
-    Raises:
-        OSError: the system's.
-    """
+    """Create a folder and its missing parents durably."""
     missing = [place for place in (path, *path.parents) if not place.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for place in missing:
@@ -458,17 +369,13 @@ def make_folder(path: Path) -> None:
 
 
 def sweep_temporaries(folder: Path, name: str | None = None) -> None:
-    """Remove temporary files in a folder, as `Directory.remove_temporaries` does.
-
-    Raises:
-        OSError: the system's.
-    """
+    """Remove temporary files in a folder, as `Directory.remove_temporaries` does."""
     with open_directory(folder) as opened:
         opened.remove_temporaries(name)
 
 
 def _lives(pid: int) -> bool:
-    """Whether there is a process; also where it is another user's."""
+    """Whether a process exists, of any user."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -479,22 +386,14 @@ def _lives(pid: int) -> bool:
 
 
 def write_new(path: Path, content: Iterable[Piece]) -> None:
-    """Write a file that is not there yet, as `Directory.create` does.
-
-    Raises:
-        OSError: the system's; what was written until then stays.
-    """
+    """Write a new file, as `Directory.create` does."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY, 0o666)
     with _closing(handle):
         _write(handle, content)
 
 
 def append(path: Path, content: bytes, *, advice: str = _ADVICE) -> None:
-    """Append to a file that the user has named, and flush it to the disk; links are followed.
-
-    Raises:
-        OutputError: as `write_atomically`.
-    """
+    """Append to a file that the user named, following links, and flush it to the disk."""
     with writing(path, len(content), advice=advice), open(path, "ab") as file:
         file.write(content)
         file.flush()
@@ -509,10 +408,7 @@ def sync(path: Path) -> None:
 
 
 def output_error(path: Path, error: OSError, needed: int = 0, *, advice: str = _ADVICE) -> OutputError:
-    """Return an operating system's error as one line with path, cause and, on a full disk, bytes needed and free.
-
-    Its `errno` is the system's.
-    """
+    """Return an OSError as one line with path, cause and, on a full disk, bytes needed and free; keeps `errno`."""
     text = f"{path}: {error.strerror or error}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         parent = next((place for place in path.parents if place.exists()), Path("/"))
@@ -532,7 +428,7 @@ def _require_plain(folder: Path, name: str) -> None:
 
 
 def _write(handle: int, content: Iterable[Piece]) -> None:
-    """Write all of it to an open file, and flush it to the disk."""
+    """Write all pieces to an open file, and flush it to the disk."""
     for piece in content:
         view = memoryview(piece)
         while view:
@@ -542,7 +438,7 @@ def _write(handle: int, content: Iterable[Piece]) -> None:
 
 @contextlib.contextmanager
 def _closing(handle: int) -> Iterator[None]:
-    """Close a descriptor, whose close may tell of an error."""
+    """Close a descriptor after the block; closing may raise an error."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Keras' floatx: the floating-point type of Python's numbers, and of what is made without one, in this process."""
+"""Keras' floatx: the default floating-point type of this process."""
 
 import numpy as np
 
@@ -6,11 +6,11 @@ _floatx = np.dtype(np.float32)
 
 
 def floatx() -> np.dtype[np.floating]:
-    """Return the type."""
+    """Return the default type."""
     return _floatx
 
 
 def set_floatx(dtype: np.dtype[np.floating]) -> None:
-    """Set the type."""
+    """Set the default type."""
     global _floatx
     _floatx = dtype

@@ -1,16 +1,14 @@
-"""The heap of the C library, from which arrays have their memory."""
+"""The C library's heap, where arrays are allocated."""
 
 import ctypes
 from contextlib import suppress
 
 
 def trim() -> None:
-    """Give memory that nobody uses back to the system, where the C library can: glibc's.
+    """Return unused memory to the system, where the C library (glibc) can.
 
-    By itself it does not where something lies behind it that is used. Arrays of up to 32 MB lie in the heap as soon as
-    another one of the size was freed.
-
-    Source: malloc_trim(3); M_MMAP_THRESHOLD in mallopt(3).
+    glibc does not by itself while something in use lies behind it; arrays of up to 32 MB live in the heap once another
+    of that size was freed. Source: malloc_trim(3); M_MMAP_THRESHOLD in mallopt(3).
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

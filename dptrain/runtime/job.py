@@ -42,46 +42,27 @@ _STRANGERS, _SILENCE = 64, 30.0
 
 @dataclass(frozen=True)
 class Start:
-    """What is started, and how.
-
-    Attributes:
-        launcher: what starts the ranks.
-        command: of each rank.
-        ranks: how many.
-        hosts: slots by host; none for this host alone, or what the batch job has.
-        addresses: by which the ranks reach this host.
-        log_dir: for the output of each rank, or "".
-        prefix: whether lines of output begin with their rank.
-        grace: seconds that ranks may go on after one has left in peace.
-        start_timeout: seconds until all ranks have started.
-        environment: of the ranks, beside this process's.
-    """
+    """What to start, and how."""
 
     launcher: Launcher
     command: tuple[str, ...]
     ranks: int
-    hosts: Hosts
-    addresses: tuple[str, ...]
-    log_dir: str = ""
-    prefix: bool = False
-    grace: float = 30.0
-    start_timeout: float = 300.0
-    environment: Mapping[str, str] = field(default_factory=dict)
+    hosts: Hosts  # empty for this host, or those of the batch job
+    addresses: tuple[str, ...]  # by which the ranks reach this host
+    log_dir: str = ""  # for each rank's output, or ""
+    prefix: bool = False  # start lines of output with the rank
+    grace: float = 30.0  # seconds for the others once a rank has left normally
+    start_timeout: float = 300.0  # seconds until all ranks have started
+    environment: Mapping[str, str] = field(default_factory=dict)  # of the ranks, beside this process's
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended.
+    """How a job ended."""
 
-    Attributes:
-        code: its exit code: that of the first rank that failed; 128 + n for signal n.
-        text: what happened, as one line, or "" where nothing has to be said.
-        hosts: how many ranks ran on each host that ranks have come from.
-    """
-
-    code: int
-    text: str
-    hosts: dict[str, int]
+    code: int  # of the first rank that failed; 128 + n for signal n
+    text: str  # one line, or ""
+    hosts: dict[str, int]  # ranks by host
 
 
 @dataclass(frozen=True)
@@ -104,7 +85,7 @@ class _Rank:
 
     @property
     def code(self) -> int:
-        """Its exit code, as a shell would say; that of a rank which has ended."""
+        """Exit code of an ended rank, as a shell reports it."""
         status = self.status or 0
         if status == 0 and self.unfinished:
             return int(ExitCode.STUCK)
@@ -113,7 +94,7 @@ class _Rank:
 
 @dataclass(eq=False)
 class _Connection:
-    """A connection, of which the first line says whose it is."""
+    """A connection; its first line identifies the rank."""
 
     socket: socket.socket
     text: bytes = b""
@@ -122,18 +103,16 @@ class _Connection:
 
 
 class Job:
-    """A command on several ranks, from its start to its end.
+    """Runs a command on several ranks to its end.
 
-    Args:
-        start: what is started, and how.
-        signals: the numbers of signals that this process has got, to which its handlers add.
+    `signals`: numbers of signals that this process received; its handlers append to it.
     """
 
     def __init__(self, start: Start, signals: list[int]) -> None:
         self._start = start
         self._signals = signals
         self._obeyed = 0
-        self._asked: int | None = None
+        self._stop_signal: int | None = None
         self._ranks: dict[int, _Rank] = {}
         self._verdict: _Verdict | None = None
         self._kill_at = self._killed_at = float("inf")
@@ -145,11 +124,7 @@ class Job:
         self._token = secrets.token_hex(16)
 
     def run(self) -> Outcome:
-        """Start the ranks, wait for their end, and leave nothing behind.
-
-        Raises:
-            OSError: the launcher cannot be started.
-        """
+        """Start the ranks, wait for their end, and leave nothing behind."""
         local = self._start.addresses == ("127.0.0.1",)
         with self._selector, socket.create_server(("127.0.0.1" if local else "", 0)) as server:
             server.setblocking(False)
@@ -198,7 +173,7 @@ class Job:
     # What happens
 
     def _watch(self, process: "subprocess.Popen[bytes]") -> None:
-        """Listen until all is over but for mpirun itself."""
+        """Listen until all is over except mpirun itself."""
         while True:
             for key, _ in self._selector.select(_LOOK):
                 self._hear(key)
@@ -228,35 +203,35 @@ class Job:
                 supervisor.notice_lost_hosts(connection)
                 self._selector.register(connection, selectors.EVENT_READ, _Connection(connection))
             return
-        from_one: _Connection = key.data
+        peer: _Connection = key.data
         try:
-            received = from_one.socket.recv(4096)
+            received = peer.socket.recv(4096)
         except BlockingIOError:
             return
         except OSError:
             received = b""
-        *lines, from_one.text = (from_one.text + received).split(b"\n")
+        *lines, peer.text = (peer.text + received).split(b"\n")
         for line in lines:
-            if not self._note(from_one, line.decode(errors="replace").split()):
+            if not self._note(peer, line.decode(errors="replace").split()):
                 received = b""
-        if not received or len(from_one.text) > 4096:
-            self._selector.unregister(from_one.socket)
-            from_one.socket.close()
-            if from_one.rank is not None and from_one.rank.ended is None:
-                from_one.rank.ended = time.monotonic()
+        if not received or len(peer.text) > 4096:
+            self._selector.unregister(peer.socket)
+            peer.socket.close()
+            if peer.rank is not None and peer.rank.ended is None:
+                peer.rank.ended = time.monotonic()
 
     def _drop_strangers(self, now: float) -> None:
-        """Close connections that have not said whose they are: anybody can make them, and they are not endless."""
+        """Close connections that have not identified themselves in time, or are too many: anybody can connect."""
         keys = [key for key in self._selector.get_map().values() if isinstance(key.data, _Connection)]
-        strangers = sorted((key.data for key in keys if key.data.rank is None), key=lambda one: one.since)
+        strangers = sorted((key.data for key in keys if key.data.rank is None), key=lambda connection: connection.since)
         room = _STRANGERS + self._start.ranks
-        for number, one in enumerate(strangers):
-            if now - one.since > _SILENCE or number < len(strangers) - room:
-                self._selector.unregister(one.socket)
-                one.socket.close()
+        for number, connection in enumerate(strangers):
+            if now - connection.since > _SILENCE or number < len(strangers) - room:
+                self._selector.unregister(connection.socket)
+                connection.socket.close()
 
     def _note(self, connection: _Connection, words: list[str]) -> bool:
-        """Take note of what a supervisor says; return whether it is one of ours."""
+        """Handle a supervisor's message; return whether it is genuine."""
         rank = connection.rank
         if rank is None:
             if len(words) != 5 or words[0] != "hello":
@@ -267,8 +242,8 @@ class Job:
             rank = connection.rank = _Rank(int(number), host, int(pid), connection.socket)
             self._ranks[rank.number] = rank
             self._began = self._began or time.monotonic()
-            if self._asked is not None:
-                _send(rank, f"signal {self._asked}")
+            if self._stop_signal is not None:
+                _send(rank, f"signal {self._stop_signal}")
         elif words[0] == "mpi":
             rank.in_mpi = True
         elif words[0] == "unfinished":
@@ -278,17 +253,17 @@ class Job:
         return True
 
     def _obey(self, now: float) -> None:
-        """Pass the first signal on, so that the ranks can save; end at once at the second."""
+        """Forward the first signal, so that the ranks can save; end at once at the second."""
         for number in self._signals[self._obeyed :]:
             self._obeyed += 1
             name = signal.Signals(number).name
-            if self._asked is None and self._ranks:
-                self._asked = number
+            if self._stop_signal is None and self._ranks:
+                self._stop_signal = number
                 say(f"{name}: the ranks are told to save and stop; a second signal ends them at once")
                 self._tell(f"signal {number}")
             else:
                 before = not self._ranks
-                code = code_of_stop(number) if before else _BY_SIGNAL + (self._asked or number)
+                code = code_of_stop(number) if before else _BY_SIGNAL + (self._stop_signal or number)
                 how = "came before the ranks were there, so nothing was begun" if before else "ended at once"
                 self._verdict = _Verdict(code, f"launch: {name}: {how}")
                 self._kill_at = now
@@ -296,30 +271,32 @@ class Job:
     # What it means
 
     def _judge(self, now: float, mpirun: int | None) -> _Verdict | None:
-        """Return what decides how the job ends, once it is known."""
+        """Return the verdict on the job, once there is one."""
         ranks = sorted(self._ranks.values(), key=lambda rank: (rank.ended or now, rank.number))
         for rank in ranks:
             if rank.status is not None and self._failed(rank):
                 how = _how(rank.status)
                 if rank.unfinished and rank.status == 0:
                     how += " in the middle of the job (C's _exit, or MPI_Abort?)"
-                return _Verdict(rank.code, self._about(rank, how))
+                return _Verdict(rank.code, self._describe(rank, how))
         everybody = len(ranks) == self._start.ranks
         unexplained = [rank for rank in ranks if self._unexplained(rank)]
         if everybody and not unexplained and not self._running():
             code = next((rank.code for rank in ranks if rank.status), 0)
-            if self._asked == signal.SIGUSR1 and code == _BY_SIGNAL + self._asked:  # which has no other meaning
+            if (
+                self._stop_signal == signal.SIGUSR1 and code == _BY_SIGNAL + self._stop_signal
+            ):  # which has no other meaning
                 text = "launch: the command has no handler of SIGUSR1 yet, or none at all: it has saved nothing"
                 return _Verdict(int(ExitCode.PREEMPTED), text)
             return _Verdict(code)
         # Connections may still hold what was said before.
         if mpirun is not None and self._mpirun_ended is not None and now - self._mpirun_ended > 2 * _LOOK:
             return self._launcher_ended(mpirun, everybody)
-        for gone in unexplained:
+        for lost in unexplained:
             # Where all are, nobody is kept waiting.
-            if now - (gone.ended or now) > (_EXPLAIN if self._running() else _LAUNCHER):
-                how = "is gone, and its supervisor too" if gone.status is None else _how(gone.status)
-                return _Verdict(gone.code or _BY_SIGNAL + signal.SIGKILL, self._about(gone, how))
+            if now - (lost.ended or now) > (_EXPLAIN if self._running() else _LAUNCHER):
+                how = "is gone, and its supervisor too" if lost.status is None else _how(lost.status)
+                return _Verdict(lost.code or _BY_SIGNAL + signal.SIGKILL, self._describe(lost, how))
         if self._began is not None and not everybody and now - self._began > self._start.start_timeout:
             missing = sorted(set(range(self._start.ranks)) - set(self._ranks))
             text = f"launch: {_ranks(missing)} did not start within {self._start.start_timeout:g} s"
@@ -327,7 +304,7 @@ class Job:
         return self._left_alone(now, ranks)
 
     def _without_proxy(self, now: float, mpirun: int) -> _Verdict | None:
-        """Judge an mpirun whose process that starts the ranks has died: MPICH's waits for it for ever."""
+        """Judge an mpirun whose proxy process has died: MPICH's waits for it for ever."""
         if len(self._ranks) == self._start.ranks or self._start.launcher.family == "Slurm" or has_children(mpirun):
             self._childless = None
             return None
@@ -343,15 +320,15 @@ class Job:
         return not self._in_peace(rank) and not self._unexplained(rank)
 
     def _in_peace(self, rank: _Rank) -> bool:
-        """Whether a rank has left as it should, for what it knows."""
-        stopped = {_BY_SIGNAL + number for number in supervisor.STOPPING} if self._asked is not None else set()
+        """Whether a rank has ended as it should, as far as it knows."""
+        stopped = {_BY_SIGNAL + number for number in supervisor.STOPPING} if self._stop_signal is not None else set()
         return rank.code in {0, int(ExitCode.PREEMPTED), *stopped}
 
     def _unexplained(self, rank: _Rank) -> bool:
-        """Whether a rank's end has a cause elsewhere: mpirun ends those that are left when one calls MPI_Abort."""
+        """Whether a rank's end has a cause elsewhere: mpirun ends the others when one calls MPI_Abort."""
         if rank.status is None:
             return rank.ended is not None
-        return self._asked is None and rank.status == -signal.SIGTERM
+        return self._stop_signal is None and rank.status == -signal.SIGTERM
 
     def _launcher_ended(self, status: int, everybody: bool) -> _Verdict:
         name = os.path.basename(self._start.launcher.words[0])
@@ -365,13 +342,13 @@ class Job:
         return _Verdict(code, text)
 
     def _left_alone(self, now: float, ranks: Sequence[_Rank]) -> _Verdict | None:
-        """Judge ranks that have left in peace while others go on."""
+        """Judge ranks that have left normally while others go on."""
         running = [rank for rank in ranks if rank.status is None and rank.ended is None]
         for rank in ranks:
             if rank.status is None:
                 continue
             before_mpi = rank.code == 0 and not rank.in_mpi
-            if before_mpi and not any(one.in_mpi for one in running):
+            if before_mpi and not any(other.in_mpi for other in running):
                 rank.missed = None  # no program of MPI, or not yet
                 continue
             rank.missed = rank.missed or now
@@ -379,19 +356,19 @@ class Job:
             limit = _MISSING if before_mpi else self._start.grace
             if not running or waited <= limit:
                 continue
-            others = _ranks([one.number for one in running])
+            others = _ranks([other.number for other in running])
             if before_mpi:
                 how = f"exited with code 0 without MPI, in which {others} would wait for it for ever"
             else:
                 how = f"{_how(rank.status)}, and {others} did not within {limit:g} s"
-            return _Verdict(rank.code or int(ExitCode.STUCK), self._about(rank, how))
+            return _Verdict(rank.code or int(ExitCode.STUCK), self._describe(rank, how))
         return None
 
-    def _about(self, rank: _Rank, how: str) -> str:
+    def _describe(self, rank: _Rank, how: str) -> str:
         return f"rank {rank.number}/{self._start.ranks} host {rank.host} pid {rank.pid} launch: {how}"
 
     def _patience(self) -> float:
-        """Seconds that those who are left have to end by themselves, and to say why, once one has failed."""
+        """Seconds that the other ranks have to end by themselves and say why, once one has failed."""
         verdict = self._verdict
         failed = any(rank.status is not None and self._failed(rank) for rank in self._ranks.values())
         return _AFTER_FAILURE if verdict is not None and failed else 0.0
@@ -406,7 +383,7 @@ class Job:
             _send(rank, line)
 
     def _end(self, process: "subprocess.Popen[bytes]") -> None:
-        """Wait for mpirun, which may still have output to show; after a failure or a signal not for long."""
+        """Wait for mpirun, which may still have output to show; only briefly after a failure or a signal."""
         began = time.monotonic()
         while _status(process) is None and not self._is_stuck:
             failed = self._verdict is None or self._verdict.code != 0 or len(self._signals) > self._obeyed
@@ -416,19 +393,19 @@ class Job:
 
 
 def code_of_stop(number: int) -> int:
-    """Return the exit code of a job that a signal has stopped before anything was begun: as a training's."""
+    """Return the exit code of a job that a signal stopped before it began."""
     return int(ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.PREEMPTED)
 
 
 def has_children(pid: int) -> bool:
-    """Return whether a process has one of its own that lives; True where the system does not say."""
+    """Whether a process has living children; True where the system does not say."""
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
         children = [int(word) for task in tasks for word in (task / "children").read_text().split()]
     except OSError:
         return True
-    found = [records.look_up(child) for child in children]
-    return any(child is not None and child.state not in "ZX" for child in found)
+    processes = [records.look_up(child) for child in children]
+    return any(child is not None and child.state not in "ZX" for child in processes)
 
 
 def say(text: str) -> None:
@@ -442,7 +419,7 @@ def _send(rank: _Rank, line: str) -> None:
 
 
 def _status(process: "subprocess.Popen[bytes]") -> int | None:
-    """Return how a process ended, once it has; its PID, which is its group's as well, stays taken."""
+    """Return how a process ended, or None; it stays a zombie, so that its PID and group are not reused."""
     ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if ended is None:
         return None
@@ -470,14 +447,10 @@ def _ranks(numbers: Sequence[int]) -> str:
 
 
 def own_addresses(hosts: Sequence[str]) -> tuple[str, ...]:
-    """Return the addresses by which hosts may reach this one: where packets to them would come from, and its names.
-
-    Args:
-        hosts: names or addresses; one that is not known here adds none.
-    """
-    found: dict[str, None] = {}
+    """Return addresses by which hosts may reach this one: its end of routes to them, and its names."""
+    addresses: dict[str, None] = {}
     for host in hosts:
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, 9))  # sends nothing
-            found[probe.getsockname()[0]] = None
-    return (*found, *dict.fromkeys((socket.gethostname(), socket.getfqdn())))
+            addresses[probe.getsockname()[0]] = None
+    return (*addresses, *dict.fromkeys((socket.gethostname(), socket.getfqdn())))

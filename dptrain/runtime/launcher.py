@@ -1,8 +1,7 @@
-"""What the launcher says about this process, read from the environment before MPI is touched.
+"""What the launcher says about this process, read from environment variables before MPI is touched.
 
-`mpirun` and `srun` tell each process its rank through environment variables. Reading them costs nothing, so a
-process started alone never imports MPI, and a process started by a launcher whose MPI is a different one from
-ours (which makes N worlds of size 1) can be refused.
+A process started alone never imports MPI; one whose launcher belongs to another MPI than ours, which makes N worlds of
+size 1, can be refused.
 """
 
 import ctypes
@@ -43,23 +42,16 @@ THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"
 
 @dataclass(frozen=True)
 class LaunchInfo:
-    """How a launcher started this process.
-
-    Attributes:
-        launcher: its name, for messages.
-        size: processes that it says it started.
-        rank: this process among them.
-        local_size: processes on this node, where the launcher tells it, else 1.
-    """
+    """How a launcher started this process."""
 
     launcher: str
     size: int
     rank: int
-    local_size: int
+    local_size: int  # processes on this node; 1 where the launcher does not say
 
 
 def detect_launch(environ: Mapping[str, str] = os.environ) -> LaunchInfo | None:
-    """Return how this process was launched, or None where no launcher is at work, or a rank has started it."""
+    """Return how this process was launched, or None without a launcher or in a rank's child process."""
     for launcher, size, rank, local_size, _ in _VARIABLES:
         if environ.get(size, "").isdigit() and environ.get(rank, "").isdigit():
             if children.parent_rank(environ) is not None:
@@ -70,7 +62,7 @@ def detect_launch(environ: Mapping[str, str] = os.environ) -> LaunchInfo | None:
 
 
 def rank_variable(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the name of the variable by which the launcher tells a process its rank, or None without a launcher."""
+    """Return the environment variable that holds this process's rank, or None without a launcher."""
     for _, size, rank, *_ in _VARIABLES:
         if environ.get(size, "").isdigit() and environ.get(rank, "").isdigit():
             return rank
@@ -78,33 +70,30 @@ def rank_variable(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def refuse_other_launchers(environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse to be one of several processes that no MPI joins: each would train alone and all write the same files.
+    """Refuse torchrun and the like without MPI: each process would train alone and write the same files.
 
-    An MPI launcher may have set these variables as well, for PyTorch; then MPI joins the ranks.
-
-    Raises:
-        AgreedError: with exit code 2.
+    An MPI launcher may also set these variables, for PyTorch; then MPI joins the ranks.
     """
-    found = [environ.get(name, "") for name in _TORCHRUN]
+    values = [environ.get(name, "") for name in _TORCHRUN]
     launch = detect_launch(environ)
     # srun starts one torchrun a node: a step of one task may still be many processes.
     alone = launch is None or launch.size == 1
-    if not (alone and all(found) and found[0].isdigit() and found[1].isdigit() and int(found[0]) > 1):
+    if not (alone and all(values) and values[0].isdigit() and values[1].isdigit() and int(values[0]) > 1):
         return
-    if int(found[1]) > 0:
+    if int(values[1]) > 0:
         # One line is enough, and torchrun ends all processes when the first exits: let that be RANK 0.
         time.sleep(_TURN_SECONDS)
     raise AgreedError(
         "start-up",
         ExitCode.CONFIG,
-        f"WORLD_SIZE = {found[0]}, but no MPI joins the processes (torchrun, accelerate or deepspeed?): each would "
-        f"train alone; start with mpirun -n {found[0]} instead, or unset WORLD_SIZE",
+        f"WORLD_SIZE = {values[0]}, but no MPI joins the processes (torchrun, accelerate or deepspeed?): each would "
+        f"train alone; start with mpirun -n {values[0]} instead, or unset WORLD_SIZE",
         [],
     )
 
 
 def usable_cores(affinity: frozenset[int] | None = None) -> int:
-    """Cores that this process may use: its affinity mask, cut by the container's CPU quota where there is one."""
+    """Cores that this process may use: its affinity mask, limited by the container's CPU quota."""
     if affinity is None:
         affinity = core_affinity()
     cores = len(affinity)
@@ -119,14 +108,14 @@ def usable_cores(affinity: frozenset[int] | None = None) -> int:
 
 
 def core_affinity() -> frozenset[int]:
-    """The cores in this process's affinity mask (all of the machine's where the system has no such mask)."""
+    """Return the cores in this process's affinity mask, or all of the machine's."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
 
 
 def share_of_cores(local_size: int) -> int:
-    """Threads that this process should start when `local_size` processes share its node, at least 1.
+    """Threads that each of `local_size` processes on a node should start, at least 1.
 
     Where the launcher bound each rank to cores of its own, the mask already is the share.
     """
@@ -136,11 +125,11 @@ def share_of_cores(local_size: int) -> int:
 
 
 def prepare_blas_before_numpy(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Set what BLAS libraries read once, while NumPy is first imported. What the user has set stands.
+    """Set what BLAS libraries read while NumPy is first imported, unless the user has.
 
     By default each rank would start as many threads as the node has cores. And an idle OpenBLAS thread spins for tens
-    of milliseconds, which takes its core from the other threads and ranks; 2^10 cycles bridge the gaps between the
-    matrix products of a step.
+    of milliseconds, which takes its core from other threads and ranks; 2^10 cycles bridge the gaps between a step's
+    matrix products.
     """
     if "numpy" in sys.modules:
         return
@@ -151,17 +140,14 @@ def prepare_blas_before_numpy(environ: MutableMapping[str, str] = os.environ) ->
 
 
 def threads_of_a_rank(local_size: int, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables that hold the threads of each of `local_size` ranks to its share of this node's cores.
-
-    There are none where the user has set any of them.
-    """
+    """Return thread variables that give each of `local_size` ranks its share of cores; none if the user set any."""
     if any(environ.get(variable) for variable in THREAD_VARIABLES):
         return {}
     return dict.fromkeys(THREAD_VARIABLES, str(share_of_cores(local_size)))
 
 
 def start_mpi() -> ModuleType:
-    """Import mpi4py, which starts MPI where it has not been started; its warnings are errors of ours, said better."""
+    """Import mpi4py, which starts MPI if necessary; we report its warnings as errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if "mpi4py.MPI" not in sys.modules:
@@ -175,7 +161,7 @@ _started_by: int | None = None
 
 
 def _start_without_lock() -> None:
-    """Call MPI_Init without Python's lock, which mpi4py keeps until all ranks have come: threads can watch them."""
+    """Call MPI_Init without Python's lock, which mpi4py would hold until all ranks come: threads can watch them."""
     global _started_by
     import mpi4py
 
@@ -194,18 +180,18 @@ def _start_without_lock() -> None:
 
 
 def end_mpi() -> None:
-    """Call MPI_Finalize where `start_mpi` has called MPI_Init; else mpi4py does at the end, unless there is none."""
+    """Call MPI_Finalize where `start_mpi` called MPI_Init; otherwise mpi4py does at exit."""
     if has_mpi() and _started_by == os.getpid():
         sys.modules["mpi4py.MPI"].Finalize()
 
 
 def is_ours() -> bool:
-    """Whether `start_mpi` has called MPI_Init, here or before a fork: mpi4py does not end MPI then."""
+    """Whether `start_mpi` called MPI_Init, here or before a fork: mpi4py does not end MPI then."""
     return _started_by is not None
 
 
 def has_mpi() -> bool:
-    """Whether MPI has been started, and has not been ended."""
+    """Whether MPI is running."""
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
 
@@ -222,8 +208,5 @@ def launcher_can_abort(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def abort_by_launcher(code: int) -> None:
-    """Ask MPICH's launcher to end all ranks: in time before MPI has started, and whatever MPI is doing here.
-
-    It returns at once; the launcher kills this process.
-    """
+    """Ask MPICH's launcher to end all ranks, whatever MPI is doing; returns before this process is killed."""
     os.write(int(os.environ["PMI_FD"]), f"cmd=abort exitcode={code}\n".encode())

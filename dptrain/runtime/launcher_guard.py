@@ -1,17 +1,16 @@
-"""Open MPI's mpirun may wait for itself for ever: a guard ends it.
+"""Kills an Open MPI mpirun that deadlocks.
 
 Where a rank leaves before MPI_Init while another is in it, a thread of mpirun (prterun of Open MPI 5.0) may block on a
-lock of its own; all ranks end, but mpirun never does, and no rank is left that could say or do anything. So the first
-ranks of each node start a guard, a shell in a session of its own that sleeps until its rank has ended. Then it looks
-whether all threads of the launcher wait for locks, for seconds on end: none is left that could release one. A launcher
-that works waits in poll for ranks, nodes or a slow reader of its output.
+lock of its own: all ranks end, but mpirun never does. So the first ranks of each node start a guard, a shell in its own
+session that sleeps until its rank has ended, and then checks for seconds whether all threads of the launcher wait for
+locks. A launcher that works waits in poll instead.
 """
 
 import os
 from contextlib import suppress
 
 from dptrain.runtime import children, records
-from dptrain.runtime.departure import FREE
+from dptrain.runtime.exit_notification import FREE
 from dptrain.runtime.launcher import LaunchInfo
 
 # More than one on a node: a rank that fails before it imports dptrain has none.
@@ -50,14 +49,7 @@ _SHELL = "/bin/sh"
 
 
 def start(launch: LaunchInfo) -> int | None:
-    """Start the guard of this rank, if it is to have one.
-
-    Args:
-        launch: how this rank was launched.
-
-    Returns:
-        The descriptor whose closing the guard waits for: a fork of the rank must close it.
-    """
+    """Start this rank's guard, if it has one; return the descriptor that a fork of the rank must close."""
     local = os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "")
     if launch.launcher != "Open MPI" or not local.isdecimal() or int(local) >= _RANKS:
         return None
@@ -69,24 +61,11 @@ def start(launch: LaunchInfo) -> int | None:
 
 
 def guard(launcher: int, looks: int = _LOOKS, between: float = _BETWEEN) -> int | None:
-    """Start a guard of a launcher, for the time after this process.
-
-    Args:
-        launcher: its PID.
-        looks: how many in a row find all of its threads waiting for locks before it is killed.
-        between: seconds between looks.
-
-    Returns:
-        As `start`; None where the launcher has ended.
-
-    Raises:
-        OSError: there is no shell.
-        NotImplementedError: the system has no sessions for what it spawns.
-    """
-    found = records.look_up(launcher)
-    if found is None:
+    """Start a guard that kills the launcher after `looks` in a row, `between` seconds apart; None if it has ended."""
+    process = records.look_up(launcher)
+    if process is None:
         return None
-    words = [str(launcher), str(found.started), str(looks), str(between)]
+    words = [str(launcher), str(process.started), str(looks), str(between)]
     reading, writing = os.pipe()
     try:
         # The launcher waits until nobody has the rank's output open.
@@ -98,7 +77,7 @@ def guard(launcher: int, looks: int = _LOOKS, between: float = _BETWEEN) -> int 
                 {"PATH": os.environ.get("PATH", os.defpath)},
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, reading, FREE),  # first above all numbers that are taken below
-                    *((os.POSIX_SPAWN_DUP2, nowhere, one) for one in range(3)),
+                    *((os.POSIX_SPAWN_DUP2, nowhere, descriptor) for descriptor in range(3)),
                     (os.POSIX_SPAWN_DUP2, FREE, 3),
                     (os.POSIX_SPAWN_CLOSE, FREE),
                 ],

@@ -1,4 +1,4 @@
-"""One owner at a time for a directory."""
+"""Locks on files and directories, one owner at a time."""
 
 import datetime
 import os
@@ -25,25 +25,15 @@ _MAX_HOLDER = 4096
 
 @contextmanager
 def held(path: Path, seconds: float, does: str) -> Iterator[None]:
-    """Hold the lock of a file, which is waited for so long at most, and not for a process that is stopped.
+    """Hold a file's lock, waiting at most `seconds`, and not for a stopped process.
 
-    A line says for whom; a signal that was noted ends the waiting at once.
-
-    Args:
-        path: of the file.
-        seconds: to wait.
-        does: what who holds it does, for messages: "compiles NAME".
-
-    Raises:
-        TimeoutError: says which process holds it.
-        KeyboardInterrupt: as `signals.raise_caught`.
-        OSError: the system's.
-        NotImplementedError: a file system without locks.
+    A line names the holder; `does` says what it does, for messages. TimeoutError names it, too; a noted signal ends the
+    waiting.
     """
     from filelock import FileLock, Timeout  # which takes longer to import than `--help`
 
     lock = FileLock(path)
-    begun, told = time.monotonic(), False
+    begun, announced = time.monotonic(), False
     while not lock.is_locked:
         waited = time.monotonic() - begun
         try:
@@ -59,8 +49,8 @@ def held(path: Path, seconds: float, does: str) -> Iterator[None]:
                 raise TimeoutError(f"{who}, is stopped") from None
             if waited >= seconds:
                 raise TimeoutError(f"{who}, has not ended within {seconds:g} s") from None
-            if not told:
-                told = True
+            if not announced:
+                announced = True
                 write_error(f"dptrain: waiting for {who}\n")
     try:
         yield
@@ -69,7 +59,7 @@ def held(path: Path, seconds: float, does: str) -> Iterator[None]:
 
 
 def _holder(path: Path) -> int | None:
-    """Return the PID of the process that holds a lock; None where the system does not tell."""
+    """Return the PID of a lock's holder; None where the system does not tell."""
     with suppress(OSError, ValueError):
         inode = path.stat().st_ino
         for line in Path("/proc/locks").read_text().splitlines():
@@ -87,22 +77,11 @@ def _is_stopped(pid: int) -> bool:
 
 @contextmanager
 def locked(path: Path, what: str, advice: str) -> Iterator[None]:
-    """Hold the lock of a directory that is there.
+    """Hold the lock of an existing directory; `what` works there, `advice` ends the message.
 
-    It is the kernel's (flock): a process that is killed leaves no lock behind. Some network file systems have no flock,
-    or one that other machines do not see: there two jobs on two machines are not kept apart. Where flock is missing
-    altogether, filelock warns and falls back on a file that a killed process leaves behind.
-
-    Args:
-        path: the directory.
-        what: works there, for the message: "training", "sweep".
-        advice: the end of the message.
-
-    Raises:
-        OutputError: another process holds it; says which.
-        DataError: one of the two files is a link, a named pipe or the like.
-        OSError: the system's.
-        NotImplementedError: a file system without locks.
+    The lock is the kernel's (flock), so a killed process leaves none behind. Some network file systems have no flock,
+    or one that other machines do not see: there two jobs on two machines are not kept apart. Without flock, filelock
+    warns and uses a file that a killed process leaves behind.
     """
     from filelock import FileLock, Timeout  # which takes longer to import than `--help`
 

@@ -1,4 +1,4 @@
-"""What is measured once on a machine and kept in the cache: JSON objects by what they are about."""
+"""Measurements made once on a machine and cached, as JSON by key."""
 
 import hashlib
 import json
@@ -17,34 +17,32 @@ _MOST_BYTES = 1 << 20
 
 
 class Measurements:
-    """What was measured of one thing; see `read` and `keep`.
+    """One cached measurement.
 
-    Args:
-        room: a folder of the cache.
-        about: what results depend on, anything that JSON can carry.
+    `key`: everything that results depend on, JSON-serialisable; `room`: a folder of the cache.
     """
 
-    def __init__(self, room: str, about: object) -> None:
+    def __init__(self, room: str, key: object) -> None:
         self._room = room
-        self._name = f"{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]}.json"
+        self._name = f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]}.json"
 
     def read(self) -> dict[str, Any]:
-        """Return what is kept, whatever it is; nothing where nothing is that this user alone can have written."""
+        """Return the cached values; empty unless a file that only this user can have written holds some."""
         with suppress(OSError, ValueError), own_folder(cache_dir() / self._room) as folder:
             with os.fdopen(open_own(folder / self._name), "rb") as file:
-                found = json.loads(file.read(_MOST_BYTES))
-            if isinstance(found, dict):
-                return found
+                tree = json.loads(file.read(_MOST_BYTES))
+            if isinstance(tree, dict):
+                return tree
         return {}
 
-    def keep(self, found: Mapping[str, Any]) -> None:
-        """Keep it, where there is a place for it; what is too long to be read again goes."""
-        content = json.dumps(found).encode()
+    def keep(self, values: Mapping[str, Any]) -> None:
+        """Cache the values where possible, unless they are too long."""
+        content = json.dumps(values).encode()
         with suppress(OSError, OutputError), own_folder(cache_dir() / self._room) as folder:
             if len(content) <= _MOST_BYTES:
                 write_atomically(folder / self._name, content)
 
 
-def are_seconds(found: object) -> bool:
-    """Whether something read is a table of seconds by name."""
-    return isinstance(found, dict) and all(isinstance(one, float) and one > 0 for one in found.values())
+def are_seconds(value: object) -> bool:
+    """Whether a value is a table of positive seconds by name."""
+    return isinstance(value, dict) and all(isinstance(seconds, float) and seconds > 0 for seconds in value.values())

@@ -1,4 +1,4 @@
-"""How ranks are started: the command lines of MPICH's and Open MPI's mpirun and of Slurm's srun."""
+"""Command lines that start ranks: MPICH's and Open MPI's mpirun, Slurm's srun."""
 
 import os
 import re
@@ -35,46 +35,31 @@ _PASSED_ON = re.compile(
 
 @dataclass(frozen=True)
 class Launcher:
-    """A program that starts ranks.
+    """A program that starts ranks."""
 
-    Attributes:
-        family: "MPICH" for all that Hydra's mpirun starts, "Open MPI" or "Slurm".
-        words: the program, and options of the user's own.
-        version: its major number where the command line depends on it, else 0.
-    """
-
-    family: str
-    words: tuple[str, ...]
-    version: int = 0
+    family: str  # "MPICH" for all that use Hydra, "Open MPI" or "Slurm"
+    words: tuple[str, ...]  # the program and the user's options
+    version: int = 0  # major number where the command line depends on it, else 0
 
     @property
     def rank_variable(self) -> str:
-        """The environment variable by which a process learns its rank."""
+        """Environment variable that holds a process's rank."""
         return {"MPICH": "PMI_RANK", "Open MPI": "OMPI_COMM_WORLD_RANK", "Slurm": "SLURM_PROCID"}[self.family]
 
 
-def mpi_family(said: str) -> str:
-    """Return whose MPI a library or launcher is, from what it says of itself."""
+def mpi_family(output: str) -> str:
+    """Identify an MPI from its version text."""
     families = {"Open MPI": "Open MPI|OpenRTE|PRRTE|prte", "Intel MPI": r"Intel\(R\) MPI", "MVAPICH": "MVAPICH"}
     for name, words in (families | {"MPICH": "MPICH|HYDRA"}).items():
-        if re.search(words, said):
+        if re.search(words, output):
             return name
     return "an unknown MPI"
 
 
-def find_launcher(asked: str | None = None, environ: Mapping[str, str] = os.environ) -> Launcher:
-    """Return what starts ranks here.
-
-    Args:
-        asked: a program with options of its own, as typed in a shell; by default the mpirun beside this Python, the one
-            on PATH, or in a Slurm job without any, srun.
-        environ: of this process.
-
-    Raises:
-        ConfigError: there is none, or it is of an unknown kind.
-    """
-    if asked:
-        words = shlex.split(asked)
+def find_launcher(command_line: str | None = None, environ: Mapping[str, str] = os.environ) -> Launcher:
+    """Return the launcher: the given command line, the mpirun beside this Python, that on PATH, or srun under Slurm."""
+    if command_line:
+        words = shlex.split(command_line)
         program = shutil.which(words[0])
         if program is None:
             raise ConfigError(f"launcher: {words[0]} is not there")
@@ -90,20 +75,20 @@ def find_launcher(asked: str | None = None, environ: Mapping[str, str] = os.envi
 
 def _identify(program: str, options: Sequence[str]) -> Launcher:
     try:
-        done = run_program([program, "--version"], _PATIENCE)
+        process = run_program([program, "--version"], _PATIENCE)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"launcher: {program} --version: {error}") from error
-    said = (done.stdout + done.stderr).decode(errors="replace")
+    output = (process.stdout + process.stderr).decode(errors="replace")
     words = (program, *options)
-    if said.startswith("slurm"):
+    if output.startswith("slurm"):
         return Launcher("Slurm", words)
-    family = mpi_family(said)
+    family = mpi_family(output)
     if family == "Open MPI":
-        version = re.search(r"(\d+)\.\d+", said)
+        version = re.search(r"(\d+)\.\d+", output)
         return Launcher(family, words, int(version[1]) if version else 5)
     if family in ("MPICH", "Intel MPI", "MVAPICH"):
         return Launcher("MPICH", words)
-    first = (said.splitlines() or ["nothing"])[0]
+    first = (output.splitlines() or ["nothing"])[0]
     raise ConfigError(f"launcher: {program} --version says {first!r}; expected mpirun of MPICH or Open MPI, or srun")
 
 
@@ -116,17 +101,10 @@ def start_command(
     root: bool = os.geteuid() == 0,
     environ: Mapping[str, str] = os.environ,
 ) -> list[str]:
-    """Return the command line that starts a command as so many ranks.
+    """Return the command line that starts `command` as `ranks` ranks; without hosts, on the batch job's or this one.
 
-    More ranks than cores are let be, and ranks are bound to no cores: a rank has threads of its own.
-
-    Args:
-        launcher: what starts them.
-        ranks: how many; no more than there are slots on the hosts.
-        hosts: where; those of the batch job, or this one, where none are named.
-        command: of each rank.
-        root: whether this is the superuser, whom Open MPI refuses unless told.
-        environ: of this process.
+    More ranks than cores are allowed, and ranks are not bound to cores, since they have threads of their own. `root`:
+    Open MPI refuses the superuser unless told.
     """
     build = {"MPICH": _mpich, "Open MPI": _open_mpi, "Slurm": _srun}[launcher.family]
     return [*launcher.words, *build(launcher, ranks, hosts, root, environ), *command]
@@ -175,20 +153,12 @@ def _with_slots(hosts: Hosts) -> str:
 
 
 def parse_hosts(text: str, source: str = "--hosts") -> dict[str, int | None]:
-    """Return the slots, where they are given, of hosts written "a:2,b:2" or "a,b".
-
-    Raises:
-        ConfigError: it is written otherwise, or a host comes twice.
-    """
+    """Return the slots (None if not given) of hosts written "a:2,b:2" or "a,b"."""
     return _collect((part.strip() for part in text.split(",")), source)
 
 
 def read_hosts(path: Path) -> dict[str, int | None]:
-    """Return the slots of the hosts in a file of Open MPI's ("a slots=2") or MPICH's kind ("a:2"), one on a line.
-
-    Raises:
-        ConfigError: there is no such file, or it is written otherwise.
-    """
+    """Return the slots of the hosts in a file of Open MPI's ("a slots=2") or MPICH's kind ("a:2")."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -217,28 +187,25 @@ def default_host_file(environ: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def in_batch_job(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether a batch system may start ranks on other hosts than this one."""
+    """Whether a batch system may start ranks on other hosts."""
     return any(environ.get(name) for name in _BATCH_JOBS)
 
 
 def spread(ranks: int, hosts: Mapping[str, int | None]) -> dict[str, int]:
-    """Return how many ranks run on each host: as many as it has slots, in order; evenly where none have numbers.
+    """Return ranks by host: filling slots in order, or evenly where no host has a number.
 
-    A host without a number has one slot where others have numbers. Hosts that get no rank are left out.
-
-    Raises:
-        ConfigError: there are fewer slots than ranks.
+    A host without a number has one slot where others have numbers. Hosts without ranks are left out.
     """
     if not any(hosts.values()):
         share, more = divmod(ranks, len(hosts))
         slots = {host: share + (number < more) for number, host in enumerate(hosts)}
     else:
-        slots = {host: given or 1 for host, given in hosts.items()}
+        slots = {host: count or 1 for host, count in hosts.items()}
         if sum(slots.values()) < ranks:
             raise ConfigError(f"{ranks} ranks, but {sum(slots.values())} slots on {_with_slots(slots)}")
-    left, found = ranks, {}
+    left, placed = ranks, {}
     for host, room in slots.items():
         if min(room, left) > 0:
-            found[host] = min(room, left)
-            left -= found[host]
-    return found
+            placed[host] = min(room, left)
+            left -= placed[host]
+    return placed

@@ -1,4 +1,4 @@
-"""`Progbar`: a line of progress that a script's own loop shows."""
+"""Keras' `Progbar`."""
 
 import sys
 import time
@@ -10,19 +10,19 @@ from dptrain.runtime.terminal import is_interactive
 
 
 class Progbar:
-    """A line of progress: steps, time, and means of values.
+    """A progress line: steps, time, and means of values.
 
     Args:
-        target: how many steps there are; None where nobody knows.
+        target: number of steps; None if unknown.
         width: of the bar, in characters.
-        verbose: 0 silent, 1 a line that changes, 2 a line at the end.
-        interval: seconds between two changes at least.
-        stateful_metrics: names of values that are shown as they are, not as means.
-        stateless_metrics: names of values that are means, of which the others are none.
+        verbose: 0 silent, 1 a live line, 2 a line at the end.
+        interval: minimum seconds between updates.
+        stateful_metrics: names of values shown as they are, not averaged.
+        stateless_metrics: names of the only values to average.
         unit_name: what a step is called.
 
     Raises:
-        ConfigError: both kinds of names.
+        ConfigError: both kinds of names are given.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class Progbar:
         self.interval, self.unit_name = interval, unit_name
         self.stateful_metrics = None if stateless_metrics is not None else set(stateful_metrics or ())
         self.stateless_metrics = None if stateless_metrics is None else set(stateless_metrics)
-        self._seen, self._shown = 0, -1.0
+        self._current, self._shown = 0, -1.0
         self._begin = time.monotonic()
         self._totals: dict[str, tuple[float, float]] = {}
 
     def update(
         self, current: int, values: Iterable[tuple[str, float]] | None = None, finalize: bool | None = None
     ) -> None:
-        """Show that so many steps are done.
+        """Show that `current` steps are done.
 
         Args:
             current: steps done.
@@ -63,10 +63,10 @@ class Progbar:
                 if self.stateless_metrics is not None
                 else name not in (self.stateful_metrics or ())
             )
-            steps = max(current - self._seen, 1)
+            steps = max(current - self._current, 1)
             total, count = self._totals.get(name, (0.0, 0.0))
             self._totals[name] = (total + float(value) * steps, count + steps) if is_mean else (float(value), 1.0)
-        self._seen = current
+        self._current = current
         now = time.monotonic()
         is_live = self.verbose == 1 and is_interactive() and _is_terminal(sys.stdout)
         if self.verbose == 0 or not (finalize or (is_live and now - self._shown >= self.interval)):
@@ -78,17 +78,17 @@ class Progbar:
         sys.stdout.flush()
 
     def add(self, n: int, values: Iterable[tuple[str, float]] | None = None) -> None:
-        """Show that n more steps are done; as `update`."""
-        self.update(self._seen + n, values)
+        """Show that n more steps are done, as `update`."""
+        self.update(self._current + n, values)
 
     def _line(self, current: int, seconds: float) -> str:
         parts = [f"{current}/{self.target or 'Unknown'}"]
         if self.target and self.verbose == 1:
-            done = min(int(self.width * current / self.target), self.width)
-            parts.append("━" * done + "─" * (self.width - done))
+            filled = min(int(self.width * current / self.target), self.width)
+            parts.append("━" * filled + "─" * (self.width - filled))
         parts.append(f"{seconds:.0f}s {1000 * seconds / max(current, 1):.0f}ms/{self.unit_name}")
         means = [f"{name}: {total / max(count, 1):.4f}" for name, (total, count) in self._totals.items()]
-        return " ".join(parts) + "".join(f" - {one}" for one in means)
+        return " ".join(parts) + "".join(f" - {mean}" for mean in means)
 
 
 def _is_terminal(stream: TextIO) -> bool:

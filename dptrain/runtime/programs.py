@@ -1,4 +1,4 @@
-"""Running other people's programs, such as compilers: each has its time, and a signal does not wait for it."""
+"""Runs other programs, such as compilers, with a time limit, and without delaying signals."""
 
 import atexit
 import os
@@ -26,20 +26,9 @@ def run_program(
     environ: Mapping[str, str] | None = None,
     pass_fds: Sequence[int] = (),
 ) -> "subprocess.CompletedProcess[bytes]":
-    """Run a program to its end, in a session of its own, which Ctrl-C does not reach.
+    """Run a program to its end in its own session, which Ctrl-C does not reach.
 
-    Args:
-        command: program and arguments.
-        patience: seconds that it may take.
-        content: of its standard input.
-        environ: its environment; None for this process's.
-        pass_fds: descriptors that it gets, beside the standard ones.
-
-    Raises:
-        OSError: it cannot be started.
-        subprocess.TimeoutExpired: it took longer; it has been killed, with what it had started.
-        KeyboardInterrupt: a signal that was noted asks this process to end, and it did not end within `GRACE` either;
-            a `SignalledError` for those of a scheduler.
+    TimeoutExpired kills it with everything it started; so does a noted signal once `GRACE` has passed.
     """
     with tempfile.TemporaryFile() if content else nullcontext(subprocess.DEVNULL) as source:
         if not isinstance(source, int):
@@ -88,7 +77,7 @@ def _kill(pid: int) -> None:
 
 @atexit.register
 def _kill_running() -> None:
-    """Leave no program behind that a thread waits for."""
+    """Kill programs that a thread still waits for at exit."""
     for pid, parent in list(_running.items()):
         if parent == os.getpid():
             _kill(pid)

@@ -1,7 +1,6 @@
-"""A lock on Python that a thread holds while it executes Python, and releases while compiled code computes.
+"""A lock that a thread holds while it executes Python, and releases while compiled code computes.
 
-Several trainings of a process can so go on at once, each in a thread, although nothing in dptrain is made for threads:
-whoever executes Python is alone.
+Several trainings can thus run in threads of one process, although nothing in dptrain is thread-safe.
 """
 
 import threading
@@ -9,24 +8,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _lock = threading.Lock()
-_own = threading.local()
+_local = threading.local()
 
 
 @contextmanager
 def acquired() -> Iterator[None]:
-    """Hold the lock: of the threads in such a block one at a time executes Python, but for what is in `released`."""
+    """Hold the lock during the block, except in `released` parts."""
     with _lock:
-        _own.holds = True
+        _local.holds = True
         try:
             yield
         finally:
-            _own.holds = False
+            _local.holds = False
 
 
 @contextmanager
 def released() -> Iterator[None]:
-    """Let another thread have the lock meanwhile; the block must touch nothing that other trainings do."""
-    if not getattr(_own, "holds", False):
+    """Release the lock during the block, which must touch nothing that other trainings do."""
+    if not getattr(_local, "holds", False):
         yield
         return
     _lock.release()

@@ -1,8 +1,8 @@
-"""What each rank of a job on this node is doing, in memory that its peers see: one small file of records in /dev/shm.
+"""What each rank of a job on this node is doing: one small file of records in /dev/shm that its peers read.
 
-A rank writes its own record with plain stores, so that a step pays some hundred nanoseconds for it; the others read it
-when they like. The file is found without MPI, by the launcher's process that all ranks of the node descend from: what
-ends before MPI has started can be judged as well.
+A rank writes its record with plain stores, some hundred nanoseconds a step. The file is named after the launcher's
+process, from which all ranks of the node descend: it can be found without MPI, so that ranks that end before MPI starts
+are judged as well.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ MPI_BYTES = 3 << 19
 
 
 class State(IntEnum):
-    """Where a rank is in its life."""
+    """Stage in a rank's life."""
 
     ABSENT = 0  # dptrain has not been imported
     STARTED = 1
@@ -60,7 +60,7 @@ class State(IntEnum):
 
 
 class Collective(IntEnum):
-    """What a rank meets the others in."""
+    """Kind of collective."""
 
     START = 0
     ALL_REDUCE = 1
@@ -95,15 +95,14 @@ _WORDS = (
 def numbers_of(
     kind: Collective, count: int, dtype: str, parts: Sequence[int] = (), group: int = 0
 ) -> tuple[int, int, int, int, int]:
-    """Return what a record keeps of a collective, see `Record.collective`."""
+    """Return a record's five numbers for a collective, see `Record.collective`."""
     return kind, count, ord(dtype), zlib.crc32(repr(list(parts)).encode()) if parts else 0, group
 
 
 class Record:
-    """A rank's record: what it writes, and what others read. A context manager for a collective, see `collective`.
+    """A rank's record, written by the rank and read by others; a context manager, see `collective`.
 
-    Attributes:
-        failed: the last collective that the rank has left by an error, of this process's record; None for none.
+    `failed` is the last collective that this process's rank left by an error.
     """
 
     def __init__(self, memory: memoryview | None = None) -> None:
@@ -114,17 +113,17 @@ class Record:
 
     @property
     def pid(self) -> int:
-        """Of the process; 0 where none has made the record its own."""
+        """PID; 0 while unclaimed."""
         return self._numbers[_PID]
 
     @property
     def started(self) -> int:
-        """When the process started, as /proc says it."""
+        """Start time of the process, as in /proc."""
         return self._numbers[_STARTED]
 
     @property
     def state(self) -> State:
-        """Where the rank is in its life."""
+        """Stage in the rank's life."""
         return State(self._numbers[_STATE])
 
     @state.setter
@@ -137,41 +136,37 @@ class Record:
         return self._numbers[_POSITION]
 
     def move_to(self, position: int) -> None:
-        """Go on to a later position, where ranks do not make the same calls: it must be one that the others know."""
+        """Jump to a later position that the others know, where ranks do not make the same calls."""
         self._numbers[_POSITION] = position
 
     @property
     def rounds(self) -> int:
-        """How often the rank has gone round in work in which ranks do not meet, from 1; 0 outside such work."""
+        """Iterations, from 1, of work in which ranks do not meet; 0 outside."""
         return self._numbers[_ROUNDS]
 
     @rounds.setter
     def rounds(self, rounds: int) -> None:
         self._numbers[_ROUNDS] = rounds
 
-    def own(self, pid: int, started: int) -> None:
-        """Make it this process's."""
+    def claim(self, pid: int, started: int) -> None:
+        """Claim the record for this process."""
         self._bytes[:] = bytes(_BYTES)
         self._numbers[_PID], self._numbers[_STARTED], self._numbers[_STATE] = pid, started, State.STARTED
 
     def collective(
         self, kind: Collective, count: int = 0, dtype: str = "\0", parts: Sequence[int] = (), group: int = 0
     ) -> "Record":
-        """Say which collective the rank is about to enter: `with record.collective(...)`.
+        """Announce the next collective: `with record.collective(...)`.
 
-        Args:
-            kind: of the collective.
-            count: its elements, where they must be the same on all ranks that meet.
-            dtype: their type, as NumPy's character.
-            parts: elements of each rank's part, where that must be the same too.
-            group: what tells the ranks that meet from others that meet meanwhile; 0 for all ranks.
+        `count`, `dtype` (NumPy's character) and `parts` (elements by rank) must agree where they are given; `group`
+        separates ranks that meet from others that meet meanwhile, 0 for all.
         """
         self._next = numbers_of(kind, count, dtype, parts, group)
         return self
 
     @property
     def progress(self) -> memoryview:
-        """The position and what `numbers_of` says of the collective, as code that is compiled reads and writes them."""
+        """The position and the `numbers_of` the collective, for compiled code to read and write."""
         return self._numbers[_POSITION : _GROUP + 1]
 
     def __enter__(self) -> None:
@@ -179,9 +174,9 @@ class Record:
         self._numbers[_POSITION] += 1  # the last: who sees it sees what belongs to it
 
     def meets_otherwise(self, other: "Record") -> bool:
-        """Whether another rank is in a collective of arrays as well, but of another kind, count, type, or parts.
+        """Whether another rank is in a collective of arrays that differs in kind, count, type or parts.
 
-        Of a rank that is in one without arrays it says nothing: it stays there.
+        A rank in a collective without arrays stays there, so it is not reported.
         """
         mine, others = self._numbers, other._numbers
         if others[_POSITION] != mine[_POSITION] or not others[_DTYPE]:
@@ -195,22 +190,22 @@ class Record:
         self._numbers[_POSITION] += 1
 
     def step_back(self) -> None:
-        """Say that the rank is in the collective that it was in last, again: it waits for what it has begun there."""
+        """Return to the last collective: the rank waits for what it began there."""
         self._numbers[_POSITION] -= 1
 
     @property
     def kind(self) -> int:
-        """What the rank meets the others in, or has last: a `Collective`."""
+        """Current or last `Collective`."""
         return self._numbers[_KIND]
 
     @property
     def group(self) -> int:
-        """Whom it meets there, see `collective`."""
+        """Ranks that meet there, see `collective`."""
         return self._numbers[_GROUP]
 
     @property
     def call(self) -> str:
-        """What the rank meets the others in, or has last, in words."""
+        """Current or last collective, in words."""
         kind, count, dtype, parts = self._numbers[_KIND:_GROUP]
         if not dtype:
             return _WORDS[kind]
@@ -222,17 +217,17 @@ class Record:
 
     @property
     def phase_memory(self) -> tuple[memoryview, memoryview]:
-        """Where a `Phase` keeps its name, and its epoch and step."""
+        """Memory of a `Phase`: its name, and its epoch and step."""
         return self._bytes[_NAME], self._numbers[_EPOCH : _STEP + 1]
 
     @property
     def phase(self) -> tuple[str, int, int]:
-        """Name, epoch and step of what the rank is doing; 0 for none."""
+        """Name, epoch and step of the current work; 0 for none."""
         return self._text(_NAME), self._numbers[_EPOCH], self._numbers[_STEP]
 
     @property
     def place(self) -> str:
-        """Where its Python code is, as far as it is known."""
+        """Where its Python code is, if known."""
         return self._text(_PLACE)
 
     @place.setter
@@ -241,7 +236,7 @@ class Record:
 
     @property
     def segments(self) -> list[str]:
-        """Names of other files in the folder that the rank has mapped: MPI's, which a job that is killed leaves."""
+        """Other files in the folder that the rank has mapped: MPI's, which a killed job leaves."""
         return self._text(_SEGMENTS).split()
 
     @segments.setter
@@ -257,22 +252,17 @@ class Record:
 
 
 class RecordTable:
-    """The records of all ranks of a job, by rank; those of other nodes stay empty here.
+    """The records of all ranks of a job, in a file at `path`; those of other nodes stay empty here.
 
-    Args:
-        path: the file, which is made where it is not there.
-        size: ranks of the job.
-
-    Raises:
-        OSError: the folder is full, or the file is somebody else's.
+    Raises OSError if the folder is full or the file is somebody else's.
     """
 
     def __init__(self, path: str, size: int) -> None:
         self.path = path
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
         try:
-            found = os.fstat(file)
-            if not is_own(found):
+            status = os.fstat(file)
+            if not is_own(status):
                 raise PermissionError(f"{path} belongs to somebody else")
             os.posix_fallocate(file, 0, size * _BYTES)  # where the folder is full, now: later it is a bus error
             self._memory = memoryview(mmap.mmap(file, size * _BYTES))
@@ -291,44 +281,28 @@ class RecordTable:
 
 @dataclass(frozen=True)
 class Failed:
-    """A collective that a rank has left by an error, in which others may wait for it.
-
-    Attributes:
-        position: the rank's in it.
-        call: the collective in words.
-        text: the error in words.
-        code: that the error ends a process with.
-        at: when that was, by the monotonic clock.
-    """
+    """A collective that a rank left by an error, in which others may wait for it."""
 
     position: int
     call: str
     text: str
-    code: int
-    at: float
+    code: int  # the error's exit code
+    at: float  # monotonic clock
 
 
 @dataclass(frozen=True)
 class Process:
-    """What /proc says of a process.
-
-    Attributes:
-        parent: PID of its parent.
-        started: in clock ticks since the system's start.
-        state: "R", "S", "D", "T" (stopped), "Z" (gone, but not yet collected), ...
-        ticks: of CPU time that it has used.
-        status: as wait() has it, of one that has ended.
-    """
+    """A process as /proc shows it."""
 
     parent: int
-    started: int
-    state: str
-    ticks: int
-    status: int = 0
+    started: int  # clock ticks since boot
+    state: str  # "R", "S", "D", "T" (stopped), "Z" (zombie), ...
+    ticks: int  # CPU time used
+    status: int = 0  # as wait() returns it, once ended
 
 
 def look_up(pid: int) -> Process | None:
-    """Return what is known of a process, or None where there is none."""
+    """Return a process's state, or None if it does not exist."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -337,11 +311,11 @@ def look_up(pid: int) -> Process | None:
     return Process(int(numbers[0]), int(numbers[18]), state, int(numbers[10]) + int(numbers[11]), int(numbers[-1]))
 
 
-def end_of(found: Process | None) -> str:
-    """Return how a process has ended, in words, or "" where the system does not tell."""
-    if found is None or found.state not in "ZX":
+def end_of(process: Process | None) -> str:
+    """Return how a process ended, in words, or "" if unknown."""
+    if process is None or process.state not in "ZX":
         return ""
-    code = os.waitstatus_to_exitcode(found.status)
+    code = os.waitstatus_to_exitcode(process.status)
     if code >= 0:
         return f"it exited with code {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
@@ -349,37 +323,31 @@ def end_of(found: Process | None) -> str:
 
 
 def path_of_job(variable: str) -> str | None:
-    """Return the path of this job's file on this node, or None where the system does not tell.
+    """Return the path of this job's file on this node, or None if it cannot be determined.
 
-    Args:
-        variable: name of the environment variable by which the launcher tells a process its rank. The nearest
-            ancestor without it is the launcher's, whatever scripts lie between.
+    The launcher's process is the nearest ancestor without the rank's environment `variable`, whatever scripts lie
+    between.
     """
     if not sys.platform.startswith("linux") or not os.path.isdir(FOLDER):
         return None
-    pid, own = os.getpid(), look_up(os.getpid())
-    while own is not None and own.parent > 0:
-        pid, own = own.parent, look_up(own.parent)
-        if own is not None and not _has_variable(pid, variable):
-            return os.path.join(FOLDER, f"{_prefix()}-{pid}-{own.started}")
+    pid, process = os.getpid(), look_up(os.getpid())
+    while process is not None and process.parent > 0:
+        pid, process = process.parent, look_up(process.parent)
+        if process is not None and not _has_variable(pid, variable):
+            return os.path.join(FOLDER, f"{_prefix()}-{pid}-{process.started}")
     return None
 
 
 def ranks_of(path: str, variable: str) -> dict[int, int]:
-    """Return the PIDs of a job's ranks on this node, by rank, that are there, as far as the system tells.
-
-    Args:
-        path: of the job's file, see `path_of_job`.
-        variable: as there.
-    """
-    found = {}
+    """Return the PIDs of a job's running ranks on this node, by rank, as far as they can be determined."""
+    pids = {}
     for children in glob.iglob(f"/proc/{path.split('-')[-2]}/task/*/children"):
         with contextlib.suppress(OSError):
             for pid in map(int, Path(children).read_text(encoding="ascii").split()):
                 rank = _variable_of(pid, variable)
                 if rank.isdecimal():
-                    found[int(rank)] = pid
-    return found
+                    pids[int(rank)] = pid
+    return pids
 
 
 def _has_variable(pid: int, variable: str) -> bool:
@@ -387,17 +355,17 @@ def _has_variable(pid: int, variable: str) -> bool:
 
 
 def _variable_of(pid: int, variable: str) -> str:
-    """Return what a variable was when a process began, "" where it is not known."""
+    """Return an environment variable of a process at its start, "" if unknown."""
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:  # not ours: Slurm's daemon, for one
         return ""
     start = f"{variable}=".encode()
-    return next((one[len(start) :].decode() for one in environment.split(b"\0") if one.startswith(start)), "")
+    return next((entry[len(start) :].decode() for entry in environment.split(b"\0") if entry.startswith(start)), "")
 
 
 def _prefix() -> str:
-    """How our files' names begin: with the user, and what PIDs in the name mean (containers may share the folder)."""
+    """Return the prefix of our files: user and PID namespace, as containers may share the folder."""
     return f"dptrain-{os.getuid()}-{os.stat('/proc/self/ns/pid').st_ino}"
 
 
@@ -409,10 +377,10 @@ left_alone: list[str] = []
 
 
 def sweep() -> None:
-    """Remove what killed jobs have left on this node: their file, and the segments of MPI that it names.
+    """Remove what killed jobs left on this node: their record files and the MPI segments named there.
 
-    Anybody may write to the folder, so a file is believed only where nobody else can have written it; any other is left
-    alone (`left_alone` says why).
+    Anybody may write to the folder, so only files that nobody else can have written are trusted; `left_alone` lists
+    others.
     """
     dead: list[str] = []
     for path in glob.glob(os.path.join(FOLDER, f"{_prefix()}-*-*")):
@@ -426,8 +394,12 @@ def sweep() -> None:
             continue
         whole = range(0, len(content) - len(content) % _BYTES, _BYTES)
         records = [Record(memoryview(content)[at : at + _BYTES]) for at in whole]
-        if not any(is_alive(look_up(one.pid), one.started) for one in records if one.pid):  # without its launcher
-            dead += [os.path.join(FOLDER, name) for one in records for name in one.segments if _OF_MPI.fullmatch(name)]
+        if not any(
+            is_alive(look_up(record.pid), record.started) for record in records if record.pid
+        ):  # without its launcher
+            dead += [
+                os.path.join(FOLDER, name) for record in records for name in record.segments if _OF_MPI.fullmatch(name)
+            ]
             dead.append(path)
     if not dead:
         return
@@ -439,11 +411,7 @@ def sweep() -> None:
 
 
 def _content(path: str) -> bytearray:
-    """Return the content of a job's file.
-
-    Raises:
-        OSError: it is gone, or no file of records that only this user can have written.
-    """
+    """Return the content of a job's file; OSError if this user alone cannot have written it."""
     file = open_own(path)
     try:
         size = os.fstat(file).st_size
@@ -455,20 +423,20 @@ def _content(path: str) -> bytearray:
         os.close(file)
 
 
-def is_alive(found: Process | None, started: int) -> bool:
-    """Whether what was looked up is the process that started then, and has not ended."""
-    return found is not None and found.started == started and found.state not in "ZX"
+def is_alive(process: Process | None, started: int) -> bool:
+    """Whether `process` is the one that started then, and has not ended."""
+    return process is not None and process.started == started and process.state not in "ZX"
 
 
 def _mapped() -> set[str]:
-    """Return the files of the folder that any process has mapped; nobody else can map what is this user's alone."""
-    found: set[str] = set()
+    """Return the folder's files that any process has mapped; nobody else can map what is this user's alone."""
+    paths: set[str] = set()
     for path in glob.iglob("/proc/[0-9]*/maps"):
         try:
-            found |= _shared(Path(path).read_text(encoding="utf-8", errors="replace"))
+            paths |= _shared(Path(path).read_text(encoding="utf-8", errors="replace"))
         except OSError:  # gone, or somebody else's
             continue
-    return found
+    return paths
 
 
 def _shared(maps: str) -> set[str]:
@@ -476,7 +444,7 @@ def _shared(maps: str) -> set[str]:
 
 
 def changed() -> int:
-    """Return when a file was last made or removed in the folder."""
+    """Return when a file was last created or removed in the folder, in ns."""
     try:
         return os.stat(FOLDER).st_mtime_ns
     except OSError:
@@ -484,37 +452,30 @@ def changed() -> int:
 
 
 def segments() -> list[str]:
-    """Return the names of files in the folder that this process has mapped, but for ours."""
+    """Return the folder's files that this process has mapped, except ours."""
     try:
-        found = _shared(Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace"))
+        paths = _shared(Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return []
-    names = [os.path.relpath(path, FOLDER) for path in found if not path.endswith("(deleted)")]
+    names = [os.path.relpath(path, FOLDER) for path in paths if not path.endswith("(deleted)")]
     return sorted(name for name in names if "/" not in name and " " not in name and not name.startswith("dptrain-"))
 
 
 def new_segments(before: frozenset[str]) -> frozenset[str]:
-    """Return the names of this user's files of MPI in the folder, but for those that were there before.
+    """Return this user's MPI files in the folder that are not in `before`.
 
-    Nobody may have mapped them yet. They may be another job's: whatever is mapped stays where it is.
+    They may belong to another job: whatever is mapped stays.
     """
-    found = set()
+    names = set()
     with contextlib.suppress(OSError):
         for name in set(os.listdir(FOLDER)) - before:
             if _OF_MPI.fullmatch(name) and is_own(os.lstat(os.path.join(FOLDER, name))):
-                found.add(name)
-    return frozenset(found)
+                names.add(name)
+    return frozenset(names)
 
 
 def require_room(ranks: int) -> None:
-    """Refuse to start MPI where the node's shared memory is full: it would die of a bus error.
-
-    Args:
-        ranks: that start on this node.
-
-    Raises:
-        OutputError: there is too little.
-    """
+    """Refuse to start MPI on a node whose shared memory is full: it would die of a bus error."""
     try:
         status = os.statvfs(FOLDER)
     except OSError:

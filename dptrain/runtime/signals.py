@@ -1,7 +1,7 @@
-"""Signals that ask a training to save and end: SIGTERM and SIGUSR1 of clusters, SIGINT of Ctrl-C.
+"""Signals that ask a training to save and end: a cluster's SIGTERM and SIGUSR1, and SIGINT of Ctrl-C.
 
-A handler only notes the first one; the training looks at it between its steps, where all ranks agree on one. A second
-signal ends the process at once. No NumPy, no MPI: this is the first thing that `python -m dptrain` imports.
+A handler only notes the first; the training checks between steps, where all ranks agree on one. A second signal ends
+the process at once. Imports neither NumPy nor MPI, as `python -m dptrain` imports it first.
 """
 
 import os
@@ -32,25 +32,25 @@ _caught_at = 0.0
 
 
 class SignalledError(KeyboardInterrupt):
-    """SIGTERM or SIGUSR1 where there is nothing to save: it ends what is under way, as Ctrl-C does."""
+    """SIGTERM or SIGUSR1 while there is nothing to save: interrupts like Ctrl-C."""
 
 
 def caught() -> int | None:
-    """Return the first signal that has come and is to be obeyed."""
+    """Return the first signal received, or None."""
     return _caught
 
 
 def deferring(function: _Function) -> _Function:
-    """Let no handler raise in a function that compiled code calls: Python would print the error, and forget it.
+    """Keep handlers from raising in a function that compiled code calls: Python would print the error and drop it.
 
-    The function calls `raise_deferred` where it can catch what that raises, and so does who has called the code.
+    The function and the caller of the compiled code call `raise_deferred` where they can catch the error.
     """
     _deferring.add(function.__code__)
     return function
 
 
 def raise_in(frame: Any, error: BaseException) -> None:
-    """Raise a handler's error, given the frame that it has interrupted, now or as soon as that can be."""
+    """Raise a handler's error in the interrupted `frame`, or defer it if that must not raise."""
     global _deferred
     if frame is None or frame.f_code not in _deferring:
         raise error
@@ -58,7 +58,7 @@ def raise_in(frame: Any, error: BaseException) -> None:
 
 
 def raise_deferred() -> None:
-    """Raise the error of a handler that could not."""
+    """Raise a handler's deferred error."""
     global _deferred
     if _deferred is not None:
         error, _deferred = _deferred, None
@@ -66,11 +66,7 @@ def raise_deferred() -> None:
 
 
 def raise_caught() -> None:
-    """End what waits where a signal has come that was noted.
-
-    Raises:
-        KeyboardInterrupt: after Ctrl-C; a `SignalledError` after those of a scheduler.
-    """
+    """Raise KeyboardInterrupt (`SignalledError` for a scheduler's signal) if one was noted."""
     if _caught is not None:
         raise KeyboardInterrupt if _caught == signal.SIGINT else SignalledError(name_of(_caught))
 
@@ -82,10 +78,7 @@ def name_of(number: int) -> str:
 
 @contextmanager
 def catching(numbers: tuple[int, ...] = SIGNALS) -> Iterator[None]:
-    """Note these signals while the context lasts, and then let them do what they did before.
-
-    Only the main thread can: elsewhere nothing changes.
-    """
+    """Note these signals during the block, then restore their handlers; only works in the main thread."""
     global _caught
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -102,35 +95,35 @@ def catching(numbers: tuple[int, ...] = SIGNALS) -> Iterator[None]:
 
 @contextmanager
 def interrupting() -> Iterator[None]:
-    """Let SIGTERM and SIGUSR1 raise a `SignalledError` in the main thread while the context lasts.
+    """Make SIGTERM and SIGUSR1 raise a `SignalledError` in the main thread during the block.
 
-    Handlers of the user's own stay.
+    The user's own handlers stay.
     """
     global _caught
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     # A handler that is not Python's, such as MPICH's for SIGUSR1, is None.
-    taken = [number for number in FROM_OUTSIDE if signal.getsignal(number) in (signal.SIG_DFL, None)]
-    for number in taken:
+    replaced = [number for number in FROM_OUTSIDE if signal.getsignal(number) in (signal.SIG_DFL, None)]
+    for number in replaced:
         signal.signal(number, _interrupt)
     try:
         yield
     finally:
-        for number in taken:
+        for number in replaced:
             signal.signal(number, signal.SIG_DFL)
-        if taken:
+        if replaced:
             _caught = None
 
 
 def catch_early() -> None:
-    """Note SIGTERM and SIGUSR1 from the start of a process, which would end it: a training looks at them later."""
+    """Note SIGTERM and SIGUSR1 from process start; a training checks them later."""
     for number in FROM_OUTSIDE:
         signal.signal(number, _note)
 
 
 def release_early() -> None:
-    """Let them end the process again, what is no training; a SIGTERM that has come does so now."""
+    """Restore SIGTERM and SIGUSR1 where no training follows; a SIGTERM received earlier takes effect now."""
     global _caught
     if threading.current_thread() is not threading.main_thread():
         return

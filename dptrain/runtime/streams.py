@@ -1,4 +1,4 @@
-"""Standard input, output and error: who reads them may go away, and they may be closed when the process begins."""
+"""Standard streams whose reader may vanish, or that may be closed at process start."""
 
 import contextlib
 import errno
@@ -14,7 +14,7 @@ _lost: str | None = None
 
 
 class _Tireless(io.FileIO):
-    """A descriptor whose reader may go away, or whose disk may be full: what comes after that is dropped."""
+    """A descriptor that drops output once its reader is gone or its disk is full."""
 
     def write(self, content: Any, /) -> int:
         global _lost
@@ -32,11 +32,10 @@ class _Tireless(io.FileIO):
 
 
 def outlive_readers() -> None:
-    """Let a process go on in silence where what reads its output ends: `python -m dptrain | head`.
+    """Let a process go on silently when its output's reader ends: `python -m dptrain | head`.
 
-    A training's results are in its files, and the progress that nobody reads any more is no reason to lose them; so a
-    closed pipe is neither an error nor, as for a filter, the end. On a full disk the process goes on as well, and
-    `lost_output` says so at its end. Streams that a caller has replaced stay as they are.
+    A training's results are in its files, so neither a closed pipe nor a full disk ends it; `lost_output` reports the
+    latter. Streams that a caller has replaced stay as they are.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -57,16 +56,13 @@ def outlive_readers() -> None:
 
 
 def lost_output() -> str | None:
-    """Flush standard output; return why not all of it has been written, or None where it has."""
+    """Flush standard output; return why some of it was lost, or None."""
     flush()
     return _lost
 
 
 def hold_descriptors() -> None:
-    """Open what is closed of descriptors 0, 1 and 2 on /dev/null.
-
-    Otherwise the next file or socket would get such a number, and what is printed there.
-    """
+    """Open closed descriptors among 0, 1 and 2 on /dev/null, or the next file would get their number and the output."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -76,14 +72,14 @@ def hold_descriptors() -> None:
 
 
 def write_error(text: str) -> None:
-    """Write to standard error at once, in one write, past Python's buffers; nowhere where it was closed at start."""
+    """Write to standard error in one unbuffered write, if it is open."""
     if sys.__stderr__ is not None:
         with contextlib.suppress(OSError):
             os.write(2, text.encode(errors="backslashreplace"))  # paths may hold any bytes
 
 
 def flush() -> None:
-    """Flush standard output and standard error, where there are any."""
+    """Flush standard output and standard error, if they are open."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             with contextlib.suppress(OSError, ValueError):

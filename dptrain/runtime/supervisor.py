@@ -49,14 +49,10 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a command as one rank until `launch` lets go.
+    """Run a command as one rank until `launch` lets go; return 0, or 1 where `launch` cannot know the end.
 
-    Args:
-        arguments: the addresses of `launch`, with commas; its port; the environment variable that holds the rank; a
-            folder for logs, or ""; "prefix" where each line of output begins with the rank, or ""; the command.
-
-    Returns:
-        The exit code for mpirun: 0 where `launch` knows all.
+    Arguments: `launch`'s addresses, comma-separated; its port; the environment variable of the rank; a log folder or
+    ""; "prefix" to mark lines with the rank, or ""; the command.
     """
     addresses, port, variable, log_dir, prefix, *command = arguments
     rank = int(os.environ[variable])
@@ -70,11 +66,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _connect(addresses: Sequence[str], port: int) -> socket.socket:
-    """Return the connection to `launch`.
-
-    Raises:
-        OSError: there is none by any of its addresses.
-    """
+    """Connect to `launch` by the first of its addresses that works."""
     reasons = []
     for address in addresses:
         try:
@@ -89,7 +81,7 @@ def _connect(addresses: Sequence[str], port: int) -> socket.socket:
 
 
 def notice_lost_hosts(connection: socket.socket) -> None:
-    """Let a connection fail within half a minute when the other host is gone without a word."""
+    """Make a connection fail within half a minute when the other host disappears."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
         if hasattr(socket, name):
@@ -102,26 +94,17 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have this process, just forked, killed when its parent dies.
-
-    Args:
-        parent: its PID; it may be gone already.
-    """
+    """Have this forked process killed when its parent dies, also if it has already."""
     _prctl(_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 class _Outputs:
-    """Where a rank's standard output and standard error go.
+    """Routes a rank's standard output and error.
 
-    Args:
-        rank: of this process.
-        log_dir: `rank-N.log` in it gets both; then only rank 0's standard output is also shown.
-        prefix: begin each line that is shown with "[rank] ".
-
-    Raises:
-        OSError: the log cannot be written.
+    With `log_dir`, `rank-N.log` gets both, and only rank 0's standard output is also shown. `prefix` marks shown lines
+    with "[rank] ".
     """
 
     def __init__(self, rank: int, log_dir: str, prefix: bool) -> None:
@@ -138,12 +121,12 @@ class _Outputs:
             self._log = open(os.path.join(log_dir, f"rank-{rank}.log"), "ab" if restarted else "wb")  # noqa: SIM115
 
     def redirect(self) -> None:
-        """Let this process, which is to become the command, write here."""
+        """Redirect this process, which will become the command."""
         for descriptor, (_, end) in enumerate(self._pipes, 1):
             os.dup2(end, descriptor)
 
     def start(self) -> None:
-        """Pass on what the command writes, in threads: where nobody reads what is shown, these wait, and only these."""
+        """Forward the command's output in threads: where nobody reads it, only they block."""
         for descriptor, (end, theirs) in enumerate(self._pipes, 1):
             os.close(theirs)
             shown = descriptor if descriptor == 2 or self._show_output else None
@@ -153,11 +136,11 @@ class _Outputs:
 
     @property
     def busy(self) -> bool:
-        """Whether there is still something to pass on."""
+        """Whether output is still being forwarded."""
         return any(thread.is_alive() for thread in self._threads)
 
     def finish(self) -> None:
-        """Wait for moments until all is passed on."""
+        """Wait briefly for the remaining output."""
         for thread in self._threads:
             thread.join(_LAST_OUTPUT)
 
@@ -202,7 +185,7 @@ class _Supervisor:
         self._guard = 0  # its PID
         self._status: int | None = None
         self._ended = 0.0  # when, on the monotonic clock
-        self._told = self._stopping = self._in_mpi = False
+        self._reported = self._stopping = self._in_mpi = False
         self._departure, self._departing = os.pipe()
 
     def run(self, command: Sequence[str]) -> int:
@@ -253,15 +236,15 @@ class _Supervisor:
         heard = b""
         while True:
             self._reap()
-            if self._told:
+            if self._reported:
                 self._end_orphans()
             if leave and not self._outputs.busy:
                 return 0
             if not (self._in_mpi or self._status is not None) and _loaded_mpi(self._command):
                 self._in_mpi = True
                 self._say("mpi")
-            ending = leave or (self._status is not None and not self._told)
-            wait = _ENDING if ending else _CALM if self._in_mpi or self._told else _LOOK
+            ending = leave or (self._status is not None and not self._reported)
+            wait = _ENDING if ending else _CALM if self._in_mpi or self._reported else _LOOK
             if os.getppid() != self._parent:  # of which mpirun may take no notice
                 self._kill()
                 return 1
@@ -296,7 +279,7 @@ class _Supervisor:
             self._launch.sendall(f"{line}\n".encode())
 
     def _stop(self, number: int) -> None:
-        """Pass a signal on, once: the same event may come from `launch`, mpirun and Slurm."""
+        """Forward a signal once: the same event may come from `launch`, mpirun and Slurm."""
         if not self._stopping:
             self._stopping = True
             self._signal(number)
@@ -306,7 +289,7 @@ class _Supervisor:
         self._outputs.finish()
 
     def _signal(self, number: int) -> bool:
-        """Send a signal to the command and what it has started; return whether any of it is left."""
+        """Signal the command's process group; return whether any of it is left."""
         try:
             os.killpg(self._command, number)
         except ProcessLookupError:
@@ -321,10 +304,10 @@ class _Supervisor:
         return True
 
     def _reap(self) -> None:
-        """Take note of what has ended, and tell launch when it is the command.
+        """Collect ended children, and report the command's end to launch.
 
-        What a command leaves behind ends with it. Where it was asked to stop, it gets time: a shell dies at once, while
-        the Python that it has started saves.
+        What a command leaves behind ends with it; after a stop request it gets time, since a shell dies at once while
+        its Python child saves.
         """
         while True:
             try:
@@ -335,43 +318,42 @@ class _Supervisor:
                 break
             if child == self._command:
                 self._status, self._ended = os.waitstatus_to_exitcode(status), time.monotonic()
-        if self._status is None or self._told:
+        if self._status is None or self._reported:
             return
         if self._stopping and self._signal(0) and time.monotonic() - self._ended < _LEFT_BEHIND:
             return
         self._signal(signal.SIGKILL)
-        self._told = True
+        self._reported = True
         if self._unfinished():
             self._say("unfinished")
         self._say(f"exit {self._status}")
 
     def _end_orphans(self) -> None:
-        """End what the command has left in sessions of its own: it has become ours."""
-        own = os.getpid()
+        """Kill what the command left in sessions of its own, and we inherited."""
+        pid = os.getpid()
         with suppress(OSError):  # the system does not say
-            for child in map(int, _read(f"/proc/{own}/task/{own}/children").split()):
+            for child in map(int, _read(f"/proc/{pid}/task/{pid}/children").split()):
                 if child != self._guard:
                     os.kill(child, signal.SIGKILL)
 
     def _unfinished(self) -> bool:
-        """Whether the command's last word is that it meets the other ranks."""
-        said = b""
+        """Whether the command's last notice is that it meets the other ranks."""
+        received = b""
         with suppress(BlockingIOError):  # somebody else keeps the pipe open
             while more := os.read(self._departure, 4096):
-                said = more
-        return said.endswith(JOINED)
+                received = more
+        return received.endswith(JOINED)
 
 
 def _host() -> str:
-    """Return this host's name, as Slurm calls it where Slurm does."""
+    """Return this host's name, as Slurm calls it under Slurm."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def _guard(group: int) -> tuple[int, int]:
-    """Start a process that outlives this one by moments, to kill a process group where this one is killed.
+    """Fork a guard that kills a process group when this process is killed; return its PID and a descriptor.
 
-    Returns:
-        Its PID, and a descriptor; the guard leaves the group alone where a byte is written to it first.
+    A byte written to the descriptor makes the guard leave the group alone.
     """
     reading, writing = os.pipe()
     if guard := os.fork():
@@ -395,9 +377,9 @@ def _guard(group: int) -> tuple[int, int]:
 
 
 def _loaded_mpi(pid: int) -> bool:
-    """Return whether a process, or one that it has started, has an MPI library; False where the system does not say."""
+    """Whether a process or a descendant has loaded an MPI library; False if unknown."""
     try:
-        return any("libmpi" in _read(f"/proc/{one}/maps") for one in _tree(pid))
+        return any("libmpi" in _read(f"/proc/{descendant}/maps") for descendant in _tree(pid))
     except OSError:
         return False
 

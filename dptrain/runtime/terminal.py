@@ -1,8 +1,8 @@
-"""What is at the other end of standard output, and what is therefore shown: a live line, plain lines, or nothing.
+"""Decides how progress is shown, by what standard output leads to: a live line, plain lines, or nothing.
 
-Under a launcher a rank's own standard output tells nothing: MPICH gives it a pipe and Open MPI a pseudo-terminal,
-wherever `mpirun` itself writes. So the launcher is looked for among this process's ancestors, and what counts is its
-standard output. On another node it is no ancestor; there, as in a file, lines are shown, without escape codes.
+Under a launcher a rank's own standard output tells nothing: MPICH gives it a pipe, Open MPI a pseudo-terminal. What
+counts is the standard output of the launcher, found among this process's ancestors. On another node it is no ancestor;
+there, as in a file, lines are shown without escape codes.
 """
 
 import os
@@ -38,48 +38,36 @@ _is_interactive = True
 
 
 def progress_mode() -> Progress:
-    """Return how progress is shown where nobody asked for one way: DPTRAIN_PROGRESS, or live on a terminal, else lines.
-
-    Raises:
-        ConfigError: DPTRAIN_PROGRESS is another word.
-    """
-    asked = os.environ.get(VARIABLE) or "auto"
-    if asked not in ("auto", *VERBOSITY):
-        raise ConfigError(f"{VARIABLE} = {asked!r}: expected auto, live, lines or none")
-    if asked != "auto":
-        return asked  # type: ignore[return-value]  # one of its words
+    """Return how progress is shown by default: DPTRAIN_PROGRESS, else live on a terminal, else lines."""
+    mode = os.environ.get(VARIABLE) or "auto"
+    if mode not in ("auto", *VERBOSITY):
+        raise ConfigError(f"{VARIABLE} = {mode!r}: expected auto, live, lines or none")
+    if mode != "auto":
+        return mode  # type: ignore[return-value]  # one of its words
     plain = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
     encoding = (getattr(sys.stdout, "encoding", None) or "").lower()
     return "live" if terminal_columns() and not plain and encoding.startswith("utf") else "lines"
 
 
 def verbosity(verbose: str | int) -> int:
-    """Return what is shown in Keras' numbers: 0 nothing, 1 a live line, 2 lines; "auto" is decided here.
-
-    Raises:
-        ConfigError: as `progress_mode`.
-    """
-    wanted = VERBOSITY[progress_mode()] if verbose == "auto" else int(verbose)
-    return wanted if _is_interactive or wanted != VERBOSITY["live"] else VERBOSITY["lines"]
+    """Return Keras' verbosity: 0 nothing, 1 a live line, 2 lines; resolves "auto"."""
+    level = VERBOSITY[progress_mode()] if verbose == "auto" else int(verbose)
+    return level if _is_interactive or level != VERBOSITY["live"] else VERBOSITY["lines"]
 
 
 def set_interactive(value: bool) -> None:
-    """Say whether live lines may be shown; else those that ask for them get lines."""
+    """Allow or forbid live lines; where forbidden, plain lines replace them."""
     global _is_interactive
     _is_interactive = value
 
 
 def is_interactive() -> bool:
-    """Whether live lines may be shown."""
+    """Whether live lines are allowed."""
     return _is_interactive
 
 
 def terminal_columns(stream: TextIO | None = None) -> int | None:
-    """Return the width of the terminal that shows what is written to a stream, or None where none does.
-
-    Args:
-        stream: standard output by default.
-    """
+    """Return the width of the terminal that shows a stream (standard output by default), or None."""
     stream = sys.stdout if stream is None else stream
     if stream is None:  # closed by who started this process
         return None
@@ -98,11 +86,7 @@ def terminal_columns(stream: TextIO | None = None) -> int | None:
 
 
 def ends_in_file(stream: TextIO | None = None) -> bool:
-    """Return whether what is written to a stream is kept in a file, which no escape code belongs in.
-
-    Args:
-        stream: standard output by default.
-    """
+    """Whether a stream (standard output by default) ends in a file, where escape codes do not belong."""
     stream = sys.stdout if stream is None else stream
     with suppress(OSError, ValueError, AttributeError):  # no stream, or one without a file
         descriptor = stream.fileno()
@@ -112,12 +96,9 @@ def ends_in_file(stream: TextIO | None = None) -> bool:
 
 
 def say(text: str, *, indent: int = 2, file: TextIO | None = None) -> None:
-    """Print a line: on a terminal wrapped at its words, elsewhere as it is, so that a search finds it whole.
+    """Print a line, wrapped at words on a terminal, and whole elsewhere, so that a search finds it.
 
-    Args:
-        text: one line, with `NO_BREAK` for spaces at which none may end; shown `printable`.
-        indent: of what does not fit on the first line.
-        file: standard output by default.
+    `NO_BREAK` stands for spaces at which no line may end.
     """
     columns, text = terminal_columns(file), printable(text, f"\n{NO_BREAK}")
     shown = text.replace(NO_BREAK, " ") if columns is None else wrapped(text, columns, indent=indent)
@@ -125,13 +106,7 @@ def say(text: str, *, indent: int = 2, file: TextIO | None = None) -> None:
 
 
 def wrapped(text: str, columns: int, *, indent: int = 2) -> str:
-    """Return text in lines of so many columns, broken between words, and where " - " separates, only there.
-
-    Args:
-        text: one line; spaces at its start and runs of spaces stay.
-        columns: of the terminal.
-        indent: of all lines but the first.
-    """
+    """Wrap text at words, or only at " - " where it has that separator; leading and repeated spaces stay."""
     if " - " in text:
         text = text.replace(" ", NO_BREAK).replace(f"{NO_BREAK}-{NO_BREAK}", f" -{NO_BREAK}")
     lines = textwrap.wrap(
@@ -147,22 +122,20 @@ def wrapped(text: str, columns: int, *, indent: int = 2) -> str:
 
 
 def console(file: TextIO | None = None, *, live: bool = False) -> "Console":
-    """Return what draws tables: as wide as the terminal, and without escape codes where there is none.
+    """Return a Rich console as wide as the terminal, without escape codes where there is none.
 
-    Args:
-        file: standard output by default.
-        live: draw as on a terminal, unless it ends in a file.
+    `live`: draw as on a terminal unless the stream ends in a file.
     """
     from rich.console import Console
 
     columns = terminal_columns(file)
     if columns is None and live and not ends_in_file(file):
-        columns = _asked_columns() or _COLUMNS
+        columns = _environment_columns() or _COLUMNS
     # A file has room for any row.
     return Console(file=file, highlight=False, force_terminal=columns is not None, width=columns or 1000)
 
 
-def _asked_columns() -> int:
+def _environment_columns() -> int:
     text = os.environ.get("COLUMNS", "")
     return int(text) if text.isdecimal() else 0
 
@@ -170,47 +143,37 @@ def _asked_columns() -> int:
 def _columns(descriptor: int) -> int:
     """Return the width of the terminal behind a descriptor."""
     with suppress(OSError):
-        return _asked_columns() or os.get_terminal_size(descriptor).columns or _COLUMNS
+        return _environment_columns() or os.get_terminal_size(descriptor).columns or _COLUMNS
     return _COLUMNS
 
 
 @contextmanager
 def _launcher_output(descriptor: int) -> Iterator[int | None]:
-    """Open the launcher's standard output, where it is a device and this process's goes to it, else yield None.
-
-    Args:
-        descriptor: of this process's standard output.
-    """
-    found = None
+    """Open the launcher's standard output if it is a device that gets this process's output, else yield None."""
+    output = None
     with suppress(OSError, ValueError):
         path = _launcher_output_path(descriptor)
         # Terminals are character devices; a pipe is not opened, for its writer must learn when nobody reads.
         if path is not None and stat.S_ISCHR(os.stat(path).st_mode):
-            found = os.open(path, os.O_RDONLY | os.O_NOCTTY)
+            output = os.open(path, os.O_RDONLY | os.O_NOCTTY)
     try:
-        yield found
+        yield output
     finally:
-        if found is not None:
-            os.close(found)
+        if output is not None:
+            os.close(output)
 
 
 def _launcher_output_path(descriptor: int) -> str | None:
-    """Return where the system has the launcher's standard output; None where this process's does not go to it.
-
-    Raises:
-        OSError: the system does not tell.
-    """
+    """Return the path of the launcher's standard output, None if this process's does not go there."""
     launcher = _launcher_behind(os.readlink(f"/proc/self/fd/{descriptor}"), os.isatty(descriptor))
     return None if launcher is None else f"/proc/{launcher}/fd/1"
 
 
 @cache
 def _launcher_behind(output: str, is_terminal: bool) -> int | None:
-    """Return the PID of the launcher that gets what this process writes; None where a file or another program does.
+    """Return the PID of the launcher that reads this process's output; None if a file or another program does.
 
-    Args:
-        output: the system's name of the standard output, such as "pipe:[1234]".
-        is_terminal: whether it is a terminal.
+    `output`: the system's name of the descriptor, such as "pipe:[1234]".
     """
     readers = []
     for pid, name in ancestors():
@@ -222,7 +185,7 @@ def _launcher_behind(output: str, is_terminal: bool) -> int | None:
 
 
 def _holds(pid: int, output: str) -> bool:
-    """Return whether a process has an end of a pipe."""
+    """Whether a process has an end of a pipe."""
     if output.startswith("pipe:"):
         for entry in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):

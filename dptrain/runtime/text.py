@@ -1,11 +1,11 @@
-"""Values and errors as one line of a message."""
+"""Formats values and errors for one-line messages."""
 
 from collections.abc import Sequence
 from typing import Any
 
 
 def short(value: Any) -> str:
-    """Return the beginning of a value's text, on one line."""
+    """Return the first 100 characters of a value's repr, on one line."""
     try:
         text = " ".join(repr(value).split())
     except RecursionError:
@@ -16,12 +16,12 @@ def short(value: Any) -> str:
 
 
 def one_line(error: object) -> str:
-    """Return the text of an error on one line."""
+    """Return an error's text on one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def no_formula(text: str) -> str:
-    """Return a cell's text; one that a spreadsheet would execute as a formula behind an apostrophe, which it hides."""
+    """Return a cell's text, with an apostrophe before anything that a spreadsheet would execute."""
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
 
 

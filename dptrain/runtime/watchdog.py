@@ -1,8 +1,8 @@
-"""Each rank watches the others: one that is stopped, loops, has left or died ends the job instead of hanging it.
+"""Ranks watch each other: one that is stopped, loops, has left or died ends the job instead of hanging it.
 
-A rank says what it does in its record (`records`), a thread in each rank looks at those of its node several times a
-second, and `judging` says what is wrong. Between nodes the lowest ranks exchange what they see. Importing dptrain under
-a launcher makes the record; the thread begins with MPI. A process alone has neither.
+A rank writes what it does to its record (`records`); a thread in each rank looks at those of its node several times a
+second and judges them. Between nodes the lowest ranks exchange what they see. Importing dptrain under a launcher makes
+the record; the thread begins with MPI. A process alone has neither.
 """
 
 import atexit
@@ -24,10 +24,10 @@ from typing import Any, NoReturn, Protocol
 
 from dptrain.errors import AgreedError, ConfigError, ExitCode, MismatchError, OutputError, printable
 from dptrain.runtime import children, exit_codes, failure, launcher_guard, records, streams
-from dptrain.runtime.departure import Departure
 from dptrain.runtime.exit_codes import as_status
+from dptrain.runtime.exit_notification import ExitNotifier
 from dptrain.runtime.failure import abort, exit_at_once, phase, words
-from dptrain.runtime.judging import LONGER, QUIET, Finding, Limits, Observation, ProcessState, judge, mismatch
+from dptrain.runtime.hang_detection import LONGER, QUIET, Finding, Limits, Observation, ProcessState, judge, mismatch
 from dptrain.runtime.launcher import LaunchInfo, detect_launch, end_mpi, has_mpi, is_ours, rank_variable, usable_cores
 from dptrain.runtime.records import Collective, Record, RecordTable, State
 from dptrain.runtime.text import ranges
@@ -52,7 +52,7 @@ _STANDARD = os.path.dirname(os.path.abspath(os.__file__))
 
 
 class Post(ABC):
-    """Messages of the watchdogs, which must not meet those of a training."""
+    """Messages between watchdogs, separate from a training's."""
 
     @abstractmethod
     def send(self, rank: int, message: bytes) -> None:
@@ -60,35 +60,28 @@ class Post(ABC):
 
     @abstractmethod
     def received(self) -> list[tuple[int, bytes]]:
-        """Return what has come since the last call: sender and message."""
+        """Return pairs (sender, message) received since the last call."""
 
     @abstractmethod
     def arrive(self) -> Callable[[], bool]:
-        """Begin a barrier; return what says whether all have arrived."""
+        """Begin a barrier; return a function that says whether all have arrived."""
 
 
 class Attended(Protocol):
-    """What joins ranks beside MPI."""
+    """A link between ranks beside MPI."""
 
     def trouble(self) -> str:
         """Return what has failed, or an empty string."""
 
     def abort(self) -> None:
-        """Let go of the other ranks."""
+        """Release the other ranks."""
 
 
 class Watchdog:
-    """This rank's record, and its look at the others.
+    """This rank's record, and its view of the others.
 
-    Args:
-        launch: how this process was launched.
-        table: the records of this node's ranks.
-        variable: by which the launcher tells a process its rank.
-
-    Attributes:
-        limits: for how long ranks may wait.
-        record: this rank's.
-        records: of all ranks; those of other nodes stay empty.
+    `variable` is the environment variable that holds a process's rank; `records` holds all ranks, empty for other
+    nodes.
     """
 
     def __init__(self, launch: LaunchInfo, table: RecordTable, variable: str = "") -> None:
@@ -96,65 +89,59 @@ class Watchdog:
         self.limits = Limits()
         self._table, self._pid, self._host = table, os.getpid(), socket.gethostname()
         self._variable = variable
-        self._departure = Departure(launch)
+        self._exit_notifier = ExitNotifier(launch)
         self._launcher_guard = launcher_guard.start(launch)
         self._folder_changed, self._before = 0, frozenset[str]()
         self._processes: dict[int, int] = {}  # of this node's ranks that have not imported dptrain: their PIDs
         self._running: set[int] = set()  # those of them that are there
-        self._looked_for = -_LOOK_FOR
+        self._searched_at = -_LOOK_FOR
         self._thread: threading.Thread | None = None
         self._end = threading.Event()
         self._left = False
         self._here: Sequence[int] = range(launch.size)  # ranks that this node may have
         self._leaders: Sequence[int] = ()
         self._post: Post | None = None
-        self._told: dict[int, tuple[float, list[Observation]]] = {}  # by leader: when, and what it sees
+        self._reports: dict[int, tuple[float, list[Observation]]] = {}  # by leader: when, and what it sees
         self._posted = -_POST
         self._awake = 0.0
         # By rank: what it did, the state of its process, its CPU time, and since when that has been so.
-        self._seen: dict[int, tuple[object, ProcessState, int, float]] = {}
+        self._observed: dict[int, tuple[object, ProcessState, int, float]] = {}
         self._warned: set[object] = set()
-        self._found: tuple[object, float] | None = None
+        self._finding: tuple[object, float] | None = None
 
     # What this rank does
 
     def join(self) -> None:
-        """Say that this rank begins to meet the others, and begin to watch them."""
+        """Announce that this rank begins to meet the others, and start watching them."""
         self._before = records.new_segments(frozenset())
         self.record.state = State.JOINING
         self.record.collective(Collective.START).__enter__()
-        self._departure.begin()
+        self._exit_notifier.begin()
         self._end.clear()
         self._thread = threading.Thread(target=self._watch, name="dptrain watchdog", daemon=True)
         self._thread.start()
 
     def step_back(self) -> None:
-        """Say that this rank has not come to meet the others."""
+        """Take `join` back."""
         self._end.set()
         self.record.__exit__()
         self.record.state = State.STARTED
-        self._departure.end()
+        self._exit_notifier.end()
 
     def joined(self, here: Sequence[int], leaders: Mapping[int, tuple[str, int]], post: Post) -> None:
-        """Say that all ranks have met.
-
-        Args:
-            here: the ranks of this node.
-            leaders: host and PID of the lowest rank of each node.
-            post: between them.
-        """
+        """Announce that all ranks have met; `leaders` maps the lowest rank of each node to its host and PID."""
         position = self.record.position + 1  # all leave this collective
         for rank, (host, pid) in leaders.items():
             if rank not in here:  # it may never be heard from
                 there = Observation(rank, host, pid, State.JOINED, position=position, phase=self.record.phase)
-                self._told[rank] = self._awake, [there]
+                self._reports[rank] = self._awake, [there]
         self._here, self._leaders, self._post = here, sorted(leaders), post
         self.record.segments = records.segments()
         self.record.state = State.JOINED
         self.record.__exit__()
 
     def leave(self, how: str) -> None:
-        """Say that this rank meets the others no more, and wait for them where they have met.
+        """Announce that this rank leaves the others, and wait for them if they have met.
 
         MPI_Finalize would wait as well, but with nobody to watch.
         """
@@ -168,7 +155,7 @@ class Watchdog:
             arrived = self._post.arrive()
             while not arrived():
                 time.sleep(0.005)
-        self._departure.end()
+        self._exit_notifier.end()
         self._end.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(2)  # no call of MPI may be under way when it ends
@@ -177,9 +164,9 @@ class Watchdog:
             self._table.remove()
 
     def linger(self) -> None:
-        """End the process, with a line, where it does not end by itself after this rank has left.
+        """End the process, with a line, if it does not end by itself after this rank has left.
 
-        What was registered for its end before dptrain was imported is called then; nobody watches any more.
+        Exit handlers registered before dptrain's import run then; nobody watches any more.
         """
         seconds = self.limits.of(self.limits.timeout, "")
         if seconds == math.inf:
@@ -197,31 +184,31 @@ class Watchdog:
         threading.Thread(target=wait, name="dptrain end", daemon=True).start()
 
     def _exit(self, code: int) -> None:
-        """Stand in for `os._exit`: MPICH's launcher would end the other ranks, and call it a success."""
+        """Replace `os._exit`: MPICH's launcher would end the other ranks, and call it a success."""
         if os.getpid() == self._pid and not self._left:
             if code == 0:
                 self.leave("os._exit(0)")
             else:
                 mine = replace(self._observe(self._pid, self.launch.rank), place="")
                 self._print(f"{self._name(mine)}: ended with os._exit({code})")
-                self._departure.end()
+                self._exit_notifier.end()
         exit_at_once(as_status(code))
 
     def forget(self) -> None:
-        """Let go, in a fork, of what is the rank's: to call MPI there would call it in the rank's name."""
-        self._departure.close()
+        """Release, in a fork, what belongs to the rank: MPI calls there would be in the rank's name."""
+        self._exit_notifier.close()
         if self._launcher_guard is not None:
             os.close(self._launcher_guard)
         self.record.collective = _refuse  # type: ignore[assignment, method-assign]
 
     def ring(self, ranks: Sequence[int]) -> "Ring":
-        """Return those of some ranks that meet, all of this node, as this one looks at them."""
+        """Return the `Ring` of these ranks of this node."""
         return Ring(self, ranks)
 
     def who_is_where(self, ranks: Sequence[int]) -> str:
-        """Say which of these ranks of this node is in which collective, where they are not in the same."""
+        """Describe which of these local ranks is in which collective, "" if all are in the same."""
         observations = [self._observe(self.records[rank].pid, rank) for rank in ranks]
-        return mismatch(observations) if len({one.call for one in observations}) > 1 else ""
+        return mismatch(observations) if len({observation.call for observation in observations}) > 1 else ""
 
     # What the others do
 
@@ -234,19 +221,23 @@ class Watchdog:
             before = now
             if self.record.state != State.LEFT:
                 self.record.place = _place()
-                self._look_after()
-            self._look_at_own()
+                self._check_links()
+            self._check_own_failure()
             self._look()
 
-    def _look_at_own(self) -> None:
-        """End the job where this rank has left a collective by an error, which its code has caught, and others wait.
+    def _check_own_failure(self) -> None:
+        """End the job if this rank's code caught an error of a collective in which others still wait.
 
-        From what they see of it they would take one of those that wait for the one that does not come.
+        The others would blame one of those that wait.
         """
         failed = self.record.failed
         if failed is None or failure.ending or time.monotonic() - failed.at < QUIET:
             return
-        positions = {one.rank: one.position for _, observations in self._told.values() for one in observations}
+        positions = {
+            observation.rank: observation.position
+            for _, observations in self._reports.values()
+            for observation in observations
+        }
         positions |= {rank: self.records[rank].position for rank in self._here if rank != self.launch.rank}
         waiting = sorted(rank for rank, position in positions.items() if position == failed.position)
         if not waiting:
@@ -261,10 +252,10 @@ class Watchdog:
         )
         abort(failed.code or ExitCode.STUCK)
 
-    def _look_after(self) -> None:
-        """End the job where what joins ranks beside MPI has failed."""
-        for one in list(_attended):
-            if text := one.trouble():
+    def _check_links(self) -> None:
+        """End the job if a link beside MPI has failed."""
+        for link in list(_attended):
+            if text := link.trouble():
                 time.sleep(min(self.launch.rank, 3) * _TURN / 2)  # one line is enough
                 mine = replace(self._observe(self._pid, self.launch.rank), place="")
                 self._print(f"{self._name(mine)}: {text}")
@@ -273,7 +264,7 @@ class Watchdog:
     def _sleep(self, seconds: float) -> bool:
         """Wait; return whether this rank has left meanwhile.
 
-        While MPI starts, note at once which shared memory it makes: a job that is killed then leaves that.
+        While MPI starts, record at once which shared memory it makes, which a killed job would leave.
         """
         end = time.monotonic() + seconds
         pause, looks = _SEGMENT * max(1.0, self.launch.local_size / 8), 0
@@ -289,28 +280,32 @@ class Watchdog:
         return self._end.wait(max(0.0, end - time.monotonic()))
 
     def _look(self) -> None:
-        """Look at all ranks once, and say what is wrong."""
+        """Observe all ranks once, and report what is wrong."""
         table = self.records
         # Before all have met, who is on another node cannot be told from who has not come.
         one_node = self.launch.local_size == self.launch.size
         absent = [rank for rank in self._here if table[rank].state == State.ABSENT]
         if absent:
-            self._look_for(absent)
+            self._find_absent(absent)
         here = [rank for rank in self._here if one_node or rank not in absent or rank in self._processes]
         mine = [self._observe(table[rank].pid, rank) for rank in here]
         sees_all = len(mine) == self.launch.size
         leads = len(self._leaders) > 1 and self.launch.rank == min(self._here)
         if leads and self._post is not None:
             self._exchange(self._post, mine)
-            away = [self._heard(one, at) for at, observations in self._told.values() for one in observations]
+            away = [
+                self._aged(observation, at)
+                for at, observations in self._reports.values()
+                for observation in observations
+            ]
             sees_all = len(mine) + len(away) == self.launch.size
             mine += away
-        found = judge(sorted(mine, key=lambda one: one.rank), self.limits, sees_all=sees_all)
-        if found is not None:
-            self._say(found)
+        finding = judge(sorted(mine, key=lambda observation: observation.rank), self.limits, sees_all=sees_all)
+        if finding is not None:
+            self._report(finding)
 
     def _observe(self, pid: int, rank: int) -> Observation:
-        """Return what is seen of a rank of this node."""
+        """Return an observation of a rank of this node."""
         record = self.records[rank]
         state = record.state
         if state == State.ABSENT:
@@ -329,41 +324,41 @@ class Watchdog:
             place=record.place,
         )
         # Who moves lives: where ranks are many, asking the system about all of them would take time.
-        last = self._seen.get(rank)
+        last = self._observed.get(rank)
         if last is not None and last[0] != _doing(observation):
             return self._timed(observation, last[2])
-        found = records.look_up(pid)
-        if not records.is_alive(found, record.started):
-            same = found is not None and found.started == record.started
-            observation = replace(observation, process=ProcessState.GONE, more=records.end_of(found) if same else "")
-        elif found is not None and found.state == "T":
+        process = records.look_up(pid)
+        if not records.is_alive(process, record.started):
+            same = process is not None and process.started == record.started
+            observation = replace(observation, process=ProcessState.GONE, more=records.end_of(process) if same else "")
+        elif process is not None and process.state == "T":
             observation = replace(observation, process=ProcessState.STOPPED)
-        return self._timed(observation, 0 if found is None else found.ticks)
+        return self._timed(observation, 0 if process is None else process.ticks)
 
-    def _look_for(self, ranks: Sequence[int]) -> None:
-        """Find the processes of ranks that have not imported dptrain, now and then."""
-        if self._awake - self._looked_for < _LOOK_FOR * max(1.0, self.launch.local_size / 16):
+    def _find_absent(self, ranks: Sequence[int]) -> None:
+        """Search, now and then, for processes of ranks that have not imported dptrain."""
+        if self._awake - self._searched_at < _LOOK_FOR * max(1.0, self.launch.local_size / 16):
             return
-        self._looked_for = self._awake
-        found = records.ranks_of(self._table.path, self._variable)
-        self._running = set(found) if self.launch.rank in found else set(ranks)  # where the system tells nothing
-        self._processes |= {rank: pid for rank, pid in found.items() if rank in ranks}
+        self._searched_at = self._awake
+        pids = records.ranks_of(self._table.path, self._variable)
+        self._running = set(pids) if self.launch.rank in pids else set(ranks)  # where the system tells nothing
+        self._processes |= {rank: pid for rank, pid in pids.items() if rank in ranks}
 
     def _absent(self, rank: int) -> Observation:
-        """Return what is seen of a rank that has not imported dptrain."""
+        """Return an observation of a rank that has not imported dptrain."""
         pid, process, more = self._processes.get(rank, 0), ProcessState.RUNNING, "it has not imported dptrain"
         if rank not in self._running:
             process = ProcessState.GONE
-        elif pid and (found := records.look_up(pid)) is not None and found.state == "T":
+        elif pid and (stat := records.look_up(pid)) is not None and stat.state == "T":
             process = ProcessState.STOPPED
         phase = ("start-up", 0, 0)
         return self._timed(Observation(rank, self._host, pid, State.ABSENT, process, phase=phase, more=more), 0)
 
     def _timed(self, observation: Observation, ticks: int) -> Observation:
-        """Return an observation with the time for which it has been the same."""
-        last = self._seen.get(observation.rank)
+        """Return an observation with the time for which it has not changed."""
+        last = self._observed.get(observation.rank)
         if last is None or last[:2] != (_doing(observation), observation.process):
-            last = self._seen[observation.rank] = _doing(observation), observation.process, ticks, self._awake
+            last = self._observed[observation.rank] = _doing(observation), observation.process, ticks, self._awake
         since = self._awake - last[3]
         more = observation.more
         if observation.process == ProcessState.RUNNING and observation.pid and not observation.waits:
@@ -374,70 +369,67 @@ class Watchdog:
     # Other nodes
 
     def _exchange(self, post: Post, mine: Sequence[Observation]) -> None:
-        """Tell the other nodes what is seen here, and take what they tell."""
+        """Send this node's observations to other nodes, and receive theirs."""
         if self._awake - self._posted >= _POST:
             self._posted = self._awake
             # Small enough that MPI need not wait for whoever gets it.
-            message = zlib.compress(json.dumps([asdict(one) for one in mine]).encode())
+            message = zlib.compress(json.dumps([asdict(observation) for observation in mine]).encode())
             for leader in self._leaders:
                 if leader != self.launch.rank:
                     post.send(leader, message)
         for sender, message in post.received():
-            self._told[sender] = self._awake, [_observation_of(fact) for fact in json.loads(zlib.decompress(message))]
+            self._reports[sender] = (
+                self._awake,
+                [_observation_of(fact) for fact in json.loads(zlib.decompress(message))],
+            )
 
-    def _heard(self, one: Observation, at: float) -> Observation:
-        """Return what a node has told of a rank, as long ago as it is."""
+    def _aged(self, observation: Observation, at: float) -> Observation:
+        """Return another node's observation of a rank, adjusted for its age."""
         since = self._awake - at
-        if since >= _SILENT and one.state != State.LEFT:
-            more = f"nothing has been heard from {one.host} for {since:.0f} s"
-            one = replace(one, process=ProcessState.SILENT, more=more)
-        return replace(one, since=one.since + since)
+        if since >= _SILENT and observation.state != State.LEFT:
+            more = f"nothing has been heard from {observation.host} for {since:.0f} s"
+            observation = replace(observation, process=ProcessState.SILENT, more=more)
+        return replace(observation, since=observation.since + since)
 
     # Saying it
 
-    def _say(self, found: Finding) -> None:
-        """Print a finding where this rank is to, and end the job where that is called for."""
-        about = (found.culprit.rank, found.culprit.position, found.fatal)
-        if self._found is None or self._found[0] != about:
-            self._found = about, self._awake
-        if found.speaker != self.launch.rank and (not found.fatal or self._awake - self._found[1] < _IN_RESERVE):
+    def _report(self, finding: Finding) -> None:
+        """Print a finding if it is this rank's turn, and end the job if it is fatal."""
+        key = (finding.culprit.rank, finding.culprit.position, finding.fatal)
+        if self._finding is None or self._finding[0] != key:
+            self._finding = key, self._awake
+        if finding.speaker != self.launch.rank and (not finding.fatal or self._awake - self._finding[1] < _IN_RESERVE):
             return
-        if not found.fatal:
-            if about not in self._warned:
-                self._warned.add(about)
-                self._print(f"{self._name(found.culprit)}: {found.text} (a warning)")
+        if not finding.fatal:
+            if key not in self._warned:
+                self._warned.add(key)
+                self._print(f"{self._name(finding.culprit)}: {finding.text} (a warning)")
             return
-        self._print(f"{self._name(found.culprit)}: {found.text}")
+        self._print(f"{self._name(finding.culprit)}: {finding.text}")
         # Somebody may wait for a reader of standard output, with its lock in hand.
         flushing = threading.Thread(target=streams.flush, daemon=True)
         flushing.start()
         flushing.join(0.5)
-        if found.culprit.process == ProcessState.STOPPED and found.culprit.host == self._host:
+        if finding.culprit.process == ProcessState.STOPPED and finding.culprit.host == self._host:
             # Open MPI's mpirun (5.0.11) hangs at times over a stopped rank when a job ends that has not started MPI.
             with suppress(OSError):
-                os.kill(found.culprit.pid, signal.SIGCONT)
+                os.kill(finding.culprit.pid, signal.SIGCONT)
         abort(ExitCode.STUCK)
 
-    def _name(self, one: Observation) -> str:
-        place = f", {'at' if one.state == State.LEFT else 'last seen at'} {one.place}" if one.place else ""
-        pid = f" pid {one.pid}" if one.pid else ""  # a process that has ended before anybody looked
-        return f"dptrain: rank {one.rank}/{self.launch.size} host {one.host}{pid} {words(*one.phase)}{place}"
+    def _name(self, peer: Observation) -> str:
+        place = f", {'at' if peer.state == State.LEFT else 'last seen at'} {peer.place}" if peer.place else ""
+        pid = f" pid {peer.pid}" if peer.pid else ""  # a process that has ended before anybody looked
+        return f"dptrain: rank {peer.rank}/{self.launch.size} host {peer.host}{pid} {words(*peer.phase)}{place}"
 
     def _print(self, line: str) -> None:
         streams.write_error(f"{line}\n")  # the main thread may hold Python's buffers
 
 
 class Ring:
-    """Ranks of a node that meet in collectives of arrays, and compare what they meet in.
+    """Ranks of a node that compare their collectives of arrays.
 
-    Where not all are in the same, two neighbours are not, and the later of them finds the earlier in its own.
-
-    Args:
-        dog: of this rank.
-        ranks: rising, this one among them.
-
-    Attributes:
-        beside: the records of its neighbours, at most two.
+    Where not all are in the same, two neighbours differ, and the later one notices. `beside`: the records of at most
+    two neighbours.
     """
 
     def __init__(self, dog: Watchdog, ranks: Sequence[int]) -> None:
@@ -447,20 +439,16 @@ class Ring:
         self.beside = [dog.records[rank] for rank in sorted(beside)]
 
     def check(self) -> None:
-        """Compare with the neighbours what this rank is about to do with them, before MPI does.
-
-        Raises:
-            MismatchError: they are in something else.
-        """
-        own = self._dog.record
+        """Compare with the neighbours what this rank is about to do with them; MismatchError if they differ."""
+        record = self._dog.record
         for peer in self.beside:
-            if own.meets_otherwise(peer):
+            if record.meets_otherwise(peer):
                 break
         else:
             return
         end = time.monotonic() + QUIET  # by then the others have come, or are stuck for another reason
         records = [self._dog.records[rank] for rank in self._ranks]
-        while time.monotonic() < end and any(one.position < own.position for one in records):
+        while time.monotonic() < end and any(other.position < record.position for other in records):
             time.sleep(0.01)
         # One line is enough: another neighbour may have found the same, and an abort takes less than a turn.
         time.sleep(min(self._place, 3) * _TURN / 2)
@@ -472,13 +460,9 @@ class Ring:
 
 
 def seconds_between_looks(ranks: int, cores: int) -> float:
-    """Return how long a rank waits between two looks at the others, so that looking takes a small part of the cores.
+    """Return the pause between two looks, so that watching takes a small part of the cores.
 
-    A look at 100 ranks that wait takes 5 ms.
-
-    Args:
-        ranks: of the node.
-        cores: that this process may use.
+    A look at 100 waiting ranks takes 5 ms.
     """
     return _LOOK * max(1.0, ranks / 64, ranks / (8 * cores))
 
@@ -492,23 +476,25 @@ def _doing(observation: Observation) -> object:
 
 
 def _observation_of(fact: dict[str, Any]) -> Observation:
-    """Return an observation as JSON has carried it."""
+    """Return an observation decoded from JSON."""
     name, epoch, step = fact.pop("phase")
     states = {"state": State(fact["state"]), "process": ProcessState(fact["process"])}
     return Observation(**fact | states | {"phase": (name, epoch, step)})
 
 
 def _place() -> str:
-    """Return where the main thread is: the innermost line that is neither ours nor the standard library's."""
+    """Return where the main thread is: the innermost line outside dptrain and the standard library."""
     thread, of_thread = threading.main_thread(), ""
     if not thread.is_alive():  # the script has ended, and Python waits for the threads that are no daemons
-        waits_for = next((one for one in threading.enumerate() if not one.daemon and one is not thread), None)
+        waits_for = next(
+            (candidate for candidate in threading.enumerate() if not candidate.daemon and candidate is not thread), None
+        )
         if waits_for is not None:
             thread, of_thread = waits_for, f" of thread {waits_for.name!r}, which is no daemon"
     frame = sys._current_frames().get(thread.ident or 0)
     innermost = frame
-    known = [getattr(sys.modules.get(name), "__path__", ["<"])[0] for name in ("numpy", "mpi4py")]
-    others = (_PACKAGE, _STANDARD, "<", *known)
+    libraries = [getattr(sys.modules.get(name), "__path__", ["<"])[0] for name in ("numpy", "mpi4py")]
+    others = (_PACKAGE, _STANDARD, "<", *libraries)
     while frame is not None and frame.f_code.co_filename.startswith(others):
         frame = frame.f_back
     frame = frame or innermost
@@ -522,13 +508,13 @@ def _place() -> str:
 
 
 _attended: list[Attended] = []
-_own: Watchdog | None = None
+_watchdog: Watchdog | None = None
 _is_fork = False
 
 
 def enlist() -> None:
-    """Make this rank's record, where a launcher has started several; called when dptrain is imported."""
-    global _own
+    """Create this rank's record under a launcher of several ranks; called when dptrain is imported."""
+    global _watchdog
     launch, variable = detect_launch(), rank_variable()
     if launch is not None:
         children.mark()
@@ -546,82 +532,77 @@ def enlist() -> None:
             text = f"{path}: {error.strerror or error}: the ranks cannot watch each other, and one that hangs hangs all"
             streams.write_error(f"dptrain: warning: {printable(text)}\n")
         return
-    record, own = table.records[launch.rank], records.look_up(os.getpid())
-    if own is None or (record.pid and records.is_alive(records.look_up(record.pid), record.started)):
+    record, process = table.records[launch.rank], records.look_up(os.getpid())
+    if process is None or (record.pid and records.is_alive(records.look_up(record.pid), record.started)):
         return  # a process that a rank has started
-    record.own(os.getpid(), own.started)
+    record.claim(os.getpid(), process.started)
     phase.show(*record.phase_memory)
-    _own = Watchdog(launch, table, variable)
-    os._exit = _own._exit  # type: ignore[assignment]
+    _watchdog = Watchdog(launch, table, variable)
+    os._exit = _watchdog._exit  # type: ignore[assignment]
     failure.joining_at_the_end = _joining_at_the_end
     failure.collective_at_the_end = lambda: record.collective(Collective.END)
     os.register_at_fork(after_in_child=_forget)
 
 
 def _forget() -> None:
-    """Let a fork be no rank: what it does is seen by nobody, and ends nothing."""
-    global _own, _is_fork
-    if _own is not None:
-        _own.forget()
-    _own, _is_fork = None, True
+    """Detach a fork from the rank: nobody watches it, and it ends nothing."""
+    global _watchdog, _is_fork
+    if _watchdog is not None:
+        _watchdog.forget()
+    _watchdog, _is_fork = None, True
     phase.hide()
     failure.joining_at_the_end = failure.collective_at_the_end = nullcontext
 
 
 @contextmanager
 def _joining_at_the_end() -> Iterator[None]:
-    """Watch the other ranks while MPI starts in a rank that has failed before, so that it can end the job."""
-    if _own is None or _own.record.state != State.STARTED:
+    """Watch the other ranks while MPI starts in a failed rank, so that it can end the job."""
+    if _watchdog is None or _watchdog.record.state != State.STARTED:
         yield
         return
-    _own.join()
+    _watchdog.join()
     yield
-    _own.record.__exit__()
+    _watchdog.record.__exit__()
 
 
-def attend(one: Attended) -> None:
-    """Look after what joins ranks beside MPI, until it is left alone."""
-    _attended.append(one)
-    failure.at_abort.append(one.abort)
+def attend(link: Attended) -> None:
+    """Watch a link beside MPI until `leave_alone`."""
+    _attended.append(link)
+    failure.at_abort.append(link.abort)
 
 
-def leave_alone(one: Attended) -> None:
-    """Look after it no more."""
-    _attended.remove(one)
-    failure.at_abort.remove(one.abort)
+def leave_alone(link: Attended) -> None:
+    """Stop watching a link."""
+    _attended.remove(link)
+    failure.at_abort.remove(link.abort)
 
 
 def record() -> Record:
-    """Return this rank's record, which nobody reads where nobody watches."""
-    return Record() if _own is None else _own.record
+    """Return this rank's record; a private one where nobody watches."""
+    return Record() if _watchdog is None else _watchdog.record
 
 
 @contextmanager
 def going_round() -> Iterator[Callable[[], None]]:
-    """Let the other ranks watch this one in work in which it does not meet them: what it is given is called by it.
+    """Let the others watch this rank in work without collectives: the block calls the yielded function repeatedly.
 
-    Who does not call it for as long as a rank may keep others waiting ends the job.
+    A rank that does not call it for as long as it may keep others waiting ends the job.
     """
-    own = record()
+    mine = record()
 
     def go_round() -> None:
-        own.rounds += 1
+        mine.rounds += 1
 
     go_round()
     try:
         yield go_round
     finally:
-        own.rounds = 0
+        mine.rounds = 0
 
 
 @contextmanager
 def joining(environ: Mapping[str, str] = os.environ) -> Iterator[None]:
-    """Watch the other ranks from before MPI starts, which the block is to do, and to call `joined`.
-
-    Raises:
-        AgreedError: `DPTRAIN_STALL_WARNING` or `DPTRAIN_STALL_TIMEOUT` is no number of seconds.
-        OutputError: the node's shared memory is full.
-    """
+    """Watch the other ranks from before MPI starts; the block starts it and calls `joined`."""
     launch = detect_launch()
     if launch is not None and "mpi4py.MPI" not in sys.modules:
         try:
@@ -631,64 +612,60 @@ def joining(environ: Mapping[str, str] = os.environ) -> Iterator[None]:
                 time.sleep(_TURN)  # one line is enough: where rank 0 has the same trouble, it ends the job
             raise
     limit(environ=environ)
-    if _own is None:
+    if _watchdog is None:
         yield
         return
-    _own.join()
+    _watchdog.join()
     try:
         yield
     except BaseException:
-        _own.step_back()
+        _watchdog.step_back()
         raise
 
 
 def joined(here: Sequence[int], leaders: Mapping[int, tuple[str, int]], post: Post) -> None:
     """See `Watchdog.joined`."""
-    if _own is not None:
-        _own.joined(here, leaders, post)
+    if _watchdog is not None:
+        _watchdog.joined(here, leaders, post)
 
 
 def ring(ranks: Sequence[int]) -> Ring | None:
     """See `Watchdog.ring`; None where nobody watches."""
-    return None if _own is None else _own.ring(ranks)
+    return None if _watchdog is None else _watchdog.ring(ranks)
 
 
 def limit(warning: float | None = None, timeout: float | None = None, environ: Mapping[str, str] = os.environ) -> None:
-    """Say for how many seconds ranks may wait for another; None for what the environment says, 0 for ever.
-
-    Raises:
-        AgreedError: the environment says no number of seconds.
-    """
+    """Set how many seconds ranks may wait for another; None for the environment's value, 0 for ever."""
     chosen = Limits(
         _seconds("DPTRAIN_STALL_WARNING", environ, Limits.warning) if warning is None else warning,
         _seconds("DPTRAIN_STALL_TIMEOUT", environ, Limits.timeout) if timeout is None else timeout,
     )
-    if _own is not None:
-        _own.limits = chosen
+    if _watchdog is not None:
+        _watchdog.limits = chosen
 
 
 def leave(how: str) -> None:
-    """Say that this rank meets the others no more; returns when they do not either."""
-    if _own is not None:
-        _own.leave(how)
+    """Announce that this rank leaves the others; returns when they have left too."""
+    if _watchdog is not None:
+        _watchdog.leave(how)
 
 
 def _leave() -> None:
-    if _own is not None:
+    if _watchdog is not None:
         failure.report_uncaught()
     leave("the end of its script")
     if _is_fork and has_mpi() and not is_ours():
         streams.flush()
-        exit_at_once(exit_codes.asked)  # mpi4py would call MPI_Finalize here, in the rank's name
-    if _own is not None and has_mpi():
+        exit_at_once(exit_codes.requested)  # mpi4py would call MPI_Finalize here, in the rank's name
+    if _watchdog is not None and has_mpi():
         # MPI_Finalize waits for the other ranks, and Python no longer runs where mpi4py calls it: the system watches.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, LONGER * _own.limits.timeout)
+        signal.setitimer(signal.ITIMER_REAL, LONGER * _watchdog.limits.timeout)
     end_mpi()
     if not has_mpi():
         signal.setitimer(signal.ITIMER_REAL, 0)
-    if _own is not None:
-        _own.linger()
+    if _watchdog is not None:
+        _watchdog.linger()
 
 
 def _seconds(name: str, environ: Mapping[str, str], default: float) -> float:

@@ -1,4 +1,4 @@
-"""YAML that anybody may have written: of bounded size, without repeated keys, and without bombs of aliases."""
+"""Reads untrusted YAML: of bounded size, without repeated keys, and without alias bombs."""
 
 from collections.abc import Hashable
 from pathlib import Path
@@ -15,15 +15,7 @@ MAX_BYTES, _MAX_VALUES, _MAX_DEPTH, _MAX_BITS = 1 << 18, 100_000, 100, 4096
 
 
 def read_mapping(path: Path, option: str) -> dict[str, Any]:
-    """Return the mapping that a YAML (or JSON) file holds, empty for an empty file.
-
-    Args:
-        path: the file.
-        option: that named it, for messages.
-
-    Raises:
-        ConfigError: missing, unreadable, not YAML, no mapping, or with a repeated key.
-    """
+    """Return the mapping in a YAML (or JSON) file, empty for an empty file."""
     try:
         with open_regular(path) as file:
             content = file.read(MAX_BYTES + 1)
@@ -36,15 +28,7 @@ def read_mapping(path: Path, option: str) -> dict[str, Any]:
 
 
 def parse_mapping(text: str, where: str) -> dict[str, Any]:
-    """Return the mapping that a YAML (or JSON) text holds, empty for an empty text.
-
-    Args:
-        text: the whole of it, of bounded size: YAML takes seconds a megabyte.
-        where: it comes from, for messages.
-
-    Raises:
-        ConfigError: not YAML, no mapping, or with a repeated key.
-    """
+    """Return the mapping in a YAML (or JSON) text; bound its size first: YAML takes seconds a megabyte."""
     try:
         tree = yaml.load(text, _StrictLoader)
     except yaml.YAMLError as error:
@@ -61,7 +45,7 @@ def parse_mapping(text: str, where: str) -> dict[str, Any]:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML without repeated keys, of which plain YAML silently keeps the last, and without bombs of aliases."""
+    """YAML loader that refuses alias bombs and repeated keys, where plain YAML keeps the last."""
 
     def fetch_flow_collection_start(self, token: Any) -> None:
         if self.flow_level >= _MAX_DEPTH:  # each level makes every token slower
@@ -75,14 +59,14 @@ class _StrictLoader(yaml.SafeLoader):
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
+        keys = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable):
                 raise yaml.constructor.ConstructorError(None, None, "a key that is not a word", key_node.start_mark)
-            if key in seen:
+            if key in keys:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} appears twice", key_node.start_mark)
-            seen.add(key)
+            keys.add(key)
         return super().construct_mapping(node, deep)
 
 
@@ -97,16 +81,11 @@ _StrictLoader.add_constructor("tag:yaml.org,2002:int", _whole_number)
 
 
 def _count(node: yaml.Node, counted: dict[yaml.Node, int]) -> int:
-    """Return how many values a document has, aliases written out.
-
-    Raises:
-        ConstructorError: too many.
-        RecursionError: a value holds itself, or is nested too deeply.
-    """
+    """Return a document's number of values with aliases expanded; refuse too many, and recursion."""
     if node not in counted:
         inner = node.value if isinstance(node, yaml.CollectionNode) else []
-        flat = [one for pair in inner for one in (pair if isinstance(pair, tuple) else (pair,))]
-        counted[node] = 1 + sum(_count(one, counted) for one in flat)
+        flat = [child for pair in inner for child in (pair if isinstance(pair, tuple) else (pair,))]
+        counted[node] = 1 + sum(_count(child, counted) for child in flat)
         if counted[node] > _MAX_VALUES:
             text = f"more than {_MAX_VALUES} values, aliases written out"
             raise yaml.constructor.ConstructorError(None, None, text, node.start_mark)

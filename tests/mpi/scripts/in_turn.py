@@ -78,6 +78,6 @@ for number, limit, arguments in cases:
     current().barrier()  # a rank that fails from here on fails in the next script
     faulthandler.cancel_dump_traceback_later()
 if launched is not None:
-    exit_codes.asked = 0  # by the scripts
+    exit_codes.requested = 0  # by the scripts
 for stream, kept in zip((1, 2), standard, strict=True):
     os.dup2(kept, stream)

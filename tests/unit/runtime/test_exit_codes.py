@@ -33,7 +33,7 @@ def said(monkeypatch):
 def test_exit_leaves_with_what_the_system_keeps(said, code, left, asked):
     with pytest.raises(SystemExit) as caught:
         sys.exit(code)
-    assert (caught.value.code, exit_codes.asked) == (left, asked)
+    assert (caught.value.code, exit_codes.requested) == (left, asked)
     assert said == (["exit code 512 would be taken for 0; it leaves with 2"] if code == 512 else [])
 
 

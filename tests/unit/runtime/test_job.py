@@ -18,7 +18,7 @@ LEFT = (0, True, 0)
 def job_of(*ranks, size=None, asked=None, now=100.0):
     start = Start(Launcher("MPICH", ("/bin/mpirun",)), ("true",), size or len(ranks), {}, ("127.0.0.1",), grace=20)
     job = Job(start, [])
-    job._asked = asked
+    job._stop_signal = asked
     job._began = 0.0
     for number, (status, in_mpi, ago) in enumerate(ranks):
         ended = None if status is None else now - ago

@@ -27,7 +27,7 @@ def folder(tmp_path, monkeypatch):
 def test_what_one_process_writes_another_reads(folder):
     ours, theirs = (RecordTable(str(folder / "job"), 3).records[1] for _ in range(2))
     assert theirs.state == State.ABSENT
-    ours.own(17, 99)
+    ours.claim(17, 99)
     assert (theirs.pid, theirs.started, theirs.state, theirs.position) == (17, 99, State.STARTED, 0)
     with ours.collective(Collective.ALL_REDUCE, 8, np.dtype(np.float32).char):
         assert (theirs.position, theirs.call) == (1, "an all-reduce of 8 float32")
@@ -121,7 +121,7 @@ def leave_behind(folder, pid, started, *segments):
     """Plant what a job of a launcher has left."""
     path = folder / f"{records._prefix()}-{pid}-{started}"
     record = RecordTable(str(path), 2).records[1]
-    record.own(2**22 + 1, 5)  # no such process
+    record.claim(2**22 + 1, 5)  # no such process
     record.segments = list(segments)
     return path
 
@@ -174,7 +174,7 @@ def test_a_job_that_runs_on_without_its_launcher_is_left_alone(folder):
     own = records.look_up(os.getpid())
     assert own is not None
     path = leave_behind(folder, 2**22 + 2, 3)
-    RecordTable(str(path), 2).records[0].own(os.getpid(), own.started)
+    RecordTable(str(path), 2).records[0].claim(os.getpid(), own.started)
     records.sweep()
     assert path.exists()
 
@@ -192,7 +192,7 @@ def hostile_files(path):
     yield "a sparse file of 40 GB"
     path.unlink()
     record = Record()
-    record.own(2**22 + 2, 3)
+    record.claim(2**22 + 2, 3)
     record.segments = ["mpich_target"]
     path.write_bytes(bytes(record._bytes))
     path.chmod(0o666)

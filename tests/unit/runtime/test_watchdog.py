@@ -8,7 +8,7 @@ import pytest
 from dptrain.errors import AgreedError, MismatchError
 from dptrain.runtime import children, records, watchdog
 from dptrain.runtime.failure import Phase
-from dptrain.runtime.judging import Limits
+from dptrain.runtime.hang_detection import Limits
 from dptrain.runtime.launcher import LaunchInfo
 from dptrain.runtime.records import Collective, RecordTable, State
 from dptrain.runtime.watchdog import Watchdog
@@ -21,7 +21,7 @@ def pair(tmp_path, monkeypatch):
     own = records.look_up(os.getpid())
     assert own is not None
     for record in table.records:
-        record.own(os.getpid(), own.started)
+        record.claim(os.getpid(), own.started)
         record.state = State.JOINED
         Phase("training").show(*record.phase_memory)
     said: list[object] = []
@@ -154,7 +154,7 @@ def test_what_another_node_tells_is_judged_as_what_is_seen_here(pair):
     look(dog, 5)  # without a word of the other
     assert "nothing has been heard from" in str(said[0])
     said.clear()
-    dog._found = None
+    dog._finding = None
     peer.state = State.LEFT
     look(other, 1)
     look(dog, 0.2)
@@ -212,7 +212,7 @@ def test_leaving_waits_for_the_others_and_removes_the_file(pair):
 
 def test_limits_come_from_the_environment_where_they_are_not_given(pair, monkeypatch):
     dog, _, _ = pair
-    monkeypatch.setattr(watchdog, "_own", dog)
+    monkeypatch.setattr(watchdog, "_watchdog", dog)
     watchdog.limit(environ={})
     assert dog.limits == Limits(60, 300)
     environment = {"DPTRAIN_STALL_WARNING": "5", "DPTRAIN_STALL_TIMEOUT": " 7.5 "}
@@ -241,7 +241,7 @@ def test_ranks_that_cannot_watch_each_other_say_so(monkeypatch, capfd):
     monkeypatch.setattr(watchdog.atexit, "register", lambda function: None)
     monkeypatch.setattr(watchdog, "RecordTable", somebody_elses)
     watchdog.enlist()
-    assert watchdog._own is None
+    assert watchdog._watchdog is None
     line = capfd.readouterr().err
     assert line.startswith("dptrain: warning: /dev/shm/dptrain-")
     assert "belongs to somebody else: the ranks cannot watch each other" in line
@@ -254,4 +254,4 @@ def test_a_process_alone_has_no_watchdog(monkeypatch):
     with watchdog.joining(environ={}):
         watchdog.leave("nothing")
     assert threading.active_count() == before
-    assert watchdog._own is None
+    assert watchdog._watchdog is None

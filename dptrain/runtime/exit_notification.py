@@ -1,11 +1,10 @@
-"""How launchers learn that a rank has ended in the middle of a job, where its exit code is 0 (C's `_exit(0)`).
+"""Exit notification: tells launchers when a rank ends in the middle of a job with exit code 0 (C's `_exit(0)`).
 
-Two listen, each at the end of a pipe whose other end is closed with the rank:
+`python -m dptrain launch`: the rank writes `JOINED` and `LEFT` to a pipe that its supervisor reads.
 
-- `python -m dptrain launch`: the rank's supervisor gives it a descriptor, and reads `JOINED` and `LEFT` there.
-- MPICH's mpirun would end the other ranks and exit with 0; after a signal it may name a rank that it has itself ended.
-  A guard keeps the rank's connection to mpirun open beyond the rank's end, so that the other ranks can name the rank.
-  If all have ended so, with 0, it asks mpirun to abort the job. A rank that exits with an error is mpirun's to judge.
+MPICH's mpirun would end the other ranks and exit with 0, or name a rank that it has itself ended. A guard keeps the
+connection to mpirun open beyond the rank's end, so that the others can name the rank, and aborts the job if all have
+exited with 0. A rank that exits with an error is left to mpirun.
 """
 
 import os
@@ -44,12 +43,8 @@ guard "$@" </dev/null 5>&2 >/dev/null 2>&1 &
 """
 
 
-class Departure:
-    """What this rank tells those who listen.
-
-    Args:
-        launch: how it was launched.
-    """
+class ExitNotifier:
+    """Notifies the supervisor, or MPICH's mpirun, that this rank joins or leaves the others."""
 
     def __init__(self, launch: LaunchInfo) -> None:
         self._launch = launch
@@ -64,14 +59,14 @@ class Departure:
                 self._supervisor = None
 
     def begin(self) -> None:
-        """Say that this rank begins to meet the others."""
+        """Notify that this rank begins to meet the others."""
         self._tell(JOINED)
         if self._guard is None and launcher_can_abort():
             with suppress(OSError):
                 self._guard = self._start_guard(int(os.environ["PMI_FD"]))
 
     def end(self) -> None:
-        """Say that this rank has left the others, and all of them have; or that its exit code will say enough."""
+        """Notify that all ranks have left each other, or that this one's exit code will say enough."""
         self._tell(LEFT)
         if self._guard is not None:
             with suppress(OSError):
@@ -79,7 +74,7 @@ class Departure:
             self.close()
 
     def close(self) -> None:
-        """Let go of the guard's pipe, as a fork must: it would keep it open beyond the rank's end."""
+        """Close the guard's pipe; a fork must, or it would hold it open beyond the rank's end."""
         if self._guard is not None:
             os.close(self._guard)
             self._guard = None
@@ -90,13 +85,9 @@ class Departure:
                 os.write(self._supervisor, word)
 
     def _start_guard(self, to_mpirun: int) -> int:
-        """Return the descriptor whose closing the guard waits for.
-
-        Raises:
-            OSError: there is no shell.
-        """
-        about = f"rank {self._launch.rank}/{self._launch.size} host {socket.gethostname()} pid {self._pid}"
-        line = f"dptrain: {about}: exited with code 0 in the middle of the job (C's _exit?)"
+        """Start the guard; return the descriptor whose closing it waits for."""
+        identity = f"rank {self._launch.rank}/{self._launch.size} host {socket.gethostname()} pid {self._pid}"
+        line = f"dptrain: {identity}: exited with code 0 in the middle of the job (C's _exit?)"
         reading, writing = os.pipe()
         try:
             child = os.posix_spawn(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dptrain.runtime.judging import LONGER, QUIET, Finding, Limits, Observation, ProcessState, judge
+from dptrain.runtime.hang_detection import LONGER, QUIET, Finding, Limits, Observation, ProcessState, judge
 from dptrain.runtime.records import State
 
 LIMITS = Limits(warning=60, timeout=300)
