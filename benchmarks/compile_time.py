@@ -19,7 +19,8 @@ from common import Report, WorkerProcess, answer, answering, command_line, machi
 
 ROOT = Path(__file__).resolve().parents[1]
 DENSE = (10, 50, 100, 200)
-MODELS = (*(f"dense {count}" for count in DENSE), "lenet", "resnet50")
+STEPS = (10, 200, 1000)
+MODELS = (*(f"dense {count}" for count in DENSE), *(f"lstm {count}" for count in STEPS), "lenet", "resnet50")
 PASSES = ("build", "trace", "place", "structure", "fuse", "generate", "memory", "groups", "write")
 BATCH = 32
 
@@ -48,7 +49,11 @@ def measure(options: argparse.Namespace) -> int:
     report.add("# Python's time before the first step", "", command_line(), machine_line())
     report.add(f"- Versions: {versions(('numpy',))}", f"- CPU seconds, the least of {options.rounds}, without g++", "")
     columns = [*PASSES[:7], "CPU in all", *PASSES[7:], "CUDA in all", *(["step"] if options.step else [])]
-    report.add(f"| model | version | tensors | {' | '.join(columns)} |", f"|---{'|---' * (len(columns) + 2)}|")
+    report.add("Lines are those of the text that is generated. An LSTM is of 128 units, and of so many steps.", "")
+    report.add(
+        f"| model | version | tensors | C++ lines | CUDA lines | {' | '.join(columns)} |",
+        f"|---{'|---' * (len(columns) + 4)}|",
+    )
     folders = {"before": options.before, "after": ROOT} if options.before else {"this": ROOT}
     totals: dict[tuple[str, str], tuple[float, float]] = {}
     for name in options.only:
@@ -64,7 +69,8 @@ def measure(options: argparse.Namespace) -> int:
             least |= {"CPU in all": cpu, "CUDA in all": cuda}
             totals[name, version] = cpu, cuda
             cells = (f"{least[column]:.2f}" for column in columns)
-            report.add(f"| {name} | {version} | {least['tensors']:,.0f} | {' | '.join(cells)} |")
+            sizes = (f"{least[one]:,.0f}" for one in ("tensors", "C++ lines", "CUDA lines"))
+            report.add(f"| {name} | {version} | {' | '.join((*sizes, *cells))} |")
     report.add("")
     for version in folders:
         if {("dense 50", version), ("dense 100", version)} <= totals.keys():
@@ -84,7 +90,7 @@ def work() -> None:
 
 
 def prepared(name: str, with_step: bool) -> dict[str, float]:
-    """Return CPU seconds by pass, and how many tensors the placed program has."""
+    """Return CPU seconds by pass, and how many tensors the placed program has, and lines the texts."""
     import numpy as np
 
     from dptrain.backend.cpu.codegen import generate
@@ -112,8 +118,9 @@ def prepared(name: str, with_step: bool) -> dict[str, float]:
     code = timed("generate", generate, fused)
     timed("memory", planned, fused, code, BATCH)
     made = timed("groups", Composition, placed, BATCH)
-    timed("write", made.sources)
-    found["tensors"] = len(placed.tensors)
+    texts = timed("write", made.sources)
+    found |= {"tensors": len(placed.tensors), "C++ lines": code.source.count("\n")}
+    found["CUDA lines"] = sum(text.count("\n") for text in texts)
     if with_step:
         model = built(name)
         shape = (BATCH, *model.input_shape[1:])
@@ -146,6 +153,9 @@ def built(name: str) -> Any:
                 layers.Dense(10, "softmax"),
             ]
         )
+    elif name.startswith("lstm"):
+        steps = int(name.split()[1])
+        model = dp.Sequential([layers.Input((steps, 64)), layers.LSTM(128), layers.Dense(10, "softmax")])
     else:
         hidden = [layers.Dense(64, "relu") for _ in range(int(name.split()[1]) - 1)]
         model = dp.Sequential([layers.Input((784,)), *hidden, layers.Dense(10, "softmax")])

@@ -44,7 +44,7 @@ from dptrain.program.lowering import lowering_of
 from dptrain.program.merge import merge, sink
 from dptrain.program.mesh import ALL_REDUCE
 from dptrain.program.messages import SENT, Stage, stages
-from dptrain.program.passes import rewritten, with_half_factors, without_repeats
+from dptrain.program.passes import rewritten, sums_of_products, with_half_factors, without_repeats
 from dptrain.program.program import Program
 from dptrain.program.shapes import Shape, is_one
 from dptrain.program.steps import step_of
@@ -356,21 +356,10 @@ def _is_product(tensor: Tensor) -> bool:
 
 
 def _summed_products(program: Program, of: Iterable[Stage]) -> dict[Tensor, Tensor]:
-    """Return the products of matrices that nothing but a sum over all axes before the last two reads, by the sum."""
-    readers: dict[Tensor, list[Tensor]] = {one: [one] for one in program.results}
+    """Return the products of a stage that nothing but a sum reads, by the sum."""
     stage = {one: number for number, each in enumerate(of) for one in each.tensors}
-    for tensor in program.tensors:
-        for one in tensor.inputs:
-            readers.setdefault(one, []).append(tensor)
-    found = {}
-    for tensor in program.tensors:
-        if lowering_of(tensor) == lowering.Reduction("sum") and not tensor.attributes["keepdims"]:
-            product = tensor.inputs[0]
-            axes = tuple(range(product.ndim - 2))
-            is_alone = len(readers[product]) == 1 and stage.get(product) == stage.get(tensor)
-            if axes and tensor.attributes["axes"] == axes and is_alone and _is_product(product):
-                found[tensor] = product
-    return found
+    found = sums_of_products(program).items()
+    return {one: product for one, product in found if stage.get(one) == stage.get(product) and _is_product(product)}
 
 
 def _is_uniform(tensor: Tensor, inputs: Sequence[View]) -> bool:

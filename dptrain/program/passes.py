@@ -4,17 +4,20 @@ What comes after them, which ops are computed together, depends on the device: `
 `backend/cuda/groups.py` for a GPU. Which all-reduces travel together is `messages.py`'s decision.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from dptrain.program.dims import Dim
-from dptrain.program.lowering import Convolution, Element, Product, ViewMap, lowering_of
+from dptrain.program.lowering import Convolution, Element, Product, Reduction, ViewMap, axes_of, lowering_of
 from dptrain.program.mesh import ALL_REDUCE, PlacedProgram
+from dptrain.program.operand import OPERATORS
 from dptrain.program.program import Program
-from dptrain.program.tensor import Tensor
+from dptrain.program.tensor import Tensor, tracing
 from dptrain.program.types import is_half
 from dptrain.program.views import marked
 
@@ -37,7 +40,10 @@ def substitutes(tensors: Iterable[Tensor], change: Callable[[Tensor], Tensor]) -
 
 def rewritten(program: Program, change: Callable[[Tensor], Tensor]) -> Program:
     """Return a program in which other tensors stand for some; see `substitutes`."""
-    new = substitutes(program.tensors, change)
+    return _of_substitutes(program, substitutes(program.tensors, change))
+
+
+def _of_substitutes(program: Program, new: Mapping[Tensor, Tensor]) -> Program:
     made = replace(
         program,
         outputs={name: new[one] for name, one in program.outputs.items()},
@@ -100,6 +106,48 @@ def with_half_factors(tensor: Tensor) -> Tensor:
         if halves is not None and halves[0].dtype == halves[1].dtype:
             return tensor.with_inputs(halves)
     return tensor
+
+
+def sums_of_products(program: Program) -> dict[Tensor, Tensor]:
+    """Return the products of matrices that nothing but a sum over all axes before the last two reads, by the sum."""
+    readers = Counter(read for one in program.tensors for read in one.inputs)
+    readers.update(program.results)
+    found = {}
+    for tensor in program.tensors:
+        if lowering_of(tensor) == Reduction("sum") and not tensor.attributes["keepdims"]:
+            product = tensor.inputs[0]
+            axes = tuple(range(product.ndim - 2))
+            is_product = isinstance(lowering_of(product), Product) and readers[product] == 1
+            if is_product and axes and tensor.attributes["axes"] == axes:
+                found[tensor] = product
+    return found
+
+
+def with_long_products(program: Program) -> Program:
+    """Return a program in which sums of products, whose factors lie for it, are single products of all their rows.
+
+    So the gradient in a matrix that each step of a loop multiplies is not made step by step, and then summed.
+    """
+    sums = sums_of_products(program)
+    new: dict[Tensor, Tensor] = {}
+    with tracing():
+        for tensor in program.tensors:
+            made = _long_product(sums[tensor], new) if tensor in sums else None
+            new[tensor] = tensor.with_inputs([new[one] for one in tensor.inputs]) if made is None else made
+    return _of_substitutes(program, new)
+
+
+def _long_product(product: Tensor, new: Mapping[Tensor, Tensor]) -> Tensor | None:
+    """Return the sum of products of (..., k, m), transposed, and (..., k, n) as one of all rows; None of others."""
+    a, b = product.inputs
+    last = a.ndim - 1
+    if axes_of(a) != (*range(last - 1), last, last - 1) or marked(a.shape[:-2]) != marked(b.shape[:-2]):
+        return None
+    rows = b.shape[:-1]
+    if sum(isinstance(n, Dim) for n in rows) > 1:
+        return None
+    x, y = (OPERATORS["reshape"](new[one], shape=(math.prod(rows), one.shape[-1])) for one in (a.inputs[0], b))
+    return OPERATORS["@"](OPERATORS["transpose"](x, axes=(1, 0)), y)
 
 
 def _half_factors(product: Tensor) -> list[Tensor] | None:

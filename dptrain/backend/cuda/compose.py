@@ -26,7 +26,7 @@ from dptrain.program.memory import Access, Plan, in_place, nbytes, plan
 from dptrain.program.mesh import ALL_REDUCE
 from dptrain.program.messages import stages
 from dptrain.program.operand import OPERATORS
-from dptrain.program.passes import with_precision, without_ranks
+from dptrain.program.passes import with_long_products, with_precision, without_ranks
 from dptrain.program.places import NOWHERE
 from dptrain.program.program import Program
 from dptrain.program.steps import step_of, with_loops_in_memory, with_steps_changed, without_attention
@@ -296,7 +296,7 @@ def problems(program: Program, rows: int, *, precision: str, of_halves: str) -> 
 
 def _lowered(program: Program, precision: str, of_halves: str, provider: Provider | None, sizes: Local) -> Program:
     """Return a program in which each op says how it is computed."""
-    program = with_precision(without_attention(program), precision, of_halves)
+    program = with_precision(with_long_products(without_attention(program)), precision, of_halves)
     if provider is not None:
         program = with_providers(program, provider, sizes.count, factors_of)
     return with_loops_in_memory(program)

@@ -9,7 +9,14 @@ from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
 from dptrain.program.lowering import Product, lowering_of
 from dptrain.program.mesh import ALL_REDUCE, PlacedProgram
-from dptrain.program.passes import rewritten, with_half_factors, with_precision, without_ranks, without_repeats
+from dptrain.program.passes import (
+    rewritten,
+    with_half_factors,
+    with_long_products,
+    with_precision,
+    without_ranks,
+    without_repeats,
+)
 from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
@@ -56,6 +63,31 @@ def test_precision_is_that_of_products_and_convolutions():
 
 def names(program):
     return [one.op.name for one in program.tensors if one.op is not None]
+
+
+@pytest.mark.parametrize("shape", [(4, B, 3), (B, 4, 3), (2, 5, 4, 3), (0, B, 3), (1, B, 3)])
+def test_sums_of_products_are_products_of_all_rows(shape):
+    def step(x, y):
+        axes = tuple(range(x.ndim - 2))
+        transposed = ops.transpose(x, (*axes, x.ndim - 1, x.ndim - 2))
+        both = transposed @ y
+        return {"sum": ops.sum(transposed @ (y + 1), axes), "read twice": ops.sum(both, axes), "product": both}
+
+    program = trace(step, {"x": (shape, "float64"), "y": ((*shape[:-1], 2), "float64")})
+    made = with_long_products(program)
+    assert names(made).count("reduce_sum") == 1
+    rng, rows = np.random.default_rng(0), [int(n) for n in shape]
+    values = {"x": rng.normal(size=rows), "y": rng.normal(size=(*rows[:-1], 2))}
+    for name, value in evaluate(program, values)[0].items():
+        np.testing.assert_allclose(evaluate(made, values)[0][name], value, rtol=1e-12, atol=1e-12)
+
+
+def test_products_whose_factors_lie_otherwise_are_summed():
+    def step(x, y, one):
+        return {"rows": ops.sum(x @ y, 0), "spread": ops.sum(ops.transpose(x, (0, 2, 1)) @ one, 0)}
+
+    shapes = {"x": ((4, 3, 5), "float32"), "y": ((4, 5, 3), "float32"), "one": ((1, 3, 2), "float32")}
+    assert names(with_long_products(trace(step, shapes))).count("reduce_sum") == 2
 
 
 def results(program):
