@@ -523,7 +523,8 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--count", type=int, default=30, help="faults")
+    parser.add_argument("--count", type=int, default=30, help="faults, the first ones of the seed")
+    parser.add_argument("--first", type=int, default=0, metavar="NUMBER", help="begin with this fault")
     parser.add_argument("--kills", type=int, default=0, help="kills of trainings with resume")
     parser.add_argument("--sweep-kills", type=int, default=0, help="kills of sweeps with resume")
     parser.add_argument("--seed", type=int, default=0, help="what the draws follow from")
@@ -575,7 +576,7 @@ def survey(launcher: Launcher, options: argparse.Namespace, data_file: Path) -> 
         return ended
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        ends = [ended for ended in pool.map(one, range(options.count)) if ended is not None]
+        ends = [ended for ended in pool.map(one, range(options.first, options.count)) if ended is not None]
     wrong = [ended for ended in ends if ended.wrong]
     if ends:
         report.add(

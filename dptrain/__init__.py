@@ -4,8 +4,14 @@ Importing it touches no GPU and no MPI. Its rooms are imported when they are fir
 --help` need not wait for them.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from dptrain.runtime import signals
+
+if signals.starts_as_module(sys.argv, sys.orig_argv):
+    signals.catch_early()  # before all else is imported: a scheduler may send SIGUSR1 at any time
 
 from dptrain.registry.names import not_there
 from dptrain.runtime.failure import install_excepthook

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dptrain.runtime import signals
 
-signals.catch_early()  # before what takes long to import: a scheduler may send SIGUSR1 at any time
+signals.catch_early()  # where the script `dptrain` was started
 
 from dptrain.cli import main as cli  # noqa: E402
 

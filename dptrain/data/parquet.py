@@ -20,8 +20,6 @@ from dptrain.runtime.text import one_line, short
 _CHILD = Path(__file__).with_name("parquet_child.py")
 # Seconds for a file at least, and bytes that are read in a second at least.
 _PATIENCE, _SPEED = 120.0, 5e6
-# The library aborts by chance, one time in ten, where threads of its own start in bounded memory.
-_TRIES = 3
 
 
 def read_parquet(where: str, file: IO[bytes], max_bytes: int) -> Any:
@@ -47,17 +45,12 @@ def _run_child(where: str, file: IO[bytes], arrow_file: IO[bytes], max_bytes: in
     size = os.fstat(file.fileno()).st_size
     command = [sys.executable, "-P", str(_CHILD), json.dumps(sys.path), str(file.fileno()), str(arrow_file.fileno())]
     try:
-        for _ in range(_TRIES):
-            file.seek(0)
-            arrow_file.seek(0)
-            arrow_file.truncate()
-            process = run_program(
-                [*command, str(max_bytes), str(MAX_COLUMNS)],
-                _PATIENCE + (size + max_bytes) / _SPEED,
-                pass_fds=(file.fileno(), arrow_file.fileno()),
-            )
-            if process.returncode != -signal.SIGABRT:
-                break
+        file.seek(0)
+        process = run_program(
+            [*command, str(max_bytes), str(MAX_COLUMNS)],
+            _PATIENCE + (size + max_bytes) / _SPEED,
+            pass_fds=(file.fileno(), arrow_file.fileno()),
+        )
     except subprocess.TimeoutExpired as error:
         raise DataError(f"{where}: damaged (not read within {error.timeout:.0f} s)") from None
     except OSError as error:

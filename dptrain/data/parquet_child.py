@@ -8,8 +8,8 @@ import json
 import os
 import sys
 
-# Beyond what a file declares: buffers, and pages while they are decoded.
-_SLACK = 1 << 28
+# Beyond what a file declares: buffers, and pages while they are decoded; and what describes a column and reads it.
+_SLACK, _OF_A_COLUMN = 1 << 28, 1 << 14
 # pandas' own description of a table, longer than which none is.
 _MOST_METADATA = 1 << 24
 
@@ -17,6 +17,8 @@ _MOST_METADATA = 1 << 24
 def main(path: str, source: str, target: str, max_bytes: str, most_columns: str) -> None:
     """Read, write, and print."""
     sys.path[:] = json.loads(path)
+    # Arrow's own allocator reserves a gigabyte at a time: in bounded memory it ends the process.
+    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"
     print(json.dumps(_copied(int(source), int(target), int(max_bytes), int(most_columns))), flush=True)
     os._exit(0)  # threads of the library's own may abort at an ordinary end
 
@@ -39,7 +41,7 @@ def _copied(source: int, target: int, max_bytes: int, most_columns: int) -> dict
             declared = max(stored, metadata.num_rows * max(len(schema), 1) * 8)
             if declared > max_bytes:
                 return {"declared": declared}
-            _bound_memory(2 * declared + _SLACK)
+            _bound_memory(2 * declared + _SLACK + _OF_A_COLUMN * len(schema))
             texts = [field.name for field in schema if _is_text(field.type)]
             file.seek(0)
             table = parquet.ParquetFile(file, read_dictionary=texts).read(use_threads=False)

@@ -125,6 +125,9 @@ class Job:
 
     def run(self) -> Outcome:
         """Start the ranks, wait for their end, and leave nothing behind."""
+        if self._signals:
+            verdict = _stopped_before(self._signals[0])
+            return Outcome(verdict.code, verdict.text, {})
         local = self._start.addresses == ("127.0.0.1",)
         with self._selector, socket.create_server(("127.0.0.1" if local else "", 0)) as server:
             server.setblocking(False)
@@ -262,10 +265,8 @@ class Job:
                 say(f"{name}: the ranks are told to save and stop; a second signal ends them at once")
                 self._tell(f"signal {number}")
             else:
-                before = not self._ranks
-                code = code_of_stop(number) if before else _BY_SIGNAL + (self._stop_signal or number)
-                how = "came before the ranks were there, so nothing was begun" if before else "ended at once"
-                self._verdict = _Verdict(code, f"launch: {name}: {how}")
+                ended = _Verdict(_BY_SIGNAL + (self._stop_signal or number), f"launch: {name}: ended at once")
+                self._verdict = ended if self._ranks else _stopped_before(number)
                 self._kill_at = now
 
     # What it means
@@ -390,6 +391,11 @@ class Job:
             if failed and time.monotonic() - began > _LAUNCHER:
                 return
             time.sleep(_LOOK / 4)
+
+
+def _stopped_before(number: int) -> _Verdict:
+    text = f"launch: {signal.Signals(number).name}: came before the ranks were there, so nothing was begun"
+    return _Verdict(code_of_stop(number), text)
 
 
 def code_of_stop(number: int) -> int:

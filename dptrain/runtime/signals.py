@@ -8,8 +8,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from types import CodeType
 from typing import Any, TypeVar
 
@@ -116,10 +117,17 @@ def interrupting() -> Iterator[None]:
             _caught = None
 
 
+def starts_as_module(argv: Sequence[str], orig_argv: Sequence[str]) -> bool:
+    """Return whether `python -m dptrain` is being imported, given `sys.argv` and `sys.orig_argv`."""
+    runs = any(word.startswith("-") and word.endswith("m") and name == "dptrain" for word, name in pairwise(orig_argv))
+    return argv[:1] == ["-m"] and runs  # "-m" stands there while the package is imported
+
+
 def catch_early() -> None:
     """Note SIGTERM and SIGUSR1 from process start; a training checks them later."""
     for number in FROM_OUTSIDE:
         signal.signal(number, _note)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FROM_OUTSIDE)  # held back until now by `env --block-signal`
 
 
 def release_early() -> None:

@@ -91,7 +91,7 @@ class HealthCheck:
         self._meant = {id(one) for one, wrong in found if wrong and id(one) in weights}
         self._epoch = self._done = 0
         self._steps: list[Sequence[Shard]] = []
-        self._looked, self._looks, self._unseen = 0.0, 0, 0
+        self._looked, self._looks, self._seen = 0.0, 0, True
         self._settled = False
 
     def _take_in(self, variables: Sequence[Variable]) -> None:
@@ -132,7 +132,7 @@ class HealthCheck:
         """Note steps that have been made, and look at the state if it is time to. Collective on several ranks."""
         self._steps += steps
         self._done += len(steps)
-        self._unseen += len(steps)
+        self._seen = False
         due = time.perf_counter() - self._looked > _SECONDS if self._comm.size == 1 else self.left == self._every
         anew = self._batches.kept_bytes >= _KEPT_BYTES
         if not self._settled:  # the first steps may have made variables
@@ -143,6 +143,10 @@ class HealthCheck:
             if self._comm.size == 1 or self._looks % _COPIES == 0 or anew:
                 self.keep()
 
+    def after_callbacks(self) -> None:
+        """Note that callbacks may have changed the state since the last look. Called on all ranks or on none."""
+        self._seen = False
+
     def look(self) -> None:
         """Look at the state. Collective.
 
@@ -150,9 +154,9 @@ class HealthCheck:
             DivergenceError: it is not finite; an AgreedError with its exit code on several ranks.
             AgreedError: the ranks have different states.
         """
-        if not self._unseen:
+        if self._seen:
             return
-        self._unseen = 0
+        self._seen = True
         variables = self._model._variables_on_device()
         if len(variables) != self._count:  # the first step has made some
             self._take_in(variables)

@@ -394,6 +394,8 @@ class Trainer:
             if self._health is not None:
                 self._health.after(shards)
             hooks.on_train_batch_end(done - 1, StepLogs(lambda: self.programs.logs("train")))
+            if watched and self._health is not None:
+                self._health.after_callbacks()
             sync_points.count(len(shards))
             if watched and self._stopped(hooks.model, "stop_training"):
                 break

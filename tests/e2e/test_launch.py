@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.launching import find_mpirun, run
 from tests.sample import sample
 
@@ -219,6 +220,40 @@ def test_a_signal_before_the_ranks_are_there_says_that_nothing_was_begun(tmp_pat
         process.send_signal(number)
         assert process.wait(20) == code
     assert f"{signal.Signals(number).name}: came before the ranks were there" in "".join(lines)
+
+
+# Sends a signal as the first module of dptrain is imported that is none of its handlers'.
+HOOK = """
+import builtins, signal
+real = builtins.__import__
+def hooked(name, *rest):
+    if name == "dptrain.registry.names":
+        builtins.__import__ = real
+        signal.raise_signal(signal.SIGUSR1)
+    return real(name, *rest)
+builtins.__import__ = hooked
+"""
+
+
+def test_a_signal_while_dptrain_is_imported_says_that_nothing_was_begun(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(HOOK)
+    done = run([*LAUNCH, "-n", "2", "--", "touch", str(tmp_path / "begun")], PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert (done.code, (tmp_path / "begun").exists()) == (75, False)
+    assert done.messages == ["dptrain: launch: SIGUSR1: came before the ranks were there, so nothing was begun"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_that_is_held_back_until_it_can_be_heard_is_not_lost(tmp_path, number):
+    """As `env --block-signal` and `launch/local.sh` do: the signal comes before Python's first instruction."""
+
+    def hold() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+        os.kill(os.getpid(), number)
+
+    command = [*LAUNCH, "-n", "2", "--", "touch", str(tmp_path / "begun")]
+    done = subprocess.run(command, preexec_fn=hold, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, (tmp_path / "begun").exists()) == (75, False), done.stderr
+    assert f"{number.name}: came before the ranks were there" in done.stderr
 
 
 def test_an_mpirun_that_waits_for_nothing_does_not_make_the_job_wait(tmp_path):

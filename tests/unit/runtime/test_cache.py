@@ -16,6 +16,7 @@ import pytest
 from dptrain.errors import DeviceError, OutputError
 from dptrain.runtime import cache, failure, locks, signals
 from dptrain.runtime.cache import compiled, own_folder
+from dptrain.runtime.streams import write_error
 
 CODE = b"\x7fELF" + bytes(range(256)) * 4
 NAME = "0123.so"
@@ -316,6 +317,8 @@ HOLDS = "import fcntl, sys; file = open(sys.argv[1]); fcntl.flock(file, fcntl.LO
 def test_a_process_that_is_stopped_while_it_compiles_holds_nobody_up(folder, monkeypatch, capfd):
     (folder / NAME).unlink()
     monkeypatch.setattr(locks, "NOTICE", 0.05)
+    told = threading.Event()
+    monkeypatch.setattr(locks, "write_error", lambda text: (write_error(text), told.set()))
     command = [sys.executable, "-c", HOLDS, str(folder / f"{NAME}.lock")]
     with (
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder,
@@ -324,7 +327,7 @@ def test_a_process_that_is_stopped_while_it_compiles_holds_nobody_up(folder, mon
         try:
             holder.stdout.readline()
             waiting = pool.submit(load, folder, Maker())
-            time.sleep(0.3)
+            assert told.wait(20)
             assert not waiting.done()
             holder.send_signal(signal.SIGSTOP)
             assert waiting.result(20) == CODE

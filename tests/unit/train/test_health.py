@@ -77,9 +77,11 @@ def test_an_update_that_overflows_is_seen_before_its_loss():
         model.fit(x, y.astype(float), batch_size=10, verbose=0)
 
 
+@pytest.mark.parametrize("seconds", [0.0, math.inf])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_parameters_that_a_callback_has_spoilt_are_named(value):
-    """The same steps, made again, would not show it."""
+def test_parameters_that_a_callback_has_spoilt_are_named(monkeypatch, value, seconds):
+    """The same steps, made again, would not show it; nor does a look before the callback's turn."""
+    monkeypatch.setattr(health, "_SECONDS", seconds)
     x, y = toy(10)
     planted = Plant(value, "dense_1/kernel", "dense_1/bias")
     expected = r"parameter 'dense_1/kernel' has 2 values that are not finite after step 1 of epoch 1; try a "
