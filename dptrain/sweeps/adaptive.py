@@ -1,4 +1,4 @@
-"""Settings that are chosen as a sweep goes: Optuna's tree-structured Parzen estimator (extra `optuna`).
+"""Settings chosen while a sweep runs, by Optuna's tree-structured Parzen estimator (extra `optuna`).
 
 Source: Bergstra et al., "Algorithms for Hyper-Parameter Optimization", NeurIPS 2011; Optuna's `TPESampler`.
 """
@@ -24,22 +24,12 @@ if TYPE_CHECKING:
 
 
 class OptunaSource(SettingSource):
-    """Settings that follow from the values of earlier ones.
+    """Settings chosen from the values of earlier trials.
 
-    A setting depends on the seed, its number and what is known when it is asked for, and on nothing else: a sweep that
-    is continued chooses as it would have chosen. With several trials at a time what is known depends on which ends
-    first; a trial without a value yet counts as a bad one, which keeps trials at a time apart ("constant liar"). One
-    that diverged counts as worse than all that have a value; one that failed otherwise is left out.
-
-    Args:
-        fields: name -> where its values come from.
-        trials: how many settings there are.
-        modes: whether a high or a low value is good; with several metrics, of each: all are optimized (Y. Ozaki et al.,
-            "Multiobjective Tree-Structured Parzen Estimator", JAIR 73, 2022).
-        seed: of the choices, 0 to 2**63 - 1.
-
-    Raises:
-        ConfigError: Optuna is not installed, or there is no field.
+    A setting depends only on the seed, its number and the values known at that time, so a continued sweep chooses as an
+    uninterrupted one would. A running trial counts as a bad one ("constant liar"), which keeps concurrent trials apart.
+    Several metrics are optimized together (Y. Ozaki et al., "Multiobjective Tree-Structured Parzen Estimator", JAIR 73,
+    2022).
     """
 
     def __init__(
@@ -68,20 +58,20 @@ class OptunaSource(SettingSource):
 
     @property
     def total(self) -> int:
-        """How many settings there are."""
+        """Number of settings."""
         return self._total
 
     def next(self, number: int) -> Setting | None:
-        """Return the setting of a new trial; None once there are as many as asked for."""
+        """Return the setting of a new trial; None after the last."""
         if number >= self._total:
             return None
         self._study.sampler = self._sampler(number)
-        asked = self._study.ask(self._distributions)
-        assert asked.number == number, f"Optuna's trial {asked.number} for trial {number}"
-        return {name: _value(field, asked.params[name]) for name, field in self._fields.items()}
+        optuna_trial = self._study.ask(self._distributions)
+        assert optuna_trial.number == number, f"Optuna's trial {optuna_trial.number} for trial {number}"
+        return {name: _value(field, optuna_trial.params[name]) for name, field in self._fields.items()}
 
-    def told(self, trial: Trial, value: float | None, *further: float) -> None:
-        """Learn a trial's values."""
+    def tell(self, trial: Trial, value: float | None, *further: float) -> None:
+        """Report a trial's values."""
         if value is None:
             self._study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
         elif any(map(math.isnan, (value, *further))):
@@ -92,7 +82,7 @@ class OptunaSource(SettingSource):
             self._study.tell(trial.number, [value, *further])
 
     def restore(self, trials: Sequence[Trial]) -> None:
-        """Take up the trials of a journal."""
+        """Register the trials of a journal."""
         for trial in trials:
             params = {name: _parameter(field, trial.setting[name]) for name, field in self._fields.items()}
             running = self._optuna.trial.TrialState.RUNNING
@@ -101,7 +91,7 @@ class OptunaSource(SettingSource):
             )
 
     def _sampler(self, number: int) -> "TPESampler":
-        """Return a sampler whose random numbers are those of one trial."""
+        """Return a sampler with the random stream of one trial."""
         seed = int(stream(self._seed, Purpose.SWEEP, number).integers(2**32))
         with warnings.catch_warnings():
             # It would warn that the constant liar is experimental.
@@ -110,7 +100,7 @@ class OptunaSource(SettingSource):
 
 
 def to_optuna(distribution: Distribution) -> "BaseDistribution":
-    """Return Optuna's word for a distribution; values of a choice are JSON texts, as Optuna has no lists."""
+    """Convert a distribution to Optuna's; choices become JSON texts, as Optuna has no lists."""
     import optuna
 
     match distribution:

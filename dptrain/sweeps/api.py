@@ -120,13 +120,13 @@ def sweep(
     phase.enter("sweep")
 
     def check() -> tuple[Request, _Recipe]:
-        given = {
+        arguments = {
             **dict(seeds=seeds, metric=metric, mode=mode, samples=samples, adaptive=adaptive),
             **dict(search_seed=search_seed, halving=halving, min_epochs=min_epochs, runs_per_device=runs_per_device),
             **dict(packing=packing, folds=folds, keep=keep, max_time=max_time),
         }
         try:
-            options = checked(SweepOptions, given)
+            options = checked(SweepOptions, arguments)
         except NotValidError as error:
             raise ConfigError(f"{error.place[0]} = {short(error.value)}: {error}") from None
         _check_whole("epochs", fit.get("epochs"), 0)
@@ -140,17 +140,17 @@ def sweep(
         validated = fit.get("validation_data") is not None or bool(fit.get("validation_split")) or folds is not None
         validated = validated or not {"validation_data", "validation_split"}.isdisjoint(chosen.fields)
         default, epochs = "val_loss" if validated else "loss", fit.get("epochs", 1)
-        asked = request(options, chosen, epochs, default=default, sweeps_epochs="epochs" in chosen.fields)
-        for key in asked.objectives:
+        sweep_request = request(options, chosen, epochs, default=default, sweeps_epochs="epochs" in chosen.fields)
+        for key in sweep_request.objectives:
             if key.startswith("val_") and not validated:
                 raise ConfigError(f"metric = {key!r}: there is no validation; give validation_data or validation_split")
-        require_free(chosen.fields, [*asked.objectives])
-        return asked, recipe
+        require_free(chosen.fields, [*sweep_request.objectives])
+        return sweep_request, recipe
 
-    asked, recipe = agreed(ranks, "sweep", check)
+    sweep_request, recipe = agreed(ranks, "sweep", check)
     models, _ = agreed(ranks, "sweep", lambda: keeps_models("none" if out is None else keep))
     # Callbacks may end a training otherwise than that of fewer epochs: then another number of epochs is another sweep.
-    length = {} if callbacks is not None or "epochs" in asked.space.fields else {"epochs": asked.epochs}
+    length = {} if callbacks is not None or "epochs" in sweep_request.space.fields else {"epochs": sweep_request.epochs}
     further = {
         "data": facts([x, y]),
         **length,
@@ -158,14 +158,14 @@ def sweep(
         "fit": {name: facts(value) for name, value in fit.items() if name not in length},
         "build_model": getattr(build_model, "__qualname__", type(build_model).__name__),
     }
-    asked = replace(asked, keep=models, further=further)
-    ranks.require_same("the ranks sweep differently", asked.decides)
+    sweep_request = replace(sweep_request, keep=models, further=further)
+    ranks.require_same("the ranks sweep differently", sweep_request.decides)
     with ExitStack() as stack:
         stack.enter_context(_SWEEPING)
         folder = Path() if out is None else Path(out)
         if out is None and ranks.rank == 0:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dptrain-"))) / "sweep"
-        result = execute(ranks, recipe, asked, prepare(ranks, recipe, asked), folder, verbose=verbose)
+        result = execute(ranks, recipe, sweep_request, prepare(ranks, recipe, sweep_request), folder, verbose=verbose)
         phase.enter("user code")
     if result.signal:
         code = ExitCode.INTERRUPTED if result.signal == "SIGINT" else ExitCode.PREEMPTED
@@ -193,11 +193,7 @@ def _space(values: Mapping[str, Any], samples: int, adaptive: int, seed: int) ->
 
 
 class _Recipe(Recipe):
-    """Models of a function, trained by `fit`.
-
-    Raises:
-        ConfigError: a swept field is a parameter of neither; or an argument is not one of `fit`.
-    """
+    """Builds models with the user's function and trains them with `fit`."""
 
     def __init__(
         self,
@@ -223,39 +219,39 @@ class _Recipe(Recipe):
         self._builder, self._x, self._y, self._fit = Builder(build_model), x, y, dict(fit)
         self._callbacks = callbacks or (lambda: ())
         require_function("callbacks", self._callbacks)
-        taken = self._builder.takes
-        anything = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values())
+        parameters = self._builder.takes
+        anything = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
         for name in fit:
             if name not in _FIT or name in _OWN:
                 raise ConfigError(f"sweep: {name!r} is neither an argument of sweep nor one of fit that it passes on")
-        self._of_fit = [name for name in space.fields if name not in taken and name in _FIT and name not in _OWN]
+        self._of_fit = [name for name in space.fields if name not in parameters and name in _FIT and name not in _OWN]
         for name in space.fields:
             if name in RESERVED:
                 raise ConfigError(f"swept {name!r}: results have another column of that name; rename it")
-            if name not in taken and name not in self._of_fit and not anything:
+            if name not in parameters and name not in self._of_fit and not anything:
                 raise ConfigError(f"swept {name!r} is a parameter of neither build_model nor fit")
 
     def build(self, setting: Setting, seed: int, run: Run | None = None) -> Model:
         """Call the user's function, with the run's seed as the default of new models."""
-        return self._builder.build(seed, **{name: one for name, one in setting.items() if name not in self._of_fit})
+        return self._builder.build(seed, **{name: value for name, value in setting.items() if name not in self._of_fit})
 
     def train(self, model: Model, setting: Setting, callbacks: Sequence[Callback], run: Run) -> StepIterator[None]:
-        """Call `fit`, in cross-validation on copies of the rows."""
+        """Call `fit`; in cross-validation on copies of the fold's rows."""
         arguments = self._fit | {name: setting[name] for name in self._of_fit}
         x, y = self._x, self._y
         if run.folds > 1:
             everything, targets = as_array(x, "x"), as_array(y, "y")
-            rows, held = fold_rows(targets, run.fold, run.folds, run.seed)
+            rows, validation_rows = fold_rows(targets, run.fold, run.folds, run.seed)
             x, y = everything[rows], targets[rows]
-            arguments["validation_data"] = (everything[held], targets[held])
+            arguments["validation_data"] = (everything[validation_rows], targets[validation_rows])
         all_callbacks = [*self._callbacks(), *callbacks]
         return model._fit_in_steps(x, y, callbacks=all_callbacks, verbose=0, **arguments)
 
     def test(self, model: Model) -> Logs:
         """Call `evaluate`."""
-        found = model.evaluate(x=self._test[0], y=self._test[1], verbose=0, return_dict=True)
-        assert isinstance(found, dict)
-        return found
+        logs = model.evaluate(x=self._test[0], y=self._test[1], verbose=0, return_dict=True)
+        assert isinstance(logs, dict)
+        return logs
 
     def test_arrays(self) -> tuple[Any, Any]:
         """Return `test_data`."""
@@ -263,30 +259,26 @@ class _Recipe(Recipe):
 
 
 def _rows(x: Any) -> int | None:
-    """Return how many samples inputs hold; None where only reading them would tell."""
+    """Return the number of samples; None where only reading the data would tell."""
     arrays = tree.leaves(x)
     return len(arrays[0]) if arrays and all(map(is_array, arrays)) else None
 
 
 def _validation_rows(x: Any, fit: Mapping[str, Any]) -> int | None:
-    """Return on how many samples `fit` validates; None where only reading them would tell."""
-    held = fit.get("validation_data")
-    if isinstance(held, tuple | list) and held:
-        return _rows(held[0])
+    """Return the number of samples that `fit` validates on; None where only reading the data would tell."""
+    validation_data = fit.get("validation_data")
+    if isinstance(validation_data, tuple | list) and validation_data:
+        return _rows(validation_data[0])
     rows, fraction = _rows(x), fit.get("validation_split")
     return rows - int(rows * (1 - fraction)) if rows and isinstance(fraction, float) and 0 < fraction < 1 else None
 
 
-def _check_folded(folds: int, x: Any, y: Any, given: Collection[str]) -> None:
-    """Refuse cross-validation of what cannot be cut into folds.
-
-    Raises:
-        ConfigError: it is that.
-    """
+def _check_folded(folds: int, x: Any, y: Any, arguments: Collection[str]) -> None:
+    """Refuse data that cannot be cut into folds."""
     if not is_array(x) or not is_array(y):
         raise ConfigError("folds: expected arrays for x and y, to take rows from")
     if len(as_array(x, "x")) != len(as_array(y, "y")) or len(as_array(y, "y")) < folds:
         raise ConfigError(f"folds = {folds}: x has {len(x)} rows, y {len(y)}: expected as many, at least one a fold")
     for name in ("validation_data", "validation_split", "sample_weight"):
-        if name in given:
+        if name in arguments:
             raise ConfigError(f"not supported: {name} with folds, which say what validates")

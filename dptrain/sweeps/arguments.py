@@ -1,4 +1,4 @@
-"""What users hand to sweeps and ensembles: a function that makes models, data that many trainings read."""
+"""Checks of user arguments that sweeps and ensembles share: the model function and the data."""
 
 import inspect
 import random
@@ -21,18 +21,7 @@ _SEEDING = threading.RLock()
 
 
 class Builder:
-    """Makes models of a user's function, each with a seed.
-
-    Args:
-        build_model: returns a new model each time.
-        compiled: whether it is to be compiled.
-
-    Attributes:
-        takes: the parameters of the function.
-
-    Raises:
-        ConfigError: it is no function.
-    """
+    """Calls a user's function for new models, each with its own seed."""
 
     def __init__(self, build_model: Callable[..., Model], *, compiled: bool = True) -> None:
         require_function("build_model", build_model)
@@ -41,15 +30,7 @@ class Builder:
         self._built: weakref.WeakSet[Model] = weakref.WeakSet()
 
     def build(self, seed: int, **fields: Any) -> Model:
-        """Call the user's function; the seed is its `seed`, if it has one, and set as `set_random_seed` does meanwhile.
-
-        Args:
-            seed: of the model, unless the function gives it another.
-            fields: further arguments of the function.
-
-        Raises:
-            ConfigError: it returns something else than a new model, compiled where that is asked for.
-        """
+        """Call the user's function, seeded as by `set_random_seed`; it gets `seed` as an argument if it takes one."""
         with _SEEDING:
             before, pythons, numpys = default_seed(), random.getstate(), np.random.get_state()
             set_random_seed(seed)
@@ -70,36 +51,28 @@ class Builder:
         return model
 
 
-def require_function(name: str, given: Any) -> None:
-    """Refuse what is no function.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    if not callable(given):
-        raise ConfigError(f"{name}: expected a function that returns new ones, found {type(given).__name__}")
+def require_function(name: str, function: Any) -> None:
+    """Refuse a value that cannot be called."""
+    if not callable(function):
+        raise ConfigError(f"{name}: expected a function that returns new ones, found {type(function).__name__}")
 
 
 def require_array(where: str, x: Any) -> None:
-    """Refuse data that cannot be read by one training after another.
-
-    Raises:
-        ConfigError: it is neither an array nor a `PyDataset`.
-    """
+    """Refuse data that only one training can read."""
     if not (isinstance(x, PyDataset) or is_array(x)):
         raise ConfigError(f"{where}: x is a {type(x).__name__}: expected an array, which every run reads anew")
 
 
 def facts(value: Any) -> Any:
-    """Return what tells an argument of `fit` from another one, of what JSON can carry."""
+    """Return a JSON value that identifies an argument of `fit`; arrays by their fingerprint."""
     if isinstance(value, str | int | float | None):
         return value
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Mapping):
-        return {str(key): facts(one) for key, one in value.items()}
+        return {str(key): facts(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [facts(one) for one in value]
+        return [facts(item) for item in value]
     if is_array(value):
         array = as_array(value, "x")
         return fingerprint(array)

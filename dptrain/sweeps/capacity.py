@@ -1,4 +1,4 @@
-"""How many runs a rank trains at once: as many as make its device faster and fit into its memory, both measured."""
+"""How many runs a rank trains at once: measures speed and memory of the device."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,44 +27,27 @@ _USABLE = 0.9
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a rank can train.
+    """What a rank can train."""
 
-    Attributes:
-        places: runs at once.
-        device: in words.
-        run_bytes: memory of a run on the device, samples aside.
-        free_bytes: memory that was free beside the samples and one run; None where it is the host's own.
-        steps: of a run; None where nobody knows.
-        steps_per_second: of all places together, the evaluation aside.
-        threads: of the CPU; None on a GPU.
-        at_once: threads that train runs beside each other, see `RoundRobin`.
-        packs: on a GPU, into which runs of one program are divided; 0 for none.
-        directions: "up" or "down" for what is better of each metric; None where nobody knows.
-    """
-
-    places: int
-    device: str
-    run_bytes: int
-    free_bytes: int | None
-    steps: int | None
-    steps_per_second: float
-    threads: int | None
-    at_once: int
-    packs: int
-    directions: Mapping[str, str | None]
+    places: int  # concurrent runs
+    device: str  # description
+    run_bytes: int  # device memory of one run, without the samples
+    free_bytes: int | None  # device memory left beside the samples and one run; None on the host
+    steps: int | None  # of one run; None if unknown
+    steps_per_second: float  # of all runs together, without evaluation
+    threads: int | None  # of the CPU; None on a GPU
+    at_once: int  # training threads, see `RoundRobin`
+    packs: int  # groups of runs of one program on a GPU; 0 for none
+    directions: Mapping[str, str | None]  # "up" or "down", which is better, by metric; None if unknown
 
     @property
     def seconds(self) -> float | None:
-        """What a run takes of this rank's time, the evaluation aside; None where nobody knows."""
+        """Seconds of one run on this rank, without evaluation; None if unknown."""
         return None if self.steps is None or not self.steps_per_second else self.steps / self.steps_per_second
 
 
 def packs_of(packing: bool | int) -> int | None:
-    """Return what `packing` means as a number of packs, see `Capacity`; None to find out.
-
-    Raises:
-        ConfigError: it is below 0.
-    """
+    """Return the number of packs that `packing` asks for; None to measure it."""
     if packing is True:
         return None
     if packing < 0:
@@ -81,21 +64,7 @@ def measure(
     most: int,
     packs: int | None = None,
 ) -> Capacity:
-    """Train some steps of a run, and throw them away.
-
-    Args:
-        recipe: of the sweep.
-        settings: the first that can be trained is.
-        run: its seed and its fold.
-        metrics: of the sweep.
-        places: runs at once, where the user says; None to find out.
-        most: runs that there will be for this rank at most.
-        packs: as `Capacity`, where the user says; None to find out.
-
-    Raises:
-        ConfigError: a metric is none of the logs.
-        DptrainError: no setting can be trained: why the first cannot.
-    """
+    """Train some steps of the first trainable setting and discard them; `most` bounds the runs of this rank."""
 
     def look(setting: Setting) -> Capacity:
         return _measure(recipe, setting, run, metrics, places, max(1, most), packs)
@@ -104,12 +73,7 @@ def measure(
 
 
 def first_that_works(settings: Sequence[Setting], action: Callable[[Setting], T]) -> T:
-    """Return what `action` makes of the first setting that it can be done with: others fail when they are trained.
-
-    Raises:
-        ConfigError: a metric is none of the logs, whatever the setting.
-        Exception: the device is unusable, or no setting works: why the first does not.
-    """
+    """Return the result of `action` for the first setting it succeeds with; raise the first error if none works."""
     problem: Exception | None = None
     for setting in settings:
         try:
@@ -193,16 +157,16 @@ def _measure(
 
 
 def _steps_per_second(schedule: RoundRobin[Training], trainings: Sequence[Training]) -> float:
-    """Return how many steps of all trainings together the device makes."""
+    """Return the steps per second of all trainings together."""
     _wait(trainings)
     begun, before = time.perf_counter(), _steps_done(trainings)
     for _ in range(_TURNS):
-        found = schedule.advance(trainings)
-        for outcome in found:
+        outcomes = schedule.advance(trainings)
+        for outcome in outcomes:
             if outcome.error is not None and (is_of_the_device(outcome.error) or is_out_of_memory(outcome.error)):
                 raise outcome.error
         # So short a run tells what it can; so does one that diverges or fails: the run itself will be recorded.
-        if any(outcome.error is not None or outcome.ended is not None for outcome in found):
+        if any(outcome.error is not None or outcome.ended is not None for outcome in outcomes):
             break
         if time.perf_counter() - begun > _SECONDS:
             break
@@ -220,8 +184,8 @@ def _wait(trainings: Sequence[Training]) -> None:
 
 
 def _require_metric(metric: str, keys: Sequence[str]) -> None:
-    known = list(keys)
-    if metric.removeprefix("val_") not in known:
+    log_keys = list(keys)
+    if metric.removeprefix("val_") not in log_keys:
         raise _UnknownMetricError(
-            f"metric = {metric!r}: the logs have {', '.join(known)}, and the validation's as 'val_...'"
+            f"metric = {metric!r}: the logs have {', '.join(log_keys)}, and the validation's as 'val_...'"
         )

@@ -1,4 +1,4 @@
-"""Rank 0's part of a sweep: it alone decides which rank trains what, and writes down what comes of it."""
+"""Rank 0's part of a sweep: assigns segments to ranks and records their results."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from dptrain.comm import Communicator
 from dptrain.comm.base import Mail
 from dptrain.sweeps.directory import SweepDirectory
 from dptrain.sweeps.formatting import counted
-from dptrain.sweeps.keeping import Keeping
+from dptrain.sweeps.keeping import Retention
 from dptrain.sweeps.messages import Tag, segment_fact, to_ending, to_run, to_segment
 from dptrain.sweeps.progress import Progress
 from dptrain.sweeps.records import Ending, Segment
@@ -14,18 +14,9 @@ from dptrain.sweeps.scheduler import Scheduler
 
 
 class Coordinator:
-    """Hands out segments to the ranks, as places become free there.
+    """Assigns segments to ranks with free places.
 
-    A rank asks for nothing: who has been given what is known here. So a rank whose runs end early gets the next ones,
-    and a slower one gets fewer.
-
-    Args:
-        ranks: all of the sweep.
-        scheduler: says what comes next; has been told of what the directory holds.
-        directory: where it all goes.
-        progress: shows it.
-        places: of each rank, how many runs it can train at once.
-        keeping: decides which states stay.
+    Ranks do not ask for work: their load is known here, so a rank whose runs end early gets the next ones.
     """
 
     def __init__(
@@ -35,16 +26,16 @@ class Coordinator:
         directory: SweepDirectory,
         progress: Progress,
         places: Sequence[int],
-        keeping: Keeping,
+        retention: Retention,
     ) -> None:
         self._ranks, self._scheduler = ranks, scheduler
         self._directory, self._progress = directory, progress
-        self._places, self._keeping = list(places), keeping
+        self._places, self._retention = list(places), retention
         # Of each rank, the runs that it is training.
         self._out: list[set[int]] = [set() for _ in places]
 
     def take(self, mail: Mail) -> None:
-        """Take in what a rank says."""
+        """Handle a message of a rank."""
         kind, fact = Tag(mail.fact["kind"]), mail.fact
         if kind is Tag.EPOCH:
             run = to_run(fact["run"])
@@ -66,7 +57,7 @@ class Coordinator:
             self._scheduler.returned(segment)
 
     def hand_out(self) -> bool:
-        """Give segments to ranks with free places; return whether the sweep goes on."""
+        """Assign segments to ranks with free places; return whether the sweep goes on."""
         while (rank := self._freest()) is not None and (segment := self._scheduler.next()) is not None:
             self._send(segment, rank)
         if not self._scheduler.finished:
@@ -76,11 +67,11 @@ class Coordinator:
         return False
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """Release the terminal."""
         self._progress.close()
 
     def _freest(self) -> int | None:
-        """Return the rank with the smallest part of its places taken, None where all are."""
+        """Return the rank with the smallest share of its places in use; None if all are full."""
         load = [
             (len(out) / places, rank) for rank, (out, places) in enumerate(zip(self._out, self._places, strict=True))
         ]
@@ -103,5 +94,5 @@ class Coordinator:
 
     def _write(self, ending: Ending, state: bytes | None) -> None:
         self._directory.add_ending(ending, state)
-        self._keeping.ended(ending)
+        self._retention.ended(ending)
         self._progress.ended(ending)

@@ -1,13 +1,13 @@
-"""The directory of a sweep: its plan, what happened, and every epoch; a killed sweep continues from it.
+"""The directory of a sweep: its plan, journal and every epoch; a killed sweep continues from it.
 
 sweep.yaml      the plan: everything that decides results; its file claims the directory
 results.jsonl   one object per run and epoch: trial, run, seed, fold (in cross-validation), epoch (from 1), its logs
 journal.jsonl   one object per event: a trial or runs come up, a segment of a run ends, a run's model was tested
-states/         where runs stand that wait at a rung, or whose models are kept: RUN-EPOCHS.safetensors
-lock, holder    the lock, and who holds it
+states/         states of runs that wait at a rung or whose models are kept: RUN-EPOCHS.safetensors
+lock, holder    the lock, and its holder
 
-What the journal says is there, is there: a state file, the epochs in results.jsonl and the journal's line (see `lines`)
-reach the disk in this order.
+A state file, the epochs in results.jsonl and the journal's line (see `lines`) reach the disk in this order, so that
+everything the journal names exists.
 """
 
 import contextlib
@@ -37,45 +37,22 @@ from dptrain.sweeps.records import Ending, Run, Status, Trial
 
 RESULTS, TRIALS, REPORT = "results.jsonl", "trials.csv", "report.html"
 _JOURNAL, _STATES = "journal.jsonl", "states"
-# What a sweep writes.
+# Files that a sweep writes.
 _FILES = (PLAN, RESULTS, _JOURNAL, TRIALS, REPORT, CONFIG, LOCK, HOLDER)
 _STATE = re.compile(r"[0-9]+-[0-9]+\.safetensors")
 _MODEL = re.compile(r"trial-[0-9]+-seed--?[0-9]+(-fold-[0-9]+)?\.keras")
-# Bytes of a plan: of thousands of settings, and read in seconds.
+# Bytes of a plan: holds thousands of settings, and is read in seconds.
 _MAX_PLAN = 1 << 20
 _ELSEWHERE = "choose another --out"
 _AGAIN = "once it can be written, start the sweep again with the same --out: it continues"
 
 
 class SweepDirectory:
-    """A directory that belongs to one sweep, new or continued. Only rank 0 has one.
+    """The locked directory of one sweep, new or continued; only rank 0 has one.
 
-    It is locked from here to `close`, see `dptrain.runtime.locks.locked`.
-
-    Opening a directory that holds the same sweep makes it consistent again: torn last lines go, and so do the epochs of
-    segments that had not ended, which will be trained again, and all there is of a paused run whose state is missing
-    or damaged.
-
-    A plan that has grown (see `growth`) takes the place of the one that is there. Where it has more epochs, runs that
-    had come to their end wait there if their state was kept; the others are trained again.
-
-    Args:
-        path: the directory; made where it does not exist.
-        plan: everything that decides results, of what JSON can carry.
-
-    Attributes:
-        trials: in the order of their numbers.
-        runs: that have come up, in the order in which they did.
-        endings: of segments, in the order in which they came.
-        tested: number of a run -> metrics of its model on the test set.
-        draws: number of a run -> the sweep's metric of its model on samples drawn of the test set.
-        begin_again: how many runs had come to their end and are trained again from the first epoch.
-
-    Raises:
-        ConfigError: it holds a sweep with another plan; lists the differences.
-        DataError: a line has changed, or one that is not the last cannot be read, or contradicts the others; or a file
-            is a link, a named pipe or the like.
-        OutputError: it holds something else, another process works in it, or it cannot be written.
+    Opening it makes it consistent: torn last lines are dropped, and so are the epochs of unfinished segments and all of
+    a paused run whose state is missing or damaged. A grown plan (see `growth`) replaces the stored one; with more
+    epochs, finished runs whose state was kept wait there, and the others are trained again.
     """
 
     def __init__(self, path: Path, plan: Mapping[str, Any]) -> None:
@@ -83,12 +60,14 @@ class SweepDirectory:
         self.trials: list[Trial] = []
         self.runs: list[Run] = []
         self.endings: list[Ending] = []
+        # Of each tested run: its model's metrics on the test set, and bootstrap draws of the sweep's metric there.
         self.tested: dict[int, dict[str, float]] = {}
         self.draws: dict[int, list[float]] = {}
+        # Number of runs that had ended and are trained again from the first epoch.
         self.begin_again = 0
-        # Of each run whose state is there.
+        # Saved states by run.
         self._states: dict[int, _State] = {}
-        # Of each run, the epochs in results.jsonl.
+        # Number of epochs in results.jsonl, by run.
         self._epochs: dict[int, int] = {}
         with _errors(path, _ELSEWHERE), contextlib.ExitStack() as stack:
             if path.exists() and not path.is_dir():
@@ -121,36 +100,24 @@ class SweepDirectory:
             folder.replace(name, [content])
 
     def close(self) -> None:
-        """Release the lock; a second time does nothing."""
+        """Release the lock; idempotent."""
         with _errors(self.path, _AGAIN):
             self._open.close()
 
     def __enter__(self) -> "SweepDirectory":
-        """Return the directory itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Release the lock."""
         self.close()
 
     def epochs(self) -> Iterator[dict[str, Any]]:
-        """Return the objects of results.jsonl in their order; what was not finite is None.
-
-        Raises:
-            DataError: it has changed since it was opened.
-            OutputError: it cannot be read.
-        """
+        """Yield the objects of results.jsonl in order; non-finite values are None."""
         with _errors(self.path / RESULTS, _AGAIN), self._folder.open(RESULTS) as file:
             for line in file:
                 yield lines.decode(line)
 
     def add_trial(self, trial: Trial) -> None:
-        """Write that a trial came up; the numbers rise from 0.
-
-        Raises:
-            ConfigError: its setting is not what JSON can carry.
-            OutputError: it cannot be written.
-        """
+        """Record a new trial; numbers rise from 0."""
         if trial.number != len(self.trials):
             raise ValueError(f"trial {trial.number} comes after {len(self.trials)} trials")
         try:
@@ -164,26 +131,13 @@ class SweepDirectory:
         self.trials.append(trial)
 
     def add_runs(self, runs: Sequence[Run]) -> None:
-        """Write that runs came up, of trials that were added.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Record new runs of recorded trials."""
         self._journal.add(lines.encode({"kind": "runs", "runs": [run_fact(run) for run in runs]}))
         self._journal.sync()
         self.runs += runs
 
     def add_test(self, run: Run, metrics: Mapping[str, float], draws: Sequence[float] = ()) -> None:
-        """Write what a run's model, which has come to its end, makes of the test set.
-
-        Args:
-            run: the model's.
-            metrics: on the test set.
-            draws: the sweep's metric on samples that were drawn of it, as `resampling` says; none where nobody drew.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Record test metrics of a finished run's model, and bootstrap draws of the sweep's metric."""
         drawn = {"draws": [_number(value) for value in draws]} if draws else {}
         self._journal.add(lines.encode({"kind": "test", "run": run.number, "metrics": _standard(metrics), **drawn}))
         self._journal.sync()
@@ -191,18 +145,7 @@ class SweepDirectory:
         self.draws[run.number] = list(draws)
 
     def add_epoch(self, run: Run, epoch: int, logs: Mapping[str, Any]) -> None:
-        """Write an epoch's logs; they survive the end of this process, and once the run has an ending a power cut too.
-
-        JSON has no NaN and no infinity: either becomes null.
-
-        Args:
-            run: whose trial was added.
-            epoch: from 1, the one after the run's last.
-            logs: numbers by name.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Record an epoch's logs, counted from 1; synced to disk with the run's next ending."""
         if epoch != self._epochs.get(run.number, 0) + 1:
             raise ValueError(f"run {run.number}: epoch {epoch} comes after {self._epochs.get(run.number, 0)} epochs")
         fold = {"fold": run.fold} if run.folds > 1 else {}
@@ -212,15 +155,7 @@ class SweepDirectory:
         self._epochs[run.number] = epoch
 
     def add_ending(self, ending: Ending, state: bytes | None) -> None:
-        """Write how a segment ended; it survives a power cut.
-
-        Args:
-            ending: its `epochs` are those that were added; metrics that are not finite come back as NaN.
-            state: what a paused run goes on from; of one that is done, if it is to be kept.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Record how a segment ended, with the state of a paused or kept run; synced to disk."""
         run = ending.run
         if ending.epochs != self._epochs.get(run.number, 0):
             raise ValueError(
@@ -242,30 +177,24 @@ class SweepDirectory:
             "reason": ending.reason,
             "exit_code": int(ending.exit_code),
         }
-        kept = None
+        new_state = None
         if state is not None:
-            kept = _State(_name(ending), len(state), hashlib.sha256(state).hexdigest())
-            event["state"] = {"bytes": kept.size, "sha256": kept.sha256}
-            self._replace(self._state_files, kept.file, state, _AGAIN)
+            new_state = _State(_name(ending), len(state), hashlib.sha256(state).hexdigest())
+            event["state"] = {"bytes": new_state.size, "sha256": new_state.sha256}
+            self._replace(self._state_files, new_state.file, state, _AGAIN)
         self._results.sync()
         self._journal.add(lines.encode(event))
         self._journal.sync()
         self.endings.append(ending)
         before = self._states.pop(run.number, None)
-        if kept is not None:
-            self._states[run.number] = kept
-        if before is not None and (kept is None or before.file != kept.file):
+        if new_state is not None:
+            self._states[run.number] = new_state
+        if before is not None and (new_state is None or before.file != new_state.file):
             with _errors(self._place(before), _AGAIN):
                 self._state_files.remove(before.file)
 
     def state(self, run: Run) -> bytes:
-        """Return the state of a run that is paused, or whose state is kept.
-
-        Raises:
-            DataError: it is no longer what was written.
-            KeyError: there is none.
-            OutputError: it cannot be read.
-        """
+        """Return the state of a run that is paused or kept, checked against its digest."""
         state = self._states[run.number]
         with _errors(self._place(state), _AGAIN):
             content = self._state_files.read(state.file, state.size)
@@ -277,11 +206,11 @@ class SweepDirectory:
         return content
 
     def has_state(self, run: Run) -> bool:
-        """Return whether the state of a run is there."""
+        """Return whether the state of a run exists."""
         return run.number in self._states
 
     def has_model(self, run: Run) -> bool:
-        """Return whether the model of a run is there, and not older than its state, if that is there."""
+        """Return whether a run's model exists and is not older than its state."""
         with _errors(self.path / MODELS, _AGAIN):
             if self._folder.expect(MODELS, FOLDER) is None:
                 return False
@@ -293,40 +222,25 @@ class SweepDirectory:
             return before is None or (model is not None and before.st_mtime_ns <= model.st_mtime_ns)
 
     def add_model(self, run: Run, content: bytes) -> None:
-        """Write the model of a run as a `.keras` file.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Write the model of a run as a `.keras` file."""
         with _errors(self.path / MODELS, _AGAIN), self._folder.folder(MODELS, make=True) as models:
             self._replace(models, _model(run), content, _AGAIN)
 
     def keep_models(self, runs: Sequence[Run]) -> list[str]:
-        """Delete the models of all other runs, and what kills have left of models.
-
-        Returns:
-            Those of these runs that there are, relative to the directory.
-
-        Raises:
-            OutputError: they cannot be deleted.
-        """
+        """Delete the models of all other runs; return the files of these, relative to the directory."""
         with _errors(self.path / MODELS, _AGAIN):
             if self._folder.expect(MODELS, FOLDER) is None:
                 return []
-            kept = [_model(run) for run in runs]
+            names = [_model(run) for run in runs]
             with self._folder.folder(MODELS) as models:
                 models.remove_temporaries(locked=True)
                 for name in models.names():
-                    if _MODEL.fullmatch(name) and name not in kept and models.kind(name) == FILE:
+                    if _MODEL.fullmatch(name) and name not in names and models.kind(name) == FILE:
                         models.remove(name)
-                return [f"{MODELS}/{name}" for name in kept if models.kind(name) is not None]
+                return [f"{MODELS}/{name}" for name in names if models.kind(name) is not None]
 
     def release(self, run: Run) -> None:
-        """Delete the state of a run that has come to its end, if it is there.
-
-        Raises:
-            OutputError: it cannot be deleted.
-        """
+        """Delete the state of a finished run, if it exists."""
         state = self._states.pop(run.number, None)
         if state is not None:
             with _errors(self._place(state), _AGAIN):
@@ -336,11 +250,7 @@ class SweepDirectory:
         return self.path / _STATES / state.file
 
     def _continue(self, ended_after: int | None) -> None:
-        """Read what is there, and write anew what a kill or a lost state has left inconsistent.
-
-        Args:
-            ended_after: epochs after which runs are to go on that had come to their end there; None for none.
-        """
+        """Read the journal and repair what a kill left; runs that ended after `ended_after` epochs are reopened."""
         events = lines.read(self._folder, _JOURNAL, _Event.read, _ELSEWHERE)
         if ended_after is not None:
             events = [_reopened(line, event, ended_after) for line, event in events]
@@ -352,16 +262,16 @@ class SweepDirectory:
         waiting = {number for number, event in last.items() if event.is_paused}
         lost = waiting - self._states.keys()
         self.begin_again = 0 if ended_after is None else len(lost)
-        kept = [
+        remaining = [
             (line, event)
             for line, event in events
             if event.of_run not in lost and not (event.test is not None and event.of_run in waiting)
         ]
-        self.endings = [event.ending for _, event in kept if event.ending is not None]
-        self.tested = {event.test[0]: event.test[1] for _, event in kept if event.test is not None}
-        self.draws = {event.test[0]: event.test[2] for _, event in kept if event.test is not None}
+        self.endings = [event.ending for _, event in remaining if event.ending is not None]
+        self.tested = {event.test[0]: event.test[1] for _, event in remaining if event.test is not None}
+        self.draws = {event.test[0]: event.test[2] for _, event in remaining if event.test is not None}
         # The journal first: whatever happens after that, what it says is there.
-        self._rewrite(_JOURNAL, [line for line, _ in kept])
+        self._rewrite(_JOURNAL, [line for line, _ in remaining])
         self._keep_epochs({ending.run.number: ending.epochs for ending in self.endings})
         needed = {state.file for state in self._states.values()}
         for name in self._state_files.names():
@@ -369,12 +279,12 @@ class SweepDirectory:
                 self._state_files.remove(name)
 
     def _rewrite(self, name: str, whole: Sequence[bytes]) -> None:
-        """Let a file consist of these lines."""
+        """Replace a file's content by these lines, if it differs."""
         if self._folder.kind(name) is None or not self._folder.holds(name, whole):
             self._replace(self._folder, name, b"".join(whole), _ELSEWHERE)
 
     def _take(self, event: "_Event", last: dict[int, "_Event"], where: str) -> None:
-        """Take in one event of the journal, after those before it."""
+        """Apply one event of the journal."""
         if event.trial is not None:
             if event.trial.number != len(self.trials):
                 raise DataError(f"{where}: trial {event.trial.number} comes after {len(self.trials)} trials")
@@ -389,39 +299,39 @@ class SweepDirectory:
                 raise DataError(f"{where}: run {run.number} had ended before")
             last[run.number] = event
 
-    def _keep_epochs(self, wanted: Mapping[int, int]) -> None:
-        """Drop the epochs of results.jsonl that come after those wanted, by run."""
+    def _keep_epochs(self, epochs_by_run: Mapping[int, int]) -> None:
+        """Drop the epochs of results.jsonl beyond each run's recorded number."""
         path = self.path / RESULTS
-        kept = []
-        found = lines.read(self._folder, RESULTS, _run_and_epoch, _ELSEWHERE)
-        for number, (line, (run, epoch)) in enumerate(found, 1):
-            if epoch > wanted.get(run, 0):
+        kept_lines = []
+        records = lines.read(self._folder, RESULTS, _run_and_epoch, _ELSEWHERE)
+        for number, (line, (run, epoch)) in enumerate(records, 1):
+            if epoch > epochs_by_run.get(run, 0):
                 continue
             before = self._epochs.get(run, 0)
             if epoch != before + 1:
                 raise DataError(f"{path}, line {number}: epoch {epoch} of run {run} comes after {before} epochs")
             self._epochs[run] = epoch
-            kept.append(line)
-        for run, epochs in wanted.items():
+            kept_lines.append(line)
+        for run, epochs in epochs_by_run.items():
             there = self._epochs.get(run, 0)
             if there != epochs:
                 raise DataError(
                     f"{path}: {there} epochs of run {run}, {epochs} in {_JOURNAL}; "
                     f"put the file back as it was, or {_ELSEWHERE}"
                 )
-        self._rewrite(RESULTS, kept)
+        self._rewrite(RESULTS, kept_lines)
 
 
 @dataclass(frozen=True)
 class _State:
-    """The file of a run's state: its name says of which epoch, so that none is ever overwritten by a later."""
+    """The file of a run's state; its name has the epoch, so that no later one overwrites it."""
 
     file: str
     size: int
     sha256: str
 
     def is_in(self, folder: Directory) -> bool:
-        """Whether a folder holds what was written."""
+        """Return whether a folder holds the file as it was written."""
         if folder.kind(self.file) != FILE:
             return False
         with folder.open(self.file) as file:
@@ -432,7 +342,7 @@ class _State:
 
 @dataclass(frozen=True)
 class _Event:
-    """One line of the journal: a trial, runs, the test of a run by its number, or an ending, with the state if kept."""
+    """A line of the journal: a trial, runs, a run's test, or an ending with its state if kept."""
 
     trial: Trial | None = None
     ending: Ending | None = None
@@ -442,19 +352,19 @@ class _Event:
 
     @property
     def is_paused(self) -> bool:
-        """Whether it is the ending of a run that waits."""
+        """Whether it is the ending of a paused run."""
         return self.ending is not None and self.ending.status is Status.PAUSED
 
     @property
     def of_run(self) -> int | None:
-        """The number of the run whose ending or test it is."""
+        """Number of the run whose ending or test it is."""
         if self.ending is not None:
             return self.ending.run.number
         return None if self.test is None else self.test[0]
 
     @staticmethod
     def read(fields: Any) -> "_Event":
-        """Return a line's event."""
+        """Parse a line's event."""
         if fields["kind"] == "trial":
             return _Event(Trial(int(fields["trial"]), dict(fields["setting"])))
         if fields["kind"] == "runs":
@@ -480,7 +390,7 @@ class _Event:
 
 
 def _reopened(line: bytes, event: _Event, epochs: int) -> tuple[bytes, _Event]:
-    """Return the line and the event of an ending as that of a run that waits, if it had come so far and was done."""
+    """Return the line and event of a finished run as those of a paused one, if it had all `epochs`."""
     ending = event.ending
     if ending is None or ending.status is not Status.DONE or ending.epochs < epochs:
         return line, event
@@ -520,19 +430,13 @@ def _model(run: Run) -> str:
 
 
 def _plan_there(folder: Directory, plan: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the plan of this sweep as it is in a folder, None where that holds nothing.
-
-    Raises:
-        ConfigError: it holds a sweep with another plan.
-        DataError: its plan cannot be read, or what a sweep writes is there, but is no regular file.
-        OutputError: it holds something else.
-    """
+    """Return the stored plan of this sweep; None if the folder holds nothing."""
     for name in _FILES:
         folder.expect(name, FILE)
     for name in (_STATES, MODELS):
         folder.expect(name, FOLDER)
     if folder.kind(PLAN) is None:
-        # Of a sweep that was killed before it wrote its plan.
+        # What a sweep killed before writing its plan leaves.
         others = [name for name in folder.names() if name not in (LOCK, HOLDER) and to_become(name) != PLAN]
         if others:
             raise OutputError(f"{folder.path} is not empty and holds no sweep ({others[0]}); {_ELSEWHERE}")
@@ -546,20 +450,16 @@ def _plan_there(folder: Directory, plan: Mapping[str, Any]) -> dict[str, Any] | 
 
 
 def _parsed(file: Path, content: bytes) -> dict[str, Any]:
-    """Return the plan that a file holds.
-
-    Raises:
-        DataError: it holds none.
-    """
+    """Parse a plan file."""
     try:
-        found = _plain(parse_mapping(content.decode(), str(file)))
+        mapping = _plain(parse_mapping(content.decode(), str(file)))
     except ConfigError as error:
         raise DataError(f"{file}: not YAML{str(error).removeprefix(str(file))}; {_ELSEWHERE}") from None
     except (ValueError, TypeError, RecursionError) as error:
         raise DataError(f"{file}: no plan of a sweep ({one_line(error)[:100]}); {_ELSEWHERE}") from None
-    if not found:
+    if not mapping:
         raise DataError(f"{file}: no plan of a sweep; {_ELSEWHERE}")
-    return dict(found)
+    return dict(mapping)
 
 
 def _plan_text(plan: Mapping[str, Any]) -> bytes:
@@ -568,12 +468,12 @@ def _plan_text(plan: Mapping[str, Any]) -> bytes:
 
 
 def _plain(plan: Any) -> Any:
-    """Return a plan as it comes back from a file: lists for tuples, text for what is like text."""
+    """Return a plan as it comes back from a file: lists for tuples, text for other objects."""
     return json.loads(json.dumps(plan, default=str))
 
 
 def _standard(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return numbers as JSON has them, NumPy's too; None for what is not finite."""
+    """Return logs as JSON numbers; None for non-finite ones."""
     return {name: _number(value) for name, value in logs.items()}
 
 

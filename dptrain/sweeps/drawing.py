@@ -1,4 +1,4 @@
-"""What the pictures of a report share: two widths as SVG within HTML, users' text in them, logarithmic axes."""
+"""Shared parts of a report's pictures: two widths as inline SVG, escaped user text, logarithmic axes."""
 
 import html
 import io
@@ -33,25 +33,17 @@ _IDS = re.compile(r'(\bid="|\bhref="#|url\(#)')
 
 @dataclass(frozen=True)
 class Width:
-    """For how wide a page a picture is.
+    """A page width that a picture is drawn for."""
 
-    Attributes:
-        name: "wide" or "narrow", the class of its element.
-        inches: of the picture; 96 pixels of a page each.
-        font: in points.
-        name_length: letters that there is room for in a trial's name.
-        legend: where a legend has room, in Matplotlib's words.
-    """
-
-    name: str
-    inches: float
-    font: float
-    name_length: int
-    legend: Literal["outside right upper", "outside lower center"]
+    name: str  # CSS class: "wide" or "narrow"
+    inches: float  # width of the picture, 96 CSS pixels each
+    font: float  # points
+    name_length: int  # characters of a trial's name
+    legend: Literal["outside right upper", "outside lower center"]  # Matplotlib location
 
     @property
     def is_narrow(self) -> bool:
-        """Whether it is for a telephone, say, where things stand below each other."""
+        """Whether it is for a small screen, with panels below each other."""
         return self.name == "narrow"
 
 
@@ -60,7 +52,7 @@ NARROW = Width("narrow", 3.75, 8, 24, "outside lower center")
 
 
 def why_not() -> str | None:
-    """Return why no picture can be drawn, or None where they can."""
+    """Return why no picture can be drawn; None if it can."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
@@ -71,15 +63,7 @@ def why_not() -> str | None:
 
 
 def draw(name: str, picture: Callable[[Width], "Figure"]) -> str:
-    """Return a picture as two SVG elements, of which a page shows the one that fits; or why there is none.
-
-    Args:
-        name: of the picture, unlike that of others on the page.
-        picture: makes it for a width.
-
-    Raises:
-        ConfigError: Matplotlib is missing.
-    """
+    """Return a picture as two SVG elements, of which the page shows the one that fits, or an error paragraph."""
     try:
         from matplotlib import rc_context
     except ImportError as error:
@@ -96,7 +80,7 @@ def draw(name: str, picture: Callable[[Width], "Figure"]) -> str:
 
 
 def svg(figure: "Figure", name: str, width: Width) -> str:
-    """Return a figure as an element of a page; its identifiers begin with the name."""
+    """Return a figure as an inline SVG element whose ids begin with `name`."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -112,7 +96,7 @@ def svg(figure: "Figure", name: str, width: Width) -> str:
 
 
 def make_figure(width: Width, height: float) -> "Figure":
-    """Return an empty figure of so many inches' height."""
+    """Return an empty figure; height in inches."""
     from matplotlib.figure import Figure
 
     # Inches of SVG have 72 points. Without a layout: `svg` makes it.
@@ -120,13 +104,13 @@ def make_figure(width: Width, height: float) -> "Figure":
 
 
 def label(text: str, length: int) -> str:
-    """Return a text of the user's as Matplotlib draws it: short, on one line, no sign taken for mathematics."""
+    """Return a user's text for Matplotlib: short, one line, no mathematics."""
     visible = "".join(sign if sign.isprintable() else "?" for sign in text)
     return formatting.shortened(visible, length).replace("$", r"\$")
 
 
 def trial_name(trial: int, setting: Mapping[str, Any], length: int) -> str:
-    """Return a trial's number and the values of its setting, without their names: there is little room."""
+    """Return a trial's number and the values of its setting, without their names."""
     values = ", ".join(
         f"{value:.3g}" if isinstance(value, float) else formatting.brief(value) for value in setting.values()
     )
@@ -134,7 +118,7 @@ def trial_name(trial: int, setting: Mapping[str, Any], length: int) -> str:
 
 
 def names_title(setting: Mapping[str, Any], letters: int) -> str:
-    """Return what the values in names of trials are of, on at most 4 lines."""
+    """Return the field names that `trial_name` leaves out, on at most 4 lines."""
     lines = textwrap.wrap(label(f"trial: {', '.join(setting)}", 400), letters) if setting else []
     return "\n".join(lines[:4])
 

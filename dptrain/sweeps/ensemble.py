@@ -1,4 +1,4 @@
-"""`dptrain.Ensemble`: models that differ by their seeds alone, trained side by side and asked together.
+"""`dptrain.Ensemble`: models that differ only by their seeds, trained side by side and averaged.
 
 Source: B. Lakshminarayanan, A. Pritzel, C. Blundell, "Simple and scalable predictive uncertainty estimation using deep
 ensembles", NeurIPS 2017.
@@ -50,17 +50,19 @@ class EnsembleHistory:
 
     @property
     def epoch(self) -> list[int]:
-        """The epochs that any member was trained for, counted from 0."""
-        return sorted({epoch for one in self.members for epoch in one.epoch})
+        """Epochs that any member was trained for, counted from 0."""
+        return sorted({epoch for member in self.members for epoch in member.epoch})
 
     @property
     def history(self) -> dict[str, list[float]]:
-        """Per log key the means over the members, in order of the epochs; over those that were trained so long."""
+        """Mean over the members by log key, in order of the epochs; over those trained that long."""
         means: dict[str, list[float]] = {}
-        for key in dict.fromkeys(key for one in self.members for key in one.history):
-            lists = [one.history[key] for one in self.members if key in one.history]
+        for key in dict.fromkeys(key for member in self.members for key in member.history):
+            lists = [member.history[key] for member in self.members if key in member.history]
             epochs = range(max(map(len, lists)))
-            means[key] = [float(np.mean([one[epoch] for one in lists if len(one) > epoch])) for epoch in epochs]
+            means[key] = [
+                float(np.mean([values[epoch] for values in lists if len(values) > epoch])) for epoch in epochs
+            ]
         return means
 
 
@@ -108,7 +110,7 @@ class Ensemble:
         self._set_members([builder.build(seed) for seed in chosen])
 
     def _set_members(self, members: Sequence[Model]) -> None:
-        seeds = [one.seed for one in members]
+        seeds = [member.seed for member in members]
         twice = [seed for seed in seeds if seeds.count(seed) > 1]
         if twice:
             raise ConfigError(
@@ -119,11 +121,11 @@ class Ensemble:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Of the members."""
-        return tuple(one.seed for one in self.members)
+        """Seeds of the members."""
+        return tuple(member.seed for member in self.members)
 
     def __len__(self) -> int:
-        """Return how many members there are."""
+        """Return the number of members."""
         return len(self.members)
 
     def fit(
@@ -173,7 +175,7 @@ class Ensemble:
 
         hooks = first._agreed(ranks, "fit", check)
         if ranks.size > 1:
-            decides = {"seeds": list(self.seeds)} | {name: facts(one) for name, one in arguments.items()}
+            decides = {"seeds": list(self.seeds)} | {name: facts(value) for name, value in arguments.items()}
             ranks.require_same("the ranks call fit differently", decides)
         mine = range(ranks.rank, len(self), ranks.size)
         with closing(open_backend(ranks, **first._device_options)) as backend:
@@ -195,29 +197,29 @@ class Ensemble:
         first._agreed(ranks, "fit", end)
         self._share(ranks)
         phase.enter("user code")
-        return EnsembleHistory([_history_of(one) for one in self.members])
+        return EnsembleHistory([_history_of(member) for member in self.members])
 
-    def _callbacks_by_member(self, given: Any) -> list[list[Callback]]:
-        if given is None:
+    def _callbacks_by_member(self, callbacks: Any) -> list[list[Callback]]:
+        if callbacks is None:
             return [[] for _ in self.members]
-        if callable(given):
-            given = [[given()] for _ in self.members]
-        listed = isinstance(given, list | tuple) and all(isinstance(one, list | tuple) for one in given)
-        if not listed or len(given) != len(self):
+        if callable(callbacks):
+            callbacks = [[callbacks()] for _ in self.members]
+        listed = isinstance(callbacks, list | tuple) and all(isinstance(hooks, list | tuple) for hooks in callbacks)
+        if not listed or len(callbacks) != len(self):
             raise ConfigError(
                 "callbacks: expected a function that returns new ones for a member, or a list of callbacks for each of "
                 f"the {len(self)} members: each has its own"
             )
-        found = [list(flatten(one)) for one in given]
-        all_ids = [id(one) for each in found for one in each]
+        by_member = [list(flatten(hooks)) for hooks in callbacks]
+        all_ids = [id(hook) for each in by_member for hook in each]
         if len(set(all_ids)) < len(all_ids):
             raise ConfigError("callbacks: two members have the same one; expected a new one for each member")
-        if any(isinstance(one, BackupAndRestore) for each in found for one in each):
+        if any(isinstance(hook, BackupAndRestore) for each in by_member for hook in each):
             raise ConfigError("not supported: BackupAndRestore for members; save the ensemble between two calls of fit")
-        return found
+        return by_member
 
     def _share(self, ranks: Communicator) -> None:
-        """Let all ranks have all members as the ranks that trained them have them. Collective."""
+        """Send every member to all ranks from the one that trained it. Collective."""
         if ranks.size == 1:
             return
         for begin in range(0, len(self), ranks.size):
@@ -265,9 +267,9 @@ class Ensemble:
         first._agreed(ranks, "evaluate", check)
         mean = self.predict(x, batch_size, verbose=0).mean
         scoring = first._agreed(ranks, "evaluate", lambda: scorer(first))
-        found = scoring.evaluate(mean, y, batch_size, verbose, sample_weight, return_dict=return_dict)
+        result = scoring.evaluate(mean, y, batch_size, verbose, sample_weight, return_dict=return_dict)
         scoring._put_on(None)  # metrics may be those of the first member
-        return found
+        return result
 
     def predict(
         self, x: Any, batch_size: int | None = None, verbose: str | int = "auto", steps: int | None = None
@@ -293,13 +295,13 @@ class Ensemble:
                 require_array("predict", x)
 
         self.members[0]._agreed(ranks, "predict", check)
-        found = [one.predict(x, batch_size, verbose=0, steps=steps) for one in self.members]
-        flat = [np.stack(each) for each in zip(*map(tree.leaves, found), strict=True)]
-        means = [one.mean(0, np.float64).astype(one.dtype) for one in flat]
-        stds = [one.std(0, np.float64).astype(one.dtype) for one in flat]
+        outputs = [member.predict(x, batch_size, verbose=0, steps=steps) for member in self.members]
+        flat = [np.stack(each) for each in zip(*map(tree.leaves, outputs), strict=True)]
+        means = [output.mean(0, np.float64).astype(output.dtype) for output in flat]
+        stds = [output.std(0, np.float64).astype(output.dtype) for output in flat]
         if ranks.rank == 0 and verbosity(verbose):
             say(f"{len(self)} members - {time.perf_counter() - begun:.1f} s")
-        nested = [tree.refilled(found[0], iter(each)) for each in (means, stds, flat)]
+        nested = [tree.refilled(outputs[0], iter(each)) for each in (means, stds, flat)]
         return EnsemblePrediction(*nested)
 
     def save(self, filepath: str | Path, overwrite: bool = True) -> None:
@@ -320,8 +322,8 @@ class Ensemble:
         ranks = comms.current()
 
         def action() -> None:
-            for one in self.members:
-                one._require_weights()
+            for member in self.members:
+                member._require_weights()
             if ranks.rank == 0:
                 write(Path(filepath), lambda: ensemble_zip.encode(self.members), overwrite=overwrite)
 
@@ -350,9 +352,9 @@ class Ensemble:
             AgreedError: either of these, on all ranks, under mpirun.
         """
         require_ending(filepath, ".zip")
-        found = cls.__new__(cls)
-        found._set_members(load_members(Path(filepath), custom_objects, compile, options))
-        return found
+        ensemble = cls.__new__(cls)
+        ensemble._set_members(load_members(Path(filepath), custom_objects, compile, options))
+        return ensemble
 
 
 def _history_of(member: Model) -> History:
@@ -361,17 +363,17 @@ def _history_of(member: Model) -> History:
 
 
 def _state(member: Model) -> bytes:
-    """Return what other ranks need to have a member as this one has it after a training."""
+    """Encode what other ranks need of a trained member."""
     history = _history_of(member).state_dict()
-    about = {"shape": member._build_shape, "rate": member._compiled_optimizer._resumed_rate, "history": history}
-    return encode(member, about)
+    metadata = {"shape": member._build_shape, "rate": member._compiled_optimizer._resumed_rate, "history": history}
+    return encode(member, metadata)
 
 
 def _restore(member: Model, content: bytes) -> None:
-    about, arrays = decode(content, f"member with seed {member.seed}")
+    metadata, arrays = decode(content, f"member with seed {member.seed}")
     if not member.built:
-        member.build(about["shape"])
+        member.build(metadata["shape"])
     restore(member, arrays)
-    member._compiled_optimizer._resume_learning_rate(about["rate"])
+    member._compiled_optimizer._resume_learning_rate(metadata["rate"])
     member.history = History()
-    member.history.load_state_dict(about["history"])
+    member.history.load_state_dict(metadata["history"])

@@ -1,4 +1,4 @@
-"""Pictures of what the swept fields do: the metric against each, all of them together, and how much each matters."""
+"""Pictures of the swept fields: metric against each, parallel coordinates, importance."""
 
 import itertools
 import math
@@ -32,14 +32,7 @@ def draw_hyperparameters(
     metric: str,
     fields: Sequence[Field],
 ) -> str:
-    """Return a picture of the metric against each swept field, a panel for each: a dot a run, a diamond a trial's mean.
-
-    Fields of numbers have an axis of numbers, other fields one of categories, in which trials stand side by side. Only
-    runs that count (see `statistics`) are drawn, those of trials that are not complete hollow.
-
-    Raises:
-        ConfigError: Matplotlib is missing.
-    """
+    """Draw the metric against each field, a panel each: a dot a run, a diamond a trial's mean, hollow if incomplete."""
     values = values_by_seed(endings, metric)
     complete = {summary.trial for summary in summaries if summary.complete}
     shown = [trial for trial in trials if values.get(trial.number)]
@@ -100,13 +93,7 @@ def draw_hyperparameters(
 def draw_parallel(
     trials: Sequence[Trial], summaries: Sequence[Summary], metric: str, mode: Mode, fields: Sequence[Field]
 ) -> str:
-    """Return parallel coordinates: an axis for each field and one for the metric, a line for each of the best trials.
-
-    Colours go by the metric; the best complete trial is drawn thick, those that are not complete dashed.
-
-    Raises:
-        ConfigError: Matplotlib is missing.
-    """
+    """Draw parallel coordinates of the best trials, coloured by the metric; the best thick, incomplete ones dashed."""
     settings = {trial.number: trial.setting for trial in trials}
     shown = [summary for summary in rank(summaries, mode) if summary.mean is not None][:MOST_PARALLEL]
     means = [summary.mean for summary in shown if summary.mean is not None]
@@ -152,14 +139,7 @@ def draw_parallel(
 
 
 def draw_importances(importances: Mapping[str, float]) -> str:
-    """Return a bar for each field's part of the variance.
-
-    Args:
-        importances: of at least one field, the greatest first.
-
-    Raises:
-        ConfigError: Matplotlib is missing.
-    """
+    """Draw a bar for each field's share of the variance."""
 
     def picture(width: Width) -> "Figure":
         figure = make_figure(width, 1.1 + 0.3 * len(importances))
@@ -177,13 +157,7 @@ def draw_importances(importances: Mapping[str, float]) -> str:
 
 
 class _Axis:
-    """An axis of parallel coordinates.
-
-    Attributes:
-        name: of what it is for.
-        places: of the trials' values on it, 0 to 1.
-        ticks: labels by their places.
-    """
+    """An axis of parallel coordinates: trials' positions from 0 to 1, and tick labels by position."""
 
     def __init__(self, name: str, places: Sequence[float], ticks: Mapping[float, str]) -> None:
         self.name, self.places, self.ticks = name, places, ticks
@@ -243,7 +217,7 @@ def _ordered(values: Sequence[Any]) -> list[Any]:
 
 
 def _places(panel: "Axes", field: Field, values: Sequence[Any]) -> list[float | None]:
-    """Prepare the x-axis for the values of a field and return where each value is on it; None for what has no room."""
+    """Set up the x-axis for a field's values and return their positions; None for those beyond the last category."""
     if all(map(is_number, values)):
         numbers = [float(value) for value in values]
         if field.is_log and min(numbers, default=0) > 0:
@@ -265,12 +239,12 @@ def _places(panel: "Axes", field: Field, values: Sequence[Any]) -> list[float | 
     panel.set_xlim(-0.6, len(names) - 0.4)
     of_value = [formatting.brief(value) for value in values]
     numbers_in = Counter(of_value)
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     places: list[float | None] = []
     for name in of_value:
-        beside = 0.6 * ((seen[name] + 0.5) / numbers_in[name] - 0.5)
+        beside = 0.6 * ((counts[name] + 0.5) / numbers_in[name] - 0.5)
         places.append(names.index(name) + beside if name in names else None)
-        seen[name] += 1
+        counts[name] += 1
     return places
 
 
@@ -293,11 +267,11 @@ def _set_number_ticks(panel: "Axes", numbers: Sequence[float]) -> None:
 
 
 def _round_numbers(low: float, high: float) -> list[float]:
-    """Return 2 to 6 numbers about those of a logarithmic axis: 1, 2 and 5 times powers of ten, or only some powers."""
+    """Return 2 to 6 ticks of a logarithmic axis: 1, 2 and 5 times powers of ten, or fewer powers."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    found = [float(f"{digit}e{power}") for power in powers for digit in (1, 2, 5)]
-    found = [number for number in found if low <= number <= high]
-    if 2 <= len(found) <= 6:
-        return found
+    numbers = [float(f"{digit}e{power}") for power in powers for digit in (1, 2, 5)]
+    numbers = [number for number in numbers if low <= number <= high]
+    if 2 <= len(numbers) <= 6:
+        return numbers
     tens = [float(f"1e{power}") for power in powers if low <= float(f"1e{power}") <= high]
     return tens[:: math.ceil(len(tens) / 6)] if len(tens) > 1 else [low, high]

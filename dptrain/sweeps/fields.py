@@ -1,4 +1,4 @@
-"""What a sweep has varied, field by field, in words and for axes."""
+"""The swept fields of a sweep, described for tables and axes."""
 
 import itertools
 import math
@@ -18,40 +18,26 @@ _LEAST = 1e-290
 
 @dataclass(frozen=True)
 class Field:
-    """A swept field.
-
-    Attributes:
-        name: of the field.
-        range: what it was swept over, in words.
-        is_log: whether its numbers belong on a logarithmic axis.
-        drawn_from: the interval from which its values were drawn; None where they were some of several.
-        values: which these are, else none.
-    """
+    """A swept field."""
 
     name: str
-    range: str
-    is_log: bool
-    drawn_from: Floats | Integers | None
-    values: Sequence[Any] = ()
+    range: str  # description of the swept values
+    is_log: bool  # whether its numbers belong on a logarithmic axis
+    drawn_from: Floats | Integers | None  # None for a list of values
+    values: Sequence[Any] = ()  # empty for an interval
 
 
 def swept_fields(space: Mapping[str, Any] | None, trials: Sequence[Trial], names: Sequence[str]) -> list[Field]:
-    """Return the fields of a sweep.
-
-    Args:
-        space: as `Space.from_dict` reads it; None where it is not known, and the trials' values stand for it.
-        trials: of the sweep.
-        names: of the fields, in the order to return them.
-    """
+    """Return the named fields of a sweep; without a known space, the trials' values stand for it."""
     try:
-        known = Space() if space is None else Space.from_dict(space)
+        known_space = Space() if space is None else Space.from_dict(space)
     except ConfigError:  # of another version
-        known = Space()
-    return [_field(known, trials, name) for name in names]
+        known_space = Space()
+    return [_field(known_space, trials, name) for name in names]
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value has a place on an axis of numbers."""
+    """Return whether a value can be placed on an axis of numbers."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -62,7 +48,7 @@ def is_wide(values: Sequence[float]) -> bool:
 
 
 def listed_values(values: Sequence[Any]) -> str:
-    """Return '0.1 and 0.2', or how many there are from which to which where they are many numbers."""
+    """Return '0.1 and 0.2', or count and range of many numbers."""
     if len(values) > _MOST_LISTED and all(map(is_number, values)):
         low, high = formatting.brief(min(values)), formatting.brief(max(values))
         return f"{len(values)} values from {low} to {high}"
@@ -75,18 +61,18 @@ def _field(space: Space, trials: Sequence[Trial], name: str) -> Field:
         whole = "integers of " if isinstance(source, Integers) else ""
         ends = f"{formatting.brief(source.low)} to {formatting.brief(source.high)}"
         return Field(name, f"{whole}{ends}{', evenly in the logarithm' if source.log else ''}", source.log, source)
-    known = source.choices if isinstance(source, Choice) else space.grid.get(name)
-    values = known or _values_of(trials, name)
+    listed = source.choices if isinstance(source, Choice) else space.grid.get(name)
+    values = listed or _values_of(trials, name)
     return Field(name, listed_values(values), _is_geometric(values), None, values)
 
 
 def _values_of(trials: Sequence[Trial], name: str) -> list[Any]:
-    """Return the different values that trials have, in order."""
+    """Return the distinct values of the trials, in order."""
     return list({formatting.cell(trial.setting.get(name)): trial.setting.get(name) for trial in trials}.values())
 
 
 def _is_geometric(values: Sequence[Any]) -> bool:
-    """Return whether numbers span more than 2 decades, or 1 at least in steps whose ratios are the more even."""
+    """Return whether numbers span more than 2 decades, or at least 1 with ratios more even than differences."""
     if not values or not all(map(is_number, values)) or min(values) < _LEAST:
         return False
     numbers = sorted(values)

@@ -1,4 +1,4 @@
-"""What can be said of a sweep, in plain sentences, and what cannot."""
+"""The findings of a sweep as plain sentences, with their limits."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,28 +24,22 @@ def sentences(
     metric: str,
     mode: Mode,
 ) -> list[str]:
-    """Return in plain sentences what can be said of a sweep, and what cannot.
-
-    Args:
-        trials: the sweep's trials.
-        summaries: by `summarize`.
-        comparisons: by `compare`, of these summaries.
-        metric: the log key that trials are judged by.
-        mode: as `summarize`.
-    """
+    """Return the findings of a sweep: the best trial, significant differences, failures, and what cannot be said."""
     ranked = [summary for summary in rank(summaries, mode) if summary.n]
     if not ranked:
         return [f"No run has ended with a value of {metric}: nothing can be said."]
     best = ranked[0]
     settings = {trial.number: trial.setting for trial in trials}
     alone = len(trials) == 1
-    said = [_one_sentence(best, trials[0].setting, metric) if alone else _best_sentence(best, settings, metric)]
+    findings = [
+        _single_setting_sentence(best, trials[0].setting, metric) if alone else _best_sentence(best, settings, metric)
+    ]
     if not alone:
-        said += _difference_sentences(best, summaries, ranked, comparisons, mode)
+        findings += _difference_sentences(best, summaries, ranked, comparisons, mode)
     lost = [summary for summary in summaries if summary.failed]
     if lost:
         runs = sum(summary.failed for summary in lost)
-        said.append(
+        findings.append(
             f"{formatting.counted(runs, 'run')} failed and {_are([None] * runs)} in no mean."
             if alone
             else f"{formatting.counted(runs, 'run')} failed, of {_trials([s.trial for s in lost])}. Failed runs are in "
@@ -53,15 +47,15 @@ def sentences(
         )
     early = [summary.trial for summary in summaries if not summary.complete and summary.n]
     if early and not alone:
-        said.append(
+        findings.append(
             "Stopped early or unfinished, so ranked behind the complete ones by what was reached and not compared: "
             f"{_trials(early)}."
         )
-    return said
+    return findings
 
 
-def _one_sentence(summary: Summary, setting: Mapping[str, Any], metric: str) -> str:
-    """Return what is said of a sweep over seeds alone, where no trial is better than another."""
+def _single_setting_sentence(summary: Summary, setting: Mapping[str, Any], metric: str) -> str:
+    """Describe a sweep over seeds alone."""
     which = f"The one setting ({formatting.described(setting)})" if setting else "The one setting"
     if not summary.complete:
         which += f", not trained to its end with every seed ({formatting.counted(summary.epochs_trained, 'epoch')}),"
@@ -117,21 +111,21 @@ def _difference_sentences(
         else:
             difference = row.difference if row.a == best.trial else -row.difference
             (worse if (difference > 0) == (mode == "max") else better).append(summary.trial)
-    said = []
+    findings = []
     if worse:
-        said.append(
+        findings.append(
             f"{_trials(worse).capitalize()} {_are(worse)} significantly worse than it, at 5 % after correction."
         )
         nearest = min(worse, key=lambda trial: abs(with_best[trial].difference))
         which = "The difference" if len(worse) == 1 else f"The least difference, to trial {nearest},"
-        said.append(f"{which} is {_difference(with_best[nearest])}.")
+        findings.append(f"{which} is {_difference(with_best[nearest])}.")
     if better:
-        said.append(
+        findings.append(
             f"Over the seeds that both have, {_trials(better)} {_are(better)} significantly better than it, but lost "
             "runs that it did not lose."
         )
     if unclear:
-        said.append(
+        findings.append(
             f"{_trials(unclear).capitalize()} cannot be told apart from it. They may still differ; more seeds may "
             "show it."
         )
@@ -148,26 +142,26 @@ def _difference_sentences(
             f"{pairs} of trials {_are(comparisons)} compared and corrected together, which allows for having picked "
             "the best"
         )
-    said.append(
+    findings.append(
         f"{tested}. The test is Student's paired t-test over the seeds that two trials share; it assumes roughly "
         "normal differences over seeds. The correction is Benjamini and Yekutieli's: of the differences called "
         "significant, at most 5 % are expected to be none."
     )
     if any(row.ci_low is None and row.difference for row in with_best.values()):
-        said.append(
+        findings.append(
             "Some differences are exactly equal for all seeds, as happens with few validation samples. Such a pair has "
             "no interval and is compared by the sign test; more seeds or more samples would tell more."
         )
     if len(complete) > 2:
-        said.append(
+        findings.append(
             "The interval of the best trial does not allow for having picked it: expect slightly worse values with "
             "fresh seeds."
         )
-    return said
+    return findings
 
 
 def _too_few_sentence(complete: Sequence[Summary], summaries: Sequence[Summary]) -> str:
-    """Return why nothing can be compared, and what would help."""
+    """Return why no trials can be compared, and what would help."""
     text = f"Nothing can be said about differences: {'only one trial is' if complete else 'no trial is'} complete"
     others = [summary for summary in summaries if not summary.complete]
     if all(summary.pruned for summary in others):

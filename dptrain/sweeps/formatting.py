@@ -1,4 +1,4 @@
-"""Settings and numbers as text, the same in tables, sentences and pictures."""
+"""Settings and numbers as text, for tables, sentences and pictures."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,11 +8,7 @@ from dptrain.runtime.text import no_formula
 
 
 def cell(value: Any) -> str:
-    """Return a value as a table for machines holds it: text as it is, nothing for None, all else as JSON.
-
-    JSON writes a float with as many digits as give the same float back. A text that a spreadsheet would take for a
-    formula has an apostrophe before it.
-    """
+    """Return a value as a CSV cell: text as it is, empty for None, else JSON; spreadsheet formulas are escaped."""
     if value is None:
         return ""
     return no_formula(value) if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
@@ -31,7 +27,7 @@ def brief(value: Any) -> str:
 
 
 def ends(names: Sequence[str]) -> list[str]:
-    """Return the ends of dotted names, such as 'learning_rate'; whole names where an end is that of two."""
+    """Return the last parts of dotted names, such as 'learning_rate'; whole names where last parts repeat."""
     last = [name.rpartition(".")[2] for name in names]
     return [end if last.count(end) == 1 else name for name, end in zip(names, last, strict=True)]
 
@@ -42,7 +38,7 @@ def number(value: float | None) -> str:
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """Return an interval as '0.97 to 0.98', with as many digits as show its width; a dash where it has none."""
+    """Return an interval as '0.97 to 0.98', with enough digits to show its width; a dash where it has none."""
     if low is None or high is None or low == high:
         return "-"
     digits = next((digits for digits in range(5, 17) if f"{low:.{digits}g}" != f"{high:.{digits}g}"), 17)
@@ -50,7 +46,7 @@ def interval(low: float | None, high: float | None) -> str:
 
 
 def mean_interval(low: float | None, high: float | None, n: int, covers: str) -> str:
-    """Return what stands behind a mean of n runs in brackets: its interval, what that covers, and n."""
+    """Return the parenthesis after a mean of n runs: its interval, the sources it covers, and n."""
     if low is None or high is None:
         return f"the same with every seed, so no interval; n = {n}" if n > 1 else "one run, so no interval"
     only = ", one run" if covers == "samples alone" else f", n = {n}"
@@ -58,12 +54,12 @@ def mean_interval(low: float | None, high: float | None, n: int, covers: str) ->
 
 
 def shortened(text: str, length: int) -> str:
-    """Return a text of at most so many characters, with an ellipsis where some were left out."""
+    """Return a text cut to `length` characters, with an ellipsis."""
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def listed(items: Sequence[Any], most: int = 12) -> str:
-    """Return '1, 2 and 5', with the number of those left out where there are many."""
+    """Return '1, 2 and 5', or the first `most` and the number left out."""
     words = [str(item) for item in items]
     if len(words) > most:
         return f"{', '.join(words[:most])} and {len(words) - most} more"

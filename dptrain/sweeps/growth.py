@@ -1,7 +1,7 @@
-"""In what two plans of a sweep differ, and which differences mean only that the sweep is to grow.
+"""Compares two plans of a sweep: which differences only let it grow.
 
-More seeds, more values of a field, more draws, more chosen settings and more epochs leave what was trained as it is.
-Everything else would mix runs that were trained differently.
+More seeds, values of a field, draws, chosen settings or epochs leave trained runs valid. Any other change would mix
+runs that were trained differently.
 """
 
 import json
@@ -14,13 +14,13 @@ _NOTHING = object()
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """Return in words what a plan has changed of another one, apart from what has grown; values as JSON has them."""
+    """Return the differences of two plans as texts, apart from growth; values as JSON has them."""
     rungs = here.get("halving") is not None
     return list(_differences("", there, here, rungs))
 
 
 def added_epochs(there: Mapping[str, Any], here: Mapping[str, Any]) -> int | None:
-    """Return after how many epochs runs had come to their end, where they are to go on from there; else None."""
+    """Return the stored number of epochs where the new plan has more; else None."""
     before, now = there.get("epochs"), here.get("epochs")
     return before if isinstance(before, int) and isinstance(now, int) and now > before else None
 
@@ -33,8 +33,8 @@ def _differences(name: str, there: Any, here: Any, rungs: bool) -> Iterator[str]
             path = f"{name}.{key}" if name else key
             yield from _differences(path, there.get(key, _NOTHING), here.get(key, _NOTHING), rungs)
     elif isinstance(there, list) and isinstance(here, list) and len(there) == len(here):
-        for number, (one, other) in enumerate(zip(there, here, strict=True)):
-            yield from _differences(f"{name}[{number}]", one, other, rungs)
+        for number, (value, other) in enumerate(zip(there, here, strict=True)):
+            yield from _differences(f"{name}[{number}]", value, other, rungs)
     else:
         texts = [_text(value) for value in (there, here)]
         if texts[0] != texts[1]:
@@ -44,7 +44,7 @@ def _differences(name: str, there: Any, here: Any, rungs: bool) -> Iterator[str]
 
 
 def _has_grown(name: str, there: Any, here: Any) -> bool:
-    """Whether a value is there that may have grown, and has, or is as it was."""
+    """Return whether a value may grow, and has grown or stayed."""
     if not _GROWS.fullmatch(name):
         return False
     if isinstance(there, list) and isinstance(here, list):

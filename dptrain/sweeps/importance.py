@@ -1,4 +1,4 @@
-"""How much of what trials differ in is each field's doing: Optuna's fANOVA (extra `optuna`).
+"""Share of the variance between trials that each field explains: Optuna's fANOVA (extra `optuna`).
 
 Source: F. Hutter, H. Hoos and K. Leyton-Brown, "An efficient approach for assessing hyperparameter importance", ICML
 2014: a random forest predicts the value from the setting, and the variance of its predictions over the whole range is
@@ -25,7 +25,7 @@ FEWEST = 8
 
 
 def installed() -> bool:
-    """Return whether importances can be found."""
+    """Return whether Optuna and scikit-learn are installed."""
     try:
         import optuna  # noqa: F401
         import sklearn.ensemble  # noqa: F401  what Optuna's fANOVA needs
@@ -35,14 +35,7 @@ def installed() -> bool:
 
 
 def importances(trials: Sequence[Trial], summaries: Sequence[Summary], fields: Sequence[Field]) -> Mapping[str, float]:
-    """Return each field's part of the variance of complete trials' means, which add up to 1; the greatest first.
-
-    Nothing where fewer than `FEWEST` trials are complete, or their means do not differ. The same trials give the same
-    numbers.
-
-    Raises:
-        ImportError: Optuna or scikit-learn is not installed.
-    """
+    """Return each field's share of the variance of complete trials' means, the greatest first; they add up to 1."""
     from optuna import create_study, logging
     from optuna.importance import FanovaImportanceEvaluator, get_param_importances
     from optuna.trial import create_trial
@@ -66,19 +59,19 @@ def importances(trials: Sequence[Trial], summaries: Sequence[Summary], fields: S
         return {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # scikit-learn's and Optuna's about their own insides
-        found: Mapping[str, float] = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=0))
-    return found
+        by_field: Mapping[str, float] = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=0))
+    return by_field
 
 
 def _is_scale(field: Field) -> bool:
-    """Return whether a field has numbers, between which there are others."""
+    """Return whether a field's values are numbers on a continuous scale."""
     if field.drawn_from is not None:
         return True
     return all(map(is_number, field.values)) and min(field.values) < max(field.values)
 
 
 def _distribution(field: Field) -> "BaseDistribution":
-    """Return Optuna's word for where a field's values came from."""
+    """Return Optuna's distribution of a field."""
     if field.drawn_from is not None:
         return to_optuna(field.drawn_from)
     if _is_scale(field):

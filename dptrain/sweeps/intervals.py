@@ -45,58 +45,38 @@ Covers = Literal["seeds and samples", "seeds alone", "samples alone", ""]
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples that every value was measured on.
-
-    Attributes:
-        count: how many there are.
-        variance: that they give the mean of the values, by bootstrap; None for the binomial one, of accuracies.
-    """
+    """The samples that every value was measured on."""
 
     count: int
-    variance: float | None = None
+    variance: float | None = None  # of the mean of the values, by bootstrap; None for the binomial one of accuracies
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and its 95 % confidence interval.
-
-    Attributes:
-        mean: of the values.
-        low: lower end, within the metric's bounds; None where nothing shows how wide it would be.
-        high: upper end.
-        covers: the sources of chance that it allows for.
-    """
+    """A mean and its 95 % confidence interval."""
 
     mean: float
-    low: float | None
+    low: float | None  # within the metric's bounds; None if no width is known
     high: float | None
     covers: Covers
 
 
 def bounds_of(metric: str, values: Iterable[float]) -> Bounds:
-    """Return between which numbers a metric lies: (0, 1), (0, inf) or (-inf, inf).
-
-    Concluded from the end of its name, "accuracy" say or "loss", which is all that logs tell; a value outside shows
-    that the name means something else.
-
-    Args:
-        metric: the log key.
-        values: of the metric, all that there are.
-    """
+    """Return a metric's range by its name, unless a value lies outside: (0, 1), (0, inf) or (-inf, inf)."""
     name = metric.lower()
     bounds = (0.0, 1.0) if _FRACTION.search(name) else (0.0, math.inf) if _POSITIVE.search(name) else UNBOUNDED
     return bounds if all(bounds[0] <= value <= bounds[1] for value in values) else UNBOUNDED
 
 
 def counts_samples(metric: str) -> bool:
-    """Return whether a metric, as its name says, is the part of the samples that are right."""
+    """Return whether a metric, by its name, is a share of correct samples."""
     return _SHARE.search(metric.lower()) is not None
 
 
 def mean_and_interval(
     values: Sequence[float], bounds: Bounds = UNBOUNDED, folds: int = 1
 ) -> tuple[float, float | None, float | None]:
-    """Return mean and ends of `interval_of`, of the seeds alone."""
+    """Return mean, low and high of `interval_of` over the seeds alone."""
     interval = interval_of(values, bounds, folds)
     return interval.mean, interval.low, interval.high
 
@@ -104,15 +84,7 @@ def mean_and_interval(
 def interval_of(
     values: Sequence[float], bounds: Bounds = UNBOUNDED, folds: int = 1, samples: Samples | None = None
 ) -> Interval:
-    """Return the mean of at least one value and its 95 % confidence interval, which has a width or is none.
-
-    Args:
-        values: of runs.
-        bounds: by `bounds_of`; see the top of this file for what they decide.
-        folds: how many there are in cross-validation, see `widening`; 1 where runs are independent.
-        samples: that every value was measured on, in cross-validation all folds together; None where their part in
-            the chance is not known.
-    """
+    """Return the mean of at least one value and its 95 % confidence interval; the module's docstring has the method."""
     mean, runs = statistics.mean(values), len(values)
     is_share = samples is not None and samples.variance is None and bounds == (0.0, 1.0)
     # Standard errors of the mean.
@@ -142,7 +114,7 @@ def interval_of(
 
 
 def _freedom(of_seeds: float, runs: int, of_samples: float, count: int) -> float:
-    """Return the degrees of freedom of the sum of two errors' squares, one of which is not 0."""
+    """Return Welch-Satterthwaite degrees of freedom of a sum of two squared errors, not both 0."""
     if not of_samples:
         return runs - 1
     whole = math.hypot(of_seeds, of_samples)
@@ -155,7 +127,7 @@ def _exp(exponent: float) -> float:
 
 
 def _wilson(mean: float, count: float, quantile: float) -> tuple[float, float]:
-    """Return Wilson's interval of a part of so many samples."""
+    """Return Wilson's interval of a share of `count` samples."""
     square = quantile**2
     middle = (mean + square / (2 * count)) / (1 + square / count)
     half = quantile / (1 + square / count) * math.sqrt(mean * (1 - mean) / count + square / (4 * count**2))
@@ -163,34 +135,26 @@ def _wilson(mean: float, count: float, quantile: float) -> tuple[float, float]:
 
 
 def widening(values: int, folds: int) -> float:
-    """Return by what the standard error of a mean of values over folds is greater than that of independent ones.
+    """Return the factor by which folds widen the standard error of a mean of `values` values.
 
-    Any two trainings of cross-validation share most of their samples, so their values are not independent, and
-    Student's t would be far too sure. The variance of the mean of n values is taken as (1 / n + 1 / (folds - 1)) times
-    theirs instead of 1 / n times: 1 / (folds - 1) is the ratio of samples held out to samples trained on. This is the
-    corrected resampled t-test of C. Nadeau and Y. Bengio, "Inference for the generalization error", Machine Learning 52
-    (2003), for repeated folds (each seed cuts its own) as R. Bouckaert and E. Frank, "Evaluating the replicability of
-    significance tests for comparing learning algorithms", PAKDD 2004, with n - 1 degrees of freedom.
-
-    Args:
-        values: their number, over seeds and folds.
-        folds: how many there are; 1 where runs are independent.
+    Any two trainings of cross-validation share most of their samples, so Student's t would be far too sure. The
+    variance of the mean of n values is (1 / n + 1 / (folds - 1)) times theirs instead of 1 / n times: 1 / (folds - 1)
+    is the ratio of samples held out to samples trained on. This is the corrected resampled t-test of C. Nadeau and Y.
+    Bengio, "Inference for the generalization error", Machine Learning 52 (2003), for repeated folds (each seed cuts its
+    own) as R. Bouckaert and E. Frank, "Evaluating the replicability of significance tests for comparing learning
+    algorithms", PAKDD 2004, with n - 1 degrees of freedom.
     """
     return 1.0 if folds == 1 else math.sqrt(1 + values / (folds - 1))
 
 
 @lru_cache(maxsize=1024)
 def _quantile(freedom: float) -> float:
-    """Return Student's t that 95 % of a distribution with so many degrees of freedom lie within, both sides."""
+    """Return the two-sided 95 % quantile of Student's t."""
     return float(scipy_stats().t.ppf((1 + CONFIDENCE) / 2, freedom))
 
 
 def scipy_stats() -> Any:
-    """Return SciPy's statistics.
-
-    Raises:
-        ConfigError: SciPy is missing.
-    """
+    """Return `scipy.stats`, or raise ConfigError if SciPy is missing."""
     try:
         from scipy import stats
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""What a sweep keeps of runs that have ended: states while they are wanted, then models as files, and test values."""
+"""Retention of finished runs: states while a sweep runs, then model files and test values."""
 
 from collections import defaultdict
 from contextlib import closing
@@ -19,14 +19,7 @@ Keep = Literal["best", "all", "none"]
 
 
 def keeps_models(keep: Keep | None) -> tuple[Keep, str]:
-    """Return whose models are kept, by default the best trial's, and why there are none where they cannot be.
-
-    Args:
-        keep: as asked for; None where nobody has.
-
-    Raises:
-        ConfigError: models were asked for, and h5py is not installed.
-    """
+    """Return whose models are kept, by default the best trial's, and why none can be."""
     if keep == "none":
         return "none", ""
     try:
@@ -38,16 +31,8 @@ def keeps_models(keep: Keep | None) -> tuple[Keep, str]:
     return keep or "best", ""
 
 
-class Keeping:
-    """Decides which states stay while a sweep goes on: the best trial's, and those of trials that may become it.
-
-    Args:
-        directory: of the sweep, which holds the states; those of trials that have ended are judged at once.
-        metric: log key that trials are judged by.
-        mode: "max" or "min".
-        runs: of a trial.
-        everything: no state goes.
-    """
+class Retention:
+    """Decides which states stay while a sweep runs: the best trial's, and those of trials that may become it."""
 
     def __init__(self, directory: SweepDirectory, metric: str, mode: Mode, runs: int, everything: bool) -> None:
         self._directory, self._metric, self._mode, self._runs = directory, metric, mode, runs
@@ -58,59 +43,44 @@ class Keeping:
             self.ended(ending)
 
     def ended(self, ending: Ending) -> None:
-        """Learn how a segment ended; where it was the last of its trial, one of two trials' states go."""
+        """Register a segment's ending; after a trial's last one, release the states of the worse of two trials."""
         trial = ending.run.trial
         self._endings[trial][ending.run.number] = ending
         endings = list(self._endings[trial].values())
-        if self._everything or len(endings) < self._runs or not all(one.status.is_final for one in endings):
+        if self._everything or len(endings) < self._runs or not all(ending.status.is_final for ending in endings):
             return
         [summary] = summarize([Trial(trial, {})], endings, self._metric, self._mode)
         before = self._best
         ranked = rank([summary] if before is None else [before, summary], self._mode)
         self._best = ranked[0] if ranked[0].complete else None
-        for one in (summary, *([] if before is None else [before])):
-            if one is not self._best:
-                for other in self._endings[one.trial].values():
+        for candidate in (summary, *([] if before is None else [before])):
+            if candidate is not self._best:
+                for other in self._endings[candidate.trial].values():
                     self._directory.release(other.run)
 
 
 def finish(directory: SweepDirectory, recipe: Recipe, keep: Keep, best: int | None, metric: str) -> list[str]:
-    """Write models of runs that are done, and evaluate those of the best trial on the test set, each once.
-
-    Args:
-        directory: of the sweep.
-        recipe: that the runs were trained by.
-        keep: whose models are written; the states of the others go.
-        best: the best trial's number; None where no trial has come to its end.
-        metric: log key that trials are judged by.
-
-    Returns:
-        The files of models that there are, relative to the directory.
-
-    Raises:
-        DataError: a state is damaged.
-        OutputError: a file cannot be written.
-    """
-    done = [ending.run for ending in last_endings(directory.endings) if ending.status is Status.DONE]
-    kept: list[Run] = []
+    """Write the models of finished runs, test those of the best trial, and return the model files; each once."""
+    completed = [ending.run for ending in last_endings(directory.endings) if ending.status is Status.DONE]
+    models_of: list[Run] = []
     with closing(Slot()) as slot:
-        for run in done:
+        for run in completed:
             is_kept = keep == "all" or (keep == "best" and run.trial == best)
             is_tested = not recipe.has_test or run.trial != best or run.number in directory.tested
             if is_kept:
-                kept.append(run)
+                models_of.append(run)
             if directory.has_state(run) and (is_kept or not is_tested):
                 _finish_run(directory, recipe, run, slot, is_tested, is_kept, metric.removeprefix("val_"))
             if not is_kept:
                 directory.release(run)
-    return directory.keep_models(kept)
+    return directory.keep_models(models_of)
 
 
 def _finish_run(
-    directory: SweepDirectory, recipe: Recipe, run: Run, slot: Slot, tested: bool, kept: bool, metric: str
+    directory: SweepDirectory, recipe: Recipe, run: Run, slot: Slot, tested: bool, writes: bool, metric: str
 ) -> None:
-    """Make a run's model of its state; write and evaluate it where that is not done yet."""
-    is_to_write = kept and not directory.has_model(run)
+    """Rebuild a run's model from its state; write and test it where that is not done yet."""
+    is_to_write = writes and not directory.has_model(run)
     if tested and not is_to_write:
         return
     model = recipe.build(directory.trials[run.trial].setting, run.seed, run)

@@ -1,10 +1,9 @@
-"""Files of lines that are appended one by one and read back after a kill: a JSON object each, with a digest of its own.
+"""Append-only files of JSON lines with digests, read back after a kill.
 
     {"run": 3, "epoch": 1, "loss": 0.25, "digest": "5d41402abc4b2a76"}
 
 A line counts from the moment its newline is written, so a torn last line never happened. The digest, half of the
-SHA-256 of the line without it, tells a line that has changed from one that was written so. Lines of earlier versions
-have none.
+SHA-256 of the line without it, detects changed lines. Lines of earlier versions have none.
 """
 
 import contextlib
@@ -26,28 +25,17 @@ _T = TypeVar("_T")
 
 
 class _ChangedError(Exception):
-    """A line is not as it was written."""
+    """A line differs from what was written."""
 
 
 def encode(fields: Mapping[str, Any]) -> bytes:
-    """Return the line of an object that has any field.
-
-    Raises:
-        ValueError: a number that is not finite, which JSON does not have.
-        TypeError: something else that it does not have.
-    """
+    """Return the line of a non-empty object."""
     body = json.dumps({name: value for name, value in fields.items() if name != _KEY}, allow_nan=False).encode()
     return body[:-1] + _BEFORE + _digest(body) + _AFTER
 
 
 def decode(line: bytes) -> Any:
-    """Return what `encode` was given, or what a line of an earlier version holds, without a digest.
-
-    Raises:
-        ValueError: it is no JSON.
-        RecursionError: it is nested too deeply.
-        _ChangedError: it is not as it was written.
-    """
+    """Parse a line, with its digest removed; earlier versions wrote none."""
     fields = json.loads(line)
     if isinstance(fields, dict) and isinstance(fields.get(_KEY), str):
         body, _, digest = line.rpartition(_BEFORE)
@@ -62,17 +50,7 @@ def _digest(body: bytes) -> bytes:
 
 
 class Lines:
-    """A file that lines are appended to, open as long as it is in use.
-
-    Args:
-        folder: that holds it.
-        name: of the file.
-        advice: what to do where it cannot be written, the end of messages.
-
-    Raises:
-        OSError: the system's.
-        DataError: it is no regular file of its own.
-    """
+    """An open file that lines are appended to."""
 
     def __init__(self, folder: Directory, name: str, advice: str) -> None:
         self._path, self._advice = folder.path / name, advice
@@ -80,19 +58,13 @@ class Lines:
         self._end = self._file.seek(0, os.SEEK_END)
 
     def __enter__(self) -> "Lines":
-        """Return the file itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
         self._file.close()
 
     def add(self, line: bytes) -> None:
-        """Hand a line to the operating system: all of it, or nothing.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Write a whole line, or nothing of it."""
         try:
             written = 0
             while written < len(line):
@@ -104,37 +76,20 @@ class Lines:
         self._end += len(line)
 
     def sync(self) -> None:
-        """Flush all lines to the disk.
-
-        Raises:
-            OutputError: they cannot be written.
-        """
+        """Flush all lines to the disk."""
         with writing(self._path, advice=self._advice):
             os.fsync(self._file.fileno())
 
 
 def read(folder: Directory, name: str, parse: Callable[[Any], _T], advice: str) -> list[tuple[bytes, _T]]:
-    """Return the lines of a file, each as it is and parsed; no lines where there is no file.
-
-    What comes after the last newline, and a last line that cannot be parsed, was torn: it is left out.
-
-    Args:
-        folder: that holds it.
-        name: of the file.
-        parse: takes the object of a line.
-        advice: what to do about a line that is wrong, the end of the message.
-
-    Raises:
-        DataError: any other line cannot be parsed, or one has changed since it was written.
-        OSError: the system's.
-    """
+    """Return the lines of a file, raw and parsed, without torn last lines; [] if there is no file."""
     if folder.kind(name) is None:
         return []
     lines = [line + b"\n" for line in folder.read(name, _MOST).split(b"\n")[:-1]]
-    found = []
+    records = []
     for number, line in enumerate(lines, 1):
         try:
-            found.append((line, parse(decode(line))))
+            records.append((line, parse(decode(line))))
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             if number < len(lines):
                 raise DataError(
@@ -143,4 +98,4 @@ def read(folder: Directory, name: str, parse: Callable[[Any], _T], advice: str) 
                 ) from None
         except _ChangedError as error:
             raise DataError(f"{folder.path / name}, line {number}: has changed: {error}; {advice}") from None
-    return found
+    return records

@@ -1,4 +1,4 @@
-"""The members of an ensemble while they are trained, shared out among the ranks."""
+"""Members of an ensemble in training, distributed over the ranks."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -21,19 +21,7 @@ _IDLE = 0.002
 
 
 class Member(Callback):
-    """A member in training; as a callback it tells rank 0 its epochs.
-
-    Args:
-        number: its place in the ensemble.
-        model: that is trained.
-        arguments: of `Model.fit`, with a list of callbacks.
-        ranks: all ranks.
-
-    Attributes:
-        number: as given.
-        place: the same.
-        has_stepped: whether steps have been made.
-    """
+    """A member in training; as a callback it reports its epochs to rank 0."""
 
     def __init__(self, number: int, model: Model, arguments: Mapping[str, Any], ranks: Communicator) -> None:
         super().__init__()
@@ -42,18 +30,14 @@ class Member(Callback):
         self._arguments = {**arguments, "callbacks": [*arguments["callbacks"], self], "verbose": 0}
 
     def start(self, threads: int | None) -> None:
-        """Take a place on the device.
-
-        Args:
-            threads: of the CPU for this member; None for all of this rank's.
-        """
+        """Open the device; `threads` of the CPU for this member, None for all of this rank's."""
         self.has_stepped = False
         self._slot = Slot(self.place, threads)
         self._trained._put_on(self._slot.backend(self._trained._device_options))
         self._steps = self._trained._fit_in_steps(**self._arguments)
 
     def advance(self) -> bool | None:
-        """Queue the next steps; return True where there are none."""
+        """Queue the next steps; return True after the last."""
         try:
             next(self._steps)
         except StopIteration:
@@ -62,17 +46,17 @@ class Member(Callback):
         return None
 
     def launch_waiting(self) -> None:
-        """Let the device begin with what waits to be executed together with other members'."""
+        """Launch what waits to be executed together with other members."""
         self._slot.launch_waiting()
 
     def close(self) -> None:
-        """Leave the device: the model is an ordinary one again."""
+        """Release the device; the model is an ordinary one again."""
         self._steps.close()
         self._trained._put_on(None)
         self._slot.close()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Tell rank 0."""
+        """Report the epoch to rank 0."""
         self.tell("epoch", epoch=epoch, logs=numbers_of(logs))
 
     def tell(self, kind: str, **fact: Any) -> None:
@@ -80,7 +64,7 @@ class Member(Callback):
         self._ranks.send(0, {"kind": kind, "member": self.number, **fact})
 
     def named(self, error: Exception) -> Exception:
-        """Return an error that says whose it is."""
+        """Return an error with the member's number in its message."""
         who = f"member {self.number} (seed {self._trained.seed})"
         if len(error.args) == 1 and str(error) == error.args[0]:
             error.args = (f"{who}: {error}",)
@@ -90,12 +74,7 @@ class Member(Callback):
 
 
 class Members:
-    """The members that a rank trains: all at once, or as many as the device's memory holds.
-
-    Args:
-        members: what is trained.
-        threads: that train at once.
-    """
+    """The members of a rank: all at once, or as many as the device's memory holds."""
 
     def __init__(self, members: Sequence[Member], threads: int) -> None:
         self._schedule: RoundRobin[Member] = RoundRobin(threads)
@@ -104,11 +83,7 @@ class Members:
         self._room = len(members)
 
     def advance(self) -> bool:
-        """Go on with some steps; return whether there are any left.
-
-        Raises:
-            Exception: of the first member that fails; it names the member.
-        """
+        """Advance all members; return whether any are left. An error names its member."""
         while self._waiting and len(self._going) < self._room:
             self._going.append(self._waiting.pop(0))
             self._try(self._going[-1])
@@ -122,7 +97,7 @@ class Members:
         return bool(self._going or self._waiting)
 
     def close(self) -> None:
-        """Let all members leave the device, as far as they have come."""
+        """Release the device of all members."""
         self._schedule.close()
         for member in list(self._going):
             self._leave(member)
@@ -134,7 +109,7 @@ class Members:
             self._failed(member, error)
 
     def _failed(self, member: Member, error: Exception) -> None:
-        """Let a member wait for the memory of others, where it is that, else fail."""
+        """Requeue a member that found no memory beside others; raise any other error."""
         if len(self._going) > 1 and is_out_of_memory(error) and not member.has_stepped:
             self._leave(member)
             self._waiting.append(member)
@@ -150,16 +125,7 @@ class Members:
 
 
 class Progress:
-    """Shows what all members have done: a line for an epoch that all have been trained for that still are.
-
-    Args:
-        members: how many there are.
-        epochs: number of the last one.
-        shown: whether anything is.
-
-    Attributes:
-        going: numbers of the members that are still trained.
-    """
+    """Prints a line for each epoch that all members still in training have finished."""
 
     def __init__(self, members: int, epochs: int, *, shown: bool) -> None:
         self.going = set(range(members))
@@ -168,12 +134,12 @@ class Progress:
         self._begun = time.perf_counter()
 
     def epoch(self, member: int, epoch: int, logs: Logs) -> None:
-        """Take in the logs of an epoch, counted from 0."""
+        """Record the logs of an epoch, counted from 0."""
         self._logs.setdefault(epoch, {})[member] = logs
         self._show()
 
     def ended(self, member: int) -> None:
-        """Wait for a member no longer."""
+        """Remove a member from those still in training."""
         self.going.discard(member)
         self._show()
 
@@ -183,26 +149,20 @@ class Progress:
             logs = list(self._logs.pop(epoch).values())
             now = time.perf_counter()
             if self._shown:
-                keys = dict.fromkeys(key for one in logs for key in one)
-                means = {key: float(np.mean([one[key] for one in logs if key in one])) for key in keys}
+                keys = dict.fromkeys(key for member_logs in logs for key in member_logs)
+                means = {
+                    key: float(np.mean([member_logs[key] for member_logs in logs if key in member_logs]))
+                    for key in keys
+                }
                 head = f"Epoch {epoch + 1}/{self._epochs} - {len(logs)} member{'s' if len(logs) > 1 else ''}"
                 say(f"{head} - {now - self._begun:.1f} s - {format_logs(means)}")
             self._begun = now
 
 
 def train(ranks: Communicator, mine: Members, progress: Progress) -> Exception | None:
-    """Train until all members of all ranks have ended, or one has failed. Collective.
-
-    Args:
-        ranks: all ranks; no collective joins them meanwhile.
-        mine: this rank's members.
-        progress: of all, on rank 0.
-
-    Returns:
-        What failed on this rank.
-    """
+    """Train until all members of all ranks have ended or one has failed; return this rank's error. Collective."""
     problem: Exception | None = None
-    done = told = False
+    finished = finish_sent = False
     with watchdog.going_round() as go_round:
         while True:
             go_round()
@@ -216,16 +176,16 @@ def train(ranks: Communicator, mine: Members, progress: Progress) -> Exception |
                 elif kind == "ended":
                     progress.ended(fact["member"])
                 failed = failed or kind == "failed"
-            if ranks.rank == 0 and not told and (failed or not progress.going):
-                told = True
+            if ranks.rank == 0 and not finish_sent and (failed or not progress.going):
+                finish_sent = True
                 for rank in range(ranks.size):
                     ranks.send(rank, {"kind": "finish"})
-            if done:
+            if finished:
                 time.sleep(_IDLE)
                 continue
             try:
-                done = not mine.advance()
+                finished = not mine.advance()
             except Exception as error:
-                problem, done = error, True
+                problem, finished = error, True
                 ranks.send(0, {"kind": "failed"})
             phase.enter("fit")  # not what the last member did

@@ -1,4 +1,4 @@
-"""What ranks of a sweep tell each other: records as JSON can carry them, and back."""
+"""Messages between the ranks of a sweep: records to JSON and back."""
 
 import dataclasses
 from enum import StrEnum
@@ -8,7 +8,7 @@ from dptrain.sweeps.records import Ending, Run, Segment, Status
 
 
 class Tag(StrEnum):
-    """What a message is about."""
+    """The kind of a message."""
 
     # To a rank: train this segment; everything is done.
     TRAIN = "train"
@@ -23,7 +23,7 @@ class Tag(StrEnum):
 
 
 def run_fact(run: Run) -> list[int]:
-    """Return a run as JSON can carry it."""
+    """Return a run as JSON."""
     return [run.number, run.trial, run.seed, run.fold, run.folds]
 
 
@@ -33,7 +33,7 @@ def to_run(fact: list[int]) -> Run:
 
 
 def segment_fact(segment: Segment) -> dict[str, Any]:
-    """Return a segment as JSON can carry it."""
+    """Return a segment as JSON."""
     return {"run": run_fact(segment.run), "begin": segment.begin, "end": segment.end, "keep": segment.keep}
 
 
@@ -43,7 +43,7 @@ def to_segment(fact: dict[str, Any]) -> Segment:
 
 
 def ending_fact(ending: Ending) -> dict[str, Any]:
-    """Return an ending as JSON can carry it."""
+    """Return an ending as JSON."""
     return dataclasses.asdict(ending) | {"run": run_fact(ending.run), "status": str(ending.status)}
 
 

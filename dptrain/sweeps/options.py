@@ -21,7 +21,7 @@ def _seconds(value: object) -> object:
 
 
 def _packing(value: object) -> bool | int:
-    """Return what on, off or a number says."""
+    """Parse on, off or a number."""
     word = str(value).strip().lower()
     if word in ("on", "off", "true", "false"):
         return word in ("on", "true")
@@ -31,44 +31,28 @@ def _packing(value: object) -> bool | int:
 
 
 def _listed(value: object) -> object:
-    """Return a text as a list of it."""
+    """Wrap a text in a list."""
     return [value] if isinstance(value, str) else value
 
 
 @dataclasses.dataclass(frozen=True)
 class SweepOptions(Checked):
-    """What a sweep is asked to do, but for what it varies.
+    """Options of a sweep, without its space; `dptrain.sweep` documents them."""
 
-    Attributes:
-        seeds: as `parse_seeds`.
-        samples: how many settings are drawn at random; each meets the whole grid.
-        adaptive: how many settings Optuna chooses as results come; 0 for those of the space.
-        search_seed: of the draws.
-        metric: keys of the logs, or `training.MEASURED`, that trials are compared by; the first ranks them. If not set,
-            the validation's loss, accuracy or mean absolute error.
-        mode: whether a high or a low value is good, of each, or "auto" of all.
-        halving: one trial in so many goes on from a rung.
-        min_epochs: the first rung.
-        runs_per_device: runs that a rank trains at once; None to find out.
-        packing: on a GPU, runs that differ in numbers alone share launches, as a pack; a number: as so many packs;
-            False: each run has a stream of its own.
-        folds: of cross-validation; none for none.
-        keep: whose models stay as files; the best trial's where it is none.
-        max_time: seconds after which the sweep stops, to be continued; as a text with a unit, such as 2h.
-    """
-
-    seeds: Any = "0-4"
+    seeds: Any = "0-4"  # as `parse_seeds`
     samples: Annotated[int, Interval(ge=0)] = 0
     adaptive: Annotated[int, Interval(ge=0)] = 0
     search_seed: Annotated[int, Interval(ge=0, lt=2**63)] = 0
+    # None for the validation's loss, accuracy or mean absolute error
     metric: Annotated[list[str], Before(_listed)] | None = None
     mode: Annotated[list[Literal["auto", "max", "min"]], Before(_listed)] = dataclasses.field(
         default_factory=lambda: ["auto"]
     )
     halving: Annotated[int, Interval(ge=2)] | None = None
     min_epochs: Annotated[int, Interval(ge=1)] = 1
-    runs_per_device: Annotated[int, Interval(ge=1)] | None = None
+    runs_per_device: Annotated[int, Interval(ge=1)] | None = None  # None to measure it
     packing: Annotated[bool | int, Before(_packing)] = True
     folds: Annotated[int, Interval(ge=2)] | None = None
-    keep: Keep | None = None
+    keep: Keep | None = None  # None for the best trial's models
+    # seconds, or a text such as 2h
     max_time: Annotated[Annotated[float, Interval(ge=0)] | None, Before(_seconds)] = None

@@ -1,4 +1,4 @@
-"""The page of a report: one HTML file that fits any width and asks nothing of a network."""
+"""The HTML page of a report: one responsive file without network access."""
 
 import base64
 import hashlib
@@ -67,12 +67,7 @@ document.addEventListener("click", ({ target }) => {
 
 
 def page(title: str, parts: Sequence[str]) -> str:
-    """Return a page; no browser loads anything for it, or runs anything else than what is written here.
-
-    Args:
-        title: as text.
-        parts: of its body, as HTML.
-    """
+    """Return a page; its policy lets no browser load anything or run another script."""
     digest = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
     return (
@@ -85,18 +80,12 @@ def page(title: str, parts: Sequence[str]) -> str:
 
 
 def figure(picture: str, caption: str) -> str:
-    """Return a picture, by `drawing.draw`, with a caption, which is text."""
+    """Return a picture by `drawing.draw` with a caption, which is text."""
     return f"<figure>\n{picture}\n<figcaption>{escape(caption)}</figcaption></figure>\n"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]], trials: Sequence[int] = ()) -> str:
-    """Return a table.
-
-    Args:
-        header: names of columns; none are shown where all are empty.
-        rows: of texts, and of numbers, which stand to the right.
-        trials: of the rows, in a table that can be sorted by any column.
-    """
+    """Return a table; numbers align right, and `trials` (one per row) makes it sortable."""
     head = f"<thead><tr>{''.join(f'<th>{escape(name)}</th>' for name in header)}</tr></thead>\n" if any(header) else ""
     lines = []
     for number, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""Pictures of a sweep's runs: the metric over epochs, the ranking of trials, their Pareto front, seeds of one."""
+"""Pictures of a sweep's runs: learning curves, ranking, Pareto front, seeds of one trial."""
 
 import itertools
 import math
@@ -48,13 +48,7 @@ Curves = Mapping[int, Mapping[int, Mapping[int, float]]]
 
 
 def curves_of(epochs: Iterable[Mapping[str, Any]], metric: str) -> Curves:
-    """Return what `draw_curves` draws, without what is missing or not finite.
-
-    Args:
-        epochs: objects as in results.jsonl, with "trial", "run", "epoch" and metrics. The last of a run and epoch
-            counts.
-        metric: the log key.
-    """
+    """Return the finite values of a metric by trial, epoch and run, from objects of results.jsonl."""
     curves: dict[int, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     for row in epochs:
         value = row.get(metric)
@@ -67,14 +61,7 @@ def curves_of(epochs: Iterable[Mapping[str, Any]], metric: str) -> Curves:
 
 
 def draw_curves(trials: Sequence[Trial], summaries: Sequence[Summary], curves: Curves, metric: str, mode: Mode) -> str:
-    """Return a picture of the metric over epochs: for each of the best trials the mean, and a band over its seeds.
-
-    The band is the 95 % confidence interval of the mean, or from the lowest to the highest run where fewer than 3 have
-    the epoch. The mean is over the runs that have the epoch. Of a single trial each run is drawn too.
-
-    Raises:
-        ConfigError: Matplotlib is missing.
-    """
+    """Draw the metric over epochs for the best trials: the mean, with the band of `_band` over the seeds."""
     settings = {trial.number: trial.setting for trial in trials}
     shown = [summary.trial for summary in rank(summaries, mode) if any(curves.get(summary.trial, {}).values())]
     shown = shown[:MOST_CURVES]
@@ -143,11 +130,7 @@ def _draw_runs(axes: "Axes", curve: Mapping[int, Mapping[int, float]]) -> None:
 
 
 def draw_ranking(trials: Sequence[Trial], summaries: Sequence[Summary], metric: str, mode: Mode) -> str:
-    """Return a picture of the trials' means with their 95 % intervals, the best on top, at most `MOST_RANKED`.
-
-    Raises:
-        ConfigError: Matplotlib is missing.
-    """
+    """Draw the trials' means with their 95 % intervals, the best on top, at most `MOST_RANKED`."""
     settings = {trial.number: trial.setting for trial in trials}
     ranked = [summary for summary in rank(summaries, mode) if summary.mean is not None]
     shown = ranked[:MOST_RANKED]
@@ -200,17 +183,7 @@ def draw_ranking(trials: Sequence[Trial], summaries: Sequence[Summary], metric: 
 
 
 def draw_front(front: Front) -> str:
-    """Return a picture of the first metric (upwards) against the second, a point a trial, with the front as steps.
-
-    The steps are the front in these two metrics alone: from each point on, in the direction in which the second metric
-    gets worse, the first one's value is to be had.
-
-    Args:
-        front: with a trial on it at least.
-
-    Raises:
-        ConfigError: Matplotlib is missing.
-    """
+    """Draw the first metric against the second, with the front in these two metrics alone as steps."""
     (y_name, y_mode), (x_name, x_mode) = list(front.modes.items())[:2]
     beside = [trial for trial in front.compared if trial not in front.trials][:MOST_BESIDE]
     shown = [*beside, *front.trials]
@@ -241,16 +214,7 @@ def draw_front(front: Front) -> str:
 
 
 def draw_seeds(summary: Summary, endings: Sequence[Ending], metric: str) -> str:
-    """Return a picture of a trial's runs: a dot for each seed, and their mean with its 95 % interval.
-
-    Args:
-        summary: of a trial with a value.
-        endings: of the sweep.
-        metric: the log key.
-
-    Raises:
-        ConfigError: Matplotlib is missing.
-    """
+    """Draw a trial's runs: a dot for each seed, and their mean with its 95 % interval."""
     values = sorted(values_by_seed(endings, metric)[summary.trial].items())
     folded = any(fold for (_, fold), _ in values)
 
@@ -284,7 +248,7 @@ def draw_seeds(summary: Summary, endings: Sequence[Ending], metric: str) -> str:
 
 
 def _band(values: Sequence[float], bounds: Bounds) -> tuple[float, float, float]:
-    """Return mean, lower and upper end of the band."""
+    """Return mean, low and high of a band: the 95 % interval, or minimum and maximum of fewer than 3 runs."""
     mean, low, high = mean_and_interval(values, bounds)
     if low is None or high is None or len(values) < 3:
         return mean, min(values), max(values)
@@ -292,6 +256,6 @@ def _band(values: Sequence[float], bounds: Bounds) -> tuple[float, float, float]
 
 
 def _thinned(epochs: Sequence[int]) -> list[int]:
-    """Return at most some hundred epochs, the first and the last among them: a picture has no more dots."""
+    """Return at most some hundred epochs, with the first and the last among them."""
     step = max(1, math.ceil(len(epochs) / _MOST_POINTS))
     return sorted({*epochs[::step], *epochs[-1:]})

@@ -1,4 +1,4 @@
-"""What people see while a sweep runs, on rank 0: a live table of trials on a terminal, plain lines elsewhere."""
+"""Progress of a sweep on rank 0: a live table on a terminal, lines elsewhere."""
 
 import math
 import sys
@@ -27,10 +27,10 @@ _PARTS = 50
 
 
 class Progress:
-    """Hears of everything that happens in a sweep, and shows nothing; subclasses show what people want to know.
+    """Receives the events of a sweep and shows nothing; subclasses do.
 
-    Whoever makes one calls `close` in a `finally`: a live table hides the cursor and holds standard output until then.
-    A trial is told before its runs are. Every call costs microseconds, but for a drawing now and then.
+    Call `close` in a `finally`: a live table hides the cursor and holds standard output until then. A trial comes
+    before its runs. Calls cost microseconds, but for a drawing now and then.
     """
 
     def trial(self, trial: Trial) -> None:
@@ -46,13 +46,13 @@ class Progress:
         """A segment ended, or a paused run was given up; each with the metrics of the run's last epoch."""
 
     def recalled(self, ending: Ending) -> None:
-        """An earlier start of the sweep brought a run so far: it counts, but nothing is said of it."""
+        """An ending of an earlier start: counted, not shown."""
 
     def note(self, line: str) -> None:
-        """Show a line, such as how much of a continued sweep was there already."""
+        """Show a line."""
 
     def close(self) -> None:
-        """Give the terminal back; a second time does nothing."""
+        """Release the terminal; idempotent."""
 
 
 def make_progress(
@@ -65,17 +65,7 @@ def make_progress(
     live: bool = False,
     file: TextIO | None = None,
 ) -> Progress:
-    """Return what shows a sweep's progress.
-
-    Args:
-        metric: log key, such as "val_accuracy".
-        mode: "max" or "min", what is better.
-        total: number of runs, None where it is not known beforehand.
-        seeds: number of runs of a trial.
-        quiet: show nothing.
-        live: a live table instead of plain lines, but for a file.
-        file: where it goes; standard output by default.
-    """
+    """Return the display: none if quiet, a live table on a terminal, else lines; `total` runs, None if unknown."""
     if quiet:
         return Progress()
     if live and not terminal.ends_in_file(file):
@@ -84,15 +74,7 @@ def make_progress(
 
 
 class PlainProgress(Progress):
-    """A line a run that is done or went wrong, a trial whose runs have all ended, and one that goes on from a rung.
-
-    Args:
-        metric: log key.
-        mode: "max" or "min".
-        total: number of runs, None where it is not known.
-        seeds: number of runs of a trial.
-        file: where lines go; standard output by default.
-    """
+    """Prints a line for each run that finishes or fails, each finished trial and each promotion."""
 
     def __init__(self, metric: str, mode: str, total: int | None, seeds: int, file: TextIO | None = None) -> None:
         self._tally = _Tally(metric, mode, total, seeds)
@@ -100,11 +82,11 @@ class PlainProgress(Progress):
         self._promoted: set[tuple[int, int]] = set()
 
     def trial(self, trial: Trial) -> None:
-        """Remember it."""
+        """Register the trial."""
         self._tally.trial(trial)
 
     def started(self, segment: Segment, rank: int) -> None:
-        """Show a line where its trial is the first that is heard of to go on from a rung."""
+        """Print the trial's first promotion from a rung."""
         promotion = segment.run.trial, segment.begin
         if segment.begin and promotion not in self._promoted:
             self._promoted.add(promotion)
@@ -112,7 +94,7 @@ class PlainProgress(Progress):
                 self.note(line)
 
     def ended(self, ending: Ending) -> None:
-        """Show the run's line, and its trial's if it was the last."""
+        """Print the run's line, and its trial's after the last run."""
         is_new = self._tally.ended(ending)
         if ending.status not in (Status.PAUSED, Status.PRUNED):
             self.note(self._tally.run_line(ending))
@@ -120,28 +102,18 @@ class PlainProgress(Progress):
             self.note(self._tally.trial_line(ending.run.trial))
 
     def recalled(self, ending: Ending) -> None:
-        """Count it."""
+        """Count the ending."""
         self._tally.recalled(ending)
 
     def note(self, line: str) -> None:
-        """Show the line."""
+        """Print the line."""
         # A log in ASCII is no reason to end a sweep.
         encoding = getattr(self._file or sys.stdout, "encoding", None) or "utf-8"
         terminal.say(line.encode(encoding, "backslashreplace").decode(encoding), file=self._file)
 
 
 class LiveProgress(Progress):
-    """A table of the trials that are running and of the best ones, and above it what went wrong.
-
-    It is drawn by the calls, with no thread of its own, which would take turns with them for the interpreter.
-
-    Args:
-        metric: log key.
-        mode: "max" or "min".
-        total: number of runs, None where it is not known.
-        seeds: number of runs of a trial.
-        console: the terminal.
-    """
+    """A table of running and best trials, below the errors; drawn by the calls, without a thread of its own."""
 
     def __init__(self, metric: str, mode: str, total: int | None, seeds: int, console: Console) -> None:
         self._tally = _Tally(metric, mode, total, seeds)
@@ -151,39 +123,39 @@ class LiveProgress(Progress):
         self._next = -math.inf  # when it is drawn again, at the earliest
 
     def trial(self, trial: Trial) -> None:
-        """Count it."""
+        """Count the trial."""
         self._tally.trial(trial)
         self._changed()
 
     def started(self, segment: Segment, rank: int) -> None:
-        """Show its trial among those that run."""
+        """Show its trial as running."""
         self._tally.started(segment, rank)
         self._changed()
 
     def epoch(self, run: Run, epoch: int, logs: Mapping[str, float]) -> None:
-        """Show how far it is."""
+        """Show the epoch."""
         self._tally.epoch(run, epoch, logs)
         self._changed()
 
     def ended(self, ending: Ending) -> None:
-        """Count it; show a line where it went wrong."""
+        """Count the ending; print a line for a failure."""
         self._tally.ended(ending)
         if not ending.status.is_success:
             self.note(self._tally.run_line(ending))
         self._changed()
 
     def recalled(self, ending: Ending) -> None:
-        """Count it."""
+        """Count the ending."""
         self._tally.recalled(ending)
         self._changed()
 
     def note(self, line: str) -> None:
-        """Show the line above the table."""
+        """Print the line above the table."""
         shown = terminal.wrapped(printable(line, terminal.NO_BREAK), self._console.width)
         self._console.print(Text(shown), soft_wrap=True)
 
     def close(self) -> None:
-        """Leave the table as it is in the end."""
+        """Draw the final table and stop."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -194,7 +166,7 @@ class LiveProgress(Progress):
             self._live.stop()
 
     def _changed(self) -> None:
-        """Draw if it has not been for a while."""
+        """Draw, unless it was done just now."""
         now = time.monotonic()
         if now < self._next or self._is_closed:
             return
@@ -212,17 +184,17 @@ class LiveProgress(Progress):
         table.add_column("trial", justify="right", no_wrap=True)
         fields = next((tuple(standing.trial.setting) for standing in tally.trials.values()), ())
         for name in formatting.ends(fields):
-            table.add_column(_one_line(name))
+            table.add_column(_cut_cell(name))
         table.add_column("runs", justify="right", no_wrap=True)
-        table.add_column(_one_line(f"mean {tally.metric}"), no_wrap=True)
+        table.add_column(_cut_cell(f"mean {tally.metric}"), no_wrap=True)
         table.add_column("state")
         for standing in shown:
             table.add_row(
                 str(standing.trial.number),
-                *(_one_line(standing.cells.get(name, "")) for name in fields),
+                *(_cut_cell(standing.cells.get(name, "")) for name in fields),
                 f"{standing.ended}/{tally.seeds}",
                 _mean_and_std(standing.values),
-                _one_line(standing.state()),
+                _cut_cell(standing.state()),
             )
         rest = len(tally.trials) - len(shown)
         trials = f"trial{'' if rest == 1 else 's'}"
@@ -232,27 +204,16 @@ class LiveProgress(Progress):
 
 @dataclass
 class _Standing:
-    """How a trial stands. An ending costs the same with many seeds as with few; what is shown is worked out when it is.
-
-    Attributes:
-        trial: the trial.
-        metric: log key.
-        seeds: number of its runs.
-        label: its setting as text.
-        cells: the same by name.
-        latest: run number -> how its last segment ended.
-        running: run number -> epochs done and the metric's last value, None before the first epoch.
-        ended: number of runs that will not go on.
-    """
+    """State of a trial; values are computed when shown, so that an ending costs the same with many seeds."""
 
     trial: Trial
-    metric: str
-    seeds: int
-    label: str = ""
-    cells: dict[str, str] = field(default_factory=dict)
-    latest: dict[int, Ending] = field(default_factory=dict)
-    running: dict[int, tuple[int, float | None]] = field(default_factory=dict)
-    ended: int = 0
+    metric: str  # log key
+    seeds: int  # number of its runs
+    label: str = ""  # setting as text
+    cells: dict[str, str] = field(default_factory=dict)  # setting as text by name
+    latest: dict[int, Ending] = field(default_factory=dict)  # by run
+    running: dict[int, tuple[int, float | None]] = field(default_factory=dict)  # run -> epochs done, last value
+    ended: int = 0  # runs that have ended for good
     _values: list[float] | None = None
 
     def __post_init__(self) -> None:
@@ -265,19 +226,19 @@ class _Standing:
 
     @property
     def furthest(self) -> int:
-        """Epochs of the runs that came furthest."""
+        """Epochs of the longest successful run."""
         return max((ending.epochs for ending in self.latest.values() if ending.status.is_success), default=0)
 
     @property
     def values(self) -> list[float]:
-        """The metric of the runs that are done; before there is one, of those that came furthest."""
+        """Metric of the runs that are done, or before the first of those with most epochs."""
         if self._values is None:
             furthest = self.furthest
             counted = [each for each in self.latest.values() if each.status is Status.DONE] or [
                 each for each in self.latest.values() if each.status.is_success and each.epochs == furthest
             ]
-            found = (each.metrics.get(self.metric, math.nan) for each in counted)
-            self._values = [value for value in found if math.isfinite(value)]
+            metrics = (each.metrics.get(self.metric, math.nan) for each in counted)
+            self._values = [value for value in metrics if math.isfinite(value)]
         return self._values
 
     def count(self, *statuses: Status) -> int:
@@ -292,7 +253,7 @@ class _Standing:
 
     def state(self) -> str:
         if self.running:
-            epochs = max(done for done, _ in self.running.values())
+            epochs = max(epoch for epoch, _ in self.running.values())
             values = [value for _, value in self.running.values() if value is not None and math.isfinite(value)]
             running = f"{len(self.running)} running"
             value = f": {_short(_mean(values))}" if values else ""
@@ -310,7 +271,7 @@ class _Standing:
 
 
 class _Tally:
-    """What all trials have come to."""
+    """Counts and ranking of all trials."""
 
     def __init__(self, metric: str, mode: str, total: int | None, seeds: int) -> None:
         self.metric, self.total, self.seeds = metric, total, seeds
@@ -332,7 +293,7 @@ class _Tally:
         self.trials[run.trial].running[run.number] = (epoch, logs.get(self.metric))
 
     def ended(self, ending: Ending) -> bool:
-        """Count an ending; return whether the run will not go on, and this was not known."""
+        """Count an ending; return whether it is the first final one of its run."""
         standing = self.trials[ending.run.trial]
         before = standing.latest.get(ending.run.number)
         standing.update(ending)
@@ -357,8 +318,8 @@ class _Tally:
             reason = " ".join(ending.reason.split())
             return f"{which}: {ending.status} after {epochs}, {ending.seconds:.1f} s" + (reason and f": {reason}")
         value = ending.metrics.get(self.metric)
-        found = f"no {self.metric}" if value is None else f"{self.metric} {_short(value)}"
-        return f"{which}: {found}, {epochs}, {ending.seconds:.1f} s"
+        result = f"no {self.metric}" if value is None else f"{self.metric} {_short(value)}"
+        return f"{which}: {result}, {epochs}, {ending.seconds:.1f} s"
 
     def trial_line(self, number: int) -> str:
         """Return "trial 3 (learning_rate=0.001) done: val_accuracy mean 0.9761, std 0.0012, n = 4"."""
@@ -367,14 +328,11 @@ class _Tally:
         if not values:
             return f"{self._name(number)} {standing.state()}: no {self.metric}"
         std = f", std {_short(_std(values))}" if len(values) > 1 else ""
-        found = f"{self.metric} mean {_short(_mean(values))}{std}, n = {len(values)}"
-        return f"{self._name(number)} {standing.state()}: {found}"
+        result = f"{self.metric} mean {_short(_mean(values))}{std}, n = {len(values)}"
+        return f"{self._name(number)} {standing.state()}: {result}"
 
     def rung_line(self, number: int, epochs: int) -> str:
-        """Return "rung at 3 epochs: 9 trials judged, best val_accuracy 0.9761 (trial 2); trial 2 (...) goes on".
-
-        Empty where the trial was not judged there beside others.
-        """
+        """Return "rung at 3 epochs: 9 trials judged, best val_accuracy 0.9761 (trial 2); trial 2 goes on", or ""."""
         judged = self._judged.get(epochs, {})
         if number not in judged or len(judged) < 2:
             return ""
@@ -400,7 +358,7 @@ class _Tally:
         return ", ".join(parts)
 
     def most_interesting(self, rows: int) -> list[_Standing]:
-        """Return the best of the trials that are not running, in at least a quarter of the rows, and the others."""
+        """Return the best finished trials, in at least a quarter of the rows, then the running ones."""
         running = [standing for standing in self.trials.values() if standing.running]
         others = sorted(
             (standing for standing in self.trials.values() if standing.latest and not standing.running),
@@ -410,7 +368,7 @@ class _Tally:
         return best + running[: rows - len(best)]
 
     def _rank(self, standing: _Standing) -> tuple[bool, bool, float, int]:
-        """Return what sorts: done before not yet done before failed, better before worse."""
+        """Sort key: finished before unfinished before failed, better before worse."""
         value = self._sign * _mean(standing.values) if standing.values else 0.0
         return not standing.values, not standing.count(Status.DONE), value, standing.trial.number
 
@@ -424,13 +382,13 @@ def _mean(values: list[float]) -> float:
 
 
 def _std(values: list[float]) -> float:
-    """Return the standard deviation of a sample of at least two."""
+    """Return the sample standard deviation of at least two values."""
     mean = _mean(values)
     return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
 def _mean_and_std(values: list[float]) -> str:
-    """Return "0.9761 ± 0.0012"; nothing of no values, no deviation of one."""
+    """Return "0.9761 ± 0.0012"; "" without values, no deviation of one."""
     if not values:
         return ""
     mean = _mean(values)
@@ -442,7 +400,7 @@ def _short(value: float) -> str:
 
 
 def _form(value: float) -> str:
-    """Return the format of four digits after the point, or of mantissa where those would say little."""
+    """Return the format: four decimals, or scientific where those would say little."""
     return ".4f" if value == 0 or 1e-3 <= abs(value) < 1e5 else ".3e"
 
 
@@ -450,8 +408,8 @@ def _of(count: int, total: int | None) -> str:
     return str(count) if total is None else f"{count}/{total}"
 
 
-def _one_line(text: str) -> Text:
-    """Return a cell that is cut rather than wrapped, and is no markup."""
+def _cut_cell(text: str) -> Text:
+    """Return a table cell that is cut, not wrapped, and is no markup."""
     return Text(printable(text), no_wrap=True, overflow="ellipsis")
 
 

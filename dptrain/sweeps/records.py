@@ -1,4 +1,4 @@
-"""The words of a sweep as plain records: what is trained, and how it ended."""
+"""Records of a sweep: trials, runs, segments and how they ended."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ Setting = Mapping[str, Any]
 
 
 class Status(StrEnum):
-    """How a run stands after a segment."""
+    """State of a run after a segment."""
 
     # It waits at a rung for its trial to be promoted; its state is kept.
     PAUSED = "paused"
@@ -23,7 +23,7 @@ class Status(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether the run will not go on."""
+        """Whether the run has ended for good."""
         return self is not Status.PAUSED
 
     @property
@@ -34,43 +34,30 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting, over all its seeds.
+    """One setting, over all its seeds."""
 
-    Attributes:
-        number: from 0, in the order in which settings came up.
-        setting: value of every swept field; the same fields in all trials.
-    """
-
-    number: int
-    setting: Setting
+    number: int  # from 0, in order of appearance
+    setting: Setting  # same fields in all trials
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training: a setting, a seed and, in cross-validation, a fold.
+    """One training: a setting, a seed and, in cross-validation, a fold."""
 
-    Attributes:
-        number: from 0, in the order in which runs came up.
-        trial: the trial's number.
-        seed: of initial weights, order of the data and dropout; in cross-validation also of the folds.
-        fold: which one is held out, from 0.
-        folds: how many there are; 1 without cross-validation.
-    """
-
-    number: int
-    trial: int
-    seed: int
-    fold: int = 0
-    folds: int = 1
+    number: int  # from 0, in order of appearance
+    trial: int  # number
+    seed: int  # of initial weights, data order, dropout and folds
+    fold: int = 0  # held out, from 0
+    folds: int = 1  # 1 without cross-validation
 
     @property
     def replicate(self) -> tuple[int, int]:
-        """Which of its trial's runs it is: seed and fold, which trials are compared over."""
+        """Seed and fold, over which trials are compared."""
         return self.seed, self.fold
 
     @property
     def name(self) -> str:
-        """Return "trial-3-seed-5" or "trial-3-seed-5-fold-2": of files."""
+        """Name in files: "trial-3-seed-5" or "trial-3-seed-5-fold-2"."""
         return f"trial-{self.trial}-seed-{self.seed}" + (f"-fold-{self.fold + 1}" if self.folds > 1 else "")
 
     @property
@@ -81,39 +68,22 @@ class Run:
 
 @dataclass(frozen=True)
 class Segment:
-    """Epochs of a run that are trained in one go.
-
-    Attributes:
-        run: the run.
-        begin: epochs that are done before it, whose state is kept where this is not 0.
-        end: epochs that are done after it; None for as many as the run's own configuration says.
-        keep: whether its state is wanted even if the run has come to its end.
-    """
+    """Epochs of a run that are trained in one go."""
 
     run: Run
-    begin: int = 0
-    end: int | None = None
-    keep: bool = False
+    begin: int = 0  # finished epochs before it; their state is kept unless 0
+    end: int | None = None  # finished epochs after it; None for the run's own number
+    keep: bool = False  # whether the state of a finished run is wanted
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a segment ended.
-
-    Attributes:
-        run: the run.
-        status: how the run stands.
-        epochs: that it has done in all.
-        seconds: that it has taken in all.
-        metrics: the last values of the logs ("loss", "val_accuracy", ...); empty where no epoch was finished.
-        reason: one line, where something went wrong.
-        exit_code: of the error, where something went wrong, else 0.
-    """
+    """How a segment ended."""
 
     run: Run
     status: Status
-    epochs: int
-    seconds: float
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    reason: str = ""
-    exit_code: int = 0
+    epochs: int  # in all
+    seconds: float  # in all
+    metrics: Mapping[str, float] = field(default_factory=dict)  # last values of the logs; empty before the first epoch
+    reason: str = ""  # one line, of an error
+    exit_code: int = 0  # of an error, else 0

@@ -1,4 +1,4 @@
-"""trials.csv and report.html: what a sweep found, for programs and for people."""
+"""trials.csv and report.html: results of a sweep for programs and for people."""
 
 import csv
 import io
@@ -52,21 +52,7 @@ def write_trials_csv(
     fields: Sequence[str],
     front: Front | None = None,
 ) -> None:
-    """Write one row for each trial: its number, the swept fields, its summary, and what the front says of it.
-
-    Floats have as many digits as give the same float back; lists and truth values are JSON; what there is none of
-    (the deviation of one run) is empty.
-
-    Args:
-        path: the file; an existing one is replaced.
-        trials: the sweep's trials; the order of the rows.
-        summaries: of these trials, in any order.
-        fields: the swept fields, in the order of their columns.
-        front: of these trials, where there are several metrics.
-
-    Raises:
-        OutputError: the file cannot be written.
-    """
+    """Write one row per trial, in their order; floats round-trip, lists are JSON, missing values are empty."""
     of_trial = {summary.trial: summary for summary in summaries}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -98,41 +84,17 @@ def write_report(
     title: str = "Sweep",
     hurries: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Write the report as one HTML file with its pictures inside; without Matplotlib, without pictures.
-
-    The page asks nothing of a network. What it runs is written here, and no browser lets it run anything else.
-
-    Args:
-        path: the file; an existing one is replaced.
-        trials: the sweep's trials.
-        endings: of their runs, oldest first.
-        epochs: objects as in results.jsonl, with "trial", "run", "epoch" and metrics; read once.
-        metric: the log key that trials are judged by.
-        mode: whether more of it is better ("max") or less ("min").
-        samples: as `summarize`.
-        fields: the swept fields, in the order to show them.
-        facts: what else to show: versions, devices, the command.
-        space: what was swept, as `swept_fields`.
-        repeat: the command that trains the best run alone.
-        notes: further sentences about what was found.
-        front: of these trials, where there are several metrics.
-        title: of the report.
-        hurries: asked before each picture: whether there is no time for more of them.
-
-    Raises:
-        ConfigError: a run's logs have no such metric; SciPy is missing.
-        OutputError: the file cannot be written.
-    """
+    """Write the report as one HTML file; pictures need Matplotlib. `hurries` is asked before each picture."""
     summaries = summarize(trials, endings, metric, mode, samples)
     comparisons = compare(summaries, endings, metric, mode)
     swept = swept_fields(space, trials, fields)
-    found = [*sentences(trials, summaries, comparisons, metric, mode), *notes]
-    said = "".join(f"<p>{escape(text)}</p>\n" for text in found)
+    findings = [*sentences(trials, summaries, comparisons, metric, mode), *notes]
+    paragraphs = "".join(f"<p>{escape(text)}</p>\n" for text in findings)
     alone = len(trials) == 1
     parts = [
         f"<h1>{escape(title)}</h1>\n",
         f"<p>{escape(_scope(trials, endings, metric, mode))}</p>\n",
-        "<h2>What was found</h2>\n" + said,
+        "<h2>What was found</h2>\n" + paragraphs,
         "<h2>What was swept</h2>\n" + _swept(swept, endings),
     ]
     # From here on fields have the names that there is room for.
@@ -313,7 +275,7 @@ def _difference_cells(row: Comparison) -> list[Any]:
 
 
 def _mirrored(row: Comparison, first: int) -> Comparison:
-    """Return a comparison with a trial as `a`."""
+    """Return a comparison with trial `first` as `a`."""
     if row.a == first:
         return row
     low, high = (None if end is None else -end for end in (row.ci_high, row.ci_low))
@@ -398,12 +360,12 @@ def _fields(
         parts.append(
             f"<p>How much each field matters: {escape(pip_install('optuna'), quote=False)} to have it estimated.</p>\n"
         )
-    elif len(fields) > 1 and (found := importance.importances(trials, summaries, fields)):
+    elif len(fields) > 1 and (by_field := importance.importances(trials, summaries, fields)):
         caption = (
             "Part of the variance between trials' means that is a field's own doing or its share in that of several: "
             f"fANOVA with a random forest, from {complete} complete trials. A hint where to look, no test."
         )
-        parts.append(figure(field_pictures.draw_importances(found), caption))
+        parts.append(figure(field_pictures.draw_importances(by_field), caption))
     if 1 < len(fields) < field_pictures.MOST_AXES and not hurries():
         valued = sum(summary.n > 0 for summary in summaries)
         caption = (
@@ -444,7 +406,7 @@ def _methods(endings: Sequence[Ending], metric: str, samples: int | None) -> str
     if samples and counts_samples(metric):
         sources = "Wilson, JASA 22, 1927; Franco et al., Journal of Survey Statistics and Methodology 7, 2019"
     effects = ", ".join(f"from {least} {word}" for least, word in EFFECTS.items())
-    said = [
+    paragraphs = [
         f"Intervals of means are 95 % {interval} ({sources}). Where they are over seeds alone they tell how exactly "
         "the seeds that were trained show the mean over all seeds, not how much another validation set would change "
         "it.",
@@ -458,7 +420,7 @@ def _methods(endings: Sequence[Ending], metric: str, samples: int | None) -> str
         "difference gets such a word. Seeds of one setting differ little, so a huge effect can be useless: look at the "
         "difference too.",
     ]
-    return "".join(f"<p>{escape(text)}</p>\n" for text in said)
+    return "".join(f"<p>{escape(text)}</p>\n" for text in paragraphs)
 
 
 def _failures(endings: Sequence[Ending], metric: str) -> str:

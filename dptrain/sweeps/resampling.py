@@ -1,4 +1,4 @@
-"""A paired bootstrap over test samples: how much of a metric is the doing of the samples that happen to be there."""
+"""Paired bootstrap over test samples: the part of a metric's variance that is due to the samples."""
 
 from typing import Any
 
@@ -17,20 +17,7 @@ _MOST = 1 << 26
 
 
 def resampled(model: Model, x: Any, y: Any, metric: str) -> list[float]:
-    """Return a metric of a model on `DRAWS` draws of the test samples with replacement, the same for every model.
-
-    Of accuracies nothing is drawn: their chance is binomial.
-
-    Args:
-        model: compiled, with its weights.
-        x: as `Model.predict`.
-        y: the samples' targets.
-        metric: log key, without "val_".
-
-    Returns:
-        As many numbers as draws; none where predictions cannot be kept or scored: they are several, or too many, or
-        the model says itself how it is scored.
-    """
+    """Return a metric on `DRAWS` bootstrap draws, the same for every model; [] for accuracies or if not scorable."""
     if counts_samples(metric) or not is_array(y):
         return []
     targets = as_array(y, "y")

@@ -1,4 +1,4 @@
-"""What a sweep has found: its files, and the same as an object."""
+"""Results of a sweep: its files, and the same as an object."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -86,7 +86,7 @@ class SweepResult:
 
 
 def best_trial(directory: SweepDirectory, plan: SweepPlan) -> int | None:
-    """Return the number of the best trial that has come to its end; None where there is none."""
+    """Return the number of the best complete trial; None if there is none."""
     summaries = statistics.summarize(directory.trials, directory.endings, plan.metric, plan.mode)
     best = next(iter(statistics.rank(summaries, plan.mode)), None)
     return None if best is None or not best.complete else best.trial
@@ -102,20 +102,7 @@ def conclude(
     models: Sequence[str] = (),
     stopped: Stop | None = None,
 ) -> SweepResult:
-    """Write trials.csv and report.html; return what they say.
-
-    Args:
-        directory: of the sweep.
-        plan: of the sweep.
-        facts: for the report: versions, devices, ...
-        repeat: for the report: returns the command that trains a run alone.
-        notes: sentences that belong to the findings.
-        models: the files of models, relative to the directory.
-        stopped: why not everything was trained.
-
-    Raises:
-        OutputError: a file cannot be written.
-    """
+    """Write trials.csv and report.html, and return the result; `repeat` returns the command of a single run."""
     trials, endings = directory.trials, directory.endings
     summaries = statistics.summarize(trials, endings, plan.metric, plan.mode, plan.validation_samples)
     front = front_of(trials, endings, plan.modes)
@@ -178,7 +165,7 @@ def conclude(
 
 def _best_run(directory: SweepDirectory, plan: SweepPlan, summaries: Sequence[statistics.Summary]) -> Run | None:
     """Return the run of the best trial with the best value."""
-    best = next((one for one in statistics.rank(summaries, plan.mode) if one.n), None)
+    best = next((summary for summary in statistics.rank(summaries, plan.mode) if summary.n), None)
     if best is None:
         return None
     values = statistics.values_by_seed(directory.endings, plan.metric)[best.trial]
@@ -188,7 +175,7 @@ def _best_run(directory: SweepDirectory, plan: SweepPlan, summaries: Sequence[st
 
 
 def _test(directory: SweepDirectory, plan: SweepPlan) -> dict[str, Any] | None:
-    """Return what the best trial's models make of the test set: over seeds, of each the mean over its folds."""
+    """Return test statistics of the best trial's models, over seeds, each the mean over its folds."""
     best, key = best_trial(directory, plan), plan.metric.removeprefix("val_")
     runs = {ending.run.number: ending.run for ending in directory.endings if ending.run.trial == best}
     by_seed: dict[int, list[float]] = {}
@@ -224,23 +211,23 @@ def _test_sentences(directory: SweepDirectory, test: Mapping[str, Any], plan: Sw
     if test["ci_low"] is None:
         between = "" if test["n"] == 1 else "the same with every seed, so no interval; "
         over = over if test["n"] > 1 else "one seed, so no interval"
-    said = [
+    findings = [
         f"On the test set, by which nothing was chosen, the {test['metric']} of trial {test['trial']} is "
         f"{number(test['mean'])} ({between}{over})."
     ]
     if plan.folds > 1:
-        said[0] += f" A seed's value is the mean over the models of its {plan.folds} folds."
+        findings[0] += f" A seed's value is the mean over the models of its {plan.folds} folds."
     trials = {ending.run.trial for ending in directory.endings if ending.run.number in directory.tested}
     if len(trials) > 1:
-        said.append(
+        findings.append(
             f"The test set has been looked at for {len(trials)} trials, as the sweep has grown: "
             "whoever chooses between them by it needs another one."
         )
-    return said
+    return findings
 
 
 def _run(fact: Mapping[str, Any], setting: Mapping[str, Any]) -> dict[str, Any]:
     number, trial, seed, fold, folds = fact["run"]
     which = {"run": number, "trial": trial, "seed": seed} | ({"fold": fold} if folds > 1 else {})
-    kept = {key: fact[key] for key in ("status", "seconds", "reason", "metrics")}
-    return {**which, **setting, "epochs_trained": fact["epochs"], **kept}
+    outcome = {key: fact[key] for key in ("status", "seconds", "reason", "metrics")}
+    return {**which, **setting, "epochs_trained": fact["epochs"], **outcome}

@@ -1,4 +1,4 @@
-"""A round-robin schedule of concurrent trainings: on a CPU one a core, on a GPU in packs."""
+"""Round-robin schedule of concurrent trainings: one a core on a CPU, in packs on a GPU."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -13,19 +13,15 @@ from dptrain.runtime.python_lock import acquired, released
 
 
 class Advances(Protocol):
-    """A training that makes some steps when it is asked to.
+    """A training that can be advanced; `place` is its number among the concurrent ones."""
 
-    Attributes:
-        place: its number among those that are trained at once.
-    """
-
-    place: int
+    place: int  # its number among those that are trained at once
 
     def advance(self) -> Any:
-        """Queue the next steps; return how the training has ended, None where it goes on."""
+        """Queue the next steps; return the training's ending, None while it goes on."""
 
     def launch_waiting(self) -> None:
-        """Let the device begin with what waits to be executed together with others' steps."""
+        """Launch what waits to be executed together with other trainings' steps."""
 
 
 T = TypeVar("T", bound=Advances)
@@ -33,40 +29,24 @@ T = TypeVar("T", bound=Advances)
 
 @dataclass(frozen=True)
 class Outcome(Generic[T]):
-    """What one `advance` of a training came to.
+    """Result of one `advance` of a training: its ending, its error, or neither while it goes on."""
 
-    Attributes:
-        training: whose it was.
-        ended: what its `advance` returned; None where the training goes on, or failed.
-        error: that it raised.
-    """
-
-    training: T
-    ended: Any = None
-    error: Exception | None = None
+    training: T  # whose it was
+    ended: Any = None  # what its `advance` returned; None where the training goes on, or failed
+    error: Exception | None = None  # that it raised
 
 
 def threads_for(backend: Backend, most: int) -> int:
-    """Return how many threads are to train at once: on a CPU one for each core, where steps are compiled.
-
-    Threads that share a training's steps wait for each other.
-
-    Args:
-        backend: this rank's.
-        most: trainings at once at most.
-    """
+    """Return the number of training threads: one for each core where CPU steps are compiled, else 1."""
     return min(backend.threads, most) if isinstance(backend, CpuBackend) and backend.compiles else 1
 
 
 class RoundRobin(Generic[T]):
     """Advances trainings one after the other, or several at once.
 
-    Args:
-        threads: that compute at once. With several, compiled steps of as many trainings do, each in one thread; Python
-            stays one thread's at a time. With one, trainings advance one after the other, and a GPU begins when all
-            have: what then waits and is the same program is a pack, and packs go on beside each other.
-        packs: into which trainings of one program are divided. With several, a GPU begins when one in so many has
-            advanced, and computes while the host looks after the others: at the ends of epochs, say.
+    With several threads, as many compiled steps run at once, each on one thread; Python holds one lock. With one thread
+    a GPU launches when all have advanced: waiting steps of one program form a pack. With several packs it launches
+    after each pack, and computes while the host handles the others.
     """
 
     def __init__(self, threads: int = 1, packs: int = 1) -> None:
@@ -78,11 +58,7 @@ class RoundRobin(Generic[T]):
             self._stack.enter_context(acquired())
 
     def advance(self, trainings: Sequence[T]) -> list[Outcome[T]]:
-        """Advance the trainings that are not advancing already; return what has finished, at least one.
-
-        Args:
-            trainings: all that there are; those that have gone are not advancing.
-        """
+        """Advance the trainings that are not running already; return at least one outcome."""
         if self._pool is None:
             outcomes = []
             for number in range(self._packs):
@@ -96,14 +72,14 @@ class RoundRobin(Generic[T]):
             if id(training) not in at_work:
                 self._running[self._pool.submit(_advance_in_thread, training)] = training
         with released():
-            done, _ = wait(self._running, return_when=FIRST_COMPLETED)
-        ended = [future for future in self._running if future in done]
+            completed, _ = wait(self._running, return_when=FIRST_COMPLETED)
+        ended = [future for future in self._running if future in completed]
         for future in ended:
             del self._running[future]
         return [future.result() for future in ended]
 
     def close(self) -> None:
-        """Wait until no training is advancing."""
+        """Wait for the running trainings."""
         if self._pool is not None:
             with released():
                 self._pool.shutdown(cancel_futures=True)

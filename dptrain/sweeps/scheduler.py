@@ -29,43 +29,28 @@ from dptrain.sweeps.records import Ending, Run, Segment, Setting, Status, Trial
 
 
 class SettingSource(ABC):
-    """Where the settings of a sweep come from."""
+    """Source of the settings of a sweep."""
 
     @property
     @abstractmethod
     def total(self) -> int | None:
-        """How many settings there are; None where nobody knows."""
+        """Number of settings; None if unknown."""
 
     @abstractmethod
     def next(self, number: int) -> Setting | None:
-        """Return the setting of a new trial; None once there are no more.
-
-        Args:
-            number: of the trial; rises by one from call to call.
-        """
+        """Return the setting of trial `number`, which rises by one; None after the last."""
 
     @abstractmethod
-    def told(self, trial: Trial, value: float | None, *further: float) -> None:
-        """Learn of a trial whose runs have all ended.
-
-        Args:
-            trial: any that came from here, once.
-            value: its metric's mean over the seeds; NaN where a run diverged, or its metric is not finite or missing;
-                None where a run failed for another reason, of which the setting may be innocent.
-            further: the same of further metrics, where the sweep has some; NaN or missing runs make NaN.
-        """
+    def tell(self, trial: Trial, value: float | None, *further: float) -> None:
+        """Report the means over seeds of a finished trial, once: NaN if it diverged, None if it failed otherwise."""
 
     @abstractmethod
     def restore(self, trials: Sequence[Trial]) -> None:
-        """Take up the trials of a journal, before the first `next`; `told` is called for those that are through."""
+        """Register the trials of a journal before the first `next`; finished ones are reported as well."""
 
 
 class ListSource(SettingSource):
-    """Settings that are known beforehand.
-
-    Args:
-        settings: in their order; of a sweep that has grown, those that were there before it come first.
-    """
+    """Settings that are known beforehand; of a grown sweep, the earlier ones come first."""
 
     def __init__(self, settings: Sequence[Setting]) -> None:
         self._settings = deque(settings)
@@ -73,26 +58,22 @@ class ListSource(SettingSource):
 
     @property
     def total(self) -> int:
-        """How many settings there are."""
+        """Number of settings."""
         return self._total
 
     def next(self, number: int) -> Setting | None:
         """Return the next setting."""
         return self._settings.popleft() if self._settings else None
 
-    def told(self, trial: Trial, value: float | None, *further: float) -> None:
-        """Nothing depends on it."""
+    def tell(self, trial: Trial, value: float | None, *further: float) -> None:
+        """Ignored."""
 
     def restore(self, trials: Sequence[Trial]) -> None:
-        """Take them from the list.
-
-        Raises:
-            DataError: they are not there.
-        """
+        """Remove them from the list; raise DataError if one is not in it."""
         left: defaultdict[str, deque[int]] = defaultdict(deque)
         for place, setting in enumerate(self._settings):
             left[_text(setting)].append(place)
-        taken = set()
+        matched = set()
         for trial in trials:
             places = left[_text(trial.setting)]
             if not places:
@@ -100,8 +81,8 @@ class ListSource(SettingSource):
                     f"trial {trial.number} with {dict(trial.setting)} is none of this sweep: its journal is damaged; "
                     "choose another --out"
                 )
-            taken.add(places.popleft())
-        self._settings = deque(setting for place, setting in enumerate(self._settings) if place not in taken)
+            matched.add(places.popleft())
+        self._settings = deque(setting for place, setting in enumerate(self._settings) if place not in matched)
 
 
 def _text(setting: Setting) -> str:
@@ -109,16 +90,7 @@ def _text(setting: Setting) -> str:
 
 
 def rung_epochs(min_epochs: int, max_epochs: int, eta: int = 3) -> tuple[int, ...]:
-    """Return the numbers of epochs at which trials are judged: `min_epochs`, times eta, ..., below `max_epochs`.
-
-    Args:
-        min_epochs: at least 1; where it is not below `max_epochs` nothing is judged.
-        max_epochs: of a run that goes to its end.
-        eta: one in so many goes on; at least 2.
-
-    Raises:
-        ConfigError: a value is out of its range.
-    """
+    """Return the epochs at which trials are judged: `min_epochs` times powers of eta, below `max_epochs`."""
     if min_epochs < 1:
         raise ConfigError(f"the first rung is at {min_epochs} epochs; at least 1")
     _check_eta(eta)
@@ -138,28 +110,10 @@ _NO_RUNS: Mapping[tuple[int, int, int], Run] = {}
 
 
 class Scheduler:
-    """What is to be trained next, given what has ended.
+    """Decides what is trained next.
 
-    The one who asks takes a segment from `next` for every free place, writes down `new_trials` before it hands the
-    segment out, and reports each with `ended`, or with `returned` where it was not trained. What follows depends on
-    nothing but the order of these calls.
-
-    Args:
-        source: of settings; asked for one only when nothing else is to be done.
-        seeds: every trial is trained with each.
-        metric: key of the logs that trials are judged by.
-        mode: whether a high or a low value is good.
-        rungs: numbers of epochs at which trials are judged, rising; none to train every run to its end.
-        eta: one trial in so many goes on from a rung.
-        folds: of cross-validation: every trial is trained with each seed and each fold; 1 for none.
-        keep: whether the state of a run that has come to its end is wanted.
-        further: keys of further metrics, which the source is told the means of.
-
-    Attributes:
-        trials: all that came up, by number.
-
-    Raises:
-        ConfigError: no seed, a seed twice, or rungs that do not rise.
+    Take a segment from `next` for every free place, write down `new_trials` before handing it out, and report each with
+    `ended`, or with `returned` if it was not trained. Results depend only on the order of these calls.
     """
 
     def __init__(
@@ -201,17 +155,17 @@ class Scheduler:
 
     @property
     def total_runs(self) -> int | None:
-        """How many runs the sweep has; None where nobody knows."""
+        """Number of runs; None if unknown."""
         return None if self._source.total is None else self._source.total * len(self._replicates)
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is being trained and nothing will be."""
+        """Whether nothing is being trained or will be."""
         # Where nothing is out, what comes next does not wait for anything: it can as well be found now.
         return not self._out and not self._fill()
 
     def next(self) -> Segment | None:
-        """Return a segment to train now; None where there is none until another one ends, or ever."""
+        """Return a segment to train now; None if there is none until another one ends."""
         if not self._fill():
             return None
         segment = self._ready.popleft()
@@ -219,21 +173,17 @@ class Scheduler:
         return segment
 
     def new_trials(self) -> list[Trial]:
-        """Return the trials that have come up since the last call."""
+        """Return the trials added since the last call."""
         new, self._new = self._new, []
         return new
 
     def new_runs(self) -> list[Run]:
-        """Return the runs that have come up since the last call, of new trials and of old ones."""
+        """Return the runs added since the last call, of new and old trials."""
         new, self._new_runs = self._new_runs, []
         return new
 
     def ended(self, ending: Ending) -> None:
-        """Learn how a segment ended.
-
-        Args:
-            ending: of one that is out; paused only at the end of a segment that ends at a rung.
-        """
+        """Report how a segment ended; paused only at a rung."""
         segment = self._out.get(ending.run.number)
         if segment is None:
             raise ValueError(f"run {ending.run.number} is not being trained")
@@ -256,7 +206,7 @@ class Scheduler:
         self._ready.appendleft(segment)
 
     def leftover(self) -> list[Ending]:
-        """Return, of a finished sweep, the endings of the runs that wait at a rung for nothing."""
+        """Return the pruned endings of a finished sweep's runs that wait at a rung."""
         return [
             replace(run.ending, status=Status.PRUNED)
             for trial in self._progress
@@ -265,25 +215,16 @@ class Scheduler:
         ]
 
     def restore(self, trials: Sequence[Trial], endings: Sequence[Ending], runs: Sequence[Run] = ()) -> None:
-        """Go on from a journal; before the first `next`.
+        """Resume from a journal, before the first `next`.
 
-        Runs that have ended are not trained again, paused ones wait at their rung, all others of these trials come
-        first. Who is promoted follows from the values as ever; a trial of which one run was trained beyond a rung was
-        promoted there. Seeds that were not there before make new runs of old trials.
-
-        Args:
-            trials: in the order of their numbers.
-            endings: in the order in which they came, leftover ones too; all or none of a run.
-            runs: all that had come up.
-
-        Raises:
-            DataError: they are not of this sweep.
+        Finished runs are not trained again, paused ones wait at their rung, all others come first. A trial with a run
+        beyond a rung was promoted there. New seeds add runs to old trials.
         """
         self._source.restore(trials)
         self._number = 1 + max((run.number for run in runs), default=-1)
-        known = {(run.trial, *run.replicate): run for run in runs}
+        existing = {(run.trial, *run.replicate): run for run in runs}
         for trial in trials:
-            self._add(trial, known)
+            self._add(trial, existing)
         for ending in endings:
             if self._progress[ending.run.trial].runs.get(ending.run.number, _NOBODY).run != ending.run:
                 raise DataError(f"{ending.run} is none of this sweep: its journal is damaged; choose another --out")
@@ -293,11 +234,11 @@ class Scheduler:
             self._settle(progress)
             self._ready.extend(self._missing(progress))
 
-    def _add(self, trial: Trial, known: Mapping[tuple[int, int, int], Run] = _NO_RUNS) -> "_Progress":
+    def _add(self, trial: Trial, existing: Mapping[tuple[int, int, int], Run] = _NO_RUNS) -> "_Progress":
         self.trials.append(trial)
         runs = {}
         for seed, fold in self._replicates:
-            run = known.get((trial.number, seed, fold))
+            run = existing.get((trial.number, seed, fold))
             if run is None:
                 run = Run(self._number, trial.number, seed, fold, self._folds)
                 self._number += 1
@@ -316,19 +257,19 @@ class Scheduler:
             run.values.append(self._sign * value if value is not None and math.isfinite(value) else None)
 
     def _settle(self, trial: "_Progress") -> None:
-        """Judge a trial at every rung that it has completed, and tell the source where it is through."""
+        """Judge a trial at every rung it has completed, and report a finished one to the source."""
         for rung, judged in enumerate(self._judged[: trial.stage + 1]):
             if trial.has_completed(rung):
                 judged[trial.trial.number] = trial.value(rung)
-        if not trial.was_told and all(run.is_final for run in trial.runs.values()):
-            trial.was_told = True
+        if not trial.is_reported and all(run.is_final for run in trial.runs.values()):
+            trial.is_reported = True
             value = trial.value(len(self._rungs))
             unknown = None if trial.has(Status.FAILED) else math.nan
             further = [trial.last_mean(metric) for metric in self._further]
-            self._source.told(trial.trial, unknown if value is None else self._sign * value, *further)
+            self._source.tell(trial.trial, unknown if value is None else self._sign * value, *further)
 
     def _fill(self) -> bool:
-        """See to it that a segment is ready, and return whether one is."""
+        """Make a segment ready if there is one; return whether there is."""
         while not self._ready:
             trial = self._promotion(False) or self._new_trial() or self._promotion(True)
             if trial is None:
@@ -337,11 +278,7 @@ class Scheduler:
         return True
 
     def _promotion(self, last: bool) -> "_Progress | None":
-        """Promote a trial and return it; None where there is none to promote.
-
-        Args:
-            last: no trial will come any more: at least one goes on from each rung that none is on its way to.
-        """
+        """Promote a trial and return it; `last`: no trial will come, so at least one goes on from each rung."""
         rungs = range(len(self._rungs))
         for rung in rungs if last else reversed(rungs):
             # From the lowest rung, as a promotion there is on its way to the next.
@@ -368,11 +305,11 @@ class Scheduler:
         return None
 
     def _missing(self, trial: "_Progress") -> list[Segment]:
-        """Return the next segments of a trial's runs that are not as far as the trial."""
+        """Return the next segments of a trial's runs that lag behind it."""
         return [self._segment(run.run) for run in trial.runs.values() if not run.is_final and run.stage <= trial.stage]
 
     def _segment(self, run: Run) -> Segment:
-        """Return the next segment of a run: to the rung behind the last one that it has reached."""
+        """Return the next segment of a run, to the next rung."""
         progress = self._progress[run.trial].runs[run.number]
         begin = 0 if progress.ending is None else progress.ending.epochs
         return Segment(run, begin, (*self._rungs, None)[progress.stage], self._keep)
@@ -387,16 +324,11 @@ def _rank(value: float | None) -> float:
 
 @dataclass
 class _RunProgress:
-    """How far a run is.
-
-    Attributes:
-        run: the run.
-        ending: its last.
-        values: of every stage that it has ended, high is good; a stage ends at a rung, the last one at the run's end.
-    """
+    """Progress of a run."""
 
     run: Run
     ending: Ending | None = None
+    # by stage, high is good; a stage ends at a rung or the run's end
     values: list[float | None] = field(default_factory=list)
 
     @property
@@ -413,39 +345,31 @@ _NOBODY = _RunProgress(Run(-1, -1, -1))
 
 @dataclass
 class _Progress:
-    """How far a trial is.
-
-    Attributes:
-        trial: the trial.
-        runs: by number.
-        stage: from how many rungs it has been promoted.
-        is_pruned: a sweep that had finished has ended runs of it that waited.
-        was_told: the source knows its value.
-    """
+    """Progress of a trial."""
 
     trial: Trial
-    runs: dict[int, _RunProgress]
-    stage: int = 0
-    is_pruned: bool = False
-    was_told: bool = False
+    runs: dict[int, _RunProgress]  # by number
+    stage: int = 0  # rungs it was promoted from
+    is_pruned: bool = False  # a finished sweep has ended its waiting runs
+    is_reported: bool = False  # to the source
 
     def has_completed(self, rung: int) -> bool:
         return all(run.is_final or run.stage > rung for run in self.runs.values())
 
     def value(self, rung: int) -> float | None:
-        """Return the mean over the seeds at a rung, or with what a run ended before it; None where one has none."""
+        """Return the mean over the seeds at a rung, or of runs' ends before it; None if a value is missing."""
         values = [run.values[min(rung, len(run.values) - 1)] for run in self.runs.values()]
-        known = [value for value in values if value is not None]
-        if self.has(Status.FAILED, Status.DIVERGED) or len(known) < len(values):
+        available = [value for value in values if value is not None]
+        if self.has(Status.FAILED, Status.DIVERGED) or len(available) < len(values):
             return None
-        return math.fsum(known) / len(known)
+        return math.fsum(available) / len(available)
 
     def last_mean(self, metric: str) -> float:
-        """Return the mean over the seeds of what the runs' last endings say; NaN where one has no value."""
-        found = [math.nan if run.ending is None else run.ending.metrics.get(metric) for run in self.runs.values()]
-        values = [value for value in found if value is not None and math.isfinite(value)]
-        return math.fsum(values) / len(values) if len(values) == len(found) else math.nan
+        """Return the mean of a metric over the runs' last endings; NaN if one is missing."""
+        metrics = [math.nan if run.ending is None else run.ending.metrics.get(metric) for run in self.runs.values()]
+        values = [value for value in metrics if value is not None and math.isfinite(value)]
+        return math.fsum(values) / len(values) if len(values) == len(metrics) else math.nan
 
     def has(self, *statuses: Status) -> bool:
-        """Return whether a run's last segment ended so."""
+        """Return whether a run's last segment ended with one of these."""
         return any(run.ending is not None and run.ending.status in statuses for run in self.runs.values())

@@ -1,4 +1,4 @@
-"""What a sweep varies: seeds, grids and distributions, as people write them, and the settings that follow.
+"""What a sweep varies: seeds, grids and distributions as people write them.
 
 A grid is `learning_rate=1e-3,3e-4`. A distribution is `0.1..0.5` (uniform), `log:1e-5..1e-1` (uniform in the
 logarithm), the same with two integers (integers, both ends included), or `relu,tanh` (one of these).
@@ -37,14 +37,7 @@ _BARE = re.compile(r"[A-Za-z_](?:[-./+]?\w)*", re.ASCII)
 
 
 def parse_seeds(words: str | int | Iterable[str | int]) -> tuple[int, ...]:
-    """Return distinct seeds in the order in which they are written.
-
-    Args:
-        words: numbers and ranges with both ends, such as "0-3,8,10-12"; a number; or several of these.
-
-    Raises:
-        ConfigError: no seed, more than 10_000, one twice, not integers of 0 to 2**63 - 1, a range that falls.
-    """
+    """Return distinct seeds in written order, of texts such as "0-3,8,10-12", numbers, or several of these."""
     seeds: dict[int, None] = {}
     for word in _seed_words(words):
         low, high = _seed_range(word)
@@ -81,37 +74,27 @@ def _seed_range(word: Any) -> tuple[int, int]:
 
 
 def parse_grid(text: str) -> tuple[str, list[Any]]:
-    """Return the name and the values of "learning_rate=1e-3,3e-4".
-
-    Values are those of a YAML list: `hidden=128,[256,128]` has two. Numbers with an exponent need no point.
-
-    Raises:
-        ConfigError: no name, no values, one twice, or values that are not numbers, words or lists of these.
-    """
+    """Return name and values of "learning_rate=1e-3,3e-4"; values as in a YAML list, exponents need no point."""
     name, values = _assignment("grid", text)
     return name, list(_values(f"grid: {name}", _read(f"grid: {name}", values)))
 
 
 def parse_random(text: str) -> tuple[str, "Distribution"]:
-    """Return the name and the distribution of "learning_rate=log:1e-5..1e-1".
-
-    Raises:
-        ConfigError: no name, or what follows is no distribution.
-    """
+    """Return name and distribution of "learning_rate=log:1e-5..1e-1"."""
     name, distribution = _assignment("random", text)
     return name, _distribution(name, distribution)
 
 
 class Distribution(ABC):
-    """Where random values of one field come from."""
+    """Distribution of one field's random values."""
 
     @abstractmethod
     def sample(self, rng: np.random.Generator) -> Any:
-        """Return a value, of what JSON can carry."""
+        """Return a JSON value."""
 
     @abstractmethod
     def describe(self) -> str:
-        """Return the text from which `parse_distribution` makes it."""
+        """Return the text that `parse_distribution` reads."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +115,6 @@ class Floats(Distribution):
     log: bool = False
 
     def __post_init__(self) -> None:
-        """Check the ends."""
         _set(self, low=_float_end(self.low), high=_float_end(self.high))
         _check_ends(self.low, self.high, self.log)
 
@@ -168,7 +150,6 @@ class Integers(Distribution):
     log: bool = False
 
     def __post_init__(self) -> None:
-        """Check the ends."""
         _set(self, low=_integer_end(self.low), high=_integer_end(self.high))
         _check_ends(self.low, self.high, self.log)
 
@@ -199,7 +180,6 @@ class Choice(Distribution):
     choices: Sequence[Any]
 
     def __post_init__(self) -> None:
-        """Check the values."""
         _set(self, choices=_values("choice", self.choices))
 
     def sample(self, rng: np.random.Generator) -> Any:
@@ -212,14 +192,7 @@ class Choice(Distribution):
 
 
 def parse_distribution(text: str) -> Distribution:
-    """Return the distribution that a text describes.
-
-    Args:
-        text: "0.1..0.5", "16..512", "log:1e-5..1e-1", "log:16..1024" or "relu,tanh".
-
-    Raises:
-        ConfigError: it is none of these, ends that are not finite or fall, a logarithm of what is not above 0.
-    """
+    """Return the distribution of "0.1..0.5", "16..512", "log:1e-5..1e-1", "log:16..1024" or "relu,tanh"."""
     match = _PREFIX.match(text)
     if match is not None and match[1] != "log":
         raise ConfigError(f"{_quoted(text)}: unknown prefix {_quoted(match[1])}{suggestion(match[1], ['log'])}")
@@ -259,7 +232,6 @@ class Space:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check the fields, and make their values plain."""
         grid = {
             _checked_name("grid", name): _values(f"grid: {name}", values)
             for name, values in _mapping("grid", self.grid).items()
@@ -282,7 +254,7 @@ class Space:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Names of what varies: those of the grid, then the random ones."""
+        """Names of what varies: the grid's, then the random ones."""
         return (*self.grid, *self.random)
 
     @property
@@ -293,8 +265,8 @@ class Space:
     def settings(self) -> list[Setting]:
         """Return every draw with every combination of the grid, draw by draw; one empty setting for an empty space.
 
-        A drawn value is a function of (seed, number of the draw, name): more samples keep the first ones, another
-        field keeps the others' values. Draws from few values may repeat one another; such settings are kept.
+        A drawn value is a function of (seed, draw, name): more samples keep the first ones, another field keeps the
+        others' values. Draws from few values may repeat; such settings are kept.
         """
         draws = [self._draw(index) for index in range(self.samples)] if self.random else [{}]
         points = [dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())]
@@ -307,7 +279,7 @@ class Space:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what `from_dict` reads, of what YAML and JSON can carry."""
+        """Return what `from_dict` reads, as JSON and YAML have it."""
         return {
             "grid": {name: list(values) for name, values in self.grid.items()},
             "random": {name: distribution.describe() for name, distribution in self.random.items()},
@@ -325,10 +297,10 @@ class Space:
             ConfigError: an unknown key, or what `Space` refuses.
         """
         tree = _mapping("space", tree)
-        known = [each.name for each in fields(cls)]
+        keys = [each.name for each in fields(cls)]
         for key in tree:
-            if key not in known:
-                raise ConfigError(f"space: unknown key {_quoted(key)}{suggestion(str(key), known)}")
+            if key not in keys:
+                raise ConfigError(f"space: unknown key {_quoted(key)}{suggestion(str(key), keys)}")
         return cls(**tree)
 
 
@@ -373,7 +345,7 @@ def _check_integer(name: str, value: Any, end: int) -> None:
 
 
 def _set(record: Any, **values: Any) -> None:
-    """Replace fields of a frozen record while it is made."""
+    """Set fields of a frozen record during `__post_init__`."""
     for name, value in values.items():
         object.__setattr__(record, name, value)
 
@@ -424,7 +396,7 @@ def _described_range(low: float, high: float, log: bool) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML for one line: no tags, no references from one value to another, and dates are words."""
+    """YAML for one line: no tags, no references, and dates are words."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012  as in PyYAML
         first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
@@ -439,11 +411,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _read(where: str, text: str) -> list[Any]:
-    """Return the values of a list without its brackets.
-
-    Raises:
-        ConfigError: not YAML.
-    """
+    """Parse a list without its brackets."""
     problem = "not a list of values"
     try:
         values = yaml.load(f"[{text}]", _Loader)  # a safe loader
@@ -457,23 +425,19 @@ def _read(where: str, text: str) -> list[Any]:
 
 
 def _values(where: str, values: Any) -> tuple[Any, ...]:
-    """Return distinct values of what JSON can carry.
-
-    Raises:
-        ConfigError: none, one twice, or another kind.
-    """
+    """Return distinct JSON values, or raise ConfigError."""
     values = values.tolist() if isinstance(values, np.ndarray) else values
     if not isinstance(values, Sequence) or isinstance(values, str | bytes):
         raise ConfigError(f"{where}: expected a list of values, found {_quoted(values)}")
     if not values:
         raise ConfigError(f"{where}: no values")
-    seen: set[Any] = set()
+    identities: set[Any] = set()
     plain = tuple(_plain(where, value) for value in values)
     for value in plain:
         identity = _identity(value)
-        if identity in seen:
+        if identity in identities:
             raise ConfigError(f"{where}: {_shortened(_text(value))} appears twice")
-        seen.add(identity)
+        identities.add(identity)
     return plain
 
 
@@ -497,7 +461,7 @@ def _plain(where: str, value: Any, depth: int = 0) -> Any:
 
 
 def _identity(value: Any) -> Any:
-    """Return what is equal for equal values: 1 is 1.0, but not true."""
+    """Return a key that is equal for equal values: 1 is 1.0, but not true."""
     if isinstance(value, list):
         return tuple(map(_identity, value))
     return isinstance(value, bool), value

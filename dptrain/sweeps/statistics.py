@@ -1,15 +1,13 @@
-"""What the runs of a sweep say about its trials: means with intervals, a ranking, and which differences are real.
+"""Statistics of a sweep: means with intervals, a ranking, and significant differences.
 
-The tests and their corrections are SciPy's, means and deviations those of Python's exact `statistics`; so the same
-runs give the same numbers in whatever order they ended. What counts:
+Tests and corrections are SciPy's, means and deviations those of Python's exact `statistics`, so the order in which runs
+end does not matter. What counts:
 
-- A run is judged by its last ending. It counts with the metric of its last epoch.
-- A trial counts with its runs that are done. Where none is, it counts with the runs that were trained for most epochs
-  (those at the highest rung, of a trial that was stopped early), and is not complete.
-- A run that diverged or failed, or whose metric is not finite, has no value. Leaving it out makes the mean of what is
-  left look better than the setting is; so a trial is ranked behind all complete trials that lost fewer runs.
-
-Intervals of means are those of `intervals`.
+- A run is judged by its last ending, with the metric of its last epoch.
+- A trial counts with its runs that are done. If none is, it counts with the runs trained for most epochs (those at the
+  highest rung, of a trial that was stopped early), and is not complete.
+- A run that diverged or failed, or whose metric is not finite, has no value. Leaving it out flatters the mean of the
+  others, so a trial ranks behind all complete trials that lost fewer runs.
 """
 
 import itertools
@@ -48,82 +46,45 @@ MOST_PAIRS = 10_000
 
 @dataclass(frozen=True)
 class Summary:
-    """A trial over its seeds.
+    """A trial over its seeds."""
 
-    Attributes:
-        trial: its number.
-        n: runs with a value.
-        mean: of the values; None where n is 0.
-        std: sample standard deviation (n - 1 in the denominator); None where n is less than 2.
-        ci_low: lower end of the 95 % confidence interval of the mean, within the metric's bounds; None where nothing
-            shows how wide it would be, as with n less than 2 or equal values and no count of samples.
-        ci_high: upper end.
-        median: of the values; None where n is 0.
-        best: the best value of a single run; None where n is 0.
-        seconds: of all runs together, failed ones included.
-        failed: runs that diverged, failed or ended with a metric that is not finite; not in n.
-        epochs_trained: the most that a run in n has done, or any run where n is 0.
-        complete: whether every seed's run is done or failed, and one at least has a value. Seeds are all that
-            occur among the endings of the sweep.
-        pruned: whether halving stopped it.
-        covers: the sources of chance that the interval allows for.
-    """
-
-    trial: int
-    n: int
-    mean: float | None
-    std: float | None
-    ci_low: float | None
+    trial: int  # number
+    n: int  # runs with a value
+    mean: float | None  # None if n is 0, as median and best
+    std: float | None  # with n - 1 in the denominator; None if n < 2
+    ci_low: float | None  # 95 % confidence interval of the mean, within the metric's bounds; None if no width is known
     ci_high: float | None
     median: float | None
-    best: float | None
-    seconds: float
-    failed: int
-    epochs_trained: int
-    complete: bool
-    pruned: bool
+    best: float | None  # of a single run
+    seconds: float  # of all runs, failed ones included
+    failed: int  # runs that diverged, failed or ended with a non-finite metric; not in n
+    epochs_trained: int  # maximum of the runs in n, or of all if n is 0
+    complete: bool  # every seed's run is done or failed, and at least one has a value
+    pruned: bool  # halving stopped it
     covers: Covers = ""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two trials over the seeds that both have.
+    """Two trials over the seeds that both have."""
 
-    Attributes:
-        a: number of one trial, the smaller one.
-        b: number of the other.
-        n: seeds that both have a value for.
-        difference: mean of a's value minus b's with the same seed.
-        ci_low: lower end of the difference's 95 % confidence interval by Student's t, not corrected for other
-            comparisons, and cut where the metric's bounds allow no greater difference; None where all differences are
-            alike.
-        ci_high: upper end.
-        effect: Hedges' g of the two trials over these seeds, positive where a's values are higher: the difference over
-            the root mean square of their deviations over seeds, corrected for small n. None where neither deviates.
-            L. Hedges, "Distribution theory for Glass's estimator of effect size and related estimators", Journal of
-            Educational Statistics 6 (1981).
-        p: of Student's paired t-test, two-sided. Where all differences are alike it has no deviation to measure them
-            by; then of the sign test: 2 ** (1 - n), or 1 where they are 0.
-        p_corrected: for all comparisons that are made together.
-    """
-
-    a: int
+    a: int  # the smaller number
     b: int
-    n: int
-    difference: float
+    n: int  # shared seeds
+    difference: float  # mean of a's value minus b's
+    # 95 % interval by Student's t, uncorrected, cut at the metric's bounds; None if all differences are alike
     ci_low: float | None
     ci_high: float | None
+    # Hedges' g (L. Hedges, "Distribution theory for Glass's estimator of effect size and related estimators", Journal
+    # of Educational Statistics 6, 1981): the difference over the root mean square of both deviations, corrected for
+    # small n; None if neither deviates
     effect: float | None
-    p: float
-    p_corrected: float
+    p: float  # two-sided paired t-test; where all differences are alike the sign test: 2 ** (1 - n), or 1 if they are 0
+    p_corrected: float  # for all comparisons
 
 
 def check_installed() -> None:
-    """Check that statistics can be made, before hours are spent on what they are of.
-
-    Raises:
-        ConfigError: SciPy is missing.
-    """
+    """Raise ConfigError if SciPy is missing, before hours of training."""
     scipy_stats()
 
 
@@ -134,11 +95,7 @@ def last_endings(endings: Iterable[Ending]) -> list[Ending]:
 
 
 def failure(ending: Ending, metric: str) -> str | None:
-    """Return why a run has no value that counts; None where nothing went wrong.
-
-    Raises:
-        ConfigError: the run's logs have no such metric.
-    """
+    """Return why a run has no value; None if nothing went wrong."""
     if not ending.status.is_success:
         return ending.reason or ending.status.value
     if ending.metrics and _value(ending, metric) is None:
@@ -147,11 +104,7 @@ def failure(ending: Ending, metric: str) -> str | None:
 
 
 def values_by_seed(endings: Iterable[Ending], metric: str) -> dict[int, dict[tuple[int, int], float]]:
-    """Return the values that count: trial -> (seed, fold) -> value, for every trial that has an ending.
-
-    Raises:
-        ConfigError: a run's logs have no such metric; names those that there are.
-    """
+    """Return the values that count: trial -> (seed, fold) -> value, for every trial with an ending."""
     trials = defaultdict(list)
     for ending in last_endings(endings):
         trials[ending.run.trial].append(ending)
@@ -161,19 +114,7 @@ def values_by_seed(endings: Iterable[Ending], metric: str) -> dict[int, dict[tup
 def summarize(
     trials: Sequence[Trial], endings: Sequence[Ending], metric: str, mode: Mode, samples: int | None = None
 ) -> list[Summary]:
-    """Return each trial's summary, in the order of the trials.
-
-    Args:
-        trials: the sweep's trials.
-        endings: of their runs, oldest first; of a run with several only the last one counts.
-        metric: the log key that trials are judged by.
-        mode: whether more of it is better ("max") or less ("min").
-        samples: on how many every run was judged; None where it is not known. Intervals of accuracies then allow for
-            their chance too.
-
-    Raises:
-        ConfigError: a run's logs have no such metric, and which they have; SciPy is missing.
-    """
+    """Return each trial's summary, in order; `samples` that runs were judged on widen accuracies' intervals."""
     judged_on = Samples(samples) if samples and counts_samples(metric) else None
     runs = defaultdict(list)
     for ending in last_endings(endings):
@@ -190,9 +131,8 @@ def summarize(
 def rank(summaries: Iterable[Summary], mode: Mode) -> list[Summary]:
     """Return summaries with the best trial first.
 
-    Complete trials come first: those that lost the fewest runs before the others (no trial rises by losing its bad
-    seeds), then by mean, then by lower deviation, then by number. Trials that were stopped early follow, those that
-    were trained longer first; those without values are last.
+    Complete trials come first: by lost runs (no trial rises by losing its bad seeds), mean, deviation, number. Trials
+    that were stopped early follow, longer ones first; those without values are last.
     """
     sign = -1.0 if mode == "max" else 1.0
 
@@ -207,26 +147,13 @@ def rank(summaries: Iterable[Summary], mode: Mode) -> list[Summary]:
 
 
 def compare(summaries: Sequence[Summary], endings: Sequence[Ending], metric: str, mode: Mode) -> list[Comparison]:
-    """Compare all pairs of complete trials that share at least 2 seeds, by Student's paired t-test over these seeds.
+    """Compare all pairs of complete trials that share at least 2 seeds by Student's paired t-test.
 
-    In cross-validation the pairs are those of seeds and folds, and the test is corrected as `widening` says.
-
-    p-values are corrected for all pairs by the procedure of Benjamini and Yekutieli, "The control of the false
-    discovery rate in multiple testing under dependency", Annals of Statistics 29 (2001): it holds under any
-    dependence, and pairs that share a trial depend on each other. Of the differences that are then called
-    significant at 5 %, at most 5 % are expected to be none.
-
-    Beyond `MOST_PAIRS` pairs only those with the best trial are compared. They are corrected as if all other pairs
-    had been tested with p = 1: that is valid although the best trial was picked by its results, and strict.
-
-    Args:
-        summaries: by `summarize`, of the same endings.
-        endings: as `summarize`.
-        metric: as `summarize`.
-        mode: as `summarize`.
-
-    Raises:
-        ConfigError: as `summarize`.
+    In cross-validation the pairs are those of seeds and folds, and `widening` corrects the test. p-values are corrected
+    by Benjamini and Yekutieli, "The control of the false discovery rate in multiple testing under dependency", Annals
+    of Statistics 29 (2001), which holds under any dependence, such as a trial that pairs share. Beyond `MOST_PAIRS`
+    pairs only those with the best trial are compared, corrected as if all others had p = 1: valid although the best
+    trial was picked by its results, and strict.
     """
     values = values_by_seed(endings, metric)
     folds = max((ending.run.folds for ending in endings), default=1)
@@ -256,10 +183,10 @@ def compare(summaries: Sequence[Summary], endings: Sequence[Ending], metric: str
 
 
 def effect_in_words(effect: float | None) -> str:
-    """Return what a difference is called for its Hedges' g, whatever its sign: "negligible" to "huge".
+    """Return the word for a Hedges' g, "negligible" to "huge", whatever its sign.
 
-    Words of J. Cohen, "Statistical Power Analysis for the Behavioral Sciences" (1988), continued by S. Sawilowsky, "New
-    effect size rules of thumb", Journal of Modern Applied Statistical Methods 8 (2009).
+    J. Cohen, "Statistical Power Analysis for the Behavioral Sciences" (1988); S. Sawilowsky, "New effect size rules of
+    thumb", Journal of Modern Applied Statistical Methods 8 (2009).
     """
     if effect is None:
         return "not known"
@@ -298,27 +225,27 @@ def _summary(
 
 
 def _counted(runs: Sequence[Ending]) -> list[Ending]:
-    """Return the runs of a trial that count, apart from whether their metric is finite."""
-    done = [run for run in runs if run.status is Status.DONE]
-    if done:
-        return done
+    """Return the runs of a trial that count, finite metric or not."""
+    completed = [run for run in runs if run.status is Status.DONE]
+    if completed:
+        return completed
     early = [run for run in runs if run.status.is_success]
     return [run for run in early if run.epochs == max(other.epochs for other in early)]
 
 
 def _values(runs: Sequence[Ending], metric: str) -> dict[tuple[int, int], float]:
     """Return (seed, fold) -> value of a trial's runs that count."""
-    found = {run.run.replicate: _value(run, metric) for run in _counted(runs)}
-    return {seed: value for seed, value in found.items() if value is not None}
+    by_replicate = {run.run.replicate: _value(run, metric) for run in _counted(runs)}
+    return {seed: value for seed, value in by_replicate.items() if value is not None}
 
 
 def _value(ending: Ending, metric: str) -> float | None:
-    """Return a run's value; None where it finished no epoch, or the value is not finite."""
+    """Return a run's value; None before the first epoch or if it is not finite."""
     if not ending.metrics:
         return None
     if metric not in ending.metrics:
-        known = ", ".join(sorted(ending.metrics))
-        raise ConfigError(f"no metric {metric!r} in the logs of run {ending.run.number}; there are: {known}")
+        keys = ", ".join(sorted(ending.metrics))
+        raise ConfigError(f"no metric {metric!r} in the logs of run {ending.run.number}; there are: {keys}")
     value: float | None = ending.metrics[metric]  # None is JSON's word for what is not finite
     return float(value) if value is not None and math.isfinite(value) else None
 
@@ -330,15 +257,7 @@ def _paired_tests(
     widest: float,
     folds: int,
 ) -> list[tuple[int, int, int, float, float | None, float | None, float | None, float]]:
-    """Return (a, b, n, difference, ci_low, ci_high, effect, p) for pairs of trials that share these seeds.
-
-    Args:
-        values: trial -> (seed, fold) -> value.
-        seeds: with their folds, at least 2.
-        pairs: numbers of trials.
-        widest: the greatest difference that the metric's bounds allow.
-        folds: how many there are; 1 without cross-validation.
-    """
+    """Return (a, b, n, difference, ci_low, ci_high, effect, p) for pairs of trials that share these seeds."""
     a_PS, b_PS = (np.array([[values[pair[side]][seed] for seed in seeds] for pair in pairs]) for side in (0, 1))
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # SciPy's about differences that are all alike, which are answered below

@@ -16,7 +16,7 @@ from dptrain.runtime.terminal import verbosity
 from dptrain.sweeps import formatting
 from dptrain.sweeps.coordinator import Coordinator
 from dptrain.sweeps.directory import SweepDirectory
-from dptrain.sweeps.keeping import Keep, Keeping
+from dptrain.sweeps.keeping import Keep, Retention
 from dptrain.sweeps.messages import Tag, to_segment
 from dptrain.sweeps.progress import Progress, make_progress
 from dptrain.sweeps.scheduler import Scheduler, SettingSource
@@ -33,66 +33,44 @@ _PATIENCE = 60.0
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """What a sweep is to do, the same on all ranks.
+    """Plan of a sweep, the same on all ranks."""
 
-    Attributes:
-        seeds: every trial is trained with each.
-        modes: of each metric, whether a high or a low value is good; trials are ranked by the first.
-        rungs: numbers of epochs at which trials are judged and the worse ones stopped; none to train all to their end.
-        eta: one trial in so many goes on from a rung.
-        decides: everything that decides results, as JSON can carry it: a sweep that is continued must have the same,
-            or one that has grown.
-        fields: names of what is swept.
-        folds: of cross-validation; 1 for none.
-        keep: whose models stay.
-        keeps_states: whether the states of runs that are done are wanted.
-        seconds: after which the sweep stops, to be continued; None for never.
-        validation_samples: as `Recipe`.
-        test_samples: as `Recipe`.
-    """
-
-    seeds: Sequence[int]
-    modes: Mapping[str, Literal["max", "min"]]
-    rungs: Sequence[int]
-    eta: int
-    decides: Mapping[str, Any]
-    fields: Sequence[str]
-    folds: int = 1
+    seeds: Sequence[int]  # of every trial
+    modes: Mapping[str, Literal["max", "min"]]  # by metric; the first ranks the trials
+    rungs: Sequence[int]  # rising numbers of epochs; empty to train every run to its end
+    eta: int  # one trial in `eta` continues from a rung
+    decides: Mapping[str, Any]  # JSON: everything that decides results; a continued sweep has the same, or a grown one
+    fields: Sequence[str]  # names
+    folds: int = 1  # 1 without cross-validation
     keep: Keep = "none"
-    keeps_states: bool = False
+    keeps_states: bool = False  # of finished runs
     validation_samples: int | None = None
     test_samples: int | None = None
-    seconds: float | None = None
+    seconds: float | None = None  # time limit; None for no limit
 
     @property
     def metric(self) -> str:
-        """Key of the logs that trials are ranked by."""
+        """Log key that ranks the trials."""
         return next(iter(self.modes))
 
     @property
     def mode(self) -> Literal["max", "min"]:
-        """Whether a high or a low value of it is good."""
+        """Mode of this metric."""
         return self.modes[self.metric]
 
     @property
     def runs(self) -> int:
-        """How many runs a trial has."""
+        """Runs of a trial."""
         return len(self.seeds) * self.folds
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Why a sweep ended before all was trained.
-
-    Attributes:
-        why: in words.
-        exit_code: for whoever has started it: 75 to start it again, 130 for Ctrl-C.
-        signal: that asked for it, such as "SIGINT"; empty where none did.
-    """
+    """Why a sweep ended early."""
 
     why: str
-    exit_code: int
-    signal: str = ""
+    exit_code: int  # 75 to start it again, 130 for Ctrl-C
+    signal: str = ""  # such as "SIGINT"; empty without one
 
 
 def run_sweep(
@@ -108,27 +86,7 @@ def run_sweep(
     verbose: str | int = "auto",
     report: Callable[[SweepDirectory], object] = lambda directory: None,
 ) -> tuple[SweepDirectory | None, Stop | None]:
-    """Train everything that is not trained yet. Collective; this process trains for itself meanwhile.
-
-    Args:
-        ranks: who trains.
-        recipe: what runs train.
-        plan: of the sweep.
-        source: called on rank 0: where settings come from.
-        out: directory, rank 0's.
-        places: runs that this rank can train at once.
-        threads: that train runs at once on this rank.
-        packs: as `Worker`.
-        verbose: 0 prints nothing, 1 a live table, 2 lines, "auto" the table on a terminal and else lines.
-        report: called on rank 0 now and then, and before an error ends the sweep: writes what there is to say so far.
-
-    Returns:
-        On rank 0 the directory, still open, with all that happened in it, None on other ranks; and on all ranks why not
-        everything was trained, where it was not: the time was over, or a signal came (to any rank).
-
-    Raises:
-        AgreedError: the directory cannot be used, or the plan does not hold together.
-    """
+    """Train what is missing; return rank 0's open directory, and on all ranks why it stopped early. Collective."""
     ranks.received()  # what an interrupted sweep of this process has left
     all_places = ranks.allgather(places)
     with ExitStack() as stack:
@@ -150,14 +108,14 @@ def run_sweep(
             directory = stack.enter_context(SweepDirectory(out, plan.decides))
             scheduler.restore(directory.trials, directory.endings, directory.runs)
             everything = plan.keep == "all" or not plan.keeps_states
-            keeping = Keeping(directory, plan.metric, plan.mode, plan.runs, everything)
+            retention = Retention(directory, plan.metric, plan.mode, plan.runs, everything)
             shown = verbosity(verbose)
             progress = make_progress(
                 plan.metric, plan.mode, scheduler.total_runs, plan.runs, quiet=shown == 0, live=shown == 1
             )
             stack.callback(progress.close)
             _recall(directory, progress)
-            return directory, Coordinator(ranks, scheduler, directory, progress, all_places, keeping)
+            return directory, Coordinator(ranks, scheduler, directory, progress, all_places, retention)
 
         begun = ranks.agree("output", begin)
         phase.enter("sweep")
@@ -207,8 +165,8 @@ def _work(
     tell: "_Reports",
     go_round: Callable[[], None],
 ) -> Stop | None:
-    """Train until rank 0 says that everything is done, or why nothing more is; `go_round` is called all the while."""
-    begun, told, signalled = time.monotonic(), False, False
+    """Train until rank 0 ends the sweep; return why it stopped early."""
+    begun, finish_sent, signalled = time.monotonic(), False, False
     while True:
         go_round()
         stop: Stop | None = None
@@ -224,16 +182,16 @@ def _work(
                 tell.last()
                 ranks.send(mail.source, {"kind": Tag.FINISH, "stop": None})
                 time.sleep(_PATIENCE)  # it ends the job
-            elif coordinator is not None and not told:
+            elif coordinator is not None and not finish_sent:
                 coordinator.take(mail)
         if (number := signals.caught()) is not None and not signalled:
             signalled = True
             ranks.send(0, {"kind": Tag.SIGNAL, "number": number})
-        if coordinator is not None and not told:
+        if coordinator is not None and not finish_sent:
             if seconds is not None and time.monotonic() - begun >= seconds:
                 stop = Stop("the time is over", int(ExitCode.PREEMPTED))
             if stop is not None or not coordinator.hand_out():
-                told = True
+                finish_sent = True
                 for rank in range(ranks.size):
                     ranks.send(rank, {"kind": Tag.FINISH, "stop": None if stop is None else asdict(stop)})
                 continue
@@ -252,7 +210,7 @@ def _stop_of(number: int) -> Stop:
 
 
 def _break(ranks: Communicator, error: BaseException, tell: "_Reports") -> None:
-    """Let rank 0 report what there is before an error ends the job."""
+    """Let rank 0 report before an error ends the job."""
     if ranks.rank == 0:
         tell.last()
         return
@@ -265,12 +223,7 @@ def _break(ranks: Communicator, error: BaseException, tell: "_Reports") -> None:
 
 
 class _Reports:
-    """Reports what there is so far: a job that is killed can do so no more.
-
-    Args:
-        directory: of the sweep; None on other ranks than 0.
-        report: does it.
-    """
+    """Writes interim reports: a killed job can write none."""
 
     def __init__(self, directory: SweepDirectory | None, report: Callable[[SweepDirectory], object]) -> None:
         self._directory, self._report = directory, report
@@ -278,7 +231,7 @@ class _Reports:
         self._next = time.monotonic() + _REPORT
 
     def now_and_then(self) -> None:
-        """Report if a run has ended since, and it has not been done for a while."""
+        """Report if a run has ended and some time has passed since the last report."""
         begun = time.monotonic()
         if self._directory is None or begun < self._next or len(self._directory.endings) == self._endings:
             return
@@ -288,7 +241,7 @@ class _Reports:
         self._next = end + max(_REPORT, _PARTS * (end - begun))
 
     def last(self) -> None:
-        """Report, whatever comes of it: another error ends the sweep already."""
+        """Report, ignoring errors: another error ends the sweep already."""
         if self._directory is not None and self._directory.endings:
             with contextlib.suppress(Exception):
                 self._report(self._directory)

@@ -1,7 +1,7 @@
-"""Independent-run mode: a rank trains several runs at once. No collective joins runs or ranks.
+"""Independent-run mode: a rank trains several runs at once; no collective joins runs or ranks.
 
-On a GPU one host thread asks for steps of every run; those of one program are executed as a pack, others on streams of
-their own. On a CPU each run has a core, where steps are compiled.
+On a GPU one host thread queues steps of every run: runs of one program execute as a pack, others on their own streams.
+On a CPU each run has a core, where steps are compiled.
 """
 
 from collections.abc import Sequence
@@ -17,15 +17,7 @@ from dptrain.sweeps.training import Recipe, Slot, Training, is_of_the_device, is
 
 
 class Worker:
-    """The runs of one rank; tells rank 0 what becomes of them.
-
-    Args:
-        ranks: all ranks of the sweep.
-        recipe: says what runs train.
-        threads: that train runs at once.
-        packs: on a GPU, into which runs of one program are divided; 0 for none, each then has a stream of its own.
-        metrics: as `Training`.
-    """
+    """The runs of one rank; reports their results to rank 0."""
 
     def __init__(
         self,
@@ -43,7 +35,7 @@ class Worker:
         self._free: list[Slot] = []
 
     def start(self, segment: Segment, setting: Setting, state: bytes) -> None:
-        """Take up a segment."""
+        """Start a segment."""
         # All slots are taken where none is free: so many there are.
         slot = (
             self._free.pop()
@@ -62,7 +54,7 @@ class Worker:
             self._tell(Ending(segment.run, Status.FAILED, segment.begin, 0.0, {}, reason, code))
 
     def advance(self) -> bool:
-        """Go on with some steps; return whether there was any run."""
+        """Advance the runs; return whether there are any."""
         if not self._trainings:
             return False
         for outcome in self._schedule.advance(self._trainings):
@@ -79,7 +71,7 @@ class Worker:
         return bool(self._trainings)
 
     def close(self) -> None:
-        """Give the device back; what is still trained is lost."""
+        """Release the device; unfinished segments are lost."""
         self._schedule.close()
         for training in list(self._trainings):
             self._leave(training)
@@ -92,7 +84,7 @@ class Worker:
         self._free.append(training.slot)
 
     def _give_back(self, segment: Segment, error: Exception, others: int) -> bool:
-        """Give a segment back, if it failed because other runs need the memory; return whether it was so."""
+        """Return a segment to rank 0 if other runs took the memory it needs; return whether that was so."""
         if not others or not is_out_of_memory(error):
             return False
         self._ranks.send(0, {"kind": Tag.RETURNED, "segment": segment_fact(segment), "places": others})

@@ -37,7 +37,7 @@ def walk(source: OptunaSource, mode: str, trials: range) -> list[dict]:
     for number in trials:
         settings.append(source.next(number))
         value = badness(settings[-1])
-        source.told(Trial(number, settings[-1]), None if number % 7 == 3 else value if mode == "min" else -value)
+        source.tell(Trial(number, settings[-1]), None if number % 7 == 3 else value if mode == "min" else -value)
     return settings
 
 
@@ -98,7 +98,7 @@ def test_settings_that_diverge_are_avoided_and_those_that_fail_otherwise_are_not
         found = []
         for number in range(40):
             found.append(source.next(number)["x"])
-            source.told(Trial(number, {"x": found[-1]}), value if found[-1] > 0.5 else 1.0)
+            source.tell(Trial(number, {"x": found[-1]}), value if found[-1] > 0.5 else 1.0)
         return found
 
     avoided, ignored = (sum(x > 0.5 for x in settings(value)[20:]) for value in (math.nan, None))
@@ -117,7 +117,7 @@ def test_all_metrics_are_optimized_and_a_sweep_of_several_goes_on():
         return found
 
     def tell(source, number, x):
-        source.told(Trial(number, {"x": x}), abs(x), math.nan if number % 7 == 3 else -abs(x - 1))
+        source.tell(Trial(number, {"x": x}), abs(x), math.nan if number % 7 == 3 else -abs(x - 1))
 
     def source():
         return OptunaSource({"x": Floats(-10.0, 10.0)}, 60, ["min", "max"], seed=0)
@@ -138,7 +138,7 @@ def test_a_continued_sweep_chooses_as_it_would_have_chosen(kill):
     trials = [Trial(number, json.loads(json.dumps(setting))) for number, setting in enumerate(whole[:kill])]
     source.restore(trials)
     for trial in trials:
-        source.told(trial, None if trial.number % 7 == 3 else badness(trial.setting))
+        source.tell(trial, None if trial.number % 7 == 3 else badness(trial.setting))
     assert walk(source, "min", range(kill, 30)) == whole[kill:]
 
 
@@ -149,7 +149,7 @@ def test_trials_at_a_time_are_told_in_any_order():
     for number in range(4, 60):
         trial = waiting.pop(number % 3)
         told.append(badness(trial.setting))
-        source.told(trial, told[-1])
+        source.tell(trial, told[-1])
         waiting.append(Trial(number, source.next(number)))
     assert sum(told[-15:]) < 0.5 * sum(told[:15])
     assert len({json.dumps(trial.setting) for trial in waiting}) == 4
@@ -205,7 +205,7 @@ def test_optuna_is_quiet_and_keeps_its_own_level():
         "from dptrain.sweeps.space import Floats\n"
         "source = OptunaSource({'x': Floats(0.0, 1.0)}, 3, 'min', 0)\n"
         "for number, value in enumerate((0.5, None)):\n"
-        "    source.told(Trial(number, source.next(number)), value)\n"
+        "    source.tell(Trial(number, source.next(number)), value)\n"
     )
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60, check=False

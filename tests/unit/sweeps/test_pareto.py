@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 pytest.importorskip("scipy", reason="statistics need the extra 'sweep'")
 
 from dptrain.errors import ConfigError
-from dptrain.sweeps.pareto import decided, front_of, objectives_of, on_front, require_free, require_one
+from dptrain.sweeps.pareto import decided, front_of, objectives_of, on_front, require_free, require_single_metric
 from dptrain.sweeps.records import Status
 from tests.sample import sample
 from tests.unit.sweeps.drawn import check_widths
@@ -123,9 +123,9 @@ def test_metrics_and_modes_that_do_not_fit(metrics, modes, message):
 
 
 def test_names_and_halving_that_do_not_go_with_several_metrics():
-    require_one({"a": "max"})
+    require_single_metric({"a": "max"})
     with pytest.raises(ConfigError, match="halving: judges trials by one number, and there are 2 metrics"):
-        require_one({"a": "max", "b": "min"})
+        require_single_metric({"a": "max", "b": "min"})
     require_free(["pareto"], ["a"])
     with pytest.raises(ConfigError, match="swept 'mean_b': results have another column of that name"):
         require_free(["x", "mean_b"], ["a", "b"])

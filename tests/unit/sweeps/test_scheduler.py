@@ -246,7 +246,7 @@ class Told(ListSource):
         self.values: dict[int, float | None] = {}
         self.restored: list[int] = []
 
-    def told(self, trial: Trial, value: float | None) -> None:
+    def tell(self, trial: Trial, value: float | None) -> None:
         assert trial.number not in self.values
         self.values[trial.number] = value
 
@@ -274,7 +274,7 @@ def test_the_source_learns_the_mean_of_trials_that_are_through(mode, wrong):
 
 def test_the_source_learns_the_means_of_further_metrics():
     class ToldAll(Told):
-        def told(self, trial, value, *further):
+        def tell(self, trial, value, *further):
             self.values[trial.number] = (value, *further)
 
     source = ToldAll(SETTINGS[:2])
@@ -298,7 +298,7 @@ class Endless(SettingSource):
         assert self.left >= -1, "it said that there are no more"
         return {} if self.left >= 0 else None
 
-    def told(self, trial: Trial, value: float | None) -> None:
+    def tell(self, trial: Trial, value: float | None) -> None:
         pass
 
     def restore(self, trials: Sequence[Trial]) -> None:
