@@ -69,7 +69,7 @@ def work(calls: int) -> None:
             for _ in range(calls):
                 comm.barrier()
                 begun = time.perf_counter()
-                trainer.programs.run(step, batches.about, rows, shards)
+                trainer.programs.run(step, batches.spec, rows, shards)
                 trainer.wait()
                 times.append((time.perf_counter() - begun) / steps)
         found["steps"][name] = max(comm.allgather(min(times)))

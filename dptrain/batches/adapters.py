@@ -1,6 +1,6 @@
-"""Where batches come from that the user's own code makes: generators, data sets by number, loaders.
+"""Adapters of the user's generators, PyDatasets and loaders to sources of batches.
 
-What happens in which order is Keras': keras/src/trainers/data_adapters/ (3.15).
+The order of events follows keras/src/trainers/data_adapters/ (3.15).
 """
 
 import itertools
@@ -27,58 +27,41 @@ _AHEAD = 2
 
 
 class BatchSource(ABC):
-    """Global batches, the same ones on all ranks.
+    """Global batches, the same ones on all ranks."""
 
-    Attributes:
-        kind: in words, for messages.
-        workers: threads that may draw at once.
-        ahead: batches that may be drawn before they are needed.
-        sharded: every rank draws its own part of each batch instead of the whole.
-        by_number: whether a batch can be drawn without those before it.
-        class_weight: weights of samples by their label.
-    """
-
-    kind: str
-    workers: int = 1
-    ahead: int = _AHEAD
-    sharded: bool = False
-    by_number: bool = False
-    class_weight: Mapping[int, float] | None = None
+    kind: str  # as messages call it
+    workers: int = 1  # threads that may draw at once
+    ahead: int = _AHEAD  # batches drawn ahead at most
+    sharded: bool = False  # whether each rank draws only its part of a batch
+    by_number: bool = False  # whether a batch can be drawn without those before it
+    class_weight: Mapping[int, float] | None = None  # weights of samples by label
 
     @property
     @abstractmethod
     def num_batches(self) -> int | None:
-        """Batches of a pass, None where only its end will tell."""
+        """Batches of a pass; None where only its end tells."""
 
     @abstractmethod
     def start(self, number: int) -> Iterator[Draw]:
-        """Begin pass `number`, counted from 0; each draw gives a batch as the user's code makes it, or `END`."""
+        """Begin pass `number` (from 0); each draw returns a batch of the user's, or `END`."""
 
     def draw_whole(self) -> None:  # noqa: B027  # only sources of parts need it
-        """Let every rank draw whole batches from now on."""
+        """Draw whole batches on every rank from now on."""
 
     @abstractmethod
     def parts(self, batch: Any) -> tuple[Any, ...]:
-        """Return (x,), (x, y) or (x, y, sample_weight) of a batch.
-
-        Raises:
-            DataError: it is none of these.
-        """
+        """Return (x,), (x, y) or (x, y, sample_weight) of a batch, or raise a DataError."""
 
     @abstractmethod
     def on_epoch_begin(self) -> None:
-        """Tell the user's object that an epoch begins."""
+        """Notify the user's object that an epoch begins."""
 
     @abstractmethod
     def on_epoch_end(self) -> None:
-        """Tell it that an epoch has ended."""
+        """Notify the user's object that an epoch has ended."""
 
     def look(self) -> tuple[Any, ...]:
-        """Return the parts of the first batch, as Keras where it must know shapes; call `on_epoch_end` afterwards.
-
-        Raises:
-            DataError: there is no batch.
-        """
+        """Return the parts of the first batch, as Keras does to learn shapes; call `on_epoch_end` afterwards."""
         self.on_epoch_begin()
         batch = next(self.start(0))()
         if batch is END:
@@ -87,16 +70,10 @@ class BatchSource(ABC):
 
 
 class GeneratorSource(BatchSource):
-    """A generator or another iterator, which cannot be started again.
+    """A generator or another iterator, which cannot be restarted.
 
-    Keras draws two batches to look at, and hands them out again wherever it starts a pass: a second epoch of a
-    generator that has ended trains on these two.
-
-    Args:
-        iterator: gives tuples.
-
-    Raises:
-        ConfigError: the first is none, or there is none.
+    Keras peeks at two batches and replays them wherever a pass starts: a second epoch of an exhausted generator trains
+    on these two.
     """
 
     kind = "generator"
@@ -113,36 +90,31 @@ class GeneratorSource(BatchSource):
 
     @property
     def num_batches(self) -> int | None:
-        """Only the end will tell."""
+        """None: only the end tells."""
         return None
 
     def start(self, number: int) -> Iterator[Draw]:
-        """Go on, after the batches that were looked at."""
+        """Yield the batches peeked at, then the rest."""
         return itertools.repeat(partial(next, itertools.chain(self._first, self._iterator), END))
 
     def parts(self, batch: Any) -> tuple[Any, ...]:
-        """Return a tuple of one to three."""
+        """Return a tuple of one to three parts."""
         if not isinstance(batch, tuple):
             raise ConfigError(
                 "When passing a Python generator to a Keras model, the generator must return a tuple, "
                 f"{_TUPLES} {short(batch)}"
             )
-        return _one_to_three(batch)
+        return _checked_parts(batch)
 
     def on_epoch_begin(self) -> None:
-        """Nobody to tell."""
+        """Do nothing: a generator has no hooks."""
 
     def on_epoch_end(self) -> None:
-        """Nobody to tell."""
+        """Do nothing: a generator has no hooks."""
 
 
 class LoaderSource(BatchSource):
-    """What can be iterated over again and again, such as a torch DataLoader.
-
-    Args:
-        loader: gives batches.
-        kind: in words.
-    """
+    """An iterable that can be iterated repeatedly, such as a torch DataLoader."""
 
     def __init__(self, loader: Iterable[Any], kind: str) -> None:
         self._loader, self.kind = loader, kind
@@ -156,34 +128,22 @@ class LoaderSource(BatchSource):
             return None
 
     def start(self, number: int) -> Iterator[Draw]:
-        """Iterate afresh."""
+        """Iterate from the beginning."""
         return itertools.repeat(partial(next, iter(self._loader), END))
 
     def parts(self, batch: Any) -> tuple[Any, ...]:
-        """Return a tuple or list of one to three, or x alone."""
-        return _one_to_three(tuple(batch) if isinstance(batch, list | tuple) else (batch,))
+        """Return a tuple of one to three parts; x alone becomes (x,)."""
+        return _checked_parts(tuple(batch) if isinstance(batch, list | tuple) else (batch,))
 
     def on_epoch_begin(self) -> None:
-        """Nobody to tell."""
+        """Do nothing: a loader has no hooks."""
 
     def on_epoch_end(self) -> None:
-        """Nobody to tell."""
+        """Do nothing: a loader has no hooks."""
 
 
 class PyDatasetSource(BatchSource):
-    """An object with batches by number, see `dptrain.utils.PyDataset`.
-
-    Args:
-        dataset: the object.
-        class_weight: weights of samples by their label.
-        shuffle: draw the batches of each pass in another order.
-        seed: of these orders, the same on all ranks.
-        rank: this rank.
-        world: number of ranks.
-
-    Raises:
-        ConfigError: it has no batch, or wants processes.
-    """
+    """A dataset indexed by batch, see `dptrain.utils.PyDataset`."""
 
     kind = "PyDataset"
     by_number = True
@@ -213,19 +173,19 @@ class PyDatasetSource(BatchSource):
             raise ConfigError("The PyDataset has length 0")
 
     def draw_whole(self) -> None:
-        """Make whole batches on every rank, whose parts are then the same whatever the number of ranks."""
+        """Draw whole batches on every rank, so that shards do not depend on the number of ranks."""
         self.sharded, self._get = False, self._dataset.__getitem__
 
     @property
     def num_batches(self) -> int | None:
-        """As the object says."""
+        """The dataset's number of batches; None for an endless one."""
         if hasattr(type(self._dataset), "num_batches") or "num_batches" in getattr(self._dataset, "__dict__", {}):
             batches = self._dataset.num_batches
             return None if batches is None else int(batches)
         return len(self._dataset)
 
     def start(self, number: int) -> Iterator[Draw]:
-        """Tell the object which pass begins; take the batches in order, or in that of the pass."""
+        """Announce the pass to the dataset; yield draws in order, or in the pass's permutation."""
         _call(self._dataset, "on_pass_begin", number)
         batches = self.num_batches
         order: Iterable[int]
@@ -238,7 +198,7 @@ class PyDatasetSource(BatchSource):
         return (partial(self._get, index) for index in order)
 
     def parts(self, batch: Any) -> tuple[Any, ...]:
-        """Return a tuple or list of one to three, or an array alone."""
+        """Return a tuple of one to three parts; an array alone becomes (x,)."""
         if hasattr(batch, "__array__"):
             batch = (batch,)
         if not isinstance(batch, tuple | list) or len(batch) not in (1, 2, 3):
@@ -251,15 +211,15 @@ class PyDatasetSource(BatchSource):
         return tuple(batch)
 
     def on_epoch_begin(self) -> None:
-        """Call the object's own."""
+        """Call the dataset's hook."""
         _call(self._dataset, "on_epoch_begin")
 
     def on_epoch_end(self) -> None:
-        """Call the object's own."""
+        """Call the dataset's hook."""
         _call(self._dataset, "on_epoch_end")
 
 
-def _one_to_three(batch: tuple[Any, ...]) -> tuple[Any, ...]:
+def _checked_parts(batch: tuple[Any, ...]) -> tuple[Any, ...]:
     if not 1 <= len(batch) <= 3:
         raise ConfigError(
             "Data is expected to be in format `x`, `(x,)`, `(x, y)`, or `(x, y, sample_weight)`, found: "
@@ -269,7 +229,7 @@ def _one_to_three(batch: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _copied(batch: Any) -> Any:
-    """Copy what is in a batch that is kept, however nested: its maker may fill the same memory for the next one."""
+    """Copy a nested batch: the generator may reuse its memory for the next one."""
     return tree.map_leaves(lambda path, leaf: _copied_leaf(leaf), batch)
 
 

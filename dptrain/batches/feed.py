@@ -1,7 +1,6 @@
-"""How a rank's samples reach its device: all at once, or in chunks where the device cannot hold them.
+"""Moves a rank's samples to its device: all at once, or in chunks where they do not fit.
 
-A feed is told what an epoch's steps will ask for, and then asked for it in that order. Either way the batch op gathers
-the same values, so that the results do not depend on where the samples are.
+Results do not depend on which feed is used: the batch op gathers the same values from either.
 """
 
 import gc
@@ -34,65 +33,41 @@ Order = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class BatchRows:
-    """Samples on the device, of one or more steps.
+    """Samples on the device, of one or more steps."""
 
-    Attributes:
-        arrays: features, targets and what else belongs to a sample, each (stored rows, ...).
-        order: int64, numbers of stored rows.
-        starts: where in `order` those of each shard begin.
-    """
-
-    arrays: tuple[Buffer, ...]
-    order: Buffer
-    starts: list[int]
+    arrays: tuple[Buffer, ...]  # features, targets and so on, (stored rows, ...) each
+    order: Buffer  # int64, numbers of stored rows
+    starts: list[int]  # where each shard begins in `order`
 
 
 class Feed(ABC):
-    """The samples of one rank, in the order of an epoch; a context that ends what runs in the background.
+    """Supplies the samples of one rank in the order of an epoch; a context manager that stops its thread."""
 
-    Attributes:
-        stored_rows: of the arrays that it gives.
-    """
-
-    stored_rows: int
+    stored_rows: int  # rows of the arrays in `BatchRows`
 
     def __enter__(self) -> Self:
         """Return the feed."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close it."""
+        """Close the feed."""
         self.close()
 
     @abstractmethod
     def start(self, order: Order, steps: Sequence[Sequence[Shard]]) -> None:
-        """Begin an epoch.
-
-        Args:
-            order: rows in the order of the epoch, int64.
-            steps: shards of what `rows` will be asked for, in that order; an epoch may end before the last.
-        """
+        """Begin an epoch that reads `order` (int64) for `steps` in turn; it may end early."""
 
     @abstractmethod
     def rows(self, steps: Sequence[Sequence[Shard]]) -> BatchRows:
-        """Return the samples of the next steps, of as many of those given as lie in memory; valid until the next call.
-
-        Args:
-            steps: shards of what comes next, in the order that `start` was told.
-        """
+        """Return the samples of as many of the next steps as lie in memory; valid until the next call."""
 
     @abstractmethod
     def close(self) -> None:
-        """Stop what runs in the background."""
+        """Stop the background thread."""
 
 
 class ResidentFeed(Feed):
-    """All samples on the device.
-
-    Args:
-        backend: the device.
-        arrays: (rows, ...) each.
-    """
+    """Keeps all samples on the device."""
 
     def __init__(self, backend: Backend, arrays: Sequence[HostArray]) -> None:
         self._backend = backend
@@ -101,7 +76,7 @@ class ResidentFeed(Feed):
         self._order: Buffer = None
 
     def start(self, order: Order, steps: Sequence[Sequence[Shard]]) -> None:
-        """Send the order."""
+        """Copy the order to the device."""
         # Kept from epoch to epoch: giving memory back would make the host wait for all that the device has to do.
         if self._order is None or len(self._order) != len(order):
             self._order = self._backend.empty(order.shape, np.int64)
@@ -112,17 +87,11 @@ class ResidentFeed(Feed):
         return BatchRows(self._arrays, self._order, [shard.start for shards in steps for shard in shards])
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Do nothing: no thread runs."""
 
 
 class StreamedFeed(Feed):
-    """Chunks of the epoch's order, gathered on the host by a thread while the device works on the chunk before.
-
-    Args:
-        backend: the device.
-        arrays: (rows, ...) each.
-        chunk_rows: rows of a chunk, at least those of the largest step; two chunks are on the device.
-    """
+    """Streams chunks of rows: a thread gathers the next chunk while the device works on the current one."""
 
     def __init__(self, backend: Backend, arrays: Sequence[HostArray], chunk_rows: int) -> None:
         self._sources = tuple(arrays)
@@ -141,7 +110,7 @@ class StreamedFeed(Feed):
         self._left = 0
 
     def start(self, order: Order, steps: Sequence[Sequence[Shard]]) -> None:
-        """Cut the epoch into chunks and bring the first one in."""
+        """Cut the epoch into chunks and gather the first."""
         if self._filling is not None:
             self._filling.result()  # of an epoch that ended early
         for slot in self._slots:
@@ -153,7 +122,7 @@ class StreamedFeed(Feed):
             self._fill(0)
 
     def rows(self, steps: Sequence[Sequence[Shard]]) -> BatchRows:
-        """Return the chunk that holds the next step, with the steps that lie in it as well."""
+        """Return the chunk that holds the next step, and the later steps that lie in it as well."""
         if self._left == 0 and _rows(steps[0]):
             self._enter(self._current + 1)
         elif self._filling is not None and self._filling.done():
@@ -170,11 +139,11 @@ class StreamedFeed(Feed):
         return BatchRows(arrays, self._identity, starts)
 
     def close(self) -> None:
-        """End the thread, whatever it met."""
+        """End the thread."""
         self._thread.shutdown(cancel_futures=True)
 
     def _enter(self, chunk: int) -> None:
-        """Make a chunk the one that ops read, and begin to gather the one after it into the other slot."""
+        """Make a chunk current, and begin to gather the next one into the other slot."""
         if self._current >= 0:
             _release(self._slots[self._current % 2])
         if self._sent < chunk:
@@ -194,7 +163,7 @@ class StreamedFeed(Feed):
         self._filling = self._thread.submit(ending_forks, partial(_gather, self._sources, rows, slot))
 
     def _send(self) -> None:
-        """Send the chunk that is being gathered, when it is."""
+        """Wait for the chunk being gathered, and send it."""
         assert self._filling is not None
         self._filling.result()
         self._filling = None
@@ -204,20 +173,14 @@ class StreamedFeed(Feed):
             staging.send(rows)
 
 
-class KeptFeed(Feed):
-    """Steps of few rows, one at a time, in memory that stays: what is prepared to read it is found again.
+class PooledFeed(Feed):
+    """Copies one small step at a time into memory that stays, so that programs prepared for it can be reused.
 
-    Rows behind those of a step are zeros.
-
-    Args:
-        backend: the device.
-        like: arrays of the shapes (but for the rows) and types of those to come.
-        capacity: the most rows of a step.
-        give_back: called with the feed when it is closed.
+    Rows beyond the step's are zero.
     """
 
     def __init__(
-        self, backend: Backend, like: Sequence[HostArray], capacity: int, give_back: "Callable[[KeptFeed], None]"
+        self, backend: Backend, like: Sequence[HostArray], capacity: int, give_back: "Callable[[PooledFeed], None]"
     ) -> None:
         self._backend, self.stored_rows, self._give_back = backend, capacity, give_back
         self._host = [np.zeros((capacity, *array.shape[1:]), array.dtype) for array in like]
@@ -227,12 +190,12 @@ class KeptFeed(Feed):
         self._order: Order = np.empty(0, np.int64)
 
     def read(self, arrays: Sequence[HostArray]) -> Self:
-        """Let the samples be those of these arrays from now on; return the feed."""
+        """Read samples from these arrays from now on; return the feed."""
         self._sources = tuple(arrays)
         return self
 
     def start(self, order: Order, steps: Sequence[Sequence[Shard]]) -> None:
-        """Note the order."""
+        """Store the order."""
         self._order = order
 
     def rows(self, steps: Sequence[Sequence[Shard]]) -> BatchRows:
@@ -246,17 +209,13 @@ class KeptFeed(Feed):
         return BatchRows(self._device, self._identity, [0])
 
     def close(self) -> None:
-        """Let go of the samples; the memory stays, for the next prediction."""
+        """Return the feed to its pool."""
         self._sources = ()
         self._give_back(self)
 
 
-class KeptFeeds:
-    """The memory of small predictions, which come one after another and are alike; each has its own meanwhile.
-
-    Args:
-        backend: the device.
-    """
+class FeedPool:
+    """Memory for small predictions of similar shapes; concurrent ones use separate feeds."""
 
     # Bytes of samples that are copied rather than read where they lie; kinds of samples that are remembered, and for
     # how many predictions at once there is memory of a kind.
@@ -265,16 +224,10 @@ class KeptFeeds:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._lock = threading.Lock()
-        self._free: OrderedDict[Any, list[KeptFeed]] = OrderedDict()
+        self._free: OrderedDict[Any, list[PooledFeed]] = OrderedDict()
 
-    def feed(self, arrays: Sequence[HostArray], largest: int, room: int | None) -> KeptFeed | None:
-        """Return a feed of these arrays; None where they are too large to be copied, or for the device.
-
-        Args:
-            arrays: (rows, ...) each.
-            largest: rows of the largest step.
-            room: bytes of the device's memory; None for as many as are wanted.
-        """
+    def feed(self, arrays: Sequence[HostArray], largest: int, room: int | None) -> PooledFeed | None:
+        """Return a feed of these arrays; None where they are too large to copy, or exceed `room` bytes."""
         capacity = padded_rows(largest)
         row = sum(math.prod(array.shape[1:]) * array.itemsize for array in arrays)
         key = (capacity, *((array.shape[1:], array.dtype.str) for array in arrays))
@@ -289,9 +242,9 @@ class KeptFeeds:
                 return free.pop().read(arrays)
         if room is not None and (row + 8) * capacity > room:
             return None
-        return KeptFeed(self._backend, arrays, capacity, partial(self._give_back, key)).read(arrays)
+        return PooledFeed(self._backend, arrays, capacity, partial(self._give_back, key)).read(arrays)
 
-    def _give_back(self, key: Any, feed: KeptFeed) -> None:
+    def _give_back(self, key: Any, feed: PooledFeed) -> None:
         with self._lock:
             free = self._free.get(key)
             if free is not None and len(free) < self._MOST_FREE:
@@ -299,7 +252,7 @@ class KeptFeeds:
 
 
 def padded_rows(rows: int) -> int:
-    """Return the power of two from `rows` on: steps of any number of rows then have few different ones."""
+    """Round up to a power of two, so that steps of any size need few programs."""
     return 1 << max(rows - 1, 0).bit_length()
 
 
@@ -309,24 +262,13 @@ def make_feed(
     largest: int,
     most_bytes: int | None = None,
     reserved: int = 0,
-    kept: KeptFeeds | None = None,
+    pool: FeedPool | None = None,
 ) -> Feed:
-    """Return a feed that keeps the samples on the device if they fit there, and else streams them.
-
-    Lazy arrays are streamed, so that nobody waits for rows that are needed later.
-
-    Args:
-        backend: the device.
-        arrays: (rows, ...) each; features, targets and so on.
-        largest: rows of the largest step.
-        most_bytes: of the device's memory that samples may take; None for what is free.
-        reserved: bytes of what is free that something else will need.
-        kept: memory for few samples; None where they are read where they lie.
-    """
+    """Return a feed that keeps the samples on the device if they fit there, and streams them otherwise."""
 
     def free() -> int | None:
-        found = backend.room_for_data()
-        return None if found is None else max(found - reserved, 0)
+        available = backend.room_for_data()
+        return None if available is None else max(available - reserved, 0)
 
     room = free() if most_bytes is None else most_bytes
     are_lazy = any(isinstance(array, LazyArray) for array in arrays)
@@ -334,7 +276,7 @@ def make_feed(
     if most_bytes is None and room is not None and needed > room:
         gc.collect()  # a model that was dropped, which is a cycle, holds its memory until then
         room = free()
-    few = None if kept is None else kept.feed(arrays, largest, room)
+    few = None if pool is None else pool.feed(arrays, largest, room)
     if few is not None:
         return few
     if (room is None or needed <= room) and not are_lazy:
@@ -350,7 +292,7 @@ def _rows(shards: Sequence[Shard]) -> int:
 
 
 def _chunks(steps: Sequence[Sequence[Shard]], most: int) -> list[list[Sequence[Shard]]]:
-    """Cut the steps that have rows into runs of at most `most` rows."""
+    """Group the steps that have rows into chunks of at most `most` rows."""
     chunks: list[list[Sequence[Shard]]] = []
     rows = 0
     for shards in steps:
@@ -365,7 +307,7 @@ def _chunks(steps: Sequence[Sequence[Shard]], most: int) -> list[list[Sequence[S
 
 
 def _gather(sources: Sequence[HostArray], rows: Order, slot: Sequence[Staging]) -> None:
-    """Copy rows of every array to the host's side of a slot."""
+    """Copy rows of every array to the host side of a slot."""
     for array, staging in zip(sources, slot, strict=True):
         target = staging.host[: len(rows)]
         if isinstance(array, LazyArray):

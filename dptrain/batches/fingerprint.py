@@ -1,4 +1,4 @@
-"""What tells sets of samples apart."""
+"""Fingerprints that tell sets of samples apart."""
 
 import hashlib
 from collections.abc import Iterator
@@ -25,10 +25,7 @@ _SAMPLED_ROWS = 64
 
 
 def fingerprint(*arrays: Array) -> list[Any]:
-    """Return what tells arrays, (rows, ...) each, apart: shapes, dtypes and a checksum.
-
-    Every byte counts, 5 GB a second; of memory maps and lazy arrays some rows do.
-    """
+    """Return shapes, dtypes and a checksum (5 GB/s) of arrays (rows, ...); memory maps are sampled."""
     digest = hashlib.blake2b(digest_size=8)
     for array in arrays:
         for part in _parts(array):
@@ -37,7 +34,7 @@ def fingerprint(*arrays: Array) -> list[Any]:
 
 
 def _parts(array: Array) -> Iterator[Array]:
-    """Yield contiguous pieces, whose number depends on shape and dtype alone."""
+    """Yield contiguous pieces; their number depends on shape and dtype alone."""
     if is_mapped(array):
         array = array[np.linspace(0, max(len(array) - 1, 0), num=min(len(array), _SAMPLED_ROWS), dtype=np.int64)]
     rows = max(1, _CHUNK_BYTES // max(1, array[:1].nbytes))
@@ -46,7 +43,7 @@ def _parts(array: Array) -> Iterator[Array]:
 
 
 def is_mapped(array: Any) -> bool:
-    """Whether rows are read when they are used: a memory map, a view of one, or a lazy array."""
+    """Whether rows are read on use: a memory map, a view of one, or a lazy array."""
     if isinstance(array, LazyArray):
         return True
     while isinstance(array, np.ndarray):

@@ -1,4 +1,4 @@
-"""What users hand to `fit`, `evaluate` and `predict`, checked against the model and made into batches."""
+"""Checks the arguments of `fit`, `evaluate` and `predict` against the model, and makes batches of them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,8 +21,8 @@ from dptrain.batches.sampling import (
     Sampler,
     StaticSampler,
 )
-from dptrain.batches.stream import StreamBatches, What
-from dptrain.batches.structure import Batch
+from dptrain.batches.stream import Mode, StreamBatches
+from dptrain.batches.structure import BatchSpec
 from dptrain.comm import Communicator
 from dptrain.comm.parts import cut
 from dptrain.data.checks import check_labels, whole_labels
@@ -41,47 +41,28 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Expected:
-    """What a model takes.
+    """What a model takes."""
 
-    Attributes:
-        inputs: shape of a sample of each input, nested as the inputs; None for anything.
-        outputs: likewise of the outputs; None where nobody knows.
-        losses: the loss of each output, nested as the outputs, None for one without; None where the model's own steps
-            know what targets are.
-        own_steps: the model's own steps may do without targets.
-        dtype: of floating-point numbers.
-        input_names: under which inputs that are a list may come in a dictionary.
-        output_names: likewise.
-        takes_lists: whether a list may stand for a dictionary of inputs.
-    """
-
-    inputs: Any
-    outputs: Any = None
+    inputs: Any  # shape of a sample of each input, nested as the inputs; None for any
+    outputs: Any = None  # likewise of the outputs; None where unknown
+    # Loss of each output, nested, None for one without; None where a custom step interprets the targets
     losses: Any = None
-    own_steps: bool = False
-    dtype: str = "float32"
-    input_names: Sequence[str] = ()
-    output_names: Sequence[str] = ()
-    takes_lists: bool = False
+    custom_steps: bool = False  # whether the model overrides its steps, which may need no targets
+    dtype: str = "float32"  # of floating-point numbers
+    input_names: Sequence[str] = ()  # dictionary keys by which a list of inputs may come
+    output_names: Sequence[str] = ()  # likewise of the outputs
+    takes_lists: bool = False  # whether a list may stand for a dictionary of inputs
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Arrays that belong together, checked.
+    """Checked arrays of a data set."""
 
-    Attributes:
-        x: (rows, ...) features in their own dtypes, nested as the model's inputs.
-        y: (rows, ...) targets, nested as its outputs, or None.
-        weights: (rows, ...) of the samples, or of their parts, in the loss; nested as the outputs, or None for ones.
-        dtype: of floating-point numbers in the model.
-        split: which of the rows are used, or are this rank's alone, where the user says so.
-    """
-
-    x: Any
-    y: Any = None
-    weights: Any = None
-    dtype: str = "float32"
-    split: Split | None = None
+    x: Any  # (rows, ...) features in their own dtypes, nested as the model's inputs
+    y: Any = None  # (rows, ...) targets nested as the outputs, or None
+    weights: Any = None  # (rows, ...) of samples or their parts, nested as the outputs; None for ones
+    dtype: str = "float32"  # of floating-point numbers in the model
+    split: Split | None = None  # which rows are used, or belong to this rank alone
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -93,8 +74,8 @@ class Samples:
         return len(self) if self.split is None else len(self.split)
 
     @property
-    def are_own(self) -> bool:
-        """Whether other ranks have other rows."""
+    def rank_local(self) -> bool:
+        """Whether each rank holds different rows."""
         return self.split is not None and self.split.total is not None
 
     @property
@@ -107,70 +88,57 @@ class Samples:
     def part(self, start: int, stop: int) -> "Samples":
         """Return rows start to stop."""
         x, y, weights = (
-            tree.map_leaves(lambda path, one: one[start:stop], each) for each in (self.x, self.y, self.weights)
+            tree.map_leaves(lambda path, array: array[start:stop], each) for each in (self.x, self.y, self.weights)
         )
         return Samples(x, y, weights, self.dtype)
 
     @property
     def facts(self) -> list[Any]:
-        """What must be the same on all ranks."""
-        if self.are_own:
+        """Facts that must agree on all ranks."""
+        if self.rank_local:
             return [self.total]
         rows = () if self.split is None or self.split.rows is None else (self.split.rows,)
         named = {"x": self.x, "y": self.y, "sample_weight": self.weights}
         names = [path for path, _ in tree.flatten(named)]
         return [*(names if len(names) > 3 else []), *fingerprint(*tree.leaves(named), *rows)]
 
-    def stored(self) -> tuple[list[Array], Batch]:
-        """Return the arrays as a feed takes them, targets and weights in the model's dtype, and what they are."""
-        found: dict[str, Array] = {}
+    def stored(self) -> tuple[list[Array], BatchSpec]:
+        """Return the arrays for a feed, targets and weights in the model's dtype, and their spec."""
+        by_name: dict[str, Array] = {}
 
         def name(path: str, array: Array) -> str:
             part = ("x", "y", "sample_weight")[int(path[0])] if path[:1].isdigit() else "x"
             full = part + path[1:]
             keep = part == "x" or array.dtype.kind != "f"
-            found[full] = array if keep else np.ascontiguousarray(array, self.dtype)
+            by_name[full] = array if keep else np.ascontiguousarray(array, self.dtype)
             return full
 
         data = self.data if isinstance(self.data, tuple) else (self.data,)
         named = tree.map_leaves(name, data)
-        arrays = list(found.values())
+        arrays = list(by_name.values())
         shapes = tuple(array.shape for array in arrays)
-        about = Batch(
+        spec = BatchSpec(
             named if isinstance(self.data, tuple) else named[0], shapes, tuple(a.dtype.str for a in arrays), self.dtype
         )
-        return arrays, about
+        return arrays, spec
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Batches that the user's own code makes.
+    """Batches of the user's generator, dataset or loader."""
 
-    Attributes:
-        source: where they come from.
-        rows: of the first batch; 0 if nobody has looked.
-    """
-
-    source: BatchSource
-    rows: int = 0
+    source: BatchSource  # where they come from
+    rows: int = 0  # rows of the first batch; 0 if it was not drawn yet
 
     @property
     def facts(self) -> list[Any]:
-        """What must be the same on all ranks, before the first batch."""
+        """Facts that must agree on all ranks before the first batch."""
         weights = sorted([int(label), float(weight)] for label, weight in (self.source.class_weight or {}).items())
         return [self.source.kind, self.source.num_batches, self.source.sharded or self.rows, weights]
 
 
 def check_numbers(least: int, **numbers: Any) -> None:
-    """Refuse numbers of epochs, steps and samples that mean nothing.
-
-    Args:
-        least: the lowest that is allowed.
-        numbers: by argument; NumPy's are as good as Python's.
-
-    Raises:
-        ConfigError: one of them is below, or an ArgumentTypeError: no integer.
-    """
+    """Refuse epochs, steps or samples that are no integers (Python's or NumPy's) or below `least`."""
     for name, value in numbers.items():
         if not isinstance(value, Integral):
             raise ArgumentTypeError(f"{name} = {value!r}: expected an integer >= {least}")
@@ -178,17 +146,13 @@ def check_numbers(least: int, **numbers: Any) -> None:
             raise ConfigError(f"{name} = {value}: expected an integer >= {least}")
 
 
-def check_given(**numbers: Any) -> None:
-    """Refuse as `check_numbers` what is below 1, but for None, which stands for what nobody has chosen."""
+def check_counts(**numbers: Any) -> None:
+    """Refuse numbers below 1; None means that the user chose none."""
     check_numbers(1, **{name: value for name, value in numbers.items() if value is not None})
 
 
 def check_frequency(frequency: Any) -> None:
-    """Refuse a `validation_freq` that is neither a number of epochs nor a list of them.
-
-    Raises:
-        ConfigError: it is something else (a ValueError, as in Keras), or a number below 1.
-    """
+    """Refuse a `validation_freq` that is neither a positive number of epochs nor a list of them."""
     if isinstance(frequency, Integral):
         check_numbers(1, validation_freq=frequency)
     elif not isinstance(frequency, Sequence) or isinstance(frequency, str):
@@ -199,28 +163,17 @@ def check_frequency(frequency: Any) -> None:
 
 
 def is_array(data: Any) -> bool:
-    """Return whether data is an array, or an object that says how to read it as one; None and single numbers are not.
-
-    A list or tuple that holds one array is one, as in Keras, which takes it for the list of a model's inputs.
-    """
+    """Whether data is an array or convertible to one; None, scalars and lists of more than one array are not."""
     if isinstance(data, list | tuple):
         return len(data) == 1 and not isinstance(data[0], list | tuple) and is_array(data[0])
     return not isinstance(data, np.generic) and (hasattr(data, "__array__") or hasattr(data, "__dlpack__"))
 
 
 def as_array(data: Any, name: str, *, by_row: bool = False) -> Array:
-    """Return an array, a memory map, a tensor or a table of any library as NumPy's, without a copy where that can be.
+    """Return an array, memory map, tensor or table of any library as a NumPy array, without a copy where possible.
 
-    It is in this machine's byte order: the one place where arrays of users become those that feeds and kernels read.
-    Lists of numbers are refused, as in Keras.
-
-    Args:
-        data: an array, or what has `__array__` or `__dlpack__`; or a list or tuple of one of these.
-        name: for messages: "x", "y", "sample_weight".
-        by_row: a memory map of the other byte order is brought into this machine's row by row, as a `LazyArray`.
-
-    Raises:
-        DataError: it is none.
+    The only place where users' arrays take native byte order; lists of numbers are refused, as in Keras. With
+    `by_row`, a memory map of the other byte order is converted row by row, as a `LazyArray`.
     """
     if isinstance(data, np.ndarray):
         if is_mapped(data):
@@ -229,10 +182,10 @@ def as_array(data: Any, name: str, *, by_row: bool = False) -> Array:
     if isinstance(data, LazyArray):
         return cast(Array, data)
     if isinstance(data, dict) or (isinstance(data, list | tuple) and len(data) > 1 and all(map(is_array, data))):
-        found = f"a dictionary with {list(data)}" if isinstance(data, dict) else f"{len(data)} arrays"
+        received = f"a dictionary with {list(data)}" if isinstance(data, dict) else f"{len(data)} arrays"
         raise DataError(
             f"{name}: The structure of `inputs` doesn't match the expected structure. Expected: one array, as the "
-            f"model has one input and one output. Received: {found}"
+            f"model has one input and one output. Received: {received}"
         )
     if not is_array(data):
         advice = "; make an array of it" if isinstance(data, list | tuple) else ""
@@ -255,26 +208,22 @@ def _in_native_order(array: Array, by_row: bool) -> Array:
 
 
 def check_inputs(x: Any, expected: Expected) -> Any:
-    """Return x as arrays, (rows, ...) each, nested as the model's inputs.
-
-    Raises:
-        DataError: no arrays of real numbers, or others than the model has inputs, or another shape.
-    """
+    """Return x as arrays, (rows, ...) each, nested as the model's inputs; refuse other dtypes and shapes."""
     if not tree.is_nested(expected.inputs) or tree.is_shape(expected.inputs):
         if expected.inputs is None and tree.is_nested(x):
-            return tree.map_leaves(lambda path, one: _check_features(one, None, path), x)
+            return tree.map_leaves(lambda path, array: _check_features(array, None, path), x)
         if isinstance(x, Mapping) and len(x) == 1 and list(x) == list(expected.input_names):
             (x,) = x.values()
         return _check_features(x, expected.inputs, "x")
-    given = _matched(x, expected.inputs, "x", expected.input_names, by_key=not expected.takes_lists)
+    arrays = _matched(x, expected.inputs, "x", expected.input_names, by_key=not expected.takes_lists)
     checked = [
-        _check_features(one, shape, f"x[{path!r}]")
-        for one, (path, shape) in zip(given, tree.flat_shapes(expected.inputs), strict=True)
+        _check_features(array, shape, f"x[{path!r}]")
+        for array, (path, shape) in zip(arrays, tree.flat_shapes(expected.inputs), strict=True)
     ]
-    if len({len(one) for one in checked}) > 1:
+    if len({len(array) for array in checked}) > 1:
         raise DataError(
             "Data cardinality is ambiguous. Make sure all arrays contain the same number of samples. 'x' sizes: "
-            f"{', '.join(str(len(one)) for one in checked)}"
+            f"{', '.join(str(len(array)) for array in checked)}"
         )
     return tree.refilled(expected.inputs, iter(checked))
 
@@ -298,7 +247,7 @@ def _check_features(x: Any, expected: tuple[int | None, ...] | None, name: str) 
     if adjusted is not None:
         features = features.reshape(len(features), *adjusted)
     shape = features.shape[1:]
-    if len(shape) != len(expected) or any(n is not None and n != own for n, own in zip(expected, shape, strict=True)):
+    if len(shape) != len(expected) or any(n is not None and n != size for n, size in zip(expected, shape, strict=True)):
         if None in expected:
             raise DataError(f"model expects samples of shape {expected}, data has samples of shape {shape}")
         flat = math.prod(n for n in expected if n is not None)
@@ -311,55 +260,44 @@ def _check_features(x: Any, expected: tuple[int | None, ...] | None, name: str) 
 def check_samples(x: Any, y: Any, weights: Any, expected: Expected) -> Samples:
     """Return features, targets and weights after checking them against the model and the loss.
 
-    Args:
-        x: (rows, ...), nested as the model's inputs.
-        y: labels (rows,) or (rows, 1), or values (rows, ...), as the loss takes them, nested as the outputs.
-        weights: (rows,) or (rows, 1), or one for each step or pixel, (rows, steps), (rows, height, width), of outputs
-            that have such; or None. Of several outputs one for all, or nested.
-        expected: what the model takes.
-
-    Raises:
-        DataError: they do not go together.
+    Weights are (rows,) or (rows, 1), or one for each step or pixel of an output: (rows, steps), (rows, height, width).
     """
     features = check_inputs(x, expected)
     rows = len(tree.leaves(features)[0])
     weights = _weights_of_outputs(weights, expected, rows)
-    if expected.losses is None or (y is None and expected.own_steps):
-        targets = tree.map_leaves(lambda path, one: _check_unspecified(one, rows), y)
+    if expected.losses is None or (y is None and expected.custom_steps):
+        targets = tree.map_leaves(lambda path, array: _check_unspecified(array, rows), y)
         return Samples(features, targets, weights, expected.dtype)
     if y is None:
         raise DataError("y is missing: the loss compares the model's outputs with it")
     if not tree.is_nested(expected.losses):
-        targets = _check_targets(y, expected.losses, _of_one(expected.outputs), rows, "y")
+        targets = _check_targets(y, expected.losses, _single_shape(expected.outputs), rows, "y")
         return Samples(features, targets, weights, expected.dtype)
     paths = tree.flat_shapes(expected.losses)
-    shapes = [None] * len(paths) if expected.outputs is None else [one for _, one in tree.flat_shapes(expected.outputs)]
-    given = _matched(_beside_none(y, paths), expected.losses, "y", expected.output_names)
+    shapes = (
+        [None] * len(paths) if expected.outputs is None else [leaf for _, leaf in tree.flat_shapes(expected.outputs)]
+    )
+    by_output = _matched(_beside_none(y, paths), expected.losses, "y", expected.output_names)
     checked = [
-        None if one is None else _check_targets(one, loss, shape, rows, f"y[{path!r}]")
-        for one, (path, loss), shape in zip(given, paths, shapes, strict=True)
+        None if target is None else _check_targets(target, loss, shape, rows, f"y[{path!r}]")
+        for target, (path, loss), shape in zip(by_output, paths, shapes, strict=True)
     ]
     return Samples(features, tree.refilled(expected.losses, iter(checked)), weights, expected.dtype)
 
 
 def _beside_none(y: Any, losses: Sequence[tuple[str, Any]]) -> Any:
-    """Return targets as they are; those of the outputs with a loss alone, with None for the others.
-
-    Args:
-        y: as `check_samples`.
-        losses: of the outputs in order, with their paths.
-    """
-    given = list(y) if isinstance(y, list | tuple) else [y]
-    wanted = sum(loss is not None for _, loss in losses)
-    if wanted == len(losses) or len(given) != wanted or any(tree.is_nested(one) for one in given):
+    """Insert None for outputs without a loss, where y lists targets only of those with one."""
+    targets = list(y) if isinstance(y, list | tuple) else [y]
+    expected = sum(loss is not None for _, loss in losses)
+    if expected == len(losses) or len(targets) != expected or any(tree.is_nested(target) for target in targets):
         return y
-    rest = iter(given)
+    rest = iter(targets)
     return [None if loss is None else next(rest) for _, loss in losses]
 
 
-def _of_one(outputs: Any) -> Any:
-    found = [] if outputs is None else tree.flat_shapes(outputs)
-    return found[0][1] if len(found) == 1 else None
+def _single_shape(outputs: Any) -> Any:
+    shapes = [] if outputs is None else tree.flat_shapes(outputs)
+    return shapes[0][1] if len(shapes) == 1 else None
 
 
 def _check_targets(y: Any, loss: Any, output: tuple[int | None, ...] | None, rows: int, name: str) -> Array:
@@ -389,22 +327,18 @@ def _check_targets(y: Any, loss: Any, output: tuple[int | None, ...] | None, row
 def _goes_with(target: tuple[int, ...], output: tuple[int | None, ...]) -> bool:
     """Whether a loss can compare a sample's target with its output.
 
-    As in Keras either may lack an axis of length 1 at the end, and a target is repeated along axes of length 1.
+    As in Keras either may lack a trailing axis of length 1, and a target is broadcast along axes of length 1.
     """
     if len(target) == len(output) + 1 and target[-1] == 1:
         target = target[:-1]
     elif len(output) == len(target) + 1 and output[-1] == 1:
         output = output[:-1]
     pairs = zip(output, target, strict=False)
-    return len(target) == len(output) and all(n in (own, None) or own == 1 for n, own in pairs)
+    return len(target) == len(output) and all(n in (length, None) or length == 1 for n, length in pairs)
 
 
 def _weights_of_outputs(weights: Any, expected: Expected, rows: int) -> Any:
-    """Return sample weights, one for all outputs or nested as these, None for an output without.
-
-    Raises:
-        DataError: no arrays of real numbers, or others than there are outputs, or another shape.
-    """
+    """Return sample weights, one array for all outputs or nested as they are, None for an output without."""
     losses, what = expected.losses, "sample_weight"
     if weights is None:
         return None
@@ -439,18 +373,7 @@ def _weights_of_outputs(weights: Any, expected: Expected, rows: int) -> Any:
 def _check_weights(
     sample_weight: Any, rows: int, name: str, output: tuple[int | None, ...] | None, loss: Loss | None
 ) -> Array:
-    """Return weights of samples, or of their steps or pixels, which are the axes of an output but for the last.
-
-    Args:
-        sample_weight: the user's.
-        rows: of the samples.
-        name: for messages.
-        output: shape of a sample's output; None where nobody knows.
-        loss: of that output; a user's own may have a number for each element of it.
-
-    Raises:
-        DataError: another shape, or not all of them are finite real numbers.
-    """
+    """Return weights of samples, or of their steps or pixels: the axes of an output except the last."""
     weights = as_array(sample_weight, name)
     axes = None if output is None else output if loss is None or loss._takes_labels is None else output[:-1]
     if weights.ndim > 1 and weights.shape[-1] == 1 and (axes is None or weights.ndim != len(axes) + 1):
@@ -470,7 +393,7 @@ def _check_weights(
 
 
 def _check_unspecified(y: Any, rows: int) -> Array:
-    """Return targets where the model's own steps alone know what they are."""
+    """Return targets that only the model's custom steps interpret."""
     targets = as_array(y, "y")
     if targets.dtype.kind not in "uifb" or targets.ndim < 1 or len(targets) != rows:
         raise DataError(f"y: expected real numbers, one row for each of {rows} samples, found {targets.shape}")
@@ -478,16 +401,8 @@ def _check_unspecified(y: Any, rows: int) -> Array:
 
 
 def weights_of_classes(y: Any, class_weight: Mapping[int, float]) -> Array:
-    """Return each sample's weight from its class, 1 for classes that are not named, as Keras.
-
-    Args:
-        y: labels (rows,) or (rows, 1), or one-hot (rows, classes).
-        class_weight: class -> weight.
-
-    Raises:
-        ConfigError: targets that name no class, no dictionary of class numbers, or weights that are not finite.
-    """
-    if not isinstance(class_weight, Mapping) or not all(isinstance(one, Real) for one in class_weight):
+    """Return each sample's weight from its class, as Keras; classes that are not named have weight 1."""
+    if not isinstance(class_weight, Mapping) or not all(isinstance(label, Real) for label in class_weight):
         raise ConfigError(f"class_weight = {short(class_weight)}: expected a dictionary from class number to weight")
     labels = as_array(y, "y")
     if labels.ndim == 2 and labels.shape[1] > 1:
@@ -504,11 +419,7 @@ def weights_of_classes(y: Any, class_weight: Mapping[int, float]) -> Array:
 
 
 def unpack(data: Any, name: str = "data") -> tuple[Any, Any, Any]:
-    """Return x, y and sample_weight of x, (x,), (x, y) or (x, y, sample_weight); what is missing is None.
-
-    Raises:
-        ConfigError: it is none of these.
-    """
+    """Return x, y and sample_weight of x, (x,), (x, y) or (x, y, sample_weight); None for missing ones."""
     if not isinstance(data, list | tuple):
         return data, None, None
     if not 1 <= len(data) <= 3:
@@ -521,11 +432,7 @@ def unpack(data: Any, name: str = "data") -> tuple[Any, Any, Any]:
 
 
 def split_off(samples: Samples, fraction: float) -> tuple[Samples, Samples]:
-    """Return training and validation samples, the last `fraction` of them, before any shuffling.
-
-    Raises:
-        ConfigError: one of them would be empty.
-    """
+    """Return training and validation samples: the last `fraction`, before any shuffling."""
     if not 0 < fraction < 1:
         raise ConfigError(f"`validation_split` must be between 0 and 1, received: {fraction}")
     rows = len(samples)
@@ -549,22 +456,9 @@ def training_sampler(
     drop_last: bool = False,
     shards: int | None = None,
 ) -> Sampler:
-    """Return the order in which samples are trained on, and how ranks share them.
-
-    Args:
-        samples: what is trained on.
-        batch_size: samples of a global batch.
-        comm: the ranks.
-        seed: of the order.
-        shuffle: as `GlobalSampler`.
-        drop_last: as `GlobalSampler`.
-        shards: as the model was compiled with; of smaller batches than that fewer.
-
-    Raises:
-        ConfigError: as `GlobalSampler`; or what needs all rows on all ranks, of samples that are a rank's own.
-    """
+    """Return the sampler of a training: `shards` is the model's fixed number, reduced for smaller batches."""
     split, total = samples.split, samples.total
-    if samples.are_own:
+    if samples.rank_local:
         if shards is not None or shuffle == "batch":
             what = "shuffle='batch'" if shards is None else "--reproducible and shards_per_batch"
             raise ConfigError(f"{what}: not supported with static sharding (--sharding), where rows are a rank's own")
@@ -594,46 +488,36 @@ def evaluation_batches(
     together: bool = False,
     shards: int | None = None,
 ) -> ArrayBatches:
-    """Return the batches of an evaluation or prediction of arrays: the one place that decides how they are cut.
+    """Return the batches of an evaluation or prediction of arrays: the only place that decides how they are cut.
 
-    Where nothing depends on it, each rank takes a contiguous part of the rows, in pieces of its own.
-
-    Args:
-        samples: the arrays.
-        comm: the ranks.
-        batch_size: samples of a global batch that the user has chosen for this; None for none.
-        otherwise: what else says it, should it matter: the training's.
-        steps: end after that many batches; if there is no batch size they hold all samples.
-        together: all ranks take the same steps: hooks are called for every batch, or the result depends on how samples
-            are cut into batches.
-        shards: a fixed number of them, as in the training, so that sums have the same bits on any number of ranks;
-            all ranks have all rows.
+    Where nothing depends on it, each rank takes a contiguous part of the rows, in batches of its own. `together` keeps
+    all ranks in step: callbacks see every batch, or the result depends on how samples are batched.
     """
-    arrays, about = samples.stored()
+    arrays, spec = samples.stored()
     rows = len(samples)
-    if samples.are_own:
-        return ArrayBatches(arrays, about, LocalSampler(0, rows, EVALUATION_ROWS), restarts=True)
+    if samples.rank_local:
+        return ArrayBatches(arrays, spec, LocalSampler(0, rows, EVALUATION_ROWS), restarts=True)
     if shards is not None and rows:
         chosen = batch_size is not None or steps is not None or together
-        known = batch_size or otherwise
-        size = rows_of_batch(known, rows, steps) if chosen else shards * EVALUATION_ROWS
-        size = size if known else max(size, shards)  # enough for any number of ranks
-        own = (comm.replica, comm.replicas)
-        fixed = GlobalSampler(rows, size, *own, shuffle=False, shards_per_batch=min(shards, size))
-        return ArrayBatches(arrays, about, fixed, steps, restarts=True)
+        rows_wanted = batch_size or otherwise
+        size = rows_of_batch(rows_wanted, rows, steps) if chosen else shards * EVALUATION_ROWS
+        size = size if rows_wanted else max(size, shards)  # enough for any number of ranks
+        position = (comm.replica, comm.replicas)
+        fixed = GlobalSampler(rows, size, *position, shuffle=False, shards_per_batch=min(shards, size))
+        return ArrayBatches(arrays, spec, fixed, steps, restarts=True)
     least = comm.replicas if batch_size is None else 1  # a user's own that leaves a rank without work is refused
     if steps is not None or together:
         batch_size = rows_of_batch(batch_size or otherwise, rows, steps)
     if rows == 0 or (batch_size is None and not together):
         part = cut(0, rows, comm.replicas)[comm.replica]
-        return ArrayBatches(arrays, about, LocalSampler(*part, EVALUATION_ROWS), steps, restarts=True)
+        return ArrayBatches(arrays, spec, LocalSampler(*part, EVALUATION_ROWS), steps, restarts=True)
     assert batch_size is not None
     ordered = GlobalSampler(rows, max(batch_size, least), comm.replica, comm.replicas, shuffle=False)
-    return ArrayBatches(arrays, about, ordered, steps, restarts=True)
+    return ArrayBatches(arrays, spec, ordered, steps, restarts=True)
 
 
 def rows_of_batch(batch_size: int | None, rows: int, steps: int | None) -> int:
-    """Return the samples of a batch of arrays as Keras: 32 if nobody says, or such that `steps` go through them."""
+    """Return the samples of a batch as Keras: 32 by default, or as many as let `steps` cover the rows."""
     if batch_size is not None:
         return batch_size
     return 32 if steps is None else max(1, math.ceil(rows / steps))
@@ -643,11 +527,7 @@ def rows_of_batch(batch_size: int | None, rows: int, steps: int | None) -> int:
 
 
 def refuse_split(*data: Any) -> None:
-    """Refuse to split anything but arrays, which may be nested.
-
-    Raises:
-        ConfigError: one of them is none.
-    """
+    """Refuse to split anything but (nested) arrays."""
     wrong = list(dict.fromkeys(type(leaf) for leaf in tree.leaves(list(data)) if not is_array(leaf)))
     if wrong:
         raise ConfigError(
@@ -666,30 +546,12 @@ def source_of(
     seed: int = 0,
     comm: Communicator,
 ) -> BatchSource | None:
-    """Return where batches come from if x makes them itself, None if x is an array: the one place that tells.
+    """Return the source of x if it makes its own batches, None if it is an array: the only place that decides.
 
-    x is, in this order:
-
-    - an array, a memory map, or an object with `__array__` or `__dlpack__`, such as tensors and tables: None.
-    - a `dptrain.utils.PyDataset`, or any object with `__getitem__` and `__len__` or `num_batches`: batches by number.
-    - a generator or another iterator: a tuple (x,), (x, y) or (x, y, sample_weight) a batch, global batches, the same
-      on every rank. It is drawn from two batches before the training and up to two ahead of it.
-    - any other object that can be iterated over, such as a torch DataLoader: the same, afresh for every epoch; batches
-      may also be lists, or x alone.
-
-    Batches may differ in size. Every rank draws them all and takes its part, but for a PyDataset with `shard`.
-
-    Args:
-        x: the user's.
-        y: must be None unless x is an array.
-        sample_weight: the same.
-        class_weight: for arrays and PyDatasets.
-        shuffle: for arrays and PyDatasets; otherwise a warning.
-        seed: of the order of a PyDataset's batches.
-        comm: the ranks.
-
-    Raises:
-        ConfigError: x is none of these, or an argument does not go with it.
+    In this order, x is an array or convertible to one (None); a `PyDataset` or an object with `__getitem__` and
+    `__len__` or `num_batches`; an iterator such as a generator, whose first two batches are drawn before the training;
+    or another iterable, such as a torch DataLoader. Every rank draws all batches and takes its part, except of a
+    PyDataset with `shard`.
     """
     if x is None:
         raise ConfigError("x is missing")
@@ -739,38 +601,25 @@ def stream_batches(
     steps: int | None,
     *,
     rows: int = 0,
-    what: What = "training",
+    mode: Mode = "training",
     shards: int | None = None,
 ) -> StreamBatches:
-    """Return the batches of a source, each checked as arrays are.
-
-    Args:
-        source: where they come from.
-        expected: what the model takes.
-        comm: the ranks.
-        steps: of an epoch.
-        rows: of the first batch, if anybody knows.
-        what: as `StreamBatches`.
-        shards: likewise.
-
-    Raises:
-        ConfigError: as `StreamBatches`.
-    """
+    """Return the batches of a source, each checked as arrays are."""
 
     def read(parts: tuple[Any, ...]) -> Samples:
         x, y, weights = [*parts, None, None][:3]
-        if what == "prediction":
+        if mode == "prediction":
             return Samples(check_inputs(x, expected), dtype=expected.dtype)
         if source.class_weight is not None and y is not None:
             weights = weights_of_classes(y, source.class_weight)
         return check_samples(x, y, weights, expected)
 
-    return StreamBatches(source, lambda parts: read(parts).stored(), comm, steps, rows=rows, what=what, shards=shards)
+    return StreamBatches(source, lambda parts: read(parts).stored(), comm, steps, rows=rows, mode=mode, shards=shards)
 
 
 def _is_torch_loader(x: Any) -> bool:
-    """Return whether x is a PyTorch DataLoader, which need not be imported for that."""
-    return any(one.__name__ == "DataLoader" and "torch.utils.data" in one.__module__ for one in type(x).__mro__)
+    """Whether x is a PyTorch DataLoader, told without importing PyTorch."""
+    return any(cls.__name__ == "DataLoader" and "torch.utils.data" in cls.__module__ for cls in type(x).__mro__)
 
 
 def _warn_of_shuffle(what: str) -> None:

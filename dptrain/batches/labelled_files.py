@@ -1,7 +1,7 @@
-"""Files of a folder, one folder a class, as batches: what data sets of pictures, texts and sounds have in common.
+"""Datasets of files with one folder per class: what pictures, texts and sounds share.
 
-Rank 0 lists the files; each rank reads its own rows of a batch, when they are about to be needed. The order is
-f(seed, pass), so that every number of ranks trains on the same batches.
+Rank 0 lists the files; each rank reads its own rows of a batch shortly before they are needed. The order is
+f(seed, pass), so that any number of ranks trains on the same batches.
 """
 
 import math
@@ -33,42 +33,24 @@ _SUBSETS = ("training", "validation", "both", None)
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What files hold.
+class FileKind:
+    """A kind of files."""
 
-    Attributes:
-        noun: in Keras' messages, such as "images".
-        word: in dptrain's, such as "pictures".
-        suffixes: of the files' names.
-    """
-
-    noun: str
-    word: str
-    suffixes: tuple[str, ...]
+    noun: str  # in Keras' messages, such as "images"
+    word: str  # in ours, such as "pictures"
+    suffixes: tuple[str, ...]  # of the file names
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Which files and labels are wanted; the arguments of Keras' functions of these names.
+class FileSelection:
+    """Which files and labels to read: the arguments of Keras' functions."""
 
-    Attributes:
-        kind: of the files.
-        labels: "inferred", a list or None.
-        label_mode: "int", "categorical", "binary" or None.
-        class_names: folders to take, or None.
-        batch_size: of a global batch.
-        follow_links: whether links may lead out of the folder.
-
-    Raises:
-        ConfigError: one of them is none of these.
-    """
-
-    kind: Kind
-    labels: Any
-    label_mode: str | None
-    class_names: Sequence[str] | None
-    batch_size: Any
-    follow_links: bool
+    kind: FileKind  # of the files
+    labels: Any  # "inferred", a list or None
+    label_mode: str | None  # "int", "categorical", "binary" or None
+    class_names: Sequence[str] | None  # folders to take, or None
+    batch_size: Any  # of a global batch
+    follow_links: bool  # whether links may lead out of the folder
 
     def __post_init__(self) -> None:
         labels, label_mode, class_names = self.labels, self.label_mode, self.class_names
@@ -94,8 +76,8 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Into which parts files are split, and in which order they come; as `Asked`."""
+class SplitOptions:
+    """How files are split and shuffled: the arguments of Keras' functions."""
 
     shuffle: bool
     seed: int | None
@@ -119,21 +101,7 @@ class Parts:
 
 
 class FileDataset(PyDataset):
-    """Batches of files' contents.
-
-    Args:
-        root: the folder.
-        files: below it.
-        labels: of the files, (files,) or (files, classes); None for contents alone.
-        class_names: of the labels.
-        batch_size: files of a global batch.
-        seed: of the order; None for that of the files.
-        ahead: batches that wait at most.
-
-    Attributes:
-        class_names: as above.
-        file_paths: in the order of the files.
-    """
+    """Batches of files' contents; `seed` is None where they are not shuffled."""
 
     def __init__(
         self,
@@ -148,7 +116,7 @@ class FileDataset(PyDataset):
         super().__init__(workers=min(ahead, share_of_cores(comms.current().local_size)), max_queue_size=ahead)
         self._root, self._files, self._labels = root, files, labels
         self._batch_size, self._seed, self._loops = batch_size, seed, count()
-        self.class_names, self.file_paths = class_names, [str(root / one) for one in files]
+        self.class_names, self.file_paths = class_names, [str(root / file) for file in files]
         self.on_pass_begin(0)
 
     def __len__(self) -> int:
@@ -160,166 +128,145 @@ class FileDataset(PyDataset):
         return self.shard(index, 0, 1)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of a pass, each time in another order where they are shuffled."""
+        """Yield the batches of a pass, reshuffled each time if shuffled."""
         self.on_pass_begin(next(self._loops))
         return super().__iter__()
 
     def on_pass_begin(self, number: int) -> None:
-        """Set the order of pass `number`."""
+        """Draw the order of pass `number`."""
         places = np.arange(len(self._files))
         self._order = places if self._seed is None else stream(self._seed, Purpose.SHUFFLE, number).permutation(places)
 
     def shard(self, index: int, part: int, parts: int) -> Any:
-        """Return a part of a batch, which is all that is read."""
+        """Read and return one part of a batch."""
         raise NotImplementedError
 
-    def _places(self, index: int, part: int, parts: int) -> Array:
-        """Return the numbers of the files of a part of a batch."""
+    def _files_of_part(self, index: int, part: int, parts: int) -> Array:
+        """Return the indices of the files of one part of a batch."""
         places = self._order[index * self._batch_size : (index + 1) * self._batch_size]
         return np.asarray(places[slice(*cut(0, len(places), parts)[part])])
 
 
 # Makes a data set of files, their labels, these labels' names and the seed of the order.
-Make = Callable[[Sequence[str], Array | None, list[str] | None, int | None], Any]
+DatasetFactory = Callable[[Sequence[str], Array | None, list[str] | None, int | None], Any]
 
 
-def datasets_of(root: Path, asked: Asked, parts: Parts, make: Make) -> Any:
-    """Return the data set of a folder, two of subset "both". Collective.
-
-    Args:
-        root: the folder.
-        asked: which files.
-        parts: how they are split.
-        make: as above.
-
-    Raises:
-        ConfigError: labels or classes do not go with the files.
-        DataError: there is no such folder, it or a class has no such files, or a link leads out of it.
-        AgreedError: either of these, on all ranks, under mpirun.
-    """
-    files, numbers, names = _listed(root, asked)
+def make_datasets(root: Path, selection: FileSelection, parts: SplitOptions, make: DatasetFactory) -> Any:
+    """Return the dataset of a folder, or two for subset "both". Collective."""
+    files, numbers, names = _listed(root, selection)
     chosen = default_seed() if parts.seed is None else parts.seed
-    _tell(
+    _announce(
         f"Found {len(files)} files" + ("." if names is None else f" belonging to {len(names)} classes."), parts.verbose
     )
     order = np.arange(len(files))
     if parts.shuffle:
         np.random.RandomState(chosen % 2**32).shuffle(order)  # Keras' parts for this seed
-    targets = None if numbers is None else _encoded(numbers, asked.label_mode, len(names or ()))
+    targets = None if numbers is None else _encoded(numbers, selection.label_mode, len(names or ()))
 
     def part(places: npt.NDArray[np.int64], name: str, shuffled: bool) -> Any:
         if not len(places):
-            kind = asked.kind
+            kind = selection.kind
             raise ConfigError(f"No {name}{kind.noun} found in directory {root}. Allowed formats: {kind.suffixes}")
         targets_of = None if targets is None else targets[places]
         return make([files[place] for place in places], targets_of, names, chosen if shuffled else None)
 
     if parts.validation_split is None:
         return part(order, "", parts.shuffle)
-    held = len(order) - int(parts.validation_split * len(order))
-    _tell(f"Using {held} files for training.", parts.verbose and parts.subset != "validation")
-    _tell(f"Using {len(order) - held} files for validation.", parts.verbose and parts.subset != "training")
+    cut_at = len(order) - int(parts.validation_split * len(order))
+    _announce(f"Using {cut_at} files for training.", parts.verbose and parts.subset != "validation")
+    _announce(f"Using {len(order) - cut_at} files for validation.", parts.verbose and parts.subset != "training")
     if parts.subset == "training":
-        return part(order[:held], "training ", parts.shuffle)
+        return part(order[:cut_at], "training ", parts.shuffle)
     if parts.subset == "validation":
-        return part(order[held:], "validation ", parts.shuffle)
-    return [part(order[:held], "training ", parts.shuffle), part(order[held:], "validation ", False)]
+        return part(order[cut_at:], "validation ", parts.shuffle)
+    return [part(order[:cut_at], "training ", parts.shuffle), part(order[cut_at:], "validation ", False)]
 
 
-def _listed(root: Path, asked: Asked) -> tuple[list[str], Array | None, list[str] | None]:
-    """Return the files, the numbers of their classes, and the classes' names; None where nobody asks for labels."""
-    comm, labels = comms.current(), None if asked.label_mode is None else asked.labels
+def _listed(root: Path, selection: FileSelection) -> tuple[list[str], Array | None, list[str] | None]:
+    """Return the files, their class numbers and the class names; None for these where no labels are wanted."""
+    comm, labels = comms.current(), None if selection.label_mode is None else selection.labels
     inferred = isinstance(labels, str)
 
     def scan() -> list[tuple[str, list[str]]]:
         if comm.rank != 0:
             return []
-        return list(_scanned(root, asked, asked.class_names if inferred else (), inferred))
+        return list(_scanned(root, selection, selection.class_names if inferred else (), inferred))
 
     with phase.during("data"):
         listed = comm.broadcast_fact(comm.agree("data", scan) if comm.size > 1 else scan())
-    files = [one for _, own in listed for one in own]
+    files = [name for _, names in listed for name in names]
     numbers: Array | None = None
     names: list[str] | None = None
     if inferred:
         names = [name for name, _ in listed]
-        numbers = np.repeat(np.arange(len(listed), dtype=np.int32), [len(own) for _, own in listed])
+        numbers = np.repeat(np.arange(len(listed), dtype=np.int32), [len(names) for _, names in listed])
     elif labels is not None:
         if len(labels) != len(files):
             raise ConfigError(
                 "Expected the lengths of `labels` to match the number of files in the target directory. len(labels) is "
                 f"{len(labels)} while we found {len(files)} files in directory {root}."
             )
-        names, numbers = [str(one) for one in sorted(set(labels))], np.asarray(labels, np.int32)
-    if labels is not None and asked.label_mode == "binary" and len(names or ()) != 2:
+        names, numbers = [str(label) for label in sorted(set(labels))], np.asarray(labels, np.int32)
+    if labels is not None and selection.label_mode == "binary" and len(names or ()) != 2:
         raise ConfigError(
             f'When passing `label_mode="binary"`, there must be exactly 2 class_names. Received: class_names={names}'
         )
     return files, numbers, names
 
 
-def _tell(line: str, wanted: bool) -> None:
-    if wanted and comms.current().rank == 0:
+def _announce(line: str, verbose: bool) -> None:
+    if verbose and comms.current().rank == 0:
         terminal.say(line)
 
 
 def _encoded(numbers: Array, label_mode: str | None, classes: int) -> Array:
-    """Return labels as the model is to have them."""
+    """Return labels in the form of `label_mode`."""
     if label_mode == "binary":
         return numbers.astype(np.float32)[:, None]
     return np.eye(classes, dtype=np.float32)[numbers] if label_mode == "categorical" else numbers
 
 
 def _scanned(
-    root: Path, asked: Asked, class_names: Sequence[str] | None, inferred: bool
+    root: Path, selection: FileSelection, class_names: Sequence[str] | None, inferred: bool
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yield classes and the files of each, relative to the folder; one without a name where there are no classes.
-
-    Raises:
-        ConfigError: a class has no folder.
-        DataError: there is no such folder, or a class has no files of the kind.
-    """
+    """Yield (class, its files relative to the root); one unnamed class where labels are not inferred."""
     if not root.is_dir():
-        raise DataError(f"{root}: not found, or no folder; expected a folder of {asked.kind.word}")
+        raise DataError(f"{root}: not found, or no folder; expected a folder of {selection.kind.word}")
     if not inferred:
-        yield "", list(_files(root, root, asked))
+        yield "", list(_files(root, root, selection))
         return
-    folders = sorted(one.name for one in root.iterdir() if one.is_dir() and not one.name.startswith("."))
+    folders = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if class_names is not None and not set(class_names) <= set(folders):
         raise ConfigError(
             "The `class_names` passed did not match the names of the subdirectories of the target directory. Expected: "
             f"{folders} (or a subset of it), but received: class_names={list(class_names)}"
         )
     for name in folders if class_names is None else class_names:
-        found = list(_files(root / name, root, asked))
-        if not found:
+        files = list(_files(root / name, root, selection))
+        if not files:
             raise DataError(
-                f"{printable(str(root / name))}: no {asked.kind.word} ({', '.join(asked.kind.suffixes)}); "
+                f"{printable(str(root / name))}: no {selection.kind.word} ({', '.join(selection.kind.suffixes)}); "
                 "remove the folder, or fill it"
             )
-        yield name, found
+        yield name, files
 
 
-def _files(folder: Path, root: Path, asked: Asked) -> Iterator[str]:
-    """Yield the files in a folder in any depth, sorted, relative to the root.
-
-    Raises:
-        DataError: a link leads out of the root, or there are too many.
-    """
-    seen: set[str] = set()  # a link may lead to a folder that it lies in
-    found: list[tuple[str, str]] = []
-    for where, folders, names in os.walk(folder, followlinks=asked.follow_links):
+def _files(folder: Path, root: Path, selection: FileSelection) -> Iterator[str]:
+    """Yield the files below a folder, sorted, relative to the root; refuse links that lead out of it."""
+    visited: set[str] = set()  # a link may lead to a folder that it lies in
+    matches: list[tuple[str, str]] = []
+    for where, folders, names in os.walk(folder, followlinks=selection.follow_links):
         real = os.path.realpath(where)
-        if real in seen:
+        if real in visited:
             folders.clear()
             continue
-        seen.add(real)
-        wanted = [name for name in names if name.lower().endswith(asked.kind.suffixes)]
-        for one in (where, *(os.path.join(where, name) for name in wanted)):
-            if not asked.follow_links:
-                require_inside(Path(one), root, FOLLOW)
-        found += [(where, name) for name in wanted]
-        if len(found) > MOST_PICTURES:
-            raise DataError(f"{folder}: more than {MOST_PICTURES} {asked.kind.word}")
-    for where, name in sorted(found):
+        visited.add(real)
+        matching = [name for name in names if name.lower().endswith(selection.kind.suffixes)]
+        for path in (where, *(os.path.join(where, name) for name in matching)):
+            if not selection.follow_links:
+                require_inside(Path(path), root, FOLLOW)
+        matches += [(where, name) for name in matching]
+        if len(matches) > MOST_PICTURES:
+            raise DataError(f"{folder}: more than {MOST_PICTURES} {selection.kind.word}")
+    for where, name in sorted(matches):
         yield os.path.relpath(os.path.join(where, name), root)

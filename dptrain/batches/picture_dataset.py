@@ -1,8 +1,4 @@
-"""Pictures of a folder as batches, decoded by threads ahead of a training: `utils.image_dataset_from_directory`.
-
-Rank 0 lists the files; each rank decodes its own rows of a batch, when they are about to be needed. The order is
-f(seed, pass), so that every number of ranks trains on the same batches.
-"""
+"""Pictures of a folder as batches, decoded by threads: `utils.image_dataset_from_directory`."""
 
 import math
 import os
@@ -16,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain import comm as comms
-from dptrain.batches.labelled_files import FOLLOW, Asked, FileDataset, Kind, Parts, datasets_of
+from dptrain.batches.labelled_files import FOLLOW, FileDataset, FileKind, FileSelection, SplitOptions, make_datasets
 from dptrain.batches.resampling import resized
 from dptrain.batches.sampling import fixed_shards
 from dptrain.data.images import convert_to, img_to_array
@@ -29,7 +25,7 @@ from dptrain.runtime.defaults import DEFAULT_MAX_BYTES
 
 Array = npt.NDArray[Any]
 
-PICTURE_FILES = Kind("images", "pictures", (".bmp", ".gif", ".jpeg", ".jpg", ".png"))
+PICTURE_FILES = FileKind("images", "pictures", (".bmp", ".gif", ".jpeg", ".jpg", ".png"))
 _CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
 # Batches that wait at most, however small they are; one thread is two ahead.
 _AHEAD = 10
@@ -37,42 +33,26 @@ _AHEAD = 10
 
 @dataclass(frozen=True)
 class Decoding:
-    """How files become arrays.
+    """How picture files become arrays: the arguments of `image_dataset_from_directory`."""
 
-    Attributes:
-        size: (height, width).
-        color_mode: "grayscale", "rgb" or "rgba".
-        interpolation: as of `ops.image.resize`.
-        crops: cut off what is too high or wide rather than distort.
-        pads: add what is missing rather than distort.
-        data_format: "channels_last", which None stands for, or "channels_first".
-        bad: "stop" at a file that is no picture or is damaged, or "skip" it.
-        follow_links: whether links may lead out of the folder.
-        max_bytes: of the largest picture, and of what waits.
-    """
-
-    size: tuple[int, ...]
-    color_mode: str
-    interpolation: str
-    crops: bool
-    pads: bool
-    data_format: str | None
-    bad: str
-    follow_links: bool
-    max_bytes: int
+    size: tuple[int, ...]  # (height, width)
+    color_mode: str  # "grayscale", "rgb" or "rgba"
+    interpolation: str  # as in `ops.image.resize`
+    crops: bool  # crop rather than distort
+    pads: bool  # pad rather than distort
+    data_format: str | None  # "channels_last" (also None) or "channels_first"
+    bad: str  # "stop" or "skip", for files that cannot be decoded
+    follow_links: bool  # whether links may lead out of the folder
+    max_bytes: int  # of the largest picture, and of all that wait
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of an array."""
+        """Shape of an array."""
         channels = (_CHANNELS[self.color_mode],)
         return (*channels, *self.size) if self.data_format == "channels_first" else (*self.size, *channels)
 
     def read(self, path: Path, root: Path) -> Array:
-        """Return the pixels of a file, float32, 0 to 255.
-
-        Raises:
-            DataError: it is no picture, damaged or too large, or a link out of the folder.
-        """
+        """Return the pixels of a file, float32, 0 to 255."""
         if not self.follow_links:
             require_inside(path, root, FOLLOW)
         with open_picture(path) as opened:
@@ -80,30 +60,12 @@ class Decoding:
                 printable(str(path)), (opened.height, opened.width, _CHANNELS[self.color_mode]), 4, self.max_bytes
             )
             x = img_to_array(convert_to(opened, self.color_mode, path, keeps_depth=False))
-        made = resized(x, self.size, self.interpolation, crops=self.crops, pads=self.pads)
-        return made.transpose(2, 0, 1) if self.data_format == "channels_first" else made
+        pixels = resized(x, self.size, self.interpolation, crops=self.crops, pads=self.pads)
+        return pixels.transpose(2, 0, 1) if self.data_format == "channels_first" else pixels
 
 
 class PictureDataset(FileDataset):
-    """Batches of pictures; made by `image_dataset_from_directory`.
-
-    Args:
-        root: the folder.
-        files: below it.
-        labels: of the files, (files,) or (files, classes); None for pictures alone.
-        class_names: of the labels.
-        batch_size: pictures of a global batch.
-        decoding: how they become arrays.
-        seed: of the order; None for that of the files.
-
-    Attributes:
-        class_names: as above.
-        file_paths: of the pictures, in the order of the files.
-        skipped: the paths of the files that this rank has skipped.
-
-    Raises:
-        ConfigError: two batches are larger than what may wait.
-    """
+    """Batches of pictures; returned by `image_dataset_from_directory`."""
 
     def __init__(
         self,
@@ -129,12 +91,8 @@ class PictureDataset(FileDataset):
         self.skipped: list[str] = []
 
     def shard(self, index: int, part: int, parts: int) -> Any:
-        """Return a part of a batch, which is all that is decoded.
-
-        Raises:
-            DataError: as `Decoding.read`, unless bad pictures are skipped.
-        """
-        places = self._places(index, part, parts)
+        """Decode and return one part of a batch."""
+        places = self._files_of_part(index, part, parts)
         x = np.empty((len(places), *self._decoding.shape), np.float32)
         good = np.ones(len(places), bool)
         for row, place in enumerate(places):
@@ -150,7 +108,7 @@ class PictureDataset(FileDataset):
         return x if self._labels is None else (x, self._labels[places])
 
     def _skip(self, path: str, why: str) -> None:
-        """Tell of a file once; each rank of its own."""
+        """Warn of a skipped file, once a rank."""
         if path not in self.skipped:
             self.skipped.append(path)
             warnings.warn(printable(f"skipped: {why}"), stacklevel=2)
@@ -217,26 +175,22 @@ def image_dataset_from_directory(
     looks = (crop_to_aspect_ratio, pad_to_aspect_ratio, data_format, bad, follow_links, max_bytes)
     decoding = Decoding(size, color_mode, interpolation.lower(), *looks)
     _check(decoding)
-    asked = Asked(PICTURE_FILES, labels, label_mode, class_names, batch_size, follow_links)
-    parts = Parts(shuffle, seed, validation_split, subset, verbose)
+    selection = FileSelection(PICTURE_FILES, labels, label_mode, class_names, batch_size, follow_links)
+    parts = SplitOptions(shuffle, seed, validation_split, subset, verbose)
 
-    def made(files: Sequence[str], targets: Array | None, names: list[str] | None, order: int | None) -> PictureDataset:
+    def make(files: Sequence[str], targets: Array | None, names: list[str] | None, order: int | None) -> PictureDataset:
         return PictureDataset(Path(directory), files, targets, names, batch_size, decoding, order)
 
-    return datasets_of(Path(directory), asked, parts, made)
+    return make_datasets(Path(directory), selection, parts, make)
 
 
 def _check(decoding: Decoding) -> None:
-    """Refuse what is wrong whatever the folder holds.
-
-    Raises:
-        ConfigError: it is.
-    """
+    """Refuse arguments that are wrong whatever the folder holds."""
     if decoding.color_mode not in _CHANNELS:
         raise ConfigError(
             f'`color_mode` must be one of {{"rgb", "rgba", "grayscale"}}. Received: color_mode={decoding.color_mode}'
         )
-    if len(decoding.size) != 2 or not all(isinstance(one, int) and one > 0 for one in decoding.size):
+    if len(decoding.size) != 2 or not all(isinstance(length, int) and length > 0 for length in decoding.size):
         raise ConfigError(
             f"Invalid `image_size` value. Expected a tuple of 2 integers. Received: image_size={decoding.size}"
         )

@@ -1,4 +1,4 @@
-"""Data that comes in batches of the user's own making, by number."""
+"""Base class of datasets that the user indexes by batch."""
 
 import itertools
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
-"""`ops.image.resize` of one picture on the host, with the same weights but without products by zero.
+"""`ops.image.resize` of one picture on the host: the same weights, without products by zero.
 
-The op multiplies by whole matrices, which suits a batch on a device. Here most weights are 0: two pixels make one.
+The op multiplies by dense matrices, which suits a batch on a device; here most weights are zero.
 """
 
 from collections.abc import Sequence
@@ -16,15 +16,7 @@ Array = npt.NDArray[Any]
 
 
 def resized(x: Array, size: Sequence[int], interpolation: str, *, crops: bool = False, pads: bool = False) -> Array:
-    """Return a picture of another size.
-
-    Args:
-        x: (height, width, channels), float32.
-        size: (height, width) of what comes out.
-        interpolation: as of `ops.image.resize`.
-        crops: cut off what is too high or wide, equally on both sides, rather than distort.
-        pads: add zeros, equally on both sides, rather than distort.
-    """
+    """Return a picture (height, width, channels), float32, cropped, padded or stretched to another size."""
     height, width = size
     own_height, own_width, _ = x.shape
     if crops:
@@ -33,10 +25,10 @@ def resized(x: Array, size: Sequence[int], interpolation: str, *, crops: bool = 
     elif pads:
         above, left = border_around(own_height, own_width, height, width)
         x = np.pad(x, [(above, above), (left, left), (0, 0)])
-    return _along(_along(x, 0, height, interpolation), 1, width, interpolation)
+    return _resized_axis(_resized_axis(x, 0, height, interpolation), 1, width, interpolation)
 
 
-def _along(x: Array, axis: int, target: int, interpolation: str) -> Array:
+def _resized_axis(x: Array, axis: int, target: int, interpolation: str) -> Array:
     length = x.shape[axis]
     if length == target:
         return x
@@ -53,7 +45,7 @@ def _along(x: Array, axis: int, target: int, interpolation: str) -> Array:
 
 @lru_cache(maxsize=256)
 def _taps(length: int, target: int, interpolation: str) -> tuple[Array, Array]:
-    """Return which pixels are not without weight, and their weights, (taps, target) each."""
+    """Return the indices and weights of the source pixels of each target pixel, (taps, target) each."""
     weights = pixel_weights(length, target, np.asarray(length / target), 0.0, interpolation, False).numpy()
     first, behind = (weights != 0).argmax(1), (weights[:, ::-1] != 0).argmax(1)
     taps = first[:, None] + np.arange(length - int((first + behind).min()))

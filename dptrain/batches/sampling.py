@@ -1,8 +1,8 @@
-"""Which samples a rank trains on in each step: permutation, global batches, shards.
+"""Samplers: which samples a rank trains on in each step.
 
-All ranks compute the same plan from (seed, epoch) and never talk about it. A global batch is cut into shards, and each
-rank takes a contiguous run of them. By default there is one shard a rank; with a fixed number of shards, whatever the
-world size, every shard is computed with the same shapes and shard gradients can be summed in one fixed tree.
+All ranks compute the same plan from (seed, epoch), without messages. A global batch is cut into shards, and each rank
+takes a contiguous run of them: one by default. With a fixed number of shards, whatever the world size, every shard is
+computed with the same shapes, and shard gradients can be summed in one fixed tree.
 """
 
 import os
@@ -29,17 +29,13 @@ _fixed: int | None = None
 
 
 def fix_shards(shards: int) -> None:
-    """Cut every global batch into so many shards from now on, whatever the number of ranks."""
+    """Cut every global batch into this many shards from now on, whatever the number of ranks."""
     global _fixed
     _fixed = shards
 
 
 def fixed_shards() -> int | None:
-    """Return into how many shards global batches are cut, whatever the number of ranks; None for one a rank.
-
-    Raises:
-        ConfigError: `DPTRAIN_REPRODUCIBLE` is no such number.
-    """
+    """Return the fixed number of shards of a global batch, also from `DPTRAIN_REPRODUCIBLE`; None for one a rank."""
     text = os.environ.get("DPTRAIN_REPRODUCIBLE", "")
     if _fixed is not None or text in ("", "0"):
         return _fixed
@@ -50,23 +46,14 @@ def fixed_shards() -> int | None:
 
 @dataclass(frozen=True)
 class Shard:
-    """A rank's contiguous part of a global batch.
+    """A rank's contiguous part of a global batch."""
 
-    Attributes:
-        start: its first place in the rank's epoch order.
-        stop: one past its last place; equal to `start` where it is empty.
-        first_row: place of its first sample in the global batch.
-        batch_rows: samples of the global batch.
-        number: which of the global batch's shards it is, from 0.
-        of: how many those are, where their number is fixed: what is summed over them is then added in one tree,
-            whichever ranks have them. None: one a rank.
-    """
-
-    start: int
-    stop: int
-    first_row: int
-    batch_rows: int
-    number: int = 0
+    start: int  # its first index in the rank's epoch order
+    stop: int  # one past its last index; equal to `start` where it is empty
+    first_row: int  # index of its first sample in the global batch
+    batch_rows: int  # samples of the global batch
+    number: int = 0  # its index among the global batch's shards
+    # Their number where it is fixed: sums over them form one tree on any number of ranks; None: one a rank
     of: int | None = None
 
     @property
@@ -76,33 +63,23 @@ class Shard:
 
 
 class Sampler(ABC):
-    """The plan of an epoch for one rank.
+    """The plan of an epoch for one rank."""
 
-    Attributes:
-        steps: of a pass through the data, the same on all ranks (but for `LocalSampler`).
-        capacity: samples of the largest shard.
-        shards_per_batch: of all ranks together, where their number is fixed; None: one a rank.
-    """
-
-    steps: int
-    capacity: int
-    shards_per_batch: int | None = None
+    steps: int  # steps of a pass, the same on all ranks (except for `LocalSampler`)
+    capacity: int  # samples of the largest shard
+    shards_per_batch: int | None = None  # over all ranks, where fixed; None: one a rank
 
     @abstractmethod
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
-        """Return the rows of the rank's data in the order of this epoch (shape (rows,), int64)."""
+        """Return the rows of the rank's data in the order of this epoch, (rows,) int64."""
 
     @abstractmethod
     def shards(self, step: int) -> list[Shard]:
-        """Return this rank's shards of a step, 0 to steps - 1, in order; some may be empty."""
+        """Return this rank's shards of a step, in order; some may be empty."""
 
 
 def _steps(samples: int, batch_size: int, drop_last: bool) -> int:
-    """Steps of a pass through the data.
-
-    Raises:
-        ConfigError: there would be none.
-    """
+    """Return the steps of a pass; refuse a pass without any."""
     if samples < 1:
         raise ConfigError("the training set is empty")
     steps = samples // batch_size if drop_last else -(-samples // batch_size)
@@ -115,22 +92,7 @@ def _steps(samples: int, batch_size: int, drop_last: bool) -> int:
 
 
 class GlobalSampler(Sampler):
-    """Every rank sees all rows and takes its slice of each global batch of one permutation f(seed, epoch).
-
-    Args:
-        samples: rows of the training set.
-        batch_size: samples of a global batch.
-        rank: this rank.
-        world: number of ranks.
-        seed: of the permutation.
-        shuffle: False keeps the stored order; "batch" changes it within each global batch only, as Keras.
-        drop_last: leave out a last batch that is not full.
-        shards_per_batch: at least `world`, dealt out as evenly as possible, of which some are empty if a batch has
-            fewer samples; None for one shard a rank.
-
-    Raises:
-        ConfigError: a batch size below 1 or below the number of ranks, no step, fewer shards than ranks, or too many.
-    """
+    """Every rank sees all rows and takes its slice of each global batch of one permutation f(seed, epoch)."""
 
     def __init__(
         self,
@@ -167,20 +129,9 @@ class GlobalSampler(Sampler):
 
 
 class StaticSampler(Sampler):
-    """Each rank keeps 1/world of the rows and shuffles within them; global batches take a proportional part of each.
+    """Each rank keeps 1/world of the rows and shuffles within them; a global batch takes the same fraction of each.
 
-    Args:
-        samples: rows of the training set over all ranks.
-        batch_size: samples of a global batch; where rows do not divide evenly a batch may have up to `world` more or
-            fewer, its weight being counted as it is.
-        rank: this rank.
-        world: number of ranks.
-        seed: of the permutations, which differ between ranks.
-        shuffle: False keeps the stored order.
-        drop_last: leave out a last batch that is not full.
-
-    Raises:
-        ConfigError: a batch size below 1 or below the number of ranks, or no step.
+    Where rows do not divide evenly, a batch may have up to `world` samples more or fewer, and is weighted accordingly.
     """
 
     def __init__(
@@ -207,25 +158,20 @@ class StaticSampler(Sampler):
         return _order(self._counts[self._rank], self._shuffle, self._seed, epoch, self._rank)
 
     def _bounds(self, step: int) -> list[tuple[int, int]]:
-        """Every rank's places of one step: the same fraction of each rank's rows."""
+        """Return each rank's bounds of one step: the same fraction of each rank's rows."""
         begin = step * self._batch_size
         end = min(begin + self._batch_size, self._samples)
         return [(count * begin // self._samples, count * end // self._samples) for count in self._counts]
 
     def shards(self, step: int) -> list[Shard]:
-        """Return this rank's one shard of a step."""
+        """Return this rank's only shard of a step."""
         bounds = self._bounds(step)
         first_row = sum(stop - start for start, stop in bounds[: self._rank])
         return [Shard(*bounds[self._rank], first_row, sum(stop - start for start, stop in bounds))]
 
 
 class PartSampler(Sampler):
-    """Some rows of a data set, in the order of a sampler of as many.
-
-    Args:
-        rows: which ones (shape (samples,), int64).
-        sampler: of samples that are numbered from 0.
-    """
+    """A subset of the rows, in the order of a sampler of as many."""
 
     def __init__(self, rows: npt.NDArray[np.int64], sampler: GlobalSampler) -> None:
         self._rows, self._sampler = rows, sampler
@@ -236,18 +182,12 @@ class PartSampler(Sampler):
         return self._rows[self._sampler.order(epoch)]
 
     def shards(self, step: int) -> list[Shard]:
-        """Return those of the sampler."""
+        """Return the sampler's shards."""
         return self._sampler.shards(step)
 
 
 class LocalSampler(Sampler):
-    """A rank's own rows in their order, for what needs no step in common: each rank may have another number of steps.
-
-    Args:
-        start: its first row.
-        stop: one past its last row.
-        batch_size: rows at once.
-    """
+    """A rank's own rows in stored order, for work without common steps: ranks may differ in their number of steps."""
 
     def __init__(self, start: int, stop: int, batch_size: int) -> None:
         self._start, self._stop, self._batch_size = start, stop, batch_size
@@ -259,22 +199,14 @@ class LocalSampler(Sampler):
         return np.arange(self._stop, dtype=np.int64)
 
     def shards(self, step: int) -> list[Shard]:
-        """Return the one piece of a step, which is a batch of this rank's own."""
+        """Return the one shard of a step: a batch of this rank alone."""
         begin = self._start + step * self._batch_size
         end = min(begin + self._batch_size, self._stop)
         return [Shard(begin, end, 0, end - begin)]
 
 
 def shards_of(first: int, end: int, rank: int, world: int, shards: int | None) -> list[Shard]:
-    """Return a rank's shards of the global batch that has these places.
-
-    Args:
-        first: its first place.
-        end: one past its last.
-        rank: the rank.
-        world: number of ranks.
-        shards: of the batch, dealt out as evenly as possible; None for one a rank.
-    """
+    """Return a rank's shards of the global batch [first, end); `shards` is their fixed number, None for one a rank."""
     pieces = list(enumerate(cut(first, end, shards or world)))
     mine = cut(0, shards or world, world)[rank]
     return [
@@ -283,11 +215,7 @@ def shards_of(first: int, end: int, rank: int, world: int, shards: int | None) -
 
 
 def check_shards(shards: int, world: int) -> None:
-    """Refuse a fixed number of shards that leaves a rank without one, or that nobody can mean.
-
-    Raises:
-        ConfigError: there are fewer than ranks, or too many.
-    """
+    """Refuse a fixed number of shards below the number of ranks, or absurdly large."""
     if shards > _MOST_SHARDS:
         raise ConfigError(f"shards_per_batch = {shards}: use at most {_MOST_SHARDS}")
     if shards < world:
@@ -298,11 +226,7 @@ def check_shards(shards: int, world: int) -> None:
 
 
 def check_batch_size(batch_size: int, world: int) -> None:
-    """Refuse a global batch that leaves a rank without a sample in every step.
-
-    Raises:
-        ConfigError: batch_size is below 1 or below `world`.
-    """
+    """Refuse a global batch below 1, or one that leaves a rank without samples in every step."""
     if batch_size < 1:
         raise ConfigError(f"batch_size = {batch_size}: expected an integer >= 1")
     if batch_size < world:

@@ -17,16 +17,7 @@ Array = npt.NDArray[Any]
 
 
 class SeriesDataset(PyDataset):
-    """Batches of windows; made by `timeseries_dataset_from_array`.
-
-    Args:
-        data: the series, (steps, ...).
-        targets: of the windows by the place where they begin, or None.
-        places: where windows begin.
-        window: the places of their elements after that.
-        batch_size: windows of a global batch.
-        seed: of the order; None for that of the series.
-    """
+    """Batches of windows (rows, sequence_length, ...); returned by `timeseries_dataset_from_array`."""
 
     def __init__(
         self, data: Array, targets: Array | None, places: Array, window: Array, batch_size: int, seed: int | None
@@ -41,16 +32,16 @@ class SeriesDataset(PyDataset):
         return math.ceil(len(self._begins) / self._batch_size)
 
     def __getitem__(self, index: int) -> Any:
-        """Return batch `index`: windows (rows, sequence_length, ...), and targets where there are any."""
+        """Return batch `index`: windows, and targets where there are any."""
         return self.shard(index, 0, 1)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of a pass, each time in another order where they are shuffled."""
+        """Yield the batches of a pass, reshuffled each time if shuffled."""
         self.on_pass_begin(next(self._loops))
         return super().__iter__()
 
     def on_pass_begin(self, number: int) -> None:
-        """Set the order of pass `number`."""
+        """Draw the order of pass `number`."""
         shuffled = self._seed is not None
         self._order = stream(self._seed or 0, Purpose.SHUFFLE, number).permutation(self._begins) if shuffled else None
 
@@ -109,25 +100,21 @@ def timeseries_dataset_from_array(
         raise ConfigError(f'`format` should be either "tf" or "grain". Received: format={format}')
     first, end = start_index or 0, steps if end_index is None else end_index
     windows = end - first - (sequence_length - 1) * sampling_rate
-    wanted = None if targets is None else np.asarray(targets)
-    windows = windows if wanted is None else min(windows, len(wanted))
+    target_rows = None if targets is None else np.asarray(targets)
+    windows = windows if target_rows is None else min(windows, len(target_rows))
     begins = np.arange(0, windows, sequence_stride)
     if not len(begins):
         raise ConfigError(
             f"no window of {sequence_length} steps, {sampling_rate} apart, in {end - first} steps"
-            + ("" if wanted is None else f" with {len(wanted)} targets")
+            + ("" if target_rows is None else f" with {len(target_rows)} targets")
         )
     window = np.arange(sequence_length) * sampling_rate
     chosen = (default_seed() if seed is None else seed) if shuffle else None
-    return SeriesDataset(series[first:end], wanted, begins, window, batch_size or len(begins), chosen)
+    return SeriesDataset(series[first:end], target_rows, begins, window, batch_size or len(begins), chosen)
 
 
 def _check_range(start_index: int | None, end_index: int | None, steps: int) -> None:
-    """Refuse steps that are not there.
-
-    Raises:
-        ConfigError: they are not.
-    """
+    """Refuse a range outside the data."""
     if start_index:
         if start_index < 0:
             raise ConfigError(f"`start_index` must be 0 or greater. Received: start_index={start_index}")

@@ -1,4 +1,4 @@
-"""What the arrays of a batch are to the step that takes it: inputs, targets and weights, nested as the user's."""
+"""Structure of a batch as a step takes it: inputs, targets and weights, nested as the user's."""
 
 import functools
 from collections.abc import Hashable, Sequence
@@ -11,37 +11,30 @@ from dptrain.program.tensor import Tensor
 
 
 @dataclass(frozen=True)
-class Batch:
-    """What the arrays of a batch are.
+class BatchSpec:
+    """Structure, shapes and dtypes of a batch."""
 
-    Attributes:
-        data: as the step takes it, names in place of the arrays.
-        shapes: of each array, the first length is that of the stored rows.
-        dtypes: of each array.
-        dtype: of floating-point numbers in the step.
-    """
-
-    data: Any
-    shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[str, ...]
-    dtype: str
+    data: Any  # nested as the step takes it, with names in place of arrays
+    shapes: tuple[tuple[int, ...], ...]  # (stored rows, ...) of each array
+    dtypes: tuple[str, ...]  # of each array
+    dtype: str  # of floating-point numbers in the step
 
     @functools.cached_property
     def names(self) -> list[str]:
-        """Of the arrays, in order."""
+        """Names of the arrays, in order."""
         return tree.leaves(self.data)
 
     @functools.cached_property
     def key(self) -> Hashable:
-        """What batches of the same structure have in common, to find what was prepared for them: asked every chunk."""
+        """Cache key that batches of the same structure share; read for every chunk, hence cached."""
         return tuple(tree.flatten(self.data)), self.shapes, self.dtypes, self.dtype
 
     def filled(self, arrays: Sequence[Tensor]) -> Any:
-        """Return the data with what the step is to see of each array: floating-point numbers in its type."""
-        found = dict(zip(self.names, arrays, strict=True))
+        """Return the data with tensors for names; floating-point ones are cast to the step's dtype."""
+        by_name = dict(zip(self.names, arrays, strict=True))
 
         def cast(path: str, name: str) -> Tensor:
-            one = found[name]
-            return ops.cast(one, self.dtype) if one.dtype.kind in "fV" and one.dtype != self.dtype else one
+            tensor = by_name[name]
+            return ops.cast(tensor, self.dtype) if tensor.dtype.kind in "fV" and tensor.dtype != self.dtype else tensor
 
         return tree.map_leaves(cast, self.data)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.batches.labelled_files import FOLLOW, Asked, FileDataset, Kind, Parts, datasets_of
+from dptrain.batches.labelled_files import FOLLOW, FileDataset, FileKind, FileSelection, SplitOptions, make_datasets
 from dptrain.data.pictures import require_inside
 from dptrain.data.sources import format_bytes
 from dptrain.errors import ConfigError, DataError, printable
@@ -18,25 +18,14 @@ from dptrain.runtime.defaults import DEFAULT_MAX_BYTES
 from dptrain.runtime.files import open_regular
 
 Array = npt.NDArray[Any]
-TEXT_FILES, SOUND_FILES = Kind("text files", "texts", (".txt",)), Kind("audio files", "sounds", (".wav",))
+TEXT_FILES, SOUND_FILES = FileKind("text files", "texts", (".txt",)), FileKind("audio files", "sounds", (".wav",))
 # Batches that wait at most.
 _AHEAD = 4
-Read = Callable[[Sequence[Path]], Array]
+FileReader = Callable[[Sequence[Path]], Array]
 
 
 class ReadDataset(FileDataset):
-    """Batches of files that a function reads; made by the functions below.
-
-    Args:
-        root: the folder.
-        files: below it.
-        labels: of the files, or None.
-        class_names: of the labels.
-        batch_size: files of a global batch.
-        seed: of the order; None for that of the files.
-        read: makes an array of files.
-        change: what becomes of a batch.
-    """
+    """Batches of files that a function reads, changed by what `map` was given."""
 
     def __init__(
         self,
@@ -46,34 +35,26 @@ class ReadDataset(FileDataset):
         class_names: list[str] | None,
         batch_size: int,
         seed: int | None,
-        read: Read,
+        read: FileReader,
         change: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__(root, files, labels, class_names, batch_size, seed, _AHEAD)
         self._read, self._change = read, change
 
     def map(self, function: Callable[..., Any]) -> "ReadDataset":
-        """Return the same batches after a function of contents and labels, as a `tf.data.Dataset` has it.
-
-        Args:
-            function: takes contents, and labels where there are any; returns what `fit` is to have.
-        """
+        """Return the same batches after a function of contents and labels, as a `tf.data.Dataset` has it."""
         before = self._change
 
         def change(*batch: Any) -> Any:
-            made = batch if before is None else before(*batch)
-            return function(*made) if isinstance(made, tuple) else function(made)
+            result = batch if before is None else before(*batch)
+            return function(*result) if isinstance(result, tuple) else function(result)
 
-        own = (self._root, self._files, self._labels, self.class_names, self._batch_size, self._seed)
-        return ReadDataset(*own, self._read, change)
+        arguments = (self._root, self._files, self._labels, self.class_names, self._batch_size, self._seed)
+        return ReadDataset(*arguments, self._read, change)
 
     def shard(self, index: int, part: int, parts: int) -> Any:
-        """Return a part of a batch, which is all that is read.
-
-        Raises:
-            DataError: a file cannot be read, or is too large.
-        """
-        places = self._places(index, part, parts)
+        """Read and return one part of a batch."""
+        places = self._files_of_part(index, part, parts)
         x = self._read([self._root / self._files[place] for place in places])
         batch = (x,) if self._labels is None else (x, self._labels[places])
         if self._change is not None:
@@ -82,11 +63,7 @@ class ReadDataset(FileDataset):
 
 
 def _bytes_of(path: Path, root: Path, follow_links: bool, max_bytes: int) -> bytes:
-    """Return a file's content.
-
-    Raises:
-        DataError: it cannot be read, is too large, or a link out of the folder.
-    """
+    """Return a file's content; refuse links out of the folder and files above `max_bytes`."""
     if not follow_links:
         require_inside(path, root, FOLLOW)
     try:
@@ -148,14 +125,14 @@ def text_dataset_from_directory(
 
     def read(paths: Sequence[Path]) -> Array:
         contents = [_bytes_of(path, root, follow_links, max_bytes)[:max_length] for path in paths]
-        return np.array([one.decode("utf-8", "replace") for one in contents], dtype=np.str_)
+        return np.array([content.decode("utf-8", "replace") for content in contents], dtype=np.str_)
 
-    asked = Asked(TEXT_FILES, labels, label_mode, class_names, batch_size, follow_links)
-    parts = Parts(shuffle, seed, validation_split, subset, verbose)
-    return datasets_of(root, asked, parts, _maker(root, batch_size, read))
+    selection = FileSelection(TEXT_FILES, labels, label_mode, class_names, batch_size, follow_links)
+    parts = SplitOptions(shuffle, seed, validation_split, subset, verbose)
+    return make_datasets(root, selection, parts, _maker(root, batch_size, read))
 
 
-def _maker(root: Path, batch_size: int, read: Read) -> Callable[..., ReadDataset]:
+def _maker(root: Path, batch_size: int, read: FileReader) -> Callable[..., ReadDataset]:
     def make(files: Sequence[str], targets: Array | None, names: list[str] | None, seed: int | None) -> ReadDataset:
         return ReadDataset(root, files, targets, names, batch_size, seed, read)
 
@@ -214,32 +191,23 @@ def audio_dataset_from_directory(
 
     def read(paths: Sequence[Path]) -> Array:
         sounds = [decoded_wave(_bytes_of(path, root, follow_links, max_bytes), path, sampling_rate) for path in paths]
-        longest = max((len(one) for one in sounds), default=0)
+        longest = max((len(sound) for sound in sounds), default=0)
         length = longest if output_sequence_length is None else output_sequence_length
         channels = sounds[0].shape[1] if sounds else 1
-        found = np.zeros((len(sounds), length, channels), np.float32)
-        for row, sound, path in zip(found, sounds, paths, strict=True):
+        padded = np.zeros((len(sounds), length, channels), np.float32)
+        for row, sound, path in zip(padded, sounds, paths, strict=True):
             if sound.shape[1] != channels:
                 raise DataError(f"{printable(str(path))}: {sound.shape[1]} channels; others have {channels}")
             row[: len(sound)] = sound[:length]
-        return found
+        return padded
 
-    asked = Asked(SOUND_FILES, labels, label_mode, class_names, batch_size, follow_links)
-    parts = Parts(shuffle, seed, validation_split, subset, verbose)
-    return datasets_of(root, asked, parts, _maker(root, batch_size, read))
+    selection = FileSelection(SOUND_FILES, labels, label_mode, class_names, batch_size, follow_links)
+    parts = SplitOptions(shuffle, seed, validation_split, subset, verbose)
+    return make_datasets(root, selection, parts, _maker(root, batch_size, read))
 
 
 def decoded_wave(content: bytes, path: Path, sampling_rate: int | None = None) -> Array:
-    """Return a sound (samples, channels), float32 of -1 to 1.
-
-    Args:
-        content: of a .wav file.
-        path: for messages.
-        sampling_rate: that it must have; None for any.
-
-    Raises:
-        DataError: it is no sound of whole numbers, damaged, or of another rate.
-    """
+    """Return the samples of a .wav file, (samples, channels), float32 of -1 to 1."""
     name = printable(str(path))
     try:
         with wave.open(io.BytesIO(content)) as file:

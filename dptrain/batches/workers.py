@@ -15,14 +15,9 @@ _PATIENCE = 5.0
 
 
 class Workers:
-    """Threads that run what is submitted, in that order; one thread runs it one after the other.
+    """Daemon threads that run submitted jobs in order.
 
-    They are daemons, unlike those of `concurrent.futures`: a generator that never gives its next batch must not keep
-    the process from ending.
-
-    Args:
-        count: of threads.
-        name: their names begin with it.
+    Unlike those of `concurrent.futures`, they do not keep the process alive when a generator never returns.
     """
 
     def __init__(self, count: int, name: str) -> None:
@@ -35,13 +30,13 @@ class Workers:
             thread.start()
 
     def submit(self, job: Callable[[], T]) -> "Future[T]":
-        """Run `job` in the background; return where its result will be."""
+        """Run `job` in the background; return its future."""
         future: Future[T] = Future()
         self._jobs.put((future, job))
         return future
 
     def close(self) -> None:
-        """End the threads: what has not begun is left out, what runs is waited for, but not for ever."""
+        """End the threads: cancel pending jobs, and wait up to `_PATIENCE` seconds for running ones."""
         self._closed = True
         for _ in self._threads:
             self._jobs.put(None)

@@ -587,10 +587,10 @@ def _measure(config: Config, comm: Communicator, model: Model) -> tuple[float, f
             rows = batches.rows([shards])
 
             def once() -> None:
-                trainer.programs.run(step, batches.about, rows, [shards], alone=alone)
+                trainer.programs.run(step, batches.spec, rows, [shards], alone=alone)
                 trainer.wait()
 
-            comm.agree("measuring", lambda: trainer.programs.placed(step, batches.about, batch))
+            comm.agree("measuring", lambda: trainer.programs.placed(step, batches.spec, batch))
             return _median(comm, once)
 
     alone = timed(GlobalSampler(batch, batch, shuffle=False), True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
-from dptrain.batches.inputs import check_frequency, check_given, check_numbers, refuse_split
+from dptrain.batches.inputs import check_counts, check_frequency, check_numbers, refuse_split
 from dptrain.callbacks import Callback
 from dptrain.train.health import OnNonfinite
 
@@ -42,8 +42,8 @@ class FitArguments:
             ConfigError: one of them is out of range, or an ArgumentTypeError: no number.
         """
         check_numbers(0, epochs=self.epochs, initial_epoch=self.initial_epoch)
-        check_given(batch_size=self.batch_size, steps_per_epoch=self.steps_per_epoch)
-        check_given(validation_batch_size=self.validation_batch_size, validation_steps=self.validation_steps)
+        check_counts(batch_size=self.batch_size, steps_per_epoch=self.steps_per_epoch)
+        check_counts(validation_batch_size=self.validation_batch_size, validation_steps=self.validation_steps)
         check_frequency(self.validation_freq)
         if self.digest_every is not None:
             check_numbers(0, digest_every=self.digest_every)

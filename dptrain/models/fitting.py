@@ -20,7 +20,7 @@ from dptrain.batches.inputs import (
     Expected,
     Samples,
     Stream,
-    check_given,
+    check_counts,
     check_inputs,
     check_samples,
     evaluation_batches,
@@ -33,7 +33,7 @@ from dptrain.batches.inputs import (
     weights_of_classes,
 )
 from dptrain.batches.sampling import EVALUATION_ROWS, GlobalSampler, Sampler, fixed_shards
-from dptrain.batches.stream import StreamBatches, What
+from dptrain.batches.stream import Mode, StreamBatches
 from dptrain.callbacks import Callback, CallbackList, History, ProgbarLogger, TerminateOnNaN
 from dptrain.callbacks.base import flatten
 from dptrain.comm import Communicator, Same
@@ -469,7 +469,7 @@ class Fitting(Layer):
         comm = self._start("evaluate", x)
 
         def check() -> Samples | Stream:
-            check_given(batch_size=batch_size, steps=steps)
+            check_counts(batch_size=batch_size, steps=steps)
             return self._data(comm, x, y, sample_weight)
 
         same = self._same_call("evaluate", lambda data: data.facts, arguments=[batch_size, steps])
@@ -534,13 +534,13 @@ class Fitting(Layer):
         watched = _watched(comm, hooks, "predict")
 
         def prepare() -> tuple[Batches, Step | None, Samples | Stream]:
-            check_given(batch_size=batch_size, steps=steps)
+            check_counts(batch_size=batch_size, steps=steps)
             source = source_of(x, comm=comm)
             if source is not None:
                 if not self.built:
                     self._look(source)
                     source.on_epoch_end()
-                drawn = stream_batches(source, self._expected_batches, comm, steps, what="prediction")
+                drawn = stream_batches(source, self._expected_batches, comm, steps, mode="prediction")
                 return drawn, None, Stream(source)
             samples = Samples(check_inputs(x, self._expected_data), dtype=self._data_dtype)
             step = self._make_step("predict")
@@ -655,10 +655,10 @@ class Fitting(Layer):
         first = tree.leaves(x)[0]
         return len(first) if first.ndim else 0
 
-    def _stream(self, data: Stream, comm: Communicator, steps: int | None, what: What = "training") -> StreamBatches:
+    def _stream(self, data: Stream, comm: Communicator, steps: int | None, what: Mode = "training") -> StreamBatches:
         shards = self._fixed_shards()
         expected = self._expected_batches
-        return stream_batches(data.source, expected, comm, steps, rows=data.rows, what=what, shards=shards)
+        return stream_batches(data.source, expected, comm, steps, rows=data.rows, mode=what, shards=shards)
 
     def _samples(
         self, x: Any, y: Any, sample_weight: Any = None, class_weight: Mapping[int, float] | None = None
@@ -676,7 +676,7 @@ class Fitting(Layer):
         assert self._programs is not None
         step = self._make_step("train")
         if not step.eager:
-            self._programs.placed(step, batches.about, sampler.shards(0)[0].batch_rows)
+            self._programs.placed(step, batches.spec, sampler.shards(0)[0].batch_rows)
 
     def _depends_on_batches(self, comm: Communicator, samples: Samples) -> bool:
         """Whether an evaluation's result depends on how samples are cut into batches, which must then be Keras'."""

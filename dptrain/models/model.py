@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from dptrain import ops, optimizers
 from dptrain.backend.base import Backend
-from dptrain.batches.inputs import Expected, check_given
+from dptrain.batches.inputs import Expected, check_counts
 from dptrain.comm import Communicator, Same
 from dptrain.comm.mesh import BATCH, MeshCommunicator
 from dptrain.errors import AgreedError, ConfigError, DeviceError, DeviceMemoryError
@@ -357,7 +357,7 @@ class Model(Fitting, Files, Structure):
         for name, size in (("bucket_mb", bucket_mb), ("device_mb", device_mb)):
             if size is not None and not 0 < size * 1e6 < math.inf:
                 raise ConfigError(f"{name} = {size}: expected a number above 0")
-        check_given(shards_per_batch=shards_per_batch)
+        check_counts(shards_per_batch=shards_per_batch)
         steps: int | None = None
         if steps_per_execution != "auto":
             if isinstance(steps_per_execution, bool) or not isinstance(steps_per_execution, Integral):

@@ -134,7 +134,7 @@ class HealthCheck:
         self._done += len(steps)
         self._seen = False
         due = time.perf_counter() - self._looked > _SECONDS if self._comm.size == 1 else self.left == self._every
-        anew = self._batches.kept_bytes >= _KEPT_BYTES
+        anew = self._batches.replay_bytes >= _KEPT_BYTES
         if not self._settled:  # the first steps may have made variables
             self._settled, anew = True, anew or len(self._model._variables_on_device()) != self._count
         if due or anew:
@@ -243,7 +243,7 @@ class HealthCheck:
         self._snapshot.restore()
         for shards in self._steps:
             rows = self._batches.rows([shards])
-            self._programs.run(self._step, self._batches.about, rows, [shards])
+            self._programs.run(self._step, self._batches.spec, rows, [shards])
         again = [one.numpy().astype(np.float64) for one in chosen]
         distances = [
             np.nan_to_num(np.abs(a - b), nan=np.inf).max(initial=0) for a, b in zip(values, again, strict=True)
@@ -295,7 +295,7 @@ class HealthCheck:
             if not self._all(self._snapshot.take()):
                 return None
             rows = self._batches.rows([shards])
-            self._programs.run(self._step, self._batches.about, rows, [shards])
+            self._programs.run(self._step, self._batches.spec, rows, [shards])
             if not self._all(not self._wrong(self._snapshot.digests()).any()):
                 self._snapshot.restore()
                 return _Bad(self._done - len(steps) + number + 1, shards, rows)
@@ -304,7 +304,7 @@ class HealthCheck:
     def _cause(self, bad: _Bad) -> list[Any] | None:
         """Return how much a finding of this rank says, 0 for most, and the finding; None for nothing."""
         order = self._host(bad.rows.order)
-        arrays = dict(zip(self._batches.about.names, map(self._host, bad.rows.arrays), strict=True))
+        arrays = dict(zip(self._batches.spec.names, map(self._host, bad.rows.arrays), strict=True))
         parts = [
             (shard, order[start : start + shard.rows]) for shard, start in zip(bad.shards, bad.rows.starts, strict=True)
         ]
@@ -335,7 +335,7 @@ class HealthCheck:
 
         try:
             with watching(check), np.errstate(all="ignore"):
-                self._programs.evaluate_alone(self._step, self._batches.about, arrays, numbers, shard)
+                self._programs.evaluate_alone(self._step, self._batches.spec, arrays, numbers, shard)
         except _FoundError:
             pass
         if not found:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from dptrain.backend.base import Backend, Executable, amount
 from dptrain.batches.feed import BatchRows
 from dptrain.batches.sampling import Shard
-from dptrain.batches.structure import Batch
+from dptrain.batches.structure import BatchSpec
 from dptrain.comm.base import Communicator
 from dptrain.comm.mesh import BATCH
 from dptrain.comm.node_sum import TreeSum
@@ -170,7 +170,7 @@ class Programs:
         self._halves: dict[Program, _Halves] = {}
         self._last: dict[str, tuple[PlacedProgram | None, Mapping[str, Array]]] = {}
 
-    def placed(self, step: Step, batch: Batch, batch_rows: int, *, whole: bool = False) -> PlacedProgram:
+    def placed(self, step: Step, batch: BatchSpec, batch_rows: int, *, whole: bool = False) -> PlacedProgram:
         """Return a step's program for global batches of so many rows.
 
         Args:
@@ -189,7 +189,7 @@ class Programs:
             self._placed.move_to_end(key)
         return placed
 
-    def _place(self, step: Step, batch: Batch, batch_rows: int, any_size: Any, whole: bool) -> PlacedProgram:
+    def _place(self, step: Step, batch: BatchSpec, batch_rows: int, any_size: Any, whole: bool) -> PlacedProgram:
         """See `placed`; in one thread at a time."""
         key = (*any_size, batch_rows)
         if any_size in self._of_any_size:
@@ -276,7 +276,7 @@ class Programs:
         return list(variables) if self.sharding is None else self.sharding.local(variables)
 
     @staticmethod
-    def _trace(step: Step, batch: Batch, batch_rows: int) -> tuple[Program, list[str]]:
+    def _trace(step: Step, batch: BatchSpec, batch_rows: int) -> tuple[Program, list[str]]:
         """Return a step's program for global batches of so many rows, and the names of what comes out, in its order."""
         inputs: dict[str, tuple[shapes.Shape, npt.DTypeLike]]
         inputs = {ROWS: ((Dim.rows(batch_rows),), np.int64)}
@@ -290,7 +290,7 @@ class Programs:
 
         return trace(traced, inputs), names
 
-    def computes_rows(self, step: Step, batch: Batch, batch_rows: int) -> bool:
+    def computes_rows(self, step: Step, batch: BatchSpec, batch_rows: int) -> bool:
         """Whether a step computes each row of its outputs from that row of the batch alone, whatever rows there are."""
         if step.eager or step.rows is not None:
             return False
@@ -299,13 +299,13 @@ class Programs:
             known.by_row = _computes_rows(placed) and not placed.for_one_size
         return known.by_row
 
-    def depends_on_batches(self, step: Step, batch: Batch, batch_rows: int) -> bool:
+    def depends_on_batches(self, step: Step, batch: BatchSpec, batch_rows: int) -> bool:
         """Whether a step's results depend on how samples are cut into batches: ranks must then run it together."""
         if step.rows is not None or (step.eager and self.comm.size == 1):  # which is not traced
             return True
         return self._known_of(step, batch, batch_rows)[1].depends_on_batches
 
-    def _known_of(self, step: Step, batch: Batch, batch_rows: int) -> "tuple[PlacedProgram, _Traced]":
+    def _known_of(self, step: Step, batch: BatchSpec, batch_rows: int) -> "tuple[PlacedProgram, _Traced]":
         """Return a step's program and what is known of it."""
         while True:
             placed = self.placed(step, batch, batch_rows)
@@ -313,7 +313,7 @@ class Programs:
             if known is not None:  # else another thread has dropped it meanwhile
                 return placed, known
 
-    def turn(self, step: Step, batch: Batch, batch_rows: int) -> AbstractContextManager[None]:
+    def turn(self, step: Step, batch: BatchSpec, batch_rows: int) -> AbstractContextManager[None]:
         """Let no other thread change what a step reads while this context lasts, if the step itself changes nothing.
 
         Args:
@@ -327,7 +327,7 @@ class Programs:
         return TURNS.of(frozenset() if placed.writes else placed.reads)
 
     def run(
-        self, step: Step, batch: Batch, rows: BatchRows, steps: Sequence[Sequence[Shard]], *, alone: bool = False
+        self, step: Step, batch: BatchSpec, rows: BatchRows, steps: Sequence[Sequence[Shard]], *, alone: bool = False
     ) -> Mapping[str, Array]:
         """Run a step as often as there are lists of shards; return what the last has made. Collective unless `alone`.
 
@@ -345,7 +345,7 @@ class Programs:
         return outputs
 
     def _run(
-        self, step: Step, batch: Batch, rows: BatchRows, steps: Sequence[Sequence[Shard]], alone: bool
+        self, step: Step, batch: BatchSpec, rows: BatchRows, steps: Sequence[Sequence[Shard]], alone: bool
     ) -> tuple[PlacedProgram | None, Mapping[str, Array]]:
         """See `run`; also return the program."""
         comm = None if alone or self.comm.size == 1 else self.comm
@@ -365,7 +365,7 @@ class Programs:
         return placed, executable.outputs
 
     def evaluate_alone(
-        self, step: Step, batch: Batch, arrays: Mapping[str, Array], numbers: Array, shard: Shard
+        self, step: Step, batch: BatchSpec, arrays: Mapping[str, Array], numbers: Array, shard: Shard
     ) -> None:
         """Execute a step op by op on this rank's rows alone, which changes nothing: for who watches its values.
 
@@ -378,7 +378,7 @@ class Programs:
         """
         self._evaluated(self.placed(step, batch, shard.batch_rows), arrays, numbers, shard, None)
 
-    def note(self, step: Step, batch: Batch) -> None:
+    def note(self, step: Step, batch: BatchSpec) -> None:
         """Let `summed` and `logs` be those of a step that this rank has had nothing to do for."""
         self._last[step.name] = self.placed(step, batch, step.rows or 1), {}
 
@@ -411,7 +411,7 @@ class Programs:
             needed = sum(shapes.size(one.shape) * one.dtype.itemsize for one in found)
             raise DeviceError(f"{error}; the model alone takes {amount(needed)}: make it smaller") from error
 
-    def arena_bytes(self, step: Step, batch: Batch, shards: Sequence[Shard], *, alone: bool = False) -> int:
+    def arena_bytes(self, step: Step, batch: BatchSpec, shards: Sequence[Shard], *, alone: bool = False) -> int:
         """Return about what a step needs of the device's memory beside the state, for batches like one.
 
         The device begins to prepare it. `alone` is as of `run`.
@@ -427,7 +427,7 @@ class Programs:
             self._arenas[placed, rows] = int(1.25 * self.backend.planned_bytes(placed, rows))
         return self._arenas[placed, rows]
 
-    def settle(self, steps: Iterable[tuple[Step, Batch, Sequence[Shard]]]) -> None:
+    def settle(self, steps: Iterable[tuple[Step, BatchSpec, Sequence[Shard]]]) -> None:
         """Let the device decide what it measures for steps of batches like these. Collective.
 
         Args:
@@ -489,7 +489,7 @@ class Programs:
             self._prepared.popitem()[1].executable.close()
 
     def _executable(
-        self, program: Program, batch: Batch, rows: BatchRows, shard: Shard, comm: Communicator | None
+        self, program: Program, batch: BatchSpec, rows: BatchRows, shard: Shard, comm: Communicator | None
     ) -> Executable:
         key = (program, shard.rows, shard.first_row, id(rows.order), *map(id, rows.arrays), comm is None)
         prepared = self._prepared.get(key)
@@ -501,7 +501,7 @@ class Programs:
         return prepared.executable
 
     def _prepare(
-        self, key: Any, program: Program, batch: Batch, rows: BatchRows, shard: Shard, comm: Communicator | None
+        self, key: Any, program: Program, batch: BatchSpec, rows: BatchRows, shard: Shard, comm: Communicator | None
     ) -> "_Prepared":
         """See `_executable`; in one thread at a time."""
         if key in self._prepared:  # its variables have moved, with another model that has them as well
@@ -538,7 +538,7 @@ class Programs:
         return self.backend.executable(program, arrays, **place)
 
     def _run_shards(
-        self, step: Step, batch: Batch, rows: BatchRows, steps: Sequence[Sequence[Shard]], comm: Communicator | None
+        self, step: Step, batch: BatchSpec, rows: BatchRows, steps: Sequence[Sequence[Shard]], comm: Communicator | None
     ) -> tuple[PlacedProgram, Mapping[str, Array]]:
         """Run a step for each of a batch's fixed shards on this rank, whose sums are added in a fixed binary tree.
 
@@ -571,7 +571,7 @@ class Programs:
         return frozenset(self._variables())
 
     def _run_eagerly(
-        self, step: Step, batch: Batch, rows: BatchRows, steps: Sequence[Sequence[Shard]], comm: Communicator | None
+        self, step: Step, batch: BatchSpec, rows: BatchRows, steps: Sequence[Sequence[Shard]], comm: Communicator | None
     ) -> tuple[PlacedProgram | None, Mapping[str, Array]]:
         placed: PlacedProgram | None = None
         outputs: Mapping[str, Array] = {}

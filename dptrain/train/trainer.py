@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.batches.base import Batches
-from dptrain.batches.feed import BatchRows, KeptFeeds, padded_rows
+from dptrain.batches.feed import BatchRows, FeedPool, padded_rows
 from dptrain.batches.sampling import Shard
 from dptrain.callbacks import CallbackList, Logs, StepLogs
 from dptrain.comm.mesh import BATCH
@@ -88,7 +88,7 @@ class Trainer:
         self._first: tuple[int, int] = (0, 0)
         self._health: HealthCheck | None = None
         self._shared: list[Shared] = []
-        self._kept_feeds = KeptFeeds(self.backend)
+        self._kept_feeds = FeedPool(self.backend)
 
     @property
     def timing(self) -> Timing:
@@ -193,13 +193,13 @@ class Trainer:
             DeviceError: the state does not fit.
         """
         self.programs.settle(
-            (self.model._make_step(name), one.about, one.first) for name, one in data.items() if one.first
+            (self.model._make_step(name), one.spec, one.first) for name, one in data.items() if one.first
         )
         reserved = 0
         if self._data_bytes is None and self.backend.room_for_data() is not None:
             self.programs.adopt(self.model, trains="train" in data)
             steps = [(self.model._make_step(name), batches) for name, batches in data.items() if batches.first]
-            found = [(step, one.about, one.first, one.alone) for step, one in steps]
+            found = [(step, one.spec, one.first, one.alone) for step, one in steps]
             reserved = sum(self.programs.arena_bytes(*given[:3], alone=given[3]) for given in found)
         with ExitStack() as stack:
             for batches in data.values():
@@ -242,7 +242,7 @@ class Trainer:
         """See `predict`; a hook looks at each batch where it is `watched`."""
         found: list[tuple[Shard, dict[str, npt.NDArray[Any]]]] = []
         hooks.on_predict_begin()
-        batches.keep_memory(self._kept_feeds)
+        batches.use_pool(self._kept_feeds)
         with self._opened({"predict": batches}), ExitStack() as stack:
             for number, (shard,) in enumerate(batches.epoch(0)):
                 hooks.on_predict_batch_begin(number)
@@ -252,8 +252,8 @@ class Trainer:
                 if not number and batches.steps != 1 and batches.looks_ahead and not watched and self.comm.size == 1:
                     # All rows are by the same weights, whatever other threads do. Not where a user's code runs between
                     # the batches, which may wait for these threads; nor where batches change what the next one reads.
-                    stack.enter_context(self.programs.turn(step, batches.about, padded.batch_rows))
-                mine = _arrays(self.programs.run(step, batches.about, taken, [[padded]], alone=batches.alone))
+                    stack.enter_context(self.programs.turn(step, batches.spec, padded.batch_rows))
+                mine = _arrays(self.programs.run(step, batches.spec, taken, [[padded]], alone=batches.alone))
                 if padded.rows != shard.rows:
                     mine = {name: one[: shard.rows] for name, one in mine.items()}
                 found.append((shard, mine))
@@ -262,7 +262,7 @@ class Trainer:
                     break
             if not found:  # shapes and types of nothing
                 nothing = Shard(0, 0, 0, step.rows or 1)
-                made = self.programs.run(step, batches.about, batches.rows([[nothing]]), [[nothing]], alone=True)
+                made = self.programs.run(step, batches.spec, batches.rows([[nothing]]), [[nothing]], alone=True)
                 found.append((nothing, _arrays(made)))
         hooks.on_predict_end()
         return self._gathered(found)
@@ -270,7 +270,7 @@ class Trainer:
     def _padded(self, step: Step, batches: Batches, shard: Shard) -> Shard:
         """Return a shard with more rows where these change nothing: few programs then do for any number of rows."""
         rows = padded_rows(shard.rows)
-        if not batches.pads or not self.programs.computes_rows(step, batches.about, rows):
+        if not batches.pads or not self.programs.computes_rows(step, batches.spec, rows):
             return shard
         return Shard(0, rows, 0, rows)
 
@@ -305,7 +305,7 @@ class Trainer:
         with self._opened({name: batches}):
             for shards in batches.epoch(0):
                 taken = batches.rows([shards])
-                self.programs.run(step, batches.about, taken, [shards])
+                self.programs.run(step, batches.spec, taken, [shards])
         self._sum_totals(step)
         return self.programs.logs(name)
 
@@ -383,7 +383,7 @@ class Trainer:
             hooks.on_train_batch_begin(done)
             step = self._current(step)
             begun = time.perf_counter()
-            self.programs.run(step, batches.about, rows, shards)
+            self.programs.run(step, batches.spec, rows, shards)
             seconds = time.perf_counter() - begun
             done += len(shards)
             self.steps_done += len(shards)
@@ -402,7 +402,7 @@ class Trainer:
             sync_points.after_steps(epoch, done, ahead=self._at_once)
         self._look()
         if first_step and not self._steps:  # all were done before the interruption
-            self.programs.note(step, batches.about)
+            self.programs.note(step, batches.spec)
         # As Keras, an epoch for which no data was left has no logs.
         logs = self.programs.logs("train") if self._steps or first_step else {}
         if logs and skipped is not None:
@@ -513,7 +513,7 @@ class Trainer:
         for shards, rows in self._chunks(batches, batches.epoch(0), watched, limited):
             hooks.on_test_batch_begin(done)
             step = self._current(step)
-            self.programs.run(step, batches.about, rows, shards, alone=batches.alone)
+            self.programs.run(step, batches.spec, rows, shards, alone=batches.alone)
             done += len(shards)
             self._count(shards)
             if watched:
@@ -528,7 +528,7 @@ class Trainer:
             sync_points.end_validation(ahead=self._at_once)
         seen = self._any(self._samples > 0)
         if seen and not self._samples:  # of which this rank has had none, and so has not run the step
-            self.programs.note(step, batches.about)
+            self.programs.note(step, batches.spec)
         self._sum_totals(step)
         # As Keras, an evaluation without samples has no logs: a loss of 0 would look like a perfect one.
         logs = self.programs.logs("test") if seen else {}

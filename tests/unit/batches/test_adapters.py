@@ -457,7 +457,7 @@ def weights_given(source, **options) -> list[list[float] | None]:
     with batches.open(CpuBackend(np.float64), None):
         for step in batches.epoch(0):
             rows = batches.rows([step])
-            arrays = dict(zip(batches.about.names, rows.arrays, strict=True))
+            arrays = dict(zip(batches.spec.names, rows.arrays, strict=True))
             given.append(arrays["sample_weight"][: step[0].rows].tolist() if "sample_weight" in arrays else None)
     return given
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import dptrain as dp
 from dptrain.backend.cpu.backend import CpuBackend
 from dptrain.batches.base import ArrayBatches
-from dptrain.batches.feed import Feed, KeptFeeds, ResidentFeed, StreamedFeed, make_feed, padded_rows
+from dptrain.batches.feed import Feed, FeedPool, ResidentFeed, StreamedFeed, make_feed, padded_rows
 from dptrain.batches.inputs import Samples
 from dptrain.batches.sampling import GlobalSampler, LocalSampler, Sampler, Shard
 from dptrain.callbacks import Callback, CallbackList, History
@@ -189,11 +189,11 @@ def test_the_thread_ends_with_the_training():
 
 
 def test_few_samples_are_copied_to_the_same_memory_each_time():
-    kept = KeptFeeds(BACKEND)
+    kept = FeedPool(BACKEND)
     first, other = (np.arange(15.0).reshape(5, 3) + n for n in (1, 100))
     found = []
     for x in (first, other[:4]):
-        feed = make_feed(BACKEND, [x], len(x), kept=kept)
+        feed = make_feed(BACKEND, [x], len(x), pool=kept)
         with feed:
             feed.start(np.arange(len(x)), [[Shard(0, len(x), 0, len(x))]])
             found.append(feed.rows([[Shard(1, 4, 0, 3)]]))
@@ -202,7 +202,7 @@ def test_few_samples_are_copied_to_the_same_memory_each_time():
             assert not array[3:].any()
     sizes = [len(one.arrays[0]) for one in found]
     assert sizes == [8, 4]
-    again = make_feed(BACKEND, [first + 1], 7, kept=kept)
+    again = make_feed(BACKEND, [first + 1], 7, pool=kept)
     again.start(np.arange(5), [])
     assert again.rows([[Shard(0, 5, 0, 5)]]).arrays[0] is found[0].arrays[0]
 
@@ -210,11 +210,11 @@ def test_few_samples_are_copied_to_the_same_memory_each_time():
 @pytest.mark.parametrize(("rows", "room", "kind"), [(1000, None, ResidentFeed), (9, 100, StreamedFeed)])
 def test_many_samples_are_not_copied(rows, room, kind):
     x = np.zeros((rows, 1 << 10))
-    assert isinstance(make_feed(BACKEND, [x], min(rows, 256), room, kept=KeptFeeds(BACKEND)), kind)
+    assert isinstance(make_feed(BACKEND, [x], min(rows, 256), room, pool=FeedPool(BACKEND)), kind)
 
 
 def test_few_kinds_of_samples_are_remembered():
-    kept = KeptFeeds(BACKEND)
+    kept = FeedPool(BACKEND)
     feeds = [kept.feed([np.zeros((1, width))], 1, None) for width in range(1, 11)]
     assert len(set(feeds)) == 10
     for one in feeds:
@@ -224,7 +224,7 @@ def test_few_kinds_of_samples_are_remembered():
 
 
 def test_samples_that_are_read_at_once_have_memory_of_their_own():
-    kept = KeptFeeds(BACKEND)
+    kept = FeedPool(BACKEND)
     feeds = [kept.feed([np.full((2, 3), n, float)], 2, None) for n in range(2)]
     for one in feeds:
         one.start(np.arange(2), [])
