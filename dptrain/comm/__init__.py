@@ -1,4 +1,4 @@
-"""What joins ranks, `solo` (one process) or `mpi`, and what joins their GPUs beside it, `nccl`."""
+"""Communicators: `solo` (one process) or `mpi` between ranks, and `nccl` between their GPUs."""
 
 import os
 from collections.abc import Iterator
@@ -14,17 +14,17 @@ __all__ = ["Communicator", "Same", "SoloCommunicator", "current", "independent"]
 _current: Communicator | None = None
 
 
-def _forget() -> None:
-    """Let a fork be alone: MPI does not know of it."""
+def _forget_communicator() -> None:
+    """Leave a forked child without a communicator: MPI does not know of it."""
     global _current
     _current = None
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(after_in_child=_forget_communicator)
 
 
-def _say_whose_child() -> None:
+def _report_parent() -> None:
     rank = children.parent_rank()
     if rank is not None and detect_launch({**os.environ, children.VARIABLE: ""}) is not None:
         streams.write_error(
@@ -36,17 +36,13 @@ def current() -> Communicator:
     """Return this process's communicator, made at the first call: MPI's under a launcher, else the solo one.
 
     Collective under a launcher, because starting MPI is.
-
-    Raises:
-        AgreedError: the launcher's number of processes is not MPI's, or no MPI joins the processes.
-        OutputError: the node's shared memory is full.
     """
     global _current
     if _current is None:
         launch = detect_launch()
         if launch is None:
             refuse_other_launchers()
-            _say_whose_child()
+            _report_parent()
             _current = SoloCommunicator()
         else:
             with watchdog.joining():
@@ -59,10 +55,7 @@ def current() -> Communicator:
 
 @contextmanager
 def independent() -> Iterator[None]:
-    """Let this process train for itself while the block lasts: `current` is a solo communicator there.
-
-    Who needs the other ranks keeps the communicator of before. Collective under a launcher, as `current`.
-    """
+    """Make `current` a solo communicator within the block, for trainings of one rank. Collective under a launcher."""
     global _current
     ranks = current()
     _current = SoloCommunicator()

@@ -1,4 +1,4 @@
-"""What joins ranks: the abstract communicator.
+"""The abstract communicator of a group of ranks.
 
 Buffers, not pickles: arrays travel as they lie in memory, small facts as bytes. Every method that does not say
 otherwise is a collective: all ranks call the same ones in the same order.
@@ -30,93 +30,59 @@ _SCATTERED = 1 << 20
 
 
 class Mail(NamedTuple):
-    """A message that a rank got.
+    """A message received from a rank."""
 
-    Attributes:
-        source: the rank that sent it.
-        fact: what JSON can carry.
-        content: bytes beside it.
-    """
-
-    source: int
-    fact: Any
-    content: bytes
+    source: int  # the sender
+    fact: Any  # any JSON value
+    content: bytes  # bytes beside it
 
 
 class HandOvers(ABC):
-    """Arrays that some ranks of a group hand to others, in an order that all of them know.
+    """Point-to-point transfers of arrays between ranks of a group, in an order that all of them know.
 
-    That order is a clock: its ticks say when a rank waits for what, so that the last one that has not come can be told
-    from those that wait for it. Not collective, but that every rank of the group makes and finishes one.
-
-    Attributes:
-        on_device: arrays are a device's, and what is queued there after `give` and `take` comes after them; else they
-            are the host's.
+    That order is a clock: its ticks say when a rank waits for what, so that hang detection can tell the rank that is
+    late from those that wait for it. Not collective, except that every rank of the group makes and finishes one.
     """
 
-    on_device = False
+    on_device = False  # whether arrays are a device's, where what is queued after `give` and `take` runs after them
 
     @abstractmethod
     def give(self, rank: int, array: Any, tag: int) -> None:
-        """Send a contiguous array to a rank, and go on; one on the host must not change until `finish` has returned.
+        """Send a contiguous array without waiting; one on the host must not change until `finish`.
 
-        Args:
-            rank: who takes it.
-            array: as above.
-            tag: what tells it from other arrays for this rank that are under way, below 32768.
+        `tag`, below 32768, tells it from other arrays for this rank that are under way.
         """
 
     @abstractmethod
     def take(self, rank: int, out: Any, tag: int, tick: int) -> None:
-        """Receive what a rank gives, in the order in which that rank gives it.
-
-        Args:
-            rank: who gives it.
-            out: contiguous, of its size and type.
-            tag: that it was given with.
-            tick: by when it is due: after that at which it is given.
-        """
+        """Receive what a rank gave with this tag, due by `tick`: after the tick at which it was given."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Return once all that this rank has given has been taken."""
+        """Wait until everything that this rank gave has been taken."""
 
 
 @dataclass(frozen=True)
 class Same(Generic[T]):
-    """What must be the same on all ranks of what an action has returned; its fields are as in `require_same`.
+    """Facts of an action's result that must agree on all ranks; fields as in `require_same`."""
 
-    Attributes:
-        what: begins the message.
-        facts: returns the facts of a result.
-        advice: what to do where a fact differs, by its name.
-    """
-
-    what: str
-    facts: Callable[[T], Mapping[str, Any]]
-    advice: Mapping[str, str]
+    what: str  # begins the message
+    facts: Callable[[T], Mapping[str, Any]]  # returns the facts of a result
+    advice: Mapping[str, str]  # what to do where a fact differs, by its name
 
 
 class Communicator(ABC):
-    """A fixed group of ranks.
+    """A fixed group of ranks."""
 
-    Attributes:
-        rank: this process, 0 to size - 1.
-        size: the number of ranks (world size).
-        local_rank: this process among those of its node.
-        local_size: the ranks of this node.
-        node: the lowest rank of this node.
-    """
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    node: int
+    rank: int  # this process, 0 to size - 1
+    size: int  # number of ranks (world size)
+    local_rank: int  # this process among those of its node
+    local_size: int  # ranks of this node
+    node: int  # lowest rank of this node
 
     @property
     def host(self) -> str:
-        """This node's name."""
+        """Name of this node."""
         return socket.gethostname()
 
     @property
@@ -127,31 +93,26 @@ class Communicator(ABC):
     @property
     @abstractmethod
     def description(self) -> str:
-        """What joins the ranks, in words."""
+        """The library that connects the ranks, for messages."""
 
     @abstractmethod
     def allreduce_sum(self, buffer: Any) -> None:
         """Replace a contiguous buffer by its elementwise sum over all ranks, in place.
 
-        Numbers in half precision are added up in float32 and rounded once, to the same bits on all ranks.
-
-        Args:
-            buffer: an array; or device memory with `__cuda_array_interface__`, where `why_not_cuda_aware` is empty.
+        Half precision is summed in float32 and rounded once, to the same bits on all ranks. The buffer is an array, or
+        device memory with `__cuda_array_interface__` where `why_not_cuda_aware` is empty.
         """
 
     def node_messages(self, like: Sequence[tuple[int, np.dtype[Any]]]) -> NodeMessages | None:
-        """Return memory in which the ranks can sum arrays without a message, or None where they share none.
+        """Return shared memory for sums of such arrays without messages; None where ranks share none.
 
-        They add up in the tree of `TreeSum`. Arrays of other messages may lie in the same memory. Collective where
-        arrays of these sizes are asked for the first time.
-
-        Args:
-            like: elements and type of each array.
+        Sums follow `TreeSum`. Arrays of other messages may lie in the same memory. Collective at the first call for
+        these sizes.
         """
         return None
 
     def sums_in_a_tree(self, nbytes: int) -> bool:
-        """Whether `allreduce_sum` adds the ranks' buffers of so many bytes as `TreeSum` does, to the same bits."""
+        """Whether `allreduce_sum` of `nbytes` gives the bits of a `TreeSum` over the ranks."""
         return self.size <= 2  # a + b = b + a
 
     @abstractmethod
@@ -160,82 +121,52 @@ class Communicator(ABC):
 
     @abstractmethod
     def all_gather(self, part: Array, out: Array, counts: Sequence[int]) -> None:
-        """Put every rank's part into `out`, in rank order.
-
-        Args:
-            part: flat and contiguous, this rank's.
-            out: flat and contiguous, of the same type and of all parts' elements.
-            counts: elements of each rank's part.
-        """
+        """Gather every rank's flat part into flat `out`, in rank order; `counts` are the parts' elements."""
 
     @abstractmethod
     def all_to_all(self, parts: Array, counts: Sequence[int], out: Array, out_counts: Sequence[int]) -> None:
-        """Give each rank its part of `parts`, and put what the ranks have for this one into `out`, in rank order.
-
-        Args:
-            parts: flat and contiguous, one part behind the other.
-            counts: elements of the part for each rank.
-            out: flat and contiguous, of the same type.
-            out_counts: elements of what each rank has for this one.
-        """
+        """Send each rank its part of flat `parts`, and gather those for this rank into flat `out`, in rank order."""
 
     def reduce_scatter(self, parts: Array, out: Array, counts: Sequence[int], over: str = "sum") -> None:
-        """Put the sum over the ranks of their parts for this rank into `out`.
+        """Reduce ("sum" or "max") the ranks' parts for this rank into `out`; `counts` are the parts' elements.
 
-        They are added in the tree of `TreeSum`: to the bits of an all-reduce that `sums_in_a_tree`.
-
-        Args:
-            parts: flat and contiguous, one part for each rank behind the other.
-            out: flat and contiguous, of the same type.
-            counts: elements of each part.
-            over: "sum", or "max" for the greatest of each element.
+        Sums follow `TreeSum`: the bits of an all-reduce that `sums_in_a_tree`.
         """
         starts, step = np.cumsum([0, *counts]).tolist(), max(_SCATTERED // self.size, 1)
         for begin, ends in rounds(counts, step):
             lengths = np.diff(ends).tolist()
-            given = [parts[start + begin :][:length] for start, length in zip(starts, lengths, strict=False)]
+            sent = [parts[start + begin :][:length] for start, length in zip(starts, lengths, strict=False)]
             mine = lengths[self.rank]
-            own = np.empty((self.size, mine), parts.dtype)
-            self.all_to_all(np.concatenate(given), lengths, own.reshape(-1), [mine] * self.size)
+            received = np.empty((self.size, mine), parts.dtype)
+            self.all_to_all(np.concatenate(sent), lengths, received.reshape(-1), [mine] * self.size)
             with np.errstate(all="ignore"):  # infinities and NaNs are results
-                reduced(list(own), out[begin : begin + mine], over)
+                reduced(list(received), out[begin : begin + mine], over)
 
     @abstractmethod
     def hand_overs(self, ticks: int) -> HandOvers:
-        """Return what hands arrays from rank to rank of this group.
-
-        Args:
-            ticks: of the clock; each rank of the job begins with as many, at the same time.
-        """
+        """Return point-to-point transfers; every rank of the job opens as many `ticks` at the same time."""
 
     @abstractmethod
     def group(self, ranks: Sequence[int]) -> "Communicator":
-        """Return the communicator of some of these ranks, for messages between them.
-
-        Args:
-            ranks: of the group that this rank is in, rising; every rank is in one.
-        """
+        """Return the communicator of this rank's group (rising); every rank is in one group."""
 
     def along(self, axis: str) -> "Communicator":
-        """Return the ranks that differ from this one along an axis of the mesh alone, and it.
-
-        Ranks that nobody has arranged are a mesh with one axis.
-        """
+        """Return the ranks that differ from this one only along an axis of the mesh; all without a mesh."""
         return self
 
     @property
     def replica(self) -> int:
-        """Which replica of the model this rank belongs to: whose part of every batch it gets."""
+        """Index of this rank's replica of the model, which decides its part of every batch."""
         return self.rank
 
     @property
     def replicas(self) -> int:
-        """Into how many parts batches are cut."""
+        """Number of replicas: into how many parts batches are cut."""
         return self.size
 
     @property
     def peers(self) -> list[int]:
-        """The ranks that have the parts of a batch beside this one's, and it, in the parts' order."""
+        """One rank of each replica, this one included, in the order of their parts of a batch."""
         return list(range(self.size))
 
     @abstractmethod
@@ -244,93 +175,61 @@ class Communicator(ABC):
 
     @abstractmethod
     def send(self, rank: int, fact: Any, content: bytes = b"") -> None:
-        """Send a message to a rank, which may be this one, and go on. Not a collective.
-
-        Args:
-            rank: who gets it, by `received`.
-            fact: anything that JSON can carry.
-            content: bytes beside it.
-        """
+        """Send a JSON value and bytes to a rank, which may be this one, without waiting. Not a collective."""
 
     @abstractmethod
     def received(self) -> list[Mail]:
-        """Return the messages that have come since the last call, those of one rank in order. Not a collective."""
+        """Return messages received since the last call, in order per sender. Not a collective."""
 
     @abstractmethod
     def why_not_cuda_aware(self) -> str:
-        """Return why device memory cannot be handed over, or an empty string if it can. Not a collective."""
+        """Return why MPI cannot take device memory, or an empty string if it can. Not a collective."""
 
     @abstractmethod
     def barrier(self) -> None:
-        """Return once every rank has called it."""
+        """Wait until every rank has called it."""
 
     @abstractmethod
     def node_barrier(self) -> None:
-        """Return once every rank of this node has called it."""
+        """Wait until every rank of this node has called it."""
 
     @abstractmethod
     def shared_array(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> tuple[Array, bool]:
         """Return an array that all ranks of this node see, and whether this rank is to fill it.
 
-        Every rank that is told to fill the array does, then all call `node_barrier`. The memory lives as long as the
-        process.
+        Ranks that are told to fill it do, then all call `node_barrier`. The memory lives as long as the process.
         """
 
     def allgather(self, fact: Any, *, call: str = "allgather") -> list[Any]:
-        """Return every rank's `fact` (anything that JSON can carry), in rank order.
-
-        Args:
-            fact: this rank's.
-            call: what all ranks must be calling, for comparison and for the message.
-
-        Raises:
-            AgreedError: with exit code 2; the ranks call different collectives.
-        """
+        """Return every rank's `fact` (a JSON value), in rank order; refuse ranks in different calls."""
         if self.size == 1:
             return [json.loads(_encoded(fact))]
         # What each rank calls travels along: a rank in another method would take these facts for its own.
-        found = [json.loads(message) for message in self.allgather_bytes(_encoded([call, phase.for_others, fact]))]
-        if len({one[0] for one in found}) > 1:
+        replies = [json.loads(message) for message in self.allgather_bytes(_encoded([call, phase.for_others, fact]))]
+        if len({reply[0] for reply in replies}) > 1:
             # The phases are the user's words ("fit", "saving"); where they are equal only the calls tell.
-            shown = [one[1] for one in found] if len({one[1] for one in found}) > 1 else [one[0] for one in found]
-            raise _ended("collective", ExitCode.CONFIG, _apart(shown))
-        return [one[2] for one in found]
+            shown = (
+                [reply[1] for reply in replies]
+                if len({reply[1] for reply in replies}) > 1
+                else [reply[0] for reply in replies]
+            )
+            raise _agreed_error("collective", ExitCode.CONFIG, _calls_by_rank(shown))
+        return [reply[2] for reply in replies]
 
     def broadcast_fact(self, fact: Any) -> Any:
-        """Return rank 0's `fact` (anything that JSON can carry) on every rank.
-
-        Raises:
-            AgreedError: as `allgather`.
-        """
+        """Return rank 0's `fact` (a JSON value) on every rank."""
         return self.allgather(fact if self.rank == 0 else None, call="broadcast_fact")[0]
 
     def require_same(self, what: str, facts: Mapping[str, Any], advice: Mapping[str, str] | None = None) -> None:
-        """Fail on every rank where `facts` (anything that JSON can carry) are not the same on all.
-
-        Args:
-            what: begins the message ("the ranks are set up differently").
-            facts: by name.
-            advice: what to do where a fact differs, by its name.
-
-        Raises:
-            AgreedError: with exit code 2; names the first facts that differ, with each rank's. Or as `allgather`.
-        """
+        """Fail on every rank, with exit code 2, where `facts` (JSON values) differ; name the first, with advice."""
         _refuse_differences(what, self.allgather(facts, call=f"require_same({what!r})"), advice or {})
 
     def agree(self, where: str, action: Callable[[], T], same: "Same[T] | None" = None) -> T:
-        """Run `action` on every rank and return its result, or fail on every rank alike.
+        """Run `action` on every rank and return its result, or raise an AgreedError on every rank alike.
 
-        A rank on which `action` raises would otherwise leave the others waiting in their next collective. `action`
-        must not itself call collectives, which the failed rank would miss.
-
-        Args:
-            where: what is being done, for the message ("data", "output").
-            action: called once on this rank.
-            same: what of the results must be the same on all ranks, which travels along; None for nothing.
-
-        Raises:
-            AgreedError: on every rank, where `action` failed on any; it carries the lowest failed rank's exit code. Or
-                as `require_same`.
+        A rank on which `action` raises would otherwise leave the others waiting in their next collective. `action` must
+        not itself call collectives, which the failed rank would miss. `where` names the work in messages ("data",
+        "output"); `same` lists facts of the results that must agree. The error has the lowest failed rank's exit code.
         """
         failure: BaseException | None = None
         report: list[Any] | None = None
@@ -344,44 +243,44 @@ class Communicator(ABC):
             text = str(error) if isinstance(error, DptrainError) else f"{type(error).__name__}: {error}"
             report = [exit_code_of(error), text]
         reports = self.allgather([self.process, report, facts], call=f"agree({where!r})")
-        failed = [(rank, process, *found) for rank, (process, found, _) in enumerate(reports) if found is not None]
+        failed = [(rank, process, *report) for rank, (process, report, _) in enumerate(reports) if report is not None]
         if failed:
-            raise _ended(
+            raise _agreed_error(
                 where,
                 ExitCode(failed[0][2]),
                 _merge([(rank, process, text) for rank, process, _, text in failed], self.size),
                 [(rank, text) for rank, _, _, text in failed],
             ) from failure
         if same is not None:
-            _refuse_differences(same.what, [one for _, _, one in reports], same.advice)
+            _refuse_differences(same.what, [rank_facts for _, _, rank_facts in reports], same.advice)
         return result
 
 
 def pack(fact: Any, content: bytes) -> bytes:
-    """Return a message in one piece: the length of the fact as JSON, the fact, the content."""
+    """Return a message as bytes: the length of the JSON fact, the fact, the content."""
     text = _encoded(fact)
     return len(text).to_bytes(8, "little") + text + content
 
 
 def unpack(source: int, message: bytes) -> Mail:
-    """Return what `pack` packed."""
+    """Return the message that `pack` encoded."""
     end = 8 + int.from_bytes(message[:8], "little")
     return Mail(source, json.loads(message[8:end]), bytes(message[end:]))
 
 
 def _encoded(fact: Any) -> bytes:
-    """Return a fact as JSON; numbers and arrays of NumPy are Python's there."""
+    """Return a fact as JSON, with NumPy's numbers and arrays as Python's."""
     return json.dumps(plain(fact)).encode()
 
 
-def _ended(where: str, exit_code: ExitCode, text: str, failures: Sequence[tuple[int, str]] = ()) -> AgreedError:
-    """Return an error of all ranks, which ends what they do; as `AgreedError`."""
+def _agreed_error(where: str, exit_code: ExitCode, text: str, failures: Sequence[tuple[int, str]] = ()) -> AgreedError:
+    """Return an error that all ranks raise, and fail the current phase."""
     phase.fail()
     return AgreedError(where, exit_code, text, failures)
 
 
 def _refuse_differences(what: str, facts: Sequence[Mapping[str, Any]], advice: Mapping[str, str]) -> None:
-    """Raise the error of all ranks where their facts differ; as `require_same`."""
+    """Raise an AgreedError where the ranks' facts differ."""
     keys = dict.fromkeys(key for of_rank in facts for key in of_rank)
     differences = [
         f"{key}: {', '.join(f'rank {rank} has {of_rank.get(key)!r}' for rank, of_rank in enumerate(facts))}"
@@ -391,20 +290,20 @@ def _refuse_differences(what: str, facts: Sequence[Mapping[str, Any]], advice: M
     ]
     if differences:
         more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
-        raise _ended(what, ExitCode.CONFIG, f"{what}: {'; '.join(differences[:_SHOWN])}{more}")
+        raise _agreed_error(what, ExitCode.CONFIG, f"{what}: {'; '.join(differences[:_SHOWN])}{more}")
 
 
-def _apart(calls: Sequence[str]) -> str:
-    """One line for ranks that are not in the same call, each call with its ranks."""
+def _calls_by_rank(calls: Sequence[str]) -> str:
+    """Describe which ranks are in which call."""
     ranks: dict[str, list[str]] = {}
     for rank, call in enumerate(calls):
         ranks.setdefault(call, []).append(str(rank))
-    found = [f"rank{'s' * (len(these) > 1)} {', '.join(these)} in {call}" for call, these in ranks.items()]
-    return f"the ranks call different methods: {'; '.join(found)}; all ranks must call the same ones in the same order"
+    groups = [f"rank{'s' * (len(these) > 1)} {', '.join(these)} in {call}" for call, these in ranks.items()]
+    return f"the ranks call different methods: {'; '.join(groups)}; all ranks must call the same ones in the same order"
 
 
 def _merge(failures: Sequence[tuple[int, str, str]], size: int) -> str:
-    """One line for what failed on some ranks: the first message, and which ranks met it or did not."""
+    """Describe a failure of some ranks: the first message, and which ranks failed or did not."""
     rank, process, text = failures[0]
     if len(failures) == size and all(other == text for _, _, other in failures):
         return text

@@ -1,8 +1,7 @@
-"""Whether MPI can be given a GPU's memory.
+"""Whether MPI accepts GPU memory.
 
-Handing device memory to an MPI that does not know GPUs is no error but a segmentation fault. So MPI is asked what it
-knows; and if it claims to know GPUs, another process tries, whose crash harms nobody. Run as a module, this file is
-that process.
+Passing device memory to an MPI without CUDA support is no error but a segmentation fault. So MPI is asked; if it claims
+support, another process tries, whose crash harms nobody. Run as a module, this file is that process.
 """
 
 import ctypes
@@ -25,7 +24,7 @@ SIZE = 1 << 14
 
 
 def why_not() -> str:
-    """Return why device memory cannot be handed to MPI, or an empty string if it can."""
+    """Return why MPI cannot take device memory, or an empty string if it can."""
     kinds = start_mpi().COMM_WORLD.Get_info().get("mpi_memory_alloc_kinds") or ""
     if not any(kind.strip().startswith("cuda") for kind in kinds.split(",")) and not _query():
         return "this MPI library does not say that it is CUDA-aware (mpi_memory_alloc_kinds, MPIX_Query_cuda_support)"
@@ -33,7 +32,7 @@ def why_not() -> str:
 
 
 def _query() -> bool:
-    """Ask `MPIX_Query_cuda_support`, which MPICH and Open MPI have beyond the standard."""
+    """Call `MPIX_Query_cuda_support`, an extension of MPICH and Open MPI."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         loaded = {line.split()[-1] for line in maps if "/libmpi" in line}
     for library in (None, *sorted(loaded)):
@@ -45,30 +44,30 @@ def _query() -> bool:
 
 
 def _try() -> str:
-    """Let MPI move device memory in a process of its own."""
+    """Let MPI move device memory in a child process; return what went wrong."""
     what = _run()
     text = "this MPI library says that it is CUDA-aware, but fails when it is given device memory"
     return f"{text}: {what}" if what else ""
 
 
 def _run() -> str:
-    """Run this module and return what went wrong, or an empty string where it has printed `WORKED`."""
+    """Run this module; return what went wrong, or an empty string where it printed `WORKED`."""
     # A process that no launcher knows of, or it would take part in this job.
     alone = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_PREFIXES)}
     try:
-        done = run_program([sys.executable, "-m", __name__], _PATIENCE, environ=alone)
+        completed = run_program([sys.executable, "-m", __name__], _PATIENCE, environ=alone)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"it could not be tried ({error})"
-    if done.returncode == 0 and done.stdout.decode(errors="replace").strip() == WORKED:
+    if completed.returncode == 0 and completed.stdout.decode(errors="replace").strip() == WORKED:
         return ""
-    if done.returncode < 0:
-        return f"it died of {signal.Signals(-done.returncode).name}"
-    said = (done.stderr or done.stdout).decode(errors="replace")
-    return (said.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    if completed.returncode < 0:
+        return f"it died of {signal.Signals(-completed.returncode).name}"
+    output = (completed.stderr or completed.stdout).decode(errors="replace")
+    return (output.strip().splitlines() or [f"exit code {completed.returncode}"])[-1]
 
 
 class Device:
-    """The first visible GPU, without PyCUDA. A context manager."""
+    """The first visible GPU, without PyCUDA; a context manager."""
 
     def __init__(self) -> None:
         self.driver = ctypes.CDLL("libcuda.so.1")
@@ -91,7 +90,7 @@ class Device:
 
 
 class Memory:
-    """`SIZE` float32 on a device, as libraries take them."""
+    """`SIZE` float32 on a device, with `__cuda_array_interface__`."""
 
     def __init__(self, device: Device, values: "np.ndarray[Any, Any]") -> None:
         self._driver, self._pointer = device.driver, ctypes.c_uint64()
@@ -113,12 +112,12 @@ class Memory:
         return values
 
     def free(self) -> None:
-        """Free it."""
+        """Free the memory."""
         check(self._driver.cuMemFree_v2(self._pointer), "cuMemFree")
 
 
 def check(status: int, what: str) -> None:
-    """Raise where the driver has answered with an error."""
+    """Raise where the driver returned an error."""
     if status:
         raise RuntimeError(f"the driver's {what} fails with error {status}")
 

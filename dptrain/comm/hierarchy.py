@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dptrain.comm.node import Together, reduced, rounds
+from dptrain.comm.node import SharedMemoryCollectives, reduced, rounds
 from dptrain.comm.node_sum import Array, is_half
 from dptrain.comm.parts import cut
 from dptrain.errors import MismatchError
@@ -34,32 +34,21 @@ _LINE = 64
 
 
 class Column(Protocol):
-    """The ranks of one number on all nodes, in the nodes' order.
-
-    They exchange ranges of arrays of bytes: (begin, end) for each of them.
-    """
+    """The ranks of one local number on all nodes, in the nodes' order; they exchange byte ranges (begin, end)."""
 
     @property
     def call(self) -> Array:
-        """What this rank is in, as `CALL` bytes: kind, elements, type, parts."""
+        """This rank's current collective as `CALL` bytes: kind, elements, type, parts."""
 
     def all_gather(self, memory: Array, places: Sequence[tuple[int, int]]) -> None:
-        """Fill the others' places in memory, in which this rank's own is filled."""
+        """Fill the others' ranges of memory, in which this rank's own is filled."""
 
     def all_to_all(self, memory: Array, places: Sequence[tuple[int, int]], out: Array) -> None:
-        """Put into `out`, of shape (nodes, bytes), what each rank has in its memory at the place of this one."""
+        """Gather into `out`, (nodes, bytes), each rank's range that is for this one."""
 
 
-class HierarchicalCollectives(Together):
-    """What ranks of several nodes do together.
-
-    Args:
-        shared: see `Together`.
-        nodes: the ranks of each node, rising; by the lowest of them.
-        rank: this one.
-        barrier: see `Together`.
-        column: of this rank; None where it is none of the first S of its node.
-    """
+class HierarchicalCollectives(SharedMemoryCollectives):
+    """Collectives over several nodes; `column` is None where this rank is none of the first S of its node."""
 
     def __init__(
         self,
@@ -70,8 +59,8 @@ class HierarchicalCollectives(Together):
         column: Column | None,
     ) -> None:
         self._nodes, self._column = nodes, column
-        self._own = next(number for number, ranks in enumerate(nodes) if rank in ranks)
-        super().__init__(shared, nodes[self._own].index(rank), barrier)
+        self._node_index = next(number for number, ranks in enumerate(nodes) if rank in ranks)
+        super().__init__(shared, nodes[self._node_index].index(rank), barrier)
         self._columns, self._piece = min(map(len, nodes)), int(shared.shape[-1])
         self._order = [rank for ranks in nodes for rank in ranks]
         same = {len(ranks) for ranks in nodes}
@@ -79,23 +68,23 @@ class HierarchicalCollectives(Together):
 
     @np.errstate(all="ignore")  # infinities and NaNs are results
     def sum(self, flat: Array) -> None:
-        """See `Together`."""
+        """See `SharedMemoryCollectives`."""
         step = self._fitting(flat.dtype)
         for start in range(0, flat.size, step):
             piece = flat[start : start + step]
             summands = self._pieces(piece)
             np.copyto(summands[self._rank], piece)
             slices = cut(0, piece.size, self._columns)
-            own = slice(*slices[min(self._rank, self._columns - 1)])
-            total = self._of_node(summands, "sum", [own])
+            share = slice(*slices[min(self._rank, self._columns - 1)])
+            total = self._of_node(summands, "sum", [share])
             if self._column is not None:
-                self._sum_in_column(total[own], summands[0][own], self._column, is_first=start == 0)
+                self._sum_in_column(total[share], summands[0][share], self._column, is_first=start == 0)
             self._barrier()
             np.copyto(piece, summands[0])
 
     @np.errstate(all="ignore")
     def reduce_scatter(self, parts: Array, out: Array, counts: Sequence[int], over: str = "sum") -> None:
-        """See `Together`."""
+        """See `SharedMemoryCollectives`."""
         starts = np.cumsum([0, *counts]).tolist()
         for begin, ends in rounds(counts, self._fitting(parts.dtype) // len(counts)):
             summands, lengths = self._pieces(parts[: ends[-1]]), np.diff(ends).tolist()
@@ -103,24 +92,24 @@ class HierarchicalCollectives(Together):
             for rank, (first, last) in places.items():
                 np.copyto(summands[self._rank][first:last], parts[starts[rank] + begin :][: last - first])
             slices = self._slices(blocks)
-            total = self._of_node(summands, over, [slice(*one) for one in slices])
+            total = self._of_node(summands, over, [slice(*bounds) for bounds in slices])
             if self._column is not None:
                 self._require_same(self._column, begin)
-                first, last = slices[self._own]
-                found = np.empty((len(self._nodes), last - first), total.dtype)
-                self._column.all_to_all(_bytes(total), _in_bytes(slices, total), _bytes(found))
-                reduced(list(found), summands[0][first:last], over)
+                first, last = slices[self._node_index]
+                received = np.empty((len(self._nodes), last - first), total.dtype)
+                self._column.all_to_all(_bytes(total), _in_bytes(slices, total), _bytes(received))
+                reduced(list(received), summands[0][first:last], over)
             self._barrier()
-            first, last = places[self._nodes[self._own][self._rank]]
+            first, last = places[self._nodes[self._node_index][self._rank]]
             np.copyto(out[begin : begin + last - first], summands[0][first:last])
 
     def all_gather(self, part: Array, out: Array, counts: Sequence[int]) -> None:
-        """See `Together`."""
+        """See `SharedMemoryCollectives`."""
         starts = np.cumsum([0, *counts]).tolist()
         for begin, ends in rounds(counts, self._columns * self._piece // part.itemsize // len(counts)):
             places, blocks = self._laid_out(np.diff(ends).tolist())
             memory = self._next().reshape(-1)[: ends[-1] * part.itemsize].view(part.dtype)
-            first, last = places[self._nodes[self._own][self._rank]]
+            first, last = places[self._nodes[self._node_index][self._rank]]
             np.copyto(memory[first:last], part[begin : begin + last - first])
             self._barrier()
             if self._column is not None:
@@ -131,71 +120,57 @@ class HierarchicalCollectives(Together):
                 np.copyto(out[starts[rank] + begin :][: last - first], memory[first:last])
 
     def _of_node(self, summands: Sequence[Array], over: str, read: Sequence[slice]) -> Array:
-        """Return the sum over this node's ranks, where the first one's summand lay; of half precision behind that.
-
-        Args:
-            summands: of the ranks.
-            over: "sum" or "max".
-            read: what a column's rank reads of the sum. If all ranks have a column, each adds up just that.
-        """
+        """Reduce over this node's ranks into the first summand's memory; half precision goes behind it, in float32."""
         total = summands[0]
         if is_half(total.dtype) and over == "sum":
             begin = -(-total.nbytes // _LINE) * _LINE
             total = self._shared[1 - self._half, 0, begin : begin + 4 * total.size].view(np.float32)
         self._barrier()
         apart = len(summands) > self._columns
-        for own in [slice(*cut(0, total.size, len(summands))[self._rank])] if apart else read:
-            reduced([one[own] for one in summands], total[own], over)
+        for share in [slice(*cut(0, total.size, len(summands))[self._rank])] if apart else read:
+            reduced([summand[share] for summand in summands], total[share], over)
         if apart:
             self._barrier()
         return total
 
-    def _sum_in_column(self, own: Array, out: Array, column: Column, is_first: bool) -> None:
-        """Put the sum over the nodes of what each has into `out`, which may be the same memory."""
+    def _sum_in_column(self, part: Array, out: Array, column: Column, is_first: bool) -> None:
+        """Put the sum of the nodes' parts into `out`, which may be the same memory."""
         nodes = len(self._nodes)
-        if own.nbytes * nodes <= GATHERED:
-            rows = self._told(column, _bytes(own))
-            reduced([one.view(own.dtype) for one in rows], out)
+        if part.nbytes * nodes <= GATHERED:
+            rows = self._exchanged(column, _bytes(part))
+            reduced([row.view(part.dtype) for row in rows], out)
             return
         self._require_same(column, not is_first)
-        slices = cut(0, own.size, nodes)
-        first, last = slices[self._own]
-        found = np.empty((nodes, last - first), own.dtype)
-        column.all_to_all(_bytes(own), _in_bytes(slices, own), _bytes(found))
-        reduced(list(found), out[first:last])
+        slices = cut(0, part.size, nodes)
+        first, last = slices[self._node_index]
+        received = np.empty((nodes, last - first), part.dtype)
+        column.all_to_all(_bytes(part), _in_bytes(slices, part), _bytes(received))
+        reduced(list(received), out[first:last])
         column.all_gather(_bytes(out), _in_bytes(slices, out))
 
     def _fitting(self, dtype: np.dtype[Any]) -> int:
-        """Return how many numbers fit into a rank's memory, beside their sum where that is in another type."""
+        """Return how many numbers fit into a rank's memory, with room for a float32 sum of half precision."""
         half = is_half(dtype)
         return (self._piece - _LINE * half) // (dtype.itemsize + 4 * half)
 
-    def _told(self, column: Column, more: Array) -> list[Array]:
-        """Return bytes that each rank of the column has, as many of each.
-
-        Raises:
-            MismatchError: the nodes are in different collectives.
-        """
+    def _exchanged(self, column: Column, more: Array) -> list[Array]:
+        """Gather equal numbers of bytes from each rank of the column; refuse nodes in different collectives."""
         length = CALL + more.size
-        found = np.empty((len(self._nodes), length), np.uint8)
-        found[:, :CALL] = 0  # where something shorter comes
-        found[self._own] = np.concatenate([column.call, more])
-        column.all_gather(found.reshape(-1), [(n * length, (n + 1) * length) for n in range(len(found))])
-        if (found[:, :CALL] != column.call).any():
+        rows = np.empty((len(self._nodes), length), np.uint8)
+        rows[:, :CALL] = 0  # where something shorter comes
+        rows[self._node_index] = np.concatenate([column.call, more])
+        column.all_gather(rows.reshape(-1), [(n * length, (n + 1) * length) for n in range(len(rows))])
+        if (rows[:, :CALL] != column.call).any():
             raise MismatchError("the nodes are in different collectives")
-        return [one[CALL:] for one in found]
+        return [row[CALL:] for row in rows]
 
     def _require_same(self, column: Column, begun: int | bool) -> None:
-        """Compare what the nodes are in, unless they have begun with it.
-
-        Raises:
-            MismatchError: it is not the same.
-        """
+        """Compare the nodes' collectives, unless this one has already begun."""
         if not begun:
-            self._told(column, np.empty(0, np.uint8))
+            self._exchanged(column, np.empty(0, np.uint8))
 
     def _laid_out(self, lengths: Sequence[int]) -> tuple[dict[int, tuple[int, int]], list[tuple[int, int]]]:
-        """Return where each rank's part lies in memory, parts of a node in a row, and where those of each node lie."""
+        """Return the range of each rank's part in memory, grouped by node, and the range of each node."""
         ends = list(accumulate((lengths[rank] for rank in self._order), initial=0))
         places = dict(zip(self._order, pairwise(ends), strict=True))
         return places, [(places[ranks[0]][0], places[ranks[-1]][1]) for ranks in self._nodes]

@@ -18,21 +18,7 @@ STAGE = "stage"
 
 
 class MeshCommunicator(Communicator):
-    """The ranks of a communicator, arranged in a mesh: the last axis counts fastest.
-
-    Collective.
-
-    Args:
-        comm: all ranks.
-        lengths: of the mesh's axes, by name, `BATCH` among them; their product is the number of ranks.
-
-    Attributes:
-        lengths: as above.
-        coordinates: of this rank along each axis.
-
-    Raises:
-        ConfigError: there are not so many ranks.
-    """
+    """The ranks of a communicator arranged in a mesh, the last axis fastest. Collective."""
 
     def __init__(self, comm: Communicator, lengths: Mapping[str, int]) -> None:
         check_lengths(lengths, comm.size)
@@ -40,7 +26,7 @@ class MeshCommunicator(Communicator):
         self.rank, self.size, self.node = comm.rank, comm.size, comm.node
         self.local_rank, self.local_size = comm.local_rank, comm.local_size
         grid = np.arange(comm.size).reshape(tuple(lengths.values()))
-        place = tuple(int(one[0]) for one in np.nonzero(grid == comm.rank))
+        place = tuple(int(index[0]) for index in np.nonzero(grid == comm.rank))
         self.coordinates = dict(zip(lengths, place, strict=True))
         self._grid, self._groups = grid, dict[frozenset[str], Communicator]()
         for axis in lengths:  # now: later not all ranks may ask for it
@@ -48,13 +34,10 @@ class MeshCommunicator(Communicator):
 
     def along(self, axis: str) -> Communicator:
         """See `Communicator`."""
-        return self.sharing([one for one in self.lengths if one != axis])
+        return self.sharing([name for name in self.lengths if name != axis])
 
     def sharing(self, axes: Collection[str]) -> Communicator:
-        """Return the ranks that have the same part as this one of what is sharded over these axes.
-
-        Collective at the first call.
-        """
+        """Return the ranks that hold the same part of a tensor sharded over these axes. Collective at first."""
         key = frozenset(axis for axis in axes if self.lengths[axis] > 1)
         if key not in self._groups:
             ranks = self._ranks(key)
@@ -65,18 +48,18 @@ class MeshCommunicator(Communicator):
         """Return all groups of ranks whose coordinates along these axes are the same."""
         order = sorted(range(len(self.lengths)), key=lambda number: list(self.lengths)[number] not in axes)
         count = math.prod(self.lengths[axis] for axis in axes)
-        found: list[list[int]] = self._grid.transpose(order).reshape(count, -1).tolist()
-        return found
+        groups: list[list[int]] = self._grid.transpose(order).reshape(count, -1).tolist()
+        return groups
 
     def _ranks(self, axes: Collection[str]) -> list[int]:
         """Return the ranks whose coordinates along these axes are this rank's."""
         key = tuple(place if axis in axes else slice(None) for axis, place in self.coordinates.items())
-        found: list[int] = self._grid[key].reshape(-1).tolist()
-        return found
+        ranks: list[int] = self._grid[key].reshape(-1).tolist()
+        return ranks
 
     @property
     def replica(self) -> int:
-        """Which part of every batch this rank gets."""
+        """Index of this rank's part of every batch."""
         return self.coordinates[BATCH]
 
     @property
@@ -87,7 +70,7 @@ class MeshCommunicator(Communicator):
     @property
     def peers(self) -> list[int]:
         """See `Communicator`."""
-        return self._ranks([one for one in self.lengths if one != BATCH])
+        return self._ranks([name for name in self.lengths if name != BATCH])
 
     @property
     def host(self) -> str:
@@ -101,7 +84,7 @@ class MeshCommunicator(Communicator):
 
     @property
     def description(self) -> str:
-        """What joins the ranks, and the mesh."""
+        """The library that connects the ranks, and the mesh."""
         grid = " x ".join(f"{length} {axis}" for axis, length in self.lengths.items())
         return f"{self._comm.description}, mesh {grid}"
 
@@ -157,11 +140,7 @@ class MeshCommunicator(Communicator):
 
 
 def check_lengths(lengths: Mapping[str, int], ranks: int) -> None:
-    """Refuse a mesh that these ranks do not fill.
-
-    Raises:
-        ConfigError: as above, or a length below 1.
-    """
+    """Refuse a mesh that these ranks do not fill, and lengths below 1."""
     if any(length < 1 for length in lengths.values()) or math.prod(lengths.values()) != ranks:
         grid = ", ".join(f"{axis}={length}" for axis, length in lengths.items())
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The communicator of ranks that MPI started. The only module that calls MPI, but for the abort in failure.py."""
+"""The communicator of ranks that MPI started. The only module that calls MPI, except for the abort in failure.py."""
 
 import math
 import os
@@ -35,14 +35,10 @@ _TICK = 1 << 12
 
 
 def join(launch: LaunchInfo | None) -> "MpiCommunicator":
-    """Return all ranks of COMM_WORLD, through a duplicate, so that a user's own messages cannot be mistaken for ours.
+    """Return all ranks of COMM_WORLD, through a duplicate, so that a user's messages are not mistaken for ours.
 
-    Args:
-        launch: what the launcher said, to compare with what MPI says.
-
-    Raises:
-        AgreedError: the launcher started more processes than MPI knows of (the wrong `mpirun` for this MPI library,
-            or `srun` without PMI).
+    Raises an AgreedError where the launcher started more processes than MPI knows: the wrong `mpirun` for this MPI
+    library, or `srun` without PMI.
     """
     world = MPI.COMM_WORLD
     if launch is not None and launch.size != world.size:
@@ -54,18 +50,18 @@ def join(launch: LaunchInfo | None) -> "MpiCommunicator":
             f"(the one beside {sys.executable}), or srun --mpi=pmi2|pmix",
             [],
         )
-    made = MpiCommunicator(world.Dup())
-    nodes, hosts, pids = zip(*world.allgather((made.node, gethostname(), os.getpid())), strict=True)
-    here = [rank for rank, node in enumerate(nodes) if node == made.node]
+    comm = MpiCommunicator(world.Dup())
+    nodes, hosts, pids = zip(*world.allgather((comm.node, gethostname(), os.getpid())), strict=True)
+    here = [rank for rank, node in enumerate(nodes) if node == comm.node]
     # MPI_Finalize begins by forgetting what is attached to this one: who calls it meets the others no more.
     key = MPI.Comm.Create_keyval(delete_fn=lambda *_: watchdog.leave("MPI_Finalize"))
     MPI.COMM_SELF.Set_attr(key, True)
     replace_abort(MPI.Comm, abort_with_success)
-    leaders = {one: (hosts[one], pids[one]) for one in sorted(set(nodes))}
+    leaders = {leader: (hosts[leader], pids[leader]) for leader in sorted(set(nodes))}
     if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
         leaders = {}
     watchdog.joined(here, leaders, _Post(world.Dup()))
-    return made
+    return comm
 
 
 def _library() -> str:
@@ -75,18 +71,13 @@ def _library() -> str:
 
 
 class MpiCommunicator(Communicator):
-    """The ranks of an MPI communicator, which is this object's own.
-
-    Args:
-        world: all these ranks.
-        group: what tells them from others that meet meanwhile; 0 for all ranks of the job.
-    """
+    """The ranks of an MPI communicator that this object owns; `group` tells concurrent groups apart, 0 is the world."""
 
     def __init__(self, world: MPI.Intracomm, group: int = 0) -> None:
         self._world, self._group = world, group
         self._node = cast(MPI.Intracomm, world.Split_type(MPI.COMM_TYPE_SHARED))
         self._windows: list[MPI.Win] = []
-        self._together: node.Together | None = None
+        self._shared: node.SharedMemoryCollectives | None = None
         self._has_tried = False
         self._arena: Array = np.empty((0, 0), np.uint8)
         self._messages: dict[Any, node.NodeMessages | None] = {}
@@ -96,9 +87,9 @@ class MpiCommunicator(Communicator):
         lowest = np.array([self.rank], np.int32)
         self._node.Allreduce(MPI.IN_PLACE, lowest, op=MPI.MIN)
         self.node = int(lowest[0])
-        found = np.empty(self.size, np.int32)
-        world.Allgather(lowest, found)
-        self._nodes = [np.flatnonzero(found == one).tolist() for one in np.unique(found)]
+        lowest_ranks = np.empty(self.size, np.int32)
+        world.Allgather(lowest, lowest_ranks)
+        self._nodes = [np.flatnonzero(lowest_ranks == leader).tolist() for leader in np.unique(lowest_ranks)]
         self._record = watchdog.record()
         self._ring = watchdog.ring(self._node.allgather(MPI.COMM_WORLD.rank))
 
@@ -108,12 +99,12 @@ class MpiCommunicator(Communicator):
         return _library()
 
     def allreduce_sum(self, buffer: Any) -> None:
-        """Sum in place over all ranks: in the shared memory of nodes, and what is between nodes by MPI."""
+        """Sum in place: in shared memory within nodes, by MPI between them."""
         flat = buffer.reshape(-1)
-        together = self._in_memory(flat.nbytes) if isinstance(flat, np.ndarray) else None
+        shared = self._in_memory(flat.nbytes) if isinstance(flat, np.ndarray) else None
         with self._meeting(Collective.ALL_REDUCE, flat):
-            if together is not None:
-                together.sum(flat)
+            if shared is not None:
+                shared.sum(flat)
                 return
             for start in range(0, flat.size, _MAX_COUNT):
                 piece = flat[start : start + _MAX_COUNT]
@@ -124,16 +115,10 @@ class MpiCommunicator(Communicator):
 
     @contextmanager
     def _meeting(self, kind: Collective, array: Any = None, parts: Sequence[int] = ()) -> Iterator[None]:
-        """Say that this rank is in a collective, and compare with its neighbours what all ranks must have alike.
+        """Record the collective that this rank is in, and compare it with its neighbours'.
 
-        Args:
-            kind: of the collective.
-            array: of as many elements, and of the type, that all ranks have; None where they may differ.
-            parts: elements of each rank's part of it.
-
-        Raises:
-            MismatchError: the ranks are in different collectives.
-            ConfigError: MPI fails for another reason.
+        `array` has the elements and type that all ranks share (None where they may differ), `parts` the elements of
+        each rank.
         """
         count, dtype = (0, "\0") if array is None else (array.size, array.dtype.char)
         with self._record.collective(kind, count, dtype, parts, self._group):
@@ -151,23 +136,23 @@ class MpiCommunicator(Communicator):
 
     @np.errstate(all="ignore")  # infinities and NaNs are results
     def _sum_halves(self, flat: Array) -> None:
-        """Sum numbers that MPI does not know: each rank gets a share of all ranks' and gives its sum to all.
+        """Sum half precision, which MPI lacks: each rank sums one share of all ranks' and sends the result to all.
 
-        So a rank sends 2 (P - 1) / P times the bytes of the buffer, as in a good `MPI_Allreduce` over P ranks.
+        A rank sends 2 (P - 1) / P times the bytes of the buffer, as in a good `MPI_Allreduce` over P ranks.
         """
         ends = [flat.size * rank // self.size for rank in range(self.size + 1)]
         counts, mine = np.diff(ends).astype(np.int32), slice(ends[self.rank], ends[self.rank + 1])
-        own = np.empty((self.size, counts[self.rank]), flat.dtype)
+        received = np.empty((self.size, counts[self.rank]), flat.dtype)
         bits, shares = flat.view(np.uint16), np.full(self.size, counts[self.rank], np.int32)
-        self._world.Alltoallv([bits, counts, MPI.UINT16_T], [own.view(np.uint16), shares, MPI.UINT16_T])
-        np.copyto(flat[mine], tree_sum(own), casting="unsafe")
+        self._world.Alltoallv([bits, counts, MPI.UINT16_T], [received.view(np.uint16), shares, MPI.UINT16_T])
+        np.copyto(flat[mine], tree_sum(received), casting="unsafe")
         self._world.Allgatherv(MPI.IN_PLACE, [bits, counts, MPI.UINT16_T])
 
     def node_messages(self, like: Sequence[tuple[int, np.dtype[Any]]]) -> node.NodeMessages | None:
-        """Lay arrays out in shared memory where all are on one node.
+        """Lay arrays out in shared memory where all ranks are on one node.
 
-        All begin at its begin, so that it is as large as the largest need. What a rank writes there without the others
-        lies apart from what others may still read of the sum before.
+        All layouts start at its beginning, so that it is as large as the largest. What a rank writes without the others
+        lies apart from what others may still read of the previous sum.
         """
         key = tuple((size, dtype.name) for size, dtype in like)
         if key not in self._messages:
@@ -191,29 +176,29 @@ class MpiCommunicator(Communicator):
                     self._arena[-1] = 0
             self._node.Barrier()
         *places, counters = self._arena
-        made = []
+        messages = []
         for (size, dtype), start in zip(like, starts, strict=False):
-            *given, found = (one[start : start + size * dtype.itemsize].view(dtype) for one in places)
-            told = numbers_of(Collective.ALL_REDUCE, size, dtype.char, group=self._group)
-            made.append(node.NodeMessage(given, found, told))
+            *summands, total = (place[start : start + size * dtype.itemsize].view(dtype) for place in places)
+            numbers = numbers_of(Collective.ALL_REDUCE, size, dtype.char, group=self._group)
+            messages.append(node.NodeMessage(summands, total, numbers))
         arrived = counters[: self.size * line].view(np.int64).reshape(self.size, node.APART)
-        beside = [] if self._ring is None else [one.progress for one in self._ring.beside]
+        beside = [] if self._ring is None else [neighbor.progress for neighbor in self._ring.beside]
         spins = self.size <= (os.cpu_count() or 1)
-        return node.NodeMessages(self.rank, made, arrived, self._record.progress, beside, self._attend, spins)
+        return node.NodeMessages(self.rank, messages, arrived, self._record.progress, beside, self._attend, spins)
 
     def _attend(self) -> None:
-        """Look whether the neighbours are in the same collective, and let MPI go on with what this rank has sent."""
+        """Compare collectives with the neighbours, and let MPI progress this rank's sends."""
         if self._ring is not None:
             self._ring.check()
         self._world.Iprobe()
 
     def sums_in_a_tree(self, nbytes: int) -> bool:
-        """Where the sum is made in shared memory, see `Together`; MPI promises no order."""
-        together = self._in_memory(nbytes)
-        return super().sums_in_a_tree(nbytes) or (together is not None and together.in_a_tree)
+        """Whether shared memory makes the sum; MPI promises no order."""
+        shared = self._in_memory(nbytes)
+        return super().sums_in_a_tree(nbytes) or (shared is not None and shared.in_a_tree)
 
     def broadcast(self, buffer: Array) -> None:
-        """Send rank 0's buffer to all, `MPI_Bcast`."""
+        """`MPI_Bcast` from rank 0."""
         self.allgather(None, call="broadcast")  # a rank in another call would leave garbage in the buffer, or wait
         flat = buffer.reshape(-1)
         with self._record.collective(Collective.BROADCAST, flat.size, flat.dtype.char):
@@ -221,56 +206,56 @@ class MpiCommunicator(Communicator):
                 self._world.Bcast(flat[start : start + _MAX_COUNT], root=0)
 
     def all_gather(self, part: Array, out: Array, counts: Sequence[int]) -> None:
-        """Gather in the shared memory of nodes, else by `MPI_Allgatherv`."""
+        """Gather in the shared memory of nodes, otherwise by `MPI_Allgatherv`."""
         _require(part, counts[self.rank], out, sum(counts))
-        together = self._in_memory(out.nbytes)
+        shared = self._in_memory(out.nbytes)
         with self._meeting(Collective.ALL_GATHER, out, counts):
-            if together is not None:
-                together.all_gather(part, out, counts)
+            if shared is not None:
+                shared.all_gather(part, out, counts)
                 return
             for begin, ends in rounds(counts, step := self._step):
-                own = part[begin:][: ends[self.rank + 1] - ends[self.rank]]
-                taken = out if max(counts) <= step else np.empty(ends[-1], out.dtype)
-                self._world.Allgatherv(_bits(own), [_bits(taken), np.diff(ends).astype(np.int32)])
-                if taken is not out:
+                sent = part[begin:][: ends[self.rank + 1] - ends[self.rank]]
+                gathered = out if max(counts) <= step else np.empty(ends[-1], out.dtype)
+                self._world.Allgatherv(_bits(sent), [_bits(gathered), np.diff(ends).astype(np.int32)])
+                if gathered is not out:
                     for mine, theirs in _places(counts, begin, ends):
-                        out[mine] = taken[theirs]
+                        out[mine] = gathered[theirs]
 
     def all_to_all(self, parts: Array, counts: Sequence[int], out: Array, out_counts: Sequence[int]) -> None:
-        """`MPI_Alltoallv`, once each rank knows that the others have for it what it expects."""
+        """`MPI_Alltoallv`, after comparing the sizes that ranks send and expect."""
         _require(parts, sum(counts), out, sum(out_counts))
         with self._meeting(Collective.ALL_TO_ALL):
-            told = np.array([[count, parts.itemsize, max(counts)] for count in counts], np.int64)
-            found = np.empty_like(told)
-            self._world.Alltoall(told, found)
-            for rank, (count, itemsize, _) in enumerate(found.tolist()):
+            sizes = np.array([[count, parts.itemsize, max(counts)] for count in counts], np.int64)
+            their_sizes = np.empty_like(sizes)
+            self._world.Alltoall(sizes, their_sizes)
+            for rank, (count, itemsize, _) in enumerate(their_sizes.tolist()):
                 if (count, itemsize) != (out_counts[rank], out.itemsize):
                     raise MismatchError(
                         f"an all-to-all: rank {rank} of {self.size} has {count} elements of {itemsize} bytes for rank "
                         f"{self.rank}, which expects {out_counts[rank]} of {out.itemsize}"
                     )
-            longest, step = int(found[:, 2].max()), self._step
-            both = (rounds(one, step, longest) for one in (counts, out_counts))
-            for (begin, given), (_, taken) in zip(*both, strict=True):
+            longest, step = int(their_sizes[:, 2].max()), self._step
+            both = (rounds(sizes_of_parts, step, longest) for sizes_of_parts in (counts, out_counts))
+            for (begin, send_ends), (_, receive_ends) in zip(*both, strict=True):
                 sent, coming = parts, out
                 if longest > step:
-                    sent = np.concatenate([parts[mine] for mine, _ in _places(counts, begin, given)])
-                    coming = np.empty(taken[-1], out.dtype)
-                lengths = [np.diff(one).astype(np.int32) for one in (given, taken)]
+                    sent = np.concatenate([parts[mine] for mine, _ in _places(counts, begin, send_ends)])
+                    coming = np.empty(receive_ends[-1], out.dtype)
+                lengths = [np.diff(ends).astype(np.int32) for ends in (send_ends, receive_ends)]
                 self._world.Alltoallv([_bits(sent), lengths[0]], [_bits(coming), lengths[1]])
                 if coming is not out:
-                    for mine, theirs in _places(out_counts, begin, taken):
+                    for mine, theirs in _places(out_counts, begin, receive_ends):
                         out[mine] = coming[theirs]
 
     def reduce_scatter(self, parts: Array, out: Array, counts: Sequence[int], over: str = "sum") -> None:
-        """Add in the shared memory of nodes, else what `all_to_all` brings."""
+        """Reduce in the shared memory of nodes, otherwise after an `all_to_all`."""
         _require(parts, sum(counts), out, counts[self.rank])
-        together = self._in_memory(max(parts.nbytes, node.LEAST))  # an exchange and a sum of its own take longer
-        if together is None:
+        shared = self._in_memory(max(parts.nbytes, node.LEAST))  # an exchange and a sum of its own take longer
+        if shared is None:
             super().reduce_scatter(parts, out, counts, over)
             return
         with self._meeting(Collective.REDUCE_SCATTER, parts, counts):
-            together.reduce_scatter(parts, out, counts, over)
+            shared.reduce_scatter(parts, out, counts, over)
 
     def hand_overs(self, ticks: int) -> HandOvers:
         """Send and receive by MPI."""
@@ -278,11 +263,11 @@ class MpiCommunicator(Communicator):
 
     @property
     def _step(self) -> int:
-        """How many elements of each rank's part travel in one message."""
+        """Elements of each rank's part in one message."""
         return max(_MAX_COUNT // self.size, 1)
 
     def group(self, ranks: Sequence[int]) -> Communicator:
-        """Split these ranks, `MPI_Comm_split`."""
+        """Split off these ranks, `MPI_Comm_split`."""
         (lowest,) = self._world.group.Translate_ranks([ranks[0]], MPI.COMM_WORLD.group)
         with self._record.collective(Collective.SPLIT):
             return MpiCommunicator(cast(MPI.Intracomm, self._world.Split(ranks[0], self.rank)), 1 + lowest)
@@ -292,25 +277,25 @@ class MpiCommunicator(Communicator):
         lengths = np.empty(self.size, np.int32)
         with self._record.collective(Collective.ALL_GATHER, group=self._group):
             self._world.Allgather(np.array([len(message)], np.int32), lengths)
-            together = bytearray(int(lengths.sum()))
-            self._world.Allgatherv([message, MPI.BYTE], [together, lengths, MPI.BYTE])
+            content = bytearray(int(lengths.sum()))
+            self._world.Allgatherv([message, MPI.BYTE], [content, lengths, MPI.BYTE])
         ends = np.cumsum(lengths).tolist()
-        return [bytes(together[end - length : end]) for end, length in zip(ends, lengths.tolist(), strict=True)]
+        return [bytes(content[end - length : end]) for end, length in zip(ends, lengths.tolist(), strict=True)]
 
     def send(self, rank: int, fact: Any, content: bytes = b"") -> None:
         """Send without waiting, `MPI_Isend`; the bytes are kept until they are out."""
         self._post.send(rank, pack(fact, content))
 
     def received(self) -> list[Mail]:
-        """Take what has come, `MPI_Improbe` and `MPI_Imrecv`."""
+        """Receive what has arrived, `MPI_Improbe` and `MPI_Imrecv`."""
         return [unpack(source, message) for source, message in self._post.received()]
 
     def why_not_cuda_aware(self) -> str:
-        """Ask the library, and let another process try."""
+        """Query the library, and let another process try."""
         return why_not()
 
     def barrier(self) -> None:
-        """An exchange over all ranks that says which call each of them is in, as `MPI_Barrier` would not."""
+        """Exchange which call each rank is in, which `MPI_Barrier` would not."""
         self.allgather(None, call="barrier")
 
     def node_barrier(self) -> None:
@@ -321,8 +306,8 @@ class MpiCommunicator(Communicator):
     def shared_array(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> tuple[Array, bool]:
         """Return a view of a shared-memory window that local rank 0 fills.
 
-        Where the node's /dev/shm cannot hold it (containers often give it 64 MB, and writing past that is a bus
-        error, not an exception) every rank gets memory of its own, to be filled by itself.
+        Where the node's /dev/shm cannot hold it (containers often give it 64 MB, and writing past that is a bus error,
+        not an exception) every rank gets memory of its own, to be filled by itself.
         """
         dtype = np.dtype(dtype)
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
@@ -334,28 +319,28 @@ class MpiCommunicator(Communicator):
         return np.ndarray(shape, dtype, buffer=memory), self.local_rank == 0
 
     def _shared_memory(self, nbytes: int) -> Any:
-        """Return memory that all ranks of this node see, or None where there is no room for it. Collective."""
+        """Return memory that all ranks of this node see, or None where it does not fit. Collective."""
         if not self._fits_in_shared_memory(nbytes):
             return None
         window = MPI.Win.Allocate_shared(nbytes if self.local_rank == 0 else 0, 1, comm=self._node)
         self._windows.append(window)  # dropping it would unmap the memory under the array
         return window.Shared_query(0)[0]
 
-    def _in_memory(self, nbytes: int) -> node.Together | None:
-        """Return what handles so much in memory that ranks share, or None for MPI. Collective.
+    def _in_memory(self, nbytes: int) -> node.SharedMemoryCollectives | None:
+        """Return the shared-memory collectives for `nbytes`, or None for MPI. Collective.
 
-        It is made at the first collective, however small: groups that meet side by side may have larger and smaller
-        ones, and are to count alike.
+        They are opened at the first collective, however small: concurrent groups may have larger and smaller ones, and
+        must count the same number.
         """
         if not self._has_tried and self.size > 1:
             self._has_tried = True
             with self._record.collective(Collective.SHARED_ARRAY, group=self._group):
-                self._together = self._found_together() if len(self._nodes) < self.size else None
+                self._shared = self._open_shared() if len(self._nodes) < self.size else None
         # In the same order however little it is, as sums that compiled code makes; of two ranks there is but one.
-        return None if nbytes < node.LEAST and self.size == 2 else self._together
+        return None if nbytes < node.LEAST and self.size == 2 else self._shared
 
-    def _found_together(self) -> node.Together | None:
-        """Return what handles arrays in memory, or None where a node has no room for it. Collective."""
+    def _open_shared(self) -> node.SharedMemoryCollectives | None:
+        """Open the shared-memory collectives; None where a node has no room for them. Collective."""
         pieces = [node.PIECE] if len(self._nodes) == 1 else [hierarchy.PIECE, node.PIECE]
         for shape in (node.shape(self.local_size, piece) for piece in pieces):
             memory = self._shared_memory(math.prod(shape)) if self.local_size > 1 else bytearray(math.prod(shape))
@@ -369,8 +354,8 @@ class MpiCommunicator(Communicator):
             return node.NodeCollectives(shared, self.rank, barrier)
         talks = self.local_rank < min(map(len, self._nodes))
         column = self._world.Split(self.local_rank if talks else MPI.UNDEFINED, self.node)
-        made = _Column(cast(MPI.Intracomm, column), self._record) if talks else None
-        return hierarchy.HierarchicalCollectives(shared, self._nodes, self.rank, barrier, made)
+        own_column = _Column(cast(MPI.Intracomm, column), self._record) if talks else None
+        return hierarchy.HierarchicalCollectives(shared, self._nodes, self.rank, barrier, own_column)
 
     def _fits_in_shared_memory(self, nbytes: int) -> bool:
         try:
@@ -381,13 +366,13 @@ class MpiCommunicator(Communicator):
         return self._on_all(free > nbytes + (8 << 20), self._node)
 
     def _on_all(self, fact: bool, ranks: MPI.Intracomm) -> bool:
-        found = np.array([fact], np.int32)
-        ranks.Allreduce(MPI.IN_PLACE, found, op=MPI.MIN)
-        return bool(found[0])
+        agreed = np.array([fact], np.int32)
+        ranks.Allreduce(MPI.IN_PLACE, agreed, op=MPI.MIN)
+        return bool(agreed[0])
 
 
 class _Column:
-    """A column of ranks, see `hierarchy`: `MPI_Alltoallv`, and `MPI_Allgatherv` for what is small."""
+    """A column of ranks, see `hierarchy`: `MPI_Alltoallv`, and `MPI_Allgatherv` for small arrays."""
 
     def __init__(self, ranks: MPI.Intracomm, record: Record) -> None:
         self._ranks, self._record = ranks, record
@@ -401,21 +386,23 @@ class _Column:
         if sum(lengths) <= hierarchy.GATHERED:
             self._ranks.Allgatherv(MPI.IN_PLACE, [memory, lengths, begins, MPI.BYTE])
             return
-        own = self._ranks.rank  # to each other rank at once: rings wait for the slowest at every turn
-        given, taken = [lengths[own]] * len(places), list(lengths)
-        given[own] = taken[own] = 0
-        self._ranks.Alltoallv([memory, given, [begins[own]] * len(places), MPI.BYTE], [memory, taken, begins, MPI.BYTE])
+        rank = self._ranks.rank  # to each other rank at once: rings wait for the slowest at every turn
+        send_lengths, receive_lengths = [lengths[rank]] * len(places), list(lengths)
+        send_lengths[rank] = receive_lengths[rank] = 0
+        self._ranks.Alltoallv(
+            [memory, send_lengths, [begins[rank]] * len(places), MPI.BYTE], [memory, receive_lengths, begins, MPI.BYTE]
+        )
 
     def all_to_all(self, memory: Array, places: Sequence[tuple[int, int]], out: Array) -> None:
         rows, length = out.shape
-        taken = _counted([(row * length, (row + 1) * length) for row in range(rows)])
-        self._ranks.Alltoallv([memory, *_counted(places), MPI.BYTE], [out, *taken, MPI.BYTE])
+        received = _counted([(row * length, (row + 1) * length) for row in range(rows)])
+        self._ranks.Alltoallv([memory, *_counted(places), MPI.BYTE], [out, *received, MPI.BYTE])
 
 
 class _HandOvers(HandOvers):
-    """Arrays that ranks hand to others, `MPI_Isend` and `MPI_Recv`.
+    """Point-to-point transfers by `MPI_Isend` and `MPI_Recv`.
 
-    While ranks wait here they are not in the same number of collectives: a record's position follows the clock. Between
+    Ranks that wait here have not entered the same number of collectives: a record's position follows the clock. Between
     two of its ticks there is room for the collectives that a rank may be in meanwhile.
     """
 
@@ -425,7 +412,7 @@ class _HandOvers(HandOvers):
         self._sent: list[tuple[MPI.Request, Array]] = []
 
     def give(self, rank: int, array: Array, tag: int) -> None:
-        self._sent = [one for one in self._sent if not one[0].Test()]
+        self._sent = [pending for pending in self._sent if not pending[0].Test()]
         flat = _bits(array.reshape(-1))
         for start in range(0, max(flat.size, 1), _MAX_COUNT):
             piece = flat[start : start + _MAX_COUNT]
@@ -445,27 +432,27 @@ class _HandOvers(HandOvers):
 
     @contextmanager
     def _at(self, tick: int) -> Iterator[None]:
-        """Say that this rank waits there."""
+        """Record that this rank waits at a tick."""
         self._record.move_to(self._begin + tick * _TICK)
         with self._record.collective(Collective.HAND_OVER, group=self._group):
             yield
 
 
 def _counted(places: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
-    """Return the lengths and the begins of ranges, as MPI takes them."""
+    """Return the lengths and begins of ranges, as MPI takes them."""
     return [last - first for first, last in places], [first for first, _ in places]
 
 
 def _bits(array: Array) -> Array:
-    """Return an array's numbers as a type that MPI knows, of as many bytes."""
+    """View an array as a type of the same size that MPI knows."""
     return array.view({1: np.uint8, 2: np.uint16}.get(array.itemsize, array.dtype))
 
 
-def _require(given: Array, size: int, out: Array, out_size: int) -> None:
-    """Refuse arrays that are shorter than what MPI would read and write."""
-    if (given.shape, out.shape, out.dtype) != ((size,), (out_size,), given.dtype):
+def _require(part: Array, size: int, out: Array, out_size: int) -> None:
+    """Refuse arrays that are shorter than MPI would read and write."""
+    if (part.shape, out.shape, out.dtype) != ((size,), (out_size,), part.dtype):
         raise ConfigError(
-            f"a collective of {given.dtype} {given.shape} into {out.dtype} {out.shape}: expected one type, and "
+            f"a collective of {part.dtype} {part.shape} into {out.dtype} {out.shape}: expected one type, and "
             f"{(size,)} into {(out_size,)}"
         )
 
@@ -478,7 +465,7 @@ def _places(counts: Sequence[int], begin: int, ends: Sequence[int]) -> Iterator[
 
 
 class _Post(watchdog.Post):
-    """Messages between ranks that wait for nobody, over a communicator."""
+    """Messages between ranks without waiting, over a communicator."""
 
     def __init__(self, world: MPI.Intracomm) -> None:
         self._world = world
@@ -486,7 +473,7 @@ class _Post(watchdog.Post):
         self._coming: list[tuple[MPI.Request, int, bytearray]] = []
 
     def send(self, rank: int, message: bytes) -> None:
-        self._sent = [one for one in self._sent if not one[0].Test()]
+        self._sent = [pending for pending in self._sent if not pending[0].Test()]
         self._sent.append((self._world.Isend([message, MPI.BYTE], dest=rank), message))
 
     def received(self) -> list[tuple[int, bytes]]:
@@ -495,11 +482,11 @@ class _Post(watchdog.Post):
             content = bytearray(status.Get_count(MPI.BYTE))
             # Of a large one the rest comes when its sender is ready, which may be stopped.
             self._coming.append((message.Irecv([content, MPI.BYTE]), status.Get_source(), content))
-        found = []
+        messages = []
         while self._coming and self._coming[0][0].Test():  # in order
             _, source, content = self._coming.pop(0)
-            found.append((source, bytes(content)))
-        return found
+            messages.append((source, bytes(content)))
+        return messages
 
     def arrive(self) -> Callable[[], bool]:
         return cast("Callable[[], bool]", self._world.Ibarrier().Test)

@@ -38,7 +38,7 @@ _PATIENCE = 2.0
 
 
 def why_not() -> str:
-    """Return why NCCL cannot be used in this process, or an empty string if nothing is known against it."""
+    """Return why NCCL cannot be used in this process, or an empty string if no reason is known."""
     try:
         _library().get_version()
     except ImportError as error:
@@ -58,73 +58,56 @@ def _library() -> Any:
 
 
 class NcclCommunicator(AddingCommunicator):
-    """Ranks that NCCL joins.
+    """Ranks that NCCL connects; owns nccl4py's communicator."""
 
-    Args:
-        made: nccl4py's communicator, which is this object's own.
-        rank: this process among them.
-        size: the number of ranks.
+    is_aborted = False  # collectives may have been cut short, and their results are garbage
 
-    Attributes:
-        is_aborted: collectives may have been cut short, and what they have made is garbage.
-    """
-
-    is_aborted = False
-
-    def __init__(self, made: Any, rank: int, size: int) -> None:
-        self._made, self.rank, self.size = made, rank, size
+    def __init__(self, nccl: Any, rank: int, size: int) -> None:
+        self._nccl, self.rank, self.size = nccl, rank, size
         self._core = _library()
         self._ends = threading.Lock()
         watchdog.attend(self)
 
     @classmethod
     def joined(cls, comm: Communicator) -> "NcclCommunicator":
-        """Return these ranks, each with the GPU whose context is current. Collective.
-
-        Raises:
-            DeviceError: NCCL refuses; the other ranks may wait for this one then.
-        """
+        """Return these ranks, each with the GPU whose context is current. Collective."""
         core = _library()
-        told = comm.broadcast_fact(core.get_unique_id().as_bytes.hex() if comm.rank == 0 else None)
-        with _said("NCCL does not start"), watchdog.record().collective(Collective.DEVICES):
-            made = core.Communicator.init(comm.size, comm.rank, core.UniqueId.from_bytes(bytes.fromhex(told)))
-        return cls(made, comm.rank, comm.size)
+        unique_id = comm.broadcast_fact(core.get_unique_id().as_bytes.hex() if comm.rank == 0 else None)
+        with _translated_errors("NCCL does not start"), watchdog.record().collective(Collective.DEVICES):
+            nccl = core.Communicator.init(comm.size, comm.rank, core.UniqueId.from_bytes(bytes.fromhex(unique_id)))
+        return cls(nccl, comm.rank, comm.size)
 
     def split(self, ranks: Sequence[int]) -> "NcclCommunicator":
-        """Return the communicator of some of these ranks, `ncclCommSplit`. Collective over all of them, at once.
-
-        Args:
-            ranks: of the group that this rank is in, rising; every rank is in one.
-        """
-        with _said("NCCL does not split"), watchdog.record().collective(Collective.DEVICES):
-            made = self._made.split(ranks[0], self.rank)
-        return NcclCommunicator(made, list(ranks).index(self.rank), len(ranks))
+        """Return the communicator of this rank's group (rising), `ncclCommSplit`. Collective over all ranks."""
+        with _translated_errors("NCCL does not split"), watchdog.record().collective(Collective.DEVICES):
+            nccl = self._nccl.split(ranks[0], self.rank)
+        return NcclCommunicator(nccl, list(ranks).index(self.rank), len(ranks))
 
     def adds(self, dtype: np.dtype[Any], over: str) -> bool:
-        """See `_SUMS`."""
+        """Whether NCCL reduces the type, see `_SUMS`."""
         return dtype.name in (_SUMS if over == "sum" else _GREATEST)
 
     def all_reduce(self, buffer: DeviceBuffer, over: str, stream: DeviceStream) -> None:
         """`ncclAllReduce`, in place."""
-        with _said("NCCL refuses an all-reduce"):
-            self._made.allreduce(buffer, buffer, self._op(over), stream=stream.handle)
+        with _translated_errors("NCCL refuses an all-reduce"):
+            self._nccl.allreduce(buffer, buffer, self._op(over), stream=stream.handle)
 
     def reduce_scatter(self, parts: DeviceBuffer, out: DeviceBuffer, over: str, stream: DeviceStream) -> None:
         """`ncclReduceScatter`."""
-        with _said("NCCL refuses a reduce-scatter"):
-            self._made.reduce_scatter(parts, out, self._op(over), stream=stream.handle)
+        with _translated_errors("NCCL refuses a reduce-scatter"):
+            self._nccl.reduce_scatter(parts, out, self._op(over), stream=stream.handle)
 
     def all_gather(self, part: DeviceBuffer, out: DeviceBuffer, counts: Sequence[int], stream: DeviceStream) -> None:
         """`ncclAllGather` of parts of equal sizes; of others a broadcast from each rank, in one group."""
-        with _said("NCCL refuses an all-gather"):
+        with _translated_errors("NCCL refuses an all-gather"):
             if len(set(counts)) == 1:
                 if counts[0]:
-                    self._made.allgather(part, out, stream=stream.handle)
+                    self._nccl.allgather(part, out, stream=stream.handle)
                 return
             with self._core.group():
                 for rank, place in enumerate(_places(counts)):
                     if counts[rank]:
-                        self._made.broadcast(part, out[place], rank, stream=stream.handle)
+                        self._nccl.broadcast(part, out[place], rank, stream=stream.handle)
 
     def all_to_all(
         self,
@@ -135,43 +118,43 @@ class NcclCommunicator(AddingCommunicator):
         stream: DeviceStream,
     ) -> None:
         """`ncclSend` to each rank and `ncclRecv` from each, in one group."""
-        with _said("NCCL refuses an all-to-all"), self._core.group():
-            for rank, (given, taken) in enumerate(zip(_places(counts), _places(out_counts), strict=True)):
+        with _translated_errors("NCCL refuses an all-to-all"), self._core.group():
+            for rank, (sent, received) in enumerate(zip(_places(counts), _places(out_counts), strict=True)):
                 if counts[rank]:
-                    self._made.send(parts[given], rank, stream=stream.handle)
+                    self._nccl.send(parts[sent], rank, stream=stream.handle)
                 if out_counts[rank]:
-                    self._made.recv(out[taken], rank, stream=stream.handle)
+                    self._nccl.recv(out[received], rank, stream=stream.handle)
 
     def send(self, buffer: DeviceBuffer, rank: int, stream: DeviceStream) -> None:
-        """Give a buffer to a rank, which takes it by `receive`, `ncclSend`: the two wait for each other."""
-        with _said("NCCL refuses to send"):
-            self._made.send(buffer, rank, stream=stream.handle)
+        """Send a buffer to a rank, `ncclSend`; waits for its `receive`."""
+        with _translated_errors("NCCL refuses to send"):
+            self._nccl.send(buffer, rank, stream=stream.handle)
 
     def receive(self, buffer: DeviceBuffer, rank: int, stream: DeviceStream) -> None:
-        """Fill a buffer with what a rank gives by `send`, of the same size and type, `ncclRecv`."""
-        with _said("NCCL refuses to receive"):
-            self._made.recv(buffer, rank, stream=stream.handle)
+        """Fill a buffer from a rank's `send` of the same size and type, `ncclRecv`."""
+        with _translated_errors("NCCL refuses to receive"):
+            self._nccl.recv(buffer, rank, stream=stream.handle)
 
     def _op(self, over: str) -> Any:
         return self._core.NcclRedOp.SUM if over == "sum" else self._core.NcclRedOp.MAX
 
     def trouble(self) -> str:
-        """Return what has failed since, or an empty string; from any thread.
+        """Return the asynchronous error, or an empty string; from any thread.
 
-        `ncclCommGetAsyncError`: what is found here comes from a network; of memory that GPUs share nothing does.
+        `ncclCommGetAsyncError` reports failures of a network, none of memory that GPUs share.
         """
         if not self._ends.acquire(blocking=False):  # it is about to end, which may take for ever
             return ""
         try:
-            found = self._made.get_async_error() if self._made.is_valid else None
-            return "" if found is None or int(found) in _FINE else f"NCCL: {found.name} ({self._made.get_last_error()})"
+            error = self._nccl.get_async_error() if self._nccl.is_valid else None
+            return "" if error is None or int(error) in _FINE else f"NCCL: {error.name} ({self._nccl.get_last_error()})"
         finally:
             self._ends.release()
 
     def abort(self) -> None:
-        """Let go of collectives that others do not come to, `ncclCommAbort`; from any thread.
+        """Abandon collectives that other ranks do not join, `ncclCommAbort`; from any thread.
 
-        It waits for the device, and is given some time for that.
+        It waits for the device, `_PATIENCE` seconds at most.
         """
         self.is_aborted = True
         ending = threading.Thread(target=self._abort, name="dptrain nccl abort", daemon=True)
@@ -180,18 +163,18 @@ class NcclCommunicator(AddingCommunicator):
 
     def _abort(self) -> None:
         with contextlib.suppress(Exception), self._ends:
-            self._made.abort()
+            self._nccl.abort()
 
     def close(self) -> None:
         """`ncclCommDestroy`."""
         watchdog.leave_alone(self)
         with self._ends, contextlib.suppress(Exception), watchdog.record().collective(Collective.DEVICES):
-            self._made.destroy()  # who ends a process has no use for a refusal
+            self._nccl.destroy()  # who ends a process has no use for a refusal
 
 
 @contextlib.contextmanager
-def _said(what: str) -> Any:
-    """Let what nccl4py raises, which has a class of its own for each reason, be an error of ours."""
+def _translated_errors(what: str) -> Any:
+    """Turn nccl4py's errors, which have a class for each reason, into a DeviceError."""
     try:
         yield
     except Exception as error:

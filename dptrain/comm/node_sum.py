@@ -1,4 +1,4 @@
-"""Sums in one fixed binary tree, ((0 + 1) + (2 + 3)) and so on: of a rank's shards, and of what ranks have."""
+"""Sums in one fixed binary tree, ((0 + 1) + (2 + 3)) and so on: over a rank's shards, and over ranks."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,26 +10,24 @@ Array = npt.NDArray[Any]
 
 
 def is_half(dtype: np.dtype[Any]) -> bool:
-    """Whether numbers are in half precision, float16 or bfloat16, and added up in float32."""
+    """Whether numbers are in half precision, float16 or bfloat16, and summed in float32."""
     return dtype.itemsize == 2 and dtype.kind in "fV"
 
 
 def tree_sum(summands: Iterable[Array]) -> Array:
-    """Return the sum of arrays in a `TreeSum`; those in half precision are added up, and returned, in float32."""
+    """Return the sum of arrays as a `TreeSum`; half precision is summed, and returned, in float32."""
     tree = TreeSum()
-    for one in summands:
-        tree.add([one.astype(np.float32) if is_half(one.dtype) else one])
+    for summand in summands:
+        tree.add([summand.astype(np.float32) if is_half(summand.dtype) else summand])
     return tree.total()[0]
 
 
 class TreeSum:
-    """A sum that is added up in a binary tree, whose shape depends on the number of summands alone.
+    """A sum in a binary tree whose shape depends only on the number of summands.
 
-    Neighbours are added, then neighbours of these sums; what is left over at the end is added from the last. So the
-    sums of complete subtrees can be made by different ranks, and be put together by another `TreeSum`.
-
-    Args:
-        first: number of the first summand; those before it are somebody else's.
+    Neighbours are added, then neighbours of these sums; what is left at the end is added from the last. So different
+    ranks can sum complete subtrees, which another `TreeSum` combines. `first` numbers the first summand, where other
+    ranks have those before.
     """
 
     def __init__(self, first: int = 0) -> None:
@@ -37,12 +35,7 @@ class TreeSum:
         self._count = first
 
     def add(self, summand: Sequence[Array], size: int = 1) -> None:
-        """Take in a summand: one or more arrays, each added to its like.
-
-        Args:
-            summand: the arrays.
-            size: of how many summands it is the sum: of a subtree, as `subtrees` has them.
-        """
+        """Add one or more arrays, the sum of `size` summands: of a complete subtree, as in `subtrees`."""
         self._subtrees.append((size, list(summand)))
         self._count += size
         while len(self._subtrees) > 1 and self._subtrees[-2][0] == size and self._count % (2 * size) == 0:
@@ -51,7 +44,7 @@ class TreeSum:
 
     @property
     def subtrees(self) -> list[tuple[int, list[Array]]]:
-        """The largest subtrees that are complete, in order: the number of their summands, a power of two; their sum."""
+        """The largest complete subtrees in order: number of summands, a power of two, and sum."""
         return list(self._subtrees)
 
     def total(self) -> list[Array]:
@@ -63,4 +56,6 @@ class TreeSum:
     def _merge(self) -> None:
         size, last = self._subtrees.pop()
         before, other = self._subtrees.pop()
-        self._subtrees.append((before + size, [np.add(one, two) for one, two in zip(other, last, strict=True)]))
+        self._subtrees.append(
+            (before + size, [np.add(first, second) for first, second in zip(other, last, strict=True)])
+        )

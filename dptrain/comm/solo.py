@@ -24,25 +24,25 @@ class SoloCommunicator(Communicator):
         return "single process"
 
     def allreduce_sum(self, buffer: Any) -> None:
-        """The sum over one rank is the buffer."""
+        """Leave the buffer: it is the sum over one rank."""
 
     def broadcast(self, buffer: Array) -> None:
-        """Rank 0's buffer is this one."""
+        """Leave the buffer: it is rank 0's."""
 
     def all_gather(self, part: Array, out: Array, counts: Sequence[int]) -> None:
-        """All parts are the one."""
+        """Copy the only part."""
         np.copyto(out, part)
 
     def all_to_all(self, parts: Array, counts: Sequence[int], out: Array, out_counts: Sequence[int]) -> None:
-        """What the one rank has for itself."""
+        """Copy the only part."""
         np.copyto(out, parts)
 
     def hand_overs(self, ticks: int) -> HandOvers:
-        """There is nobody to hand anything to."""
+        """Refuse: there is no other rank."""
         raise ConfigError("hand-overs: expected several ranks, and there is one")
 
     def group(self, ranks: Sequence[int]) -> Communicator:
-        """The one rank."""
+        """Return the one rank."""
         return self
 
     def allgather_bytes(self, message: bytes) -> list[bytes]:
@@ -50,23 +50,23 @@ class SoloCommunicator(Communicator):
         return [message]
 
     def send(self, rank: int, fact: Any, content: bytes = b"") -> None:
-        """Keep it; packed, so that what MPI could not carry fails here as well."""
+        """Queue it, packed, so that what MPI could not carry fails here as well."""
         self._mail.append(pack(fact, content))
 
     def received(self) -> list[Mail]:
-        """Return what was kept."""
+        """Return the queued messages."""
         mail, self._mail = self._mail, []
         return [unpack(0, message) for message in mail]
 
     def why_not_cuda_aware(self) -> str:
-        """Nothing is handed over."""
+        """No message leaves the process."""
         return ""
 
     def barrier(self) -> None:
-        """Nobody to wait for."""
+        """Return at once."""
 
     def node_barrier(self) -> None:
-        """Nobody to wait for."""
+        """Return at once."""
 
     def shared_array(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> tuple[Array, bool]:
         """Return an ordinary array, to be filled by this rank."""

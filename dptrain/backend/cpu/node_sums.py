@@ -67,7 +67,7 @@ class NodeSums:
     def memory(self, number: int) -> tuple[Array, Array]:
         """Return what this rank adds to one of the sums, and where that is found."""
         message = self.messages.messages[number]
-        return message.given[self.messages.rank], message.found
+        return message.summands[self.messages.rank], message.total
 
     def sum(self, number: int) -> None:
         """Make one of the sums. Collective."""
@@ -92,21 +92,21 @@ class NodeSums:
 
     def _message(self, one: NodeMessage) -> _Message:
         about = self.messages
-        given = np.array([each.ctypes.data for each in one.given], np.uint64)
+        given = np.array([each.ctypes.data for each in one.summands], np.uint64)
         self._given.append(given)
-        beside = [_address(each) for each in about.beside]
+        beside = [_address(each) for each in about.neighbors]
         return _Message(
-            ranks=len(one.given),
+            ranks=len(one.summands),
             rank=about.rank,
-            count=one.found.size,
+            count=one.total.size,
             given=given.ctypes.data,
-            found=one.found.ctypes.data,
+            found=one.total.ctypes.data,
             arrived=about.arrived.ctypes.data,
-            own=_address(about.own),
+            own=_address(about.progress),
             beside=(ctypes.c_void_p * 2)(*beside),
             call=(ctypes.c_int64 * 5)(*one.call),
             turns=_TURNS if about.spins else 0,
-            summed=shared(f"dp_add_{one.found.dtype.name}"),
+            summed=shared(f"dp_add_{one.total.dtype.name}"),
             attend=self._attend,
         )
 
