@@ -32,10 +32,10 @@ from dptrain.runtime.locks import LOCK, locked
 from dptrain.runtime.text import short
 from dptrain.saving import safetensors_file
 from dptrain.saving.checkpoints import Checkpoint, CheckpointDirectory, Content, located, memory, newest
-from dptrain.saving.manifest import Described, PartOf, StoredArray
+from dptrain.saving.manifest import Entries, PartOf, StoredArray
 from dptrain.saving.parts import Part, read_part
 from dptrain.saving.reading import joined, portable_dtype, reading
-from dptrain.saving.state import Arrays, apart, standing_for, together, variables
+from dptrain.saving.state import Arrays, array_reference, extract_arrays, insert_arrays, variables
 from dptrain.saving.weights import architecture_of
 from dptrain.version import __version__
 
@@ -201,7 +201,7 @@ class Checkpointing(Callback):
         for name, one in held.items():
             arrays.setdefault(name, np.empty(one.shape, one.dtype))
             ranks_of(self).broadcast(arrays[name])
-        self._restored = [(name, together(one, arrays)) for name, one in state["callbacks"]]
+        self._restored = [(name, insert_arrays(one, arrays)) for name, one in state["callbacks"]]
         on_all(self, "checkpoint", lambda: self._trainer.backend.choose(state.get("kernels", {})))
         self._rate = state["rate"]
         on_rank_0(self, "checkpoint", lambda: self._tell(found, state, rejected))
@@ -285,7 +285,7 @@ class Checkpointing(Callback):
         found = comm.allgather(own.as_json())
 
         def join() -> None:
-            parts = [Described.from_json(one) for one in found]
+            parts = [Entries.from_json(one) for one in found]
             value, made = self._value(pending.position), pending.position.made
             directory.join(pending.temporary, pending.name, parts, made, value=value, mesh=_mesh(comm))
 
@@ -395,7 +395,7 @@ class Checkpointing(Callback):
             state = _checked(json.loads(found.files[_STATE]))
             own = variables(self.model)
             there = {name: np.empty(0) for name in found.manifest.arrays if _is_of_callbacks(name, own)}
-            together(state["callbacks"], there)  # every array is
+            insert_arrays(state["callbacks"], there)  # every array is
         differing = dict(_differences("", state["identity"], self._identity))
         refused = [line for name, line in differing.items() if not self._may_differ(name)]
         # Slots follow from the optimizer and the weights, which say it in fewer words.
@@ -497,9 +497,9 @@ class Checkpointing(Callback):
         arrays: Arrays = {path: one for path, one in values.items() if path not in names}
         held = []
         for key, callback in _numbered(hooks):
-            by_part = {name: list(map(standing_for, found)) for name, found in _copies_of(key, callback).items()}
+            by_part = {name: list(map(array_reference, found)) for name, found in _copies_of(key, callback).items()}
             rest = {name: one for name, one in method_of(callback, "state_dict")().items() if name not in by_part}
-            held.append([key[0], apart(rest, _prefix(key), arrays) | by_part])
+            held.append([key[0], extract_arrays(rest, _prefix(key), arrays) | by_part])
         state = {
             "position": plain(asdict(position)),
             "rate": model._compiled_optimizer._resumed_rate if model.compiled else 0.0,

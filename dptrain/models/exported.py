@@ -67,16 +67,19 @@ class ExportedProgram:
         where = str(filepath)
         with reading(where), open_regular(Path(filepath)) as file:
             self._stored = programs.decode(read_packed(file), where)
-            about = {node["input"]: node for node in self._stored.about["nodes"] if "input" in node}
-            names = self._stored.about["inputs"]
+            nodes = {node["input"]: node for node in self._stored.description["nodes"] if "input" in node}
+            names = self._stored.description["inputs"]
             self.inputs = tree.map_leaves(
-                lambda path, name: ((None, *map(int, about[name]["shape"][1:])), about[name]["dtype"]), names
+                lambda path, name: ((None, *map(int, nodes[name]["shape"][1:])), nodes[name]["dtype"]),
+                names,
             )
-            outputs = tree.leaves(self._stored.about["outputs"])
-            if set(tree.leaves(names)) != set(about) or not self._stored.about["results"].keys() >= set(outputs):
+            outputs = tree.leaves(self._stored.description["outputs"])
+            if set(tree.leaves(names)) != set(nodes) or not self._stored.description["results"].keys() >= set(outputs):
                 raise DataError(f"{where}: inputs {short(names)}, outputs {short(outputs)}: none of its nodes")
-            self._expected = {name: (tuple(about[name]["shape"][1:]), about[name]["dtype"]) for name in about}
-        self._backend = open_backend(SoloCommunicator(), device=device, dtype=self._stored.about["dtype"], **options)
+            self._expected = {name: (tuple(nodes[name]["shape"][1:]), nodes[name]["dtype"]) for name in nodes}
+        self._backend = open_backend(
+            SoloCommunicator(), device=device, dtype=self._stored.description["dtype"], **options
+        )
         self._lock = threading.Lock()
         self._ready: OrderedDict[int, _Kept] = OrderedDict()
 
@@ -89,7 +92,7 @@ class ExportedProgram:
         Raises:
             DataError: other arrays than the model takes.
         """
-        names = self._stored.about["inputs"]
+        names = self._stored.description["inputs"]
         try:
             flat = tree.leaves(names)
             arrays = dict(zip(flat, map(np.asarray, tree.matched(x, names, flat, by_key=True)), strict=True))
@@ -107,7 +110,7 @@ class ExportedProgram:
             for start in range(0, max(rows, 1), EVALUATION_ROWS)
         ]
         joined = {name: np.concatenate([one[name] for one in found]) for name in found[0]}
-        return tree.map_leaves(lambda path, name: joined[name], self._stored.about["outputs"])
+        return tree.map_leaves(lambda path, name: joined[name], self._stored.description["outputs"])
 
     def _run(self, arrays: dict[str, Array]) -> dict[str, Array]:
         rows = len(next(iter(arrays.values())))

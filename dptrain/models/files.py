@@ -25,7 +25,7 @@ from dptrain.runtime.failure import phase
 from dptrain.saving import keras_2_h5, keras_config, keras_h5, keras_zip
 from dptrain.saving.program import encode as encode_program
 from dptrain.saving.reading import Loaded, share
-from dptrain.saving.saveables import own_stores
+from dptrain.saving.saveables import layers_with_stores
 from dptrain.saving.weights import read_weights, require_ending, weights_encoder, write
 
 T = TypeVar("T")
@@ -122,7 +122,7 @@ class Files(Layer):
 
         with phase.during("loading"):
             found = self._agreed(comm, "loading", read)
-            loaded = share(comm, found, keras_h5.stored_variables(self), own_stores(self))
+            loaded = share(comm, found, keras_h5.stored_variables(self), layers_with_stores(self))
             loaded.assign()
         if comm.rank == 0:
             for line in loaded.warnings:

@@ -29,7 +29,7 @@ from dptrain.saving import (
 from dptrain.saving.keras_zip import ModelFile
 from dptrain.saving.reading import Loaded, Stored, fill, reading, share
 from dptrain.saving.run_folder import model_file
-from dptrain.saving.saveables import own_stores
+from dptrain.saving.saveables import layers_with_stores
 
 T = TypeVar("T")
 
@@ -141,7 +141,7 @@ def _model_of(
         place = where if file.load is keras_2_h5.load else f"{where}:model.weights.h5"
         return file.load(file.weights, place, model, with_optimizer=compile)
 
-    loaded = share(comm, _agreed(comm, read), keras_h5.stored_variables(model), own_stores(model))
+    loaded = share(comm, _agreed(comm, read), keras_h5.stored_variables(model), layers_with_stores(model))
     for layer in loaded.stores:  # which may load some of its weights only
         for weight in layer._own:
             if isinstance(weight, Weight):

@@ -1,8 +1,8 @@
 """Weights, whole models and programs in files: safetensors, Keras' `.weights.h5` and `.keras`. No pickle anywhere.
 
-Rank 0 reads and writes. Every rank takes part: rank 0's failure is every rank's, and what it read is broadcast. So
-one process reads a file that is on one node only, ranks that see different files cannot come to differ, and N
-readers do not load a shared file system.
+Rank 0 reads and writes, and every rank takes part: rank 0's failure is every rank's, and what it read is broadcast. So
+a file may exist on one node only, ranks that see different files cannot diverge, and N readers do not load a shared
+file system.
 """
 
 from types import ModuleType
@@ -56,7 +56,7 @@ def save_model(model: "Model", filepath: Any, overwrite: bool = True) -> None:
 
 
 def load_program(filepath: Any, **options: Any) -> "ExportedProgram":
-    """Return the function that `model.export(filepath)` has written; see `dptrain.models.exported.ExportedProgram`."""
+    """Return the function that `model.export(filepath)` wrote; see `dptrain.models.exported.ExportedProgram`."""
     from dptrain.models.exported import ExportedProgram  # above this package
 
     return ExportedProgram(filepath, **options)
@@ -73,17 +73,17 @@ def load_weights(model: "Model", filepath: Any, skip_mismatch: bool = False, *, 
 
 
 def serialize_keras_object(obj: Any) -> Any:
-    """Return an object as JSON can hold it; see `dptrain.saving.keras_config.serialize_keras_object`."""
+    """Return a JSON description of an object; see `dptrain.saving.keras_config.serialize_keras_object`."""
     return _keras_config().serialize_keras_object(obj)
 
 
 def deserialize_keras_object(config: Any, custom_objects: Any = None, safe_mode: bool = True) -> Any:
-    """Return the object that was described; see `dptrain.saving.keras_config.deserialize_keras_object`."""
+    """Return the object of a description; see `dptrain.saving.keras_config.deserialize_keras_object`."""
     return _keras_config().deserialize_keras_object(config, custom_objects, safe_mode)
 
 
 def _keras_config() -> ModuleType:
-    """Return the module of configurations, which imports all that can be described, but for models."""
+    """Import the module of configurations and all classes that it can describe."""
     import dptrain.models  # noqa: F401  # above this package: it tells the module of its classes
     from dptrain.saving import keras_config
 

@@ -1,8 +1,7 @@
-"""Files of layers in a `.keras` file: what their `save_assets(folder)` writes, and `load_assets(folder)` reads.
+"""Files of layers in a `.keras` file, which `save_assets(folder)` writes and `load_assets(folder)` reads.
 
-They are members "assets/<path>/<name>", with the paths of groups of weights.
-
-Source: `DiskIOStore` in keras/src/saving/saving_lib.py, Keras 3.15.
+They are members "assets/<path>/<name>", with the paths of groups of weights. Source: `DiskIOStore` in
+keras/src/saving/saving_lib.py, Keras 3.15.
 """
 
 from collections.abc import Mapping
@@ -19,11 +18,7 @@ FOLDER = "assets/"
 
 
 def written(model: Any) -> dict[str, bytes]:
-    """Return the content of all files that layers write, by their names in the archive.
-
-    Raises:
-        ConfigError: a layer writes something else than files and folders.
-    """
+    """Return the content of all files that layers write, by their names in the archive."""
     files: dict[str, bytes] = {}
     with TemporaryDirectory(prefix="dptrain-") as name:
         for path, saveable in saveables(model).items():
@@ -40,11 +35,7 @@ def written(model: Any) -> dict[str, bytes]:
 
 
 def check_name(where: str, name: str) -> None:
-    """Refuse a member of an archive that would lie outside of a folder.
-
-    Raises:
-        DataError: it would.
-    """
+    """Refuse a member of an archive that would lie outside its folder."""
     if not all(map(is_plain_name, name.split("/"))) or "\\" in name:
         raise DataError(f"{where}: {name[:80]!r} is no name of a file in it")
 
@@ -55,16 +46,7 @@ def loading(model: Any) -> dict[str, Any]:
 
 
 def load(model: Any, files: Mapping[str, bytes], where: str) -> None:
-    """Let layers load their files.
-
-    Args:
-        model: that has the layers.
-        files: as `written` has returned them.
-        where: they come from, for messages.
-
-    Raises:
-        DataError: the names of files are none that can be in one folder.
-    """
+    """Write the files to a temporary folder and let the layers load them."""
     with TemporaryDirectory(prefix="dptrain-") as name:
         with reading(where):
             for member, content in files.items():

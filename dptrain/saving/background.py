@@ -1,4 +1,4 @@
-"""Writing in the background: a thread that does one job at a time, while the training goes on."""
+"""Writing in the background: a thread that runs one job at a time, while the training continues."""
 
 import _thread
 import os
@@ -10,7 +10,7 @@ from dptrain.errors import DptrainError
 
 
 class Background:
-    """Does jobs in a thread, in order. What one meets is raised by the next `start` or `wait`."""
+    """Runs jobs in a thread, in order; the next `start` or `wait` raises a job's error."""
 
     def __init__(self) -> None:
         self._idle = threading.Event()
@@ -29,11 +29,7 @@ class Background:
         return self._failure is not None
 
     def start(self, job: Callable[[], None]) -> None:
-        """Begin a job, once the one before is done.
-
-        Raises:
-            BaseException: what the one before has met.
-        """
+        """Begin a job, once the previous one is done; raise that one's error."""
         self.wait()
         self._idle.clear()
         self._process = os.getpid()
@@ -45,11 +41,7 @@ class Background:
             raise
 
     def wait(self) -> None:
-        """Return when the job is done.
-
-        Raises:
-            BaseException: what it has met.
-        """
+        """Wait for the job; raise its error."""
         if self._process != os.getpid():  # a fork, in which no thread of before goes on
             self._idle.set()
         self._idle.wait()
@@ -58,7 +50,7 @@ class Background:
             raise failure
 
     def close(self) -> None:
-        """Let the job end, whatever it meets."""
+        """Wait for the job, and ignore its error."""
         with suppress(DptrainError):
             self.wait()
 

@@ -33,7 +33,7 @@ from dptrain.runtime.files import (
     writing,
 )
 from dptrain.saving.background import Background
-from dptrain.saving.manifest import MANIFEST, Described, Manifest, PartOf, described, joined
+from dptrain.saving.manifest import MANIFEST, Entries, Manifest, PartOf, described, joined
 from dptrain.saving.reading import reading
 
 _NAME = re.compile(r"([0-9]{6,})-step-([0-9]+)")
@@ -46,62 +46,41 @@ _MAX_MANIFEST = 1 << 27
 
 @dataclass(frozen=True)
 class Content:
-    """What becomes a file of a checkpoint.
+    """Content of a file of a checkpoint."""
 
-    Attributes:
-        pieces: makes it, called in the thread that writes; of a file of arrays the header and the values of each.
-        parts: of a file of arrays, by name in it of which array each is a part.
-    """
-
+    # Returns the file's pieces, in the writing thread; for arrays the header and each array's values
     pieces: Callable[[], Sequence[Piece]]
-    parts: Mapping[str, PartOf] | None = None
+    parts: Mapping[str, PartOf] | None = None  # for arrays, which part of which array each is, by name
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose files are all there, of which all was checked but arrays: these are when they are read.
+    """A checkpoint whose files exist; everything is checked except arrays, which are when they are read."""
 
-    Attributes:
-        path: its directory.
-        follow: whether that may be a link.
-        manifest: what it holds.
-        files: contents of those that are no arrays, by name.
-    """
-
-    path: Path
-    follow: bool
+    path: Path  # its directory
+    follow: bool  # whether that may be a link
     manifest: Manifest
-    files: Mapping[str, bytes]
+    files: Mapping[str, bytes]  # contents of the files without arrays, by name
 
     def open(self) -> Directory:
         """Open the directory."""
         return open_directory(self.path, follow=self.follow)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON can carry it to other ranks, without contents of files."""
+        """Return it in JSON for other ranks, without contents of files."""
         return {"path": str(self.path), "follow": self.follow, "manifest": self.manifest.as_json()}
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Self:
-        """Return what `as_json` returned."""
-        return cls(Path(found["path"]), found["follow"], Manifest.from_json(found["manifest"]), {})
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the checkpoint of `as_json`."""
+        return cls(Path(fields["path"]), fields["follow"], Manifest.from_json(fields["manifest"]), {})
 
 
 class CheckpointDirectory:
-    """A directory of checkpoints. Rank 0 leads, and whoever makes it sees to it that nobody else does.
+    """A directory of checkpoints, of which the last `keep` and the best stay.
 
-    Writing goes on in a thread; what it meets is raised by the next call.
-
-    Args:
-        path: the directory; made with the first checkpoint.
-        keep: how many of the last ones stay. The best one does in any case.
-        advice: what to do where it cannot be written, the end of messages.
-        follow: whether the directory may be a link: not one in a folder of ours.
-        leads: whether this is rank 0's. Others write files of theirs, no more.
-
-    Raises:
-        OutputError: it cannot be looked into, or leftovers of killed saves cannot be removed.
-        DataError: it is a link that must not be followed, or no directory.
+    A thread writes; the next call raises its errors. Rank 0 leads, other ranks only write files of theirs; the caller
+    excludes other trainings. `advice` ends messages where it cannot be written.
     """
 
     def __init__(self, path: Path, *, keep: int = 3, advice: str, follow: bool = True, leads: bool = True) -> None:
@@ -111,7 +90,7 @@ class CheckpointDirectory:
         self._values: dict[str, float | None] = {}
         self._last_good: str | None = None
         self._number = 0
-        self._written: Described | None = None
+        self._written: Entries | None = None
         self._needed = 0  # bytes, of what is being written
         # Names of files that checkpoints of this training have.
         self._files = {MANIFEST}
@@ -139,15 +118,11 @@ class CheckpointDirectory:
 
     @property
     def last_good(self) -> str | None:
-        """The name of the last checkpoint that is known to be good."""
+        """Name of the last checkpoint that is known to be good."""
         return self._last_good
 
     def probe(self, nbytes: int) -> None:
-        """Reserve the room of a checkpoint for a moment, which finds full, read-only and denied disks, and quotas.
-
-        Raises:
-            OutputError: there is not enough; says what is needed and free.
-        """
+        """Reserve a checkpoint's room for a moment, to detect full, read-only and denied disks, and quotas."""
         with writing(self.path, nbytes + _MARGIN, advice=self._advice), self._open(make=True) as folder:
             folder.probe(nbytes + _MARGIN)
 
@@ -159,41 +134,24 @@ class CheckpointDirectory:
         value: float | None = None,
         mesh: Mapping[str, int] | None = None,
     ) -> Path:
-        """Begin to write a checkpoint of which this rank has all; return what it will be called.
-
-        Args:
-            step: steps of the training until now.
-            files: by name.
-            value: says which is the best, the lowest; None for one that is not compared.
-            mesh: on which it is saved.
-
-        Raises:
-            OutputError: the one before could not be written.
-        """
+        """Begin to write a checkpoint that this rank holds alone; return its path. The lowest `value` is the best."""
         self.wait()
         name, temporary = self._next(step)
 
         def write() -> None:
-            with self._telling(name):
+            with self._reporting_errors(name):
                 try:
-                    own = self._write(temporary, files, make=True)
+                    entries = self._write(temporary, files, make=True)
                 except OSError:
                     self.discard(temporary)
                     raise
-                self._join(name, temporary, [own], step, value, mesh or {})
+                self._join(name, temporary, [entries], step, value, mesh or {})
 
         self._writing.start(write)
         return self.path / name
 
     def begin(self, step: int) -> tuple[str, str]:
-        """Make the temporary folder of a checkpoint that several ranks write; return its name, and what it becomes.
-
-        Args:
-            step: steps of the training until now.
-
-        Raises:
-            OutputError: the one before could not be written, or this one cannot.
-        """
+        """Make the temporary folder of a checkpoint that several ranks write; return its name and the final one."""
         self.wait()
         name, temporary = self._next(step)
         with writing(self.path / name, advice=self._advice), self._open(make=True) as folder:
@@ -201,19 +159,10 @@ class CheckpointDirectory:
         return temporary, name
 
     def write(self, temporary: str, name: str, files: Mapping[str, Content]) -> None:
-        """Begin to write this rank's files of a checkpoint.
-
-        Args:
-            temporary: the folder's name, as rank 0's `begin` returned it.
-            name: likewise what it becomes.
-            files: by name.
-
-        Raises:
-            OutputError: the one before could not be written.
-        """
+        """Begin to write this rank's files of a checkpoint."""
 
         def write() -> None:
-            with self._telling(name):
+            with self._reporting_errors(name):
                 self._written = self._write(temporary, files)
 
         self.wait()
@@ -224,79 +173,56 @@ class CheckpointDirectory:
                 )
         self._writing.start(write)
 
-    def written(self) -> Described:
-        """Return what the manifest is to say of this rank's files, once they are safe.
-
-        Raises:
-            OutputError: they could not be written.
-        """
+    def written(self) -> Entries:
+        """Wait for this rank's files, and return their entries for the manifest."""
         self.wait()
-        found, self._written = self._written, None
-        assert found is not None
-        return found
+        entries, self._written = self._written, None
+        assert entries is not None
+        return entries
 
     def join(
         self,
         temporary: str,
         name: str,
-        found: Sequence[Described],
+        entries: Sequence[Entries],
         step: int,
         *,
         value: float | None,
         mesh: Mapping[str, int],
     ) -> None:
-        """Begin to turn what all ranks have written into a checkpoint. On rank 0.
-
-        Args:
-            temporary: as `begin` returned it.
-            name: likewise.
-            found: what every rank's `written` returned.
-            step: steps of the training until then.
-            value: as of `save`.
-            mesh: likewise.
-        """
+        """Begin to turn what all ranks wrote into a checkpoint. On rank 0."""
 
         def write() -> None:
-            with self._telling(name):
-                self._join(name, temporary, found, step, value, mesh)
+            with self._reporting_errors(name):
+                self._join(name, temporary, entries, step, value, mesh)
 
         self.wait()
         self._writing.start(write)
 
     def discard(self, temporary: str) -> None:
-        """Remove what ranks have written of a checkpoint that will not be one; else the next start removes it."""
+        """Remove files of an abandoned checkpoint; on failure the next start removes them."""
         with suppress(OSError, DataError), self._open() as folder:
             _remove_temporary(folder, temporary)
 
     def wait(self) -> None:
-        """Return when all that was begun is on the disk and was read back.
-
-        Raises:
-            OutputError: it could not be written.
-        """
+        """Wait until everything is on the disk and was read back."""
         self._writing.wait()
 
     def close(self) -> None:
-        """Let the thread end, whatever it meets."""
+        """Wait for the thread, and ignore its error."""
         self._writing.close()
 
     def candidates(self) -> list[Path]:
-        """Return the checkpoints that are there, the newest first."""
+        """Return the existing checkpoints, the newest first."""
         return _candidates(self.path, follow=self._follow)
 
     def note(self, checkpoint: Checkpoint) -> None:
-        """Take in that a checkpoint is good."""
+        """Record that a checkpoint is good."""
         self._last_good = checkpoint.path.name
         self._files |= checkpoint.manifest.files.keys()
 
     def delete(self) -> None:
-        """Remove all checkpoints, and the directory where nothing else is in it.
-
-        One that holds anything but files of checkpoints stays, with a warning.
-
-        Raises:
-            OutputError: they cannot be removed.
-        """
+        """Remove all checkpoints, and the directory if empty; folders with other files stay, with a warning."""
         self.wait()
         with writing(self.path, advice="delete it by hand"):
             if not os.path.lexists(self.path):
@@ -318,50 +244,50 @@ class CheckpointDirectory:
         return name, temporary_name(name)
 
     @contextmanager
-    def _telling(self, name: str) -> Iterator[None]:
-        """Turn the system's errors into `OutputError`, which say what is left."""
+    def _reporting_errors(self, name: str) -> Iterator[None]:
+        """Turn the system's errors into an `OutputError` that names the last good checkpoint."""
         try:
             yield
         except OSError as error:
             last = f"the last good checkpoint is {self._last_good}" if self._last_good else "there is no checkpoint yet"
             raise output_error(self.path / name, error, self._needed, advice=f"{last}; {self._advice}") from error
 
-    def _write(self, temporary: str, files: Mapping[str, Content], *, make: bool = False) -> Described:
-        """Write files, flush them, and read them back; return what the manifest is to say of them.
+    def _write(self, temporary: str, files: Mapping[str, Content], *, make: bool = False) -> Entries:
+        """Write files, flush them, and read them back; return their entries for the manifest.
 
-        Where that fails they stay: other ranks may be writing beside them, until rank 0 discards all.
+        On failure they stay: other ranks may be writing beside them, until rank 0 discards all.
         """
-        contents = {name: one.pieces() for name, one in files.items()}
+        contents = {name: content.pieces() for name, content in files.items()}
         self._needed = sum(map(_size, contents.values()))
-        found = [described(name, pieces, files[name].parts) for name, pieces in contents.items()]
-        with self._open(make=make) as folder, folder.folder(temporary, make=make) as made:
+        entries = [described(name, pieces, files[name].parts) for name, pieces in contents.items()]
+        with self._open(make=make) as folder, folder.folder(temporary, make=make) as target:
             for name, pieces in contents.items():
-                made.create(name, pieces)
-            made.sync()
+                target.create(name, pieces)
+            target.sync()
             for name, pieces in contents.items():
-                _require(made, name, pieces)
-        return joined(found)
+                _require(target, name, pieces)
+        return joined(entries)
 
     def _join(
         self,
         name: str,
         temporary: str,
-        found: Sequence[Described],
+        entries: Sequence[Entries],
         step: int,
         value: float | None,
         mesh: Mapping[str, int],
     ) -> None:
-        """Write the manifest, and let the checkpoint be there; then remove those that it supersedes."""
-        held = joined(found)
-        content = Manifest(step, value, mesh, held.files, held.arrays).encoded()
+        """Write the manifest, publish the checkpoint, then remove those that it supersedes."""
+        merged = joined(entries)
+        content = Manifest(step, value, mesh, merged.files, merged.arrays).encoded()
         self._needed = len(content)
-        self._files |= held.files.keys()
+        self._files |= merged.files.keys()
         with self._open() as folder:
             try:
-                with folder.folder(temporary) as made:
-                    made.create(MANIFEST, [content])
-                    _require(made, MANIFEST, [content])
-                    made.sync()
+                with folder.folder(temporary) as target:
+                    target.create(MANIFEST, [content])
+                    _require(target, MANIFEST, [content])
+                    target.sync()
                     folder.rename(temporary, name)
                     folder.sync()
             except OSError:
@@ -372,20 +298,20 @@ class CheckpointDirectory:
                 self._drop(folder, old)
 
     def _superseded(self) -> list[str]:
-        """Return what need not stay: neither one of the last nor the best, the earliest of equals."""
+        """Return checkpoints that are neither among the last nor the best (the earliest of equals)."""
         compared = {name: value for name, value in self._values.items() if value is not None and value == value}
         best = min(compared, key=lambda name: compared[name]) if compared else None
         return [name for name in list(self._values)[: -self._keep] if name != best]
 
     def _drop(self, folder: Directory, name: str) -> str | None:
-        """Remove a checkpoint, unless it holds anything else; return what that is called."""
+        """Remove a checkpoint unless it holds other files; return the name of one."""
         if folder.kind(name) != FOLDER:
             del self._values[name]
             return "it"
         with folder.folder(name) as checkpoint:
             files = checkpoint.names()
-            known = self._files | _listed(checkpoint)
-            other = next((one for one in files if one not in known or checkpoint.kind(one) != FILE), None)
+            listed = self._files | _listed(checkpoint)
+            other = next((file for file in files if file not in listed or checkpoint.kind(file) != FILE), None)
             if other is None:
                 away = temporary_name(name)
                 folder.rename(name, away)  # so that one which is half gone is none
@@ -395,43 +321,26 @@ class CheckpointDirectory:
 
 
 def _require(folder: Directory, name: str, content: Sequence[Piece]) -> None:
-    """Check that a file is what was written: that counts, not what was meant.
-
-    Raises:
-        DataError: it is not.
-    """
+    """Check that a file reads back as written."""
     if not folder.holds(name, content):
         raise DataError(f"{folder.path}: {name} is not what was written there; is the disk failing?")
 
 
 def located(path: Path) -> tuple[list[Path], bool]:
-    """Return the checkpoints that a path means, the newest first, and whether they may be links.
+    """Return a path's checkpoints, the newest first, and whether they may be links.
 
-    Args:
-        path: of a checkpoint, of a directory of them, or of one that holds these as "checkpoints".
-
-    Raises:
-        DataError: there is none.
+    The path is one checkpoint, a directory of them, or a folder with these in "checkpoints".
     """
     for place, follow in ((path, True), (path / "checkpoints", False)):
-        if found := _candidates(place, follow=follow):
-            return found, False
+        if candidates := _candidates(place, follow=follow):
+            return candidates, False
     if os.path.lexists(path / MANIFEST):
         return [path], True
     raise DataError(f"{path}: no checkpoint is there")
 
 
 def newest(candidates: Iterable[Path], rejected: list[str], *, follow: bool = False) -> Checkpoint | None:
-    """Return the first good one of checkpoints, None where there is none at all.
-
-    Args:
-        candidates: the newest first.
-        rejected: takes why others are not good; may hold lines already.
-        follow: whether they may be links.
-
-    Raises:
-        DataError: none is good: names them all.
-    """
+    """Return the first good checkpoint, None without any; append errors of bad ones to `rejected`."""
     for path in candidates:
         try:
             return read(path, follow=follow)
@@ -443,30 +352,22 @@ def newest(candidates: Iterable[Path], rejected: list[str], *, follow: bool = Fa
 
 
 def read(path: Path, *, follow: bool = True) -> Checkpoint:
-    """Read a checkpoint, all but its arrays.
-
-    Args:
-        path: its directory.
-        follow: whether that may be a link.
-
-    Raises:
-        DataError: it is missing, damaged, or of another version.
-    """
+    """Read a checkpoint, except its arrays."""
     with reading(str(path)), open_directory(path, follow=follow) as folder:
         manifest = Manifest.parsed(folder.read(MANIFEST, _MAX_MANIFEST))
-        total = sum(one.checked for one in manifest.files.values())
+        total = sum(file.checked for file in manifest.files.values())
         if total > memory():
             raise DataError(f"{total} bytes, more than the memory of this machine")
         files = {}
-        for name, one in manifest.files.items():
+        for name, stored in manifest.files.items():
             with folder.open(name) as file:
                 there = os.fstat(file.fileno()).st_size
-                if there != one.size:
-                    raise DataError(f"damaged: {name} has {there} bytes, {one.size} were written")
-                content = file.read(one.checked)
-            if hashlib.sha256(content).hexdigest() != one.sha256:
+                if there != stored.size:
+                    raise DataError(f"damaged: {name} has {there} bytes, {stored.size} were written")
+                content = file.read(stored.checked)
+            if hashlib.sha256(content).hexdigest() != stored.sha256:
                 raise DataError(f"damaged: the SHA-256 of {name} is not that of what was written")
-            if one.checked == one.size:
+            if stored.checked == stored.size:
                 files[name] = content
         return Checkpoint(path, follow, manifest, files)
 
@@ -483,11 +384,7 @@ def _candidates(path: Path, *, follow: bool) -> list[Path]:
 
 
 def newest_name(path: Path) -> str | None:
-    """Return the name of the newest checkpoint, good or not, in a directory of a run; None where there is none.
-
-    Raises:
-        DataError: it is no directory, or cannot be read.
-    """
+    """Return the name of the newest checkpoint, good or not, in a run's directory; None without any."""
     with reading(str(path)):
         try:
             with open_directory(path, follow=False) as folder:
@@ -506,14 +403,14 @@ def _size(content: Sequence[Piece]) -> int:
 
 
 def _listed(checkpoint: Directory) -> set[str]:
-    """Return the names of files that a checkpoint's manifest lists; none where it is not as it was written."""
+    """Return the files that a checkpoint's manifest lists; none where it is damaged."""
     with suppress(DataError), reading(str(checkpoint.path)):
         return set(Manifest.parsed(checkpoint.read(MANIFEST, _MAX_MANIFEST)).files)
     return set()
 
 
 def _value(folder: Directory, name: str) -> float | None:
-    """Return what a checkpoint was saved with; None where its manifest cannot be read."""
+    """Return the value that a checkpoint was saved with; None where its manifest is damaged."""
     with suppress(DataError), reading(str(folder.path / name)), folder.folder(name) as checkpoint:
         return Manifest.parsed(checkpoint.read(MANIFEST, _MAX_MANIFEST)).value
     return None
@@ -529,13 +426,13 @@ def _number(name: str) -> int:
 
 
 def _is_temporary(name: str) -> bool:
-    """Whether a name is one of a save that was killed, or of room that was looked for."""
-    meant = to_become(name)
-    return meant is not None and (meant == "probe" or _NAME.fullmatch(meant) is not None)
+    """Whether a name belongs to a killed save or to a probe."""
+    final = to_become(name)
+    return final is not None and (final == "probe" or _NAME.fullmatch(final) is not None)
 
 
 def _remove_temporary(folder: Directory, name: str) -> None:
-    """Remove a temporary file, or a temporary directory of files, of this user's; anything else is left alone."""
+    """Remove a temporary file, or directory of files, of this user's; nothing else."""
     if folder.is_own_file(name):
         folder.remove(name)
     elif folder.kind(name) == FOLDER:
@@ -546,7 +443,7 @@ def _remove_temporary(folder: Directory, name: str) -> None:
 
 
 def _empty(folder: Directory, name: str, opened: Directory, files: Sequence[str]) -> None:
-    """Remove a folder in another one with its files."""
+    """Remove a folder with its files."""
     for file in files:
         opened.remove(file)
     folder.remove_folder(name)

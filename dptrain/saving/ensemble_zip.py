@@ -17,21 +17,17 @@ from dptrain.saving.keras_zip import MAGIC, ModelFile
 from dptrain.saving.reading import opened, parse_json, reading, size_of
 from dptrain.version import __version__
 
-_ABOUT = "ensemble.json"
+_HEADER = "ensemble.json"
 _FORMAT = 1
 _MAX_JSON = 1 << 20
 
 
 def encode(models: Sequence[Any]) -> bytes:
-    """Return the content of a file.
-
-    Raises:
-        ConfigError: as `keras_zip.encode`.
-    """
+    """Return the content of a file."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
-        about = {"format": _FORMAT, "version": __version__, "members": len(models)}
-        archive.writestr(keras_zip.undated(_ABOUT), json.dumps(about))
+        header = {"format": _FORMAT, "version": __version__, "members": len(models)}
+        archive.writestr(keras_zip.undated(_HEADER), json.dumps(header))
         for number, model in enumerate(models):
             archive.writestr(keras_zip.undated(member_name(number)), keras_zip.encode(model))
     return content.getvalue()
@@ -43,25 +39,20 @@ def member_name(number: int) -> str:
 
 
 def read(path: Path) -> list[ModelFile]:
-    """Read a whole file.
-
-    Raises:
-        ConfigError: h5py is not installed.
-        DataError: missing or damaged, or of a newer format.
-    """
+    """Read a whole file."""
     keras_h5.h5py_module()  # before `reading`, for which everything is the file's fault
     where = str(path)
     with opened(path, MAGIC, "an ensemble (a zip archive)") as file, reading(where), zipfile.ZipFile(file) as archive:
         size = size_of(file)
         members = keras_zip.members_of(where, archive)
-        about = parse_json(f"{where}:{_ABOUT}", keras_zip.member(where, archive, members, _ABOUT, size, _MAX_JSON))
-        number, version = about.get("members"), about.get("format")
+        header = parse_json(f"{where}:{_HEADER}", keras_zip.member(where, archive, members, _HEADER, size, _MAX_JSON))
+        number, version = header.get("members"), header.get("format")
         if type(version) is not int or version > _FORMAT:
             raise DataError(f"{where}: format {str(version)[:80]}, this build reads <= {_FORMAT}")
         if type(number) is not int or not 0 < number < len(members):
             raise DataError(f"{where}: {str(number)[:80]} models declared, {len(members) - 1} found")
-        found = []
+        models = []
         for name in map(member_name, range(number)):
             content = keras_zip.member(where, archive, members, name, size, None)
-            found.append(keras_zip.parse(f"{where}:{name}", io.BytesIO(content), len(content)))
-        return found
+            models.append(keras_zip.parse(f"{where}:{name}", io.BytesIO(content), len(content)))
+        return models

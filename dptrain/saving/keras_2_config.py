@@ -1,9 +1,8 @@
-"""Models as Keras 2 described them (`.h5`, JSON, the `.keras` of 2.12 to 2.15), as Keras 3 describes them.
+"""Converts Keras 2's model configurations (`.h5`, JSON, the `.keras` of 2.12 to 2.15) to Keras 3's.
 
-Keras 2 lists a call of a layer as [[layer, call, output, {keywords}], ...], names no modules, counts the call of a
-model in a model by which it was made, and has arguments that Keras 3 has renamed or dropped.
-
-Source: `deserialize_node` in keras/src/models/functional.py and keras/src/legacy/saving, Keras 3.15.
+Keras 2 lists a layer's call as [[layer, call, output, {keywords}], ...], names no modules, counts the call that made a
+nested model, and has arguments that Keras 3 renamed or dropped. Source: `deserialize_node` in
+keras/src/models/functional.py and keras/src/legacy/saving, Keras 3.15.
 """
 
 from collections.abc import Mapping
@@ -25,15 +24,7 @@ _DEEPEST = 100
 
 
 def upgraded(value: Any, depth: int = 0) -> Any:
-    """Return a configuration of Keras 2 as Keras 3 writes it; one of Keras 3 as it is.
-
-    Args:
-        value: the configuration, or a part of it.
-        depth: in how many others it is.
-
-    Raises:
-        ConfigError: it is nested too deep, or a call is none.
-    """
+    """Return a configuration of Keras 2 as Keras 3 writes it; one of Keras 3 unchanged."""
     if depth > _DEEPEST:
         raise ConfigError(f"a configuration of more than {_DEEPEST} levels")
     if isinstance(value, list):
@@ -60,19 +51,19 @@ def _module(class_name: str) -> str:
 
 def _upgraded_arguments(class_name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     renamed = _RENAMED.get(class_name, {})
-    found = {renamed.get(key, key): value for key, value in config.items()}
+    arguments = {renamed.get(key, key): value for key, value in config.items()}
     for key, same in _DROPPED.items() if class_name in kinds()["keras.optimizers"] else ():
-        if key in found and found[key] in same:
-            del found[key]
-    if isinstance(found.get("axis"), list) and len(found["axis"]) == 1 and class_name == "BatchNormalization":
-        found["axis"] = found["axis"][0]
-    if isinstance(found.get("dtype"), Mapping) and found["dtype"].get("class_name") == "Policy":
-        found["dtype"] = {**found["dtype"], "class_name": "DTypePolicy", "module": "keras"}
-    return found
+        if key in arguments and arguments[key] in same:
+            del arguments[key]
+    if isinstance(arguments.get("axis"), list) and len(arguments["axis"]) == 1 and class_name == "BatchNormalization":
+        arguments["axis"] = arguments["axis"][0]
+    if isinstance(arguments.get("dtype"), Mapping) and arguments["dtype"].get("class_name") == "Policy":
+        arguments["dtype"] = {**arguments["dtype"], "class_name": "DTypePolicy", "module": "keras"}
+    return arguments
 
 
 def _upgrade_calls(config: dict[str, Any]) -> None:
-    """Write the calls of a functional model as Keras 3 does."""
+    """Rewrite the calls of a functional model as Keras 3's."""
     layers = [layer for layer in config["layers"] if isinstance(layer, dict)]
     if all(isinstance(node, Mapping) for layer in layers for node in layer.get("inbound_nodes") or ()):
         return
@@ -109,17 +100,17 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _shifted(ends: Any, sequential: set[Any]) -> Any:
-    """Return outputs, in which Keras 3 counts the first call of a Sequential as 0, of other models as 1."""
+    """Return outputs with the calls of Sequentials counted from 0, as Keras 3 does; of other models from 1."""
     if _is_tensor(ends):
         return [ends[0], ends[1] - 1 if ends[0] in sequential and type(ends[1]) is int else ends[1], ends[2]]
     return [_shifted(each, sequential) for each in ends] if isinstance(ends, list) else ends
 
 
 def compile_config(training: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a `training_config` of an `.h5` file as Keras 3's `compile_config`."""
-    found = {key: value for key, value in upgraded(dict(training)).items() if key != "optimizer_config"}
+    """Return the `training_config` of an `.h5` file as Keras 3's `compile_config`."""
+    result = {key: value for key, value in upgraded(dict(training)).items() if key != "optimizer_config"}
     optimizer = training.get("optimizer_config")
     if isinstance(optimizer, Mapping):
         name = str(optimizer.get("class_name")).removeprefix("Custom>")
-        found["optimizer"] = upgraded({**optimizer, "class_name": name})
-    return found
+        result["optimizer"] = upgraded({**optimizer, "class_name": name})
+    return result

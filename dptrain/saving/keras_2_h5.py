@@ -35,26 +35,22 @@ from dptrain.saving.reading import MAX_NAMES, Array, Loaded, Stored, fill, joine
 from dptrain.saving.saveables import require_all
 from dptrain.utils import check_seed
 
-_WHOLE_MODEL, _OWN, _OPTIMIZER = "model_weights", "top_level_model_weights", "optimizer_weights"
+_WHOLE_MODEL, _TOP_LEVEL, _OPTIMIZER = "model_weights", "top_level_model_weights", "optimizer_weights"
 # An attribute with what Keras has no place for: the seed.
-_ABOUT = "dptrain"
+_METADATA = "dptrain"
 # Bytes of a list of names that are one attribute.
 _LARGEST_ATTRIBUTE = 64_000
 
 
 def encode(model: Any) -> bytes:
-    """Return the content of the file of a whole model.
-
-    Raises:
-        ConfigError: h5py is not installed, or the model has something that could not be read again.
-    """
+    """Return the content of a whole model's file."""
     h5py, content = h5py_module(), io.BytesIO()
     config = keras_zip.model_config(model)
     compiled = config.pop("compile_config")
     with h5py.File(content, "w", libver="latest") as file:
         file.attrs["keras_version"], file.attrs["backend"] = keras_zip.KERAS, "dptrain"
         file.attrs["model_config"] = _as_json(model, config)
-        file.attrs[_ABOUT] = json.dumps({"seed": model._model_seed})
+        file.attrs[_METADATA] = json.dumps({"seed": model._model_seed})
         paths = {id(weight): path for path, weight in model._weights_by_path().items()}
         root, layers = file.create_group(_WHOLE_MODEL), model.layers
         name_layers(layers)
@@ -63,12 +59,14 @@ def encode(model: Any) -> bytes:
         written: set[int] = set()
         for layer in sorted(layers, key=lambda layer: str(layer.name)):
             weights = layer.trainable_weights + layer.non_trainable_weights
-            _write_arrays(h5py, root.create_group(layer.name), {paths[id(one)]: one.numpy() for one in weights})
-            written |= {id(one) for one in weights}
-        own = {paths[id(one)]: one.numpy() for one in model._own}
-        _write_arrays(h5py, root.create_group(_OWN), own)
+            _write_arrays(
+                h5py, root.create_group(layer.name), {paths[id(weight)]: weight.numpy() for weight in weights}
+            )
+            written |= {id(weight) for weight in weights}
+        arrays = {paths[id(weight)]: weight.numpy() for weight in model._own}
+        _write_arrays(h5py, root.create_group(_TOP_LEVEL), arrays)
         require_all(
-            model.weights, written | {id(one) for one in model._own}, f"the file of model {model._display_name!r}"
+            model.weights, written | {id(weight) for weight in model._own}, f"the file of model {model._display_name!r}"
         )
         if compiled:
             _write_compiled(h5py, file, model, compiled)
@@ -76,13 +74,13 @@ def encode(model: Any) -> bytes:
 
 
 def _write_compiled(h5py: ModuleType, file: Any, model: Any, compiled: dict[str, Any]) -> None:
-    """Write what `compile` was given, and the optimizer's variables where there is one."""
+    """Write the arguments of `compile`, and the optimizer's variables where there is one."""
     optimizer = compiled.pop("optimizer")
     if optimizer is None:
         file.attrs["training_config"] = _as_json(model, compiled)
         return
-    about = {"class_name": optimizer["class_name"], "config": optimizer["config"]}
-    file.attrs["training_config"] = _as_json(model, {**compiled, "optimizer_config": about})
+    description = {"class_name": optimizer["class_name"], "config": optimizer["config"]}
+    file.attrs["training_config"] = _as_json(model, {**compiled, "optimizer_config": description})
     variables = variables_of(model, "optimizer", model.optimizer)
     arrays = optimizer_variables.arrays(model.optimizer, variables, model._data_dtype)
     place = file.create_group(_OPTIMIZER)
@@ -97,7 +95,7 @@ def _as_json(model: Any, config: Any) -> str:
 
 
 def _write_arrays(h5py: ModuleType, group: Any, arrays: Mapping[str, Array]) -> None:
-    """Write arrays in the order of an attribute "weight_names"."""
+    """Write arrays and their order, in an attribute "weight_names"."""
     _write_names(group, "weight_names", list(arrays))
     for name, array in arrays.items():
         *folders, last = name.split("/")
@@ -108,7 +106,7 @@ def _write_arrays(h5py: ModuleType, group: Any, arrays: Mapping[str, Array]) -> 
 
 
 def _write_names(group: Any, attribute: str, names: Sequence[str]) -> None:
-    """Write a list of names, into several attributes where it is long."""
+    """Write a list of names, split into several attributes where it is long."""
     whole = np.array([name.encode() for name in names], "S") if names else np.zeros(0, "S1")
     count = -(-whole.nbytes // _LARGEST_ATTRIBUTE) or 1
     for number, part in enumerate(np.array_split(whole, count)):
@@ -124,20 +122,7 @@ def load(
     skip_mismatch: bool = False,
     by_name: bool = False,
 ) -> Loaded:
-    """Read weights, and the optimizer's state.
-
-    Args:
-        source: the open file.
-        where: for messages.
-        model: whose they are to be.
-        with_optimizer: whether the optimizer, which must be built, takes its state from the file.
-        skip_mismatch: leave layers that do not fit as they are.
-        by_name: layers go by their names, and those that only the model or only the file has are passed over.
-
-    Raises:
-        ConfigError: h5py is not installed.
-        DataError: damaged, another layout, or another number of layers, weights or other shapes: lists every one.
-    """
+    """Read weights, and with `with_optimizer` the optimizer's state; `by_name` matches layers by name."""
     h5py = h5py_module()
     with reading(where), h5py.File(source, "r") as file:
         root = inside(h5py, file, _WHOLE_MODEL, where) if _WHOLE_MODEL in file else file
@@ -158,16 +143,18 @@ def load(
                     f"{where}: {len(listed)} layers with weights, the model {model.name!r} has {len(layers)}"
                 )
             pairs = [(name, group, layer) for (name, group), layer in zip(listed, layers, strict=True)]
-        paths = {id(one): path for path, one in model._weights_by_path().items()}
+        paths = {id(weight): path for path, weight in model._weights_by_path().items()}
         stored: dict[str, Stored] = {}
         named_ids = {id(weight) for _, _, layer in pairs for weight in layer.weights}
         for name, group, layer in pairs:
             stored |= _of_layer(h5py, group, name, layer.trainable_weights + layer.non_trainable_weights, paths)
-        if _OWN in root:
-            own = inside(h5py, root, _OWN, where)
-            stored |= _of_layer(h5py, own, _OWN, model._own, paths)
+        if _TOP_LEVEL in root:
+            group_of_model = inside(h5py, root, _TOP_LEVEL, where)
+            stored |= _of_layer(h5py, group_of_model, _TOP_LEVEL, model._own, paths)
             named_ids |= {id(weight) for weight in model._own}
-        weights = {path: one for path, one in model._weights_by_path().items() if not by_name or id(one) in named_ids}
+        weights = {
+            path: weight for path, weight in model._weights_by_path().items() if not by_name or id(weight) in named_ids
+        }
         loaded = Loaded(*fill(where, weights, stored, skip_mismatch=skip_mismatch))
         if loaded.warnings:
             loaded.warnings = [f"{where}: skipped what does not fit the model: {joined(loaded.warnings)}"]
@@ -181,12 +168,7 @@ def load(
 
 
 def read(path: Path) -> ModelFile:
-    """Read the file of a whole model.
-
-    Raises:
-        ConfigError: h5py is not installed.
-        DataError: missing or damaged, or it has weights alone.
-    """
+    """Read a whole model's file."""
     h5py = h5py_module()
     where = str(path)
     with opened(path, MAGIC, "a model of Keras' (HDF5)") as file:
@@ -200,51 +182,53 @@ def read(path: Path) -> ModelFile:
             )
         training = _json(opened_file, "training_config", where)
         config["compile_config"] = None if training is None else keras_2_config.compile_config(training)
-        about = _json(opened_file, _ABOUT, where) or {}
-        seed = about.get("seed")
+        metadata = _json(opened_file, _METADATA, where) or {}
+        seed = metadata.get("seed")
         return ModelFile(config, check_seed(seed) if type(seed) is int else None, io.BytesIO(content), load=load)
 
 
 def _json(file: Any, name: str, where: str) -> dict[str, Any] | None:
-    """Return what an attribute says in JSON."""
-    found = file.attrs.get(name)
-    if found is None:
+    """Return the JSON of an attribute."""
+    text = file.attrs.get(name)
+    if text is None:
         return None
-    return parse_json(f"{where}:{name}", found if isinstance(found, bytes) else str(found).encode())
+    return parse_json(f"{where}:{name}", text if isinstance(text, bytes) else str(text).encode())
 
 
 def _arrays(h5py: ModuleType, group: Any, name: str) -> list[Stored]:
     """Return the arrays of a group in the order of its attribute "weight_names"."""
-    found = []
+    arrays = []
     for array in _attribute(group, "weight_names", name):
         *folders, last = array.split("/")
         place = group
         for folder in folders:
             place = inside(h5py, place, folder, name)
-        found.append(stored_array(h5py, place, last, f"{name}/{array}"))
-    return found
+        arrays.append(stored_array(h5py, place, last, f"{name}/{array}"))
+    return arrays
 
 
 def _of_layer(
     h5py: ModuleType, group: Any, name: str, weights: Sequence[Variable], paths: dict[int, str]
 ) -> Iterator[tuple[str, Stored]]:
-    """Yield the arrays of a layer by the paths of its weights, which they follow in order."""
-    for number, found in enumerate(_arrays(h5py, group, name)):
+    """Yield the arrays of a layer, in its weights' order, by the weights' paths."""
+    for number, array in enumerate(_arrays(h5py, group, name)):
         if number >= len(weights):
-            yield found.where, found
+            yield array.where, array
             continue
-        own = weights[number].dtype
-        if own.kind == "i" and found.dtype.startswith("int"):  # counts, which TensorFlow keeps in 64 bits
-            found = replace(found, dtype=own.name)
-        yield paths[id(weights[number])], found
+        dtype = weights[number].dtype
+        if dtype.kind == "i" and array.dtype.startswith("int"):  # counts, which TensorFlow keeps in 64 bits
+            array = replace(array, dtype=dtype.name)
+        yield paths[id(weights[number])], array
 
 
 def _attribute(group: Any, name: str, where: str) -> list[str]:
-    """Return a list of names, which lies in several attributes where it is long."""
+    """Return a list of names, which several attributes hold where it is long."""
     parts = [group.attrs[name]] if name in group.attrs else []
     while name not in group.attrs and f"{name}{len(parts)}" in group.attrs:
         parts.append(group.attrs[f"{name}{len(parts)}"])
-    names = [one.decode() if isinstance(one, bytes) else str(one) for part in parts for one in np.ravel(part).tolist()]
+    names = [
+        text.decode() if isinstance(text, bytes) else str(text) for part in parts for text in np.ravel(part).tolist()
+    ]
     if len(names) > MAX_NAMES:
         raise DataError(f"{where}: {len(names)} names, at most {MAX_NAMES} are read")
     return names

@@ -92,11 +92,7 @@ def kinds() -> dict[str, Mapping[str, Any]]:
 
 
 def with_shared_layers(describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return a description in which what describes the same layer has the same "shared_object_id", as Keras does.
-
-    Args:
-        describe: returns it, by `layer_config`.
-    """
+    """Return a description in which each shared layer has one "shared_object_id", as in Keras."""
     token = _written_ids.set({})
     try:
         description = describe()
@@ -123,7 +119,7 @@ def _descriptions(value: Any) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def sharing_layers() -> Iterator[None]:
-    """Let `read_layer` return the same layer for descriptions with the same "shared_object_id"."""
+    """Make `read_layer` return the same layer for descriptions with the same "shared_object_id"."""
     token = _read_layers.set({})
     try:
         yield
@@ -135,17 +131,17 @@ def sharing_layers() -> Iterator[None]:
 
 
 def described(module: str, class_name: str, config: Config, registered: str | None = None) -> dict[str, Any]:
-    """Return an object as Keras' `serialize_keras_object` does."""
+    """Return an object's description as Keras' `serialize_keras_object` does."""
     return {"module": module, "class_name": class_name, "config": dict(config), "registered_name": registered}
 
 
 def policy(layer: Layer) -> dict[str, Any]:
-    """Return a layer's policy as Keras describes it."""
+    """Return the description of a layer's policy."""
     return described("keras", "DTypePolicy", {"name": layer.dtype_policy.name})
 
 
 def layer_config(layer: Layer) -> dict[str, Any]:
-    """Return a layer, or a model, with the shape that it was built for."""
+    """Return the description of a layer, or a model, with the shape that it was built for."""
     description = _layer_description(layer)
     ids = _written_ids.get()
     if ids is not None:
@@ -156,80 +152,71 @@ def layer_config(layer: Layer) -> dict[str, Any]:
 def _layer_description(layer: Layer) -> dict[str, Any]:
     for name, (module, registered) in _MODULES.items():
         if type(layer) is MODELS[name]:
-            found = described(module, name, plain(layer.get_config()), registered)
+            description = described(module, name, plain(layer.get_config()), registered)
             break
     else:
         if isinstance(layer, InputLayer):
-            about = {"batch_shape": list(layer.batch_shape), "dtype": layer.dtype, "sparse": False, "ragged": False}
-            return described("keras.layers", "InputLayer", about | {"name": layer.name})
-        found = to_dict("keras.layers", layer, LAYERS.values())
+            config = {"batch_shape": list(layer.batch_shape), "dtype": layer.dtype, "sparse": False, "ragged": False}
+            return described("keras.layers", "InputLayer", config | {"name": layer.name})
+        description = to_dict("keras.layers", layer, LAYERS.values())
         module, cls = _OF_NETWORKS.get(type(layer).__name__, ("", None))
         if type(layer) is cls:
-            found |= {"module": module, "registered_name": cls.__name__}
-        if "layers" not in found["config"]:
-            own = found["config"]
-            found["config"] = {"name": layer.name, "trainable": True, "dtype": policy(layer)} | own
-            if type(layer) in LAYERS.values() and "trainable" not in own:  # no argument of its constructor
-                found["config"].pop("trainable")
+            description |= {"module": module, "registered_name": cls.__name__}
+        if "layers" not in description["config"]:
+            arguments = description["config"]
+            description["config"] = {"name": layer.name, "trainable": True, "dtype": policy(layer)} | arguments
+            if type(layer) in LAYERS.values() and "trainable" not in arguments:  # no argument of its constructor
+                description["config"].pop("trainable")
     if layer._nodes and layer._nodes[0].arguments:
-        shape = map_leaves(lambda path, one: plain(build_shape(one)), layer._nodes[0].arguments[0])
+        shape = map_leaves(lambda path, spec: plain(build_shape(spec)), layer._nodes[0].arguments[0])
         several = len(layer._built_with) > 1
-        found["build_config"] = {"shapes_dict": plain(layer._built_with)} if several else {"input_shape": shape}
-    return found
+        description["build_config"] = {"shapes_dict": plain(layer._built_with)} if several else {"input_shape": shape}
+    return description
 
 
 def compile_config(compiled: Any) -> dict[str, Any]:
-    """Return what `compile` was given as Keras writes it.
-
-    Args:
-        compiled: a `dptrain.models.compiled.Compiled`.
-    """
+    """Return the arguments of `compile` as Keras writes them."""
     return {
         "optimizer": None
         if isinstance(compiled.optimizer, AbsentOptimizer)
         else to_dict("keras.optimizers", compiled.optimizer, OPTIMIZER_CLASSES.values()),
-        "loss": _each(compiled.loss, lambda one: _given("keras.losses", one, LOSSES)),
+        "loss": _mapped(compiled.loss, lambda loss: _name_or_description("keras.losses", loss, LOSSES)),
         "loss_weights": compiled.loss_weights,
-        "metrics": _each(compiled.metrics, lambda one: _given("keras.metrics", one, METRICS)),
-        "weighted_metrics": _each(compiled.weighted_metrics, lambda one: _given("keras.metrics", one, METRICS)),
+        "metrics": _mapped(compiled.metrics, lambda metric: _name_or_description("keras.metrics", metric, METRICS)),
+        "weighted_metrics": _mapped(
+            compiled.weighted_metrics, lambda metric: _name_or_description("keras.metrics", metric, METRICS)
+        ),
         "run_eagerly": compiled.run_eagerly,
         "steps_per_execution": compiled.steps_per_execution or 1,
         "jit_compile": "auto",
     }
 
 
-def _given(module: str, one: Any, table: Mapping[str, Any]) -> Any:
-    """Return a name as it is, or the description of an object or a function."""
-    if isinstance(one, str):
-        return one
-    function = one.fn if type(one) is LossFunctionWrapper else one
+def _name_or_description(module: str, value: Any, table: Mapping[str, Any]) -> Any:
+    """Return a name unchanged, or the description of an object or a function."""
+    if isinstance(value, str):
+        return value
+    function = value.fn if type(value) is LossFunctionWrapper else value
     if inspect.isfunction(function):
         return function_to_dict(function)
-    return to_dict(module, one, table.values())
+    return to_dict(module, value, table.values())
 
 
-def _each(given: Any, function: Callable[[Any], Any]) -> Any:
-    """Return nested lists and dictionaries with a function of each leaf; the description of an object is a leaf."""
-    if given is None:
+def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Map a function over the leaves of nested lists and dictionaries; an object's description is a leaf."""
+    if value is None:
         return None
-    if isinstance(given, Mapping) and "class_name" not in given:
-        return {key: _each(one, function) for key, one in given.items()}
-    return [_each(one, function) for one in given] if isinstance(given, list | tuple) else function(given)
+    if isinstance(value, Mapping) and "class_name" not in value:
+        return {key: _mapped(entry, function) for key, entry in value.items()}
+    return [_mapped(entry, function) for entry in value] if isinstance(value, list | tuple) else function(value)
 
 
 def serialize_keras_object(value: Any) -> Any:
-    """Return an object as Keras' function of that name does: what JSON has, and descriptions of the rest.
-
-    Args:
-        value: a number, a word, an array, a layer, a loss, a function..., or these nested in lists and dictionaries.
-
-    Raises:
-        ConfigError: a class, a lambda, or an object without `get_config`.
-    """
+    """Return an object as Keras' function of that name does: what JSON has, and descriptions of the rest."""
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, Mapping):
-        return {key: serialize_keras_object(one) for key, one in value.items()}
+        return {key: serialize_keras_object(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(map(serialize_keras_object, value))
     if isinstance(value, np.generic):
@@ -252,7 +239,7 @@ def serialize_keras_object(value: Any) -> Any:
             f"Cannot serialize object {value!r} of type {type(value)}. To be serializable, a class must implement the "
             "`get_config()` method."
         )
-    name = next((name for name, one in activations.BY_NAME.items() if one is value), None)
+    name = next((name for name, function in activations.BY_NAME.items() if function is value), None)
     return (
         function_to_dict(value)
         if name is None
@@ -266,16 +253,7 @@ def serialize_keras_object(value: Any) -> Any:
 def deserialize_keras_object(
     config: Any, custom_objects: Mapping[str, Any] | None = None, safe_mode: bool = True
 ) -> Any:
-    """Return the object that `serialize_keras_object`, or Keras', described.
-
-    Args:
-        config: as it was returned.
-        custom_objects: classes and functions of the user's own by name.
-        safe_mode: dptrain never runs code from a file; must be True.
-
-    Raises:
-        ConfigError: something that dptrain does not have, or that is not described as Keras does.
-    """
+    """Return the object that `serialize_keras_object`, or Keras', described."""
     if not safe_mode:
         raise ConfigError("not supported: safe_mode=False; dptrain runs no code from files")
     with custom_object_scope(custom_objects):
@@ -289,7 +267,7 @@ def _object(value: Any) -> Any:
         return value
     kind, inner = value.get("class_name"), value.get("config")
     if kind is None or "config" not in value:
-        return {key: _object(one) for key, one in value.items()}
+        return {key: _object(entry) for key, entry in value.items()}
     if kind in ("__numpy__", "__tensor__", "__slice__", "__tuple__"):
         if not isinstance(inner, Mapping):
             raise ConfigError(f"{kind!r} has no config")
@@ -299,22 +277,18 @@ def _object(value: Any) -> Any:
             return tuple(map(_object, inner.get("value") or ()))
         array = np.array(inner.get("value"), str(inner.get("dtype")))
         return array if kind == "__numpy__" else constant(array)
-    found = _value(value, str(kind))
-    if isinstance(found, Layer) and not isinstance(found, InputLayer | MODELS["Functional"]):
+    result = _value(value, str(kind))
+    if isinstance(result, Layer) and not isinstance(result, InputLayer | MODELS["Functional"]):
         name = _policy(value["config"].get("dtype"))  # which nobody else gives the layer: there is no model around it
         if name in POLICIES and name != dtype_policy().name:
-            found._keep_dtype(name)
-    if not isinstance(found, str) or kind != "function":
-        return found
-    return vars(losses).get(found, vars(metrics).get(found)) or activations.get(found)
+            result._keep_dtype(name)
+    if not isinstance(result, str) or kind != "function":
+        return result
+    return vars(losses).get(result, vars(metrics).get(result)) or activations.get(result)
 
 
 def read_layer(description: Any) -> Layer:
-    """Return a layer, or a model, as `layer_config` or Keras described it.
-
-    Raises:
-        ConfigError: it is not described as Keras does, or has something that dptrain does not have.
-    """
+    """Return the layer, or model, that `layer_config` or Keras described."""
     class_name, config, cls = _open(description)
     layers, key = _read_layers.get(), description.get(_SHARED)
     if layers is None or type(key) is not int:
@@ -346,19 +320,12 @@ def _new_layer(class_name: str, config: Config, cls: Any) -> Layer:
 
 
 def give_policies(described: Sequence[tuple[Config, Layer]]) -> str:
-    """Return the policy that most layers of a model are described with; layers of another one get it as their own.
-
-    Args:
-        described: each layer that was read, and what it was read from.
-
-    Raises:
-        ConfigError: a policy that dptrain has not, or a model in the model has another one than the rest.
-    """
+    """Return the policy that most layers are described with, and set it on the others only where theirs differs."""
     named = {}
-    for about, layer in described:
-        if "dtype" in about["config"] and not isinstance(layer, InputLayer):
-            named[layer] = _policy(about["config"]["dtype"])
-        elif "layers" in about["config"]:
+    for description, layer in described:
+        if "dtype" in description["config"] and not isinstance(layer, InputLayer):
+            named[layer] = _policy(description["config"]["dtype"])
+        elif "layers" in description["config"]:
             named[layer] = layer.dtype_policy.name
     for name in named.values():
         if name not in POLICIES:
@@ -375,11 +342,7 @@ def give_policies(described: Sequence[tuple[Config, Layer]]) -> str:
 
 
 def listed_layers(config: Config, kind: str) -> list[Any]:
-    """Return the described layers of a model.
-
-    Raises:
-        ConfigError: there are none, or too many.
-    """
+    """Return the described layers of a model; refuse none, or too many."""
     listed = config.get("layers")
     if not isinstance(listed, list) or not isinstance(config.get("name"), str) or len(listed) > MAX_LAYERS:
         raise ConfigError(f"A {kind} model configuration must be a dictionary containing the 'name' and 'layers' keys.")
@@ -387,11 +350,7 @@ def listed_layers(config: Config, kind: str) -> list[Any]:
 
 
 def compile_arguments(config: Any) -> dict[str, Any] | None:
-    """Return the arguments of `compile` that a compile_config says; None where the model was not compiled.
-
-    Raises:
-        ConfigError: something that dptrain does not have.
-    """
+    """Return the arguments of `compile` in a compile_config; None where the model was not compiled."""
     if not config:
         return None
     if not isinstance(config, Mapping):
@@ -400,10 +359,10 @@ def compile_arguments(config: Any) -> dict[str, Any] | None:
         steps, optimizer = config.get("steps_per_execution", 1), config.get("optimizer")
         return {
             "optimizer": None if optimizer is None else optimizers.get(_named_or_built("keras.optimizers", optimizer)),
-            "loss": _each(config.get("loss"), lambda one: losses.as_loss(_named_or_built("keras.losses", one))),
+            "loss": _mapped(config.get("loss"), lambda loss: losses.as_loss(_named_or_built("keras.losses", loss))),
             "loss_weights": config.get("loss_weights"),
-            "metrics": _each(config.get("metrics"), _metric),
-            "weighted_metrics": _each(config.get("weighted_metrics"), _metric),
+            "metrics": _mapped(config.get("metrics"), _metric),
+            "weighted_metrics": _mapped(config.get("weighted_metrics"), _metric),
             "run_eagerly": bool(config.get("run_eagerly")),
             "steps_per_execution": "auto" if steps in (1, None) else steps,  # of which dptrain writes 1
         }
@@ -411,20 +370,16 @@ def compile_arguments(config: Any) -> dict[str, Any] | None:
         raise ConfigError(f"{error} (load with compile=False to have the model without it)") from error
 
 
-def _metric(given: Any) -> Any:
-    """Return a metric, or its name where that is how it was asked for: "accuracy" has a meaning only in a model."""
-    found = _named_or_built("keras.metrics", given)
-    if isinstance(found, str) and found not in ("accuracy", "acc", "crossentropy", "ce"):
-        metrics.get(found)
-    return found
+def _metric(config: Any) -> Any:
+    """Return a metric, or its name where it was given as one: "accuracy" has a meaning only in a model."""
+    metric = _named_or_built("keras.metrics", config)
+    if isinstance(metric, str) and metric not in ("accuracy", "acc", "crossentropy", "ce"):
+        metrics.get(metric)
+    return metric
 
 
 def _open(description: Any) -> tuple[str, Config, Any]:
-    """Return class name and config of a described object, and its class if that is the user's own.
-
-    Raises:
-        ConfigError: it is not described as Keras does, or is somebody's own that nobody knows.
-    """
+    """Return class name and config of a description, and its class where that is the user's."""
     if not isinstance(description, Mapping) or not isinstance(description.get("class_name"), str):
         raise ConfigError(f"expected an object with class_name and config, found {str(description)[:80]!r}")
     name, config = description["class_name"], description.get("config")
@@ -444,30 +399,30 @@ def _open(description: Any) -> tuple[str, Config, Any]:
 
 
 def _custom(cls: Any, config: Config) -> Any:
-    """Return an object of the user's own class; what every layer has need not be an argument of its constructor."""
+    """Return an object of the user's class, whose constructor may lack arguments that every layer has."""
     accepted = inspect.signature(cls.__init__).parameters
     arguments, rest = dict(config), {}
-    if all(one.kind is not one.VAR_KEYWORD for one in accepted.values()):
+    if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in accepted.values()):
         rest = {
             key: arguments.pop(key) for key in ("name", "trainable", "dtype") if key not in accepted and key in config
         }
-    made = cls.from_config(arguments)
+    instance = cls.from_config(arguments)
     if isinstance(rest.get("name"), str):
-        made.name = rest["name"]
+        instance.name = rest["name"]
     if rest.get("trainable") is False:
-        made.trainable = False
-    if isinstance(made, Layer) and _policy(config.get("dtype")) in POLICIES:
-        made._set_dtype(_policy(config["dtype"]))
-    return made
+        instance.trainable = False
+    if isinstance(instance, Layer) and _policy(config.get("dtype")) in POLICIES:
+        instance._set_dtype(_policy(config["dtype"]))
+    return instance
 
 
-def _named_or_built(module: str, given: Any) -> Any:
-    """Return a name as it is, a described function or its name, or the object that is described."""
-    if isinstance(given, str):
-        return given
-    if isinstance(given, Mapping) and given.get("class_name") == "function":
-        return _function(given)
-    class_name, config, cls = _open(given)
+def _named_or_built(module: str, value: Any) -> Any:
+    """Return a name unchanged, a described function or its name, or the described object."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping) and value.get("class_name") == "function":
+        return _function(value)
+    class_name, config, cls = _open(value)
     if cls is not None:
         return _custom(cls, config)
     return _build(module, module.removeprefix("keras.").removesuffix("s"), class_name, config, class_name)
@@ -478,12 +433,12 @@ def _build(module: str, kind: str, class_name: str, config: Config, label: str) 
     if class_name not in classes:
         raise ConfigError(f"not supported: {kind} {label[:80]}{suggestion(class_name, classes)}")
     cls = classes[class_name]
-    known = _parameters(cls)
+    accepted = _parameters(cls)
     arguments = {}
     for key, value in config.items():
-        if key in _HANDLED and (module == "keras.layers" or key not in known):
+        if key in _HANDLED and (module == "keras.layers" or key not in accepted):
             continue
-        if key in known:
+        if key in accepted:
             arguments[key] = _value(value, f"{label}: {key}")
         elif not (key in _NO_MATTER or value is None or value == _SAME_AS_HERE.get(key, False)):
             raise ConfigError(f"not supported: {label}: {key} = {str(value)[:80]}")
@@ -497,24 +452,28 @@ def _build(module: str, kind: str, class_name: str, config: Config, label: str) 
 
 @functools.cache
 def _parameters(cls: type) -> set[str]:
-    """Return the names of a constructor's arguments, those that it hands on to its base classes included."""
+    """Return the names of a constructor's arguments, including those it passes to its base classes."""
     names: set[str] = set()
     for base in cls.__mro__:
         parameters = inspect.signature(base.__init__).parameters.values()  # type: ignore[misc]
-        names |= {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
-        if all(one.kind is not one.VAR_KEYWORD for one in parameters):
+        names |= {
+            parameter.name
+            for parameter in parameters
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        }
+        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
             break
     return names - {"self"}
 
 
 def _value(value: Any, label: str) -> Any:
-    """Return an argument; one that is described as an object is built."""
+    """Return an argument, built where it is a description."""
     if isinstance(value, list):
-        return [_value(one, label) for one in value]
+        return [_value(entry, label) for entry in value]
     if not isinstance(value, Mapping):
         return value
     if "class_name" not in value:
-        return {key: _value(one, label) for key, one in value.items()}
+        return {key: _value(entry, label) for key, entry in value.items()}
     if value["class_name"] in ("function", "__lambda__"):
         return _function(value)
     if value["class_name"] == "DTypePolicy":
@@ -535,28 +494,24 @@ def _value(value: Any, label: str) -> Any:
 
 
 def _function(description: Config) -> Any:
-    """Return the name of one of Keras' functions, or the user's function.
-
-    Raises:
-        ConfigError: it is somebody's own that nobody knows.
-    """
-    found = own_or_name(description)
-    if isinstance(found, str) and found in _names_of_functions():
-        return found
-    if isinstance(found, str | Mapping):
+    """Return the name of one of Keras' functions, or the user's function."""
+    function = own_or_name(description)
+    if isinstance(function, str) and function in _names_of_functions():
+        return function
+    if isinstance(function, str | Mapping):
         raise ConfigError(
             f"not supported: custom function {str(description.get('config'))[:80]!r} of module "
             f"{str(description.get('module'))[:80]!r}; pass it in custom_objects (on the command line --custom-objects "
             "FILE.py)"
         )
-    return found
+    return function
 
 
 @functools.cache
 def _names_of_functions() -> set[str]:
-    """Return the names that stand for Keras' own functions."""
+    """Return the names of Keras' own functions."""
     tables: list[Mapping[str, Any]] = [activations.BY_NAME, LOSSES, METRICS, vars(losses), vars(metrics)]
-    return {name for table in tables for name, one in table.items() if callable(one)} | set(activations.ALIASES)
+    return {name for table in tables for name, value in table.items() if callable(value)} | set(activations.ALIASES)
 
 
 def _check_input(config: Config) -> None:
@@ -571,11 +526,7 @@ def _batch_shape(config: Config) -> tuple[int | None, ...]:
 
 
 def batch_shape(shape: Any) -> tuple[int | None, ...]:
-    """Return a shape of batches after checking it.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """Return a shape of batches after checking it."""
     if (
         not isinstance(shape, list | tuple)
         or not shape

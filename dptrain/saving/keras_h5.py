@@ -33,7 +33,7 @@ from dptrain.program.tensor import Variable
 from dptrain.registry.names import snake_case
 from dptrain.saving import optimizer_variables
 from dptrain.saving.reading import MAX_NAMES, Array, Loaded, Stored, fill, joined, portable, reading
-from dptrain.saving.saveables import Saveable, Store, has_own_store, require_all, saveables
+from dptrain.saving.saveables import Saveable, Store, has_custom_store, require_all, saveables
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 # Groups within groups that are looked into: HDF5 can put a group into itself.
@@ -45,11 +45,7 @@ _LARGEST_CHUNK = 1 << 30
 
 
 def h5py_module() -> ModuleType:
-    """Return h5py.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Return h5py, or raise a ConfigError that says how to install it."""
     try:
         import h5py
     except ImportError as error:
@@ -59,11 +55,7 @@ def h5py_module() -> ModuleType:
 
 
 def encode(model: Any) -> bytes:
-    """Return the content of a file.
-
-    Raises:
-        ConfigError: h5py is not installed.
-    """
+    """Return the content of a file."""
     content = io.BytesIO()
     h5py = h5py_module()
     # The newest format has checksums of all that is not an array: names, shapes, dtypes, attributes.
@@ -94,9 +86,9 @@ def encode(model: Any) -> bytes:
 
 
 def write_checked(h5py: ModuleType, place: Any, name: str, array: Array) -> None:
-    """Write an array with HDF5's own checksum (Fletcher 32), which every reader checks.
+    """Write an array with HDF5's Fletcher 32 checksum, which every reader checks.
 
-    The filter works on pieces of an array; a number alone has none, and goes beside its name, which has a checksum.
+    The filter works on chunks; a scalar has none and goes into the header, which has its own checksum.
     """
     if array.ndim and array.size:
         chunks = True if array.nbytes > _LARGEST_CHUNK else array.shape
@@ -106,93 +98,80 @@ def write_checked(h5py: ModuleType, place: Any, name: str, array: Array) -> None
     compact = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     compact.set_layout(h5py.h5d.COMPACT)
     compact.set_obj_track_times(False)  # equal models are equal files
-    made = h5py.h5d.create(place.id, name.encode(), h5py.h5t.py_create(array.dtype), space, compact)
+    dataset = h5py.h5d.create(place.id, name.encode(), h5py.h5t.py_create(array.dtype), space, compact)
     if array.size:
-        made.write(h5py.h5s.ALL, h5py.h5s.ALL, array)
+        dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, array)
 
 
 def load(
     source: BinaryIO, where: str, model: Any, *, with_optimizer: bool = False, skip_mismatch: bool = False
 ) -> Loaded:
-    """Read weights, the states of random numbers, and those of optimizers.
-
-    Args:
-        source: the open file, or its content.
-        where: for messages.
-        model: whose they are to be.
-        with_optimizer: whether optimizers, which must be built, take their states from the file. Where that is another
-            optimizer's, it is left out with a warning, as in Keras.
-        skip_mismatch: leave layers that do not fit as they are.
-
-    Raises:
-        ConfigError: h5py is not installed.
-        DataError: damaged, another layout, or names or shapes differ: lists every difference.
-    """
+    """Read weights, states of random generators, and of optimizers where `with_optimizer`."""
     h5py = h5py_module()
     with reading(where), h5py.File(source, "r") as file:
         if "layer_names" in file.attrs or (model._stack and not {"layers", _LAYERS_OF_2_13} & set(file)):
             old = "; this is a file of Keras 2: let its name end in .h5 alone" if "layer_names" in file.attrs else ""
             raise DataError(f"{where}: not Keras 3's weights: no group 'layers'{old}")
         walked = _walk(h5py, file, "", where, [MAX_NAMES])
-        found = {path.replace(_LAYERS_OF_2_13, "layers"): arrays for path, arrays in walked}
-        known = saveables(model, found.__contains__)
-        paths = {id(one): path for path, one in model._weights_by_path().items()}
+        groups = {path.replace(_LAYERS_OF_2_13, "layers"): arrays for path, arrays in walked}
+        owners = saveables(model, groups.__contains__)
+        paths = {id(weight): path for path, weight in model._weights_by_path().items()}
         stored: dict[str, Stored] = {}
         stores: dict[Layer, dict[str, Array]] = {}
-        for path, arrays in found.items():
-            owner = known.get(path)
-            if isinstance(owner, Layer) and has_own_store(owner):
-                stores[owner] = {name: one.read() for name, one in arrays.items()}
+        for path, arrays in groups.items():
+            owner = owners.get(path)
+            if isinstance(owner, Layer) and has_custom_store(owner):
+                stores[owner] = {name: stored_array.read() for name, stored_array in arrays.items()}
                 continue
             listed = _in_order(arrays, f"{path}/vars")
             if not isinstance(owner, Layer | None) or (owner is None and _is_passed_over(path, listed)):
                 continue
-            names = [paths[id(one)] for one in owner._own] if isinstance(owner, Layer) else []
-            for number, one in enumerate(listed):
-                stored[names[number] if number < len(names) else one.where] = one
+            names = [paths[id(weight)] for weight in owner._own] if isinstance(owner, Layer) else []
+            for number, array in enumerate(listed):
+                stored[names[number] if number < len(names) else array.where] = array
         elsewhere = {id(weight) for layer in stores for weight in layer._own}
-        weights = {path: one for path, one in model._weights_by_path().items() if id(one) not in elsewhere}
+        weights = {path: weight for path, weight in model._weights_by_path().items() if id(weight) not in elsewhere}
         loaded = Loaded(*fill(where, weights, stored, skip_mismatch=skip_mismatch))
         loaded.stores, loaded.skip_mismatch = stores, skip_mismatch
         if loaded.warnings:
             loaded.warnings = [f"{where}: skipped what does not fit the model: {joined(loaded.warnings)}"]
         iterations: Array | None = None
-        for path, owner in known.items():
-            if isinstance(owner, Optimizer) and with_optimizer and found.get(path) and not _is_within(path, known):
-                arrays_of = _in_order(found[path], path)
+        for path, owner in owners.items():
+            if isinstance(owner, Optimizer) and with_optimizer and groups.get(path) and not _is_within(path, owners):
+                arrays_of = _in_order(groups[path], path)
                 values, reason = optimizer_variables.read(where, owner, variables_of(model, path, owner), arrays_of)
                 loaded.values |= values
                 loaded.warnings += [reason] if reason else []
                 iterations = values.get(owner.variables[0], iterations)
-        for path, owner in known.items():
+        for path, owner in owners.items():
             if isinstance(owner, SeedGenerator):
-                drawn = _draws(where, _in_order(found.get(path, {}), path), iterations)
+                drawn = _draws(where, _in_order(groups.get(path, {}), path), iterations)
                 loaded.values |= {} if drawn is None else {owner.count: drawn}
         return loaded
 
 
 def variables_of(model: Any, path: str, optimizer: Optimizer) -> list[Variable]:
-    """Return an optimizer's variables in Keras' order; of the model's, those for what is trained now.
+    """Return an optimizer's variables in Keras' order; of the model's, those of trainable weights.
 
-    Without those of pruning, which Keras does not have: the weights' zeros say where masks are 0.
+    Without those of pruning, which Keras lacks: zeros of the weights restore the masks.
     """
     trained = model.trainable_weights
     if path.startswith("optimizer/"):  # one of several within the model's
-        trained = [one for one in trained if one in optimizer._slots]
-    found = optimizer._variables_for(trained) if path.partition("/")[0] == "optimizer" else optimizer.variables
-    own = {id(one) for one in optimizer._pruning_variables}
-    return [one for one in found if id(one) not in own]
+        trained = [weight for weight in trained if weight in optimizer._slots]
+    variables = optimizer._variables_for(trained) if path.partition("/")[0] == "optimizer" else optimizer.variables
+    pruning = {id(variable) for variable in optimizer._pruning_variables}
+    return [variable for variable in variables if id(variable) not in pruning]
 
 
 def _is_passed_over(path: str, stored: list[Stored]) -> bool:
-    """Whether what the model does not have is no weights: of an optimizer (iterations first), a metric, a generator."""
+    """Whether the arrays belong to an optimizer (iterations first), a metric or a generator that the model lacks."""
     parts = path.split("/")
     counts = bool(stored) and stored[0].shape == () and "int" in stored[0].dtype
     return counts or parts[0] in ("optimizer", "metrics") or parts[-1] == "seed_generator"
 
 
 def _draws(where: str, stored: list[Stored], iterations: Array | None) -> Array | None:
-    """Return how many draws there have been; before dptrain wrote them there was one in every iteration."""
+    """Return the number of draws; files of versions that did not store it had one draw an iteration."""
     if not stored:
         return iterations
     if stored[0].shape != (2,):
@@ -201,19 +180,19 @@ def _draws(where: str, stored: list[Stored], iterations: Array | None) -> Array 
 
 
 def optimizers_of(model: Any) -> list[Optimizer]:
-    """Return the optimizers that a file has the states of; without those that are within another one."""
-    known = saveables(model)
-    return [one for path, one in known.items() if isinstance(one, Optimizer) and not _is_within(path, known)]
+    """Return the optimizers whose states a file has, without those within another one."""
+    owners = saveables(model)
+    return [owner for path, owner in owners.items() if isinstance(owner, Optimizer) and not _is_within(path, owners)]
 
 
-def _is_within(path: str, known: Mapping[str, Saveable]) -> bool:
+def _is_within(path: str, owners: Mapping[str, Saveable]) -> bool:
     """Whether this is the group of an optimizer within another one, which has its variables too."""
-    return isinstance(known.get(path.rpartition("/optimizers/")[0]), Optimizer)
+    return isinstance(owners.get(path.rpartition("/optimizers/")[0]), Optimizer)
 
 
 def stored_variables(model: Any) -> list[Variable]:
-    """Return everything that `load` may give a value, in the same order on all ranks."""
-    return [*model.variables, *(one for optimizer in optimizers_of(model) for one in optimizer.variables)]
+    """Return everything that `load` may set, in the same order on all ranks."""
+    return [*model.variables, *(variable for optimizer in optimizers_of(model) for variable in optimizer.variables)]
 
 
 # Inside HDF5: links elsewhere, external storage and declared sizes that nothing backs are refused.
@@ -228,21 +207,17 @@ def _walk(
         raise DataError(f"{where}: more than {MAX_NAMES} names, or more than {_DEEPEST} groups in each other")
     for name in group:
         here = f"{path}/{name}" if path else name
-        found = inside(h5py, group, name, where)
-        if not isinstance(found, h5py.Group):
+        member = inside(h5py, group, name, where)
+        if not isinstance(member, h5py.Group):
             raise DataError(f"{where}: {here} is not a group")
         if name == "vars":
-            yield path, _stored_vars(h5py, found, here)
+            yield path, _stored_vars(h5py, member, here)
         else:
-            yield from _walk(h5py, found, here, where, left, depth + 1)
+            yield from _walk(h5py, member, here, where, left, depth + 1)
 
 
 def inside(h5py: ModuleType, parent: Any, name: str, where: str) -> Any:
-    """Return what a group has under a name.
-
-    Raises:
-        DataError: it is a link elsewhere.
-    """
+    """Return the member of a group; refuse links to other places."""
     if not isinstance(parent.get(name, getlink=True), h5py.HardLink):
         raise DataError(f"{where}: {name} is a link to another place, which is not followed")
     return parent[name]
@@ -264,11 +239,7 @@ def _in_order(arrays: Mapping[str, Stored], where: str) -> list[Stored]:
 
 
 def stored_array(h5py: ModuleType, place: Any, name: str, where: str) -> Stored:
-    """Return an array of a group, which is not read yet.
-
-    Raises:
-        DataError: it is none, lies in another file, or declares more bytes than are stored.
-    """
+    """Return an array of a group, unread; refuse external data, and more declared bytes than stored ones."""
     dataset = inside(h5py, place, name, where)
     if not isinstance(dataset, h5py.Dataset) or dataset.shape is None:
         raise DataError(f"{where} is not an array")

@@ -41,31 +41,18 @@ _FREE_SIZE, _MAX_EXPANSION = 64 << 20, 100
 
 @dataclass
 class ModelFile:
-    """What a `.keras` file holds.
+    """Content of a `.keras` file."""
 
-    Attributes:
-        config: of config.json.
-        seed: the model's; None in a file of Keras' own.
-        weights: the content of model.weights.h5.
-        preprocessing: of preprocessing.json, not checked yet; None where there is none.
-        assets: the content of files of layers, by their names in the archive.
-        load: reads `weights`.
-    """
-
-    config: dict[str, Any]
-    seed: int | None
-    weights: io.BytesIO
-    preprocessing: dict[str, Any] | None = None
-    assets: dict[str, bytes] = field(default_factory=dict)
-    load: Callable[..., Loaded] = keras_h5.load
+    config: dict[str, Any]  # of config.json
+    seed: int | None  # the model's; None in a file of Keras' own
+    weights: io.BytesIO  # content of model.weights.h5
+    preprocessing: dict[str, Any] | None = None  # of preprocessing.json, unchecked; None where there is none
+    assets: dict[str, bytes] = field(default_factory=dict)  # files of layers, by their names in the archive
+    load: Callable[..., Loaded] = keras_h5.load  # reads `weights`
 
 
 def model_config(model: Any) -> dict[str, Any]:
-    """Return the whole of a model's config.json: what it is made of, its input's shape, how it is compiled.
-
-    Raises:
-        ConfigError: it has something that a file cannot hold.
-    """
+    """Return a model's config.json: architecture, input shape, arguments of `compile`."""
     result = keras_config.with_shared_layers(lambda: keras_config.layer_config(model))
     result.pop("build_config", None)
     if model._build_shape is not None:
@@ -75,7 +62,7 @@ def model_config(model: Any) -> dict[str, Any]:
 
 
 def why_not_saved(model: Any) -> str:
-    """Return why no file can hold a model; nothing where one can."""
+    """Return why no file can hold a model; an empty string where one can."""
     try:
         json.dumps(model_config(model))
     except (DptrainError, NotImplementedError, TypeError) as error:
@@ -84,11 +71,7 @@ def why_not_saved(model: Any) -> str:
 
 
 def encode(model: Any) -> bytes:
-    """Return the content of a file.
-
-    Raises:
-        ConfigError: h5py is not installed, or the model has something that could not be read again.
-    """
+    """Return the content of a file."""
     keras_h5.h5py_module()
     raw = None if model._preprocessing is None else model._preprocessing.to_dict()
     try:
@@ -104,15 +87,7 @@ def archived(
     preprocessing: dict[str, Any] | None = None,
     files: Mapping[str, bytes] | None = None,
 ) -> bytes:
-    """Return the content of a file.
-
-    Args:
-        config: of config.json.
-        seed: the model's.
-        weights: the content of model.weights.h5.
-        preprocessing: of preprocessing.json; None for none.
-        files: of layers, by their names in the archive.
-    """
+    """Return the content of a file made of these members."""
     metadata = {"keras_version": KERAS, "dptrain": {"format": _FORMAT, "version": __version__, "seed": seed}}
     members: list[tuple[str, str | bytes]] = [(_METADATA, json.dumps(metadata)), (_CONFIG, json.dumps(config))]
     members.append((_WEIGHTS, weights))
@@ -127,35 +102,21 @@ def archived(
 
 
 def undated(name: str) -> zipfile.ZipInfo:
-    """Return a member's entry without the time of day, which would make the same content other bytes."""
+    """Return an archive entry without a date, so that equal content gives equal bytes."""
     entry = zipfile.ZipInfo(name)
     entry.external_attr = 0o600 << 16  # as `writestr` gives to a plain name: the owner may read what is unpacked
     return entry
 
 
 def read(path: Path) -> ModelFile:
-    """Read a whole file.
-
-    Raises:
-        ConfigError: h5py is not installed.
-        DataError: missing or damaged, or of a newer format.
-    """
+    """Read a whole file."""
     keras_h5.h5py_module()  # before `reading`, for which everything is the file's fault
     with opened(path, MAGIC, _KIND) as file:
         return parse(str(path), file, size_of(file))
 
 
 def parse(where: str, file: BinaryIO, size: int) -> ModelFile:
-    """Read the content of a file.
-
-    Args:
-        where: it comes from, for messages.
-        file: the content.
-        size: its bytes.
-
-    Raises:
-        DataError: it is damaged, or of a newer format.
-    """
+    """Read a file's content of `size` bytes; `where` names it in messages."""
     with reading(where), zipfile.ZipFile(file) as archive:
         members = members_of(where, archive)
         config = parse_json(f"{where}:{_CONFIG}", member(where, archive, members, _CONFIG, size, _MAX_JSON))
@@ -173,11 +134,7 @@ def parse(where: str, file: BinaryIO, size: int) -> ModelFile:
 
 
 def open_weights(path: Path) -> io.BytesIO:
-    """Return the member with the weights, as `load_weights` needs it.
-
-    Raises:
-        DataError: missing or damaged.
-    """
+    """Return the member with the weights."""
     where = str(path)
     with opened(path, MAGIC, _KIND) as file, reading(where), zipfile.ZipFile(file) as archive:
         return _hdf5(where, archive, members_of(where, archive), size_of(file))
@@ -192,11 +149,7 @@ def _hdf5(where: str, archive: zipfile.ZipFile, members: dict[str, zipfile.ZipIn
 
 
 def members_of(where: str, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """Return the members of an archive by name.
-
-    Raises:
-        DataError: they are too many, or two have one name.
-    """
+    """Return the members of an archive by name; refuse duplicates and too many."""
     infos = archive.infolist()
     members = {info.filename: info for info in infos}
     if len(infos) > _MAX_MEMBERS or len(members) != len(infos):
@@ -207,19 +160,7 @@ def members_of(where: str, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInf
 def member(
     where: str, archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], name: str, size: int, limit: int | None
 ) -> bytes:
-    """Return a member's content.
-
-    Args:
-        where: the file, for messages.
-        archive: open.
-        members: by name.
-        name: the member's.
-        size: of the file.
-        limit: the most bytes that the content may have; None for as many as the file can hold.
-
-    Raises:
-        DataError: it is not there, or not as it is declared.
-    """
+    """Return a member's content; refuse declared sizes that the file cannot back, or above `limit`."""
     info = members.get(name)
     if info is None:
         raise DataError(f"{where}: no {name} in the archive; found {', '.join(sorted(members)[:10]) or 'nothing'}")
@@ -239,12 +180,12 @@ def member(
 
 
 def _seed(where: str, metadata: dict[str, Any]) -> int | None:
-    own = metadata.get("dptrain")
-    if own is None:
+    ours = metadata.get("dptrain")
+    if ours is None:
         return None
-    if not isinstance(own, dict) or type(own.get("format")) is not int or own["format"] > _FORMAT:
-        raise DataError(f"{where}: format {str(own)[:80]}, this build reads <= {_FORMAT}")
-    seed = own.get("seed")
+    if not isinstance(ours, dict) or type(ours.get("format")) is not int or ours["format"] > _FORMAT:
+        raise DataError(f"{where}: format {str(ours)[:80]}, this build reads <= {_FORMAT}")
+    seed = ours.get("seed")
     if type(seed) is not int:
         raise DataError(f"{where}: seed {str(seed)[:80]!r}, expected an integer")
     return check_seed(seed)

@@ -1,10 +1,9 @@
-"""A checkpoint's manifest: its files, and in which of them each part of each array lies.
+"""A checkpoint's manifest: its files, and where each part of each array lies.
 
-Each rank writes the parts that it owns; the manifest joins them. Whoever loads them, on whatever mesh, finds there
-which bytes of which file hold what it needs, and the SHA-256 of these bytes: a block is as many rows of a part as fit
-into `BLOCK` bytes, one at least. So nobody reads a whole file for a slice of it, and no damaged byte is loaded.
-
-Anybody may have written a manifest: `Manifest.parsed` accepts only one whose parts tile their arrays and their files.
+Each rank writes the parts that it owns; the manifest joins them. A rank that loads them, on whatever mesh, finds there
+which bytes of which file it needs, and their SHA-256: a block is as many rows of a part as fit into `BLOCK` bytes, at
+least one. So nobody reads a whole file for a slice of it, and no damaged byte is loaded. Anybody may have written a
+manifest: `Manifest.parsed` accepts only one whose parts tile their arrays and their files.
 """
 
 import hashlib
@@ -36,83 +35,58 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file of a checkpoint.
+    """A file of a checkpoint."""
 
-    Attributes:
-        size: in bytes.
-        checked: how many of the first bytes `sha256` is of: all, but of a file of arrays the header.
-        sha256: as above.
-    """
-
-    size: int
-    checked: int
+    size: int  # in bytes
+    checked: int  # leading bytes that `sha256` covers: all, or the header of a file of arrays
     sha256: str
 
 
 @dataclass(frozen=True)
 class StoredPart:
-    """A part of an array in a file, in C order, little-endian.
-
-    Attributes:
-        file: its name.
-        offset: of the first byte.
-        start: where the part begins in the array.
-        shape: of the part.
-        sha256: of each block, see `blocks`.
-    """
+    """A part of an array in a file, in C order, little-endian."""
 
     file: str
-    offset: int
-    start: Shape
+    offset: int  # of its first byte
+    start: Shape  # where it begins in the array
     shape: Shape
-    sha256: tuple[str, ...]
+    sha256: tuple[str, ...]  # of each block, see `blocks`
 
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array of a checkpoint, as a whole.
-
-    Attributes:
-        dtype: its name.
-        shape: of all parts together.
-        parts: a grid of them that tiles it.
-    """
+    """An array of a checkpoint, as a whole."""
 
     dtype: str
     shape: Shape
-    parts: tuple[StoredPart, ...]
+    parts: tuple[StoredPart, ...]  # a grid that tiles the array
 
 
 @dataclass(frozen=True)
-class Described:
-    """What a manifest says of some files, and of the parts of arrays in them.
-
-    Attributes:
-        files: by name.
-        arrays: by name.
-    """
+class Entries:
+    """A manifest's entries of some files, and of the parts of arrays in them, by name."""
 
     files: Mapping[str, StoredFile]
     arrays: Mapping[str, StoredArray]
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON can carry it."""
-        files = {name: [one.size, one.checked, one.sha256] for name, one in self.files.items()}
+        """Return the entries in JSON."""
+        files = {name: [file.size, file.checked, file.sha256] for name, file in self.files.items()}
         arrays = {}
-        for name, one in self.arrays.items():
-            parts = [[part.file, part.offset, part.start, part.shape, part.sha256] for part in one.parts]
-            arrays[name] = [one.dtype, one.shape, parts]
+        for name, array in self.arrays.items():
+            parts = [[part.file, part.offset, part.start, part.shape, part.sha256] for part in array.parts]
+            arrays[name] = [array.dtype, array.shape, parts]
         return {"files": files, "arrays": arrays}
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Self:
-        """Return what `as_json` returned; anything else raises what it raises."""
-        files = {name: StoredFile(*one) for name, one in found["files"].items()}
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the entries of `as_json`; foreign data raise whatever they raise."""
+        files = {name: StoredFile(*values) for name, values in fields["files"].items()}
         arrays = {}
-        for name, (dtype, shape, listed) in found["arrays"].items():
+        for name, (dtype, shape, listed) in fields["arrays"].items():
             parts = [
-                StoredPart(file, offset, tuple(start), tuple(own), tuple(digests))
-                for file, offset, start, own, digests in listed
+                StoredPart(file, offset, tuple(start), tuple(part_shape), tuple(digests))
+                for file, offset, start, part_shape, digests in listed
             ]
             arrays[name] = StoredArray(dtype, tuple(shape), tuple(parts))
         return cls(files, arrays)
@@ -120,58 +94,46 @@ class Described:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint holds.
+    """Content of a checkpoint."""
 
-    Attributes:
-        step: of the training, that it was saved after.
-        value: says which checkpoint is the best, the lowest; None where it is not compared.
-        mesh: length of each axis of the mesh on which it was saved.
-        files: by name, all but the manifest.
-        arrays: by name.
-    """
-
-    step: int
-    value: float | None
-    mesh: Mapping[str, int]
-    files: Mapping[str, StoredFile]
-    arrays: Mapping[str, StoredArray]
+    step: int  # of the training
+    value: float | None  # the lowest is the best; None where it is not compared
+    mesh: Mapping[str, int]  # length of each axis of the mesh that saved it
+    files: Mapping[str, StoredFile]  # by name, without the manifest
+    arrays: Mapping[str, StoredArray]  # by name
 
     def encoded(self) -> bytes:
         """Return the content of the file."""
         return sealed(self.as_json())
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON can carry it."""
-        about = {"schema": _SCHEMA, "step": self.step, "value": self.value, "mesh": dict(self.mesh)}
-        return about | Described(self.files, self.arrays).as_json()
+        """Return the manifest in JSON."""
+        header = {"schema": _SCHEMA, "step": self.step, "value": self.value, "mesh": dict(self.mesh)}
+        return header | Entries(self.files, self.arrays).as_json()
 
     @classmethod
     def parsed(cls, content: bytes) -> Self:
-        """Return what a manifest says.
-
-        Raises:
-            DataError: it is not as it was written, of another version, or does not say what a manifest has to.
-        """
-        found = _unsealed(content)
-        if found is None:
+        """Return the manifest in a file's content; refuse damaged ones and other schemas."""
+        fields = _unsealed(content)
+        if fields is None:
             raise DataError(f"damaged: {MANIFEST} is not as it was written")
-        schema = found.get("schema")
+        schema = fields.get("schema")
         if type(schema) is int and schema != _SCHEMA:
             raise DataError(f"schema {str(schema)[:20]}, this build reads {_SCHEMA}")
         try:
-            made = cls.from_json(found)
-            problem = made._problem() if schema == _SCHEMA else f"schema {_shown(schema)}"
+            manifest = cls.from_json(fields)
+            problem = manifest._problem() if schema == _SCHEMA else f"schema {_shown(schema)}"
         except (KeyError, TypeError, ValueError, AttributeError):
             problem = "it has another shape"
         if problem:
             raise DataError(f"damaged: {MANIFEST} is none of a checkpoint: {problem}")
-        return made
+        return manifest
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Self:
-        """Return what `as_json` returned; anything else raises what it raises."""
-        held = Described.from_json(found)
-        return cls(found["step"], found["value"], dict(found["mesh"]), held.files, held.arrays)
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the manifest of `as_json`; foreign data raise whatever they raise."""
+        entries = Entries.from_json(fields)
+        return cls(fields["step"], fields["value"], dict(fields["mesh"]), entries.files, entries.arrays)
 
     def _problem(self) -> str:
         """Return what is wrong, or an empty string."""
@@ -205,16 +167,16 @@ class Manifest:
         return "" if _is_grid(array) else "slices overlap, or leave gaps"
 
     def _untiled(self) -> str:
-        """Return which file is not its header and the parts in it, one behind the other; or an empty string."""
-        held: dict[str, list[tuple[int, int]]] = {name: [] for name in self.files}
+        """Return which file is not exactly its header and its parts, one behind the other; or an empty string."""
+        ranges: dict[str, list[tuple[int, int]]] = {name: [] for name in self.files}
         for array in self.arrays.values():
             for part in array.parts:
                 nbytes = math.prod(part.shape) * np.dtype(array.dtype).itemsize
                 if nbytes:
-                    held[part.file].append((part.offset, nbytes))
+                    ranges[part.file].append((part.offset, nbytes))
         for name, file in self.files.items():
             end = file.checked
-            for offset, nbytes in sorted(held[name]):
+            for offset, nbytes in sorted(ranges[name]):
                 if offset != end:
                     return f"slices overlap, or leave gaps, in {name}"
                 end += nbytes
@@ -225,26 +187,15 @@ class Manifest:
 
 @dataclass(frozen=True)
 class PartOf:
-    """Of which array a part is.
+    """Which part of which array."""
 
-    Attributes:
-        array: its name.
-        start: where the part begins in it.
-        shape: of the whole array.
-    """
-
-    array: str
-    start: Shape
-    shape: Shape
+    array: str  # its name
+    start: Shape  # where the part begins in it
+    shape: Shape  # of the whole array
 
 
 def blocks(shape: Sequence[int], itemsize: int) -> Iterator[tuple[int, int]]:
-    """Yield the first row, and the row after the last, of each block of a part; a scalar is one row.
-
-    Args:
-        shape: of the part.
-        itemsize: bytes of an element.
-    """
+    """Yield the first row, and the row after the last, of each block of a part; a scalar is one row."""
     return _blocks(shape, itemsize, None)
 
 
@@ -258,57 +209,51 @@ def _blocks(shape: Sequence[int], itemsize: int, most: int | None) -> Iterator[t
         yield start, min(start + step, rows)
 
 
-def described(name: str, pieces: Sequence[Piece], parts: Mapping[str, PartOf] | None) -> Described:
-    """Return what a manifest says of a file, and of the parts of arrays in it.
-
-    Args:
-        name: of the file.
-        pieces: its content; of a file of arrays the header of safetensors and the values of each part.
-        parts: of a file of arrays, by name in it.
-    """
+def described(name: str, pieces: Sequence[Piece], parts: Mapping[str, PartOf] | None) -> Entries:
+    """Return the entries of a file, and of the parts of arrays in it, for a manifest."""
     size = sum(map(len, pieces))
     if parts is None:
         digest = hashlib.sha256()
-        for one in pieces:
-            digest.update(one)
-        return Described({name: StoredFile(size, size, digest.hexdigest())}, {})
+        for piece in pieces:
+            digest.update(piece)
+        return Entries({name: StoredFile(size, size, digest.hexdigest())}, {})
     header, *values = pieces
-    listed = {key: one for key, one in json.loads(bytes(header[8:])).items() if key != "__metadata__"}
+    listed = {key: tensor for key, tensor in json.loads(bytes(header[8:])).items() if key != "__metadata__"}
     arrays = {}
-    for (key, about), value in zip(listed.items(), values, strict=True):
+    for (key, tensor), value in zip(listed.items(), values, strict=True):
         of = parts[key]
-        own, dtype = tuple(about["shape"]), _dtype_of(about["dtype"])
-        width = math.prod(own[1:]) * dtype.itemsize
+        part_shape, dtype = tuple(tensor["shape"]), _dtype_of(tensor["dtype"])
+        width = math.prod(part_shape[1:]) * dtype.itemsize
         digests = tuple(
             hashlib.sha256(value[first * width : last * width]).hexdigest()
-            for first, last in blocks(own, dtype.itemsize)
+            for first, last in blocks(part_shape, dtype.itemsize)
         )
-        offset = len(header) + about["data_offsets"][0]
-        arrays[of.array] = StoredArray(dtype.name, of.shape, (StoredPart(name, offset, of.start, own, digests),))
-    return Described({name: StoredFile(size, len(header), hashlib.sha256(header).hexdigest())}, arrays)
+        offset = len(header) + tensor["data_offsets"][0]
+        arrays[of.array] = StoredArray(dtype.name, of.shape, (StoredPart(name, offset, of.start, part_shape, digests),))
+    return Entries({name: StoredFile(size, len(header), hashlib.sha256(header).hexdigest())}, arrays)
 
 
-def joined(all_of: Sequence[Described]) -> Described:
-    """Return what a manifest says of several files, of one rank or of all, from what it says of each."""
+def joined(all_of: Sequence[Entries]) -> Entries:
+    """Return the union of entries, of one rank or of all."""
     files: dict[str, StoredFile] = {}
     arrays: dict[str, StoredArray] = {}
-    for own in all_of:
-        files |= own.files
-        for name, one in own.arrays.items():
+    for entries in all_of:
+        files |= entries.files
+        for name, array in entries.arrays.items():
             before = arrays[name].parts if name in arrays else ()
-            arrays[name] = StoredArray(one.dtype, one.shape, (*before, *one.parts))
-    return Described(files, arrays)
+            arrays[name] = StoredArray(array.dtype, array.shape, (*before, *array.parts))
+    return Entries(files, arrays)
 
 
 def sealed(manifest: Mapping[str, Any]) -> bytes:
-    """Return a manifest with its own hash, which a manifest that was read must be equal to byte for byte."""
+    """Return a manifest with its own hash; reading compares it byte for byte."""
     text = {name: value for name, value in manifest.items() if name != "sha256"}
     text["sha256"] = hashlib.sha256(json.dumps(text).encode()).hexdigest()
     return json.dumps(text).encode()
 
 
 def _unsealed(content: bytes) -> dict[str, Any] | None:
-    """Return the manifest that `sealed` has made; None for anything else."""
+    """Return the manifest that `sealed` encoded; None for anything else."""
     try:
         manifest = json.loads(content)
         return manifest if isinstance(manifest, dict) and sealed(manifest) == content else None
@@ -317,14 +262,14 @@ def _unsealed(content: bytes) -> dict[str, Any] | None:
 
 
 def _is_grid(array: StoredArray) -> bool:
-    """Whether the parts are all cells of a grid, each of them once: then they tile the array."""
+    """Whether the parts are all cells of a grid, each once: then they tile the array."""
     starts = [sorted({part.start[axis] for part in array.parts}) for axis in range(len(array.shape))]
     cells = {part.start for part in array.parts}
     if not cells or len(cells) != len(array.parts) or len(cells) != math.prod(map(len, starts)):
         return False
     ends = [
-        dict(zip(own, [*own[1:], length], strict=True)) if own and own[0] == 0 else {}
-        for own, length in zip(starts, array.shape, strict=True)
+        dict(zip(axis_starts, [*axis_starts[1:], length], strict=True)) if axis_starts and axis_starts[0] == 0 else {}
+        for axis_starts, length in zip(starts, array.shape, strict=True)
     ]
     return all(
         all(
@@ -336,13 +281,13 @@ def _is_grid(array: StoredArray) -> bool:
 
 
 def _dtype_of(name: str) -> np.dtype[Any]:
-    """Return the type that safetensors calls so, such as "F32"."""
+    """Return the type of a safetensors name such as "F32"."""
     kinds = {"F": "f", "I": "i", "U": "u"}
     return np.dtype(bool) if name == "BOOL" else np.dtype(f"<{kinds[name[0]]}{int(name[1:]) // 8}")
 
 
 def _are_counts(numbers: Sequence[Any]) -> bool:
-    return all(type(one) is int and 0 <= one < _MOST for one in numbers)
+    return all(type(number) is int and 0 <= number < _MOST for number in numbers)
 
 
 def _are_lengths(shape: Shape) -> bool:

@@ -1,11 +1,10 @@
-"""ONNX: the program of `predict` in the words of other runtimes.
+"""ONNX: the program of `predict` for other runtimes.
 
-A file has one graph with a node for each op, or a few: each op's record says which (`program.onnx_graph`). Inputs have
-the names of the model's inputs and any number of rows; outputs are `output`, or named as the model's. What a layer does
-to raw numbers (Normalization, Rescaling) is inside. What Python does before, such as numbering a table's categories, is
-not: the file's metadata has it as "preprocessing", JSON as in a `.keras` file.
-
-The operators are those of opset 18, which ONNX Runtime 1.14 and later execute.
+A file has one graph with a node or a few for each op, as the op's record says (`program.onnx_graph`). Inputs have the
+names of the model's inputs and any number of rows; outputs are `output`, or named as the model's. Preprocessing by
+layers (Normalization, Rescaling) is inside. Preprocessing in Python, such as numbering a table's categories, is not:
+the file's metadata has it as "preprocessing", JSON as in a `.keras` file. The operators are those of opset 18, which
+ONNX Runtime 1.14 and later execute.
 """
 
 import itertools
@@ -35,11 +34,7 @@ _MAX_BYTES = 2**31 - 1
 
 
 def onnx_module() -> ModuleType:
-    """Return onnx.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Return onnx, or raise a ConfigError that says how to install it."""
     try:
         import onnx
         import onnx.checker
@@ -52,16 +47,12 @@ def onnx_module() -> ModuleType:
 
 
 def encode(model: Any) -> bytes:
-    """Return the content of a file.
-
-    Raises:
-        ConfigError: onnx is not installed; or ONNX cannot say what the model computes: names the op, and its layer.
-    """
+    """Return the content of a file."""
     onnx = onnx_module()
     axes = open_axes(model)
     program = prediction(model, _LENGTHS[0] if axes else None)
     if program.updates:
-        named = ", ".join(one.path for one in program.updates)
+        named = ", ".join(variable.path for variable in program.updates)
         raise ConfigError(f"not supported in ONNX: a prediction that changes variables ({named})")
     names = model._expected_data.input_names
     if len(names) != len(program.inputs):
@@ -69,49 +60,41 @@ def encode(model: Any) -> bytes:
     inputs = dict(zip(program.inputs, names, strict=True))
     outputs = {path: _name("" if path == "output" else path, "output") for path in tree.leaves(model._prediction)}
     outputs = {path: f"output_{name}" if name in names else name for path, name in outputs.items()}
-    made = model_of(program, inputs, outputs, model.name)
+    onnx_model = model_of(program, inputs, outputs, model.name)
     if axes:
         for length in _LENGTHS[1:]:
-            _open_axes(model, made, _of_length(model, length, inputs, outputs))
+            _open_axes(model, onnx_model, _of_length(model, length, inputs, outputs))
     if model._preprocessing is not None:
-        onnx.helper.set_model_props(made, {"preprocessing": json.dumps(model._preprocessing.to_dict())})
-    size = made.ByteSize()
+        onnx.helper.set_model_props(onnx_model, {"preprocessing": json.dumps(model._preprocessing.to_dict())})
+    size = onnx_model.ByteSize()
     if size > _MAX_BYTES:
         raise ConfigError(f"not supported in ONNX: a model of {size:,} bytes in one file, which holds 2 GB at most")
-    onnx.checker.check_model(made)
-    content: bytes = made.SerializeToString(deterministic=True)
+    onnx.checker.check_model(onnx_model)
+    content: bytes = onnx_model.SerializeToString(deterministic=True)
     return content
 
 
 def _of_length(model: Any, length: int, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> Any:
-    """Return the model for inputs of another size.
-
-    Raises:
-        ConfigError: it cannot take it.
-    """
+    """Return the exported model for inputs of another length."""
     try:
         return model_of(prediction(model, length), inputs, outputs, model.name)
     except ConfigError as error:
-        about = f"model {model.name!r} does not take all lengths that are None, such as {length}"
-        raise ConfigError(f"not supported in ONNX: {about}: {error}") from error
+        problem = f"model {model.name!r} does not take all lengths that are None, such as {length}"
+        raise ConfigError(f"not supported in ONNX: {problem}: {error}") from error
 
 
-def _open_axes(model: Any, made: Any, other: Any) -> None:
-    """Let the lengths be open in which two exports of a model differ, for inputs of two sizes.
-
-    Raises:
-        ConfigError: what is computed differs as well.
-    """
-    for node, same in itertools.zip_longest(made.graph.node, other.graph.node):
+def _open_axes(model: Any, exported: Any, other: Any) -> None:
+    """Make lengths symbolic in which two exports of a model, for inputs of two lengths, differ."""
+    for node, same in itertools.zip_longest(exported.graph.node, other.graph.node):
         if node != same:
             kind = "" if node is None else f": {node.op_type} {node.name!r}"
             raise ConfigError(f"not supported in ONNX: model {model.name!r} depends on lengths that are None{kind}")
-    if list(made.graph.initializer) != list(other.graph.initializer):
-        pairs = zip(made.graph.initializer, other.graph.initializer, strict=True)
-        first = next(one.name for one, same in pairs if one != same)
-        users = ", ".join(f"{node.op_type} {node.name!r}" for node in made.graph.node if first in node.input)
+    if list(exported.graph.initializer) != list(other.graph.initializer):
+        pairs = zip(exported.graph.initializer, other.graph.initializer, strict=True)
+        first = next(constant.name for constant, same in pairs if constant != same)
+        users = ", ".join(f"{node.op_type} {node.name!r}" for node in exported.graph.node if first in node.input)
         raise ConfigError(f"not supported in ONNX: model {model.name!r} depends on lengths that are None: {users}")
-    for ends, same_ends in ((made.graph.input, other.graph.input), (made.graph.output, other.graph.output)):
+    for ends, same_ends in ((exported.graph.input, other.graph.input), (exported.graph.output, other.graph.output)):
         for end, same in zip(ends, same_ends, strict=True):
             dims = end.type.tensor_type.shape.dim
             for axis, (dim, same_dim) in enumerate(zip(dims, same.type.tensor_type.shape.dim, strict=True)):
@@ -121,34 +104,24 @@ def _open_axes(model: Any, made: Any, other: Any) -> None:
 
 
 def _name(path: str, kind: str) -> str:
-    """Return the name of one of several inputs or outputs, of which some have a number only."""
+    """Return the name of an input or output, which may only have a number."""
     return f"{kind}_{path}" if path[:1].isdigit() else path or kind
 
 
 def model_of(program: Program, inputs: Mapping[str, str], outputs: Mapping[str, str], name: str) -> Any:
-    """Return a program as onnx's model.
-
-    Args:
-        program: of symbolic rows.
-        inputs: names in the file by names in the program.
-        outputs: likewise.
-        name: of the graph.
-
-    Raises:
-        ConfigError: as `encode`.
-    """
+    """Return a program of symbolic rows as an ONNX model; `inputs` and `outputs` give names in the file."""
     onnx, graph = onnx_module(), OnnxGraph()
     values: dict[Tensor, Value] = {}
     for path, tensor in program.inputs.items():
         values[tensor] = graph.add_input(inputs[path], tensor)
     for variable, tensor in program.state.items():
-        own = variable.path if variable.path not in graph.constants else f"{variable.path} ({len(graph.constants)})"
-        values[tensor] = graph.constant(variable.numpy(), name=own)
+        label = variable.path if variable.path not in graph.constants else f"{variable.path} ({len(graph.constants)})"
+        values[tensor] = graph.constant(variable.numpy(), name=label)
     for tensor in program.tensors:
         if tensor in values:
             continue
         if tensor.op is not None:
-            values[tensor] = graph.lower(tensor, [values[one] for one in tensor.inputs])
+            values[tensor] = graph.lower(tensor, [values[operand] for operand in tensor.inputs])
         elif tensor.counts_rows:
             rows = graph.rows(int(tensor.attributes["rows"]))
             values[tensor] = graph.cast(graph.reshape(rows, ()), tensor.dtype)
@@ -163,9 +136,9 @@ def model_of(program: Program, inputs: Mapping[str, str], outputs: Mapping[str, 
         onnx.helper.make_graph(
             [_node(onnx, node) for node in nodes],
             re.sub(r"\W", "_", name) or "model",
-            [_about(onnx, inputs[path], tensor) for path, tensor in program.inputs.items()],
-            [_about(onnx, outputs[path], tensor) for path, tensor in results.items()],
-            [onnx.numpy_helper.from_array(one, each) for each, one in graph.constants.items() if each in read],
+            [_value_info(onnx, inputs[path], tensor) for path, tensor in program.inputs.items()],
+            [_value_info(onnx, outputs[path], tensor) for path, tensor in results.items()],
+            [onnx.numpy_helper.from_array(array, each) for each, array in graph.constants.items() if each in read],
         ),
         producer_name="dptrain",
         producer_version=__version__,
@@ -176,27 +149,28 @@ def model_of(program: Program, inputs: Mapping[str, str], outputs: Mapping[str, 
 
 def _needed(nodes: Sequence[Node], names: set[str]) -> list[Node]:
     """Return the nodes that values of these names need, in order."""
-    kept = []
+    needed = []
     for node in reversed(nodes):
         if node.output in names:
-            kept.append(node)
+            needed.append(node)
             names |= set(node.inputs)
-    return kept[::-1]
+    return needed[::-1]
 
 
 def _node(onnx: ModuleType, node: Node) -> Any:
-    """Return onnx's node; an attribute that is a type is onnx's number of it."""
+    """Return onnx's node; types among attributes become onnx's numbers of them."""
     attributes = {
-        name: onnx.helper.np_dtype_to_tensor_dtype(one) if isinstance(one, np.dtype) else one
-        for name, one in node.attributes.items()
+        name: onnx.helper.np_dtype_to_tensor_dtype(value) if isinstance(value, np.dtype) else value
+        for name, value in node.attributes.items()
     }
     return onnx.helper.make_node(node.kind, node.inputs, [node.output], name=node.output, **attributes)
 
 
-def _about(onnx: ModuleType, name: str, tensor: Tensor) -> Any:
-    """Return the name, the type and the shape of an input or an output, whose rows may be any number."""
+def _value_info(onnx: ModuleType, name: str, tensor: Tensor) -> Any:
+    """Return name, type and shape of an input or output, with any number of rows."""
     kind = onnx.helper.np_dtype_to_tensor_dtype(tensor.dtype)
     shape = [
-        ("rows" if one.scale == 1 else f"{one.scale}*rows") if hasattr(one, "scale") else one for one in tensor.shape
+        ("rows" if length.scale == 1 else f"{length.scale}*rows") if hasattr(length, "scale") else length
+        for length in tensor.shape
     ]
     return onnx.helper.make_tensor_value_info(name, kind, shape)

@@ -1,10 +1,9 @@
 """An optimizer's state as Keras' list of variables.
 
 Keras numbers them: 0 the iterations (integer), 1 the learning rate (absent where a schedule gives it), then the slots
-in the order in which they were made, which is `Optimizer.variables`. An optimizer that has made no update is written
-with the first two alone. A `MultiOptimizer` has both, and then the variables of each of its optimizers.
-
-Source: `build` of the optimizers in keras/src/optimizers, Keras 3.15.
+in the order of their creation, which is `Optimizer.variables`. An optimizer that made no update is written with the
+first two alone. A `MultiOptimizer` has both, and then the variables of each of its optimizers. Source: `build` of the
+optimizers in keras/src/optimizers, Keras 3.15.
 """
 
 from collections.abc import Sequence
@@ -19,32 +18,37 @@ from dptrain.registry.names import snake_case
 from dptrain.saving.reading import Array, Stored
 
 
-def arrays(optimizer: Optimizer, own: Sequence[Variable], dtype: str) -> list[Array]:
-    """Return the state, the variables `own` of an optimizer, as Keras' variables, the learning rate in a dtype."""
+def arrays(optimizer: Optimizer, variables: Sequence[Variable], dtype: str) -> list[Array]:
+    """Return an optimizer's variables as Keras', with the learning rate in `dtype`."""
     if isinstance(optimizer, LossScaleOptimizer):
-        count, rate, *scale = [one.numpy() for one in optimizer._own_variables]
-        inner = arrays(optimizer.inner_optimizer, own[len(optimizer._own_variables) :], dtype)
+        count, rate, *scale = [variable.numpy() for variable in optimizer._own_variables]
+        inner = arrays(optimizer.inner_optimizer, variables[len(optimizer._own_variables) :], dtype)
         return [count.astype(np.int32), rate.astype(dtype), *scale, *inner]
-    return _arrays(optimizer, own, dtype, used=int(own[0]) > 0)
+    return _arrays(optimizer, variables, dtype, used=int(variables[0]) > 0)
 
 
-def _arrays(optimizer: Optimizer, own: Sequence[Variable], dtype: str, *, used: bool) -> list[Array]:
-    count = own[0].numpy()
+def _arrays(optimizer: Optimizer, variables: Sequence[Variable], dtype: str, *, used: bool) -> list[Array]:
+    count = variables[0].numpy()
     result = [count.astype(np.int32 if count < 2**31 else np.int64)]
     if isinstance(optimizer, MultiOptimizer):
-        inner = [_arrays(each, part, dtype, used=used) for each, part in _parts(optimizer, own)]
-        return [*result, own[1].numpy().astype(dtype), *(array for each in inner for array in each)]
-    rest = [one.numpy() for one in own[1:]] if used else [one.numpy() for one in own[1 : _scalars(optimizer)]]
+        inner = [_arrays(each, part, dtype, used=used) for each, part in _parts(optimizer, variables)]
+        return [*result, variables[1].numpy().astype(dtype), *(array for each in inner for array in each)]
+    rest = (
+        [variable.numpy() for variable in variables[1:]]
+        if used
+        else [variable.numpy() for variable in variables[1 : _scalars(optimizer)]]
+    )
     if not optimizer._follows_schedule:
         rest[0] = rest[0].astype(dtype)
     return result + rest
 
 
-def _parts(optimizer: MultiOptimizer, own: Sequence[Variable]) -> list[tuple[Optimizer, list[Variable]]]:
-    """Return the optimizers within another one, and which of its variables are theirs."""
-    ids = [{id(one) for one in each.variables} for each in optimizer.optimizers]
+def _parts(optimizer: MultiOptimizer, variables: Sequence[Variable]) -> list[tuple[Optimizer, list[Variable]]]:
+    """Return the inner optimizers, each with its variables."""
+    ids = [{id(variable) for variable in each.variables} for each in optimizer.optimizers]
     return [
-        (each, [one for one in own if id(one) in known]) for each, known in zip(optimizer.optimizers, ids, strict=True)
+        (each, [variable for variable in variables if id(variable) in members])
+        for each, members in zip(optimizer.optimizers, ids, strict=True)
     ]
 
 
@@ -56,53 +60,48 @@ def _scalars(optimizer: Optimizer) -> int:
 
 
 def read(
-    where: str, optimizer: Optimizer, own: Sequence[Variable], stored: Sequence[Stored]
+    where: str, optimizer: Optimizer, variables: Sequence[Variable], stored: Sequence[Stored]
 ) -> tuple[dict[Variable, Array], str]:
-    """Return new values of an optimizer that is built, and why there are none, if there should be.
-
-    Args:
-        where: the file, for messages.
-        optimizer: whose they may be.
-        own: its variables in Keras' order.
-        stored: Keras' variables.
-
-    Raises:
-        DataError: iterations or learning rate are out of range.
-    """
+    """Return new values of a built optimizer's variables from Keras', and a reason where they do not fit."""
     if isinstance(optimizer, LossScaleOptimizer):
         first = len(optimizer._own_variables)
-        found, reason = read(where, optimizer.inner_optimizer, own[first:], stored[first:])
-        scale = [one.read() for one in stored[2:first]]
-        if reason or [np.shape(one) for one in scale] != [(), ()] or not 0 < float(scale[1]) < np.inf:
+        inner, reason = read(where, optimizer.inner_optimizer, variables[first:], stored[first:])
+        scale = [array.read() for array in stored[2:first]]
+        if reason or [np.shape(array) for array in scale] != [(), ()] or not 0 < float(scale[1]) < np.inf:
             return {}, reason or "Skipping variable loading for optimizer 'loss_scale_optimizer', which has no scale."
         return {
-            **found,
-            **{one: np.asarray(new).astype(one.dtype) for one, new in zip(own[2:first], scale, strict=True)},
+            **inner,
+            **{
+                variable: np.asarray(new).astype(variable.dtype)
+                for variable, new in zip(variables[2:first], scale, strict=True)
+            },
         }, ""
-    shapes, wanted = [one.shape for one in stored], [one.shape for one in own]
-    if shapes == [()] * _scalars(optimizer) != wanted and int(stored[0].read()) == 0:
+    shapes, expected = [array.shape for array in stored], [variable.shape for variable in variables]
+    if shapes == [()] * _scalars(optimizer) != expected and int(stored[0].read()) == 0:
         return {}, ""  # it was never used, as it is here
-    if shapes != wanted:
-        if len(shapes) != len(wanted):
-            reason = f"it has {len(wanted)} variables whereas the saved optimizer has {len(shapes)} variables."
+    if shapes != expected:
+        if len(shapes) != len(expected):
+            reason = f"it has {len(expected)} variables whereas the saved optimizer has {len(shapes)} variables."
         else:
-            number = next(n for n, pair in enumerate(zip(shapes, wanted, strict=True)) if pair[0] != pair[1])
-            reason = f"its variable {number} has shape {wanted[number]}, the saved optimizer's {shapes[number]}."
+            number = next(n for n, pair in enumerate(zip(shapes, expected, strict=True)) if pair[0] != pair[1])
+            reason = f"its variable {number} has shape {expected[number]}, the saved optimizer's {shapes[number]}."
         name = snake_case(type(optimizer).__name__)
         return {}, f"Skipping variable loading for optimizer '{name}', because {reason}"
     if isinstance(optimizer, MultiOptimizer):
-        at, count = dict(zip(own, stored, strict=True)), optimizer._own_variables[0]
+        at, count = dict(zip(variables, stored, strict=True)), optimizer._own_variables[0]
         loaded = {count: _iterations(where, at[count].read()).astype(count.dtype)}
-        for each, part in _parts(optimizer, own):
-            loaded |= read(where, each, part, [at[one] for one in part])[0]
+        for each, part in _parts(optimizer, variables):
+            loaded |= read(where, each, part, [at[variable] for variable in part])[0]
         return loaded, ""
-    values: list[Any] = [one.read() for one in stored]
-    if any(one.dtype.kind not in "iuf" for one in values):
+    values: list[Any] = [array.read() for array in stored]
+    if any(value.dtype.kind not in "iuf" for value in values):
         raise DataError(f"{where}: the optimizer's variables are no real numbers")
     _iterations(where, values[0])
     if not optimizer._follows_schedule:
-        values[1] = np.float64(_rate(where, float(own[1]), values[1]))
-    return {one: np.asarray(value).astype(one.dtype) for one, value in zip(own, values, strict=True)}, ""
+        values[1] = np.float64(_rate(where, float(variables[1]), values[1]))
+    return {
+        variable: np.asarray(value).astype(variable.dtype) for variable, value in zip(variables, values, strict=True)
+    }, ""
 
 
 def _iterations(where: str, stored: Array) -> Array:
@@ -112,7 +111,7 @@ def _iterations(where: str, stored: Array) -> Array:
 
 
 def _rate(where: str, configured: float, stored: Array) -> float:
-    """Return the stored learning rate; where it is the configured one rounded to the variable's dtype, that one."""
+    """Return the stored learning rate; the configured one where the stored one is that, rounded."""
     rate = float(stored)
     if not 0 <= rate < np.inf:
         raise DataError(f"{where}: the optimizer's learning rate is {rate:g}, expected a number from 0")

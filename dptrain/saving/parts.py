@@ -1,4 +1,4 @@
-"""Parts of arrays: which a rank has, and how it reads them from a checkpoint whose parts are others."""
+"""Parts of sharded arrays: which a rank has, and how it reads them from a checkpoint with other parts."""
 
 import hashlib
 import math
@@ -16,92 +16,59 @@ from dptrain.saving.manifest import Shape, StoredArray, StoredPart, blocks
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What this rank has of a variable.
+    """This rank's part of a variable."""
 
-    Attributes:
-        variable: that holds it.
-        start: where it begins in the whole.
-        whole: shape of the whole.
-        ranks: those that have the same; the first of them writes it, and reads it for all.
-        is_here: whether this rank has any of it: a stage of a pipeline has nothing of another one's.
-    """
-
-    variable: Variable
-    start: Shape
-    whole: Shape
-    ranks: Communicator
-    is_here: bool = True
+    variable: Variable  # that holds it
+    start: Shape  # where it begins in the whole
+    whole: Shape  # shape of the whole
+    ranks: Communicator  # ranks with the same part; the first writes it, and reads it for all
+    is_here: bool = True  # False for a variable of another pipeline stage
 
     def of(self, value: Array) -> Array:
         """Return this part of a value, which is whole, or this part already."""
-        own = self.variable.shape
-        if value.shape == own:
+        shape = self.variable.shape
+        if value.shape == shape:
             return value
         if not self.is_here:
-            return np.empty(own, value.dtype)
-        return value[tuple(slice(first, first + length) for first, length in zip(self.start, own, strict=True))]
+            return np.empty(shape, value.dtype)
+        return value[tuple(slice(first, first + length) for first, length in zip(self.start, shape, strict=True))]
 
 
 def read_part(folder: Directory, array: StoredArray, start: Sequence[int], shape: Sequence[int]) -> Array:
-    """Return a part of an array, of which only the blocks are read that it needs.
-
-    Args:
-        folder: the checkpoint.
-        array: as its manifest says.
-        start: where the part begins.
-        shape: of the part.
-
-    Raises:
-        OSError: a file cannot be read.
-        DataError: a file is too short, or a block is not as it was written.
-    """
+    """Return a part of an array; only the blocks that it needs are read, and checked."""
     # A scalar is an array of one row.
-    found = np.empty(tuple(shape) or (1,), np.dtype(array.dtype).newbyteorder("<"))
-    wanted = list(zip(tuple(start) or (0,), found.shape, strict=True))
+    target = np.empty(tuple(shape) or (1,), np.dtype(array.dtype).newbyteorder("<"))
+    region = list(zip(tuple(start) or (0,), target.shape, strict=True))
     for part in array.parts:
-        own = list(zip(part.start or (0,), part.shape or (1,), strict=True))
-        if (common := overlap(wanted, own)) is not None:
-            _fill(found, folder, part, common, [first for first, _ in wanted], [first for first, _ in own])
-    return found.reshape(tuple(shape)).astype(array.dtype, copy=False)
+        stored = list(zip(part.start or (0,), part.shape or (1,), strict=True))
+        if (common := overlap(region, stored)) is not None:
+            _fill(target, folder, part, common, [first for first, _ in region], [first for first, _ in stored])
+    return target.reshape(tuple(shape)).astype(array.dtype, copy=False)
 
 
-def overlap(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> list[tuple[int, int]] | None:
-    """Return what two slices have in common, from where to where along each axis; None for nothing.
-
-    Args:
-        one: where it begins, and its length, along each axis.
-        other: likewise.
-    """
-    found = [
+def overlap(region: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> list[tuple[int, int]] | None:
+    """Return the intersection of two slices, each (begin, length) per axis, as (begin, end); None where empty."""
+    common = [
         (max(first, begin), min(first + length, begin + extent))
-        for (first, length), (begin, extent) in zip(one, other, strict=True)
+        for (first, length), (begin, extent) in zip(region, other, strict=True)
     ]
-    return found if all(begin < end for begin, end in found) else None
+    return common if all(begin < end for begin, end in common) else None
 
 
 def _fill(
-    found: Array,
+    target: Array,
     folder: Directory,
     part: StoredPart,
     common: Sequence[tuple[int, int]],
     start: Sequence[int],
     origin: Sequence[int],
 ) -> None:
-    """Copy what a stored part and the wanted one have in common.
-
-    Args:
-        found: the wanted part.
-        folder: the checkpoint.
-        part: that is stored.
-        common: in the whole array, as `overlap`.
-        start: where the wanted part begins there.
-        origin: where the stored one does.
-    """
+    """Copy the intersection of a stored part, which begins at `origin`, and the target, at `start`."""
     beside = part.shape[1:]
-    width = math.prod(beside) * found.itemsize
+    width = math.prod(beside) * target.itemsize
     (first, last), *others = common
     with folder.open(part.file) as file:
-        for (begin, end), digest in zip(blocks(part.shape, found.itemsize), part.sha256, strict=True):
+        for (begin, end), digest in zip(blocks(part.shape, target.itemsize), part.sha256, strict=True):
             low, high = max(first, origin[0] + begin), min(last, origin[0] + end)
             if low >= high:
                 continue
@@ -112,10 +79,10 @@ def _fill(
                     f"{folder.path}: damaged: {part.file} is not what was written, from byte "
                     f"{part.offset + begin * width} on"
                 )
-            rows = np.frombuffer(content, found.dtype).reshape(end - begin, *beside)
-            taken = [slice(low - origin[0] - begin, high - origin[0] - begin)]
-            given = [slice(low - start[0], high - start[0])]
+            rows = np.frombuffer(content, target.dtype).reshape(end - begin, *beside)
+            source = [slice(low - origin[0] - begin, high - origin[0] - begin)]
+            destination = [slice(low - start[0], high - start[0])]
             for axis, (left, right) in enumerate(others, 1):
-                taken.append(slice(left - origin[axis], right - origin[axis]))
-                given.append(slice(left - start[axis], right - start[axis]))
-            found[tuple(given)] = rows[tuple(taken)]
+                source.append(slice(left - origin[axis], right - origin[axis]))
+                destination.append(slice(left - start[axis], right - start[axis]))
+            target[tuple(destination)] = rows[tuple(source)]

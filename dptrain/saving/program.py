@@ -42,11 +42,11 @@ _MAX_CHECKED = 1 << 28
 
 
 def attribute_of(value: Any) -> Any:
-    """Return an op's attribute as JSON can hold it."""
+    """Return an op's attribute in JSON."""
     if isinstance(value, Dim):
         return {"rows": value.scale}
     if isinstance(value, tuple | list):
-        return [attribute_of(one) for one in value]
+        return [attribute_of(entry) for entry in value]
     value = value.item() if isinstance(value, np.generic) else value
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -60,42 +60,36 @@ def attribute_from(value: Any, rows: int | None = None) -> Any:
         if not is_length(scale) or len(value) > 1:
             raise DataError(f"{short(dict(value))}: expected a length")
         return Dim.rows(rows, scale)
-    return tuple(attribute_from(one, rows) for one in value) if isinstance(value, list) else value
+    return tuple(attribute_from(entry, rows) for entry in value) if isinstance(value, list) else value
 
 
 def encode(model: Any) -> bytes:
-    """Return the program of a model's `predict_step`.
-
-    Raises:
-        ConfigError: it has an op of the user's own, or an output that does not depend on the inputs.
-    """
-    about, arrays = _described(prediction(model))
+    """Return the program of a model's `predict_step`."""
+    description, arrays = _described(prediction(model))
     symbols = model._input_symbols
-    about |= {"dtype": model.dtype_policy.name, "inputs": tree.map_leaves(lambda path, _: path or "input", symbols)}
-    return pack(arrays, about | {"outputs": model._prediction}, _KIND)
+    description |= {
+        "dtype": model.dtype_policy.name,
+        "inputs": tree.map_leaves(lambda path, _: path or "input", symbols),
+    }
+    return pack(arrays, description | {"outputs": model._prediction}, _KIND)
 
 
 def prediction(model: Any, length: int | None = None) -> Program:
     """Return the program of a model's `predict_step`, for any number of rows.
 
-    Args:
-        model: that predicts.
-        length: of the first axis whose length is not known; that of the second is 2520 more, and so on.
-
-    Raises:
-        ConfigError: as `encode`.
+    The first unknown length of an input becomes `length`, the second 2520 more, and so on.
     """
     symbols = model._input_symbols
-    if length is None and any(is_open(one.shape[1:]) for one in tree.leaves(symbols)):
-        shapes = ", ".join(str(read(one.shape)) for one in tree.leaves(symbols))
+    if length is None and any(is_open(symbol.shape[1:]) for symbol in tree.leaves(symbols)):
+        shapes = ", ".join(str(read(symbol.shape)) for symbol in tree.leaves(symbols))
         raise ConfigError(f"not supported: exporting a model of inputs {shapes}, where more than the rows is None")
 
-    def predicted(*given: Tensor) -> Mapping[str, Any]:
-        each = iter(given)
-        found: Mapping[str, Any] = model._make_step("predict").function(
+    def predicted(*tensors: Tensor) -> Mapping[str, Any]:
+        each = iter(tensors)
+        outputs: Mapping[str, Any] = model._make_step("predict").function(
             (tree.map_leaves(lambda *_: next(each), symbols),)
         )
-        return found
+        return outputs
 
     if model._fixed_batch_size is not None:
         raise ConfigError(f"not supported: exporting a model whose batch_size is fixed, to {model._fixed_batch_size}")
@@ -103,10 +97,10 @@ def prediction(model: Any, length: int | None = None) -> Program:
     lengths = {name: 2520 * number + (length or 0) for number, name in enumerate(open_axes(model))}
     inputs = {
         path or "input": (
-            (rows, *(n if is_number(n) else lengths[n.name] for n in one.shape[1:])),
-            model._data_dtype if one.dtype.kind in "fV" else one.dtype,
+            (rows, *(n if is_number(n) else lengths[n.name] for n in symbol.shape[1:])),
+            model._data_dtype if symbol.dtype.kind in "fV" else symbol.dtype,
         )
-        for path, one in tree.flatten(symbols)
+        for path, symbol in tree.flatten(symbols)
     }
     program = unrolled(trace(predicted, inputs))
     if missing := [name for name in tree.leaves(model._prediction) if name not in program.outputs]:
@@ -120,8 +114,8 @@ def prediction(model: Any, length: int | None = None) -> Program:
 
 
 def open_axes(model: Any) -> list[str]:
-    """Return the names of the lengths of a model's inputs that are not known, without the rows, each once."""
-    shapes = [one.shape[1:] for one in tree.leaves(model._input_symbols)]
+    """Return the names of unknown lengths of a model's inputs, except the rows, each once."""
+    shapes = [symbol.shape[1:] for symbol in tree.leaves(model._input_symbols)]
     return list(dict.fromkeys(n.name for shape in shapes for n in shape if not is_number(n)))
 
 
@@ -134,139 +128,113 @@ def _described(program: Program) -> tuple[dict[str, Any], Arrays]:
         numbers[tensor] = len(nodes)
         nodes.append(node)
 
-    for name, one in program.inputs.items():
-        add(one, {"input": name, "shape": attribute_of(one.shape), "dtype": one.dtype.name})
-    for variable, one in program.state.items():
+    for name, tensor in program.inputs.items():
+        add(tensor, {"input": name, "shape": attribute_of(tensor.shape), "dtype": tensor.dtype.name})
+    for variable, tensor in program.state.items():
         path = variable.path if variable.path not in arrays else f"{variable.path} ({len(arrays)})"
-        add(one, {"variable": path})
+        add(tensor, {"variable": path})
         arrays[path] = variable.numpy()
     paths = dict(zip(program.state, list(arrays), strict=True))
-    for one in program.tensors:
-        if one in numbers:
+    for tensor in program.tensors:
+        if tensor in numbers:
             continue
-        if one.op is not None:
-            if OPS.get(one.op.name) is not one.op:
-                raise ConfigError(f"not supported: {one.op}, an op of your own, in an exported program")
-            attributes = {name: attribute_of(value) for name, value in one.attributes.items()}
-            inputs = [numbers[each] for each in one.inputs]
-            add(one, {"op": one.op.name, "inputs": inputs, "attributes": attributes})
-        elif one.counts_rows:
-            add(one, {"rows": one.attributes["rows"], "dtype": one.dtype.name})
+        if tensor.op is not None:
+            if OPS.get(tensor.op.name) is not tensor.op:
+                raise ConfigError(f"not supported: {tensor.op}, an op of your own, in an exported program")
+            attributes = {name: attribute_of(value) for name, value in tensor.attributes.items()}
+            inputs = [numbers[each] for each in tensor.inputs]
+            add(tensor, {"op": tensor.op.name, "inputs": inputs, "attributes": attributes})
+        elif tensor.counts_rows:
+            add(tensor, {"rows": tensor.attributes["rows"], "dtype": tensor.dtype.name})
         else:
-            arrays[f"constants/{len(nodes)}"] = one.numpy()
-            add(one, {"constant": f"constants/{len(nodes)}"})
-    results = {name: numbers[one] for name, one in program.outputs.items()}
-    updates = {paths[variable]: numbers[one] for variable, one in program.updates.items()}
+            arrays[f"constants/{len(nodes)}"] = tensor.numpy()
+            add(tensor, {"constant": f"constants/{len(nodes)}"})
+    results = {name: numbers[tensor] for name, tensor in program.outputs.items()}
+    updates = {paths[variable]: numbers[tensor] for variable, tensor in program.updates.items()}
     return {"nodes": nodes, "results": results, "updates": updates}, arrays
 
 
 @dataclass(eq=False)
 class StoredProgram:
-    """What a file holds.
+    """Content of a file."""
 
-    Attributes:
-        where: it comes from, for messages.
-        about: the JSON.
-        arrays: constants by name.
-        state: the variables by path.
-    """
-
-    where: str
-    about: dict[str, Any]
-    arrays: Arrays
-    state: dict[str, Variable]
+    where: str  # names the file in messages
+    description: dict[str, Any]  # the JSON
+    arrays: Arrays  # constants by name
+    state: dict[str, Variable]  # variables by path
 
     def program(self, rows: int) -> Program:
-        """Return the program for a number of rows.
-
-        Raises:
-            DataError: the file is no program that dptrain can execute.
-        """
-        made: list[Tensor] = []
+        """Return the program for a number of rows; refuse what dptrain cannot execute."""
+        tensors: list[Tensor] = []
         inputs: dict[str, Tensor] = {}
         state: dict[Variable, Tensor] = {}
         with reading(self.where), tracing():
-            for node in self.about["nodes"]:
+            for node in self.description["nodes"]:
                 if "op" in node:
-                    made.append(self._made(node, made, rows))
+                    tensors.append(self._call_op(node, tensors, rows))
                 elif "input" in node:
                     shape = attribute_from(node["shape"], rows)
                     if not (isinstance(shape, tuple) and all(map(is_length, shape)) and is_type_name(node["dtype"])):
                         raise DataError(f"{self.where}: an input of {short(node['dtype'])} {short(node['shape'])}")
-                    made.append(placeholder(shape, node["dtype"], f"input_{len(inputs)}"))
-                    inputs[node["input"]] = made[-1]
+                    tensors.append(placeholder(shape, node["dtype"], f"input_{len(inputs)}"))
+                    inputs[node["input"]] = tensors[-1]
                 elif "variable" in node:
                     variable = self.state[node["variable"]]
-                    made.append(placeholder(variable.shape, variable.dtype, variable.path, variable))
-                    state[variable] = made[-1]
+                    tensors.append(placeholder(variable.shape, variable.dtype, variable.path, variable))
+                    state[variable] = tensors[-1]
                 elif "rows" in node:
                     if not (is_length(node["rows"]) and is_type_name(node["dtype"])):
                         raise DataError(f"{self.where}: {short(node['rows'])} times the rows, {short(node['dtype'])}")
-                    made.append(row_count(constant(rows * node["rows"], node["dtype"]), node["rows"]))
+                    tensors.append(row_count(constant(rows * node["rows"], node["dtype"]), node["rows"]))
                 else:
-                    made.append(constant(self.arrays[node["constant"]]))
-            outputs = {name: made[number] for name, number in self.about["results"].items()}
-            updates = {self.state[path]: made[number] for path, number in self.about["updates"].items()}
+                    tensors.append(constant(self.arrays[node["constant"]]))
+            outputs = {name: tensors[number] for name, number in self.description["results"].items()}
+            updates = {self.state[path]: tensors[number] for path, number in self.description["updates"].items()}
         return Program(inputs, state, outputs, updates, rows=rows)
 
-    def _made(self, node: Mapping[str, Any], made: Sequence[Tensor], rows: int) -> Tensor:
+    def _call_op(self, node: Mapping[str, Any], tensors: Sequence[Tensor], rows: int) -> Tensor:
         op, numbers = OPS.get(node["op"]), node["inputs"]
         if op is None:
             raise DataError(f"{self.where}: op {str(node['op'])[:80]!r}, which this version does not have")
-        if not all(type(number) is int and 0 <= number < len(made) for number in numbers):
-            raise DataError(f"{self.where}: op {op.name!r} has inputs {str(numbers)[:80]}, of {len(made)}")
-        given = [made[number] for number in numbers]
-        if op.operands is not None and len(given) != op.operands:
-            raise DataError(f"{self.where}: op {op.name!r} of {len(given)} inputs, expected {op.operands}")
+        if not all(type(number) is int and 0 <= number < len(tensors) for number in numbers):
+            raise DataError(f"{self.where}: op {op.name!r} has inputs {str(numbers)[:80]}, of {len(tensors)}")
+        operands = [tensors[number] for number in numbers]
+        if op.operands is not None and len(operands) != op.operands:
+            raise DataError(f"{self.where}: op {op.name!r} of {len(operands)} inputs, expected {op.operands}")
         attributes = {name: attribute_from(value, rows) for name, value in node["attributes"].items()}
         check_attributes(op, attributes, self.where)
-        if all(one.value is not None for one in given):
-            shape = op.shape(*(one.shape for one in given), **attributes)
-            if size(shape) > _MAX_FOLDED + 2 * math.prod(int(n) for one in given for n in one.shape):
+        if all(operand.value is not None for operand in operands):
+            shape = op.shape(*(operand.shape for operand in operands), **attributes)
+            if size(shape) > _MAX_FOLDED + 2 * math.prod(int(n) for operand in operands for n in operand.shape):
                 raise DataError(f"{self.where}: a constant of shape {shape}, too large to be made")
-        return op(*given, **attributes)
+        return op(*operands, **attributes)
 
 
 def decode(content: bytes, where: str) -> StoredProgram:
-    """Return the program that `encode` wrote.
-
-    Args:
-        content: what `encode` returned.
-        where: it comes from, for messages.
-
-    Raises:
-        DataError: it is damaged, or no program that dptrain can execute.
-    """
-    about, arrays = unpack(content, where, _KIND, _ADVICE)
+    """Return the program that `encode` wrote; `where` names it in messages."""
+    description, arrays = unpack(content, where, _KIND, _ADVICE)
     with reading(where):
-        paths = [node["variable"] for node in about["nodes"] if "variable" in node]
+        paths = [node["variable"] for node in description["nodes"] if "variable" in node]
         state = {path: Variable(arrays.pop(path), path, trainable=False) for path in paths}
-    found = StoredProgram(where, about, arrays, state)
-    _require_sound(found.program(2), where)  # what is wrong with it is said now
-    return found
+    stored = StoredProgram(where, description, arrays, state)
+    _require_sound(stored.program(2), where)  # what is wrong with it is said now
+    return stored
 
 
 def _require_sound(program: Program, where: str) -> None:
-    """Refuse a program whose ops do not make of zeros what their records say.
+    """Refuse a program whose ops, on zeros, do not give the declared shapes.
 
-    NumPy looks where compiled code does not: at places outside of an array, for one.
-
-    Args:
-        program: of a file, for few rows.
-        where: it comes from, for messages.
-
-    Raises:
-        DataError: it is such a program.
+    NumPy checks what compiled code does not, such as indices outside an array.
     """
-    for one in program.tensors:
-        if one.op is not None and size(one.shape) > _MAX_CHECKED:
-            raise DataError(f"{where}: {one.op.name!r} of shape {one.shape} for two rows, too large")
+    for tensor in program.tensors:
+        if tensor.op is not None and size(tensor.shape) > _MAX_CHECKED:
+            raise DataError(f"{where}: {tensor.op.name!r} of shape {tensor.shape} for two rows, too large")
 
-    def check(made: Tensor) -> None:
-        assert made.op is not None
-        assert made.value is not None
-        if made.value.shape != made.shape:
-            raise DataError(f"{where}: {made.op.name!r} gives {made.value.shape}, expected {made.shape}")
+    def check(tensor: Tensor) -> None:
+        assert tensor.op is not None
+        assert tensor.value is not None
+        if tensor.value.shape != tensor.shape:
+            raise DataError(f"{where}: {tensor.op.name!r} gives {tensor.value.shape}, expected {tensor.shape}")
 
     with reading(where), watching(check):
-        evaluate(program, {name: np.zeros(one.shape, one.dtype) for name, one in program.inputs.items()})
+        evaluate(program, {name: np.zeros(tensor.shape, tensor.dtype) for name, tensor in program.inputs.items()})

@@ -1,7 +1,7 @@
-"""Reading files that anybody may have written: nothing is allocated for a size that was not checked before.
+"""Reading files that anybody may have written: nothing is allocated for an unchecked size.
 
-What a file holds is first listed by name, shape and dtype, then compared with the model, and only what fits is read.
-NaN and infinities in weights are loaded as they are: the file of a training that diverged can be looked into.
+A file's arrays are first listed by name, shape and dtype, then compared with the model, and only what fits is read. NaN
+and infinities in weights are loaded as they are, so that the file of a diverged training can be inspected.
 """
 
 import json
@@ -32,39 +32,26 @@ _FLOATS = ("float16", "float32", "float64")
 
 @dataclass(frozen=True)
 class Stored:
-    """An array in a file, not read yet.
+    """An array in a file, not read yet."""
 
-    Attributes:
-        shape: as the file declares it.
-        dtype: its name in NumPy, or what the file calls it.
-        read: reads it; call it only where `shape` is the expected one.
-        where: its place in the file.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-    read: Callable[[], Array]
-    where: str
+    shape: tuple[int, ...]  # as the file declares it
+    dtype: str  # NumPy's name, or what the file calls it
+    read: Callable[[], Array]  # reads it; call it only where `shape` is the expected one
+    where: str  # its place in the file
 
 
 @dataclass(eq=False)
 class Loaded:
-    """What a file says.
+    """What a file gives a model."""
 
-    Attributes:
-        values: new ones of variables.
-        warnings: what was left out, one line each.
-        stores: arrays by name of layers that load them by a `load_own_variables` of the user's.
-        skip_mismatch: whether an error there is a warning.
-    """
-
-    values: dict[Variable, Array] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
+    values: dict[Variable, Array] = field(default_factory=dict)  # new values of variables
+    warnings: list[str] = field(default_factory=list)  # what was skipped, one line each
+    # Arrays by name, of layers whose class overrides `load_own_variables`
     stores: dict[Layer, dict[str, Array]] = field(default_factory=dict)
-    skip_mismatch: bool = False
+    skip_mismatch: bool = False  # whether an error there is a warning
 
     def assign(self) -> None:
-        """Give the variables their values."""
+        """Assign the values to the variables."""
         of_layers = [variable for layer in self.stores for variable in layer._own]
         with TURNS.of(writes=frozenset([*self.values, *of_layers])):
             for variable, value in self.values.items():
@@ -81,14 +68,7 @@ class Loaded:
 def share(
     comm: Communicator, loaded: Loaded | None, variables: Sequence[Variable], layers: Sequence[Layer] = ()
 ) -> Loaded:
-    """Return rank 0's `loaded` on every rank. Collective.
-
-    Args:
-        comm: the ranks.
-        loaded: on rank 0; None elsewhere.
-        variables: all that it may be about, in the same order on all ranks.
-        layers: likewise, those with stores.
-    """
+    """Return rank 0's `loaded` on every rank; `variables` and `layers` are in the same order on all. Collective."""
     fact = None
     if loaded is not None:
         if comm.size == 1:
@@ -99,7 +79,7 @@ def share(
             if layer in loaded.stores
         ]
         fact = [
-            [n for n, one in enumerate(variables) if one in loaded.values],
+            [n for n, variable in enumerate(variables) if variable in loaded.values],
             loaded.warnings,
             stores,
             loaded.skip_mismatch,
@@ -111,26 +91,26 @@ def share(
         for name, (dtype, shape) in arrays.items():
             store[name] = np.empty(shape, dtype) if loaded is None else loaded.stores[layers[number]][name].copy()
             comm.broadcast(store[name].reshape(-1).view(np.uint8))
-    for one in (variables[n] for n in numbers):
-        own = np.empty(one.shape, one.dtype) if loaded is None else loaded.values[one]
-        result.values[one] = np.array(own, one.dtype, order="C")
-        comm.broadcast(result.values[one])
+    for variable in (variables[n] for n in numbers):
+        value = np.empty(variable.shape, variable.dtype) if loaded is None else loaded.values[variable]
+        result.values[variable] = np.array(value, variable.dtype, order="C")
+        comm.broadcast(result.values[variable])
     return result
 
 
 def portable(array: Array) -> Array:
-    """Return an array as files of weights have it, of its `portable_dtype`."""
+    """Return an array for files of weights, of its `portable_dtype`."""
     return array.astype(portable_dtype(array.dtype), copy=False)
 
 
 def portable_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type of an array in files of weights: bfloat16, of which HDF5 and NumPy know nothing, is float32."""
+    """Return the dtype of an array in files of weights: float32 for bfloat16, which HDF5 and NumPy lack."""
     return np.dtype(np.float32) if dtype == BFLOAT16 else dtype
 
 
 @contextmanager
 def reading(where: str) -> Iterator[None]:
-    """Turn whatever reading a damaged or foreign file raises into a `DataError` of one line that begins with `where`.
+    """Turn any error of reading a damaged or foreign file into a `DataError` of one line that begins with `where`.
 
     The libraries that parse these formats raise nearly every built-in exception on hostile bytes.
     """
@@ -159,16 +139,7 @@ def reading(where: str) -> Iterator[None]:
 
 @contextmanager
 def opened(path: Path, magic: bytes, kind: str) -> Iterator[BinaryIO]:
-    """Open a file that must begin with `magic`.
-
-    Args:
-        path: the file.
-        magic: its first bytes.
-        kind: of file, for the message ("an HDF5 file").
-
-    Raises:
-        DataError: missing, unreadable, or another kind of file.
-    """
+    """Open a file that must begin with `magic`; messages call it a `kind`."""
     with reading(str(path)), open_regular(path) as file:
         first = file.read(len(magic))
         if first != magic:
@@ -183,10 +154,10 @@ def guess(first: bytes) -> str:
     """Return what a file with these first bytes may be, for a message."""
     if first[:1] == b"\x80" and first[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
         return " (a pickle? pickles can run code and are never loaded)"
-    known = {b"PK": "a zip archive?", b"\x89HDF": "HDF5?", b"\x1f\x8b": "gzip?", b"version": "a Git LFS pointer?"}
-    found = next((what for start, what in known.items() if first.startswith(start)), "")
-    found = found or ("HTML?" if first.lstrip()[:1] == b"<" else "")
-    return f" ({found})" if found else ""
+    formats = {b"PK": "a zip archive?", b"\x89HDF": "HDF5?", b"\x1f\x8b": "gzip?", b"version": "a Git LFS pointer?"}
+    name = next((what for start, what in formats.items() if first.startswith(start)), "")
+    name = name or ("HTML?" if first.lstrip()[:1] == b"<" else "")
+    return f" ({name})" if name else ""
 
 
 def size_of(file: BinaryIO) -> int:
@@ -195,55 +166,38 @@ def size_of(file: BinaryIO) -> int:
 
 
 def parse_json(where: str, text: bytes) -> dict[str, Any]:
-    """Return the JSON object in `text`, of bounded size.
-
-    Raises:
-        DataError: it is no JSON object.
-    """
+    """Return the JSON object in `text`, of bounded size; refuse anything else."""
     with reading(where):
-        found = json.loads(text.decode("utf-8"))
-    if not isinstance(found, dict):
-        raise DataError(f"{where}: expected a JSON object, found {type(found).__name__}")
-    return found
+        value = json.loads(text.decode("utf-8"))
+    if not isinstance(value, dict):
+        raise DataError(f"{where}: expected a JSON object, found {type(value).__name__}")
+    return value
 
 
 def fill(
     where: str, variables: Mapping[str, Variable], stored: Mapping[str, Stored], *, skip_mismatch: bool
 ) -> tuple[dict[Variable, Array], list[str]]:
-    """Read all weights of a model.
-
-    Args:
-        where: the file, for messages.
-        variables: the weights by path.
-        stored: what the file holds, by path in the model where it has one.
-        skip_mismatch: leave layers that do not fit as they are.
-
-    Returns:
-        The new values, and what did not fit, which is nothing unless `skip_mismatch`.
-
-    Raises:
-        DataError: names or shapes differ; lists every difference.
-    """
+    """Read all weights of a model; return new values and mismatches, an error without `skip_mismatch`."""
     differences: dict[str, list[str]] = {}
-    for path, one in variables.items():
-        found, kinds = stored.get(path), _FLOATS if one.dtype.kind in "fV" else (one.dtype.name,)
-        if found is None:
+    for path, variable in variables.items():
+        array, kinds = stored.get(path), _FLOATS if variable.dtype.kind in "fV" else (variable.dtype.name,)
+        if array is None:
             problem = f"{path}: not in the file"
-        elif found.shape != one.shape:
-            problem = f"{path}: model {one.shape}, file {found.shape}"
-        elif found.dtype not in kinds:
-            problem = f"{path}: dtype {found.dtype}, expected {', '.join(kinds)}"
+        elif array.shape != variable.shape:
+            problem = f"{path}: model {variable.shape}, file {array.shape}"
+        elif array.dtype not in kinds:
+            problem = f"{path}: dtype {array.dtype}, expected {', '.join(kinds)}"
         else:
             continue
         differences.setdefault(_layer(path), []).append(problem)
-    for path, found in stored.items():
+    for path, array in stored.items():
         if path not in variables:
-            differences.setdefault(_layer(path), []).append(f"{found.where}: not in the model")
+            differences.setdefault(_layer(path), []).append(f"{array.where}: not in the model")
     listed = [problem for problems in differences.values() for problem in problems]
     if listed and not skip_mismatch:
         raise DataError(f"{where}: the weights do not fit the model: {joined(listed)}")
-    fitting = {path: one for path, one in variables.items() if _layer(path) not in differences}
-    return {one: stored[path].read().astype(one.dtype) for path, one in fitting.items()}, listed
+    fitting = {path: variable for path, variable in variables.items() if _layer(path) not in differences}
+    return {variable: stored[path].read().astype(variable.dtype) for path, variable in fitting.items()}, listed
 
 
 def joined(problems: Sequence[str]) -> str:

@@ -1,7 +1,6 @@
-"""The models in the folders that trainings and sweeps leave.
+"""The models in the folders of runs and sweeps.
 
-model.keras        a run's model at its end; best.keras where a monitored metric said which epoch was best
-models/*.keras     those that a sweep has kept
+model.keras: a run's final model. best.keras: its best one, where a metric was monitored. models/*.keras: a sweep's.
 """
 
 from pathlib import Path
@@ -18,16 +17,7 @@ PLAN, MODELS = "sweep.yaml", "models"
 
 
 def model_file(path: Path, *, best: bool = False) -> Path:
-    """Return the model's file: the path itself, or what a folder of a run or a sweep holds. On rank 0.
-
-    Args:
-        path: a `.keras` file, or the folder of a run or of a sweep that has kept one model.
-        best: the run's best model instead of its last.
-
-    Raises:
-        ConfigError: neither a folder nor a `.keras` file; or `best` of a file.
-        DataError: the folder has no model, or more than one, or a link or the like in its place; says what to do.
-    """
+    """Return the model's file: the path itself, or the one in a folder of a run or a sweep. On rank 0."""
     try:
         is_folder = path.is_dir()
         if not is_folder:
@@ -41,7 +31,7 @@ def model_file(path: Path, *, best: bool = False) -> Path:
             if folder.expect(name, FILE) is not None:
                 return path / name
             if folder.kind(PLAN) is not None:
-                return _kept(folder)
+                return _only_model(folder)
         raise DataError(f"{path}: {_missing(path, name)}")
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
@@ -56,9 +46,9 @@ def _no_model(path: Path) -> Exception:
 
 
 def _missing(path: Path, name: str) -> str:
-    """Say why a folder has no such model, and what to do."""
+    """Return why a folder has no such model, and what to do."""
     if not (path / CONFIG).exists():
-        inside = sorted(one.parent.name for one in path.glob(f"*/{MODEL}"))
+        inside = sorted(model.parent.name for model in path.glob(f"*/{MODEL}"))
         hint = f"; did you mean {path / inside[-1]}?" if inside else ""
         return f"no folder of a run: it has neither {name} nor {CONFIG}{hint}"
     if (path / SUMMARY).exists():
@@ -66,19 +56,19 @@ def _missing(path: Path, name: str) -> str:
             return f"no {BEST}: the run monitored no metric; its last model is {MODEL}"
         return f"no {MODEL}: the run is of an earlier version; `python -m dptrain --config {path / CONFIG}` repeats it"
     newest = newest_name(path / CHECKPOINTS)
-    found = "it has no checkpoint" if newest is None else f"its newest checkpoint is {CHECKPOINTS}/{newest}"
+    progress = "it has no checkpoint" if newest is None else f"its newest checkpoint is {CHECKPOINTS}/{newest}"
     resume = f"python -m dptrain --config {path / CONFIG} --out {path}"
-    return f"no {name}: the run has not finished; {found}; `{resume}` finishes it"
+    return f"no {name}: the run has not finished; {progress}; `{resume}` finishes it"
 
 
-def _kept(folder: Directory) -> Path:
-    found = []
+def _only_model(folder: Directory) -> Path:
+    files = []
     if folder.kind(MODELS) is not None:
         with folder.folder(MODELS) as models:
-            found = [name for name in models.names() if name.endswith(".keras") and not name.startswith(".")]
-            if len(found) == 1 and models.expect(found[0], FILE):
-                return models.path / found[0]
-    if not found:
+            files = [name for name in models.names() if name.endswith(".keras") and not name.startswith(".")]
+            if len(files) == 1 and models.expect(files[0], FILE):
+                return models.path / files[0]
+    if not files:
         raise DataError(f"{folder.path}: the sweep has kept no model; --keep best keeps those of its best trial")
-    names = ", ".join(f"{MODELS}/{name}" for name in found[:3]) + (", ..." if len(found) > 3 else "")
-    raise DataError(f"{folder.path}: the sweep has kept {len(found)} models: name one of {names}")
+    names = ", ".join(f"{MODELS}/{name}" for name in files[:3]) + (", ..." if len(files) > 3 else "")
+    raise DataError(f"{folder.path}: the sweep has kept {len(files)} models: name one of {names}")

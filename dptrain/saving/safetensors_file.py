@@ -34,34 +34,25 @@ _DTYPES = {"F16": "float16", "F32": "float32", "F64": "float64", "I32": "int32",
 
 
 def encode(weights: Mapping[str, Array], architecture: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return the content of a file, as `pieces_of_model`."""
+    """Return the content of a file."""
     return b"".join(pieces_of_model(weights, architecture))
 
 
 def pieces_of_model(weights: Mapping[str, Array], architecture: Sequence[Mapping[str, Any]]) -> list[Piece]:
-    """Return the content of a file, the values of large weights where they are.
-
-    Args:
-        weights: by name.
-        architecture: class name and configuration of every layer.
-    """
+    """Return the content of a file in pieces, without copies of large weights."""
     metadata = {"architecture": json.dumps(architecture), "format": "dptrain", "format_version": str(_VERSION)}
     header, *values = pieces(weights, {**metadata, "sha256": _ZEROS})
     digest = hashlib.sha256(header)
-    for one in values:
-        digest.update(one)
+    for value in values:
+        digest.update(value)
     return [bytes(header).replace(_entry(_ZEROS), _entry(digest.hexdigest()), 1), *values]
 
 
 def pieces(arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> list[Piece]:
-    """Return the content of a safetensors file: its header, and the values of arrays where they are.
+    """Return the content of a safetensors file: its header, and arrays' values in place.
 
-    The library copies all values twice, and orders metadata at random: equal files would differ.
-    Source: https://github.com/huggingface/safetensors#format.
-
-    Args:
-        arrays: by name.
-        metadata: in the order in which it is written.
+    The library copies all values twice, and orders metadata at random: equal files would differ. Source:
+    https://github.com/huggingface/safetensors#format.
     """
     # The widest first, as the library has them: so each begins at a multiple of its width.
     ordered = sorted(arrays, key=lambda name: (-portable_dtype(arrays[name].dtype).itemsize, name))
@@ -69,33 +60,24 @@ def pieces(arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = Non
     values: list[Piece] = []
     end = 0
     for name in ordered:
-        one = portable(arrays[name])
-        one = np.ascontiguousarray(one, one.dtype.newbyteorder("<"))
-        begin, end = end, end + one.nbytes
-        dtype = "BOOL" if one.dtype.kind == "b" else f"{one.dtype.kind.upper()}{8 * one.dtype.itemsize}"
+        array = portable(arrays[name])
+        array = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+        begin, end = end, end + array.nbytes
+        dtype = "BOOL" if array.dtype.kind == "b" else f"{array.dtype.kind.upper()}{8 * array.dtype.itemsize}"
         header[name] = {"dtype": dtype, "shape": list(arrays[name].shape), "data_offsets": [begin, end]}
-        values.append(one.reshape(-1).view(np.uint8).data)
+        values.append(array.reshape(-1).view(np.uint8).data)
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # values begin at a multiple of 8, as the library places them
     return [struct.pack("<Q", len(text)) + text, *values]
 
 
 def _entry(digits: str) -> bytes:
-    """Return how the hash stands in the header."""
+    """Return the hash's entry in the header."""
     return f'"sha256":"{digits}"'.encode()
 
 
 def load(path: Path, weights: Mapping[str, Variable], *, skip_mismatch: bool = False) -> Loaded:
-    """Read the weights of a model.
-
-    Args:
-        path: the file.
-        weights: by path.
-        skip_mismatch: as `reading.fill`.
-
-    Raises:
-        DataError: missing, damaged or of a newer version, or names or shapes differ: lists every difference.
-    """
+    """Read the weights of a model."""
     where = str(path)
     _check_header(path)
     with reading(where), safetensors.safe_open(path, framework="numpy") as file:
@@ -113,7 +95,7 @@ def _reader(file: Any, name: str) -> Any:
 
 
 def _check_header(path: Path) -> None:
-    """Check the first eight bytes, the length of the JSON header that follows, before anything parses it."""
+    """Check the length of the JSON header, in the first eight bytes, before anything parses it."""
     with reading(str(path)), open_regular(path) as file:
         first, size = file.read(9), size_of(file)
         (length,) = struct.unpack("<Q", first[:8]) if len(first) == 9 else (0,)
@@ -140,7 +122,7 @@ def _check_metadata(path: Path, metadata: Mapping[str, str]) -> None:
 
 
 def _digest_of_file(path: Path, digits: str) -> str:
-    """Return the SHA-256 of a file with zeros in the place of these digits."""
+    """Return the SHA-256 of a file with zeros in place of these digits."""
     with open_regular(path) as file:
         first = file.read(8)
         header = first + file.read(int.from_bytes(first, "little"))

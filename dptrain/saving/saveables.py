@@ -1,10 +1,8 @@
-"""What of a model has variables of its own in Keras' files, and the path of its group.
+"""Which objects of a model have variables of their own in Keras' files, and the paths of their groups.
 
-Keras goes through attributes by name, those that begin with "_" last, and through lists, tuples and dictionaries in
-them, however deep: a container in a container is "container", the next "container_1". What it meets again is written
-where it was met first.
-
-Source: `_walk_saveable` and `_save_container_state` in keras/src/saving/saving_lib.py, Keras 3.15.
+Keras walks attributes by name, those that begin with "_" last, and lists, tuples and dictionaries in them, however
+deep: a container in a container is "container", the next "container_1". An object that it meets again is written where
+it was met first. Source: `_walk_saveable` and `_save_container_state` in keras/src/saving/saving_lib.py, Keras 3.15.
 """
 
 import functools
@@ -31,24 +29,22 @@ Saveable = Layer | SeedGenerator | Optimizer | Metric
 
 
 def saveables(model: Any, is_group: Callable[[str], bool] | None = None) -> dict[str, Saveable]:
-    """Return what of a model has variables in a file, each once, by the path of its group; the model's is "".
+    """Return a model's objects with variables, each once, by the path of its group; the model's is "".
 
-    Args:
-        model: that is saved or loaded.
-        is_group: whether a file that is read has a group. What is met at several paths is then at the first of those
-            that the file has: earlier versions of Keras and dptrain did not go into containers in containers.
+    An object with several paths has the first that is a group of the file being read, where `is_group` tells: earlier
+    versions of Keras and dptrain did not walk containers in containers.
     """
     paths: dict[int, str] = {}
     met: dict[int, Saveable] = {}
-    found: set[int] = set()
+    in_file: set[int] = set()
 
     def visit(path: str, saveable: Saveable) -> None:
         key = id(saveable)
         is_there = is_group is None or is_group(path)
-        if key in found or (key in met and not is_there):
+        if key in in_file or (key in met and not is_there):
             return
         if is_there:
-            found.add(key)
+            in_file.add(key)
         met[key] = saveable
         paths[key] = path if is_there else paths.get(key, path)
         for name, child in _children(saveable):
@@ -74,16 +70,7 @@ def saveables(model: Any, is_group: Callable[[str], bool] | None = None) -> dict
 
 
 def require_all(variables: Sequence[Variable], written: Collection[int], where: str) -> None:
-    """Refuse a file that lacks a variable.
-
-    Args:
-        variables: of the model that is saved.
-        written: ids of the variables that the file has.
-        where: what is written, for the message.
-
-    Raises:
-        ConfigError: it lacks one.
-    """
+    """Refuse to write a file without some of the variables; `written` has the ids of those in it."""
     missing = [variable.path for variable in variables if id(variable) not in written]
     if missing:
         raise ConfigError(
@@ -93,38 +80,30 @@ def require_all(variables: Sequence[Variable], written: Collection[int], where: 
 
 
 class Store(dict[str, Array]):
-    """What `save_own_variables` puts arrays and variables into.
-
-    Args:
-        layer: whose method it is, for messages.
-    """
+    """The mapping into which `save_own_variables` puts arrays and variables."""
 
     def __init__(self, layer: Layer) -> None:
         super().__init__()
         self._layer = layer
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """Take an array.
-
-        Raises:
-            ConfigError: it is none of numbers, or the name is none of a group's.
-        """
-        about = f"`save_own_variables` of layer {self._layer._display_name!r}: store[{name!r}]"
+        """Store an array of numbers under a plain name."""
+        label = f"`save_own_variables` of layer {self._layer._display_name!r}: store[{name!r}]"
         if not is_plain_name(name):
-            raise ConfigError(f"{about}: expected a name without '/'")
+            raise ConfigError(f"{label}: expected a name without '/'")
         array = portable(np.array(value))
         if array.dtype.kind not in "biufc":
-            raise ConfigError(f"{about} is of dtype {array.dtype}, expected numbers")
+            raise ConfigError(f"{label} is of dtype {array.dtype}, expected numbers")
         super().__setitem__(name, array)
 
 
-def own_stores(model: Any) -> list[Layer]:
-    """Return the layers of which a class of the user's says what is in their groups of files."""
-    return [layer for layer in model._flatten_layers() if has_own_store(layer)]
+def layers_with_stores(model: Any) -> list[Layer]:
+    """Return the layers whose class, the user's, defines the content of their groups."""
+    return [layer for layer in model._flatten_layers() if has_custom_store(layer)]
 
 
-def has_own_store(saveable: Any) -> bool:
-    """Whether it is a layer of which a class of the user's says what is in its group of files."""
+def has_custom_store(saveable: Any) -> bool:
+    """Whether it is a layer whose class, the user's, defines the content of its group."""
     return isinstance(saveable, Layer) and any(
         getattr(type(saveable), name) is not getattr(Layer, name)
         for name in ("save_own_variables", "load_own_variables")
@@ -132,10 +111,7 @@ def has_own_store(saveable: Any) -> bool:
 
 
 def _children(saveable: Saveable) -> Iterator[tuple[str, Any]]:
-    """Yield what a layer is made of as Keras walks it: attributes by name, a model's list of layers among them.
-
-    That of a Sequential and of a functional model comes first.
-    """
+    """Yield a layer's attributes as Keras walks them; a model's list of layers is one, and first in a Sequential."""
     if isinstance(saveable, Layer):
         attributes = {name: value for name, value in vars(saveable).items() if name not in _private_names()}
         if isinstance(saveable, MODELS["Functional"]):
@@ -153,13 +129,13 @@ def _children(saveable: Saveable) -> Iterator[tuple[str, Any]]:
 
 @functools.cache
 def _private_names() -> frozenset[str]:
-    """Return the private attributes that every model or layer has, which hold nothing of the user's."""
+    """Return the private attributes of every model or layer, which hold nothing of the user's."""
     return frozenset(name for name in vars(MODELS["Sequential"]()) if name.startswith("_"))
 
 
 def group_names(members: Sequence[Any]) -> list[str]:
-    """Return the names of the groups of layers, and of containers, that are in a container; of others ""."""
-    taken: Counter[str] = Counter()
+    """Return the group names of layers and containers in a container; "" for other members."""
+    counts: Counter[str] = Counter()
     names = []
     for member in members:
         if holds_parts(member):
@@ -169,8 +145,8 @@ def group_names(members: Sequence[Any]) -> list[str]:
         else:
             names.append("")
             continue
-        names.append(f"{kind}_{taken[kind]}" if taken[kind] else kind)
-        taken[kind] += 1
+        names.append(f"{kind}_{counts[kind]}" if counts[kind] else kind)
+        counts[kind] += 1
     return names
 
 

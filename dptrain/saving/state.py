@@ -1,6 +1,6 @@
-"""Named arrays in one piece of bytes, with what is known of them: where a training stands, or a program's weights.
+"""Named arrays and a JSON object as bytes: the state of a training, or a program's weights.
 
-The format is safetensors; as metadata a JSON object of the caller's, and a checksum of all.
+The format is safetensors, with the JSON and a checksum as metadata.
 """
 
 import hashlib
@@ -29,17 +29,11 @@ _MAX_HEADER = 100_000_000
 _ARRAY = "array of the checkpoint"
 
 
-def pack(arrays: Mapping[str, np.ndarray[Any, Any]], about: Mapping[str, Any], kind: str) -> bytes:
-    """Return arrays in one piece.
-
-    Args:
-        arrays: by name.
-        about: anything that JSON can carry.
-        kind: what this is, and the version of its format.
-    """
-    whole = {name: np.asarray(one, order="C") for name, one in arrays.items()}
-    text = json.dumps(about)
-    halves = [name for name, one in whole.items() if one.dtype == BFLOAT16]  # which safetensors has not for NumPy
+def pack(arrays: Mapping[str, np.ndarray[Any, Any]], description: Mapping[str, Any], kind: str) -> bytes:
+    """Return arrays and a JSON description as bytes; `kind` names the content and its format's version."""
+    whole = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    text = json.dumps(description)
+    halves = [name for name, array in whole.items() if array.dtype == BFLOAT16]  # which safetensors has not for NumPy
     whole |= {name: whole[name].view(np.uint16) for name in halves}
     names = json.dumps(halves) if halves else ""
     metadata = {"format": kind, "about": text, "sha256": _digest(text + names, whole)}
@@ -48,12 +42,13 @@ def pack(arrays: Mapping[str, np.ndarray[Any, Any]], about: Mapping[str, Any], k
 
 
 def read_packed(file: BinaryIO) -> bytes:
-    """Return what `pack` returned; of a file that is longer than its header says, no more than a byte too many."""
+    """Return the bytes of `pack`; of a longer file no more than one extra byte."""
     start = file.read(8)
     header = file.read(min(int.from_bytes(start, "little"), _MAX_HEADER))
     try:
         end = max(
-            (one["data_offsets"][1] for name, one in json.loads(header).items() if name != "__metadata__"), default=0
+            (tensor["data_offsets"][1] for name, tensor in json.loads(header).items() if name != "__metadata__"),
+            default=0,
         )
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         end = 0  # `unpack` says what is wrong
@@ -62,17 +57,7 @@ def read_packed(file: BinaryIO) -> bytes:
 
 
 def unpack(content: bytes, where: str, kind: str, advice: str) -> tuple[dict[str, Any], Arrays]:
-    """Return what `pack` was told, and the arrays.
-
-    Args:
-        content: what `pack` returned.
-        where: it comes from, for messages.
-        kind: as `pack` was told.
-        advice: what to do about a damaged one.
-
-    Raises:
-        DataError: it is damaged, or something else.
-    """
+    """Return the description and the arrays of `pack`; refuse damaged content with `advice`, and other kinds."""
     try:
         arrays = safetensors.numpy.load(content)
         metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__", {})
@@ -89,69 +74,55 @@ def unpack(content: bytes, where: str, kind: str, advice: str) -> tuple[dict[str
 
 
 def variables(model: Any) -> dict[str, Variable]:
-    """Return all that a training of a model changes: weights, random numbers, optimizers, metrics; by unique paths."""
-    taken: dict[str, int] = {}
-    return {numbered(variable.path, taken): variable for variable in model._variables_on_device()}
+    """Return everything that training changes, by unique paths: weights, random numbers, optimizers, metrics."""
+    paths: dict[str, int] = {}
+    return {numbered(variable.path, paths): variable for variable in model._variables_on_device()}
 
 
-def apart(state: Any, prefix: str, arrays: Arrays) -> Any:
-    """Return what callbacks hold as JSON can carry it, with names in the place of arrays.
-
-    Args:
-        state: nested in lists and dictionaries.
-        prefix: of the names.
-        arrays: takes copies of the arrays, by name.
-    """
+def extract_arrays(state: Any, prefix: str, arrays: Arrays) -> Any:
+    """Return callbacks' nested state in JSON, with references to arrays, which are copied into `arrays`."""
     if isinstance(state, np.ndarray):
         arrays[prefix] = np.array(state, order="C")
-        return standing_for(prefix)
+        return array_reference(prefix)
     if isinstance(state, Mapping):
-        return {key: apart(one, f"{prefix}/{key}", arrays) for key, one in state.items()}
+        return {key: extract_arrays(value, f"{prefix}/{key}", arrays) for key, value in state.items()}
     if isinstance(state, list | tuple):
-        return [apart(one, f"{prefix}/{number}", arrays) for number, one in enumerate(state)]
+        return [extract_arrays(value, f"{prefix}/{number}", arrays) for number, value in enumerate(state)]
     return plain(state)
 
 
-def standing_for(name: str) -> dict[str, str]:
-    """Return what stands for an array of this name in what `together` is given."""
+def array_reference(name: str) -> dict[str, str]:
+    """Return the reference to an array, for `insert_arrays`."""
     return {_ARRAY: name}
 
 
-def together(state: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Any:
-    """Return what `apart` was given; tuples are lists."""
+def insert_arrays(state: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Any:
+    """Return the state that `extract_arrays` was given, with lists for tuples."""
     if isinstance(state, dict):
         if state.keys() == {_ARRAY}:
             return arrays[state[_ARRAY]]
-        return {key: together(one, arrays) for key, one in state.items()}
-    return [together(one, arrays) for one in state] if isinstance(state, list) else state
+        return {key: insert_arrays(value, arrays) for key, value in state.items()}
+    return [insert_arrays(value, arrays) for value in state] if isinstance(state, list) else state
 
 
-def encode(model: Any, about: Mapping[str, Any]) -> bytes:
-    """Return where the training of a model stands, with what the caller knows of it."""
-    return pack({path: one.numpy() for path, one in variables(model).items()}, about, _BACKUP)
+def encode(model: Any, metadata: Mapping[str, Any]) -> bytes:
+    """Return the state of a model's training, and a description."""
+    return pack({path: variable.numpy() for path, variable in variables(model).items()}, metadata, _BACKUP)
 
 
 def decode(content: bytes, where: str) -> tuple[dict[str, Any], Arrays]:
-    """Return what `encode` was told, and the values.
-
-    Args:
-        content: what `encode` returned.
-        where: it comes from, for messages.
-
-    Raises:
-        DataError: it is damaged, or something else.
-    """
+    """Return the description and the values of `encode`."""
     return unpack(content, where, _BACKUP, "delete it to start afresh")
 
 
 def restore(model: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Let a model stand where the state of one like it was taken; the optimizer gets its slots, if it has none."""
+    """Restore a model from the state of one like it; the optimizer is built if needed."""
     if model.compiled:
         model._compiled_optimizer.build(model.trainable_weights)
-    found = variables(model)
-    with TURNS.of(writes=frozenset(found.values())):
-        for path, one in found.items():
-            one.assign(arrays[path])
+    by_path = variables(model)
+    with TURNS.of(writes=frozenset(by_path.values())):
+        for path, variable in by_path.items():
+            variable.assign(arrays[path])
 
 
 def _digest(text: str, arrays: Arrays) -> str:

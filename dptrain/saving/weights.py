@@ -1,4 +1,4 @@
-"""Which ending means which format, and how rank 0 writes: whole files or none."""
+"""File formats by extension, and how rank 0 writes: whole files or none."""
 
 import json
 from collections.abc import Callable
@@ -15,22 +15,13 @@ _ADVICE = "choose another path"
 
 
 def require_ending(filepath: str | Path, ending: str) -> None:
-    """Refuse a path with another ending.
-
-    Raises:
-        ConfigError: it has one (a ValueError, as in Keras).
-    """
+    """Refuse a path with another extension (a ValueError, as in Keras)."""
     if not Path(filepath).name.endswith(ending):
         raise ConfigError(f"The filename must end in `{ending}`. Received: filepath={filepath}")
 
 
 def write(path: Path, encode: Callable[[], bytes], *, overwrite: bool) -> None:
-    """Write a file under a temporary name, flush it, and rename it into place. On rank 0.
-
-    Raises:
-        ConfigError: a library that the format needs is not installed.
-        OutputError: the file exists and must not be replaced, or the disk is full or denied; `errno` says which.
-    """
+    """Write a file under a temporary name, flush it, and rename it into place. On rank 0."""
     try:
         exists = path.exists()
     except OSError as error:
@@ -41,11 +32,7 @@ def write(path: Path, encode: Callable[[], bytes], *, overwrite: bool) -> None:
 
 
 def weights_encoder(path: Path) -> Callable[[Any], bytes]:
-    """Return what makes the content of a file of a model's weights, by the file's ending.
-
-    Raises:
-        ConfigError: an ending that is neither `.weights.h5` nor `.safetensors`.
-    """
+    """Return the encoder of a model's weights for a path's extension."""
     if path.name.endswith(".weights.h5"):
         return keras_h5.encode
     if path.name.endswith(".safetensors"):
@@ -56,19 +43,7 @@ def weights_encoder(path: Path) -> Callable[[Any], bytes]:
 def read_weights(
     path: Path, model: Any, *, with_optimizer: bool, skip_mismatch: bool, by_name: bool | None = None
 ) -> Loaded:
-    """Read weights for a model.
-
-    Args:
-        path: ends in `.weights.h5`, `.safetensors` or `.keras`; or in `.h5` or `.hdf5`, as Keras 2's.
-        model: whose they are to be.
-        with_optimizer: whether the optimizer's state is wanted, where the file has it.
-        skip_mismatch: leave layers that do not fit as they are.
-        by_name: of Keras 2's files: whether layers go by their names.
-
-    Raises:
-        ConfigError: another ending, or h5py is not installed; or `by_name` of a file of another kind.
-        DataError: the file is missing or damaged, or names or shapes differ: lists every difference.
-    """
+    """Read weights for a model, and the optimizer's state where wanted and present."""
     of_keras_2 = path.name.endswith((".h5", ".hdf5")) and not path.name.endswith(".weights.h5")
     if by_name is not None and not of_keras_2:
         raise ConfigError(f"`by_name` only supports loading legacy '.h5' or '.hdf5' files. Received: {path}")
@@ -92,12 +67,12 @@ def read_weights(
 def encode_safetensors(model: Any) -> bytes:
     """Return the content of a `.safetensors` file of a model's weights."""
     return safetensors_file.encode(
-        {path: one.numpy() for path, one in model._weights_by_path().items()}, architecture_of(model)
+        {path: weight.numpy() for path, weight in model._weights_by_path().items()}, architecture_of(model)
     )
 
 
 def architecture_of(model: Any) -> list[dict[str, Any]]:
-    """Return class name and configuration of every layer, for people to read: what cannot be written is left out."""
+    """Return class name and configuration of every layer, for people to read; unserializable ones are omitted."""
     architecture = []
     for layer in model.layers:
         try:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dptrain.errors import DataError
 from dptrain.saving import manifest, safetensors_file
-from dptrain.saving.manifest import Described, Manifest, PartOf, blocks, described, joined, sealed
+from dptrain.saving.manifest import Entries, Manifest, PartOf, blocks, described, joined, sealed
 from tests.unit.saving.test_parts import cuts, shapes
 
 JSON = st.recursive(
@@ -154,7 +154,7 @@ def test_two_arrays_do_not_lie_in_one_place():
     assert Manifest.parsed(whole.encoded()) == whole
     (part,) = found.arrays["b"].parts
     one = dataclasses.replace(found.arrays["b"], parts=(dataclasses.replace(part, offset=part.offset - 16),))
-    both = Described(found.files, {"a": found.arrays["a"], "b": one})
+    both = Entries(found.files, {"a": found.arrays["a"], "b": one})
     with pytest.raises(DataError, match="slices overlap, or leave gaps, in x"):
         Manifest.parsed(dataclasses.replace(whole, arrays=both.arrays).encoded())
 

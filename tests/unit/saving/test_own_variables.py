@@ -200,7 +200,7 @@ def test_ranks_get_what_rank_0_has_read(tmp_path):
             else:
                 buffer[...] = sent.pop(0)
 
-    comm, stored = Comm(), (keras_h5.stored_variables(one), saveables.own_stores(one))
+    comm, stored = Comm(), (keras_h5.stored_variables(one), saveables.layers_with_stores(one))
     comm.rank = 0
     reading.share(comm, found, *stored)
     comm.rank = 1
