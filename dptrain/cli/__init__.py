@@ -1,1 +1,1 @@
-"""The command line: one module a subcommand, the configuration, and the run directory that a training leaves."""
+"""The command line: one module a subcommand, the configuration, and the run directory."""

@@ -1,4 +1,4 @@
-"""What watches a metric of a run: early stopping, and best.keras, the model of the best epoch."""
+"""Early stopping, and best.keras, the model of the best epoch."""
 
 import hashlib
 from collections.abc import Mapping
@@ -20,36 +20,22 @@ from dptrain.saving.run_folder import BEST
 
 
 def monitored(config: Config, model: Model | None = None) -> tuple[str, str]:
-    """Return what is watched, and whether "min", "max" or "auto" is good.
-
-    Args:
-        config: of the run.
-        model: compiled, for what its logs will have; None to check the words alone.
-
-    Raises:
-        ConfigError: the model has no such metric, or nobody knows what is good.
-    """
+    """Return the monitored log key and "min", "max" or "auto"; without a model only the words are checked."""
     name, colon, mode = config.train.monitor.partition(":")
     if colon and mode not in ("min", "max"):
         raise ConfigError(f"train.monitor = {config.train.monitor!r}: expected such as {name}:max or {name}:min")
     if model is not None and not model._has_own_steps:
         metrics = model._metrics_by_key
-        known = [f"{prefix}{key}" for prefix in ("val_", "") for key in metrics]
-        if name not in known:
-            raise ConfigError(f"unknown train.monitor {name!r}{suggest(name, known)}")
+        keys = [f"{prefix}{key}" for prefix in ("val_", "") for key in metrics]
+        if name not in keys:
+            raise ConfigError(f"unknown train.monitor {name!r}{suggest(name, keys)}")
         if not mode and direction_of(name, metrics) is None:
             raise ConfigError(f"train.monitor = {name!r}: say what is good, --monitor {name}:max or {name}:min")
     return name, mode or "auto"
 
 
 def early_stopping(config: Config, *, first: int = 0, verbose: int = 0) -> EarlyStopping | None:
-    """Return what ends the training as configured; None where nothing does. In the end the best weights are back.
-
-    Args:
-        config: of the run.
-        first: epoch, counted from 0, that may be the best.
-        verbose: 1 says when it acts.
-    """
+    """Return the configured early stopping, which restores the best weights, or None."""
     if config.train.early_stopping is None:
         return None
     name, mode = monitored(config)
@@ -60,19 +46,7 @@ def early_stopping(config: Config, *, first: int = 0, verbose: int = 0) -> Early
 
 
 class BestModel(ModelCheckpoint):
-    """Keeps the model of the best epoch as best.keras.
-
-    Args:
-        folder: of the run.
-        monitor: the log's key.
-        mode: "min", "max" or "auto".
-        source: what the training goes on from, if it is not in the run's folder.
-        first: epoch, counted from 0, that may be the best.
-
-    Attributes:
-        best_epoch: counted from 1; None before there is one.
-        best_logs: of that epoch.
-    """
+    """Saves the model of the best epoch as best.keras."""
 
     def __init__(self, folder: str, monitor: str, mode: str, source: Path | None = None, first: int = 0) -> None:
         self.file = Path(folder) / BEST
@@ -83,15 +57,15 @@ class BestModel(ModelCheckpoint):
         self._source, self._first, self._digest = source, first, ""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return which epoch was the best, and the SHA-256 of its file, which is there."""
-        own = {"monitor": self.monitor, "epoch": self.best_epoch, "logs": self.best_logs, "digest": self._digest}
-        return super().state_dict() | own
+        """Return the best epoch and the SHA-256 of its existing file."""
+        state = {"monitor": self.monitor, "epoch": self.best_epoch, "logs": self.best_logs, "digest": self._digest}
+        return super().state_dict() | state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there, if the file is that epoch's; else look for the best anew. Collective.
+        """Resume if the file is that epoch's, else start comparing anew. Collective.
 
-        A run that was killed may have replaced the file after its last checkpoint. The epoch that did it is trained
-        again, and is the best again.
+        A killed run may have replaced the file after its last checkpoint; that epoch is trained again and is the best
+        again.
         """
         if state["monitor"] != self.monitor or state["epoch"] is None:
             return
@@ -102,11 +76,7 @@ class BestModel(ModelCheckpoint):
         self.best_epoch, self.best_logs, self._digest = state["epoch"], state["logs"], state["digest"]
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Save where the metric is better than ever before. Collective.
-
-        Raises:
-            OutputError: it cannot be written, or the file before.
-        """
+        """Save the model where the metric improves. Collective."""
         value = self._agreed((logs or {}).get(self.monitor))
         if value is None or value != value or epoch < self._first:  # NaN is never the best
             return
@@ -116,7 +86,7 @@ class BestModel(ModelCheckpoint):
             self.best_epoch, self.best_logs = epoch + 1, dict(logs or {})
 
     def summary(self) -> dict[str, Any]:
-        """Return what summary.json says of it."""
+        """Return its entries of summary.json."""
         return {"epoch": self.best_epoch, "monitor": self.monitor, "value": self.best, "metrics": self.best_logs}
 
     def _begin(self, path: Path) -> None:
@@ -125,7 +95,7 @@ class BestModel(ModelCheckpoint):
         self._write(path, content)
 
     def _bring(self, digest: str) -> bool:
-        """Return whether the file of a digest is in place; the run that this one goes on from may have it."""
+        """Return whether the file with this digest is in place, copied from the source run if necessary."""
         places = [self.file]
         if self._source is not None:  # a run, its checkpoints or one of them
             places += [place / BEST for place in (self._source, *self._source.resolve().parents[:2])]
@@ -146,14 +116,7 @@ class BestModel(ModelCheckpoint):
 
 
 def best_model(config: Config, model: Model, folder: str | None, first: int = 0) -> BestModel | None:
-    """Return what keeps the run's best model; None without a folder, or where no file can hold the model.
-
-    Args:
-        config: of the run.
-        model: that is trained.
-        folder: of the run.
-        first: epoch, counted from 0, that may be the best.
-    """
+    """Return the callback that saves the best model; None without a folder or for a model that no file can hold."""
     if folder is None or why_not_saved(model):
         return None
     source = config.checkpoint.resume
@@ -161,20 +124,14 @@ def best_model(config: Config, model: Model, folder: str | None, first: int = 0)
 
 
 def final_metrics(history: Mapping[str, list[float]], epochs: list[int], stopping: EarlyStopping | None) -> Logs:
-    """Return the logs of the epoch whose weights a training ends with: the last, or the best one that was restored.
-
-    Args:
-        history: values by key, one an epoch.
-        epochs: that there are, counted from 0.
-        stopping: of the training.
-    """
+    """Return the logs of the epoch whose weights a training ends with: the last, or the restored best."""
     at = -1
     if stopping is not None and stopping.best_weights is not None and stopping.best_epoch in epochs:
         at = epochs.index(stopping.best_epoch)
     return {key: values[at] for key, values in history.items()}
 
 
-def say_why_not_kept(model: Model) -> None:
-    """Say that the run will hold no `.keras` file, if so."""
+def say_why_unsaved(model: Model) -> None:
+    """Print why the run will hold no `.keras` file, if so."""
     if why := why_not_saved(model):
         terminal.say(f"no model.keras will be kept, model.safetensors alone: {why}")

@@ -1,4 +1,4 @@
-"""From a configuration to what is trained: the data, the model, the order of the samples."""
+"""Builds what a configuration trains: data, model, order of the samples."""
 
 import dataclasses
 import inspect
@@ -43,15 +43,7 @@ _OUTPUTS: dict[Task, str] = {
 
 
 def load_data(config: Config, comm: Communicator) -> LoadedData:
-    """Return the configured data set, one copy a node. Collective.
-
-    Args:
-        config: of the run; a fast dev run evaluates few of the samples.
-        comm: the ranks.
-
-    Raises:
-        AgreedError: as `load_dataset`.
-    """
+    """Return the configured data set, one copy a node. Collective."""
     task = comm.agree("configuration", lambda: requested_task(config.data.task, config.train.loss))
     data = load_configured(config.data, comm, task)
     return dataclasses.replace(data, test=data.test.first(_DEV_EVALUATION_ROWS)) if config.fast_dev_run else data
@@ -59,13 +51,7 @@ def load_data(config: Config, comm: Communicator) -> LoadedData:
 
 @dataclasses.dataclass(frozen=True)
 class Splits:
-    """What the samples of a data set are for.
-
-    Attributes:
-        train: trained on.
-        validation: evaluated after epochs.
-        test: evaluated once, in the end; None where the data set's test part is the validation.
-    """
+    """The parts of a data set; `test` is None where the data set's test part serves as validation."""
 
     train: Split
     validation: Split
@@ -73,21 +59,13 @@ class Splits:
 
 
 def describe_samples(data: LoadedData, splits: Splits) -> str:
-    """Return "60,000 + 10,000 samples"; with what is held out "54,000 + 6,000 for validation + 10,000 samples"."""
-    held = "" if splits.test is None else f"{len(splits.validation):,} for validation + "
-    return f"{len(splits.train):,} + {held}{len(data.test):,} samples"
+    """Return "60,000 + 10,000 samples", or "54,000 + 6,000 for validation + 10,000 samples"."""
+    held_out = "" if splits.test is None else f"{len(splits.validation):,} for validation + "
+    return f"{len(splits.train):,} + {held_out}{len(data.test):,} samples"
 
 
 def splits_of(config: Config, data: LoadedData) -> Splits:
-    """Return what is trained on and what validates, as configured; every rank draws the same samples.
-
-    Args:
-        config: of the run.
-        data: as `load_data` returned it.
-
-    Raises:
-        ConfigError: settings that do not go together, or with the number of samples.
-    """
+    """Return the configured training and validation samples, the same on all ranks."""
     fraction, fold = config.train.validation_split, config.train.fold
     if not fraction and fold is None:
         return Splits(data.train, data.test, None)
@@ -97,28 +75,22 @@ def splits_of(config: Config, data: LoadedData) -> Splits:
         raise ConfigError("--validation-split and --fold need --sharding global: static shards are a rank's own rows")
     x, y = data.train.x, data.train.y
     if fold is None:
-        rows, held = split_rows(y, fraction)
+        rows, held_out = split_rows(y, fraction)
     else:
         number, folds = map(int, fold.split("/"))
-        rows, held = fold_rows(y, number - 1, folds, config.seed)
+        rows, held_out = fold_rows(y, number - 1, folds, config.seed)
     if config.fast_dev_run:
-        held = held[:_DEV_EVALUATION_ROWS]
-    return Splits(Split(x, y, rows), Split(x[held], y[held]), data.test)
+        held_out = held_out[:_DEV_EVALUATION_ROWS]
+    return Splits(Split(x, y, rows), Split(x[held_out], y[held_out]), data.test)
 
 
 def build_model(
     config: Config, data: LoadedData, rows: npt.NDArray[np.int64] | None = None, epoch_steps: int | None = None
 ) -> Model:
-    """Return the configured network, compiled for the data set's samples and targets.
+    """Return the configured network, compiled for the data set.
 
-    Args:
-        config: of the run.
-        data: as `load_data` returned it.
-        rows: of the training part, those that are trained on, which numbers are standardised by; None for all.
-        epoch_steps: steps of an epoch, for the schedule; None where nothing is trained to its end.
-
-    Raises:
-        ConfigError: the user's function fails, or its model or the loss do not fit the data or the other settings.
+    `rows` of the training part, None for all, standardise numbers. `epoch_steps` is for the schedule; None where
+    nothing is trained to its end.
     """
     options = {
         "comm": config.comm,
@@ -135,7 +107,7 @@ def build_model(
         **device_options(config),
     }
     if config.model.function is not None:
-        model = own_model(config, data, options, epoch_steps)
+        model = user_model(config, data, options, epoch_steps)
     else:
         model = default_network(config, data)
         compile_model(model, config, data, options, epoch_steps)
@@ -146,7 +118,7 @@ def build_model(
 
 
 def default_network(config: Config, data: LoadedData) -> Sequential:
-    """Return the layers that make a vector of a sample, the configured hidden layers, and the head."""
+    """Return the input layers, the configured hidden layers and the head."""
     is_convolutional = network.is_convolutional(config.model, data)
     first = network.convolutional_layers(config.model, data) if is_convolutional else network.input_layers(data)
     stack = [*first, *hidden_layers(config), *output_layers(data)]
@@ -166,24 +138,16 @@ def hidden_layers(config: Config) -> list[layers.Layer]:
 
 
 def output_layers(data: LoadedData) -> list[layers.Layer]:
-    """Return the head: probabilities of classes, the probability of label 1, or numbers in the target's own units."""
+    """Return the head: class probabilities, the probability of label 1, or numbers in the target's units."""
     if data.task == "regression":
         return [layers.Dense(data.outputs), layers.Normalization(invert=True)]
     return [layers.Dense(data.outputs, activation="sigmoid" if data.task == "binary" else "softmax")]
 
 
 def standardize(model: Model, data: LoadedData, rows: npt.NDArray[np.int64] | None = None) -> None:
-    """Give `Normalization` layers that nobody has adapted mean and variance of the samples that are trained on.
+    """Adapt untouched `Normalization` layers to `rows` of the training part, None for all.
 
-    Those of the inputs take the columns of x that are numbers, those that invert take the targets; others stay.
-
-    Args:
-        model: of `build_model`; may be given again, for other rows.
-        data: as `load_data` returned it.
-        rows: of the training part, those that are trained on; None for all.
-
-    Raises:
-        ConfigError: this rank has only some of the rows.
+    Those of the inputs take x's number columns, inverting ones the targets.
     """
     x, y = data.train.x, data.train.y.reshape(len(data.train.y), -1)
     is_number = np.ones(x.shape[-1], bool)
@@ -195,7 +159,9 @@ def standardize(model: Model, data: LoadedData, rows: npt.NDArray[np.int64] | No
         fits = layer.adapt_mean.shape == (y.shape[1:] if layer.invert else is_number.shape)
         if not (fits and (data.task == "regression" if layer.invert else x.ndim == 2)):
             continue
-        initial = [isinstance(one, Weight) and one.is_initial for one in (layer.adapt_mean, layer.adapt_variance)]
+        initial = [
+            isinstance(weight, Weight) and weight.is_initial for weight in (layer.adapt_mean, layer.adapt_variance)
+        ]
         layer.follows_data = layer.follows_data or all(initial)
         if not layer.follows_data:
             continue
@@ -210,38 +176,27 @@ def standardize(model: Model, data: LoadedData, rows: npt.NDArray[np.int64] | No
 def compile_model(
     model: Model, config: Config, data: LoadedData, options: dict[str, Any], epoch_steps: int | None = None
 ) -> None:
-    """Compile a model for the data set's task, as configured.
-
-    Args:
-        model: not compiled yet.
-        config: of the run.
-        data: as `load_data` returned it.
-        options: of `Model.compile` about device and ranks, as configured.
-        epoch_steps: as `build_model`.
-
-    Raises:
-        ConfigError: the loss is for another task.
-    """
+    """Compile a model as configured; `options` are keywords of `Model.compile` about device and ranks."""
     loss = config.train.loss or LOSSES[data.task][0]
     requested_task(data.task, loss)
-    found, weight = (loss, None) if data.task != "regression" else _of_standard_targets(loss, data)
+    model_loss, weight = (loss, None) if data.task != "regression" else _of_standard_targets(loss, data)
     optimizer = make_optimizer(config, epoch_steps)
-    model.compile(optimizer, found, loss_weights=weight, metrics=_metrics(data.task), **options)
+    model.compile(optimizer, model_loss, loss_weights=weight, metrics=_metrics(data.task), **options)
 
 
 def _metrics(task: Task) -> list[Any]:
-    """Return what is logged beside the loss; of a regression in the targets' units."""
+    """Return the metrics beside the loss; a regression's are in the targets' units."""
     if task == "regression":
         return ["mae", RootMeanSquaredError(name="rmse"), R2Score(name="r2")]
     return ["accuracy"] if task == "multiclass" else ["accuracy", "auc"]
 
 
 def _of_standard_targets(loss: str, data: LoadedData) -> tuple[str | Loss, float | None]:
-    """Return a regression's loss and its weight, which together are the loss of standardised targets.
+    """Return the loss and weight that equal a regression's loss of standardised targets.
 
-    Those are (y - mean) / deviation. The squared error of them is that of y over the variance, and so on: Keras' own
-    losses say it, so that files are Keras'. Relative losses and log_cosh, which knows no scale, stay as they are. The
-    deviation is that of the whole training part, which is the same for all folds.
+    The squared error of (y - mean) / deviation is that of y over the variance, and so on: Keras' own losses express it,
+    so that files are Keras'. Relative losses and log_cosh, which has no scale, are unchanged. The deviation is that of
+    the whole training part, the same for all folds.
     """
     power = _POWERS.get(loss)
     if power is None or data.train.total is not None:  # a rank's own rows say nothing of the others
@@ -265,22 +220,12 @@ def describe_network(config: Config, data: LoadedData) -> str:
     return " -> ".join([ends[0], *inside, ends[1]])
 
 
-def own_model(config: Config, data: LoadedData, options: dict[str, Any], epoch_steps: int | None) -> Model:
-    """Return the model of the user's function, compiled as configured unless the function compiles it.
-
-    Args:
-        config: names the function and its arguments.
-        data: what the model is for.
-        options: of `Model.compile` about device and ranks, as configured.
-        epoch_steps: as `build_model`.
-
-    Raises:
-        ConfigError: the function fails or returns no new model, or its model does not fit.
-    """
+def user_model(config: Config, data: LoadedData, options: dict[str, Any], epoch_steps: int | None) -> Model:
+    """Return the model of the user's function, compiled as configured unless the function compiles it."""
     function = load_function(str(config.model.function))
-    known = {"input_shape": data.train.x.shape[1:], "num_classes": data.outputs}
-    known |= {"task": data.task, "preprocessing": data.preprocessing}
-    model = function.build(config.seed, config.model.arguments, known)
+    offered = {"input_shape": data.train.x.shape[1:], "num_classes": data.outputs}
+    offered |= {"task": data.task, "preprocessing": data.preprocessing}
+    model = function.build(config.seed, config.model.arguments, offered)
     if model.compiled:
         recompile(model, config, options)
     else:
@@ -290,11 +235,7 @@ def own_model(config: Config, data: LoadedData, options: dict[str, Any], epoch_s
 
 
 def recompile(model: Model, config: Config, options: dict[str, Any]) -> None:
-    """Keep optimizer, loss and metrics of a model that its function has compiled; take the rest from the configuration.
-
-    Raises:
-        ConfigError: an option says something else than the function did.
-    """
+    """Keep the optimizer, loss and metrics that a model was compiled with; take the rest from the configuration."""
     advice = f"{config.model.function} compiles its model itself: leave the option out, or the compile"
     for field in dataclasses.fields(OptimizerConfig):
         if (value := getattr(config.optimizer, field.name)) != field.default:
@@ -302,22 +243,18 @@ def recompile(model: Model, config: Config, options: dict[str, Any]) -> None:
     if config.train.loss is not None:
         raise ConfigError(f"train.loss = {config.train.loss}: {advice}")
     usual = inspect.signature(Model.compile).parameters
-    said = model._compile_arguments
+    arguments = model._compile_arguments
     for name, configured in options.items():
-        own, default = said[name], usual[name].default
-        if own == default:
-            said[name] = configured
-        elif configured not in (own, default):
-            raise ConfigError(f"{name} = {configured}: {advice} with {name}={own!r}")
-    model.compile(**said)
+        compiled_value, default = arguments[name], usual[name].default
+        if compiled_value == default:
+            arguments[name] = configured
+        elif configured not in (compiled_value, default):
+            raise ConfigError(f"{name} = {configured}: {advice} with {name}={compiled_value!r}")
+    model.compile(**arguments)
 
 
 def _check_output(model: Model, data: LoadedData, spec: str) -> None:
-    """Refuse a model whose outputs the loss would misread.
-
-    Raises:
-        ConfigError: it is such a model.
-    """
+    """Refuse a model whose outputs the loss would misread."""
     shape = model._output_shape
     if shape != (None, data.outputs):
         raise ConfigError(
@@ -339,22 +276,14 @@ def _check_output(model: Model, data: LoadedData, spec: str) -> None:
 
 
 def make_optimizer(config: Config, epoch_steps: int | None = None) -> optimizers.Optimizer:
-    """Return the configured optimizer, made of the fields that its constructor knows.
-
-    Args:
-        config: of the run.
-        epoch_steps: steps of an epoch, for the schedule; None where nothing is trained to its end.
-
-    Raises:
-        ConfigError: a field is set that it does not know, or the training is too short for the schedule.
-    """
+    """Return the configured optimizer; refuse fields that its constructor does not have."""
     kind, options, arguments = optimizers.OPTIMIZERS[config.optimizer.name], vars(config.optimizer), {}
-    known = {name for base in kind.__mro__[:-1] for name in inspect.signature(base).parameters}
+    parameters = {name for base in kind.__mro__[:-1] for name in inspect.signature(base).parameters}
     for field in dataclasses.fields(OptimizerConfig):
         value = options[field.name]
         if field.name in ("name", "schedule") or value == field.default:  # which an optimizer has its own of
             continue
-        if field.name in known:
+        if field.name in parameters:
             arguments[field.name] = value
         else:
             raise ConfigError(f"optimizer.{field.name} = {value}: {config.optimizer.name} has no {field.name}")
@@ -367,14 +296,8 @@ def make_optimizer(config: Config, epoch_steps: int | None = None) -> optimizers
 
 
 def fit_arguments(config: Config, splits: Splits, steps: int) -> dict[str, Any]:
-    """Return the arguments of `Model.fit` that a configuration says, but for callbacks and what is shown.
-
-    Args:
-        config: of the run.
-        splits: its samples.
-        steps: as `steps_of`.
-    """
-    chosen, asked = config.train, config.train.steps_per_epoch
+    """Return the configured arguments of `Model.fit`, except callbacks and verbosity."""
+    chosen, steps_per_epoch = config.train, config.train.steps_per_epoch
     return {
         **({} if chosen.class_weight is None else {"class_weight": balanced_weights(splits.train)}),
         "x": splits.train,
@@ -383,17 +306,13 @@ def fit_arguments(config: Config, splits: Splits, steps: int) -> dict[str, Any]:
         "validation_data": splits.validation,
         "shuffle": chosen.shuffle,
         "drop_last": chosen.drop_last,
-        "steps_per_epoch": steps if asked is not None or config.fast_dev_run else None,
+        "steps_per_epoch": steps if steps_per_epoch is not None or config.fast_dev_run else None,
         **health_options(config),
     }
 
 
 def balanced_weights(train: Split) -> dict[int, float]:
-    """Return a weight for each class, inverse to how many of the samples that are trained on are its own; 1 on average.
-
-    Raises:
-        ConfigError: the targets are no classes, or this rank has only some of the rows.
-    """
+    """Return class weights, inverse to the number of training samples and 1 on average."""
     if train.total is not None:
         raise ConfigError("--class-weight balanced: --sharding static keeps a rank's rows alone; leave one of them out")
     y = train.y if train.rows is None else train.y[train.rows]
@@ -404,11 +323,7 @@ def balanced_weights(train: Split) -> dict[int, float]:
 
 
 def steps_of(config: Config, splits: Splits, comm: Communicator) -> int:
-    """Return the steps of an epoch.
-
-    Raises:
-        ConfigError: settings that do not go together, or with the number of samples.
-    """
+    """Return the steps of an epoch; None if unknown."""
     chosen, train = config.train, splits.train
     shards, samples = fixed_shards(config), min(chosen.batch_size, len(train))
     if chosen.shards_per_batch is not None and chosen.shards_per_batch > max(samples, 1):
@@ -416,8 +331,8 @@ def steps_of(config: Config, splits: Splits, comm: Communicator) -> int:
             f"train.shards_per_batch = {shards}: a global batch has {samples} samples; use at most {samples}"
         )
     common: dict[str, Any] = {"seed": config.seed, "shuffle": chosen.shuffle, "drop_last": chosen.drop_last}
-    given = Samples(train.x, train.y, split=train)
-    steps = training_sampler(given, chosen.batch_size, comm, shards=shards, **common).steps
+    epoch_samples = Samples(train.x, train.y, split=train)
+    steps = training_sampler(epoch_samples, chosen.batch_size, comm, shards=shards, **common).steps
     if chosen.steps_per_epoch is not None and chosen.steps_per_epoch > steps:
         raise ConfigError(
             f"train.steps_per_epoch = {chosen.steps_per_epoch}: the data gives {steps} steps at this batch size"
@@ -426,10 +341,10 @@ def steps_of(config: Config, splits: Splits, comm: Communicator) -> int:
 
 
 def schedule_steps(config: Config, steps: int) -> int | None:
-    """Return how many steps the schedule takes for an epoch; None in a fast dev run, too short for most schedules."""
+    """Return the steps of an epoch for the schedule; None in a fast dev run, too short for most schedules."""
     return None if config.fast_dev_run else steps
 
 
 def run_name(config: Config, data: LoadedData) -> str:
-    """Return what the run is called."""
+    """Return the run's name."""
     return config.name or data.name

@@ -1,4 +1,4 @@
-"""What a classifier gets right and wrong, class by class."""
+"""Per-class results of a classifier."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,20 +20,17 @@ _MOST_SHOWN = 12
 
 
 def confusion_matrix(y: Array, outputs: Array, classes: int) -> npt.NDArray[np.int64]:
-    """Return how many samples of each class, a row, were taken for which one, a column.
+    """Count samples by true class (row) and predicted class (column).
 
-    Args:
-        y: (rows,) or (rows, 1) labels, 0 to classes - 1.
-        outputs: (rows, classes) of which the largest counts, or (rows, 1) probabilities of label 1.
-        classes: how many there are.
+    `y` is (rows,) or (rows, 1); `outputs` (rows, classes), or (rows, 1) probabilities of label 1.
     """
-    taken = (outputs[:, 0] > 0.5).astype(np.int64) if outputs.shape[1] == 1 else outputs.argmax(axis=1)
-    pairs = y.reshape(-1).astype(np.int64) * classes + taken
+    predicted = (outputs[:, 0] > 0.5).astype(np.int64) if outputs.shape[1] == 1 else outputs.argmax(axis=1)
+    pairs = y.reshape(-1).astype(np.int64) * classes + predicted
     return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
 
 
 def scores(matrix: npt.NDArray[np.int64]) -> dict[str, list[float]]:
-    """Return precision, recall and F1 of each class; 0 where there is nothing to divide by."""
+    """Return precision, recall and F1 of each class, 0 where undefined."""
     right = np.diag(matrix).astype(np.float64)
 
     def over(total: Array) -> Array:
@@ -45,7 +42,7 @@ def scores(matrix: npt.NDArray[np.int64]) -> dict[str, list[float]]:
 
 
 def of_classes(means: "Meaning", y: Array | None, outputs: Any) -> dict[str, Any] | None:
-    """Return names, scores and confusion matrix as JSON has them; None where there are no classes, or other labels."""
+    """Return names, scores and confusion matrix for JSON; None without classes or with other labels."""
     is_array = isinstance(outputs, np.ndarray) and outputs.ndim == 2
     if means.task not in ("binary", "multiclass") or y is None or not is_array or len(y) != y.size or not len(y):
         return None
@@ -57,36 +54,36 @@ def of_classes(means: "Meaning", y: Array | None, outputs: Any) -> dict[str, Any
     return {"names": names, **scores(matrix), "confusion": matrix.tolist()}
 
 
-def of_held_out(model: "Model", held: "Split", batch_size: int) -> dict[str, Any] | None:
-    """Return the same of samples that all ranks have and training did not see. Collective."""
+def of_held_out(model: "Model", split: "Split", batch_size: int) -> dict[str, Any] | None:
+    """Return `of_classes` for held-out samples that all ranks have. Collective."""
     from dptrain.cli import predictions
 
     means = predictions.meaning(model)
-    if means.task not in ("binary", "multiclass") or not len(held) or held.y.size != len(held.y):
+    if means.task not in ("binary", "multiclass") or not len(split) or split.y.size != len(split.y):
         return None
-    part = held.selected()
+    part = split.selected()
     return of_classes(means, part.y, model.predict(part.x, batch_size=batch_size, verbose=0))
 
 
-def show(found: dict[str, Any]) -> None:
-    """Print a line a class, and the confusion matrix where there are few classes."""
+def show(report: dict[str, Any]) -> None:
+    """Print a line a class, and the confusion matrix if it is small."""
     from rich.table import Table
     from rich.text import Text
 
-    names, matrix = [printable(name) for name in found["names"]], found["confusion"]
+    names, matrix = [printable(name) for name in report["names"]], report["confusion"]
     is_shown = len(names) <= _MOST_SHOWN
-    table = Table("class", "samples", "precision", "recall", "F1", *(_taken_for(names) if is_shown else ()))
+    table = Table("class", "samples", "precision", "recall", "F1", *(_column_titles(names) if is_shown else ()))
     for row, name in enumerate(names):
-        numbers = [f"{found[key][row]:.4g}" for key in ("precision", "recall", "f1")]
+        numbers = [f"{report[key][row]:.4g}" for key in ("precision", "recall", "f1")]
         cells = [name, f"{sum(matrix[row]):,}", *numbers, *(map(str, matrix[row]) if is_shown else ())]
         table.add_row(*map(Text, cells))
-    means = [f"{float(np.mean(found[key])):.4g}" for key in ("precision", "recall", "f1")]
+    means = [f"{float(np.mean(report[key])):.4g}" for key in ("precision", "recall", "f1")]
     table.add_section()
     table.add_row("mean", f"{sum(map(sum, matrix)):,}", *means, *([""] * len(names) if is_shown else ()))
     terminal.console().print(table)
 
 
-def _taken_for(names: Sequence[str]) -> list[str]:
+def _column_titles(names: Sequence[str]) -> list[str]:
     from rich.markup import escape
 
     return [escape(f"taken for {name}") for name in names]

@@ -46,8 +46,8 @@ def _on_or_off(value: object) -> object:
 
 
 def _moments(value: object) -> object:
-    """Check what says when to save: "epoch", numbers of steps and of seconds ("600s"), or nothing ("none")."""
-    words = [str(one) for one in value] if isinstance(value, list | tuple) else _comma_separated(str(value))
+    """Validate when to save: "epoch", steps, seconds ("600s"), or "none"."""
+    words = [str(part) for part in value] if isinstance(value, list | tuple) else _comma_separated(str(value))
     for word in words if isinstance(words, list) else []:
         if not re.fullmatch(r"epoch|none|[1-9]\d{0,8}s?", word):
             raise ValueError(f"{short(word)}: expected a number of steps, epoch, seconds such as 600s, or none")
@@ -55,7 +55,7 @@ def _moments(value: object) -> object:
 
 
 def _fold(value: object) -> object:
-    """Check "K/N", a fold of so many."""
+    """Validate "K/N": fold K of N."""
     if isinstance(value, str) and _none_word(value) is not None:
         fold, _, folds = value.partition("/")
         if not (fold.isdecimal() and folds.isdecimal() and 1 <= int(fold) <= int(folds) and int(folds) >= 2):
@@ -64,31 +64,31 @@ def _fold(value: object) -> object:
 
 
 def _mesh(value: object) -> object:
-    """Check the axes of a mesh, "batch=2,model=2", each with its length."""
-    found = _none_word(value)
-    if isinstance(found, str):
-        axes = [re.fullmatch(r"\s*([a-z_]\w*)\s*=\s*([1-9]\d{0,5})\s*", one) for one in found.split(",")]
-        names = [one[1] for one in axes if one is not None]
+    """Validate a mesh's axes and lengths, "batch=2,model=2"."""
+    text = _none_word(value)
+    if isinstance(text, str):
+        axes = [re.fullmatch(r"\s*([a-z_]\w*)\s*=\s*([1-9]\d{0,5})\s*", axis) for axis in text.split(",")]
+        names = [match[1] for match in axes if match is not None]
         if len(set(names)) < len(axes) or len(axes) > 2:
             raise ValueError(f"{short(value)}: expected one or two axes and their lengths, such as batch=2,model=2")
-        return ",".join(f"{one[1]}={one[2]}" for one in axes if one is not None)
-    return found
+        return ",".join(f"{match[1]}={match[2]}" for match in axes if match is not None)
+    return text
 
 
 def _image_size(value: object) -> object:
-    """Check "HEIGHTxWIDTH"."""
-    found = _none_word(value)
-    if isinstance(found, str) and not re.fullmatch(r"[1-9]\d{0,3}x[1-9]\d{0,3}", found):
+    """Validate "HEIGHTxWIDTH"."""
+    text = _none_word(value)
+    if isinstance(text, str) and not re.fullmatch(r"[1-9]\d{0,3}x[1-9]\d{0,3}", text):
         raise ValueError(f"{short(value)}: expected height and width, such as 32x32")
-    return found
+    return text
 
 
 def _loss(value: object) -> object:
-    """Check the name of a loss."""
-    found = _none_word(value)
-    if isinstance(found, str):
-        task_of_loss(found)
-    return found
+    """Validate a loss's name."""
+    text = _none_word(value)
+    if isinstance(text, str):
+        task_of_loss(text)
+    return text
 
 
 def _number(value: object) -> object:
@@ -96,7 +96,7 @@ def _number(value: object) -> object:
 
 
 def _schedule(value: object) -> object:
-    """Check a schedule, and write it in one way."""
+    """Validate and normalise a schedule."""
     from dptrain.cli.schedule import parse_schedule
 
     value = _none_word(value)
@@ -104,34 +104,34 @@ def _schedule(value: object) -> object:
 
 
 def _sparsity(value: object) -> object:
-    """Check a part of weights, 0.9, or how many of a group are zero, "2:4"."""
-    found = _none_word(value)
-    group = re.fullmatch(r"([1-9]\d?):([1-9]\d?)", str(found))
-    if found is None or (group and int(group[1]) < int(group[2])):
-        return found
+    """Validate a fraction of weights, 0.9, or N:M sparsity, "2:4"."""
+    text = _none_word(value)
+    group = re.fullmatch(r"([1-9]\d?):([1-9]\d?)", str(text))
+    if text is None or (group and int(group[1]) < int(group[2])):
+        return text
     with suppress(ValueError):
-        if 0 <= (part := float(str(found))) < 1:
+        if 0 <= (part := float(str(text))) < 1:
             return part
     raise ValueError("expected a part of the weights, 0 to below 1, such as 0.9, or zeros of a group, such as 2:4")
 
 
 def _block(value: object) -> object:
-    """Check "4x4", inputs and outputs of a block."""
-    found = _none_word(value)
-    if isinstance(found, str) and not re.fullmatch(r"[1-9]\d{0,3}x[1-9]\d{0,3}", found):
+    """Validate "4x4", a block's inputs and outputs."""
+    text = _none_word(value)
+    if isinstance(text, str) and not re.fullmatch(r"[1-9]\d{0,3}x[1-9]\d{0,3}", text):
         raise ValueError(f"{short(value)}: expected inputs and outputs of a block, such as 4x4")
-    return found
+    return text
 
 
 def _length(value: object) -> object:
-    """Check a length of the training, and write it in one way."""
+    """Validate and normalise a length of the training."""
     from dptrain.cli.schedule import parse_length
 
     return str(parse_length(str(value)))
 
 
 def _model_arguments(value: object) -> object:
-    """Check that every value is what YAML and JSON carry: a number, a word, a list of these."""
+    """Check that all values are YAML's and JSON's: numbers, words, lists of these."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         raise ValueError("expected names with values")
     if not all(map(_is_plain, value.values())):
@@ -157,14 +157,7 @@ OptionalNonnegative = Annotated[Annotated[float, Interval(ge=0)] | None, Before(
 
 
 def _field(default: Any, text: str, flag: str | None = None, alone: str | None = None) -> Any:
-    """A field with its help and, where it has one, its short flag on the command line.
-
-    Args:
-        default: its value if nobody sets it; of a dictionary a new one each time.
-        text: the help.
-        flag: without dashes.
-        alone: what its flag without a value means; None where it needs one.
-    """
+    """A field with its help, its short flag without dashes, and the value of a flag `alone` (None: it needs one)."""
     metadata = {"help": text, "flag": flag, "alone": alone}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=dict, metadata=metadata)
@@ -173,7 +166,7 @@ def _field(default: Any, text: str, flag: str | None = None, alone: str | None =
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig(Checked):
-    """Which samples, and how they are shared out."""
+    """Which samples, and how ranks share them."""
 
     name: str = _field(
         "strokes",
@@ -243,7 +236,7 @@ class DataConfig(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(Checked):
-    """The network: dense layers, convolutions before them for folders of pictures; or a function's."""
+    """The network: dense layers, convolutions before them for pictures, or a function's model."""
 
     network: Literal["auto", "dense", "convolutional"] = _field(
         "auto",
@@ -338,7 +331,7 @@ class OptimizerConfig(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class PruningConfig(Checked):
-    """Which weights become zero while the model trains."""
+    """Which weights become zero during training."""
 
     sparsity: Annotated[float | str | None, Before(_sparsity)] = _field(
         None,
@@ -376,7 +369,7 @@ class PruningConfig(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig(Checked):
-    """How long and in what pieces."""
+    """How long to train, and in which batches."""
 
     batch_size: PositiveInt = _field(128, "samples per global batch, over all ranks together", "batch-size")
     epochs: Annotated[int, Interval(ge=0, le=_MAX_COUNT)] = _field(5, "passes through the data", "epochs")
@@ -435,7 +428,7 @@ class TrainConfig(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig(Checked):
-    """When the training is saved, and where it goes on."""
+    """When to save, and where to resume."""
 
     every: Annotated[tuple[str, ...], Before(_moments)] = _field(
         ("epoch", "600s"),
@@ -456,7 +449,7 @@ Destination = Annotated[str | None, Before(_none_word)]
 
 @dataclasses.dataclass(frozen=True)
 class LoggingConfig(Checked):
-    """Other tools that get a run's settings and metrics."""
+    """Other tools that log settings and metrics."""
 
     tensorboard: Destination = _field(
         None, "write TensorBoard's event files to OUT/tensorboard, or to a folder", "tensorboard", alone="auto"
@@ -583,31 +576,20 @@ class Config(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """One settable field.
+    """A settable field."""
 
-    Attributes:
-        path: dotted, such as "optimizer.learning_rate".
-        flag: short flag without dashes, such as "learning-rate", or None.
-        help: one line.
-        default: its value if nobody sets it.
-        is_flag: whether it is on or off.
-        is_mapping: whether it is names with values, set one by one.
-        alone: what its flag without a value means; None where it needs one.
-        choices: the words that it may be; empty where it is no choice of words.
-    """
-
-    path: str
-    flag: str | None
+    path: str  # dotted, such as "optimizer.learning_rate"
+    flag: str | None  # short flag without dashes, or None
     help: str
     default: Any
     is_flag: bool
     is_mapping: bool
-    alone: str | None
-    choices: tuple[str, ...]
+    alone: str | None  # value of the flag without one; None where it needs one
+    choices: tuple[str, ...]  # allowed words; empty for other types
 
 
 def leaves() -> Iterator[Leaf]:
-    """Yield every settable field, in the order of the dataclasses."""
+    """Yield all settable fields in order."""
     yield from _leaves(Config(), "")
 
 
@@ -618,38 +600,38 @@ def _leaves(section: Any, prefix: str) -> Iterator[Leaf]:
             yield from _leaves(value, f"{field.name}.")
         else:
             words = get_args(field.type) if get_origin(field.type) is Literal else ()
-            about = field.metadata
+            metadata = field.metadata
             is_flag = field.type is bool
             yield Leaf(
                 prefix + field.name,
-                about["flag"],
-                about["help"],
+                metadata["flag"],
+                metadata["help"],
                 value,
                 is_flag,
                 isinstance(value, dict),
-                "true" if is_flag else about["alone"],
+                "true" if is_flag else metadata["alone"],
                 words,
             )
 
 
 def device_options(config: Config) -> dict[str, Any]:
-    """Return what says on which device to compute and how: keywords of `Model.compile` and `open_backend`."""
+    """Return the device's keywords of `Model.compile` and `open_backend`."""
     names = ("device", "dtype", "share_gpu", "gpu_select", "precision", "gemm", "conv", "jit_compile", "cuda_graph")
     return {name: getattr(config, name) for name in names}
 
 
 def health_options(config: Config) -> dict[str, Any]:
-    """Return what a training does about what goes wrong in its state: keywords of `Model.fit`."""
+    """Return the keywords of `Model.fit` about a training's health checks."""
     return {name: getattr(config.train, name) for name in ("on_nonfinite", "skip_outliers", "digest_every")}
 
 
 def epochs_of(config: Config) -> int:
-    """Return how many epochs are trained."""
+    """Return the number of epochs to train."""
     return min(config.train.epochs, 1) if config.fast_dev_run else config.train.epochs
 
 
 def fixed_shards(config: Config) -> int | None:
-    """Return into how many shards global batches are cut on any number of ranks; None for one a rank."""
+    """Return the number of shards of a global batch on any number of ranks; None for one a rank."""
     chosen = config.train
     if chosen.shards_per_batch is None and chosen.reproducible:
         return min(REPRODUCIBLE_SHARDS, chosen.batch_size)
@@ -657,11 +639,7 @@ def fixed_shards(config: Config) -> int | None:
 
 
 def verbosity(config: Config) -> str | int:
-    """Return what is shown of a training or a sweep: `verbose` of `Model.fit`.
-
-    Raises:
-        ConfigError: two fields say it, and not the same.
-    """
+    """Return `verbose` of `Model.fit`; refuse contradicting fields."""
     if config.progress == "auto":
         return "auto" if config.verbose is None else config.verbose
     number = VERBOSITY[config.progress]
@@ -681,25 +659,25 @@ _LATER: dict[str, dict[str, Any]] = {
 
 
 def deciding(config: Config) -> dict[str, Any]:
-    """Return by path what decides what is trained: what must be the same for a training to go on."""
+    """Return, by path, the settings that must not change when a training resumes."""
     tree = without_later(to_dict(config))
-    found: dict[str, Any] = {section: tree[section] for section in ("model", "optimizer", "train")}
+    decisive: dict[str, Any] = {section: tree[section] for section in ("model", "optimizer", "train")}
     for name in ("epochs", "digest_every", "reproducible"):
-        del found["train"][name]
+        del decisive["train"][name]
     if config.train.early_stopping is None:
-        found["train"].pop("monitor", None)  # of best.keras alone
+        decisive["train"].pop("monitor", None)  # of best.keras alone
     if config.pruning.sparsity is not None:
-        found["pruning"] = tree["pruning"]
+        decisive["pruning"] = tree["pruning"]
     if follows_training(config):
-        found["train"]["epochs"] = config.train.epochs
-    found["train"]["shards_per_batch"] = fixed_shards(config)
+        decisive["train"]["epochs"] = config.train.epochs
+    decisive["train"]["shards_per_batch"] = fixed_shards(config)
     later = [name for name, default in (("comm_dtype", None), ("conv", "dptrain")) if getattr(config, name) != default]
     names = ("seed", "dtype", "precision", "gemm", *later)
-    return found | {name: tree[name] for name in names}
+    return decisive | {name: tree[name] for name in names}
 
 
 def without_later(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration's tree without fields of later versions that nobody has set."""
+    """Return a configuration tree without unset fields of later versions."""
     for section, fields in _LATER.items():
         for name, default in fields.items():
             if tree[section][name] == default:
@@ -710,7 +688,7 @@ def without_later(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def follows_training(config: Config) -> bool:
-    """Whether a schedule, of the learning rate or of pruning, is another one where there are more epochs."""
+    """Whether the learning rate's or pruning's schedule depends on the number of epochs."""
     from dptrain.cli.schedule import parse_schedule
 
     schedule, pruning = config.optimizer.schedule, config.pruning
@@ -727,7 +705,7 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def to_yaml(config: Config) -> str:
-    """Return the configuration as text that `--config` reads."""
+    """Return the configuration as YAML that `--config` reads."""
     import yaml  # takes as long to import as the rest of the command line
 
     text: str = yaml.safe_dump(to_dict(config), sort_keys=False)
@@ -735,14 +713,7 @@ def to_yaml(config: Config) -> str:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Return a configuration file's content as nested dictionaries, with every key checked.
-
-    Args:
-        path: a YAML (or JSON) file.
-
-    Raises:
-        ConfigError: missing, unreadable, not YAML, or with an unknown or repeated key.
-    """
+    """Return a YAML (or JSON) configuration file as nested dictionaries, with every key checked."""
     from dptrain.runtime.yaml_files import read_mapping
 
     tree = read_mapping(path, "--config")
@@ -751,32 +722,14 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def check_keys(tree: Any, where: str) -> None:
-    """Check every key of a configuration.
-
-    Args:
-        tree: nested dictionaries.
-        where: they come from, for messages.
-
-    Raises:
-        ConfigError: an unknown key, or a value in the place of keys.
-    """
+    """Refuse unknown keys of a configuration, and values in place of sections."""
     _check_keys(tree, Config(), where, "")
 
 
 def resolve(
-    file: Mapping[str, Any], file_name: str, overrides: Mapping[str, Any], said: str = "on the command line"
+    file: Mapping[str, Any], file_name: str, overrides: Mapping[str, Any], origin: str = "on the command line"
 ) -> Config:
-    """Return the configuration: defaults, then the file, then the command line.
-
-    Args:
-        file: what `read_file` returned.
-        file_name: for messages.
-        overrides: dotted path -> value as typed.
-        said: where these were set, for messages.
-
-    Raises:
-        ConfigError: a value of the wrong type or out of range; the message says where it was set.
-    """
+    """Return the configuration from defaults, file and overrides by dotted path; messages say where: `origin`."""
     tree: dict[str, Any] = copy.deepcopy(dict(file))
     for path, value in overrides.items():
         *section, key = path.split(".")
@@ -789,7 +742,7 @@ def resolve(
     try:
         return checked(Config, tree)
     except NotValidError as error:
-        raise ConfigError(_problem(error, file_name, overrides, said)) from None
+        raise ConfigError(_problem(error, file_name, overrides, origin)) from None
 
 
 # What pydantic says of these in two halves that mean the same.
@@ -801,24 +754,24 @@ _PLAINLY = {
 }
 
 
-def _problem(error: NotValidError, file_name: str, overrides: Mapping[str, Any], said: str) -> str:
-    known = {leaf.path for leaf in leaves()}
+def _problem(error: NotValidError, file_name: str, overrides: Mapping[str, Any], origin: str) -> str:
+    paths = {leaf.path for leaf in leaves()}
     parts = [str(part) for part in error.place]
     path = next(
-        (".".join(parts[:end]) for end in range(len(parts), 0, -1) if ".".join(parts[:end]) in known), ".".join(parts)
+        (".".join(parts[:end]) for end in range(len(parts), 0, -1) if ".".join(parts[:end]) in paths), ".".join(parts)
     )
     value = overrides.get(path, error.value)
-    where = said if path in overrides else f"in {file_name}"
+    where = origin if path in overrides else f"in {file_name}"
     return f"{path} = {short(value)}, set {where}: {_PLAINLY.get(error.kind, str(error))}"
 
 
 def _check_keys(tree: Any, section: Any, where: str, prefix: str) -> None:
     if not isinstance(tree, dict):
         raise ConfigError(f"{where}: expected keys and values{f' under {prefix[:-1]!r}' if prefix else ''}")
-    known = [field.name for field in dataclasses.fields(section)]
+    names = [field.name for field in dataclasses.fields(section)]
     for key, value in tree.items():
-        if key not in known:
+        if key not in names:
             paths = [leaf.path for leaf in leaves()]
-            raise ConfigError(f"{where}: unknown {prefix + str(key)!r}{suggest(str(key), known, paths)}")
+            raise ConfigError(f"{where}: unknown {prefix + str(key)!r}{suggest(str(key), names, paths)}")
         if dataclasses.is_dataclass(inner := getattr(section, key)):
             _check_keys(value, inner, where, f"{prefix}{key}.")

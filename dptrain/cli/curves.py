@@ -20,13 +20,9 @@ _LARGEST = 1e300
 
 
 def draw_curves(epochs: Sequence[Mapping[str, float]], title: str = "") -> bytes | None:
-    """Return a PNG with one panel for each metric, training and validation in it; None without matplotlib.
+    """Return a PNG with a panel for each metric of metrics.jsonl's objects; None without matplotlib.
 
-    Where drawing fails otherwise, because MPLBACKEND names no backend, say, that is a warning.
-
-    Args:
-        epochs: the objects of metrics.jsonl.
-        title: above all panels.
+    Other failures, such as an unknown MPLBACKEND, become a warning.
     """
     if not epochs:
         return None
@@ -40,11 +36,7 @@ def draw_curves(epochs: Sequence[Mapping[str, float]], title: str = "") -> bytes
 
 
 def draw_comparison(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> bytes | str:
-    """Return a PNG with one panel for each metric: a colour for each run, validation solid; or why there is none.
-
-    Args:
-        runs: the objects of metrics.jsonl by the run's name.
-    """
+    """Return a PNG with a panel for each metric and a colour for each run, validation solid; or why there is none."""
     try:
         return _comparison(runs)
     except ImportError:
@@ -82,11 +74,7 @@ def _comparison(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> bytes:
 
 
 def make_figure(epochs: Sequence[Mapping[str, float]], title: str) -> "Figure":
-    """Return the figure of at least one epoch.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Return the figure of at least one epoch."""
     from matplotlib.ticker import MaxNLocator
 
     names = [key for key in epochs[0] if key not in _NOT_CURVES and not key.startswith("val_")]
@@ -112,13 +100,13 @@ def make_figure(epochs: Sequence[Mapping[str, float]], title: str) -> "Figure":
 
 
 def _points(epochs: Sequence[Mapping[str, float]], key: str) -> tuple[list[float], list[float]]:
-    """Return epochs and values of a metric; without those so large that no axis can have them."""
+    """Return epochs and values of a metric, without values too large for an axis."""
     having = [epoch for epoch in epochs if key in epoch and not abs(epoch[key]) > _LARGEST]
     return [epoch["epoch"] for epoch in having], [epoch[key] for epoch in having]
 
 
 def _empty_figure(width: float, height: float) -> "Figure":
-    """Return a figure of so many inches, without a layout, which `_png` makes."""
+    """Return a figure of this size in inches; `_png` does the layout."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=_DPI, layout="none")  # type: ignore[arg-type]  # it may be "none"

@@ -1,8 +1,8 @@
-"""`python -m dptrain doctor`: what is there, what is missing, and what would be used.
+"""`python -m dptrain doctor`: what is installed, what is missing, and what would be used.
 
-Everything looked at may be broken, so each check stands alone: one that fails becomes a line of the report. Programs
-and libraries that could take the process with them are asked in processes of their own. To add a check, write a
-function that returns rows and put it into `CHECKS`.
+Anything may be broken, so each check stands alone, and a failing one becomes a line of the report. Programs and
+libraries that might crash run in processes of their own. A new check is a function that returns rows, listed in
+`CHECKS`.
 """
 
 import argparse
@@ -76,28 +76,16 @@ _MARKS = {"ok": "ok", "note": "--", "bad": "!!"}
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the report.
-
-    Attributes:
-        label: what was looked at.
-        text: what was found.
-        state: "ok"; "note", which something optional lacks; "bad", which something wanted lacks.
-        fix: what to do about it.
-    """
+    """A line of the report."""
 
     label: str
     text: str
-    state: Literal["ok", "note", "bad"] = "ok"
-    fix: str = ""
+    state: Literal["ok", "note", "bad"] = "ok"  # "ok"; "note" or "bad": something optional or required is missing
+    fix: str = ""  # what to do about it
 
 
 class Context:
-    """What checks look at.
-
-    Args:
-        config: the configuration, as for training.
-        comm: the ranks.
-    """
+    """What checks look at: the configuration and the ranks."""
 
     def __init__(self, config: Config, comm: Communicator) -> None:
         self.config = config
@@ -105,7 +93,7 @@ class Context:
 
     @cached_property
     def driver(self) -> dict[str, Any]:
-        """What the driver says; free memory is asked by one rank a node."""
+        """The driver's report; one rank a node asks for free memory."""
         return probe(with_memory=self.comm.local_rank == 0)
 
     @cached_property
@@ -121,17 +109,9 @@ class Context:
 
 
 def doctor(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int:
-    """Print the report on rank 0, and return 0 where training would run. Collective.
+    """Print the report on rank 0; return 0 where training would run. Collective.
 
-    GPUs are looked at, and must work, with `--device cuda`, and with `--device auto` where there is one or a driver.
-
-    Args:
-        config: as for training.
-        comm: the ranks.
-        parsed: the command line, which has no more for the doctor.
-
-    Raises:
-        AgreedError: training would not run, or not on the GPUs that are here.
+    GPUs must work with `--device cuda`, and with `--device auto` where there is one or a driver.
     """
     phase.enter("doctor")
     context = Context(config, comm)
@@ -140,8 +120,8 @@ def doctor(config: Config, comm: Communicator, parsed: argparse.Namespace) -> in
     with_gpu = config.device == "cuda" or (config.device == "auto" and any(comm.allgather(_signs_of_a_gpu())))
     show(f"dptrain {__version__}: what is here   (ok there, -- optional and not there, !! in the way)")
     for title, checks in CHECKS.items():
-        wanted = [_no_gpu] if title == "GPU" and not with_gpu else checks
-        _show_section(show, comm, title, [row for check in wanted for row in _isolated(check, context)])
+        selected = [_no_gpu] if title == "GPU" and not with_gpu else checks
+        _show_section(show, comm, title, [row for check in selected for row in _isolated(check, context)])
 
     trouble = None
     if with_gpu:
@@ -156,7 +136,7 @@ def doctor(config: Config, comm: Communicator, parsed: argparse.Namespace) -> in
     # A driver that takes processes with it must not be started here, neither on this rank nor beside it.
     if not with_gpu or all(comm.allgather(_is_safe(context))):
         backend, used = _what_would_be_used(config, comm)
-        trouble = trouble or next((told for told in comm.allgather(None if backend else used) if told), None)
+        trouble = trouble or next((reason for reason in comm.allgather(None if backend else used) if reason), None)
     else:
         used = "not tried: the NVIDIA driver or PyCUDA crashes; use --device cpu"
     rows = comm.allgather([comm.host, os.getpid(), used])
@@ -206,9 +186,11 @@ def _numpy(context: Context) -> list[Row]:
 
 
 def _compiler(context: Context) -> list[Row]:
-    found = compiler()
-    if found is not None:
-        return [Row("C++ compiler", f"{found[1]} ({' '.join(found[0])}): compiles steps for the CPU")]
+    path_and_version = compiler()
+    if path_and_version is not None:
+        return [
+            Row("C++ compiler", f"{path_and_version[1]} ({' '.join(path_and_version[0])}): compiles steps for the CPU")
+        ]
     fix = "install g++ or clang++, or name a compiler in CXX: steps of small models take a fraction of the time"
     return [Row("C++ compiler", "none: steps on the CPU are NumPy calls", "note", fix)]
 
@@ -222,11 +204,13 @@ def _cores(context: Context) -> list[Row]:
 
 
 def _mpi4py(context: Context) -> list[Row]:
-    status, said = context.mpi_library
+    status, output = context.mpi_library
     if status == 0:
-        return [Row("mpi4py", f"{metadata.version('mpi4py')} with {mpi_family(said)} ({' '.join(said.split()[:5])})")]
+        return [
+            Row("mpi4py", f"{metadata.version('mpi4py')} with {mpi_family(output)} ({' '.join(output.split()[:5])})")
+        ]
     try:
-        version = f"{metadata.version('mpi4py')} does not load: {said}"
+        version = f"{metadata.version('mpi4py')} does not load: {output}"
     except metadata.PackageNotFoundError:
         return [Row("mpi4py", "not installed: no training under mpirun", "bad", "pip install mpi4py")]
     return [Row("mpi4py", version, "bad", f"install an MPI library, or {pip_install('mpich')}, which brings one")]
@@ -238,14 +222,14 @@ def _mpirun(context: Context) -> list[Row]:
         fix = f"{pip_install('mpich')}, or your system's package of MPI"
         return [Row("mpirun", "neither on PATH nor beside this Python", "bad", fix)]
     place = on_path or str(beside)
-    status, said = _ask([place, "--version"], line=None)
-    library, own = mpi_family(context.mpi_library[1]), mpi_family(said)
+    status, output = _ask([place, "--version"], line=None)
+    library, launcher_family = mpi_family(context.mpi_library[1]), mpi_family(output)
     if status:
-        return [Row("mpirun", f"{place} --version fails: {_last(said)}", "bad", "install MPI again")]
+        return [Row("mpirun", f"{place} --version fails: {_last(output)}", "bad", "install MPI again")]
     # Those of the MPICH family start each other's processes.
     hydra = {"MPICH", "Intel MPI", "MVAPICH"}
-    if context.mpi_library[0] == 0 and own != library and not {own, library} <= hydra:
-        text = f"{place} is {own}'s, mpi4py uses {library}: every process would be a world of its own"
+    if context.mpi_library[0] == 0 and launcher_family != library and not {launcher_family, library} <= hydra:
+        text = f"{place} is {launcher_family}'s, mpi4py uses {library}: every process would be a world of its own"
         fix = (
             f"start with {beside}"
             if beside.exists() and str(beside) != place
@@ -254,8 +238,8 @@ def _mpirun(context: Context) -> list[Row]:
         return [Row("mpirun", text, "bad", fix)]
     if on_path is None:
         fix = f"start with {beside}, or activate the environment"
-        return [Row("mpirun", f"{beside} ({own}), beside this Python and not on PATH", "note", fix)]
-    return [Row("mpirun", f"{place} ({own})")]
+        return [Row("mpirun", f"{beside} ({launcher_family}), beside this Python and not on PATH", "note", fix)]
+    return [Row("mpirun", f"{place} ({launcher_family})")]
 
 
 def _ranks(context: Context) -> list[Row]:
@@ -265,10 +249,10 @@ def _ranks(context: Context) -> list[Row]:
     if launch.size > 1 and comm.size == 1:
         try:
             comms.current()
-            said = f"{launch.launcher} started {launch.size} processes, each a world of its own"
+            text = f"{launch.launcher} started {launch.size} processes, each a world of its own"
         except Exception as error:
-            said = describe(error)
-        return [Row("launcher", said, "bad", "see mpi4py and mpirun above")]
+            text = describe(error)
+        return [Row("launcher", text, "bad", "see mpi4py and mpirun above")]
     return [Row("launcher", f"{launch.launcher}: {_plural(comm.size, 'rank')}, {comm.local_size} on this node")]
 
 
@@ -305,7 +289,7 @@ def _locked_memory(context: Context) -> list[Row]:
 
 
 def _signs_of_a_gpu() -> bool:
-    """Whether this machine has an NVIDIA driver, or a card that wants one."""
+    """Whether this machine has an NVIDIA driver, or a card that needs one."""
     if has_driver():
         return True
     for device in _PCI.glob("*"):
@@ -322,18 +306,18 @@ def _no_gpu(context: Context) -> list[Row]:
 
 
 def _driver(context: Context) -> list[Row]:
-    found = context.driver
+    driver = context.driver
     version = ""
     with suppress(OSError, IndexError):
-        about = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
-        version = re.findall(r"\d+\.\d+[.\d]*", about)[0]
-    knows = f", for CUDA up to {found['cuda']}" if found["cuda"] else ""
-    if found["error"] is None:
+        content = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
+        version = re.findall(r"\d+\.\d+[.\d]*", content)[0]
+    knows = f", for CUDA up to {driver['cuda']}" if driver["cuda"] else ""
+    if driver["error"] is None:
         return [Row("NVIDIA driver", f"{version or 'there'}{knows}{masked()}")]
     fix = "nvidia-smi must work first: install or repair the driver; in a container, start it with --gpus all"
     if os.environ.get("CUDA_VISIBLE_DEVICES") is not None:
         fix = "CUDA_VISIBLE_DEVICES hides GPUs: unset it, or name some; " + fix
-    return [Row("NVIDIA driver", f"{version}{knows} {found['error']}{masked()}".strip(" ,"), "bad", fix)]
+    return [Row("NVIDIA driver", f"{version}{knows} {driver['error']}{masked()}".strip(" ,"), "bad", fix)]
 
 
 def _gpus(context: Context) -> list[Row]:
@@ -351,21 +335,21 @@ def _gpus(context: Context) -> list[Row]:
 
 
 def _pycuda(context: Context) -> list[Row]:
-    status, said = context.pycuda
+    status, output = context.pycuda
     if status == 0:
-        if tuple(map(int, re.findall(r"\d+", said)[:2])) < _KNOWS_CUDA_13:
+        if tuple(map(int, re.findall(r"\d+", output)[:2])) < _KNOWS_CUDA_13:
             fix = pip_install("cuda")
-            return [Row("PyCUDA", f"{said}, which does not know CUDA 13", "note", fix)]
-        return [Row("PyCUDA", said)]
-    if "No module named 'pycuda'" in said or "pycuda halted" in said:
+            return [Row("PyCUDA", f"{output}, which does not know CUDA 13", "note", fix)]
+        return [Row("PyCUDA", output)]
+    if "No module named 'pycuda'" in output or "pycuda halted" in output:
         lacks, place = _lacking(), f"PATH={Path(find_nvcc()).parent}:$PATH " if _nvcc_beside_path() else ""
         text = f"not installed; to compile it there is no {', no '.join(lacks)}" if lacks else "not installed"
         return [Row("PyCUDA", text, "bad", f"{place}{pip_install('cuda')} (needs the CUDA toolkit and g++)")]
-    return [Row("PyCUDA", f"does not load: {said}", "bad", "see the NVIDIA driver above, or install PyCUDA again")]
+    return [Row("PyCUDA", f"does not load: {output}", "bad", "see the NVIDIA driver above, or install PyCUDA again")]
 
 
 def _nvcc_beside_path() -> bool:
-    """Whether there is an nvcc, but not on PATH, where PyCUDA's build looks for it."""
+    """Whether nvcc exists but is not on PATH, where PyCUDA's build looks for it."""
     with suppress(DptrainError):
         return bool(find_nvcc()) and shutil.which("nvcc") is None
     return False
@@ -380,7 +364,7 @@ def _lacking() -> list[str]:
         folders = [str(Path(find_nvcc()).parent.parent / "include"), *os.environ.get("CPATH", "").split(os.pathsep)]
     except DptrainError:
         return [*lacks, "nvcc", "cuda.h"]
-    there = any(one and (Path(one) / "cuda.h").is_file() for one in folders)
+    there = any(folder and (Path(folder) / "cuda.h").is_file() for folder in folders)
     return lacks if there else [*lacks, f"cuda.h in {folders[0]}"]
 
 
@@ -393,31 +377,31 @@ def _nvcc(context: Context) -> list[Row]:
             f"{pip_install('cuda-toolkit')}) or set CUDA_HOME"
         )
         return [Row("nvcc", "neither on PATH nor in $CUDA_HOME or /usr/local/cuda", "bad", fix)]
-    status, said = _ask([nvcc, "--version"], line=None)
+    status, output = _ask([nvcc, "--version"], line=None)
     if status:
-        return [Row("nvcc", f"{nvcc} --version fails: {_last(said)}", "bad", "install the CUDA toolkit again")]
-    release, known = parse_release(said), context.driver["cuda"]
+        return [Row("nvcc", f"{nvcc} --version fails: {_last(output)}", "bad", "install the CUDA toolkit again")]
+    release, cuda = parse_release(output), context.driver["cuda"]
     text = f"{'.'.join(map(str, release)) if release else 'of an unknown release'}, {nvcc}"
-    if trouble := too_new(release, known and tuple(map(int, known.split(".")))):
+    if trouble := too_new(release, cuda and tuple(map(int, cuda.split(".")))):
         return [Row("nvcc", f"{text}: {trouble[0]}", "bad", trouble[1])]
-    wanted = sorted({gpu["architecture"] for gpu in context.driver["gpus"]})
+    architectures = sorted({gpu["architecture"] for gpu in context.driver["gpus"]})
     status, listed = _ask([nvcc, "--list-gpu-code"], line=None)
-    if status or not wanted:
+    if status or not architectures:
         return [Row("nvcc", text)]
     # An nvcc that lists sm_90 knows sm_90a, which it does not list.
-    unknown = [one for one in wanted if one.removesuffix("a") not in listed.split()]
+    unknown = [architecture for architecture in architectures if architecture.removesuffix("a") not in listed.split()]
     if unknown:
         fix = "install a CUDA toolkit that knows this GPU"
         return [Row("nvcc", f"{text} does not know {', '.join(unknown)}", "bad", fix)]
-    return [Row("nvcc", f"{text}, knows {', '.join(wanted)}")]
+    return [Row("nvcc", f"{text}, knows {', '.join(architectures)}")]
 
 
 def _kernels(context: Context) -> list[Row]:
-    wanted = sorted({gpu["architecture"] for gpu in context.driver["gpus"]})
-    if not wanted:
+    architectures = sorted({gpu["architecture"] for gpu in context.driver["gpus"]})
+    if not architectures:
         return [Row("kernels", "a model's steps are compiled at their first use", "note")]
     rows = []
-    for architecture in wanted:
+    for architecture in architectures:
         there = len(list(kernel_cache().glob(f"*-{architecture}-*.cubin")))
         text = f"{_plural(there, 'program')} compiled for {architecture} in {kernel_cache()}, others at their first use"
         rows.append(Row("kernels", text))
@@ -425,20 +409,20 @@ def _kernels(context: Context) -> list[Row]:
 
 
 def _libraries(context: Context) -> list[Row]:
-    """What computes products and convolutions instead of our kernels, where that is asked for."""
+    """Report the libraries that may replace our products and convolutions."""
     rows = []
-    for kind, title, wanted, why_not in (
+    for kind, title, choice, why_not in (
         ("gemm", "cuBLASLt", context.config.gemm, cublaslt.why_not),
         ("conv", "cuDNN", context.config.conv, cudnn.why_not),
     ):
-        if wanted == "dptrain":
+        if choice == "dptrain":
             rows.append(Row(title, f"not asked: dptrain's own kernels compute (--{kind} dptrain)", "note"))
         elif reason := why_not():
             rows.append(
                 Row(
                     title,
                     reason,
-                    "note" if wanted == "auto" else "bad",
+                    "note" if choice == "auto" else "bad",
                     f"dptrain's own kernels do without (--{kind} dptrain)",
                 )
             )
@@ -467,7 +451,7 @@ CHECKS: dict[str, list[Callable[[Context], list[Row]]]] = {
 
 
 def try_gpu(context: Context, place: Place) -> tuple[Row, Backend | None]:
-    """Open this rank's GPU and let it compute an op; return what came of it."""
+    """Open this rank's GPU and compute an op on it."""
     label = "one op"
     if place.trouble is not None:
         return Row(label, place.trouble, "bad"), None
@@ -482,7 +466,7 @@ def try_gpu(context: Context, place: Place) -> tuple[Row, Backend | None]:
         backend = backends.create("cuda", "float32", 1, place=place, gpu_select=select)
         opened = time.perf_counter()
         difference = _try_op(backend)
-        done = time.perf_counter()
+        end = time.perf_counter()
     except Exception as error:
         return Row(label, describe(error).removeprefix("--device cuda: "), "bad"), None
     if not difference <= (1e-5 if context.config.precision == "float32" else 3e-2):
@@ -492,7 +476,7 @@ def try_gpu(context: Context, place: Place) -> tuple[Row, Backend | None]:
         ), None
     text = (
         f"{backend.description}: opened in {opened - started:.1f} s; "
-        f"a dense layer in {1e3 * (done - opened):.0f} ms with its compilation, as NumPy computes it"
+        f"a dense layer in {1e3 * (end - opened):.0f} ms with its compilation, as NumPy computes it"
     )
     return Row(label, text), backend
 
@@ -506,9 +490,9 @@ def _try_op(backend: Backend) -> float:
     }
     layer = trace(
         lambda x, kernel, bias: {"y": ops.tanh(x @ kernel + bias)},
-        {name: (one.shape, one.dtype) for name, one in arrays.items()},
+        {name: (array.shape, array.dtype) for name, array in arrays.items()},
     )
-    program = backend.executable(place(layer), {name: backend.upload(one) for name, one in arrays.items()})
+    program = backend.executable(place(layer), {name: backend.upload(array) for name, array in arrays.items()})
     program.run()
     x, kernel, bias = arrays.values()
     expected = np.tanh(x.astype(np.float64) @ kernel + bias)
@@ -516,11 +500,11 @@ def _try_op(backend: Backend) -> float:
 
 
 def _why_not(config: Config, comm: Communicator, row: Row, opened: Backend | None) -> str | None:
-    """Return why the ranks cannot use GPUs, the same on all, or None where they can. Collective."""
-    told = comm.allgather(None if row.state == "ok" else row.text)
-    if opened is None or any(told):
-        first = next(rank for rank, text in enumerate(told) if text)
-        return str(told[first]) if len(set(told)) == 1 else f"rank {first}: {told[first]}"
+    """Return, on all ranks, why they cannot use GPUs, or None. Collective."""
+    reasons = comm.allgather(None if row.state == "ok" else row.text)
+    if opened is None or any(reasons):
+        first = next(rank for rank, text in enumerate(reasons) if text)
+        return str(reasons[first]) if len(set(reasons)) == 1 else f"rank {first}: {reasons[first]}"
     try:
         check_devices(comm, opened, config.share_gpu)
     except AgreedError as error:
@@ -540,7 +524,7 @@ def _what_would_be_used(config: Config, comm: Communicator) -> tuple[Backend | N
 
 
 def _split_of_a_step(config: Config, comm: Communicator) -> list[str]:
-    """Measure a step on all ranks and on one, and say whether more ranks pay. Collective."""
+    """Time a step on all ranks and on one, and say whether more ranks pay off. Collective."""
     try:
         images = Split(np.zeros((1, 28, 28), np.uint8), np.zeros(1, np.int64))
         times = _measure(config, comm, build_model(config, LoadedData("doctor", images, images, 10)))
@@ -569,11 +553,7 @@ _PARTS = ("compute", "copy", "MPI")
 
 
 def _measure(config: Config, comm: Communicator, model: Model) -> tuple[float, float, float, float]:
-    """Return seconds: a step on this rank alone; compute, copy and MPI of a step on all. Collective.
-
-    Raises:
-        DptrainError: the model does not fit on the device, on every rank.
-    """
+    """Return seconds: a step on this rank alone; compute, copy and MPI of a step on all. Collective."""
     trainer, step, batch = model._open_trainer(comm), model._make_step("train"), config.train.batch_size
     backend = trainer.backend
     rng = np.random.default_rng(0)
@@ -599,8 +579,8 @@ def _measure(config: Config, comm: Communicator, model: Model) -> tuple[float, f
     copy = mpi = 0.0
     if backend.transport == "nccl":  # it has no part that the host could time
         return alone, total, 0.0, 0.0
-    for message in (one for stage in stages(placed) for one in stage.messages):
-        buffer = backend.upload(np.zeros(sum(size(one.shape) for one in message), message[0].dtype))
+    for message in (message for stage in stages(placed) for message in stage.messages):
+        buffer = backend.upload(np.zeros(sum(size(tensor.shape) for tensor in message), message[0].dtype))
         exchange = backend.exchange(buffer, direct=backend.transport == "cuda-aware")
 
         def there_and_back(exchange: Exchange = exchange) -> None:
@@ -618,7 +598,7 @@ def _measure(config: Config, comm: Communicator, model: Model) -> tuple[float, f
 
 
 def _median(comm: Communicator, action: Callable[[], None]) -> float:
-    """Return the median of the seconds that something takes, which all ranks begin together. Collective."""
+    """Return the median seconds of an action that all ranks begin together. Collective."""
     times = []
     for _ in range(_WARM_UP + _REPEATS):
         comm.barrier()
@@ -632,7 +612,7 @@ def _median(comm: Communicator, action: Callable[[], None]) -> float:
 
 
 class _Printer:
-    """Prints lines on one rank, wrapped where its output is a terminal."""
+    """Prints lines on one rank, wrapped on a terminal."""
 
     def __init__(self, active: bool) -> None:
         self.active = active
@@ -644,7 +624,7 @@ class _Printer:
 
 
 def _isolated(check: Callable[[Context], list[Row]], context: Context) -> list[Row]:
-    """Run a check; one that fails is a row."""
+    """Run a check; a failure becomes a row."""
     try:
         return check(context)
     except Exception as error:
@@ -652,14 +632,14 @@ def _isolated(check: Callable[[Context], list[Row]], context: Context) -> list[R
 
 
 def _show_section(show: _Printer, comm: Communicator, title: str, rows: list[Row]) -> None:
-    """Print this rank's rows, and what other ranks lack that this one does not. Collective."""
-    told = [[Row(**row) for row in one] for one in comm.allgather([asdict(row) for row in rows])]
+    """Print this rank's rows, and other ranks' problems. Collective."""
+    by_rank = [[Row(**row) for row in rank_rows] for rank_rows in comm.allgather([asdict(row) for row in rows])]
     show(f"\n{title}")
-    seen = set()
-    for rank, found in enumerate(told):
-        for row in found:
-            if rank == 0 or (row.state == "bad" and row not in seen):
-                seen.add(row)
+    shown = set()
+    for rank, rank_rows in enumerate(by_rank):
+        for row in rank_rows:
+            if rank == 0 or (row.state == "bad" and row not in shown):
+                shown.add(row)
                 whose = "" if rank == 0 else f" (rank {rank})"
                 show(f"  {_MARKS[row.state]} {row.label:<13} {row.text}{whose}", indent=19)
                 if row.fix and row.state != "ok":
@@ -667,28 +647,28 @@ def _show_section(show: _Printer, comm: Communicator, title: str, rows: list[Row
 
 
 def _is_safe(context: Context) -> bool:
-    """Whether neither the driver nor PyCUDA took the process with it that asked."""
+    """Whether neither the driver nor PyCUDA crashed the process that asked."""
     return not str(context.driver["error"]).startswith("a process that asks") and context.pycuda[0] >= 0
 
 
 def _ask(command: Sequence[str], line: int | None = -1) -> tuple[int, str]:
-    """Return the exit status of a program and a line of what it says (None: all of it)."""
+    """Return a program's exit status and one line of its output (None: all of it)."""
     try:
-        done = run_program(command, _PATIENCE)
+        process = run_program(command, _PATIENCE)
     except subprocess.TimeoutExpired:
         return 1, f"no answer within {_PATIENCE} s"
     except OSError as error:
         return 1, error.strerror or str(error)
-    told = done.stdout if done.returncode == 0 else done.stderr or done.stdout
-    said = told.decode(errors="replace").strip()
-    if done.returncode < 0:
-        said = f"{said}\nkilled by signal {-done.returncode}"
-    lines = said.splitlines() or ["nothing"]
-    return done.returncode, said if line is None else lines[line if done.returncode == 0 else -1]
+    content = process.stdout if process.returncode == 0 else process.stderr or process.stdout
+    text = content.decode(errors="replace").strip()
+    if process.returncode < 0:
+        text = f"{text}\nkilled by signal {-process.returncode}"
+    lines = text.splitlines() or ["nothing"]
+    return process.returncode, text if line is None else lines[line if process.returncode == 0 else -1]
 
 
-def _last(said: str) -> str:
-    return said.splitlines()[-1] if said else "nothing"
+def _last(text: str) -> str:
+    return text.splitlines()[-1] if text else "nothing"
 
 
 def _plural(count: int, word: str) -> str:

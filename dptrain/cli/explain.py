@@ -1,4 +1,4 @@
-"""`python -m dptrain explain`: what a step of the configured model computes; reads no data and opens no device."""
+"""`python -m dptrain explain`: what a step of the configured model computes, without data or device."""
 
 import argparse
 
@@ -19,23 +19,17 @@ from dptrain.runtime.failure import phase
 
 
 def explain(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int:
-    """Print the program on rank 0. Collective.
-
-    Args:
-        config: as for training.
-        comm: the ranks.
-        parsed: the command line: which step, and a run, or the shape of the samples.
-    """
+    """Print the program on rank 0. Collective."""
     phase.enter("explain")
     scaling = comm.agree("command line", lambda: read_options(parsed))
     machine = None
     if scaling is not None:
         config = comm.agree("command line", lambda: with_device(config, scaling))
         machine = machine_of(config, scaling, comm)
-    asked = {"kernels": parsed.kernels, "code": parsed.code}
+    options = {"kernels": parsed.kernels, "code": parsed.code}
     if parsed.run is not None:
-        own = custom_objects(parsed.custom_objects, comm)
-        loaded = load_model(parsed.run, own, device=config.device, precision=config.precision)
+        objects = custom_objects(parsed.custom_objects, comm)
+        loaded = load_model(parsed.run, objects, device=config.device, precision=config.precision)
         phase.enter("explain")
 
     def text() -> str:
@@ -50,11 +44,11 @@ def explain(config: Config, comm: Communicator, parsed: argparse.Namespace) -> i
         if scaling is not None and machine is not None:
             return report(model, config, scaling, *machine, dtype)
         mesh = None if config.mesh is None else mesh_of(model, lengths_of(config.mesh))
-        return explained(model, config.train.batch_size, parsed.step, dtype=dtype, mesh=mesh, **asked)
+        return explained(model, config.train.batch_size, parsed.step, dtype=dtype, mesh=mesh, **options)
 
-    found = comm.agree("explain", text)
+    output = comm.agree("explain", text)
     if comm.rank == 0:
-        print(printable(found, "\n"))
+        print(printable(output, "\n"))
     return 0
 
 

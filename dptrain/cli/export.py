@@ -1,4 +1,4 @@
-"""`python -m dptrain export RUN`: a model in another format."""
+"""`python -m dptrain export RUN`: writes a model in another format."""
 
 import argparse
 from pathlib import Path
@@ -38,13 +38,7 @@ OPTIONS = Options("Write a trained model in another format.", _add_options, DEVI
 
 
 def export(config: Config, comm: "Communicator", parsed: argparse.Namespace) -> int:
-    """Write the model; rank 0 writes. Collective.
-
-    Args:
-        config: what names the device.
-        comm: the ranks.
-        parsed: the command line.
-    """
+    """Write the model on rank 0. Collective."""
     path = Path(parsed.file)
 
     def check() -> str:
@@ -73,19 +67,15 @@ def export(config: Config, comm: "Communicator", parsed: argparse.Namespace) -> 
     return 0
 
 
-def _format(asked: str | None, path: Path) -> str:
-    """Return the format that is asked for, or that the file's ending names.
-
-    Raises:
-        ConfigError: there is no such format, or the ending is that of another.
-    """
+def _format(name: str | None, path: Path) -> str:
+    """Return the given format, or the one of the file's ending; refuse a contradiction."""
     by_ending = next((name for name, endings in _ENDINGS.items() if path.suffix in endings), None)
-    if asked is None:
+    if name is None:
         if by_ending is None:
             raise ConfigError(f"--out {path}: its ending names no format; use --format {'|'.join(_ENDINGS)}")
         return by_ending
-    if asked not in _ENDINGS:
-        raise ConfigError(f"--format {asked}: expected one of {', '.join(_ENDINGS)}")
-    if asked != "program" and asked != by_ending:
-        raise ConfigError(f"--format {asked} --out {path}: expected a file that ends in {_ENDINGS[asked][0]}")
-    return asked
+    if name not in _ENDINGS:
+        raise ConfigError(f"--format {name}: expected one of {', '.join(_ENDINGS)}")
+    if name != "program" and name != by_ending:
+        raise ConfigError(f"--format {name} --out {path}: expected a file that ends in {_ENDINGS[name][0]}")
+    return name

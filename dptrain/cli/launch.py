@@ -1,4 +1,4 @@
-"""`python -m dptrain launch`: run a command on several ranks under mpirun or srun, and see to it that it ends."""
+"""`python -m dptrain launch`: runs a command on several ranks under mpirun or srun, and ensures that it ends."""
 
 import os
 import shutil
@@ -59,12 +59,7 @@ _LOCAL = ("127.0.0.1",)
 
 
 def launch(arguments: Sequence[str]) -> int:
-    """Run the subcommand and return its exit code.
-
-    Raises:
-        ConfigError: an option is wrong, or there is no launcher.
-        AgreedError: this is one of several ranks itself.
-    """
+    """Run the subcommand and return its exit code."""
     stops = _listen()
     options, command = _parse(arguments)
     around = detect_launch()
@@ -102,20 +97,16 @@ def launch(arguments: Sequence[str]) -> int:
 
 
 def _listen() -> list[int]:
-    """Return a list that gets the signals that ask to stop, those that have come since the process began first."""
+    """Return a list that collects stop signals, including those received since process start."""
     early = signals.caught()
     stops = [] if early is None else [early]
     for number in supervisor.STOPPING:
-        signal.signal(number, lambda got, _: stops.append(got))
+        signal.signal(number, lambda received, _: stops.append(received))
     return stops
 
 
 def _parse(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
-    """Return the options, which end at the first "--", and the command.
-
-    Raises:
-        ConfigError: an option is wrong, or there is no command.
-    """
+    """Return the options, which end at the first "--", and the command."""
     words = list(arguments)
     split = words.index("--") if "--" in words else len(words)
     command = words[split + 1 :]
@@ -157,7 +148,7 @@ def _parse(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
 
 
 def _cannot_run(program: str) -> tuple[int, str] | None:
-    """Return the exit code and the reason where a program cannot be run on this host, as a shell would say it."""
+    """Return the exit code and reason where a program cannot be run on this host, as a shell would."""
     if shutil.which(program) is not None:
         return None
     if os.path.isdir(program):
@@ -170,7 +161,7 @@ def _cannot_run(program: str) -> tuple[int, str] | None:
 
 
 def _begins_anew(command: Sequence[str]) -> bool:
-    """Whether a command is a training or a sweep of dptrain's without `--out`, in which nothing goes on."""
+    """Whether a command is a dptrain training or sweep without `--out`, which cannot resume."""
     words = list(command)
     starts = [index + 2 for index, pair in enumerate(pairwise(words)) if pair == ("-m", "dptrain")]
     starts += [1] if Path(words[0]).name == "dptrain" else []
@@ -221,15 +212,15 @@ def _ranks(options: Namespace, hosts: Mapping[str, int | None]) -> int:
     raise ConfigError("launch: how many ranks? as in launch -n 4 -- python script.py")
 
 
-def _addresses(asked: str | None, hosts: Hosts) -> tuple[str, ...]:
-    if asked:
-        return (asked,)
+def _addresses(addresses: str | None, hosts: Hosts) -> tuple[str, ...]:
+    if addresses:
+        return (addresses,)
     away = [host for host in hosts if host not in ("localhost", *_LOCAL)]
     return own_addresses(away) if away or in_batch_job() else _LOCAL
 
 
 def _environment(start: Start, restart: int, threads: int | None) -> dict[str, str]:
-    """Return what is set for the ranks, beside what the user has set."""
+    """Return the ranks' additional environment variables."""
     environment = {"DPTRAIN_RESTART": str(restart)}
     local = start.addresses == _LOCAL
     if threads is not None:
@@ -248,8 +239,8 @@ def _environment(start: Start, restart: int, threads: int | None) -> dict[str, s
 def _with_restarts(
     start: Start, hosts: Mapping[str, int | None], least: int, options: Namespace, stops: list[int]
 ) -> int:
-    """Run the job, again where it fails and may, and return the exit code of the last time."""
-    wanted = start.ranks
+    """Run the job, restart it while it fails and may, and return the last exit code."""
+    ranks = start.ranks
     for restart in range(options.restarts + 1):
         start = replace(start, environment=_environment(start, restart, options.threads))
         outcome = Job(start, stops).run()
@@ -262,22 +253,22 @@ def _with_restarts(
         _sleep(wait, stops)
         if stops:
             return code_of_stop(stops[0])
-        if least < wanted:
-            start = _on_hosts_left(start, hosts or dict(outcome.hosts), wanted, least)
+        if least < ranks:
+            start = _on_hosts_left(start, hosts or dict(outcome.hosts), ranks, least)
     return outcome.code
 
 
 def _sleep(seconds: float, stops: Sequence[int]) -> None:
-    """Wait, at most until a signal comes."""
+    """Wait until a signal arrives, at most `seconds`."""
     end = time.monotonic() + seconds
     while not stops and time.monotonic() < end:
         time.sleep(0.1)
 
 
-def _on_hosts_left(start: Start, hosts: Mapping[str, int | None], wanted: int, least: int) -> Start:
-    """Return what is started now: as many of the wanted ranks as there is room for on the hosts that answer.
+def _on_hosts_left(start: Start, hosts: Mapping[str, int | None], wanted_ranks: int, least: int) -> Start:
+    """Return a start with as many of the wanted ranks as fit on the hosts that answer.
 
-    Where that is too few, all are tried once more: a host may be back when it is its turn.
+    Where that is too few, all are tried once more: a host may be back by then.
     """
     if len(hosts) < 2:
         return start
@@ -285,18 +276,18 @@ def _on_hosts_left(start: Start, hosts: Mapping[str, int | None], wanted: int, l
         answers = pool.map(lambda host: _answers(start.launcher, host), hosts)
         left = {host: slots for (host, slots), there in zip(hosts.items(), answers, strict=True) if there}
     # As before, where no host has a number of its own.
-    room = sum(spread(wanted, hosts)[host] if not any(hosts.values()) else left[host] or 1 for host in left)
-    ranks = min(wanted, room)
+    room = sum(spread(wanted_ranks, hosts)[host] if not any(hosts.values()) else left[host] or 1 for host in left)
+    ranks = min(wanted_ranks, room)
     if len(left) < len(hosts):
         lost = ", ".join(host for host in hosts if host not in left)
         say(f"{lost} does not answer; slots left: {room}{'' if ranks >= least else f', --min-ranks is {least}'}")
     if ranks < least:
-        left, ranks = dict(hosts), wanted
+        left, ranks = dict(hosts), wanted_ranks
     return replace(start, ranks=ranks, hosts=spread(ranks, left))
 
 
 def _answers(launcher: Launcher, host: str) -> bool:
-    """Return whether the launcher can start a process on a host."""
+    """Whether the launcher can start a process on a host."""
     command = start_command(launcher, 1, {host: 1}, ["true"])
     try:
         return run_program(command, _PROBE).returncode == 0

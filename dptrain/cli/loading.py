@@ -1,4 +1,4 @@
-"""What `--data` names, opened: named sets, arrays, tables, pictures."""
+"""Opens the data that `--data` names: named sets, arrays, tables, pictures."""
 
 from pathlib import Path
 
@@ -28,19 +28,9 @@ _OF_TABLES = {
 
 
 def load_configured(
-    data: DataConfig, comm: Communicator, task: Task | None, known: Preprocessing | None = None
+    data: DataConfig, comm: Communicator, task: Task | None, preprocessing: Preprocessing | None = None
 ) -> LoadedData:
-    """Return the configured data set. Collective.
-
-    Args:
-        data: names it.
-        comm: the ranks.
-        task: what is learned; None for what the targets look like.
-        known: of a model that was trained on this data, which says what its columns are for.
-
-    Raises:
-        AgreedError: as `load_dataset`, `load_table` and `load_pictures`; or options of another kind of data.
-    """
+    """Return the configured data set; a trained model's `preprocessing` decides the columns' roles. Collective."""
     path = data.name.removeprefix(PICTURES)
     path = str(Path(path).expanduser()) if path.startswith("~/") else path
     are_pictures = comm.broadcast_fact(comm.rank == 0 and is_picture_folder(path))
@@ -50,9 +40,9 @@ def load_configured(
     if are_pictures:
         size = None if data.image_size is None else tuple(map(int, data.image_size.split("x")))
         pictures = PictureOptions(size, data.bad_pictures, data.test_split, data.follow_links)  # type: ignore[arg-type]
-        return load_pictures(path, pictures, comm, known, max_bytes=data.max_bytes)
+        return load_pictures(path, pictures, comm, preprocessing, max_bytes=data.max_bytes)
     if is_table(path):
-        asked = TableOptions(
+        options = TableOptions(
             data.target,
             data.columns,
             data.drop,
@@ -64,7 +54,7 @@ def load_configured(
             data.test_split,
             task,
         )
-        return load_table(path, asked, comm, known, max_bytes=data.max_bytes)
+        return load_table(path, options, comm, preprocessing, max_bytes=data.max_bytes)
     if path.endswith(".npy"):
         y = str(data.target)
         guard_mapped_files()
@@ -80,11 +70,7 @@ def load_configured(
 
 
 def _refuse_others(data: DataConfig, are_pictures: bool) -> None:
-    """Refuse options that the kind of data has no use for.
-
-    Raises:
-        ConfigError: one is set.
-    """
+    """Refuse options that this kind of data does not use."""
     if data.sharding == "static" and (is_table(data.name) or are_pictures):
         raise ConfigError("--sharding static: tables and pictures are kept once a node; leave it out")
     is_npy = data.name.endswith(".npy")

@@ -1,6 +1,6 @@
-"""`--tensorboard`, `--mlflow`, `--wandb`: a run's settings and metrics in other people's tools.
+"""`--tensorboard`, `--mlflow`, `--wandb`: logs settings and metrics to other tools.
 
-A logger that fails is named in one warning line and left alone from then on; the training goes on without it.
+A logger that fails is named in one warning and disabled; the training goes on.
 """
 
 import sys
@@ -24,12 +24,7 @@ AUTO = "auto"
 
 
 class BestEffort(Callback):
-    """Calls another callback until it fails, and then warns, once, and leaves it alone.
-
-    Args:
-        name: of what it logs to.
-        inner: whose hooks fail on all ranks or on none.
-    """
+    """Calls another callback until it fails, on all ranks or none, then warns once and disables it."""
 
     _same_on_all_ranks = ("name",)
 
@@ -38,46 +33,46 @@ class BestEffort(Callback):
         self.name, self.inner, self.failed = name, inner, False
 
     def set_model(self, model: Any) -> None:
-        """Hand it over."""
+        """Forward the model."""
         super().set_model(model)
         self.inner.set_model(model)
 
     def _set_trainer(self, trainer: Any) -> None:
-        """Hand it over."""
+        """Forward the trainer."""
         super()._set_trainer(trainer)
         self.inner._set_trainer(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return which logger it is, and where it stands."""
+        """Return the logger's name and state."""
         return {"name": self.name, "inner": {} if self.failed else self.inner.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where the same logger stood."""
+        """Restore the same logger's state."""
         if state["name"] == self.name and state["inner"]:
             self._attempt(lambda: self.inner.load_state_dict(state["inner"]))
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Try it."""
+        """Forward the call."""
         self._attempt(lambda: self.inner.on_train_begin(logs))
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Try it."""
+        """Forward the call."""
         self._attempt(lambda: self.inner.on_epoch_begin(epoch, logs))
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Try it."""
+        """Forward the call."""
         self._attempt(lambda: self.inner.on_epoch_end(epoch, logs))
 
     def on_test_end(self, logs: Logs | None = None) -> None:
-        """Try it."""
+        """Forward the call."""
         self._attempt(lambda: self.inner.on_test_end(logs))
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Try it."""
+        """Forward the call."""
         self._attempt(lambda: self.inner.on_train_end(logs))
 
     def _release(self) -> None:
-        """Try it."""
+        """Forward the call."""
         self._attempt(self.inner._release)
 
     def _attempt(self, action: Callable[[], None]) -> None:
@@ -93,43 +88,30 @@ class BestEffort(Callback):
 
 
 def loggers(config: Config, folder: str | None, name: str) -> list[Callback]:
-    """Return what logs a run as configured; nothing in a fast dev run.
-
-    Args:
-        config: of the run.
-        folder: of the run.
-        name: of the run, there.
-
-    Raises:
-        ConfigError: what a logger needs is not installed.
-    """
-    asked, found = config.logging, []
+    """Return the configured loggers; none in a fast dev run."""
+    logging, callbacks = config.logging, []
     if config.fast_dev_run or folder is None:
         return []
     settings = {leaf.path: value for leaf in leaves() if (value := _at(config, leaf.path)) is not None}
-    if asked.tensorboard is not None:
+    if logging.tensorboard is not None:
         tensorboardx_module()
-        place = Path(folder) / TENSORBOARD if asked.tensorboard == AUTO else Path(asked.tensorboard) / name
-        found.append(BestEffort("TensorBoard", TensorBoard(place)))
-    if asked.mlflow is not None:
+        place = Path(folder) / TENSORBOARD if logging.tensorboard == AUTO else Path(logging.tensorboard) / name
+        callbacks.append(BestEffort("TensorBoard", TensorBoard(place)))
+    if logging.mlflow is not None:
         mlflow_module()
-        uri = None if asked.mlflow == AUTO else asked.mlflow
-        found.append(BestEffort("MLflow", MlflowCallback(uri, "dptrain", name, settings)))
-    if asked.wandb is not None:
+        uri = None if logging.mlflow == AUTO else logging.mlflow
+        callbacks.append(BestEffort("MLflow", MlflowCallback(uri, "dptrain", name, settings)))
+    if logging.wandb is not None:
         wandb = wandb_module()
-        project = "dptrain" if asked.wandb == AUTO else asked.wandb
+        project = "dptrain" if logging.wandb == AUTO else logging.wandb
         quiet = wandb.Settings(silent=config.verbose == 0, console="off")
         init = {"project": project, "name": name, "config": settings, "dir": folder, "settings": quiet}
-        found.append(BestEffort("Weights & Biases", WandbMetricsLogger(init=init)))
-    return list(found)
+        callbacks.append(BestEffort("Weights & Biases", WandbMetricsLogger(init=init)))
+    return list(callbacks)
 
 
 def refuse_in_a_sweep(config: Config) -> None:
-    """Refuse loggers of single runs.
-
-    Raises:
-        ConfigError: one is asked for.
-    """
+    """Refuse loggers of single runs."""
     for name, value in to_dict(config)["logging"].items():
         if value is not None:
             advice = "leave it out, results.jsonl and trials.csv have every run's metrics"

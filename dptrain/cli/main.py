@@ -109,7 +109,7 @@ Train a neural network on one process, or on several ranks with mpirun:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code, the same on every rank.
 
-    An error that all ranks know of is printed by rank 0; one that a single rank meets ends them all.
+    Errors that all ranks share are printed by rank 0; an error of a single rank ends all.
     """
     outlive_readers()
     try:
@@ -171,14 +171,14 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _collect_from_here() -> None:
-    """Let Python collect garbage again, but not among what has been imported, if `dptrain.__main__` has stopped it."""
+    """Re-enable garbage collection, except of imported objects, where `dptrain.__main__` stopped it."""
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
 
 
 def _tried(action: Callable[[], T]) -> Callable[[], T]:
-    """Do something at once, and return what gives its result or raises its error later, on all ranks together."""
+    """Run an action now; return a function that later, on all ranks together, gives its result or raises its error."""
     try:
         result = action()
     except Exception as error:
@@ -192,7 +192,7 @@ def _tried(action: Callable[[], T]) -> Callable[[], T]:
 
 
 def _announce(command: str, parse: Callable[[], argparse.Namespace], configure: Callable[[], Config]) -> None:
-    """Say on rank 0 what begins: libraries, MPI and data take seconds."""
+    """Print on rank 0 what begins: libraries, MPI and data take seconds."""
     launch = detect_launch()
     if command not in ("train", "sweep") or (launch is not None and launch.rank != 0):
         return
@@ -212,13 +212,13 @@ _OWN_OPTIONS = ("evaluate", "predict", "export", "runs")
 
 
 def _command(name: str) -> "Command":
-    """Return the function that carries out a subcommand; this imports its libraries."""
-    found: Command = getattr(import_module(f"dptrain.cli.{name}"), name)
-    return found
+    """Import and return the function of a subcommand."""
+    function: Command = getattr(import_module(f"dptrain.cli.{name}"), name)
+    return function
 
 
 def _communicator(command: str) -> "Communicator":
-    """Return the ranks; where MPI is broken, the doctor still looks at each process alone."""
+    """Return the ranks; where MPI is broken, the doctor still checks each process alone."""
     from dptrain import comm as comms
 
     try:
@@ -259,7 +259,7 @@ def _split_command(argv: Sequence[str]) -> tuple[str, list[str]]:
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Help that names each option once: by its short flag, where it has one."""
+    """Help that lists each option once, by its short flag where it has one."""
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         names = action.option_strings
@@ -272,7 +272,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 def _build_parser(command: str) -> Parser:
-    """Return the parser of a subcommand: its own options, and those of a run's configuration that it takes."""
+    """Return a subcommand's parser: its own options, and the run configuration's that it takes."""
     if command in _OWN_OPTIONS:
         options: Options = import_module(f"dptrain.cli.{command}").OPTIONS
         parser = Parser(
@@ -301,38 +301,32 @@ def _build_parser(command: str) -> Parser:
     if command == "sweep":
         add_options(parser)
     if command == "explain":
-        own = parser.add_argument_group("explain")
-        own.add_argument("run", metavar="RUN", nargs="?", help="a run's folder or a .keras file, instead of options")
-        add_custom_objects(own)
-        own.add_argument("--step", metavar="train|test|predict", default="train", help="which step (default: train)")
+        group = parser.add_argument_group("explain")
+        group.add_argument("run", metavar="RUN", nargs="?", help="a run's folder or a .keras file, instead of options")
+        add_custom_objects(group)
+        group.add_argument("--step", metavar="train|test|predict", default="train", help="which step (default: train)")
         shape = "of a sample, such as 28,28 (default); integers are pixels of uint8"
-        own.add_argument("--input-shape", metavar="SHAPE", default="28,28", help=shape)
-        own.add_argument("--classes", metavar="CLASSES", default="10", help="labels that there are (default: 10)")
+        group.add_argument("--input-shape", metavar="SHAPE", default="28,28", help=shape)
+        group.add_argument("--classes", metavar="CLASSES", default="10", help="labels that there are (default: 10)")
         kernels = "show which ops each kernel of the device computes; of a GPU also its predicted time"
-        own.add_argument("--kernels", action="store_true", help=kernels)
+        group.add_argument("--kernels", action="store_true", help=kernels)
         text = "show the C++ that is generated of them; with --device cuda the CUDA C++, which takes no GPU"
-        own.add_argument("--code", action="store_true", help=text)
+        group.add_argument("--code", action="store_true", help=text)
         scaling_options.add_options(parser)
     _add_fields(parser, leaves(), _TOLD.get(command))
     return parser
 
 
-def _add_fields(parser: Parser, fields: Iterable[Leaf], told: "re.Pattern[str] | None" = None) -> None:
-    """Add an option for each of these fields of a run's configuration, in groups as in a file.
-
-    Args:
-        parser: gets them.
-        fields: of the configuration.
-        told: the paths that the help has; by default all.
-    """
-    taken = {option for action in parser._actions for option in action.option_strings}
+def _add_fields(parser: Parser, fields: Iterable[Leaf], visible: "re.Pattern[str] | None" = None) -> None:
+    """Add options for configuration fields, grouped as in a file; `visible` matches the paths shown in the help."""
+    existing = {option for action in parser._actions for option in action.option_strings}
     groups: dict[str, Any] = {}
     for leaf in fields:
         section = leaf.path.rpartition(".")[0] or "run"
         if section not in groups:
             groups[section] = parser.add_argument_group(section, _ABOUT_GROUPS.get(section))
         # A sweep's --keep is about models: a run's is --checkpoint.keep there, which a sweep has no use for.
-        names = [f"--{leaf.flag}"] if leaf.flag and f"--{leaf.flag}" not in taken else []
+        names = [f"--{leaf.flag}"] if leaf.flag and f"--{leaf.flag}" not in existing else []
         if f"--{leaf.path}" not in names:
             names.append(f"--{leaf.path}")
         default = "" if leaf.default in (None, {}, ()) or leaf.is_flag else f" (default: {_shown(leaf.default)})"
@@ -342,7 +336,7 @@ def _add_fields(parser: Parser, fields: Iterable[Leaf], told: "re.Pattern[str] |
             default=argparse.SUPPRESS,
             metavar=_metavar(leaf),
             help=(leaf.help + _listed(leaf) + default).replace("%", "%%")
-            if told is None or told.fullmatch(leaf.path)
+            if visible is None or visible.fullmatch(leaf.path)
             else argparse.SUPPRESS,
             **({"action": "append"} if leaf.is_mapping else {}),
             **({} if leaf.alone is None else {"nargs": "?", "const": leaf.alone}),
@@ -350,7 +344,7 @@ def _add_fields(parser: Parser, fields: Iterable[Leaf], told: "re.Pattern[str] |
 
 
 def _metavar(leaf: Leaf) -> str:
-    """Return what stands for an option's value in the help."""
+    """Return the placeholder of an option's value in the help."""
     if leaf.is_mapping:
         return "NAME=VALUE"
     choices = "" if _listed(leaf) else "|".join(leaf.choices)
@@ -358,7 +352,7 @@ def _metavar(leaf: Leaf) -> str:
 
 
 def _listed(leaf: Leaf) -> str:
-    """Return an option's choices for its text, where they are too many for its line."""
+    """Return an option's choices for its text if they are too many for its line."""
     return f": {', '.join(leaf.choices)}" if len(leaf.choices) > _MOST_CHOICES else ""
 
 
@@ -367,11 +361,7 @@ def _shown(value: Any) -> str:
 
 
 def _parse(command: str, arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the options of a command.
-
-    Raises:
-        ConfigError: an unknown command, an unknown option, or one without its value.
-    """
+    """Parse the options of a command."""
     if command not in COMMANDS:
         script = "; python -m dptrain launch -n 4 -- python script.py runs a script" if command.endswith(".py") else ""
         raise ConfigError(f"unknown command {command!r}{script or suggest(command, COMMANDS)}")
@@ -382,11 +372,7 @@ def _parse(command: str, arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _show_group(parser: Parser, name: str) -> NoReturn:
-    """Print the help of one group of options, and leave.
-
-    Raises:
-        ConfigError: there is no such group.
-    """
+    """Print the help of one group of options, and exit."""
     groups = {str(group.title): group for group in parser._action_groups if group._group_actions}
     if name not in groups:
         raise ConfigError(f"--help {name}: no such group{suggest(name, [*groups])}; there are {', '.join(groups)}")
@@ -403,17 +389,13 @@ def _configure(parsed: argparse.Namespace) -> Config:
     if "model.arguments" in overrides:
         from dptrain.cli.model_function import parse_argument
 
-        said = [parse_argument(text) for text in overrides.pop("model.arguments")]
-        overrides |= {f"model.arguments.{name}": value for name, value in said}
+        arguments = [parse_argument(text) for text in overrides.pop("model.arguments")]
+        overrides |= {f"model.arguments.{name}": value for name, value in arguments}
     return resolve(file, str(source), overrides)
 
 
 def _checked(config: Config) -> Config:
-    """Return a configuration whose fields fit together; what does not is refused before any data is read.
-
-    Raises:
-        ConfigError: they do not.
-    """
+    """Return the configuration; refuse contradicting fields before any data is read."""
     from dptrain.cli.building import make_optimizer
 
     make_optimizer(config)

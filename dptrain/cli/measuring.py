@@ -1,4 +1,4 @@
-"""What this machine's processors and messages reach: from these numbers `explain --ranks` predicts steps on a CPU."""
+"""Measures this machine's compute and communication rates, from which `explain --ranks` predicts CPU steps."""
 
 import time
 from collections.abc import Callable
@@ -24,29 +24,18 @@ _SHORT, _LONG = 8, 1 << 20
 
 @dataclass(frozen=True)
 class Rates:
-    """What a rank reaches while the others of its node do the same.
+    """Rates of a rank while the others of its node do the same."""
 
-    Attributes:
-        flops: floating-point operations/s of a product of float32 matrices.
-        bandwidth: of memory, bytes/s of an update of a variable.
-        link: of an all-reduce between all ranks; None for one rank.
-    """
-
-    flops: float
-    bandwidth: float
-    link: Link | None
+    flops: float  # operations/s of a product of float32 matrices
+    bandwidth: float  # bytes/s of memory in an update of a variable
+    link: Link | None  # of an all-reduce between all ranks; None for one rank
 
 
 def measured(backend: Backend, comm: Communicator) -> Rates:
-    """Return what the slowest rank reaches. Collective.
-
-    Args:
-        backend: a CPU.
-        comm: the ranks.
-    """
+    """Return the slowest rank's rates on a CPU backend. Collective."""
     rng = np.random.default_rng(0)
     factors = {name: rng.standard_normal((_LENGTH, _LENGTH)).astype(np.float32) for name in ("x", "y")}
-    shapes = {name: (one.shape, one.dtype) for name, one in factors.items()}
+    shapes = {name: (array.shape, array.dtype) for name, array in factors.items()}
     product = _seconds(backend, comm, trace(lambda x, y: {"z": ops.matmul(x, y)}, shapes), factors)
     values = [Variable(np.ones(_ELEMENTS, np.float32), name) for name in ("value", "gradient")]
     update = _seconds(backend, comm, trace(lambda: _descend(*values), {}))
@@ -61,7 +50,7 @@ def measured(backend: Backend, comm: Communicator) -> Rates:
 
 
 def stated(rates: Rates) -> str:
-    """Return rates as options of `explain --ranks`."""
+    """Format rates as options of `explain --ranks`."""
     link = rates.link and f" --link {rates.link.bandwidth / 1e9:.3g}GB,{1e6 * rates.link.latency:.3g}us"
     return f"--gflops {rates.flops / 1e9:.3g} --memory-bandwidth {rates.bandwidth / 1e9:.3g}GB{link or ''}"
 
@@ -84,9 +73,9 @@ def _all_reduce(comm: Communicator, nbytes: int) -> float:
 
 
 def _best(comm: Communicator, action: Callable[[], None]) -> float:
-    """Return the least seconds that something takes on the slowest rank; all begin together. Collective.
+    """Return the least seconds of an action on the slowest rank; all begin together. Collective.
 
-    The least, as a neighbour's work on the machine only adds to it.
+    The least, because other work on the machine only adds time.
     """
     times = []
     for _ in range(_WARM_UP + _REPEATS):

@@ -1,4 +1,4 @@
-"""`--mesh`: the ranks as a grid, and which axes of a model's weights are sharded over it if nobody says it."""
+"""`--mesh`: arranges ranks in a grid, and shards a model's weights over it by default."""
 
 from collections.abc import Iterable, Mapping
 
@@ -21,28 +21,15 @@ _FROM_TO = (Conv2D, Dense, Embedding)
 
 
 def lengths_of(mesh: str) -> dict[str, int]:
-    """Return the length of each axis of a mesh, such as batch=2,model=2.
-
-    Raises:
-        ConfigError: one of them is that of pipelines.
-    """
-    found = {name: int(length) for name, length in (one.split("=") for one in mesh.split(","))}
-    if STAGE in found:
+    """Return the lengths of a mesh's axes, such as batch=2,model=2."""
+    by_axis = {name: int(length) for name, length in (axis.split("=") for axis in mesh.split(","))}
+    if STAGE in by_axis:
         raise ConfigError(f"mesh = {mesh!r}: the axis {STAGE!r} is that of pipelines; use --stages instead")
-    return found if BATCH in found else {BATCH: 1, **found}
+    return by_axis if BATCH in by_axis else {BATCH: 1, **by_axis}
 
 
 def arranged(mesh: str, comm: Communicator, stages: int = 1) -> Communicator:
-    """Let the ranks train on a mesh, and return them. Collective.
-
-    Args:
-        mesh: as `lengths_of`.
-        comm: all ranks.
-        stages: of pipelines that they are to be then.
-
-    Raises:
-        AgreedError: there are not so many ranks, or pipelines do not go on the mesh, with exit code 2; nothing is set.
-    """
+    """Arrange all ranks in a mesh, later in pipelines of `stages`, and return them. Collective."""
     lengths = comm.agree("configuration", lambda: lengths_of(mesh))
     comm.agree("configuration", lambda: check_lengths(lengths, comm.size))
     if stages > 1:
@@ -53,60 +40,54 @@ def arranged(mesh: str, comm: Communicator, stages: int = 1) -> Communicator:
 
 
 def in_stages(stages: int, comm: Communicator) -> Communicator:
-    """Return the ranks as pipelines of so many stages. Collective.
-
-    Raises:
-        AgreedError: their number is no multiple of it, or they are on another mesh, with exit code 2.
-    """
+    """Return the ranks as pipelines of so many stages. Collective."""
     comm.agree("configuration", lambda: pipelines(stages))
     return ranks(stages)
 
 
 def lay_out(model: Model) -> None:
-    """Let a model's weights lie in `pairs` on the current distribution's mesh."""
-    own = distribution()
-    assert own is not None
-    layouts = LayoutMap(own.device_mesh)
-    for one, axes in pairs(model, own.device_mesh.lengths).items():
-        layouts[one.path] = axes
+    """Lay a model's weights out as `pairs` on the current distribution's mesh."""
+    current = distribution()
+    assert current is not None
+    layouts = LayoutMap(current.device_mesh)
+    for weight, axes in pairs(model, current.device_mesh.lengths).items():
+        layouts[weight.path] = axes
     set_distribution(ModelParallel(layout_map=layouts, batch_dim_name=BATCH))
 
 
 def mesh_of(model: Model, lengths: Mapping[str, int]) -> Mesh:
-    """Return a mesh with weights in `pairs`, for who explains the model's program."""
+    """Return a mesh with weights laid out as `pairs`, to explain the model's program."""
     laid = pairs(model, lengths)
 
-    def given(variable: Variable, slot_of: Variable | None) -> Axes | None:
+    def axes_of(variable: Variable, slot_of: Variable | None) -> Axes | None:
         of = variable if slot_of is None else slot_of
         return laid.get(of) if of.shape == variable.shape else None
 
-    return Mesh(lengths, given)
+    return Mesh(lengths, axes_of)
 
 
 def pairs(model: Model, lengths: Mapping[str, int]) -> dict[Variable, Axes]:
-    """Choose layouts of a model's weights: of each pair of layers by columns and then by rows, as in Megatron-LM.
+    """Choose layouts of a model's weights: alternately by columns and rows, as in Megatron-LM.
 
-    The first layer of a pair has its part of the outputs, the second one takes them as its part of the inputs, and one
-    all-reduce makes the sum (M. Shoeybi et al., arXiv:1909.08053). What has no partner stays whole.
-
-    Args:
-        model: that has its weights.
-        lengths: of the mesh's axes.
+    The first layer of a pair shards its outputs, the second its inputs, and one all-reduce makes the sum (M. Shoeybi et
+    al., arXiv:1909.08053). A layer without a partner stays whole.
     """
-    found: dict[Variable, Axes] = {}
+    layouts: dict[Variable, Axes] = {}
     for axis, length in [(name, length) for name, length in lengths.items() if name != BATCH]:
         layers = list(_pairable(model._flatten_layers(), length))
         for first, second in zip(layers[::2], layers[1::2], strict=False):
             for layer, sharded in ((first, -1), (second, -2)):
-                for one in layer.trainable_weights:
-                    if one.ndim >= -sharded:
-                        found[one] = tuple(axis if n == sharded + one.ndim else None for n in range(one.ndim))
-    return found
+                for weight in layer.trainable_weights:
+                    if weight.ndim >= -sharded:
+                        layouts[weight] = tuple(
+                            axis if n == sharded + weight.ndim else None for n in range(weight.ndim)
+                        )
+    return layouts
 
 
 def _pairable(layers: Iterable[Layer], ranks: int) -> Iterable[Layer]:
-    """Yield layers of whose inputs and outputs each rank can have a part."""
-    for one in layers:
-        kernel = max(one.trainable_weights, key=lambda weight: weight.ndim, default=None)
-        if isinstance(one, _FROM_TO) and kernel is not None and min(kernel.shape[-2:]) >= ranks > 1:
-            yield one
+    """Yield layers whose inputs and outputs can be sharded over the ranks."""
+    for layer in layers:
+        kernel = max(layer.trainable_weights, key=lambda weight: weight.ndim, default=None)
+        if isinstance(layer, _FROM_TO) and kernel is not None and min(kernel.shape[-2:]) >= ranks > 1:
+            yield layer

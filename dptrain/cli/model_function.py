@@ -1,7 +1,6 @@
-"""`--model file.py:build_model`: the user's own function makes the model.
+"""`--model file.py:build_model`: a user's function that makes the model.
 
-The file is code that the user names on the command line, and it is run. A configuration file alone runs none: what
-reads files runs no code, so the command line has to say `--model` as well.
+The file's code runs only if the command line names it: a configuration file alone runs no code.
 """
 
 import argparse
@@ -15,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from dptrain.cli.config import Config, ModelConfig
-from dptrain.cli.user_code import run, told
+from dptrain.cli.user_code import describe_error, run
 from dptrain.cli.words import suggest
 from dptrain.comm import Communicator
 from dptrain.errors import ConfigError
@@ -34,46 +33,29 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 @dataclasses.dataclass(frozen=True)
 class ModelFunction:
-    """A function that makes models, from a file.
+    """A function in a file that makes models."""
 
-    Attributes:
-        spec: as the user wrote it, "models.py:build_model".
-        path: of its file.
-        digest: SHA-256 of the file.
-        builder: calls the function.
-        types: what the values of its own parameters are, by name; Any where the signature does not say.
-        required: its own parameters without a default.
-        takes_others: whether it takes arguments by any name.
-    """
-
-    spec: str
+    spec: str  # as typed, "models.py:build_model"
     path: str
-    digest: str
+    digest: str  # SHA-256 of the file
     builder: Builder
-    types: Mapping[str, Any]
-    required: frozenset[str]
-    takes_others: bool
+    types: Mapping[str, Any]  # of its own parameters; Any where not annotated
+    required: frozenset[str]  # own parameters without a default
+    takes_others: bool  # it has **kwargs
 
-    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return arguments as its signature types them.
-
-        Args:
-            given: values by name, as the command line or a sweep has them.
-
-        Raises:
-            ConfigError: it has no such parameter, a value does not fit, or one is missing.
-        """
+    def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert values to the types of its signature; refuse unknown, misfitting and missing ones."""
         name = self.spec.rpartition(":")[2]
-        found = {}
-        for key, value in given.items():
+        typed = {}
+        for key, value in values.items():
             if key in OFFERED:
                 raise ConfigError(f"model.arguments.{key} = {short(value)}: {key} comes from the data and the run")
             if key not in self.types and not self.takes_others:
                 raise ConfigError(f"{name} of {self.path} has no parameter {key!r}{suggest(key, self.types)}")
-            found[key] = self._typed(key, value)
-        if missing := sorted(self.required - found.keys()):
+            typed[key] = self._typed(key, value)
+        if missing := sorted(self.required - typed.keys()):
             raise ConfigError(f"{name} of {self.path} needs {', '.join(missing)}: add --model-arg {missing[0]}=VALUE")
-        return found
+        return typed
 
     def _typed(self, key: str, value: Any) -> Any:
         from pydantic import TypeAdapter
@@ -90,40 +72,22 @@ class ModelFunction:
         except PydanticUserError:  # a type of which Pydantic knows nothing
             return value
 
-    def build(self, seed: int, given: Mapping[str, Any], known: Mapping[str, Any]) -> Model:
-        """Return a new model, with its weights.
-
-        Args:
-            seed: of the model, unless the function gives it another.
-            given: as `arguments`.
-            known: what the data say, "input_shape" among it, by name; it gets those that it names.
-
-        Raises:
-            ConfigError: as `arguments`; or the function fails, or returns no new model.
-        """
-        own = self.arguments(given)
+    def build(self, seed: int, values: Mapping[str, Any], offered: Mapping[str, Any]) -> Model:
+        """Return a new model; the function gets `values` and those of `offered` (data facts) that it names."""
+        arguments = self.arguments(values)
         try:
             model = self.builder.build(
-                seed, **own, **{name: known[name] for name in known if name in self.builder.takes}
+                seed, **arguments, **{name: offered[name] for name in offered if name in self.builder.takes}
             )
             if not model.built:
-                model.build((None, *known["input_shape"]))
+                model.build((None, *offered["input_shape"]))
         except (Exception, SystemExit) as error:
-            raise ConfigError(f"--model {self.spec}: {told(error, self.path)}") from error
+            raise ConfigError(f"--model {self.spec}: {describe_error(error, self.path)}") from error
         return model
 
 
 def loaded(config: Config, parsed: argparse.Namespace, comm: Communicator) -> Config:
-    """Load the configured function on every rank, and return the configuration with the digest of its file. Collective.
-
-    Args:
-        config: names the function.
-        parsed: the command line.
-        comm: the ranks.
-
-    Raises:
-        AgreedError: only a file names the function, its file fails, or ranks have different ones.
-    """
+    """Load the configured function on every rank; return the configuration with its file's digest. Collective."""
     spec = str(config.model.function)
 
     def load() -> ModelFunction:
@@ -145,11 +109,7 @@ def loaded(config: Config, parsed: argparse.Namespace, comm: Communicator) -> Co
 
 
 def _check_replaced(config: Config) -> None:
-    """Refuse settings of the network that the function's model takes the place of.
-
-    Raises:
-        ConfigError: one is set.
-    """
+    """Refuse settings of the network that the function's model replaces."""
     for name in ("network", "augment", "hidden", "activation", "dropout"):
         if (value := getattr(config.model, name)) != getattr(ModelConfig(), name):
             advice = f"leave it out, or hand it over: --model-arg {name}=..."
@@ -158,14 +118,7 @@ def _check_replaced(config: Config) -> None:
 
 @cache
 def load_function(spec: str) -> ModelFunction:
-    """Return the function that a text names; its file is run, once a process.
-
-    Args:
-        spec: "file.py:function" or "package.module:function".
-
-    Raises:
-        ConfigError: there is none, or its file fails.
-    """
+    """Return the function "file.py:function" or "package.module:function"; its file runs once a process."""
     place, colon, name = spec.rpartition(":")
     if not colon or not place or not name.isidentifier():
         example = f"{spec.rstrip(':')}:build_model" if spec else "models.py:build_model"
@@ -173,34 +126,32 @@ def load_function(spec: str) -> ModelFunction:
     module, path, content = run(f"--model {spec}", place, "FILE.py:function")
     function = getattr(module, name, None)
     if not callable(function):
-        own = [key for key, one in vars(module).items() if callable(one) and not key.startswith("_")]
-        raise ConfigError(f"--model {spec}: {path} has no function {name!r}{suggest(name, own)}")
+        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise ConfigError(f"--model {spec}: {path} has no function {name!r}{suggest(name, names)}")
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError) as error:
         raise ConfigError(f"--model {spec}: the signature of {name} cannot be read") from error
-    for one in parameters.values():
-        if one.kind is inspect.Parameter.POSITIONAL_ONLY:
-            raise ConfigError(f"--model {spec}: {name} takes {one.name!r} by its position alone; drop the '/'")
-    own_parameters = {key: one for key, one in parameters.items() if one.kind in _BY_NAME and key not in OFFERED}
+    for parameter in parameters.values():
+        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+            raise ConfigError(f"--model {spec}: {name} takes {parameter.name!r} by its position alone; drop the '/'")
+    own_parameters = {
+        key: parameter for key, parameter in parameters.items() if parameter.kind in _BY_NAME and key not in OFFERED
+    }
     hints = _hints(function)
     return ModelFunction(
         spec,
         path,
         hashlib.sha256(content).hexdigest(),
         Builder(function, compiled=False),
-        {key: hints.get(key, _type_of(one.default)) for key, one in own_parameters.items()},
-        frozenset(key for key, one in own_parameters.items() if one.default is inspect.Parameter.empty),
-        any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()),
+        {key: hints.get(key, _type_of(parameter.default)) for key, parameter in own_parameters.items()},
+        frozenset(key for key, parameter in own_parameters.items() if parameter.default is inspect.Parameter.empty),
+        any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()),
     )
 
 
 def parse_argument(text: str) -> tuple[str, Any]:
-    """Return the name and the value of "units=64"; a list is "hidden=[256,128]", as in a grid.
-
-    Raises:
-        ConfigError: it is neither.
-    """
+    """Parse "units=64"; a list is "hidden=[256,128]", as in a grid."""
     try:
         name, values = parse_grid(text)
     except ConfigError as error:
@@ -211,7 +162,7 @@ def parse_argument(text: str) -> tuple[str, Any]:
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return its annotations; none where one of them cannot be read."""
+    """Return a function's annotations; none if one of them cannot be resolved."""
     try:
         return typing.get_type_hints(function)
     except Exception:

@@ -1,4 +1,4 @@
-"""The built-in networks: dense layers of anything, and for folders of pictures a small convolutional one."""
+"""The built-in networks: dense, and a small convolutional one for folders of pictures."""
 
 import numpy as np
 
@@ -18,51 +18,52 @@ _SHIFT = 0.1
 
 
 def is_convolutional(config: ModelConfig, data: LoadedData) -> bool:
-    """Return whether the network is the convolutional one: asked for, or of a folder of pictures that are large enough.
-
-    Other data sets, also of images, keep dense layers unless it is asked for.
-    """
+    """Whether to use the convolutional network: on request, or for a folder of large enough pictures."""
     if config.network != "auto":
         return config.network == "convolutional"
-    known = data.preprocessing
-    return known is not None and known.picture is not None and min(known.picture[:2]) >= _LEAST_SIDE
+    preprocessing = data.preprocessing
+    return (
+        preprocessing is not None
+        and preprocessing.picture is not None
+        and min(preprocessing.picture[:2]) >= _LEAST_SIDE
+    )
 
 
 def filters(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the filters of a network for pictures of (height, width, channels): no side gets shorter than 4."""
+    """Return the filters of a network for (height, width, channels) pictures; no side shrinks below 4."""
     blocks = max(1, int(np.log2(max(1, min(shape[:2]) // 4))))
     return _FILTERS[:blocks]
 
 
 def input_layers(data: LoadedData) -> list[layers.Layer]:
-    """Return what makes flat floating-point numbers of a sample: pixels in [0, 1], standardised columns."""
+    """Return layers that flatten a sample to floats: pixels in [0, 1], standardised columns."""
     if data.preprocessing is not None and data.preprocessing.columns:
         return table_layers(data.preprocessing)
     return [*_of_pixels(data), layers.Flatten(input_shape=data.train.x.shape[1:])]
 
 
 def _of_pixels(data: LoadedData) -> list[layers.Layer]:
-    """Return what brings whole numbers to [0, 1]; nothing of others."""
+    """Return layers that scale integer pixels to [0, 1]; none for other samples."""
     shape, dtype = data.train.x.shape[1:], data.train.x.dtype
     return [layers.Rescaling(1 / np.iinfo(dtype).max, input_shape=shape)] if dtype.kind in "ui" else []
 
 
-def table_layers(known: Preprocessing) -> list[layers.Layer]:
-    """Return what standardises the numbers of a table and embeds its large categories."""
-    plain, embedded = sum(one.width for one in known.plain_columns), known.embedded_columns
+def table_layers(preprocessing: Preprocessing) -> list[layers.Layer]:
+    """Return layers that standardise a table's numbers and embed its large categories."""
+    plain, embedded = sum(column.width for column in preprocessing.plain_columns), preprocessing.embedded_columns
     if not embedded:
         return [layers.Normalization(input_shape=(plain,))]
-    start = layers.Input(known.sample_shape)
+    start = layers.Input(preprocessing.sample_shape)
     parts = [layers.Normalization()(start[:, :plain])] if plain else []
     for place, column in enumerate(embedded, plain):
         rows = len(column.values)
         parts.append(layers.Embedding(rows, embedding_length(rows))(start[:, place]))
     together = layers.Concatenate()(parts) if len(parts) > 1 else parts[0]
-    return [layers.InputLayer(known.sample_shape), Model(start, together, name="columns")]
+    return [layers.InputLayer(preprocessing.sample_shape), Model(start, together, name="columns")]
 
 
 def embedding_length(categories: int) -> int:
-    """Return how many numbers stand for a category: half as many as there are, at most 50.
+    """Return the embedding length of a category: half the number of values, at most 50.
 
     Source: the rule of thumb of fast.ai's tabular models.
     """
@@ -70,18 +71,14 @@ def embedding_length(categories: int) -> int:
 
 
 def convolutional_layers(config: ModelConfig, data: LoadedData) -> list[layers.Layer]:
-    """Return what makes a vector of a picture: augmentation, then blocks of convolution, normalization and pooling.
+    """Return layers from a picture to a vector: augmentation, then blocks, then the global mean.
 
-    Each block is a convolution of 3x3 without a bias, BatchNormalization, a rectifier and the largest of 2x2; last is
-    the mean over what is left of the picture.
-
-    Raises:
-        ConfigError: samples are no pictures.
+    Each block is a 3x3 convolution without bias, BatchNormalization, a rectifier and 2x2 max pooling.
     """
     shape = data.train.x.shape[1:]
     if len(shape) not in (2, 3):
-        found = "x".join(map(str, shape))
-        raise ConfigError(f"model.network = convolutional: expected pictures, found samples of {found}; leave it out")
+        shown = "x".join(map(str, shape))
+        raise ConfigError(f"model.network = convolutional: expected pictures, found samples of {shown}; leave it out")
     stack = [*_of_pixels(data)]
     if len(shape) == 2:
         shape = (*shape, 1)

@@ -12,47 +12,32 @@ from dptrain.runtime.launcher import detect_launch
 
 @dataclass(frozen=True)
 class Options:
-    """The command line of a subcommand that is no training: its module has one, called OPTIONS.
+    """Options of a subcommand other than training; its module has one as OPTIONS."""
 
-    Attributes:
-        description: what it does, a line.
-        add: adds its own options.
-        fields: paths of those fields of a run's configuration that are options here as well.
-        usage: what follows the command.
-    """
-
-    description: str
-    add: Callable[[argparse.ArgumentParser], None]
-    fields: Collection[str] = ()
-    usage: str = "RUN [options]"
+    description: str  # one line
+    add: Callable[[argparse.ArgumentParser], None]  # adds its own options
+    fields: Collection[str] = ()  # paths of run configuration fields that are options, too
+    usage: str = "RUN [options]"  # what follows the command
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are ours, and whose help is printed by rank 0 alone."""
+    """An argument parser that raises our errors and prints help on rank 0 alone."""
 
     def error(self, message: str) -> NoReturn:
-        """Refuse.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Raise a ConfigError."""
         raise ConfigError(message)
 
     def parse_args(self, args: Sequence[str], namespace: None = None) -> argparse.Namespace:  # type: ignore[override]
-        """Parse arguments.
-
-        Raises:
-            ConfigError: an unknown option, or one without its value.
-        """
+        """Parse arguments; refuse unknown options, and those without their value."""
         parsed, unknown = self.parse_known_args(args)
         if unknown:
             name = unknown[0].partition("=")[0]
-            known = [option for action in self._actions for option in action.option_strings]
+            options = [option for action in self._actions for option in action.option_strings]
             # An option has two names: whoever writes a group means the one with its group.
             if not name.startswith("-"):
                 raise ConfigError(f"unknown {unknown[0]!r}; options begin with --, and a command comes first")
-            alike = [option for option in known if ("." in option) == ("." in name)]
-            raise ConfigError(f"unknown {unknown[0]!r}{suggest(name, alike, known)}")
+            alike = [option for option in options if ("." in option) == ("." in name)]
+            raise ConfigError(f"unknown {unknown[0]!r}{suggest(name, alike, options)}")
         return parsed
 
     def _print_message(self, message: str, file: Any = None) -> None:

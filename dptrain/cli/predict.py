@@ -1,4 +1,4 @@
-"""`python -m dptrain predict RUN`: a model's predictions for samples, in a file or on standard output."""
+"""`python -m dptrain predict RUN`: writes a model's predictions to a file or standard output."""
 
 import argparse
 import sys
@@ -37,13 +37,7 @@ OPTIONS = Options("Print a trained model's predictions, in the order of the rows
 
 
 def predict(config: Config, comm: "Communicator", parsed: argparse.Namespace) -> int:
-    """Write the predictions on rank 0. Collective.
-
-    Args:
-        config: what names the samples and the device.
-        comm: the ranks, each of which predicts its part.
-        parsed: the command line.
-    """
+    """Write the predictions on rank 0. Collective."""
     out = None if parsed.file is None else Path(parsed.file)
 
     def check() -> int | None:
@@ -54,9 +48,9 @@ def predict(config: Config, comm: "Communicator", parsed: argparse.Namespace) ->
     batch_size = comm.agree("command line", check)
     model = load_served(config, comm, parsed)
     phase.enter("data")
-    given = load_served_samples(config, comm, parsed, model)
-    found = model.predict(given.x, batch_size=batch_size, verbose=0)
-    show_notes(comm, given.notes)
+    samples = load_served_samples(config, comm, parsed, model)
+    outputs = model.predict(samples.x, batch_size=batch_size, verbose=0)
+    show_notes(comm, samples.notes)
     phase.enter("saving")
 
     def write() -> None:
@@ -66,13 +60,13 @@ def predict(config: Config, comm: "Communicator", parsed: argparse.Namespace) ->
         if comm.rank != 0:
             return
         if out is None or out.suffix == ".csv":
-            text = predictions.as_csv(found, predictions.meaning(model), given.files)
+            text = predictions.as_csv(outputs, predictions.meaning(model), samples.files)
             if out is None:
                 sys.stdout.write(text)
             else:
                 write_through_links(out, text.encode(), advice="choose another --out")
         else:
-            write_through_links(out, predictions.as_arrays(found, out.suffix), advice="choose another --out")
+            write_through_links(out, predictions.as_arrays(outputs, out.suffix), advice="choose another --out")
 
     comm.agree("saving", write)
     return 0

@@ -1,4 +1,4 @@
-"""Predictions in files: CSV for people and spreadsheets, NumPy's formats for programs."""
+"""Formats predictions: CSV for people and spreadsheets, NumPy's formats for programs."""
 
 import csv
 import io
@@ -19,24 +19,19 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a model's output says.
+    """What a model's output means."""
 
-    Attributes:
-        task: "multiclass" (probabilities of classes), "binary" (that of the second class) or "values".
-        names: of the classes; empty where they are numbers.
-        target: what is predicted, for the column of values.
-    """
-
+    # class probabilities, that of the second class ("binary"), or "values"
     task: Literal["multiclass", "binary", "values"] = "values"
-    names: Sequence[str] = ()
-    target: str = "output"
+    names: Sequence[str] = ()  # of the classes; empty where they are numbers
+    target: str = "output"  # name of the column of values
 
 
 def meaning(model: Model) -> Meaning:
-    """Return what a model's only output says, from its preprocessing, else from its loss."""
-    known = getattr(model, "_preprocessing", None)
-    names = tuple(map(str, getattr(known, "class_names", None) or ()))
-    target = str(getattr(known, "target", None) or "output")
+    """Return the meaning of a model's single output, from its preprocessing or its loss."""
+    preprocessing = getattr(model, "_preprocessing", None)
+    names = tuple(map(str, getattr(preprocessing, "class_names", None) or ()))
+    target = str(getattr(preprocessing, "target", None) or "output")
     losses = model._expected_data.losses
     loss = None if losses is None or tree.is_nested(losses) else losses
     logits = getattr(loss, "from_logits", True)
@@ -48,19 +43,10 @@ def meaning(model: Model) -> Meaning:
     return Meaning(target=target)
 
 
-def as_csv(found: Any, means: Meaning, files: Sequence[str] = ()) -> str:
-    """Return predictions as CSV: the row's number from 0, its file, the class where there are classes, every output.
-
-    Args:
-        found: (rows, ...) outputs, or a dictionary or list of such.
-        means: what a single output says.
-        files: of pictures, in the order of the rows; none for other samples.
-
-    Raises:
-        ConfigError: an output is no list of numbers a row.
-    """
+def as_csv(outputs: Any, means: Meaning, files: Sequence[str] = ()) -> str:
+    """Format predictions as CSV: row number from 0, file, predicted class if any, and every output."""
     columns: dict[str, Array] = {}
-    named = list(tree.flatten(found))
+    named = list(tree.flatten(outputs))
     for path, output in named:
         if output.ndim > 2:
             shape = (None, *output.shape[1:])
@@ -75,23 +61,19 @@ def as_csv(found: Any, means: Meaning, files: Sequence[str] = ()) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["index", *map(no_formula, columns)])
     # Strings of NumPy's: the shortest that read back as the same number of the outputs' type.
-    writer.writerows(zip(map(str, range(rows)), *(one.astype(str) for one in columns.values()), strict=True))
+    writer.writerows(zip(map(str, range(rows)), *(column.astype(str) for column in columns.values()), strict=True))
     return text.getvalue()
 
 
-def as_arrays(found: Any, ending: str) -> bytes:
-    """Return predictions as the content of an .npy file, or of an .npz file with an array an output.
-
-    Raises:
-        ConfigError: several outputs for an .npy file.
-    """
+def as_arrays(outputs: Any, ending: str) -> bytes:
+    """Return predictions as the content of an .npy file, or of an .npz file with an array an output."""
     content = io.BytesIO()
     if ending == ".npz":
-        np.savez(content, **{path or "output": one for path, one in tree.flatten(found)})
-    elif tree.is_nested(found):
+        np.savez(content, **{path or "output": output for path, output in tree.flatten(outputs)})
+    elif tree.is_nested(outputs):
         raise ConfigError("the model has several outputs, an .npy file holds one; use --out FILE.npz")
     else:
-        np.save(content, found)
+        np.save(content, outputs)
     return content.getvalue()
 
 
@@ -103,10 +85,10 @@ def _columns(output: Array, means: Meaning) -> dict[str, Array]:
     if means.task == "multiclass" and width > 1:
         classes = means.names if len(means.names) == width else tuple(map(str, range(width)))
         best = {"class": _named(output.argmax(axis=1), classes)}
-        return best | {f"p_{name}": output[:, one] for one, name in enumerate(classes)}
+        return best | {f"p_{name}": output[:, label] for label, name in enumerate(classes)}
     if width == 1:
         return {means.target: output[:, 0]}
-    return {f"{means.target}_{one}": output[:, one] for one in range(width)}
+    return {f"{means.target}_{index}": output[:, index] for index in range(width)}
 
 
 def _named(numbers: npt.NDArray[np.int64], names: Sequence[str]) -> Array:

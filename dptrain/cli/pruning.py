@@ -1,4 +1,4 @@
-"""`--prune 0.9`: sparse training as configured."""
+"""`--prune 0.9`: the configured sparse training."""
 
 import dataclasses
 
@@ -13,16 +13,7 @@ _UPDATES = 100
 
 
 def prune(model: Model, config: Config, epoch_steps: int | None) -> None:
-    """Let the weights of a model be pruned as configured, if at all.
-
-    Args:
-        model: compiled.
-        config: of the run.
-        epoch_steps: steps of an epoch; None where nothing is trained to its end, and pruned at once.
-
-    Raises:
-        ConfigError: the layers are unknown or do not fit, or the schedule ends before it begins.
-    """
+    """Set a compiled model up for the configured pruning, if any."""
     chosen = config.pruning
     if chosen.sparsity is None:
         return
@@ -40,11 +31,7 @@ def prune(model: Model, config: Config, epoch_steps: int | None) -> None:
 
 
 def refuse_unused(config: Config) -> None:
-    """Refuse settings of pruning where nothing is pruned.
-
-    Raises:
-        ConfigError: there are some.
-    """
+    """Refuse pruning settings where nothing is pruned."""
     for field in dataclasses.fields(PruningConfig):
         value = getattr(config.pruning, field.name)
         if config.pruning.sparsity is None and value != field.default:
@@ -52,12 +39,7 @@ def refuse_unused(config: Config) -> None:
 
 
 def settled(config: Config, epoch_steps: int | None) -> int:
-    """Return the first epoch, from 0, that ends with all the zeros: models of those before are not compared with it.
-
-    Args:
-        config: of the run.
-        epoch_steps: as `prune`.
-    """
+    """Return the first epoch, from 0, that ends with full sparsity; earlier models are not compared with it."""
     if config.pruning.sparsity is None or epoch_steps is None:
         return 0
     _, end = _steps(config, epoch_steps)
@@ -83,5 +65,5 @@ def _steps(config: Config, epoch_steps: int | None) -> tuple[int, int]:
     if epoch_steps is None:
         return 0, 1
     every, total = config.optimizer.gradient_accumulation_steps or 1, epoch_steps * epochs_of(config)
-    begin, end = (parse_length(one) for one in (config.pruning.begin, config.pruning.end))
+    begin, end = (parse_length(text) for text in (config.pruning.begin, config.pruning.end))
     return begin.steps(total, epoch_steps) // every, end.steps(total, epoch_steps) // every

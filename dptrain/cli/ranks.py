@@ -1,4 +1,4 @@
-"""The table of ranks that a training, a sweep and the doctor begin with."""
+"""The table of ranks that a training, a sweep and the doctor print first."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from dptrain.runtime import terminal
 
 
 def show_ranks(rows: Sequence[Sequence[Any]]) -> None:
-    """Print the table rank, host, PID, device; cells that are too long for a terminal are wrapped at words."""
+    """Print the table rank, host, PID, device; long cells wrap at words on a terminal."""
     from rich.table import Table
 
     table = Table("rank", "host", "PID", "device")

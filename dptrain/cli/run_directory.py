@@ -43,21 +43,10 @@ _FILES = (CONFIG, METRICS, MODEL, BEST, WEIGHTS, SUMMARY, CURVES)
 
 
 class RunDirectory:
-    """A directory that belongs to one run, and while it goes on to one job. Only rank 0 has one.
+    """A run's directory on rank 0, locked for one job while the run goes on.
 
-    Args:
-        path: the directory, which must not hold a run, but one that has left nothing, or has not come to its end.
-        config_yaml: the configuration.
-        resumes: whether a run that has not come to its end may go on here.
-
-    Attributes:
-        path: as given.
-        continues: whether there is such a run; its config.yaml stays until `finish`.
-
-    Raises:
-        OutputError: it holds a run already, or files of the names that a run writes, or somebody works there, or it
-            cannot be written.
-        DataError: one of these is a link, a named pipe or the like.
+    `path` must not hold a run, unless that has left nothing, or is incomplete and `resumes`; `continues` says that it
+    does.
     """
 
     def __init__(self, path: Path, config_yaml: str, *, resumes: bool = False) -> None:
@@ -93,13 +82,7 @@ class RunDirectory:
 
     @classmethod
     def in_free_place(cls, name: str, config_yaml: str) -> Self:
-        """Return a new run directory runs/<date-time>-<name> in the working directory.
-
-        Runs that start in the same second each get one: a number is put behind the name of the later.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Create runs/<date-time>-<name> in the working directory, numbered if that exists."""
         stamped = stamped_name(name)
         for number in itertools.count(1):
             path = Path("runs") / f"{stamped}{f'-{number}' if number > 1 else ''}"
@@ -112,7 +95,7 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> Path:
-        """Where they are."""
+        """Folder of the checkpoints."""
         return self.path / CHECKPOINTS
 
     def __enter__(self) -> Self:
@@ -120,15 +103,11 @@ class RunDirectory:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let others work there."""
+        """Release the lock."""
         self._held.close()
 
     def add_epoch(self, epoch: Mapping[str, Any]) -> None:
-        """Append an epoch's metrics to metrics.jsonl.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Append an epoch's metrics to metrics.jsonl."""
         line = f"{json.dumps(epoch)}\n".encode()
         with self._writing(METRICS, len(line)):
             self._folder.append(METRICS, line)
@@ -137,11 +116,7 @@ class RunDirectory:
             self._written.append(METRICS)
 
     def keep_epochs(self, epochs: Sequence[Mapping[str, Any]]) -> None:
-        """Let metrics.jsonl hold the metrics of these epochs: those that follow will be trained, maybe once more.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Rewrite metrics.jsonl with these epochs; later ones will be trained, maybe again."""
         self._epochs = list(epochs)
         content = "".join(f"{json.dumps(epoch)}\n" for epoch in epochs).encode()
         with self._writing(METRICS, len(content)):
@@ -152,15 +127,7 @@ class RunDirectory:
             self._written.append(METRICS)
 
     def finish(self, files: Mapping[str, bytes], summary: Mapping[str, Any]) -> list[str]:
-        """Write model, summary and curves; return the names of the files that the run wrote.
-
-        Args:
-            files: of the model, by name.
-            summary: anything that JSON can carry.
-
-        Raises:
-            OutputError: a file cannot be written.
-        """
+        """Write model files, summary and curves; return the names of all files that the run wrote."""
         if self.continues:  # with as many epochs as there are now
             self._replace(CONFIG, self._config.encode())
         written = [*self._written, *files, SUMMARY]
@@ -185,12 +152,7 @@ class RunDirectory:
         return writing(self.path / name, needed, advice=_ELSEWHERE)
 
     def _refuse_run(self, folder: Directory, resumes: bool) -> None:
-        """Refuse a folder in which this run may not work, before it has trained for hours.
-
-        Raises:
-            OutputError: it holds another run, or files of the same names that are no run's.
-            DataError: something there is no regular file.
-        """
+        """Refuse a folder in which this run may not work, before it has trained for hours."""
         there = [name for name in _FILES if folder.expect(name, FILE) is not None]
         for name in _FOLDERS:
             folder.expect(name, FOLDER)
@@ -204,7 +166,7 @@ class RunDirectory:
             raise OutputError(f"{self.path} holds a run already; {_ELSEWHERE}{more}")
 
     def _has_begun(self, folder: Directory) -> bool:
-        """Whether a run has left anything here but its lock and its configuration."""
+        """Whether a run has left anything here besides its lock and configuration."""
         if folder.kind(CONFIG) is None:
             return False
         left = any(folder.kind(name) is not None for name in (METRICS, SUMMARY))
@@ -219,6 +181,6 @@ def _has_checkpoints(folder: Directory) -> bool:
 
 
 def stamped_name(name: str) -> str:
-    """Return "<date-time>-<name>", of letters that any file system takes."""
+    """Return "<date-time>-<name>" in characters that any file system allows."""
     plain = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name).strip(".") or "run"
     return f"{datetime.datetime.now().strftime('%Y%m%d-%H%M%S')}-{plain}"

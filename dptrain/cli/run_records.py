@@ -1,4 +1,4 @@
-"""What the folder of a run says of it, read by others: nothing in it is trusted, changed, or run."""
+"""Reads other jobs' run folders, without trusting, changing or executing anything there."""
 
 import json
 import os
@@ -35,52 +35,32 @@ _ABOUT_THE_JOB = re.compile(
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as its folder tells of it.
+    """A run as its folder describes it."""
 
-    Attributes:
-        name: of the folder.
-        path: the folder.
-        state: "finished", "running" or "interrupted".
-        started: "2026-11-22T23:52:01+0000"; of a run that has not finished when its folder was made.
-        settings: values by dotted path, those of the defaults included.
-        epochs: that were trained.
-        asked: epochs that were to be trained.
-        seconds: that it took; None before its end.
-        metrics: of its end, or so far.
-        best: "epoch", "monitor" and "value" of its best epoch; empty where that is not known.
-    """
-
-    name: str
+    name: str  # of the folder
     path: Path
-    state: str
-    started: str
-    settings: Mapping[str, Any]
-    epochs: int
-    asked: int | None
-    seconds: float | None
-    metrics: Mapping[str, float]
-    best: Mapping[str, Any] = field(default_factory=dict)
+    state: str  # "finished", "running" or "interrupted"
+    started: str  # ISO time; of an unfinished run its folder's creation
+    settings: Mapping[str, Any]  # by dotted path, with defaults
+    epochs: int  # trained
+    planned: int | None
+    seconds: float | None  # None before its end
+    metrics: Mapping[str, float]  # final, or so far
+    best: Mapping[str, Any] = field(default_factory=dict)  # "epoch", "monitor" and "value"; empty if unknown
 
     def value(self, key: str) -> float | None:
-        """Return a metric, of the best epoch where it is the one that says which is the best."""
+        """Return a metric, that of the best epoch if it is the monitored one."""
         is_best = self.best.get("monitor") == key
         return float(self.best["value"]) if is_best else self.metrics.get(key)
 
 
 def read_runs(folder: Path) -> tuple[list[RunRecord], list[tuple[str, str]]]:
-    """Return the runs in a folder, or the one that it is, in the order of their names.
-
-    Returns:
-        The runs; and of what else is there its name and why it is none.
-
-    Raises:
-        DataError: there is no such folder, or it cannot be read.
-    """
+    """Return the runs in a folder (or the run that it is), sorted by name; and other entries with a reason."""
     try:
         if (folder / CONFIG).exists():
             return [read_run(folder)], []
         with os.scandir(folder) as entries:
-            names = sorted(one.name for one in entries if _is_folder(one))
+            names = sorted(entry.name for entry in entries if _is_folder(entry))
     except OSError as error:
         raise DataError(f"{folder}: {error.strerror or error}; expected a folder of runs, such as runs") from error
     runs, others = [], []
@@ -102,11 +82,7 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 
 
 def read_run(path: Path) -> RunRecord:
-    """Return what the folder of a run says.
-
-    Raises:
-        DataError: it is no run's, or damaged.
-    """
+    """Return the record of a run folder; DataError if it is no run's, or damaged."""
     if (path / PLAN).exists():
         raise DataError(f"{path}: a sweep, see its report.html")
     text = _text(path / CONFIG)
@@ -114,47 +90,39 @@ def read_run(path: Path) -> RunRecord:
         raise DataError(f"{path}: no run: it has no {CONFIG}")
     settings = _settings(path, text)
     summary_text = _text(path / SUMMARY)
-    known = {} if summary_text is None else _object(path / SUMMARY, summary_text)
+    summary = {} if summary_text is None else _object(path / SUMMARY, summary_text)
     if summary_text is None and not (path / LOCK).exists():
         raise DataError(f"{path}: no run: it has neither {SUMMARY} nor {LOCK}")
     last = {} if summary_text is not None else _last_epoch(path)
-    asked, epochs = settings.get("train.epochs"), known.get("epochs", last.get("epoch", 0))
-    started = known.get("started")
-    best = known.get("best")
+    planned, epochs = settings.get("train.epochs"), summary.get("epochs", last.get("epoch", 0))
+    started = summary.get("started")
+    best = summary.get("best")
     return RunRecord(
         Path(os.path.realpath(path)).name,
         path,
-        "finished" if summary_text is not None else "running" if _is_held(path / LOCK) else "interrupted",
+        "finished" if summary_text is not None else "running" if _is_locked(path / LOCK) else "interrupted",
         started if isinstance(started, str) else _time_of(path / CONFIG),
         settings,
         epochs if _is_whole(epochs) else 0,
-        asked if _is_whole(asked) else None,
-        known["seconds"] if _is_number(known.get("seconds")) else None,
-        _numbers(known.get("metrics", last)),
+        planned if _is_whole(planned) else None,
+        summary["seconds"] if _is_number(summary.get("seconds")) else None,
+        _numbers(summary.get("metrics", last)),
         best if isinstance(best, dict) and _is_best(best) else {},
     )
 
 
 def read_epochs(path: Path) -> list[dict[str, float]]:
-    """Return the metrics of every epoch of a run; a last line that is torn is left out.
-
-    Raises:
-        DataError: they are damaged, or none.
-    """
+    """Return the metrics of every epoch, without a torn last line."""
     content = _read(path / METRICS, _MAX_METRICS)
     if not content:
         raise DataError(f"{path}: no epoch has ended ({METRICS})")
     lines = content.decode(errors="replace").split("\n")[:-1]
     epochs = [_numbers(_object(path / METRICS, line)) for line in lines[:_MAX_EPOCHS]]
-    return [one for one in epochs if "epoch" in one]
+    return [epoch for epoch in epochs if "epoch" in epoch]
 
 
 def read_config(path: Path) -> Config:
-    """Return the configuration in the folder of a run.
-
-    Raises:
-        DataError: there is none, or it is damaged.
-    """
+    """Return the configuration in a run folder."""
     where, text = str(path / CONFIG), _text(path / CONFIG)
     if text is None:
         raise DataError(f"{path}: no run: it has no {CONFIG}")
@@ -169,7 +137,7 @@ def read_config(path: Path) -> Config:
 
 
 def _settings(path: Path, text: str) -> dict[str, Any]:
-    """Return a configuration by dotted path, over the defaults: earlier versions had fewer fields."""
+    """Return a configuration by dotted path, over the defaults, as earlier versions had fewer fields."""
     tree: dict[str, Any] = {}
     entries = 0
     try:
@@ -180,10 +148,10 @@ def _settings(path: Path, text: str) -> dict[str, Any]:
             entries += len(lines)
             if entries > _MOST_ENTRIES:
                 raise DataError(f"{path}: damaged: {CONFIG} has more settings than any run")
-            found: dict[str, Any] = {}
+            settings: dict[str, Any] = {}
             for line in lines:
-                found |= _entry(line)
-            tree |= found if section is None else {section[1]: found}
+                settings |= _entry(line)
+            tree |= settings if section is None else {section[1]: settings}
     except ConfigError:
         if len(text) > MAX_BYTES // 4:
             raise DataError(f"{path}: damaged: {CONFIG} is not what a run writes") from None
@@ -195,12 +163,12 @@ def _settings(path: Path, text: str) -> dict[str, Any]:
 
 
 def _split(text: str) -> list[str]:
-    """Return the entries of a mapping, each with what is indented below it."""
+    """Return a YAML mapping's entries as texts, with their indented lines."""
     return re.split(r"(?m)^(?=[^\s#-])", text)
 
 
 def _entry(text: str) -> dict[str, Any]:
-    """Return what an entry says; of a very long one, such as ten thousand columns, the text: YAML takes seconds."""
+    """Parse an entry; a very long one stays text, as YAML takes seconds."""
     if len(text) <= _LONG:
         return _parsed(text)
     name, _, value = text.partition(":")
@@ -227,12 +195,12 @@ def _flat(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def is_about_training(path: str) -> bool:
-    """Whether a setting decides what is trained, and is not about the job alone."""
+    """Whether a setting affects training, not only the job."""
     return _ABOUT_THE_JOB.fullmatch(path) is None
 
 
 def _last_epoch(path: Path) -> dict[str, Any]:
-    """Return the last whole line of the metrics, nothing where there is none."""
+    """Return the last complete line of the metrics, if any."""
     content = _read(path / METRICS, _TAIL, end=True)
     for line in reversed((content or b"").split(b"\n")[:-1]):
         try:
@@ -244,20 +212,16 @@ def _last_epoch(path: Path) -> dict[str, Any]:
 
 def _object(path: Path, text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        value = None
+    if not isinstance(value, dict):
         raise DataError(f"{path.parent}: damaged: {path.name} is not JSON of names and values")
-    return found
+    return value
 
 
 def _text(path: Path) -> str | None:
-    """Return a file's text, None where there is none.
-
-    Raises:
-        DataError: it cannot be read, is too large, or no text.
-    """
+    """Return a file's text; None if it does not exist."""
     content = _read(path, _MAX_TEXT)
     try:
         return None if content is None else content.decode()
@@ -266,7 +230,7 @@ def _text(path: Path) -> str | None:
 
 
 def _read(path: Path, most: int, *, end: bool = False) -> bytes | None:
-    """Return a regular file's content or its end, None where there is none; links are not followed."""
+    """Return a regular file's content or end, None if it does not exist; follows no links."""
     try:
         with open_directory(path.parent) as folder:
             if not end:
@@ -282,8 +246,8 @@ def _read(path: Path, most: int, *, end: bool = False) -> bytes | None:
         raise DataError(f"{path.parent}: {path.name}: {error.strerror or error}") from error
 
 
-def _is_held(lock: Path) -> bool:
-    """Whether a job holds a lock; it is not touched."""
+def _is_locked(lock: Path) -> bool:
+    """Whether a job holds a lock, which is not touched."""
     try:
         import fcntl
 
@@ -309,12 +273,12 @@ def _time_of(path: Path) -> str:
         return "unknown"
 
 
-def _numbers(found: Any) -> dict[str, float]:
-    return {str(key): value for key, value in found.items() if _is_number(value)} if isinstance(found, dict) else {}
+def _numbers(value: Any) -> dict[str, float]:
+    return {str(key): value for key, value in value.items() if _is_number(value)} if isinstance(value, dict) else {}
 
 
-def _is_best(found: Mapping[str, Any]) -> bool:
-    return isinstance(found.get("monitor"), str) and _is_number(found.get("value")) and _is_whole(found.get("epoch"))
+def _is_best(best: Mapping[str, Any]) -> bool:
+    return isinstance(best.get("monitor"), str) and _is_number(best.get("value")) and _is_whole(best.get("epoch"))
 
 
 def _is_number(value: Any) -> bool:

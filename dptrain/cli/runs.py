@@ -1,4 +1,4 @@
-"""`python -m dptrain runs`: a table of run folders, and two or more of them side by side."""
+"""`python -m dptrain runs`: a table of runs, or two and more side by side."""
 
 import argparse
 import json
@@ -39,13 +39,7 @@ OPTIONS = Options("Show the runs in a folder, or compare some.", _add_options, (
 
 
 def runs(config: Config, comm: "Communicator", parsed: argparse.Namespace) -> int:
-    """Print the table on rank 0. Collective.
-
-    Args:
-        config: not used.
-        comm: the ranks.
-        parsed: the command line.
-    """
+    """Print the table on rank 0. Collective."""
     phase.enter("runs")
     comm.agree("runs", lambda: _show(parsed) if comm.rank == 0 else None)
     return 0
@@ -60,14 +54,14 @@ def _show(parsed: argparse.Namespace) -> None:
         return
     if parsed.picture is not None:
         raise ConfigError("--picture says where --compare draws; name the runs: --compare A B")
-    found, others = read_runs(folder)
-    found = _sorted(found, parsed.sort)
+    records, others = read_runs(folder)
+    records = _sorted(records, parsed.sort)
     if parsed.json:
         listed = [{"path": name, "why": why} for name, why in others]
-        print(json.dumps({"runs": [_plain(one) for one in found], "others": listed}, indent=2, default=str))
+        print(json.dumps({"runs": [_plain(record) for record in records], "others": listed}, indent=2, default=str))
         return
-    if found:
-        terminal.console().print(_table(found))
+    if records:
+        terminal.console().print(_table(records))
     else:
         terminal.say(f"no runs in {folder}")
     for name, why in others[:_NAMED]:
@@ -76,37 +70,33 @@ def _show(parsed: argparse.Namespace) -> None:
         print(f"and {len(others) - _NAMED} more that are no runs")
 
 
-def _sorted(found: "list[RunRecord]", key: str) -> "list[RunRecord]":
-    """Return runs in the order of a key; those without it come last.
-
-    Raises:
-        ConfigError: no run has such a key.
-    """
+def _sorted(records: "list[RunRecord]", key: str) -> "list[RunRecord]":
+    """Return runs sorted by a key, those without it last."""
     plain: dict[str, Any] = {
-        "name": lambda one: one.name,
-        "when": lambda one: one.started,
-        "state": lambda one: one.state,
-        "epochs": lambda one: one.epochs,
-        "seconds": lambda one: one.seconds,
+        "name": lambda record: record.name,
+        "when": lambda record: record.started,
+        "state": lambda record: record.state,
+        "epochs": lambda record: record.epochs,
+        "seconds": lambda record: record.seconds,
     }
     if key in plain:
-        return sorted(found, key=lambda one: (plain[key](one) is None, plain[key](one)))
-    known = {name for one in found for name in one.metrics}
-    if key not in known:
-        if not found:
+        return sorted(records, key=lambda record: (plain[key](record) is None, plain[key](record)))
+    metrics = {name for record in records for name in record.metrics}
+    if key not in metrics:
+        if not records:
             return []
-        raise ConfigError(f"unknown --sort {key!r}{suggest(key, [*_PLAIN_KEYS, *sorted(known)])}")
+        raise ConfigError(f"unknown --sort {key!r}{suggest(key, [*_PLAIN_KEYS, *sorted(metrics)])}")
     sign = -1 if _is_better_high(key) else 1
 
-    def place(one: "RunRecord") -> tuple[bool, float]:
-        value = one.value(key)
+    def place(record: "RunRecord") -> tuple[bool, float]:
+        value = record.value(key)
         return value is None, 0 if value is None else sign * value
 
-    return sorted(found, key=place)
+    return sorted(records, key=place)
 
 
 def _is_better_high(key: str) -> bool:
-    """Whether more of a metric is better, as far as its name is one of dptrain's."""
+    """Whether higher is better for one of dptrain's metrics; False for others."""
     from dptrain import metrics
 
     try:
@@ -115,66 +105,68 @@ def _is_better_high(key: str) -> bool:
         return False
 
 
-def _plain(one: "RunRecord") -> dict[str, Any]:
+def _plain(record: "RunRecord") -> dict[str, Any]:
     return {
-        "name": one.name,
-        "path": str(one.path),
-        "state": one.state,
-        "started": one.started,
-        "epochs": one.epochs,
-        "seconds": one.seconds,
-        "metrics": dict(one.metrics),
-        "best": {key: one.best[key] for key in ("epoch", "monitor", "value") if key in one.best},
-        "settings": dict(one.settings),
+        "name": record.name,
+        "path": str(record.path),
+        "state": record.state,
+        "started": record.started,
+        "epochs": record.epochs,
+        "seconds": record.seconds,
+        "metrics": dict(record.metrics),
+        "best": {key: record.best[key] for key in ("epoch", "monitor", "value") if key in record.best},
+        "settings": dict(record.settings),
     }
 
 
-def differing(found: "Sequence[RunRecord]") -> list[str]:
-    """Return the paths of settings that are not the same in all runs; of one run alone those that were set."""
+def differing(records: "Sequence[RunRecord]") -> list[str]:
+    """Return the paths of settings that differ between runs, or of a single run from the defaults."""
     from dptrain.cli.run_records import defaults, is_about_training
 
-    paths = dict.fromkeys(path for one in found for path in one.settings if is_about_training(path))
-    settings = [one.settings for one in found] + ([defaults()] if len(found) == 1 else [])
-    return [path for path in paths if len({repr(one.get(path)) for one in settings}) > 1]
+    paths = dict.fromkeys(path for record in records for path in record.settings if is_about_training(path))
+    settings = [record.settings for record in records] + ([defaults()] if len(records) == 1 else [])
+    return [path for path in paths if len({repr(values.get(path)) for values in settings}) > 1]
 
 
 def _names(paths: Sequence[str]) -> list[str]:
-    """Return how settings are typed: by their flags, else by the ends of their paths."""
+    """Return how settings are typed: by flag, or the last part of the path."""
     flags = {leaf.path: leaf.flag.replace("-", "_") for leaf in leaves() if leaf.flag is not None}
     return [flags.get(path, path.rpartition(".")[2]) for path in paths]
 
 
-def _table(found: "Sequence[RunRecord]") -> "Table":
+def _table(records: "Sequence[RunRecord]") -> "Table":
     from rich.table import Table
 
     from dptrain.cli.run_records import defaults
     from dptrain.sweeps import formatting
 
-    paths = [path for path in differing(found) if path not in ("train.epochs", "model.digest")]
+    paths = [path for path in differing(records) if path not in ("train.epochs", "model.digest")]
     names, usual = _names(paths), defaults()
-    shown = [key for key in dict.fromkeys(key for one in found for key in one.metrics) if key.startswith("val_")]
+    shown = [
+        key for key in dict.fromkeys(key for record in records for key in record.metrics) if key.startswith("val_")
+    ]
     shown = shown[:_METRICS]
     table = Table("run", "when", "state", "epochs", "settings that differ", *map(printable, shown), "best")
-    for one in found:
+    for record in records:
         # What is as it is by default goes without saying.
-        values = ((name, one.settings.get(path), usual.get(path)) for name, path in zip(names, paths, strict=True))
-        said = {name: value for name, value, default in values if value != default}
-        total = "" if one.asked is None else f"/{one.asked}"
+        values = ((name, record.settings.get(path), usual.get(path)) for name, path in zip(names, paths, strict=True))
+        changed = {name: value for name, value, default in values if value != default}
+        total = "" if record.planned is None else f"/{record.planned}"
         _add_row(
             table,
-            one.name,
-            one.started[:16].replace("T", " "),
-            one.state,
-            f"{one.epochs}{total}",
-            formatting.described(said),
-            *(formatting.number(one.metrics.get(key)) for key in shown),
-            _best(one.best),
+            record.name,
+            record.started[:16].replace("T", " "),
+            record.state,
+            f"{record.epochs}{total}",
+            formatting.described(changed),
+            *(formatting.number(record.metrics.get(key)) for key in shown),
+            _best(record.best),
         )
     return table
 
 
 def _add_row(table: "Table", *cells: str) -> None:
-    """Add texts as they are: a file's could hold rich's markup, or a terminal's escape codes."""
+    """Add plain texts to the table: a file's could hold Rich markup or escape codes."""
     from rich.text import Text
 
     table.add_row(*(Text(printable(cell), overflow="fold") for cell in cells))
@@ -193,23 +185,23 @@ def _compare(folder: Path, names: Sequence[str], picture: str | None) -> None:
     places = [_place(folder, name) for name in names]
     if picture is not None and not picture.endswith(".png"):
         raise ConfigError(f"--picture {picture}: expected a file that ends in .png")
-    found = [read_run(place) for place in places]
-    titles = [printable(title) for title in _distinct(found, names)]
+    records = [read_run(place) for place in places]
+    titles = [printable(title) for title in _distinct(records, names)]
     table = Table("", *titles)
-    paths = differing(found)
+    paths = differing(records)
     for name, path in zip(_names(paths), paths, strict=True):
-        _add_row(table, name, *(formatting.brief(one.settings.get(path)) for one in found))
+        _add_row(table, name, *(formatting.brief(record.settings.get(path)) for record in records))
     table.add_section()
-    _add_row(table, "state", *(one.state for one in found))
-    _add_row(table, "epochs", *(str(one.epochs) for one in found))
-    _add_row(table, "seconds", *(formatting.number(one.seconds) for one in found))
-    for key in dict.fromkeys(key for one in found for key in one.metrics):
+    _add_row(table, "state", *(record.state for record in records))
+    _add_row(table, "epochs", *(str(record.epochs) for record in records))
+    _add_row(table, "seconds", *(formatting.number(record.seconds) for record in records))
+    for key in dict.fromkeys(key for record in records for key in record.metrics):
         if key not in ("epoch", "seconds", "samples_per_second"):
-            _add_row(table, key, *(formatting.number(one.metrics.get(key)) for one in found))
-    if any(one.best for one in found):
-        _add_row(table, "best", *(_best(one.best) for one in found))
+            _add_row(table, key, *(formatting.number(record.metrics.get(key)) for record in records))
+    if any(record.best for record in records):
+        _add_row(table, "best", *(_best(record.best) for record in records))
     terminal.console().print(table)
-    drawn = draw_comparison({title: read_epochs(one.path) for title, one in zip(titles, found, strict=True)})
+    drawn = draw_comparison({title: read_epochs(record.path) for title, record in zip(titles, records, strict=True)})
     if isinstance(drawn, str):
         terminal.say(drawn)
         return
@@ -218,28 +210,24 @@ def _compare(folder: Path, names: Sequence[str], picture: str | None) -> None:
     terminal.say(f"Curves in {place}")
 
 
-def _best(found: Mapping[str, Any]) -> str:
+def _best(best: Mapping[str, Any]) -> str:
     from dptrain.sweeps import formatting
 
-    return f"{found['monitor']} {formatting.number(found['value'])} in epoch {found['epoch']}" if found else "-"
+    return f"{best['monitor']} {formatting.number(best['value'])} in epoch {best['epoch']}" if best else "-"
 
 
 def _place(folder: Path, name: str) -> Path:
-    """Return the folder of a run that is named by its path, or by its name in a folder of runs.
-
-    Raises:
-        DataError: there is none.
-    """
+    """Return a run's folder, given its path or its name in `folder`."""
     for place in (Path(name), folder / name):
         if place.is_dir():
             return place
-    known = sorted(one.name for one in folder.iterdir() if one.is_dir()) if folder.is_dir() else []
-    raise DataError(f"--compare {name}: no such folder here or in {folder}{suggest(name, known)}")
+    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+    raise DataError(f"--compare {name}: no such folder here or in {folder}{suggest(name, names)}")
 
 
-def _distinct(found: "Sequence[RunRecord]", names: Sequence[str]) -> list[str]:
-    """Return the names of folders, or where two have the same how they were given; equal ones get numbers."""
-    titles = [one.name for one in found]
+def _distinct(records: "Sequence[RunRecord]", names: Sequence[str]) -> list[str]:
+    """Return folder names, or numbered names as typed where they repeat."""
+    titles = [record.name for record in records]
     if len(set(titles)) < len(titles):
         titles = [f"{number}: {name}" for number, name in enumerate(names, 1)]
     return titles

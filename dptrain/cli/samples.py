@@ -1,4 +1,4 @@
-"""What `--data` names for a model that is there already: arrays in its own form, targets where they are known."""
+"""Opens the samples that `--data` names for a trained model: arrays in its form, and targets if there are any."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,21 +22,13 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class GivenSamples:
-    """Samples as a model takes them.
+    """Samples for a model."""
 
-    Attributes:
-        name: of the data, for people.
-        x: (rows, ...), or a dictionary of such by the names of the model's inputs.
-        y: targets, or None where the data has none.
-        files: of pictures, in the order of the rows.
-        notes: what was left out, a line each.
-    """
-
-    name: str
-    x: Any
-    y: Array | None
-    files: Sequence[str] = ()
-    notes: Sequence[str] = ()
+    name: str  # of the data, for people
+    x: Any  # (rows, ...), or a dictionary by input name
+    y: Array | None  # targets, or None
+    files: Sequence[str] = ()  # of pictures, in the order of the rows
+    notes: Sequence[str] = ()  # what was skipped
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -56,25 +48,11 @@ def load_samples(
     bad: str = "stop",
     unseen: Unseen | None = None,
 ) -> GivenSamples:
-    """Bring samples into memory, one copy a node. Collective.
+    """Load samples, one copy a node. Collective.
 
-    Args:
-        name_or_path: an .npy file of features; an .npz file with x, and y where it is known, or with x_test and y_test
-            (x_train and y_train), or with an array for each input of the model; or a data set as for a training; or raw
-            data as the model was trained on.
-        comm: the ranks.
-        target: of an .npy file of features, that of the targets.
-        part: "test" or "train", where the data has both.
-        inputs: names of the model's inputs, where it has several.
-        data_dir: where the user keeps the files of a named set.
-        max_bytes: the largest that each array may be.
-        preprocessing: the model's, of its raw data.
-        bad: as `read_samples`.
-        unseen: as `read_samples`.
-
-    Raises:
-        AgreedError: on every rank, whatever was wrong on any: the file is missing, damaged, or has no such arrays; or a
-            target is named of data that has its own.
+    `name_or_path` is an .npy file of features, with targets in `target`; an .npz file with x and y, x_test and y_test
+    (or x_train and y_train, by `part`), or an array for each of the model's `inputs`; a data set as for a training; or
+    raw data for `preprocessing`.
     """
     path = Path(name_or_path.removeprefix(PICTURES)).expanduser()
     if target is not None:
@@ -84,18 +62,20 @@ def load_samples(
         return GivenSamples(str(path), raw.x, raw.y, raw.files, raw.notes)
     if path.suffix == ".npy":
         x, y = comm.agree("data", lambda: _npy(path, target, max_bytes))
-        headers = {key: [list(one.shape), str(one.dtype)] for key, one in (("x", x), ("y", y)) if one is not None}
+        headers = {
+            key: [list(array.shape), str(array.dtype)] for key, array in (("x", x), ("y", y)) if array is not None
+        }
         comm.require_same("the ranks see different data", headers)
         return GivenSamples(str(path), x, y)
     if path.suffix == ".npz":
         sources = comm.agree(
             "data", lambda: open_arrays(path, lambda names: _chosen(path, names, part, inputs), max_bytes=max_bytes)
         )
-        headers = {key: [list(one.shape), str(one.dtype)] for key, one in sources.items()}
+        headers = {key: [list(source.shape), str(source.dtype)] for key, source in sources.items()}
         comm.require_same("the ranks see different data", headers)
-        found = {key: read_shared(one, comm) for key, one in sources.items()}
-        y = next((found.pop(key) for key in ("y", f"y_{part}") if key in found and key not in inputs), None)
-        return GivenSamples(str(path), found if set(found) == set(inputs) else next(iter(found.values())), y)
+        arrays = {key: read_shared(source, comm) for key, source in sources.items()}
+        y = next((arrays.pop(key) for key in ("y", f"y_{part}") if key in arrays and key not in inputs), None)
+        return GivenSamples(str(path), arrays if set(arrays) == set(inputs) else next(iter(arrays.values())), y)
     data = load_dataset(name_or_path, comm, data_dir=data_dir, max_bytes=max_bytes)
     split = data.test if part == "test" else data.train
     return GivenSamples(f"{data.name} ({part} part)", split.x, split.y)
@@ -112,11 +92,7 @@ def _npy(path: Path, target: str | None, max_bytes: int) -> tuple[Array, Array |
 
 
 def _chosen(path: Path, names: Collection[str], part: str, inputs: Sequence[str]) -> list[str]:
-    """Return which arrays of an archive hold the features, and last the targets, where they are there.
-
-    Raises:
-        DataError: none can be told to be the features.
-    """
+    """Return which arrays of an archive are features, and last the targets if there are any."""
     if len(inputs) > 1 and all(name in names for name in inputs):
         return [*inputs, *(["y"] if "y" in names and "y" not in inputs else [])]
     for x, y in ((f"x_{part}", f"y_{part}"), ("x", "y")):
@@ -124,5 +100,5 @@ def _chosen(path: Path, names: Collection[str], part: str, inputs: Sequence[str]
             return [x, *([y] if y in names else [])]
     if len(names) == 1:
         return list(names)
-    wanted = f"x_{part} or x" if len(inputs) < 2 else f"{', '.join(inputs)}, or x"
-    raise DataError(f"{path}: no features in the archive; expected {wanted}, found {', '.join(sorted(names)[:10])}")
+    expected = f"x_{part} or x" if len(inputs) < 2 else f"{', '.join(inputs)}, or x"
+    raise DataError(f"{path}: no features in the archive; expected {expected}, found {', '.join(sorted(names)[:10])}")

@@ -1,4 +1,4 @@
-"""`python -m dptrain explain --ranks 1-1024`: how a training step scales, in tables and words, before anybody pays.
+"""`python -m dptrain explain --ranks 1-1024`: predicts how a training step scales.
 
 `docs/scaling.md` has the formulas; `program/scaling.py` computes.
 """
@@ -59,11 +59,7 @@ _LEGEND = (
 
 
 def with_device(config: Config, options: ScalingOptions) -> Config:
-    """Return the configuration with the device of the prediction: GPUs if none is chosen but options are about GPUs.
-
-    Raises:
-        ConfigError: a GPU is named, and a CPU chosen; or gradients are to travel in half precision.
-    """
+    """Return the configuration with the prediction's device: GPUs if options are about them and none is chosen."""
     _check_type_of_gradients(config.comm_dtype)  # before a machine is measured
     if config.device == "cpu" and options.gpu is not None:
         raise ConfigError(f"--gpu {options.gpu}: is for --device cuda")
@@ -72,15 +68,7 @@ def with_device(config: Config, options: ScalingOptions) -> Config:
 
 
 def machine_of(config: Config, options: ScalingOptions, comm: Communicator) -> tuple[Machine, str]:
-    """Return the machine that is asked about, and where its numbers come from. Collective.
-
-    On a CPU what is not stated is measured here.
-
-    Args:
-        config: whose device is that of the machine, see `with_device`.
-        options: of the command.
-        comm: the ranks.
-    """
+    """Return the machine to predict for, and where its numbers come from; measures a CPU's missing ones. Collective."""
     if config.device == "cuda":
         return _of_gpus(options, config.precision)
     stated = options.flops is not None and options.bandwidth is not None
@@ -104,23 +92,15 @@ def machine_of(config: Config, options: ScalingOptions, comm: Communicator) -> t
 def cpu_machine(
     rates: Rates, node: int, cores: float, link: Link = _CPU_LINK, network: Link = _NETWORKS["cpu"]
 ) -> Machine:
-    """Return a machine of CPUs.
-
-    Args:
-        rates: of a rank, `link` aside.
-        node: ranks of a node.
-        cores: of a node, as many ranks as compute at full speed at once.
-        link: between ranks of a node.
-        network: of a node.
-    """
-    own = {"float32": rates.flops}
-    return Machine(own, rates.bandwidth, 0.0, 0.0, _STEP, node, link, network, None, cores, False, hierarchical=True)
+    """Return a machine of CPUs: a node has `node` ranks and `cores` that compute at full speed."""
+    flops = {"float32": rates.flops}
+    return Machine(flops, rates.bandwidth, 0.0, 0.0, _STEP, node, link, network, None, cores, False, hierarchical=True)
 
 
 def _of_gpus(options: ScalingOptions, precision: str) -> tuple[Machine, str]:
     from dptrain.backend.cuda.roofline import GPUS, GRAPH_SECONDS, NODE_SECONDS
 
-    gpu = next(one for one in GPUS if one.name == (options.gpu or "H100"))
+    gpu = next(candidate for candidate in GPUS if candidate.name == (options.gpu or "H100"))
     names = {"FP32": "float32", "TF32": "tf32", "half": "half"}
     rates = {names[unit]: options.flops or _REACHED_BY_PRODUCTS * peak for unit, peak in gpu.peaks.items()}
     machine = Machine(
@@ -146,22 +126,12 @@ def _link(stated: Stated | None, default: Link) -> Link:
 def of_model(
     model: Model, batch_size: int, *, dtype: str | None = None, bucket_mb: float | None = None
 ) -> list[Scaling]:
-    """Return a model's training step in all modes.
-
-    Args:
-        model: compiled.
-        batch_size: samples of a global batch.
-        dtype: of the samples, as `model.explain` takes it.
-        bucket_mb: 10^6 bytes of gradients that travel as one message at most.
-
-    Raises:
-        ConfigError: gradients are to travel in half precision, which is not predicted.
-    """
+    """Return a compiled model's training step in all parallel modes; `bucket_mb` is 10^6 bytes a message."""
     _check_type_of_gradients(model._compile_arguments.get("comm_dtype"))
     program = whole(program_of(model, batch_size, dtype=dtype))
     if model._device_options.get("device") == "cuda":
         program = with_precision(program, model._device_options.get("precision", "float32"), "half")
-    slots = {one: list(model.optimizer._slots_of(one).values()) for one in model.trainable_weights}
+    slots = {weight: list(model.optimizer._slots_of(weight).values()) for weight in model.trainable_weights}
     nbytes = None if bucket_mb is None else int(1e6 * bucket_mb)
     return [Scaling(program, mode, slots, nbytes) for mode in modes(program, slots)]
 
@@ -173,86 +143,70 @@ def _check_type_of_gradients(comm_dtype: str | None) -> None:
 
 
 def report(
-    model: Model, config: Config, options: ScalingOptions, machine: Machine, about: str, dtype: str | None
+    model: Model, config: Config, options: ScalingOptions, machine: Machine, source: str, dtype: str | None
 ) -> str:
-    """Return what to take, and tables for all modes, as text.
-
-    Args:
-        model: compiled.
-        config: of the run.
-        options: of the command.
-        machine: nodes with ranks.
-        about: where its numbers come from.
-        dtype: of the samples.
-    """
+    """Return advice and tables for all modes; `source` says where the machine's numbers come from."""
     batch = config.train.batch_size
     ways = of_model(model, batch, dtype=dtype, bucket_mb=config.bucket_mb)
     if machine.hierarchical:  # as data parallelism is
-        ways = [one for one in ways if one.mode.way != "hierarchical"]
+        ways = [way for way in ways if way.mode.way != "hierarchical"]
 
     def rows(ranks: int) -> int:
         return batch * ranks if options.weak else batch
 
     alone = ways[0].predict(1, rows(1), machine)
-    found = [[one.predict(ranks, rows(ranks), machine) for one in ways] for ranks in options.ranks]
-    best = [_best(of_ranks, machine) for of_ranks in found]
-    parameters = sum(size(one.shape) for one in model.trainable_weights)
+    predictions = [[way.predict(ranks, rows(ranks), machine) for way in ways] for ranks in options.ranks]
+    best = [_best(of_ranks, machine) for of_ranks in predictions]
+    parameters = sum(size(weight.shape) for weight in model.trainable_weights)
     kind = f"weak scaling, {batch} rows a rank" if options.weak else f"strong scaling, global batch {batch}"
     lines = []
-    for text in _advice([one for one in best if one is not None], alone, ways[0], machine):
+    for text in _advice([prediction for prediction in best if prediction is not None], alone, ways[0], machine):
         lines += _filled(text)
     lines += [
         "",
         *_filled(f"will it scale: train step of {model.name!r}, {parameters:,} trained parameters, {kind}"),
         *_filled("predicted from operations, bytes and messages of the placed program, not measured (docs/scaling.md)"),
-        *_filled(f"machine: {about}; {_shown(machine)}"),
+        *_filled(f"machine: {source}; {_shown(machine)}"),
     ]
-    for of_mode in zip(*found, strict=True):
+    for of_mode in zip(*predictions, strict=True):
         name = of_mode[0].mode
-        about = _NODE_FIRST if machine.hierarchical and name == "data parallel" else _ABOUT[name]
-        lines += ["", f"{name}: {about}", *_table(of_mode, alone, best, machine)]
+        source = _NODE_FIRST if machine.hierarchical and name == "data parallel" else _ABOUT[name]
+        lines += ["", f"{name}: {source}", *_table(of_mode, alone, best, machine)]
     lines += ["", *_filled(_LEGEND)]
     return "\n".join(lines)
 
 
 def _best(of_ranks: Sequence[Prediction], machine: Machine) -> Prediction | None:
-    """Return the fastest of the modes that fit into memory, the first of those that are alike; None if none fits."""
-    fitting = [one for one in of_ranks if _fits(one, machine)]
-    least = min((one.seconds for one in fitting), default=0.0)
-    return next((one for one in fitting if one.seconds <= _ALIKE * least), None)
+    """Return the fastest mode that fits into memory, the first among equals; None if none fits."""
+    fitting = [prediction for prediction in of_ranks if _fits(prediction, machine)]
+    least = min((prediction.seconds for prediction in fitting), default=0.0)
+    return next((prediction for prediction in fitting if prediction.seconds <= _ALIKE * least), None)
 
 
-def _fits(one: Prediction, machine: Machine) -> bool:
-    return machine.memory is None or one.memory.total <= machine.memory
+def _fits(prediction: Prediction, machine: Machine) -> bool:
+    return machine.memory is None or prediction.memory.total <= machine.memory
 
 
 def _advice(best: Sequence[Prediction], alone: Prediction, plain: Scaling, machine: Machine) -> Iterator[str]:
-    """Yield in words what to take.
-
-    Args:
-        best: of each number of ranks that can hold the step.
-        alone: of one rank.
-        plain: the data parallel step.
-        machine: nodes with ranks.
-    """
+    """Yield advice, given each number of ranks' best mode, one rank's, and the data-parallel step."""
     if not best:
         yield f"No mode fits into {_bytes(machine.memory or 0)} a rank: take a smaller model or batch, or more ranks."
         return
     if not _fits(alone, machine):
-        held, most = _bytes(alone.memory.total), _bytes(machine.memory or 0)
-        yield f"One rank would need {held} of {most}: it takes {best[0].ranks} at least, with {best[0].mode}."
-    worth = [one for one in best if one.efficiency(alone) >= _WORTH]
-    taken = worth[-1] if worth else best[0]
+        needed, most = _bytes(alone.memory.total), _bytes(machine.memory or 0)
+        yield f"One rank would need {needed} of {most}: it takes {best[0].ranks} at least, with {best[0].mode}."
+    worth = [prediction for prediction in best if prediction.efficiency(alone) >= _WORTH]
+    chosen = worth[-1] if worth else best[0]
     if worth:
-        times, part = _digits(taken.speed / alone.speed), taken.efficiency(alone)
+        times, part = _digits(chosen.speed / alone.speed), chosen.efficiency(alone)
         gain = f"{times} times the speed of one rank, {part:.0%} efficiency"
-        upto = "one rank" if taken.ranks == 1 else f"up to {taken.ranks} ranks"
-        yield f"Take {upto}: {taken.mode}, {_time(taken.seconds)} a step ({gain})."
+        upto = "one rank" if chosen.ranks == 1 else f"up to {chosen.ranks} ranks"
+        yield f"Take {upto}: {chosen.mode}, {_time(chosen.seconds)} a step ({gain})."
     else:
         yield f"No number of ranks in this range reaches {_WORTH:.0%} of one rank's samples/s a rank."
     modes_of: dict[str, list[int]] = {}
-    for one in best:
-        modes_of.setdefault(one.mode, []).append(one.ranks)
+    for prediction in best:
+        modes_of.setdefault(prediction.mode, []).append(prediction.ranks)
     fastest = "; ".join(f"{mode} on {', '.join(map(str, ranks))}" for mode, ranks in modes_of.items())
     yield f"Fastest mode, the simplest where they differ by less than {_ALIKE - 1:.0%}: {fastest}."
     for fewer, more in pairwise(best):
@@ -271,8 +225,8 @@ def _advice(best: Sequence[Prediction], alone: Prediction, plain: Scaling, machi
         )
     if (idle := plain.idle(alone.rows, machine)) > _IDLE:
         yield f"This step leaves a GPU idle for {idle:.0%} of the time: several runs on each, in packs, use it better."
-    if any(one.mode.startswith("hierarchical") for one in best):
-        same = plain.predict(taken.ranks, taken.rows, machine)
+    if any(prediction.mode.startswith("hierarchical") for prediction in best):
+        same = plain.predict(chosen.ranks, chosen.rows, machine)
         yield (
             "dptrain sums node first with --comm host; NCCL chooses its way itself, and a step takes up to "
             f"{_time(same.seconds)} on {_plural(same.ranks, 'rank')} where that is one ring."
@@ -283,27 +237,43 @@ def _table(
     of_mode: Sequence[Prediction], alone: Prediction, best: Sequence[Prediction | None], machine: Machine
 ) -> list[str]:
     rows: list[tuple[str, ...]] = [_HEADS]
-    for one, first in zip(of_mode, best, strict=True):
-        mark = "*" if one is first else "" if _fits(one, machine) else "!"
-        held = (one.memory.weights, one.memory.gradients, one.memory.slots, one.memory.activations)
-        numbers = (_time(one.seconds), _time(one.compute), f"{one.efficiency(alone):.1%}", _bytes(one.sent))
+    for prediction, first in zip(of_mode, best, strict=True):
+        mark = "*" if prediction is first else "" if _fits(prediction, machine) else "!"
+        sizes = (
+            prediction.memory.weights,
+            prediction.memory.gradients,
+            prediction.memory.slots,
+            prediction.memory.activations,
+        )
+        numbers = (
+            _time(prediction.seconds),
+            _time(prediction.compute),
+            f"{prediction.efficiency(alone):.1%}",
+            _bytes(prediction.sent),
+        )
         rows.append(
-            (str(one.ranks), one.mesh, *numbers, *map(_bytes, held), f"{_bytes(one.memory.total)}{mark or ' '}")
+            (
+                str(prediction.ranks),
+                prediction.mesh,
+                *numbers,
+                *map(_bytes, sizes),
+                f"{_bytes(prediction.memory.total)}{mark or ' '}",
+            )
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.rjust(n) for cell, n in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _shown(machine: Machine) -> str:
-    """Return a machine's numbers as options say them."""
+    """Format a machine's numbers as options."""
     rates = ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in machine.rates.items())
-    held = "" if machine.memory is None else f", {_bytes(machine.memory)} a rank"
+    memory = "" if machine.memory is None else f", {_bytes(machine.memory)} a rank"
     links = [
-        f"{name} {_bytes(one.bandwidth)}/s, {1e6 * one.latency:.3g} us"
-        for name, one in (("link", machine.link), ("network of a node", machine.network))
+        f"{name} {_bytes(link.bandwidth)}/s, {1e6 * link.latency:.3g} us"
+        for name, link in (("link", machine.link), ("network of a node", machine.network))
     ]
     return (
-        f"products reach {rates} Gflop/s, memory {_bytes(machine.bandwidth)}/s{held}; "
+        f"products reach {rates} Gflop/s, memory {_bytes(machine.bandwidth)}/s{memory}; "
         f"{_plural(machine.node, 'rank')} a node; {'; '.join(links)}"
     )
 
@@ -323,7 +293,7 @@ def _bytes(nbytes: float) -> str:
 
 
 def _digits(number: float) -> str:
-    """Return three digits of a number, or more before the point."""
+    """Format a number with three digits, or more before the point."""
     return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
 
 

@@ -1,4 +1,4 @@
-"""The options of `explain --ranks`, and what their texts mean; imports nothing that takes long."""
+"""Options of `explain --ranks`, without slow imports."""
 
 import argparse
 import re
@@ -19,7 +19,7 @@ _OWN = ("node_gpus", "gpu", "network", "link", "gflops", "memory_bandwidth", "sc
 
 @dataclass(frozen=True)
 class Stated:
-    """A link as it was typed: bytes/s, and seconds a message, or None."""
+    """A link as typed: bytes/s, and seconds a message, or None."""
 
     bandwidth: float
     latency: float | None
@@ -27,58 +27,43 @@ class Stated:
 
 @dataclass(frozen=True)
 class ScalingOptions:
-    """What `explain --ranks` was asked; None for what it is to find.
+    """Options of `explain --ranks`; None where it has to find out."""
 
-    Attributes:
-        ranks: powers of two.
-        weak: whether the global batch grows with the ranks.
-        node: ranks of a node.
-        gpu: one of `GPU_NAMES`, if it was said.
-        network: of a node.
-        link: between ranks of a node.
-        flops: operations/s of products on a rank.
-        bandwidth: bytes/s of a rank's memory.
-    """
-
-    ranks: list[int]
-    weak: bool
-    node: int | None
-    gpu: str | None
-    network: Stated | None
-    link: Stated | None
-    flops: float | None
-    bandwidth: float | None
+    ranks: list[int]  # powers of two
+    weak: bool  # the global batch grows with the ranks
+    node: int | None  # ranks of a node
+    gpu: str | None  # one of `GPU_NAMES`
+    network: Stated | None  # of a node
+    link: Stated | None  # between ranks of a node
+    flops: float | None  # operations/s of products on a rank
+    bandwidth: float | None  # bytes/s of a rank's memory
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    own = parser.add_argument_group(
+    group = parser.add_argument_group(
         "will it scale", "predict a training step on more ranks, instead of showing its ops"
     )
-    own.add_argument("--ranks", metavar="A-B", help="powers of two of ranks, such as 1-1024")
-    own.add_argument(
+    group.add_argument("--ranks", metavar="A-B", help="powers of two of ranks, such as 1-1024")
+    group.add_argument(
         "--node-gpus", metavar="N", help="ranks of a node, GPUs unless --device cpu (default: 8; CPU: its cores)"
     )
-    own.add_argument("--gpu", metavar="|".join(GPU_NAMES), help="which GPU (default: H100)")
+    group.add_argument("--gpu", metavar="|".join(GPU_NAMES), help="which GPU (default: H100)")
     network = "bits or bytes/s of a node, and latency: 200Gb or 25GB,5us (default: 200Gb,5us; CPU: 10Gb,30us)"
-    own.add_argument("--network", metavar="RATE", help=network)
+    group.add_argument("--network", metavar="RATE", help=network)
     link = "between ranks of a node: 360GB,2us (default: NVLink's; on CPUs measured under mpirun, or 5GB,5us)"
-    own.add_argument("--link", metavar="RATE", help=link)
-    own.add_argument(
+    group.add_argument("--link", metavar="RATE", help=link)
+    group.add_argument(
         "--gflops", metavar="N", help="that products reach (default: 70 %% of a GPU's peak; CPU: measured)"
     )
     memory = "bytes/s of a rank's memory (default: the GPU's; CPU: measured)"
-    own.add_argument("--memory-bandwidth", metavar="RATE", help=memory)
+    group.add_argument("--memory-bandwidth", metavar="RATE", help=memory)
     scaling = "strong: one global batch for all; weak: --batch-size is that of each rank (default: strong)"
-    own.add_argument("--scaling", metavar="strong|weak", help=scaling)
+    group.add_argument("--scaling", metavar="strong|weak", help=scaling)
 
 
 def read_options(parsed: argparse.Namespace) -> ScalingOptions | None:
-    """Return what was asked; None where `--ranks` was not.
-
-    Raises:
-        ConfigError: an option is not understood, or is no use without `--ranks` or beside it.
-    """
+    """Return the options, None without `--ranks`."""
     if parsed.ranks is None:
         for name in _OWN:
             if getattr(parsed, name) is not None:
@@ -107,20 +92,20 @@ def read_options(parsed: argparse.Namespace) -> ScalingOptions | None:
 
 
 def _ranks(text: str) -> list[int]:
-    """Return the powers of two in a range "A-B", both ends included, or in "N"."""
+    """Return the powers of two in a range "A-B" (inclusive) or "N"."""
     first, dash, last = text.partition("-")
-    if not all(re.fullmatch(_WHOLE, one) and int(one) >= 1 for one in (first, *([last] if dash else []))):
+    if not all(re.fullmatch(_WHOLE, word) and int(word) >= 1 for word in (first, *([last] if dash else []))):
         raise ConfigError(f"--ranks {text}: expected a range of integers >= 1, such as 1-1024")
     low, high = int(first), int(last or first)
     if high > _MOST:
         raise ConfigError(f"--ranks {text}: expected {_MOST} ranks at most")
     if low > high:
         raise ConfigError(f"--ranks {text}: expected the smaller number first, {high}-{low}")
-    found = [1 << n for n in range(high.bit_length()) if low <= 1 << n <= high]
-    if not found:
+    powers = [1 << n for n in range(high.bit_length()) if low <= 1 << n <= high]
+    if not powers:
         nearest = 1 << low.bit_length() - 1
         raise ConfigError(f"--ranks {text}: expected a range with a power of two in it, such as {nearest}-{high}")
-    return found
+    return powers
 
 
 def _whole(option: str, text: str) -> int:
@@ -136,11 +121,11 @@ def _positive(option: str, text: str) -> float:
 
 
 def _rate(option: str, text: str | None) -> Stated | None:
-    """Return a rate that was typed as bits ("200Gb") or bytes ("25GB") a second, in bytes, and its latency."""
+    """Parse a rate in bits ("200Gb") or bytes ("25GB") a second and its latency, into bytes and seconds."""
     if text is None:
         return None
-    found = _RATE.fullmatch(text)
-    if found is None or float(found[1]) <= 0:
+    match = _RATE.fullmatch(text)
+    if match is None or float(match[1]) <= 0:
         raise ConfigError(f"{option} {text}: expected bits or bytes a second, such as 200Gb, 25GB or 25GB,5us")
-    nbytes = float(found[1]) * _UNITS[found[2]] / (8 if found[3] == "b" else 1)
-    return Stated(nbytes, None if found[4] is None else 1e-6 * float(found[4]))
+    nbytes = float(match[1]) * _UNITS[match[2]] / (8 if match[3] == "b" else 1)
+    return Stated(nbytes, None if match[4] is None else 1e-6 * float(match[4]))

@@ -21,27 +21,17 @@ _LENGTH = re.compile(rf"(?P<number>{_NUMBER})(?P<unit>%|epochs?|)")
 
 @dataclass(frozen=True)
 class Length:
-    """A number of steps, of epochs, or percent of the training.
-
-    Attributes:
-        number: how many.
-        unit: "" for steps, "epochs" or "%".
-    """
+    """A number of steps, epochs, or percent of the training."""
 
     number: float
-    unit: str = ""
+    unit: str = ""  # "" for steps, "epochs" or "%"
 
     def steps(self, total: int, epoch: int) -> int:
-        """Return it in steps.
-
-        Args:
-            total: steps of the training.
-            epoch: steps of an epoch.
-        """
+        """Convert to steps, given the training's total and an epoch's."""
         return round(self.number * {"": 1, "epochs": epoch, "%": total / 100}[self.unit])
 
     def __str__(self) -> str:
-        """Return the text from which it is read."""
+        """Return the text that `parse_length` reads."""
         return f"{_text(self.number)}{self.unit}"
 
 
@@ -74,49 +64,35 @@ SCHEDULES: dict[str, dict[str, tuple[Any, Any]]] = {
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule as a text says it.
-
-    Attributes:
-        name: of `SCHEDULES`.
-        values: by key, those that the text says.
-    """
+    """A schedule's name and the values set, by key."""
 
     name: str
     values: Mapping[str, Any]
 
     def __str__(self) -> str:
-        """Return the text from which `parse_schedule` makes it."""
-        said = [f"{key}={value if isinstance(value, Length) else _text(value)}" for key, value in self.values.items()]
-        return f"{self.name}:{','.join(said)}" if said else self.name
+        """Return the text that `parse_schedule` reads."""
+        parts = [f"{key}={value if isinstance(value, Length) else _text(value)}" for key, value in self.values.items()]
+        return f"{self.name}:{','.join(parts)}" if parts else self.name
 
     @property
     def follows_training(self) -> bool:
-        """Whether it is another one where the training has another number of epochs."""
-        found = self._filled().values()
-        return any(one is None or (isinstance(one, Length) and one.unit == "%") for one in found)
+        """Whether it depends on the number of epochs."""
+        values = self._filled().values()
+        return any(value is None or (isinstance(value, Length) and value.unit == "%") for value in values)
 
     def make(self, rate: float, epoch: int, epochs: int) -> "LearningRateSchedule | float":
-        """Return Keras' schedule.
-
-        Args:
-            rate: the highest learning rate, from which decays begin.
-            epoch: steps of an epoch.
-            epochs: of the training.
-
-        Raises:
-            ConfigError: the training is too short for it.
-        """
+        """Return Keras' schedule from the highest learning rate, an epoch's steps and the number of epochs."""
         from dptrain.optimizers import schedules
 
         total = max(epoch * epochs, 1)
-        given = {
+        arguments = {
             key: value.steps(total, epoch) if isinstance(value, Length) else value
             for key, value in self._filled().items()
         }
-        warmup, steps = given.get("warmup", 0), given.get("steps")
+        warmup, steps = arguments.get("warmup", 0), arguments.get("steps")
         if steps is None:
             steps = total - warmup
-        for key, length in {**given, "steps": steps}.items():
+        for key, length in {**arguments, "steps": steps}.items():
             if key in ("steps", "first", "every") and length < 1:
                 training = f"the training has {total} steps"
                 raise ConfigError(
@@ -127,34 +103,32 @@ class Schedule:
         if self.name == "constant":
             if not warmup:
                 return rate
-            return schedules.CosineDecay(given["start"] * rate, 1, 1.0, warmup_target=rate, warmup_steps=warmup)
+            return schedules.CosineDecay(arguments["start"] * rate, 1, 1.0, warmup_target=rate, warmup_steps=warmup)
         if self.name == "cosine":
             if not warmup:
-                return schedules.CosineDecay(rate, steps, given["alpha"])
-            begin = given["start"] * rate
-            return schedules.CosineDecay(begin, steps, given["alpha"], warmup_target=rate, warmup_steps=warmup)
+                return schedules.CosineDecay(rate, steps, arguments["alpha"])
+            begin = arguments["start"] * rate
+            return schedules.CosineDecay(begin, steps, arguments["alpha"], warmup_target=rate, warmup_steps=warmup)
         if self.name == "cosine_restarts":
-            return schedules.CosineDecayRestarts(rate, given["first"], given["t_mul"], given["m_mul"], given["alpha"])
+            return schedules.CosineDecayRestarts(
+                rate, arguments["first"], arguments["t_mul"], arguments["m_mul"], arguments["alpha"]
+            )
         if self.name in ("linear", "polynomial"):
-            return schedules.PolynomialDecay(rate, steps, given["alpha"] * rate, given.get("power", 1.0))
+            return schedules.PolynomialDecay(rate, steps, arguments["alpha"] * rate, arguments.get("power", 1.0))
         if self.name == "exponential":
-            return schedules.ExponentialDecay(rate, steps, given["alpha"])
-        return schedules.ExponentialDecay(rate, given["every"], given["factor"], staircase=True)
+            return schedules.ExponentialDecay(rate, steps, arguments["alpha"])
+        return schedules.ExponentialDecay(rate, arguments["every"], arguments["factor"], staircase=True)
 
     def _filled(self) -> dict[str, Any]:
         return {key: self.values.get(key, default) for key, (_, default) in SCHEDULES[self.name].items()}
 
 
 def parse_schedule(text: str) -> Schedule:
-    """Return the schedule that a text says.
-
-    Raises:
-        ConfigError: an unknown name or key, a key twice, or a value out of range.
-    """
+    """Parse a schedule."""
     word, *settings = re.split("[:,]", text.strip())
     name = word.strip().replace("-", "_")
     if name not in SCHEDULES:
-        raise ConfigError(f"unknown schedule {word!r}{suggest(name, SCHEDULES) or _known(SCHEDULES)}")
+        raise ConfigError(f"unknown schedule {word!r}{suggest(name, SCHEDULES) or _choices(SCHEDULES)}")
     keys, values = SCHEDULES[name], {}
     for setting in settings:
         key, equals, value = (part.strip() for part in setting.partition("="))
@@ -162,7 +136,7 @@ def parse_schedule(text: str) -> Schedule:
             raise ConfigError(f"schedule {text!r}: {setting!r} has no '='; expected such as {_example(name)}")
         if key not in keys:
             having = [other for other, its in SCHEDULES.items() if key in its]
-            whose = f"; only {' and '.join(having)} have it" if having else suggest(key, keys) or _known(keys)
+            whose = f"; only {' and '.join(having)} have it" if having else suggest(key, keys) or _choices(keys)
             raise ConfigError(f"schedule {text!r}: {name} has no {key!r}{whose}")
         if key in values:
             raise ConfigError(f"schedule {text!r}: {key} is given twice")
@@ -171,11 +145,7 @@ def parse_schedule(text: str) -> Schedule:
 
 
 def parse_length(word: str) -> Length:
-    """Return the length that a text says: 500, 2epochs or 5%.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """Parse a length: 500, 2epochs or 5%."""
     match = _LENGTH.fullmatch(word.strip())
     if match is None:
         raise ConfigError(f"{word}: expected steps (500), 2epochs or 5%")
@@ -202,7 +172,7 @@ def _text(number: float) -> str:
     return repr(float(number)).removesuffix(".0")
 
 
-def _known(names: Any) -> str:
+def _choices(names: Any) -> str:
     return f"; known: {', '.join(names)}"
 
 

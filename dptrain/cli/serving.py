@@ -1,4 +1,4 @@
-"""What `evaluate`, `predict` and `export` have in common: options, the model, the samples."""
+"""Shared by `evaluate`, `predict` and `export`: options, model, samples."""
 
 import argparse
 import os
@@ -24,20 +24,20 @@ SAMPLES = ("data.max_bytes", "data.bad_pictures", "data.unseen")
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Add the options that name the model."""
+    """Add options that name the model."""
     parser.add_argument("run", metavar="RUN", help="the folder of a run, such as runs/X, or a .keras file")
     parser.add_argument("--best", action="store_true", help="the run's best model (best.keras) instead of its last")
     add_custom_objects(parser)
 
 
 def add_custom_objects(parser: "argparse._ActionsContainer") -> None:
-    """Add the option that names the code of a model's own classes."""
+    """Add the option that names code with custom classes."""
     text = "run a Python file (or module) of yours, for the model's own classes and functions; may be repeated"
     parser.add_argument("--custom-objects", action="append", default=[], metavar="FILE.py", help=text)
 
 
 def add_samples(parser: argparse.ArgumentParser) -> None:
-    """Add the options that name the samples."""
+    """Add options that name the samples."""
     field: dict[str, Any] = {"default": argparse.SUPPRESS}
     text = "an .npz or .npy file, or what a training takes (default: the data that the run was trained on)"
     parser.add_argument("--data", "--data.name", dest="data.name", metavar="NAME", help=text, **field)
@@ -49,19 +49,14 @@ def add_samples(parser: argparse.ArgumentParser) -> None:
 
 
 def load_served(config: Config, comm: "Communicator", parsed: argparse.Namespace) -> "Model":
-    """Return the model that the command line names, on the configured device. Collective.
-
-    Raises:
-        ConfigError: no such device, no name of a model, or the user's own code fails.
-        DataError: the file or folder is missing or damaged; on several ranks an AgreedError.
-    """
+    """Return the model on the command line, on the configured device. Collective."""
     from dptrain.cli.user_code import custom_objects
     from dptrain.models import load_model
     from dptrain.train.devices import open_backend
 
     options = {name: value for name, value in device_options(config).items() if name != "dtype"}
-    own = custom_objects(parsed.custom_objects, comm)
-    model = load_model(parsed.run, own, best=parsed.best, **options)
+    objects = custom_objects(parsed.custom_objects, comm)
+    model = load_model(parsed.run, objects, best=parsed.best, **options)
     if not model.compiled:  # which `compile` would have told of the device
         model._put_on(open_backend(comm, dtype=model.dtype_policy.name, **options))
     return model
@@ -70,26 +65,23 @@ def load_served(config: Config, comm: "Communicator", parsed: argparse.Namespace
 def load_served_samples(
     config: Config, comm: "Communicator", parsed: argparse.Namespace, model: "Model"
 ) -> "GivenSamples":
-    """Return the samples that the command line names, by default those of the run. Collective.
-
-    Raises:
-        ConfigError: none are named, and none are known.
-        AgreedError: the data is missing or damaged, or does not fit the model.
-    """
+    """Return the samples on the command line, by default the run's. Collective."""
     from dptrain.cli.loading import load_configured
     from dptrain.cli.samples import GivenSamples, load_samples
 
-    data, known = config.data, model._preprocessing
+    data, preprocessing = config.data, model._preprocessing
     target: str | None = getattr(parsed, "target", None)
-    comm.agree("command line", lambda: _refuse_options(config, known))
+    comm.agree("command line", lambda: _refuse_options(config, preprocessing))
     if "data.name" not in vars(parsed):
         if target is not None:
             comm.agree("command line", lambda: _refuse_target(target))
         data = comm.agree("data", lambda: _data_of_run(Path(parsed.run)))
         data = replace(data, max_bytes=config.data.max_bytes)  # a folder is no judge of what may be read of it
-        if known is not None or data.name.endswith(".npy"):  # whose test part only the run's settings know
+        if preprocessing is not None or data.name.endswith(".npy"):  # whose test part only the run's settings know
             data = replace(data, unseen=config.data.unseen or data.unseen)
-            loaded = load_configured(data, comm, data.task if known is None else known.task, known)
+            loaded = load_configured(
+                data, comm, data.task if preprocessing is None else preprocessing.task, preprocessing
+            )
             split = loaded.test if parsed.part == "test" else loaded.train
             return GivenSamples(f"{data.name} ({parsed.part} part)", split.x, split.y)
     return load_samples(
@@ -100,29 +92,25 @@ def load_served_samples(
         inputs=model._expected_data.input_names,
         data_dir=None if data.dir is None else Path(data.dir),
         max_bytes=data.max_bytes,
-        preprocessing=known,
+        preprocessing=preprocessing,
         bad=data.bad_pictures,
         unseen=data.unseen,
     )
 
 
 def show_notes(comm: "Communicator", notes: "Sequence[str]") -> None:
-    """Say on rank 0 what was left out, on standard error: the output is a table's, or JSON."""
+    """Print on rank 0 what was skipped, to standard error: the output is a table's, or JSON."""
     from dptrain.runtime.terminal import say
 
     for note in notes if comm.rank == 0 else ():
         say(f"dptrain: {note}", file=sys.stderr)
 
 
-def _refuse_options(config: Config, known: "Preprocessing | None") -> None:
-    """Refuse options of samples that the model does not take.
-
-    Raises:
-        ConfigError: one is set.
-    """
+def _refuse_options(config: Config, preprocessing: "Preprocessing | None") -> None:
+    """Refuse options of samples that the model does not take."""
     from dptrain.errors import ConfigError
 
-    kind = "arrays" if known is None else known.kind
+    kind = "arrays" if preprocessing is None else preprocessing.kind
     for flag, of, is_set in (
         ("--unseen", "table", config.data.unseen is not None),
         ("--bad-pictures skip", "pictures", config.data.bad_pictures != "stop"),
@@ -140,11 +128,7 @@ def _refuse_target(target: str) -> None:
 
 
 def _data_of_run(run: Path) -> Any:
-    """Return the data that a run's configuration names, if this user has written it.
-
-    Raises:
-        ConfigError: there is no configuration, or another user's, which could name any file.
-    """
+    """Return the data in a run's configuration, if this user wrote it: another's could name any file."""
     from dptrain.cli.run_records import read_config
     from dptrain.errors import ConfigError
     from dptrain.saving.run_folder import CONFIG
@@ -158,11 +142,7 @@ def _data_of_run(run: Path) -> Any:
 
 
 def batch_size_of(parsed: argparse.Namespace) -> int | None:
-    """Return the number of samples at once.
-
-    Raises:
-        ConfigError: no positive integer.
-    """
+    """Return the batch size; refuse one that is no positive integer."""
     from dptrain.errors import ConfigError
 
     text = parsed.batch_size

@@ -1,4 +1,4 @@
-"""`python -m dptrain sweep`: every setting of a plan with every seed, each run a configuration of its own."""
+"""`python -m dptrain sweep`: trains every setting of a plan with every seed."""
 
 import argparse
 import dataclasses
@@ -118,41 +118,32 @@ _TIMED, _NAMED, _DEV = 8, 20, 2
 
 @dataclasses.dataclass(frozen=True)
 class Plan(SweepOptions):
-    """What a sweep is asked to do: the keys of a plan file.
-
-    Attributes:
-        grid: values by field.
-        random: what fields are drawn from, as `space.parse_distribution`.
-    """
+    """A sweep's plan: the keys of a plan file."""
 
     grid: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
     random: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def plan_of(parsed: argparse.Namespace) -> Plan:
-    """Return what the command line says, over what the plan file says.
-
-    Raises:
-        ConfigError: a word or a value is wrong.
-    """
-    said = {key.removeprefix("sweep."): value for key, value in vars(parsed).items() if key.startswith("sweep.")}
-    said.pop("dry_run", None)
-    plan = said.pop("plan", None)
-    known = [field.name for field in dataclasses.fields(Plan)]
+    """Return the plan file's plan, overridden by the command line."""
+    options = {key.removeprefix("sweep."): value for key, value in vars(parsed).items() if key.startswith("sweep.")}
+    options.pop("dry_run", None)
+    plan = options.pop("plan", None)
+    names = [field.name for field in dataclasses.fields(Plan)]
     tree: dict[str, Any] = {} if plan is None else read_mapping(Path(plan), "--plan")
     for key in tree:
-        if key not in known:
-            raise ConfigError(f"--plan {plan}: unknown {key!r}{suggest(str(key), known)}")
-    if "grid" in said:
-        for text in said["grid"]:
+        if key not in names:
+            raise ConfigError(f"--plan {plan}: unknown {key!r}{suggest(str(key), names)}")
+    if "grid" in options:
+        for text in options["grid"]:
             if _RANGE.fullmatch(text):
                 raise ConfigError(
                     f"--grid {text}: a grid takes values, such as 0.1,0.2; --random 20 {text} draws from a range"
                 )
-        tree["grid"] = _once("--grid", [parse_grid(text) for text in said.pop("grid")])
-    typed = set(said)
-    if "random" in said:
-        words = [word for group in said.pop("random") for word in group]
+        tree["grid"] = _once("--grid", [parse_grid(text) for text in options.pop("grid")])
+    typed = set(options)
+    if "random" in options:
+        words = [word for group in options.pop("random") for word in group]
         counts = [word for word in words if "=" not in word]
         if len(counts) > 1 or not all(word.isdecimal() for word in counts):
             raise ConfigError(
@@ -162,8 +153,8 @@ def plan_of(parsed: argparse.Namespace) -> Plan:
             tree["samples"] = counts[0]
             typed.add("samples")
         drawn = _once("--random", [parse_random(word) for word in words if "=" in word])
-        tree["random"] = {name: one.describe() for name, one in drawn.items()}
-    tree |= said
+        tree["random"] = {name: distribution.describe() for name, distribution in drawn.items()}
+    tree |= options
     try:
         return checked(Plan, tree)
     except NotValidError as error:
@@ -205,60 +196,60 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
         ):
             raise ConfigError("--halving and --early-stopping: each says when a run stops; leave one out")
         metric, epochs = _DEFAULT_METRIC["multiclass"], epochs_of(config)
-        asked = request(plan, space, epochs, default=metric, sweeps_epochs="train.epochs" in fields.values())
+        requested = request(plan, space, epochs, default=metric, sweeps_epochs="train.epochs" in fields.values())
         if not plan.adaptive:
             for setting in space.settings():
-                one = _config(config, setting, fields, asked.seeds[0])
-                monitored(one)
+                run_config = _config(config, setting, fields, requested.seeds[0])
+                monitored(run_config)
                 if function is not None:
-                    function.arguments(one.model.arguments)
-        return asked, fields
+                    function.arguments(run_config.model.arguments)
+        return requested, fields
 
-    asked, fields = ranks.agree("configuration", read)
-    ranks.require_same("the ranks sweep differently", {"sweep": dataclasses.asdict(asked.options)})
-    keep, why_not = ranks.agree("configuration", lambda: keeps_models(asked.options.keep))
+    requested, fields = ranks.agree("configuration", read)
+    ranks.require_same("the ranks sweep differently", {"sweep": dataclasses.asdict(requested.options)})
+    keep, why_not = ranks.agree("configuration", lambda: keeps_models(requested.options.keep))
     notes = [why_not] if why_not else []
     phase.enter("data")
     data = load_data(config, ranks)
-    recipe = ranks.agree("configuration", lambda: ConfigRecipe(config, data, fields, asked.folds))
-    if asked.options.metric is None:
-        asked = dataclasses.replace(asked, objectives=_objectives(config, data, fields, asked))
-    validated = [metric for metric in asked.objectives if metric.startswith("val_")]
+    recipe = ranks.agree("configuration", lambda: ConfigRecipe(config, data, fields, requested.folds))
+    if requested.options.metric is None:
+        requested = dataclasses.replace(requested, objectives=_objectives(config, data, fields, requested))
+    validated = [metric for metric in requested.objectives if metric.startswith("val_")]
     if not recipe.has_test and validated:
         notes.append(
             f"Trials were chosen by {formatting.listed(validated)} on the test part of the data set, so the best value "
             "is too good for new samples; --validation-split or --folds keeps the test part separate."
         )
-    asked = dataclasses.replace(
-        asked,
-        seeds=asked.seeds[:_DEV] if config.fast_dev_run else asked.seeds,
+    requested = dataclasses.replace(
+        requested,
+        seeds=requested.seeds[:_DEV] if config.fast_dev_run else requested.seeds,
         keep=keep,
         notes=notes,
         further={
-            "epochs": asked.epochs,
+            "epochs": requested.epochs,
             "config": _deciding(config, fields.values()),
             "data": [fingerprint(split.x, split.y) for split in (data.train, data.test)],
         },
     )
     if ranks.rank == 0 and config.verbose != 0:
         say(f"measuring memory and speed of a run{' on every rank' if ranks.size > 1 else ''}")
-    capacity = prepare(ranks, recipe, asked)
+    capacity = prepare(ranks, recipe, requested)
     capacities = gather(ranks, capacity)
     dry = getattr(parsed, "sweep.dry_run", False)
     if dry or config.verbose != 0:
-        _show_plan(ranks, config, data, recipe, asked, capacities)
+        _show_plan(ranks, config, data, recipe, requested, capacities)
     if dry:
-        ranks.agree("plan", lambda: _show_time(ranks, recipe, asked, capacities))
+        ranks.agree("plan", lambda: _show_time(ranks, recipe, requested, capacities))
         return 0
     with ExitStack() as stack:
         out = ranks.agree("output", lambda: _place(ranks, config, data, stack))
-        kept = config.out is not None or not config.fast_dev_run
-        if ranks.rank == 0 and config.verbose != 0 and kept:
+        is_kept = config.out is not None or not config.fast_dev_run
+        if ranks.rank == 0 and config.verbose != 0 and is_kept:
             say(f"results go to {out}; a sweep that is killed goes on where it was with --out {out}")
         result = execute(
             ranks,
             recipe,
-            asked,
+            requested,
             capacity,
             out,
             verbose=verbosity(config),
@@ -267,34 +258,23 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
             files={"config.yaml": to_yaml(dataclasses.replace(config, out=None))},
         )
         if ranks.rank == 0 and config.verbose != 0:
-            _show_result(result, asked.space, str(out) if kept else None)
+            _show_result(result, requested.space, str(out) if is_kept else None)
     return result.exit_code
 
 
-def _objectives(config: Config, data: LoadedData, fields: Mapping[str, str], asked: Request) -> dict[str, str]:
-    """Return what trials are compared by where nobody says it: the task's metric, and beside it how sparse they are."""
-    metrics, modes = [_DEFAULT_METRIC[data.task]], list(asked.options.mode)
+def _objectives(config: Config, data: LoadedData, fields: Mapping[str, str], requested: Request) -> dict[str, str]:
+    """Return the default objectives: the task's metric, and sparsity beside it."""
+    metrics, modes = [_DEFAULT_METRIC[data.task]], list(requested.options.mode)
     prunes = config.pruning.sparsity is not None or "pruning.sparsity" in fields.values()
-    if prunes and len(modes) == 1 and asked.options.halving is None and not asked.options.adaptive:
+    if prunes and len(modes) == 1 and requested.options.halving is None and not requested.options.adaptive:
         metrics, modes = [*metrics, "sparsity"], [*modes, "auto"]
     return objectives_of(metrics, modes)
 
 
 class ConfigRecipe(Recipe):
-    """Configurations: what all runs have in common, and what each has instead.
+    """Makes models from configurations: the common one, and each run's swept fields.
 
-    Args:
-        config: of all runs.
-        data: of all runs.
-        fields: dotted path of every swept field by its name.
-        folds: of cross-validation; 1 for none.
-
-    Attributes:
-        samples: how many of them are for what, in words.
-        function: that makes the models, where the user has one.
-
-    Raises:
-        ConfigError: nothing can be held out as asked.
+    `fields` maps a swept name to its dotted path; `folds` is 1 without cross-validation.
     """
 
     def __init__(self, config: Config, data: LoadedData, fields: Mapping[str, str], folds: int = 1) -> None:
@@ -304,8 +284,8 @@ class ConfigRecipe(Recipe):
         self.has_test = self._splits.test is not None
         self.samples = describe_samples(data, self._splits)
         self.test_samples = None if self._splits.test is None else len(self._splits.test)
-        held = len(self._splits.validation)
-        self.validation_samples = held if folds == 1 else held + len(self._splits.train)
+        held_out = len(self._splits.validation)
+        self.validation_samples = held_out if folds == 1 else held_out + len(self._splits.train)
         self.function = config.model.function
 
     def build(self, setting: Setting, seed: int, run: Run | None = None) -> Model:
@@ -326,15 +306,15 @@ class ConfigRecipe(Recipe):
         steps = steps_of(config, splits, SoloCommunicator())
         stopping = early_stopping(config, first=settled(config, schedule_steps(config, steps)))
         standardize(model, self._data, splits.train.rows)
-        own = [] if stopping is None else [stopping]
-        return model._fit_in_steps(**fit_arguments(config, splits, steps), verbose=0, callbacks=[*own, *callbacks])
+        stoppers = [] if stopping is None else [stopping]
+        return model._fit_in_steps(**fit_arguments(config, splits, steps), verbose=0, callbacks=[*stoppers, *callbacks])
 
     def test(self, model: Model) -> Logs:
         """Evaluate a model on the test part."""
         assert self._splits.test is not None
-        found = model.evaluate(self._splits.test, verbose=0, return_dict=True)
-        assert isinstance(found, dict)
-        return found
+        metrics = model.evaluate(self._splits.test, verbose=0, return_dict=True)
+        assert isinstance(metrics, dict)
+        return metrics
 
     def test_arrays(self) -> tuple[Any, Any]:
         """Return the test part."""
@@ -347,7 +327,7 @@ class ConfigRecipe(Recipe):
 
 
 def _folded(config: Config, run: Run) -> Config:
-    """Return the configuration of a run of cross-validation."""
+    """Return the configuration of a cross-validation run."""
     if run.folds == 1:
         return config
     train = dataclasses.replace(config.train, fold=f"{run.fold + 1}/{run.folds}")
@@ -355,11 +335,7 @@ def _folded(config: Config, run: Run) -> Config:
 
 
 def space_of(options: Plan) -> Space:
-    """Return what is swept.
-
-    Raises:
-        ConfigError: options that do not go together.
-    """
+    """Return the plan's search space."""
     if options.adaptive and (options.grid or options.samples):
         raise ConfigError("--adaptive: draw every field (--random FIELD=FROM, without a number), without a grid")
     if options.adaptive and not options.random:
@@ -375,30 +351,27 @@ def space_of(options: Plan) -> Space:
 
 
 def field_path(name: str, config: Config) -> str:
-    """Return the dotted path of a field that a sweep may vary, by its path, its flag or the end of its path.
+    """Return the dotted path of a field that a sweep may vary, given its path, flag or last part.
 
-    Parameters of the user's function come first; a field of the same name has its path.
-
-    Raises:
-        ConfigError: there is none, or it is the same for all runs.
+    Parameters of the user's function take precedence; a field of the same name needs its path.
     """
-    own = {} if config.model.function is None else load_function(config.model.function).types
-    if (parameter := name.removeprefix(f"{_ARGUMENTS}.")) in own:
+    parameters = {} if config.model.function is None else load_function(config.model.function).types
+    if (parameter := name.removeprefix(f"{_ARGUMENTS}.")) in parameters:
         if parameter in RESERVED:
             raise ConfigError(f"swept {name!r}: results have another column of that name; rename it")
         return f"{_ARGUMENTS}.{parameter}"
     all_leaves = list(leaves())
-    found = [leaf for leaf in all_leaves if name in (leaf.path, (leaf.flag or "").replace("-", "_"))]
-    found = found or [leaf for leaf in all_leaves if _short(leaf) == name]
-    if not found:
+    matches = [leaf for leaf in all_leaves if name in (leaf.path, (leaf.flag or "").replace("-", "_"))]
+    matches = matches or [leaf for leaf in all_leaves if _short(leaf) == name]
+    if not matches:
         get = (lambda leaf: leaf.path) if "." in name else _short
         names = {get(leaf) for leaf in all_leaves if leaf.path not in _FIXED}
-        raise ConfigError(f"unknown field {name!r}{suggest(name, [*own, *sorted(names)])}")
-    if len(found) > 1:
-        raise ConfigError(f"field {name!r}: write {' or '.join(leaf.path for leaf in found)}")
-    if found[0].path in _FIXED:
-        raise ConfigError(f"field {name!r} cannot be swept: {_FIXED[found[0].path]}")
-    return found[0].path
+        raise ConfigError(f"unknown field {name!r}{suggest(name, [*parameters, *sorted(names)])}")
+    if len(matches) > 1:
+        raise ConfigError(f"field {name!r}: write {' or '.join(leaf.path for leaf in matches)}")
+    if matches[0].path in _FIXED:
+        raise ConfigError(f"field {name!r} cannot be swept: {_FIXED[matches[0].path]}")
+    return matches[0].path
 
 
 def _short(leaf: Leaf) -> str:
@@ -406,17 +379,13 @@ def _short(leaf: Leaf) -> str:
 
 
 def _config(config: Config, setting: Setting, fields: Mapping[str, str], seed: int) -> Config:
-    """Return the configuration of one run.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
+    """Return the configuration of one run."""
     overrides = {fields[name]: value for name, value in setting.items()} | {"seed": seed}
     return resolve(to_dict(config), "the configuration", overrides, "in the sweep")
 
 
 def _first(grid: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-    """Return a grid of at most as many settings as a fast dev run trains."""
+    """Return a grid cut to the settings of a fast dev run."""
     left, result = _DEV, {}
     for name, values in grid.items():
         result[name] = values[:left]
@@ -451,7 +420,7 @@ def _place(ranks: Communicator, config: Config, data: LoadedData, stack: ExitSta
 
 
 def _repeat(out: Path, recipe: ConfigRecipe, setting: Setting, run: Run, capacity: Capacity) -> str:
-    """Return the command that trains one run alone, with its bits: BLAS gives others with other numbers of threads."""
+    """Return the command that repeats one run bit for bit; BLAS needs the same number of threads."""
     threads = "" if capacity.threads is None else f"OPENBLAS_NUM_THREADS={capacity.threads} "
     words = ["python", "-m", "dptrain", "--config", str(out / "config.yaml"), "--seed", str(run.seed)]
     if recipe.function is not None:
@@ -463,13 +432,13 @@ def _repeat(out: Path, recipe: ConfigRecipe, setting: Setting, run: Run, capacit
 
 
 def _option(path: str, value: Any) -> str:
-    """Return an option of the command line, as it is typed."""
+    """Format an option as typed on the command line."""
     section, _, name = path.rpartition(".")
     return f"--model-arg={label({name: value}, exact=True)}" if section == _ARGUMENTS else f"--{path}={_word(value)}"
 
 
 def _word(value: Any) -> str:
-    """Return a value of a setting as an option takes it."""
+    """Format a setting's value as an option."""
     if isinstance(value, list | tuple):
         return ",".join(map(str, value))
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
@@ -483,36 +452,39 @@ def _show_plan(
     config: Config,
     data: LoadedData,
     recipe: ConfigRecipe,
-    asked: Request,
+    requested: Request,
     capacities: Sequence[Capacity],
 ) -> None:
     rows = ranks.allgather([ranks.rank, ranks.host, os.getpid(), capacities[ranks.rank].device])
-    seeds = formatting.counted(len(asked.seeds), "seed") + (f" x {asked.folds} folds" if asked.folds > 1 else "")
+    seeds = formatting.counted(len(requested.seeds), "seed") + (
+        f" x {requested.folds} folds" if requested.folds > 1 else ""
+    )
     if ranks.rank != 0:
         return
     show_ranks(rows)
     for note in data.notes:
         say(note)
     say(f"{data.name}: {recipe.samples}")
-    how = f", chosen by Optuna from {', '.join(asked.space.fields)}" if asked.options.adaptive else ""
+    how = f", chosen by Optuna from {', '.join(requested.space.fields)}" if requested.options.adaptive else ""
     say(
-        f"{formatting.counted(asked.trials, 'trial')}{how} x {seeds} = {formatting.counted(asked.runs, 'run')} of "
-        f"{formatting.counted(epochs_of(config), 'epoch')}; "
-        f"compared by {next(iter(asked.objectives))}"
+        f"{formatting.counted(requested.trials, 'trial')}{how} x {seeds} = "
+        f"{formatting.counted(requested.runs, 'run')} of {formatting.counted(epochs_of(config), 'epoch')}; "
+        f"compared by {next(iter(requested.objectives))}"
     )
-    if len(asked.objectives) > 1:
-        say(f"Pareto front of {formatting.listed([*asked.objectives])}")
-    if asked.rungs:
-        at = formatting.listed([str(rung) for rung in asked.rungs])
+    if len(requested.objectives) > 1:
+        say(f"Pareto front of {formatting.listed([*requested.objectives])}")
+    if requested.rungs:
+        at = formatting.listed([str(rung) for rung in requested.rungs])
         say(
-            f"stopping early: one trial in {asked.options.halving} goes on after {at} epochs, judged by its seeds' mean"
+            f"stopping early: one trial in {requested.options.halving} goes on after {at} epochs, "
+            "judged by its seeds' mean"
         )
-    for rank, one in enumerate(capacities):
-        memory = f"{one.run_bytes / 1e6:.1f} MB a run"
-        if one.free_bytes is not None:
-            memory += f", {one.free_bytes / 1e6:,.0f} MB free beside the data"
-        divided = f" in {one.packs} packs" if one.packs > 1 else ""
-        say(f"rank {rank}: {formatting.counted(one.places, 'run')} at a time{divided}, {memory}")
+    for rank, capacity in enumerate(capacities):
+        memory = f"{capacity.run_bytes / 1e6:.1f} MB a run"
+        if capacity.free_bytes is not None:
+            memory += f", {capacity.free_bytes / 1e6:,.0f} MB free beside the data"
+        divided = f" in {capacity.packs} packs" if capacity.packs > 1 else ""
+        say(f"rank {rank}: {formatting.counted(capacity.places, 'run')} at a time{divided}, {memory}")
     alone = capacities[0].threads is not None and capacities[0].at_once == 1
     if ranks.size == 1 and alone and (cores := usable_cores()) > 1:
         say(f"one run at a time: mpirun -n {cores} would train runs side by side on {cores} cores")
@@ -521,34 +493,34 @@ def _show_plan(
 def _show_time(
     ranks: Communicator,
     recipe: Recipe,
-    asked: Request,
+    requested: Request,
     capacities: Sequence[Capacity],
 ) -> None:
-    """Print the settings and, after trying some of them, how long it may take."""
+    """Print the settings and, after timing some of them, the expected duration."""
     if ranks.rank != 0:
         return
-    if not asked.options.adaptive:
-        settings = asked.space.settings()
+    if not requested.options.adaptive:
+        settings = requested.space.settings()
         for number, setting in enumerate(settings[:_NAMED]):
             say(f"  trial {number}: {label(setting)}", indent=4)
         if len(settings) > _NAMED:
             say(f"  and {len(settings) - _NAMED} more")
-    timed = spread(asked.settings_to_try(), _TIMED)
+    timed = spread(requested.settings_to_try(), _TIMED)
     places = capacities[0].places
     seconds = []
     for number, setting in enumerate(timed, 1):
         say(f"timing some steps of a run, {number} of {len(timed)}: {label(setting) or 'as configured'}", indent=4)
-        run = Run(0, 0, asked.seeds[0], 0, asked.folds)
-        found = measure(recipe, [setting], run, [*asked.objectives], places, places).seconds
-        if found is not None:
-            seconds.append(found)
+        run = Run(0, 0, requested.seeds[0], 0, requested.folds)
+        duration_of_run = measure(recipe, [setting], run, [*requested.objectives], places, places).seconds
+        if duration_of_run is not None:
+            seconds.append(duration_of_run)
     if not seconds:
         say("how long it will take cannot be said: nobody knows how many steps a run has")
         return
     each = math.fsum(seconds) / len(seconds)
     say(
-        f"about {duration(each * asked.runs / ranks.size)} in all on {formatting.counted(ranks.size, 'rank')}, without "
-        f"evaluation: {each:.3g} s a run, from some steps of {formatting.counted(len(timed), 'trial')}"
+        f"about {duration(each * requested.runs / ranks.size)} in all on {formatting.counted(ranks.size, 'rank')}, "
+        f"without evaluation: {each:.3g} s a run, from some steps of {formatting.counted(len(timed), 'trial')}"
     )
 
 
@@ -560,21 +532,21 @@ def _show_result(result: SweepResult, space: Space, out: str | None) -> None:
         interval = "" if trial["ci_low"] is None else f" [{trial['ci_low']:.4f}, {trial['ci_high']:.4f}]"
         setting = label({name: trial[name] for name in space.fields})
         further = "".join(f", {metric} {formatting.number(trial[mean_column(metric)])}" for metric in others)
-        found = f"{mean}{interval}, n = {trial['n']}{further}".replace(" ", NO_BREAK)
-        say(f"{place:3}. trial {number} ({setting or 'as configured'}): {found}", indent=5)
+        value = f"{mean}{interval}, n = {trial['n']}{further}".replace(" ", NO_BREAK)
+        say(f"{place:3}. trial {number} ({setting or 'as configured'}): {value}", indent=5)
     if len(result.ranking) > len(shown):
         say(f"     and {len(result.ranking) - len(shown)} more")
     for sentence in result.findings:
         say(sentence)
     where = "Fast dev run: everything works (results written and removed)" if out is None else f"Results in {out}"
-    kept = f", {len(result.models)} in {MODELS}/" if result.models else ""
-    say(where if out is None else f"{where}: report.html, trials.csv, results.jsonl{kept}")
+    models = f", {len(result.models)} in {MODELS}/" if result.models else ""
+    say(where if out is None else f"{where}: report.html, trials.csv, results.jsonl{models}")
     if result.stopped and out is not None:
         say(f"stopped ({result.stopped}): start again with --out {out} to go on")
 
 
 def duration(seconds: float) -> str:
-    """Return a time in words: "1 h 02 min", "3 min 20 s", "12 s"."""
+    """Format a time: "1 h 02 min", "3 min 20 s", "12 s"."""
     whole = round(seconds)
     if whole >= 3600:
         return f"{whole // 3600} h {whole % 3600 // 60:02} min"

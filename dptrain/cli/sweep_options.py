@@ -1,11 +1,11 @@
-"""The options of `python -m dptrain sweep` beside those of its runs."""
+"""Options of `python -m dptrain sweep` besides those of its runs."""
 
 import argparse
 from typing import Any
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a sweep to those of its runs."""
+    """Add the sweep's options."""
     group = parser.add_argument_group("sweep")
 
     def add(flag: str, text: str, **more: Any) -> None:

@@ -1,4 +1,4 @@
-"""`python -m dptrain train`: train one model as configured, and leave a run directory."""
+"""`python -m dptrain train`: trains one model and leaves a run directory."""
 
 import argparse
 import os
@@ -14,7 +14,7 @@ import numpy as np
 from dptrain.batches.inputs import Samples
 from dptrain.callbacks import Callback, EpochRecorder
 from dptrain.callbacks.checkpointing import Checkpointing
-from dptrain.cli.best import best_model, early_stopping, final_metrics, monitored, say_why_not_kept
+from dptrain.cli.best import best_model, early_stopping, final_metrics, monitored, say_why_unsaved
 from dptrain.cli.building import (
     Splits,
     build_model,
@@ -78,7 +78,7 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
         first = settled(config, schedule_steps(config, steps))
         best = best_model(config, model, folder, first)
         stopping = early_stopping(config, first=first, verbose=0 if quiet else 1)
-        callbacks += [one for one in (best, stopping) if one is not None]
+        callbacks += [callback for callback in (best, stopping) if callback is not None]
         named = comm.broadcast_fact(None if run is None else run.path.resolve().name)
         callbacks += comm.agree("logging", lambda: loggers(config, folder, named))
         if keeper is None:
@@ -102,8 +102,8 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
             tested = logs
         by_class = None
         if config.data.sharding != "static":  # where ranks have samples of their own
-            held = splits.validation if splits.test is None else splits.test
-            by_class = of_held_out(model, held, config.train.batch_size)
+            held_out = splits.validation if splits.test is None else splits.test
+            by_class = of_held_out(model, held_out, config.train.batch_size)
         phase.enter("saving")
         final = final_metrics(history.history, history.epoch, stopping)
         seconds = round(time.monotonic() - began, 3)
@@ -146,8 +146,8 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
             where = f"epoch {best.best_epoch} of {len(history.epoch)}"
             terminal.say(f"best {best.monitor}: {formatting.number(best.best)} in {where}, kept as {BEST}")
         if tested and comm.rank == 0 and not quiet:
-            found = ", ".join(f"{name} {value:.4g}" for name, value in tested.items())
-            terminal.say(f"test part, evaluated once: {found}")
+            shown = ", ".join(f"{name} {value:.4g}" for name, value in tested.items())
+            terminal.say(f"test part, evaluated once: {shown}")
         if run is not None and not quiet:
             if config.fast_dev_run and config.out is None:
                 terminal.say(f"Fast dev run: everything works ({', '.join(files)} written and removed)")
@@ -158,7 +158,7 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
 
 
 def _build(config: Config, data: LoadedData, splits: Splits, steps: int) -> Model:
-    """Return the model, in whose logs there will be what is monitored."""
+    """Return the model, after checking that its logs will have the monitored metric."""
     refuse_unused(config)
     model = build_model(config, data, splits.train.rows, schedule_steps(config, steps))
     monitored(config, model)
@@ -168,9 +168,9 @@ def _build(config: Config, data: LoadedData, splits: Splits, steps: int) -> Mode
 
 
 def _has_ended(config: Config) -> bool:
-    """Whether a job that is started again after a failure finds that its run came to its end before.
+    """Whether a restarted job finds its run completed.
 
-    `launch` says that it starts a job again; whoever starts another with the same --out is refused.
+    `launch` marks restarts; any other start with the same --out is refused.
     """
     if config.out is None or os.environ.get("DPTRAIN_RESTART", "0") == "0":
         return False
@@ -182,7 +182,7 @@ def _has_ended(config: Config) -> bool:
 
 
 def _open_run(config: Config, data: LoadedData, comm: Communicator, stack: ExitStack) -> RunDirectory | None:
-    """Claim the run directory on rank 0, before anything is trained; a fast dev run's is removed in the end."""
+    """Claim the run directory on rank 0 before training; a fast dev run's is removed in the end."""
 
     def claim() -> RunDirectory | None:
         if comm.rank != 0:
@@ -207,21 +207,16 @@ def _open_run(config: Config, data: LoadedData, comm: Communicator, stack: ExitS
 
 
 def _refuse_another(config: Config, path: Path) -> None:
-    """Refuse to begin anew in the place of a run of other settings, which has no checkpoint to say so.
-
-    Raises:
-        OutputError: it is one.
-        DataError: its configuration is damaged.
-    """
+    """Refuse to replace a run of other settings that has no checkpoint to tell."""
     if deciding(read_config(path)) != deciding(config):
         raise OutputError(f"{path} holds a run of other settings that has not ended; choose another --out")
 
 
 def _keeper(config: Config, folder: str | None, facts: dict[str, Any]) -> Checkpointing | None:
-    """Return what keeps checkpoints in a run's directory as configured, or None where nothing does."""
-    asked = config.checkpoint
-    source = None if asked.resume in ("auto", "never") else Path(asked.resume)
-    words = [word for word in asked.every if word != "none"]
+    """Return the configured checkpointing, or None."""
+    settings = config.checkpoint
+    source = None if settings.resume in ("auto", "never") else Path(settings.resume)
+    words = [word for word in settings.every if word != "none"]
     if folder is None or config.fast_dev_run or not (words or source):
         return None
     keeper = Checkpointing(
@@ -229,26 +224,26 @@ def _keeper(config: Config, folder: str | None, facts: dict[str, Any]) -> Checkp
         epochs="epoch" in words,
         steps=min((int(word) for word in words if word.isdecimal()), default=None),
         seconds=min((float(word[:-1]) for word in words if word.endswith("s")), default=None),
-        keep=asked.keep,
+        keep=settings.keep,
         source=source,
-        resumes=asked.resume != "never",
+        resumes=settings.resume != "never",
         owns=True,
         facts=facts,
         advice="choose another --out, or have fewer checkpoints (--keep, --checkpoint-every none)",
     )
-    keeper.resume_anyway = asked.anyway
+    keeper.resume_anyway = settings.anyway
     return keeper
 
 
 def _describe_sharding(config: Config) -> str:
-    """Return what ranks divide among each other beside the batch, as the end of a line."""
-    said = {
+    """Describe what ranks share beside the batch, for the end of a line; None if nothing."""
+    parts = {
         f"; mesh {config.mesh}": config.mesh is not None,
         f"; {config.stages} stages": config.stages > 1,
         "; weights and slots sharded (FSDP)": config.shard_weights,
         "; slots sharded (ZeRO-1)": config.shard_optimizer and not config.shard_weights,
     }
-    return "".join(text for text, holds in said.items() if holds)
+    return "".join(text for text, holds in parts.items() if holds)
 
 
 def _show_start(
@@ -261,8 +256,8 @@ def _show_start(
     comm: Communicator,
     quiet: bool,
 ) -> list[list[Any]]:
-    """Print who computes what, on rank 0; return the table's rows: rank, host, PID, device."""
-    rows = [[rank, *found] for rank, found in enumerate(comm.allgather([comm.host, os.getpid(), device]))]
+    """Print who computes what on rank 0; return rows of rank, host, PID, device."""
+    rows = [[rank, *cells] for rank, cells in enumerate(comm.allgather([comm.host, os.getpid(), device]))]
     if comm.rank == 0 and not quiet:
         show_ranks(rows)
         network = describe_network(config, data)
@@ -274,5 +269,5 @@ def _show_start(
             f"global batch {config.train.batch_size}, {steps} step{'' if steps == 1 else 's'} an epoch"
             f"{_describe_sharding(config)}"
         )
-        say_why_not_kept(model)
+        say_why_unsaved(model)
     return rows

@@ -1,4 +1,4 @@
-"""Code of the user's own that the command line names: a file or a module, which is run.
+"""Runs user code that the command line names: a file or a module.
 
 Nothing else runs any: neither a configuration file nor a model's file.
 """
@@ -21,58 +21,41 @@ from dptrain.runtime.text import one_line
 
 
 def custom_objects(files: Sequence[str], comm: Communicator) -> dict[str, Any]:
-    """Return classes and functions of files by their names, those of dptrain aside. Collective.
-
-    Args:
-        files: of `--custom-objects`: "layers.py" or "package.module"; each is run.
-        comm: the ranks.
-
-    Raises:
-        AgreedError: a file fails, on any rank, or two files have different objects of one name.
-    """
+    """Return the classes and functions of `--custom-objects` files by name, except dptrain's. Collective."""
     digests: dict[str, str] = {}
 
     def load() -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for one in dict.fromkeys(files):
-            module, path, content = run(f"--custom-objects {one}", one, "FILE.py")
+        objects: dict[str, Any] = {}
+        for place in dict.fromkeys(files):
+            module, path, content = run(f"--custom-objects {place}", place, "FILE.py")
             digests[f"{path} (SHA-256)"] = hashlib.sha256(content).hexdigest()
-            for name, own in _own(vars(module)).items():
-                if found.setdefault(name, own) is not own:
-                    raise ConfigError(f"--custom-objects {one}: {path} has another {name!r} than a file before it")
-        return found
+            for name, value in _user_objects(vars(module)).items():
+                if objects.setdefault(name, value) is not value:
+                    raise ConfigError(f"--custom-objects {place}: {path} has another {name!r} than a file before it")
+        return objects
 
-    found = comm.agree("custom objects", load)
+    objects = comm.agree("custom objects", load)
     comm.require_same("the ranks have different files of custom objects", digests)
-    return found
+    return objects
 
 
-def _own(names: Mapping[str, Any]) -> dict[str, Any]:
+def _user_objects(names: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        name: one
-        for name, one in names.items()
-        if callable(one) and str(getattr(one, "__module__", "")).partition(".")[0] not in ("dptrain", "builtins")
+        name: value
+        for name, value in names.items()
+        if callable(value) and str(getattr(value, "__module__", "")).partition(".")[0] not in ("dptrain", "builtins")
     }
 
 
 def run(option: str, place: str, example: str) -> tuple[types.ModuleType, str, bytes]:
-    """Run a file, or import a module; return it, its path and the content.
-
-    Args:
-        option: that names it, with its value, for messages.
-        place: "file.py" or "package.module".
-        example: how the option names a file.
-
-    Raises:
-        ConfigError: there is none, or it fails.
-    """
+    """Run a file, or import a module; return it, its path and its content. `example` shows the option's form."""
     if place.endswith(".py") or os.sep in place:
         return _run_file(option, Path(place))
     return _import_module(option, place, example)
 
 
 def _run_file(option: str, path: Path) -> tuple[types.ModuleType, str, bytes]:
-    """Run a file; modules beside it can be imported, after all that is installed. What is run is what was read."""
+    """Run exactly the file content that was read; modules beside it can be imported, after all installed ones."""
     try:
         with open_regular(path) as file:
             content = file.read()
@@ -80,7 +63,7 @@ def _run_file(option: str, path: Path) -> tuple[types.ModuleType, str, bytes]:
         raise ConfigError(f"{option}: {path}: {error.strerror or error}") from error
     whole = str(path.resolve())
     # Classes of the file are found by the name of its module, which must not hide another one.
-    name = path.stem if path.stem.isidentifier() and not _is_taken(path.stem, whole) else f"_user_{path.stem}"
+    name = path.stem if path.stem.isidentifier() and not _is_used(path.stem, whole) else f"_user_{path.stem}"
     module = types.ModuleType(name)
     module.__file__ = whole
     _search_last(os.path.dirname(whole))
@@ -89,12 +72,12 @@ def _run_file(option: str, path: Path) -> tuple[types.ModuleType, str, bytes]:
         exec(compile(content, whole, "exec"), vars(module))
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise ConfigError(f"{option}: {told(error, whole)}") from error
+        raise ConfigError(f"{option}: {describe_error(error, whole)}") from error
     return module, whole, content
 
 
-def _is_taken(name: str, path: str) -> bool:
-    """Whether a module of another file has a name, or would have it once it is imported."""
+def _is_used(name: str, path: str) -> bool:
+    """Whether another file's module has this name, or would if imported."""
     if name in sys.modules:
         return True
     spec = importlib.util.find_spec(name)
@@ -102,7 +85,7 @@ def _is_taken(name: str, path: str) -> bool:
 
 
 def _search_last(folder: str) -> None:
-    """Let modules of a folder be imported whose names nothing else has: dptrain imports much only when it is needed."""
+    """Make a folder's modules importable after all others: dptrain imports much lazily."""
     if folder not in sys.path:
         sys.path.append(folder)
 
@@ -115,9 +98,9 @@ def _import_module(option: str, name: str, example: str) -> tuple[types.ModuleTy
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise ConfigError(f"{option}: there is no module {error.name!r}; of a file: {example}") from error
-        raise ConfigError(f"{option}: {told(error, None)}") from error
+        raise ConfigError(f"{option}: {describe_error(error, None)}") from error
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{option}: {told(error, None)}") from error
+        raise ConfigError(f"{option}: {describe_error(error, None)}") from error
     path = getattr(module, "__file__", None) or name
     try:
         content = Path(path).read_bytes()
@@ -126,12 +109,12 @@ def _import_module(option: str, name: str, example: str) -> tuple[types.ModuleTy
     return module, path, content
 
 
-def told(error: BaseException, path: str | None) -> str:
-    """Return "models.py, line 7: NameError: ..."; the line is the last one of the user's that was run."""
+def describe_error(error: BaseException, path: str | None) -> str:
+    """Return "models.py, line 7: NameError: ...", with the last line of user code that ran."""
     text = one_line(error)
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{os.path.basename(error.filename)}, line {error.lineno}: SyntaxError: {error.msg}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
-    own = [frame for frame in frames if path in (None, frame.filename)]
-    place = f"{os.path.basename(own[-1].filename)}, line {own[-1].lineno}: " if own else ""
+    user_frames = [frame for frame in frames if path in (None, frame.filename)]
+    place = f"{os.path.basename(user_frames[-1].filename)}, line {user_frames[-1].lineno}: " if user_frames else ""
     return place + (text if isinstance(error, DptrainError) else f"{type(error).__name__}: {text}")

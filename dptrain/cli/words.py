@@ -1,4 +1,4 @@
-"""What people type who come from another tool: abbreviations and other names of the command line's words."""
+"""Option names and abbreviations of other tools, for suggestions."""
 
 from collections.abc import Iterable
 
@@ -78,28 +78,25 @@ for _ours, _words in _OTHERS.items():
         _MEANT.setdefault(_word, []).append(_ours)
 
 
-def suggest(word: str, known: Iterable[str], further: Iterable[str] = ()) -> str:
-    """Return the end of an 'unknown word' message as `suggestion` does, which also understands other tools' words.
+def suggest(word: str, candidates: Iterable[str], further: Iterable[str] = ()) -> str:
+    """Return a suggestion for the end of an 'unknown word' message, also for other tools' words.
 
-    Args:
-        word: as it was typed: an option with its dashes, or a field's or a command's name.
-        known: what could have been typed.
-        further: what else could have been, which is suggested only where it ends as the word does, or means the same.
+    `further` candidates are suggested only where they end like the word or mean the same.
     """
-    known = list(known)
+    candidates = list(candidates)
     ends: dict[str, str] = {}
-    for one in (*known, *further):
-        ends.setdefault(_plain(one), one)
+    for candidate in (*candidates, *further):
+        ends.setdefault(_plain(candidate), candidate)
     plain = _plain(word)
-    meant = [plain, *_MEANT.get(plain, [])]
-    for ours in meant:
+    synonyms = [plain, *_MEANT.get(plain, [])]
+    for ours in synonyms:
         if ours in ends:
             return f"; did you mean {ends[ours]!r}?"
-    if "ranks" in meant:
+    if "ranks" in synonyms:
         return "; mpirun sets the number of ranks: mpirun -n 4 python -m dptrain"
-    return suggestion(word, known)
+    return suggestion(word, candidates)
 
 
 def _plain(word: str) -> str:
-    """Return the end of a dotted name or of an option, in lower case, with underscores."""
+    """Return the last part of a dotted name or option in lower case, with underscores."""
     return word.lstrip("-").rpartition(".")[2].lower().replace("-", "_")

@@ -59,7 +59,7 @@ def test_what_a_folder_says(folder):
     a, b, c = runs
     assert others == []
     assert [one.name for one in runs] == ["a", "b", "c"]
-    assert (b.state, b.epochs, b.asked, b.seconds, b.started) == ("finished", 3, 5, 7.5, "2020-11-23T10:00:00+0000")
+    assert (b.state, b.epochs, b.planned, b.seconds, b.started) == ("finished", 3, 5, 7.5, "2020-11-23T10:00:00+0000")
     assert (b.value("val_loss"), b.value("val_accuracy")) == (0.25, 0.625)
     assert (b.settings["optimizer.learning_rate"], b.settings["seed"]) == (0.1, 0)
     assert (a.settings["model.arguments.units"], a.settings["model.hidden"]) == (8, [128])
