@@ -69,11 +69,7 @@ def per_call(comm: Communicator, collective: Collective, calls: int) -> float:
 
 
 def check(comm: Communicator, collective: Collective, buffer: Buffer, name: str) -> None:
-    """Refuse to time a collective that does not give the sum.
-
-    Raises:
-        SystemExit: on all ranks alike, for all have the same sum.
-    """
+    """Exit, on all ranks alike, if a collective does not give the sum."""
     buffer.fill(comm.rank + 1)
     collective()
     expected = comm.size * (comm.size + 1) / 2

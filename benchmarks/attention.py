@@ -70,9 +70,9 @@ def keras_model(k: Any, work: str) -> Any:
     inputs = k.Input((LENGTH,), dtype="int32")
     x = layers.Embedding(CHARACTERS, WIDTH)(inputs)
     for _ in range(BLOCKS):
-        seen = layers.LayerNormalization()(x)
-        seen = layers.MultiHeadAttention(HEADS, WIDTH // HEADS)(seen, seen, use_causal_mask=True)
-        x = layers.Add()([x, seen])
+        attended = layers.LayerNormalization()(x)
+        attended = layers.MultiHeadAttention(HEADS, WIDTH // HEADS)(attended, attended, use_causal_mask=True)
+        x = layers.Add()([x, attended])
         each = layers.Dense(4 * WIDTH, "gelu")(layers.LayerNormalization()(x))
         x = layers.Add()([x, layers.Dense(WIDTH)(each)])
     return k.Model(inputs, layers.Dense(CHARACTERS)(layers.LayerNormalization()(x)))
@@ -110,8 +110,8 @@ def torch_train(work: str, threads: int) -> Train:
         def forward(self, x: Any) -> Any:
             parts = self.heads(self.norms[0](x)).chunk(3, -1)
             q, k, v = (part.view(-1, LENGTH, HEADS, WIDTH // HEADS).transpose(1, 2) for part in parts)
-            seen = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + self.joined(seen.transpose(1, 2).reshape(-1, LENGTH, WIDTH))
+            attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.joined(attended.transpose(1, 2).reshape(-1, LENGTH, WIDTH))
             return x + self.each(self.norms[1](x))
 
     if work == "GPT":
@@ -167,29 +167,31 @@ def measure(name: str, options: argparse.Namespace, cache: str) -> list[str]:
     threads = {variable: str(options.threads) for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
     environment = {**threads, "DPTRAIN_CACHE": cache, "KERAS_BACKEND": "jax", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, str(Path(__file__).resolve()), "--worker"]
-    rates: dict[str, list[float]] = {one: [] for one in options.frameworks}
+    rates: dict[str, list[float]] = {framework: [] for framework in options.frameworks}
     starts, losses = dict[str, float](), dict[str, float]()
-    workers = {one: WorkerProcess(one, command, environment, quiet=True) for one in options.frameworks}
+    workers = {
+        framework: WorkerProcess(framework, command, environment, quiet=True) for framework in options.frameworks
+    }
     try:
-        for one, worker in workers.items():
-            worker.ask([one, name, options.threads], PATIENCE)
-            starts[one], _ = worker.ask(1, PATIENCE)
+        for framework, worker in workers.items():
+            worker.ask([framework, name, options.threads], PATIENCE)
+            starts[framework], _ = worker.ask(1, PATIENCE)
         for _ in range(options.rounds):
-            for one, worker in workers.items():
-                seconds, losses[one] = worker.ask(batches, PATIENCE)
-                rates[one].append(batch * batches / seconds)
+            for framework, worker in workers.items():
+                seconds, losses[framework] = worker.ask(batches, PATIENCE)
+                rates[framework].append(batch * batches / seconds)
     except WorkerError as error:
         return [name, str(error), *[""] * (len(workers) + 2)]
     finally:
         for worker in workers.values():
             worker.close()
-    ratios = [own / max(others) for own, *others in zip(*rates.values(), strict=True)] if len(workers) > 1 else [1.0]
+    ratios = [rate / max(others) for rate, *others in zip(*rates.values(), strict=True)] if len(workers) > 1 else [1.0]
     return [
         name,
-        *(f"{statistics.median(rates[one]):.1f}" for one in workers),
+        *(f"{statistics.median(rates[framework]):.1f}" for framework in workers),
         spread(ratios, ".2f"),
-        ", ".join(f"{starts[one]:.1f}" for one in workers),
-        ", ".join(f"{losses[one]:.3f}" for one in workers),
+        ", ".join(f"{starts[framework]:.1f}" for framework in workers),
+        ", ".join(f"{losses[framework]:.3f}" for framework in workers),
     ]
 
 

@@ -63,15 +63,15 @@ def compare(options: argparse.Namespace) -> int:
     }
     differ = False
     for name in options.only or WORKS:
-        losses = {one: worker.ask(["prepare", *WORKS[name]]) for one, worker in workers.items()}
-        found: dict[str, list[float]] = {one: [] for one in workers}
+        losses = {version: worker.ask(["prepare", *WORKS[name]]) for version, worker in workers.items()}
+        rates: dict[str, list[float]] = {version: [] for version in workers}
         for number in range(options.rounds):
-            for one in list(workers)[:: 1 if number % 2 else -1]:
-                found[one].append(workers[one].ask(["run", options.seconds]))
-        ratios = [after / before for before, after in zip(found["before"], found["after"], strict=True)]
+            for version in list(workers)[:: 1 if number % 2 else -1]:
+                rates[version].append(workers[version].ask(["run", options.seconds]))
+        ratios = [after / before for before, after in zip(rates["before"], rates["after"], strict=True)]
         apart = max(abs(a - b) / abs(b) for a, b in zip(losses["after"], losses["before"], strict=True))
         differ = differ or apart > 1e-6
-        speeds = [f"{statistics.median(found[one]):,.0f}" for one in ("before", "after")]
+        speeds = [f"{statistics.median(rates[version]):,.0f}" for version in ("before", "after")]
         same = "the same bits" if losses["after"] == losses["before"] else f"{apart:.0e} apart"
         report.add(f"| {name} | {speeds[0]} | {speeds[1]} | {spread(ratios, '.3f')} | {same} |")
     for worker in workers.values():

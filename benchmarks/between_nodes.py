@@ -63,9 +63,9 @@ def main() -> None:
             "all_gather": lambda flat=flat, part=part, counts=counts: comm.all_gather(part, flat, counts),
         }
         for name, act in ways.items():
-            taken: dict[bool, list[float]] = {True: [], False: []}
+            times: dict[bool, list[float]] = {True: [], False: []}
             for _ in range(ROUNDS):
-                for first, seconds in taken.items():
+                for first, seconds in times.items():
                     comm._together = together if first else None
                     if together._column is not None:
                         together._column.nbytes = 0
@@ -76,12 +76,12 @@ def main() -> None:
                     if first:
                         sent = sum(comm.allgather(0 if together._column is None else together._column.nbytes))
                     flat[:] = 1
-            told = exchanged(name, 4 * elements, len(comm._nodes), columns).nbytes * len(comm._nodes)
+            predicted = exchanged(name, 4 * elements, len(comm._nodes), columns).nbytes * len(comm._nodes)
             if comm.rank == 0:
-                ratios = [one / other for one, other in zip(taken[True], taken[False], strict=True)]
+                ratios = [hierarchical / other for hierarchical, other in zip(times[True], times[False], strict=True)]
                 middle, (low, *_, high) = statistics.median(ratios), statistics.quantiles(ratios, n=4)
-                took, ratio = 1e3 * statistics.median(taken[True]), f"{middle:.2f} ({low:.2f} to {high:.2f})"
-                print(f"| {name} | {4 * elements:,} | {sent:,} | {told:,.0f} | {took:.2f} | {ratio} |", flush=True)
+                took, ratio = 1e3 * statistics.median(times[True]), f"{middle:.2f} ({low:.2f} to {high:.2f})"
+                print(f"| {name} | {4 * elements:,} | {sent:,} | {predicted:,.0f} | {took:.2f} | {ratio} |", flush=True)
 
 
 if __name__ == "__main__":

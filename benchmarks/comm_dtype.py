@@ -32,9 +32,9 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="folder of MNIST's four files")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=3)
-    given = parser.parse_args()
+    options = parser.parse_args()
     images = [
-        ((x.reshape(-1, 784) / 255).astype(np.float32), y) for x, y in dp.datasets.load("mnist", data_dir=given.data)
+        ((x.reshape(-1, 784) / 255).astype(np.float32), y) for x, y in dp.datasets.load("mnist", data_dir=options.data)
     ]
     if current().rank == 0:
         print(
@@ -42,12 +42,14 @@ def main() -> None:
         )
         print("|---|---|---|---|")
     for comm_dtype in SENT:
-        losses, found = zip(
-            *(accuracy(tuple(images), seed, given.epochs, comm_dtype) for seed in range(given.seeds)), strict=True
+        losses, accuracies = zip(
+            *(accuracy(tuple(images), seed, options.epochs, comm_dtype) for seed in range(options.seeds)), strict=True
         )
         if current().rank == 0:
-            cells = [f"{statistics.mean(one):.5f} ({statistics.stdev(one):.5f})" for one in (losses, found)]
-            each = ", ".join(f"{one:.4f}" for one in found)
+            cells = [
+                f"{statistics.mean(values):.5f} ({statistics.stdev(values):.5f})" for values in (losses, accuracies)
+            ]
+            each = ", ".join(f"{value:.4f}" for value in accuracies)
             print(f"| {comm_dtype or 'float32'} | {' | '.join(cells)} | {each} |", flush=True)
 
 

@@ -58,14 +58,14 @@ def glorot(sizes: Sequence[int], seed: int) -> list[Any]:
 # Options
 
 
-def words(known: Sequence[str]) -> Callable[[str], list[str]]:
+def words(allowed: Sequence[str]) -> Callable[[str], list[str]]:
     """Return what reads "A,B" as an option's value, in any case."""
-    lower = {word.lower(): word for word in known}
+    lower = {word.lower(): word for word in allowed}
 
     def split(text: str) -> list[str]:
         unknown = [part for part in text.split(",") if part.lower() not in lower]
         if unknown:
-            raise argparse.ArgumentTypeError(f"unknown {', '.join(unknown)}; choose from {', '.join(known)}")
+            raise argparse.ArgumentTypeError(f"unknown {', '.join(unknown)}; choose from {', '.join(allowed)}")
         return [lower[part.lower()] for part in text.split(",")]
 
     return split
@@ -105,19 +105,16 @@ def cpu_model() -> str:
 
 def versions(packages: Sequence[str]) -> str:
     """Return Python's version and those of the packages that are installed."""
-    found = [f"Python {platform.python_version()}"]
+    parts = [f"Python {platform.python_version()}"]
     for package in packages:
         # A package that is only on the path has no version of its own.
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found.append(f"{package} {importlib.metadata.version(package)}")
-    return ", ".join(found)
+            parts.append(f"{package} {importlib.metadata.version(package)}")
+    return ", ".join(parts)
 
 
 def peak_bytes() -> int:
-    """Return the highest resident size of this process.
-
-    Linux hands `ru_maxrss` of the parent down to what it starts; VmHWM counts this program alone.
-    """
+    """Return this process's highest resident size; VmHWM, since `ru_maxrss` is inherited from the parent."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -149,21 +146,21 @@ def machine_line() -> str:
 def nvidia_smi() -> str:
     """Return the GPU's state in words; it is only asked."""
     fields = "name,driver_version,pstate,clocks.sm,clocks.mem,clocks.max.sm,power.draw,power.limit,temperature.gpu"
-    found = shutil.which("nvidia-smi")
-    if found is None or "EMULATOR_HOME" in os.environ:
+    program = shutil.which("nvidia-smi")
+    if program is None or "EMULATOR_HOME" in os.environ:
         return "nvidia-smi not asked: none here"
     try:
-        done = subprocess.run(
-            [found, f"--query-gpu={fields}", "--format=csv,noheader"], capture_output=True, text=True, timeout=20
+        process = subprocess.run(
+            [program, f"--query-gpu={fields}", "--format=csv,noheader"], capture_output=True, text=True, timeout=20
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return one_line(f"nvidia-smi: {error}")
-    values = (done.stdout or done.stderr).splitlines()[:1] or [""]
+    values = (process.stdout or process.stderr).splitlines()[:1] or [""]
     names = [
         name.replace("clocks.max.sm", "SM clock at most").replace("clocks.", "clock ") for name in fields.split(",")
     ]
     parts = values[0].split(",")
-    if done.returncode or len(parts) != len(names):
+    if process.returncode or len(parts) != len(names):
         return one_line(f"nvidia-smi: {values[0]}")
     return ", ".join(f"{name} {value.strip()}" for name, value in zip(names, parts, strict=True))
 
@@ -210,15 +207,9 @@ def answer(answers: TextIO, value: Any) -> None:
 
 
 class WorkerProcess:
-    """A worker's process, seen from its parent.
+    """A worker process, seen from its parent; its output goes to a file, whose last lines explain its end.
 
-    What it prints goes to a file, whose last lines explain its end.
-
-    Args:
-        name: for messages.
-        command: what to start.
-        environment: variables on top of this process's.
-        quiet: keep its standard error for the reason of its end; else it goes to the terminal.
+    `quiet` keeps standard error for that reason, else it goes to the terminal.
     """
 
     def __init__(
@@ -238,20 +229,12 @@ class WorkerProcess:
         self._rest = b""
 
     def ask(self, question: Any, timeout: float | None = None) -> Any:
-        """Send a question and wait for the answer.
-
-        Raises:
-            WorkerError: the process ended, or did not answer within `timeout` seconds; it is then killed.
-        """
+        """Send a question and wait for the answer; a WorkerError after `timeout` seconds, or if the process ends."""
         self.send(question)
         return self.receive(timeout)
 
     def send(self, question: Any) -> None:
-        """Send a question.
-
-        Raises:
-            WorkerError: the process ended.
-        """
+        """Send a question; WorkerError if the process ended."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(question).encode() + b"\n")
@@ -260,11 +243,7 @@ class WorkerProcess:
             raise WorkerError(self._why_it_ended()) from None
 
     def receive(self, timeout: float | None = None) -> Any:
-        """Wait for the answer to a question that was sent.
-
-        Raises:
-            WorkerError: as `ask`.
-        """
+        """Wait for the answer to a question that was sent; errors as `ask`."""
         assert self._process.stdout is not None
         until = None if timeout is None else time.monotonic() + timeout
         with selectors.DefaultSelector() as selector:
@@ -315,5 +294,5 @@ class WorkerProcess:
         if self._errors is None:
             return f"the {self.name} process ended with exit code {code}; its message is above"
         self._errors.seek(0)
-        said = [line.strip() for line in self._errors.read().splitlines() if line.strip()]
-        return one_line(f"the process ended with exit code {code}: {said[-1] if said else 'no message'}")
+        lines = [line.strip() for line in self._errors.read().splitlines() if line.strip()]
+        return one_line(f"the process ended with exit code {code}: {lines[-1] if lines else 'no message'}")

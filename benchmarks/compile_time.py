@@ -57,15 +57,15 @@ def measure(options: argparse.Namespace) -> int:
     folders = {"before": options.before, "after": ROOT} if options.before else {"this": ROOT}
     totals: dict[tuple[str, str], tuple[float, float]] = {}
     for name in options.only:
-        found: dict[str, list[dict[str, float]]] = {version: [] for version in folders}
+        rounds: dict[str, list[dict[str, float]]] = {version: [] for version in folders}
         for _ in range(options.rounds):
             for version, folder in folders.items():
                 worker = WorkerProcess(version, command, {"PYTHONPATH": str(folder.resolve())})
-                found[version].append(worker.ask([name, options.step]))
+                rounds[version].append(worker.ask([name, options.step]))
                 worker.close()
-        for version, times in found.items():
-            least = {column: min(one[column] for one in times) for column in times[0]}
-            cpu, cuda = (sum(least[one] for one in passes) for passes in (PASSES[:7], PASSES[:3] + PASSES[7:]))
+        for version, times in rounds.items():
+            least = {column: min(seconds[column] for seconds in times) for column in times[0]}
+            cpu, cuda = (sum(least[column] for column in passes) for passes in (PASSES[:7], PASSES[:3] + PASSES[7:]))
             least |= {"CPU in all": cpu, "CUDA in all": cuda}
             totals[name, version] = cpu, cuda
             cells = (f"{least[column]:.2f}" for column in columns)
@@ -102,13 +102,13 @@ def prepared(name: str, with_step: bool) -> dict[str, float]:
     from dptrain.program.placement import place
     from dptrain.program.structure import structure_of
 
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
 
     def timed(column: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         begun = time.process_time()
-        made = function(*arguments, **options)
-        found[column] = time.process_time() - begun
-        return made
+        result = function(*arguments, **options)
+        seconds[column] = time.process_time() - begun
+        return result
 
     model = timed("build", built, name)
     traced, totals = timed("trace", explaining._traced, model, BATCH, "train", None)
@@ -117,10 +117,10 @@ def prepared(name: str, with_step: bool) -> dict[str, float]:
     fused = timed("fuse", lambda: fuse(without_ranks(placed)))
     code = timed("generate", generate, fused)
     timed("memory", planned, fused, code, BATCH)
-    made = timed("groups", Composition, placed, BATCH)
-    texts = timed("write", made.sources)
-    found |= {"tensors": len(placed.tensors), "C++ lines": code.source.count("\n")}
-    found["CUDA lines"] = sum(text.count("\n") for text in texts)
+    composition = timed("groups", Composition, placed, BATCH)
+    texts = timed("write", composition.sources)
+    seconds |= {"tensors": len(placed.tensors), "C++ lines": code.source.count("\n")}
+    seconds["CUDA lines"] = sum(text.count("\n") for text in texts)
     if with_step:
         model = built(name)
         shape = (BATCH, *model.input_shape[1:])
@@ -128,8 +128,8 @@ def prepared(name: str, with_step: bool) -> dict[str, float]:
         batch = rng.random(shape, np.float32), rng.integers(0, 10, BATCH)
         timed("first", model.train_on_batch, *batch)
         timed("second", model.train_on_batch, *batch)
-        found["step"] = found["first"] - found["second"]
-    return found
+        seconds["step"] = seconds["first"] - seconds["second"]
+    return seconds
 
 
 def built(name: str) -> Any:

@@ -116,19 +116,19 @@ def torch_model(name: str) -> Any:
     from torch import nn
 
     def normalized(inputs: int, filters: int, size: int, stride: int, groups: int = 1) -> list[Any]:
-        own = {"padding": size // 2, "bias": False, "groups": groups}
-        return [nn.Conv2d(inputs, filters, size, stride, **own), nn.BatchNorm2d(filters, eps=1e-3, momentum=0.01)]
+        arguments = {"padding": size // 2, "bias": False, "groups": groups}
+        return [nn.Conv2d(inputs, filters, size, stride, **arguments), nn.BatchNorm2d(filters, eps=1e-3, momentum=0.01)]
 
     class Block(nn.Module):
         def __init__(self, inputs: int, filters: int, stride: int) -> None:
             super().__init__()
             first = (*normalized(inputs, filters, 3, stride), nn.ReLU())
-            self.own = nn.Sequential(*first, *normalized(filters, filters, 3, 1))
+            self.main = nn.Sequential(*first, *normalized(filters, filters, 3, 1))
             self.beside = nn.Sequential(*(normalized(inputs, filters, 1, stride) if stride > 1 else ()))
             self.relu = nn.ReLU()
 
         def forward(self, x: Any) -> Any:
-            return self.relu(self.own(x) + self.beside(x))
+            return self.relu(self.main(x) + self.beside(x))
 
     if name == "LeNet":
         convolutions = (nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU())
@@ -175,13 +175,13 @@ def dptrain_trainee(name: str, count: int, device: str, precision: str) -> Train
     def train(seconds: float, count: int = count) -> tuple[float, float]:
         times: list[float] = []
 
-        def done(epoch: int, logs: Any = None) -> None:
+        def on_epoch_end(epoch: int, logs: Any = None) -> None:
             times.append(time.perf_counter())
             model.stop_training = times[-1] - times[0] >= seconds
 
-        told = dp.callbacks.LambdaCallback(on_epoch_end=done)
-        own = {"batch_size": batch, "epochs": 10**6, "verbose": 0, "callbacks": [told]}
-        losses = model.fit(x[:count], y[:count], **own).history["loss"]
+        callback = dp.callbacks.LambdaCallback(on_epoch_end=on_epoch_end)
+        arguments = {"batch_size": batch, "epochs": 10**6, "verbose": 0, "callbacks": [callback]}
+        losses = model.fit(x[:count], y[:count], **arguments).history["loss"]
         return (len(times) - 1) * count / max(times[-1] - times[0], 1e-9), losses[-1]
 
     return train
@@ -226,10 +226,10 @@ def torch_trainee(name: str, count: int, device: str, precision: str, threads: i
         return float(total) / count  # waits
 
     def train(seconds: float, count: int = count) -> tuple[float, float]:
-        loss, begun, done = epoch(count), time.perf_counter(), 0
+        loss, begun, samples = epoch(count), time.perf_counter(), 0
         while time.perf_counter() - begun < seconds:
-            loss, done = epoch(count), done + count
-        return done / max(time.perf_counter() - begun, 1e-9), loss
+            loss, samples = epoch(count), samples + count
+        return samples / max(time.perf_counter() - begun, 1e-9), loss
 
     return train
 
@@ -285,9 +285,9 @@ def measure(name: str, options: argparse.Namespace, cache: str) -> list[str]:
     frameworks = FRAMEWORKS[options.device]
     setting = (options.samples or SAMPLES[options.device], options.device, options.precision)
     environment = threads if options.device == "cuda" else {**threads, "DPTRAIN_CACHE": cache}
-    workers = {one: WorkerProcess(one, command, environment, quiet=True) for one in frameworks}
+    workers = {framework: WorkerProcess(framework, command, environment, quiet=True) for framework in frameworks}
     failed: dict[str, str] = {}
-    about: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     speeds: dict[str, list[float]] = {framework: [] for framework in frameworks}
     losses: dict[str, float] = {}
 
@@ -309,14 +309,14 @@ def measure(name: str, options: argparse.Namespace, cache: str) -> list[str]:
     for framework in frameworks:
         tried(framework, functools.partial(workers[framework].receive, PATIENCE))
     for framework in frameworks:
-        about[framework] = ask(framework, ["prepare", framework, name, options.threads, *setting])
+        facts[framework] = ask(framework, ["prepare", framework, name, options.threads, *setting])
     for number in range(options.rounds):
         if number and time.monotonic() > options.until:
             break
         for framework in frameworks[:: 1 if number % 2 else -1]:
-            if done := ask(framework, ["run", options.seconds]):
-                speeds[framework].append(done[0])
-                losses[framework] = done[1]
+            if answer := ask(framework, ["run", options.seconds]):
+                speeds[framework].append(answer[0])
+                losses[framework] = answer[1]
     for worker in workers.values():
         worker.close()
     for framework, why in failed.items():
@@ -326,8 +326,8 @@ def measure(name: str, options: argparse.Namespace, cache: str) -> list[str]:
     ratios = [mine / max(others) for mine, *others in zip(ours, *theirs, strict=True)] if theirs else []
     cells = [name, *(f"{statistics.median(rates):,.0f}" if rates else "failed" for rates in speeds.values())]
     cells.append(spread(ratios, ".2f") if ratios else "")
-    cells.append(f"{about['dptrain']['first']:.1f}" if about["dptrain"] else "")
-    cells.append(" / ".join(f"{state['memory'] / 1e6:.0f}" if state else "-" for state in about.values()))
+    cells.append(f"{facts['dptrain']['first']:.1f}" if facts["dptrain"] else "")
+    cells.append(" / ".join(f"{state['memory'] / 1e6:.0f}" if state else "-" for state in facts.values()))
     cells.append(" / ".join(f"{losses[framework]:.2f}" if framework in losses else "-" for framework in frameworks))
     return cells
 

@@ -53,24 +53,14 @@ LOSS_TOLERANCE = {"first": 0.03, "last": 0.10}
 
 @dataclass(frozen=True)
 class Work:
-    """What a worker trains.
+    """What a worker trains."""
 
-    Attributes:
-        data: name or path of the data set.
-        samples: how many of its rows; None for all.
-        batch_size: samples of a step.
-        hidden: units of the hidden layer.
-        threads: CPU threads that the framework may use.
-        accuracy: count correct samples in every step as well.
-        seed: of initial weights and orders.
-    """
-
-    data: str
-    samples: int | None
+    data: str  # name or path of the data set
+    samples: int | None  # rows; None for all
     batch_size: int
     hidden: int
     threads: int
-    accuracy: bool
+    accuracy: bool  # also count correct samples in every step
     seed: int
 
 
@@ -78,11 +68,7 @@ class Work:
 
 
 class Trainee(ABC):
-    """One framework with the network, the data and the optimizer.
-
-    Attributes:
-        samples: rows of the training set.
-    """
+    """A framework with the network, the data and the optimizer."""
 
     def __init__(self, work: Work) -> None:
         import numpy as np
@@ -126,14 +112,14 @@ class Dptrain(Trainee):
     def train(self, epochs: int, *more: Any) -> list[Epoch]:
         import dptrain as dp
 
-        done: list[Epoch] = []
+        history: list[Epoch] = []
 
         class Stopwatch(dp.callbacks.Callback):
             def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
                 self.started = time.perf_counter()
 
             def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-                done.append(Epoch(time.perf_counter() - self.started, logs["loss"]))
+                history.append(Epoch(time.perf_counter() - self.started, logs["loss"]))
 
         self.model.compile(
             dp.optimizers.Adam(LEARNING_RATE, BETA_1, BETA_2, EPSILON),
@@ -146,7 +132,7 @@ class Dptrain(Trainee):
         # Stopwatch last: its clock starts after the other callbacks' work at an epoch's begin.
         callbacks = [*more, Stopwatch()]
         self.model.fit(self.x_NF, self.y_N, self.work.batch_size, epochs, verbose=0, callbacks=callbacks)
-        return done
+        return history
 
 
 class DptrainNumpy(Dptrain):
@@ -181,7 +167,7 @@ class PyTorch(Trainee):
                 layer.weight.copy_(torch.from_numpy(kernel.T.copy()))
                 layer.bias.copy_(torch.from_numpy(bias))
         adam = torch.optim.Adam(model.parameters(), LEARNING_RATE, (BETA_1, BETA_2), EPSILON, fused=True)
-        done = []
+        history = []
         for _ in range(epochs):
             started = time.perf_counter()
             loss_sum, correct = torch.zeros(()), torch.zeros((), dtype=torch.int64)
@@ -197,8 +183,8 @@ class PyTorch(Trainee):
                 if self.work.accuracy:
                     correct += (logits.detach().argmax(1) == labels).sum()
             loss_mean = loss_sum.item() / self.samples
-            done.append(Epoch(time.perf_counter() - started, loss_mean))
-        return done
+            history.append(Epoch(time.perf_counter() - started, loss_mean))
+        return history
 
 
 class Jax(Trainee):
@@ -261,28 +247,23 @@ class Jax(Trainee):
         import jax.numpy as jnp
         import numpy as np
 
-        params = [jnp.array(one) for one in self.initial]
+        params = [jnp.array(weight) for weight in self.initial]
         state = (params, [jnp.zeros_like(p) for p in params], [jnp.zeros_like(p) for p in params], jnp.float32(0))
-        done = []
+        history = []
         for _ in range(epochs):
             started = time.perf_counter()
             order = self.rng.permutation(self.samples).astype(np.int32)
             state, loss, _ = self.epoch(state, self.x, self.y, order)
             loss_mean = float(loss) / self.samples  # waits for the epoch
-            done.append(Epoch(time.perf_counter() - started, loss_mean))
-        return done
+            history.append(Epoch(time.perf_counter() - started, loss_mean))
+        return history
 
 
 class Denormals(Dptrain):
-    """dptrain on blank images with Adam moments of a given size.
+    """dptrain on blank images with Adam moments that start every epoch at `moment`.
 
-    The gradient of the first kernel is then exactly zero, as it is for a pixel that is always dark, and its moments
-    stay where decay leaves them: from 1e-40 among the denormals, if nothing flushes them.
-
-    Args:
-        work: what to train.
-        moment: value of all moments at the start of every epoch.
-        flush: False takes dptrain's protection away, to show what it is worth.
+    The first kernel's gradient is then exactly zero, as for a pixel that is always dark, and its moments stay where
+    decay leaves them: from 1e-40 among the denormals, unless dptrain flushes them (`flush`).
     """
 
     def __init__(self, work: Work, moment: float, flush: bool) -> None:
@@ -336,20 +317,15 @@ def serve(name: str) -> None:
     trainee: Trainee = WORKERS[name](work)
     answer(answers, {"samples": trainee.samples})
     for epochs in questions:
-        done = trainee.train(epochs)
-        answer(answers, {"epochs": [asdict(one) for one in done], "peak": peak_bytes()})
+        history = trainee.train(epochs)
+        answer(answers, {"epochs": [asdict(epoch) for epoch in history], "peak": peak_bytes()})
 
 
 # The parent: commands the workers, imports no framework
 
 
 class Worker:
-    """A framework in a process of its own, idle until commanded.
-
-    Args:
-        name: key of `WORKERS`.
-        work: what it trains.
-    """
+    """A framework in its own process, idle until commanded."""
 
     def __init__(self, name: str, work: Work) -> None:
         self.name = name
@@ -361,7 +337,7 @@ class Worker:
         """Train a fresh model in the worker and wait for it."""
         answer = self._ask(epochs)
         self.peak = answer["peak"]
-        return [Epoch(**one) for one in answer["epochs"]]
+        return [Epoch(**fields) for fields in answer["epochs"]]
 
     def close(self) -> None:
         """End the process."""
@@ -376,27 +352,16 @@ class Worker:
 
 @dataclass
 class Measured:
-    """Rounds of one configuration.
-
-    Attributes:
-        work: the configuration.
-        samples: of an epoch.
-        epochs: timed epochs of a round.
-        steps: updates of an epoch.
-        speeds: samples/s of every round by worker.
-        first_loss: mean loss of the first epoch by worker.
-        last_loss: median over the rounds of the mean loss of the last epoch, by worker.
-        peak: highest resident bytes by worker.
-    """
+    """Rounds of one configuration."""
 
     work: Work
     samples: int
-    epochs: int
-    steps: int
-    speeds: dict[str, list[float]]
-    first_loss: dict[str, float]
-    last_loss: dict[str, float]
-    peak: dict[str, int]
+    epochs: int  # timed ones of a round
+    steps: int  # updates of an epoch
+    speeds: dict[str, list[float]]  # samples/s of every round, by worker
+    first_loss: dict[str, float]  # mean of the first epoch, by worker
+    last_loss: dict[str, float]  # median over rounds of the last epoch's mean, by worker
+    peak: dict[str, int]  # highest resident bytes, by worker
 
 
 def measure(work: Work, names: list[str], rounds: int, seconds: float) -> Measured:
@@ -412,10 +377,10 @@ def measure(work: Work, names: list[str], rounds: int, seconds: float) -> Measur
         for _ in range(rounds):
             for worker in workers:
                 time.sleep(0.05)  # idle threads of the one before spin for a while
-                done = worker.train(1 + epochs)
-                speeds[worker.name].append(samples * epochs / sum(one.seconds for one in done[1:]))
-                first[worker.name].append(done[0].loss)
-                last[worker.name].append(done[-1].loss)
+                history = worker.train(1 + epochs)
+                speeds[worker.name].append(samples * epochs / sum(epoch.seconds for epoch in history[1:]))
+                first[worker.name].append(history[0].loss)
+                last[worker.name].append(history[-1].loss)
         return Measured(
             work,
             samples,
@@ -534,11 +499,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     def frameworks(text: str) -> list[str]:
-        known = {module: name for name, module in FRAMEWORKS.items()} | {name.lower(): name for name in FRAMEWORKS}
-        unknown = [part for part in text.split(",") if part.lower() not in known]
+        names = {module: name for name, module in FRAMEWORKS.items()} | {name.lower(): name for name in FRAMEWORKS}
+        unknown = [part for part in text.split(",") if part.lower() not in names]
         if unknown:
             raise argparse.ArgumentTypeError(f"unknown {', '.join(unknown)}; choose from {', '.join(FRAMEWORKS)}")
-        return [known[part.lower()] for part in text.split(",")]
+        return [names[part.lower()] for part in text.split(",")]
 
     parser.add_argument("--frameworks", type=frameworks, default=list(FRAMEWORKS), metavar="A,B")
     parser.add_argument("--batch-sizes", type=numbers, default=[32, 128, 1024], metavar="N,N")

@@ -33,7 +33,7 @@ def program(batch: int, hidden: int) -> Program:
         return Variable(rng.normal(0, scale, shape).astype(np.float32))
 
     weights = [variable((784, hidden), 0.05), variable((hidden,)), variable((hidden, 10), 0.05), variable((10,))]
-    moments = [(variable(one.shape), variable(one.shape)) for one in weights]
+    moments = [(variable(weight.shape), variable(weight.shape)) for weight in weights]
     updates = Variable(np.int64(0))
     total, count, right = (Variable(np.float64(0)) for _ in range(3))
 
@@ -48,10 +48,10 @@ def program(batch: int, hidden: int) -> Program:
         rate = ops.cast(
             0.001 * ops.sqrt(1 - ops.power(np.float64(0.999), t)) / (1 - ops.power(np.float64(0.9), t)), "float32"
         )
-        for one, (m, v) in zip(weights, moments, strict=True):
-            m.assign(m + (one.grad - m) * 0.1)
-            v.assign(v + (ops.square(one.grad) - v) * 0.001)
-            one.assign(one - m * rate / (ops.sqrt(v) + 1e-7))
+        for weight, (m, v) in zip(weights, moments, strict=True):
+            m.assign(m + (weight.grad - m) * 0.1)
+            v.assign(v + (ops.square(weight.grad) - v) * 0.001)
+            weight.assign(weight - m * rate / (ops.sqrt(v) + 1e-7))
         updates.assign(updates + 1)
         total.assign_add(ops.sum(ops.cast(values, "float64")))
         count.assign_add(ops.cast(x.shape[0], "float64"))
@@ -93,17 +93,17 @@ def main() -> None:
         plain = Executable(program(batch, hidden), HostMemory(), arrays)
         steps = max(5, 6400 // batch)
         starts = [n * batch % (SAMPLES - batch) for n in range(steps)]
-        found: list[tuple[float, float, float]] = []
+        rounds: list[tuple[float, float, float]] = []
         with threadpool_limits(options.threads, "blas"):
             for _ in range(options.rounds + 1):
                 times = [products(batch, hidden, steps)]
-                for one in (compiled, plain):
+                for function in (compiled, plain):
                     begin = time.perf_counter()
-                    one.run(starts)
+                    function.run(starts)
                     times.append(time.perf_counter() - begin)
-                found.append(tuple(one / steps * 1e6 for one in times))  # type: ignore[arg-type]
-        of_products, of_compiled, of_numpy = (statistics.median(one) for one in zip(*found[1:], strict=True))
-        ratio = statistics.median(one[1] / one[0] for one in found[1:])
+                rounds.append(tuple(seconds / steps * 1e6 for seconds in times))  # type: ignore[arg-type]
+        of_products, of_compiled, of_numpy = (statistics.median(times) for times in zip(*rounds[1:], strict=True))
+        ratio = statistics.median(times[1] / times[0] for times in rounds[1:])
         print(f"784-{hidden}-10 | {batch} | {of_products:.0f} | {of_compiled:.0f} | {of_numpy:.0f} | {ratio:.2f}")
 
 

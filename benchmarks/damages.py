@@ -35,12 +35,9 @@ class Unfit(Exception):  # noqa: N818
 class Arena:
     """A folder with one input and what it must not touch.
 
-        inside/     the input, which belongs to the attacker
-        outside/    canary.txt and others, which belong to the user
-        executed    comes to be where code of the input is executed
-
-    Attributes:
-        folder: with all of it.
+    inside/     the input, which belongs to the attacker
+    outside/    canary.txt and others, which belong to the user
+    executed    created if code of the input is executed
     """
 
     folder: Path
@@ -71,13 +68,13 @@ class Arena:
 
     def canaries(self) -> list[tuple[Any, ...]]:
         """Return what can be known of all that is neither `inside` nor temporary."""
-        found = []
+        facts = []
         for path in sorted([self.outside, *self.outside.rglob("*"), *self.folder.iterdir()]):
             if path not in (self.inside, self.folder / "temporary"):
-                about = path.lstat()
+                status = path.lstat()
                 content = path.read_bytes() if path.is_file() else b""
-                found.append((str(path), about.st_mode, about.st_ino, about.st_mtime_ns, about.st_size, content))
-        return found
+                facts.append((str(path), status.st_mode, status.st_ino, status.st_mtime_ns, status.st_size, content))
+        return facts
 
 
 class Opened:
@@ -245,8 +242,8 @@ def piped(arena: Arena, path: Path, rng: random.Random) -> None:
         case 0 | 1:
             os.mkfifo(path)
         case 2:
-            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as one:  # a name that is too long
-                one.bind(os.path.relpath(path))
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as server:  # a name that is too long
+                server.bind(os.path.relpath(path))
         case _:
             path.mkdir()
 
@@ -285,9 +282,9 @@ def changed(arena: Arena, document: Any, rng: random.Random) -> Any:
     """Return a document of JSON in which something was replaced, left out, renamed or put in."""
     places: list[tuple[Any, Any]] = []
 
-    def visit(one: Any) -> None:
-        for key, value in list(one.items() if isinstance(one, dict) else enumerate(one)):
-            places.append((one, key))
+    def visit(node: Any) -> None:
+        for key, value in list(node.items() if isinstance(node, dict) else enumerate(node)):
+            places.append((node, key))
             if isinstance(value, dict | list):
                 visit(value)
 
@@ -376,7 +373,14 @@ def values_in_yaml(arena: Arena, path: Path, rng: random.Random) -> None:
 def text(arena: Arena, path: Path, rng: random.Random) -> None:
     """A table with cells, names and lines that nobody expects."""
     lines = path.read_text().splitlines()
-    cells = [str(one)[:100_000] for one in values(arena)] + ['"', '"' * 9, "=cmd|'/c calc'!A1", "1e400", "0x1f", ",,,,"]
+    cells = [str(value)[:100_000] for value in values(arena)] + [
+        '"',
+        '"' * 9,
+        "=cmd|'/c calc'!A1",
+        "1e400",
+        "0x1f",
+        ",,,,",
+    ]
     for _ in range(rng.choice((1, 2, 5))):
         at = rng.choice((0, rng.randrange(len(lines))))
         row = lines[at].split(",")
@@ -466,7 +470,7 @@ def in_hdf5(arena: Arena, path: Path, rng: random.Random) -> None:
 
     with h5py.File(path, "r+") as file:
         names: list[str] = []
-        file.visititems(lambda name, one: names.append(name) if isinstance(one, h5py.Dataset) else None)
+        file.visititems(lambda name, node: names.append(name) if isinstance(node, h5py.Dataset) else None)
         name = rng.choice(names)
         match rng.randrange(6):
             case 0:
@@ -498,15 +502,15 @@ def in_safetensors(arena: Arena, path: Path, rng: random.Random) -> None:
 
     content = path.read_bytes()
     if path.name.startswith("program"):
-        about, arrays = state.unpack(content, "program", program._KIND, "")
-        path.write_bytes(state.pack(arrays, changed(arena, about, rng), program._KIND))
+        attributes, arrays = state.unpack(content, "program", program._KIND, "")
+        path.write_bytes(state.pack(arrays, changed(arena, attributes, rng), program._KIND))
         return
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])
     metadata = header.get("__metadata__", {})
     if "about" in metadata and rng.random() < 0.7:
-        about, arrays = state.unpack(content, "state", metadata["format"], "")
-        path.write_bytes(state.pack(arrays, changed(arena, about, rng), metadata["format"]))
+        attributes, arrays = state.unpack(content, "state", metadata["format"], "")
+        path.write_bytes(state.pack(arrays, changed(arena, attributes, rng), metadata["format"]))
     else:
         text = json.dumps(changed(arena, header, rng)).encode()
         path.write_bytes(rng.choice((len(text), len(text), 1 << 62)).to_bytes(8, "little") + text + content[8 + size :])

@@ -55,12 +55,12 @@ def measure(who: str) -> dict[str, float]:
         "random.normal (32, 64)": lambda: random.normal((32, 64)),
         "random.normal (3,)": lambda: random.normal((3,)),
     }
-    found = {}
+    times = {}
     for name, call in calls.items():
         call()
         seconds = timeit.repeat(call, number=CALLS, repeat=REPEATS, timer=time.process_time)
-        found[name] = min(seconds) / CALLS * 1e6
-    return found
+        times[name] = min(seconds) / CALLS * 1e6
+    return times
 
 
 def main() -> None:
@@ -69,20 +69,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path, help="write the report here as well")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.worker:
-        print(json.dumps(measure(given.worker)))
+    options = parser.parse_args()
+    if options.worker:
+        print(json.dumps(measure(options.worker)))
         return
     peers = [name for name in ("torch", "keras") if importlib.util.find_spec(name)]
     who = ["dptrain", "Keras on PyTorch"] if len(peers) == 2 else ["dptrain"]
-    best: dict[str, dict[str, float]] = {one: {} for one in who}
-    for _ in range(given.rounds):
-        for one in who:
-            command = [sys.executable, __file__, "--worker", one]
+    best: dict[str, dict[str, float]] = {library: {} for library in who}
+    for _ in range(options.rounds):
+        for library in who:
+            command = [sys.executable, __file__, "--worker", library]
             output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
             for name, value in json.loads(output.splitlines()[-1]).items():
-                best[one][name] = min(value, best[one].get(name, value))
-    versions = ", ".join(f"{one} {importlib.metadata.version(one)}" for one in ("dptrain", "numpy", *peers))
+                best[library][name] = min(value, best[library].get(name, value))
+    versions = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in ("dptrain", "numpy", *peers))
     lines = [
         "# Cost of eager calls",
         "",
@@ -90,20 +90,20 @@ def main() -> None:
         f"- Machine: {os.cpu_count()} cores, load average at the end {os.getloadavg()[0]:.1f}",
         f"- Versions: Python {sys.version.split()[0]}, {versions}",
         "",
-        f"Microseconds of CPU time a call, the least of {given.rounds * REPEATS} times {CALLS} calls.",
+        f"Microseconds of CPU time a call, the least of {options.rounds * REPEATS} times {CALLS} calls.",
         "x and y are (32, 64), w is (64, 32).",
         "",
         f"| call | {' | '.join(who)} |" + (" ratio |" if len(who) == 2 else ""),
         "|---|" + "---:|" * (3 if len(who) == 2 else 1),
     ]
     for name, ours in best["dptrain"].items():
-        numbers = [best[one][name] for one in who]
+        numbers = [best[library][name] for library in who]
         ratio = f" {ours / numbers[1]:.1f} |" if len(numbers) == 2 else ""
-        lines.append(f"| `{name}` | {' | '.join(f'{one:.1f}' for one in numbers)} |{ratio}")
+        lines.append(f"| `{name}` | {' | '.join(f'{number:.1f}' for number in numbers)} |{ratio}")
     report = "\n".join(lines) + "\n"
     print(report)
-    if given.output:
-        given.output.write_text(report)
+    if options.output:
+        options.output.write_text(report)
 
 
 if __name__ == "__main__":

@@ -36,17 +36,11 @@ ALWAYS = (*IN_SCRIPT, "the end")
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of fault.
+    """A kind of fault."""
 
-    Attributes:
-        weight: how often it is drawn.
-        moments: when it may happen.
-        codes: the exit codes that it may end with; none for any but 0. With 0 it is no fault, and nobody is named.
-    """
-
-    weight: int
-    moments: Sequence[str]
-    codes: Sequence[int] = ()
+    weight: int  # how often it is drawn
+    moments: Sequence[str]  # when it may happen
+    codes: Sequence[int] = ()  # allowed exit codes, none for any but 0; with 0 it is harmless
 
 
 # MPICH's mpirun adds the 9 of ranks that it kills to a rank's 1. A rank that loops or calls os._exit(0) at the end of
@@ -105,25 +99,15 @@ FAULTS |= ENDS
 
 @dataclass(frozen=True)
 class Fault:
-    """One planted fault.
-
-    Attributes:
-        kind: of `FAULTS`.
-        moment: when it happens.
-        rank: where.
-        ranks: of the job.
-        step: from 0, for the moment "a step".
-        epoch: of the first training, from 0.
-        nodes: that MPICH takes the ranks for those of, in turn; other libraries for those of one.
-    """
+    """A planted fault."""
 
     kind: str
     moment: str
     rank: int
     ranks: int
-    step: int
-    epoch: int
-    nodes: int = 1
+    step: int  # from 0, for the moment "a step"
+    epoch: int  # of the first training, from 0
+    nodes: int = 1  # that MPICH assigns the ranks to in turn
 
     def __str__(self) -> str:
         """Return what is planted, in words."""
@@ -155,7 +139,7 @@ def draw(seed: int, number: int, ends: bool = False) -> Fault:
     """Return a fault, the same for the same arguments, of those in `ENDS` or of the others."""
     rng = random.Random(f"{seed}:{number}")
     kinds = ENDS if ends else {name: kind for name, kind in FAULTS.items() if name not in ENDS}
-    kind = rng.choices(list(kinds), [one.weight for one in kinds.values()])[0]
+    kind = rng.choices(list(kinds), [fault.weight for fault in kinds.values()])[0]
     moment = rng.choice(FAULTS[kind].moments)
     ranks = rng.choice([2, 2, 3, 4])
     rank = rng.randrange(ranks)
@@ -171,9 +155,9 @@ def draw(seed: int, number: int, ends: bool = False) -> Fault:
 def note() -> None:
     """Write down when the fault happens, and in which process."""
     # A fault on all ranks is written down by each.
-    own = Path(f"planted.{os.getpid()}")
-    own.write_text(json.dumps([os.getpid(), time.time()]))
-    own.replace("planted")
+    path = Path(f"planted.{os.getpid()}")
+    path.write_text(json.dumps([os.getpid(), time.time()]))
+    path.replace("planted")
 
 
 class Return(Exception):  # noqa: N818
@@ -248,7 +232,7 @@ def happen(fault: Fault, model: Any = None) -> None:
     elif kind.startswith("flipped bit"):
         import numpy as np
 
-        slots = [one for one in model.optimizer.variables if one.path.endswith("kernel_velocity")]
+        slots = [variable for variable in model.optimizer.variables if variable.path.endswith("kernel_velocity")]
         variable = (model.weights if kind.endswith("weight") else slots)[0]
         value = variable.numpy()
         value.view(np.uint32).reshape(-1)[17 + fault.step] ^= 1 << 12
@@ -341,7 +325,7 @@ def job(fault: Fault) -> int:
             for number in range(STEPS):
                 if number == 1 and mine:
                     os.fork()
-                yield tuple(one[number * BATCH : (number + 1) * BATCH] for one in data())
+                yield tuple(array[number * BATCH : (number + 1) * BATCH] for array in data())
 
         model.fit(batches(), epochs=1, steps_per_epoch=STEPS, verbose=0, shuffle=False)
     else:

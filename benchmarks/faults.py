@@ -61,27 +61,16 @@ TWO_NODES = {"MPIR_CVAR_NUM_CLIQUES": "2", "UCX_LOG_LEVEL": "error"}
 
 @dataclass(frozen=True)
 class Ended:
-    """What became of a job.
-
-    Attributes:
-        fault: what was planted.
-        number: of the fault.
-        code: mpirun's exit code; None where the job hung.
-        named: who named the culprit: "dptrain", "launcher" or "".
-        seconds: from the fault to the end.
-        said: dptrain's last line on standard error.
-        printed: all that the job printed.
-        wrong: what is not as it should be, in words.
-    """
+    """How a job ended."""
 
     fault: Fault
     number: int
-    code: int | None
-    named: str
-    seconds: float
-    said: str
+    code: int | None  # mpirun's; None where the job hung
+    named: str  # who named the culprit: "dptrain", "launcher" or ""
+    seconds: float  # from the fault to the end
+    said: str  # dptrain's last line on standard error
     printed: str
-    wrong: str
+    wrong: str  # what is not as it should be
 
 
 def environment(more: dict[str, str]) -> dict[str, str]:
@@ -131,27 +120,27 @@ def run_fault(launcher: Launcher, seed: int, number: int, data_file: Path, ends:
         end_group(process)
         planted = (folder / "planted").exists()
         pid, begun = json.loads((folder / "planted").read_text()) if planted else (0, ended)
-        saved = [one for one in folder.rglob("manifest.json") if "-step-" in one.parent.name]
+        saved = [path for path in folder.rglob("manifest.json") if "-step-" in path.parent.name]
     # What a guard says of an mpirun that hangs by itself comes after what was said of the rank.
-    lines = [one for one in err.splitlines() if one.startswith("dptrain: ") and not one.startswith(MPIRUN_HUNG)]
-    said = lines[-1] if lines else ""
-    named = who_named(fault, pid, said, out + err)
+    lines = [line for line in err.splitlines() if line.startswith("dptrain: ") and not line.startswith(MPIRUN_HUNG)]
+    message = lines[-1] if lines else ""
+    named = who_named(fault, pid, message, out + err)
     if code == -signal.SIGKILL and MPIRUN_HUNG in err:
         code = KILLED
     wrong = complaint(fault, code, planted, named, bool(saved))
-    return Ended(fault, number, code, named, ended - begun, said, out + err, wrong)
+    return Ended(fault, number, code, named, ended - begun, message, out + err, wrong)
 
 
-def who_named(fault: Fault, pid: int, said: str, printed: str) -> str:
+def who_named(fault: Fault, pid: int, message: str, printed: str) -> str:
     """Return who named the culprit: "dptrain", "launcher" or ""."""
     if fault.is_signal:
         signal_name = fault.kind.split()[0]
-        return "dptrain" if ("interrupted" if signal_name == "SIGINT" else signal_name) in said else ""
+        return "dptrain" if ("interrupted" if signal_name == "SIGINT" else signal_name) in message else ""
     if fault.is_harmless:
         return "nobody"
     host = os.uname().nodename
     if fault.kind in ("another call", "NaN in its copy"):  # who is right is for the script's author to say
-        return "dptrain" if re.search(rf"differ.*\brank {fault.rank}\b", said) else ""
+        return "dptrain" if re.search(rf"differ.*\brank {fault.rank}\b", message) else ""
     if fault.moment == BEFORE or fault.everywhere:  # a process that has ended before anybody looked; any of them
         number = r"\d" if fault.everywhere else fault.rank
         if re.search(rf"^dptrain: rank {number}/{fault.ranks} host {host} ", printed, re.MULTILINE):
@@ -160,7 +149,7 @@ def who_named(fault: Fault, pid: int, said: str, printed: str) -> str:
         return "launcher"  # Open MPI's, which names the first
     alone = f"rank {fault.rank}/{fault.ranks} host {host} pid {pid} "
     agreed = rf"\b{fault.rank}( \(|, )host {host}, pid {pid}\b"
-    if alone in said or re.search(agreed, said):
+    if alone in message or re.search(agreed, message):
         return "dptrain"
     if re.search(rf"Process name: \[\S+@1,{fault.rank}\]\s+Exit code:", printed):
         return "launcher"  # Open MPI's, which has ended the others before they could say more
@@ -170,22 +159,22 @@ def who_named(fault: Fault, pid: int, said: str, printed: str) -> str:
 def complaint(fault: Fault, code: int | None, planted: bool, named: str, saved: bool) -> str:
     """Return what is wrong with an end, or ""."""
     codes = FAULTS[fault.kind].codes
-    found = []
+    complaints = []
     if not planted:
-        found.append("the fault's moment has not come")
+        complaints.append("the fault's moment has not come")
     if code is None:
-        found.append(f"hung for {LIMIT} s")
+        complaints.append(f"hung for {LIMIT} s")
     elif fault.is_harmless:
-        found += [f"exit code {code}"] if code else []
+        complaints += [f"exit code {code}"] if code else []
     elif code == 0:
-        found.append("exit code 0")
+        complaints.append("exit code 0")
     elif codes and code not in (*codes, KILLED) and named != "launcher":  # which has a code of its own
-        found.append(f"exit code {code} instead of {' or '.join(map(str, codes))}")
+        complaints.append(f"exit code {code} instead of {' or '.join(map(str, codes))}")
     if not named:
-        found.append("no word of the signal" if fault.is_signal else "the culprit is not named")
+        complaints.append("no word of the signal" if fault.is_signal else "the culprit is not named")
     if fault.is_signal and fault.moment != "start-up" and not saved:
-        found.append("no checkpoint")
-    return ", ".join(found)
+        complaints.append("no checkpoint")
+    return ", ".join(complaints)
 
 
 def table_of_faults(ends: Sequence[Ended]) -> list[str]:
@@ -195,22 +184,22 @@ def table_of_faults(ends: Sequence[Ended]) -> list[str]:
         "|---|---|---|---|---|---|---|---|",
     ]
     for kind in FAULTS:
-        some = [one for one in ends if one.fault.kind == kind]
+        some = [end for end in ends if end.fault.kind == kind]
         if not some:
             continue
-        codes = Counter(one.code for one in some if one.code is not None)
+        codes = Counter(end.code for end in some if end.code is not None)
         shown = ", ".join(f"{code} ({count})" for code, count in sorted(codes.items()))
-        names = Counter(one.named for one in some)
-        seconds = [one.seconds for one in some]
+        names = Counter(end.named for end in some)
+        seconds = [end.seconds for end in some]
         rows.append(
             f"| {kind} | {len(some)} | {sum(codes.values())} | {shown} | {names['dptrain']} | {names['launcher']} |"
             f" {statistics.median(seconds):.1f} | {max(seconds):.1f} |"
         )
-    hung = sum(one.code is None for one in ends)
-    nobody = [one for one in ends if not one.named]
-    killed = sum(one.fault.kind == "kill -9" for one in nobody)
-    zero = sum(one.code == 0 and not one.fault.is_harmless for one in ends)
-    wrong = sum(bool(one.wrong) for one in ends)
+    hung = sum(end.code is None for end in ends)
+    nobody = [end for end in ends if not end.named]
+    killed = sum(end.fault.kind == "kill -9" for end in nobody)
+    zero = sum(end.code == 0 and not end.fault.is_harmless for end in ends)
+    wrong = sum(bool(end.wrong) for end in ends)
     return [
         *rows,
         "",
@@ -243,8 +232,8 @@ Results = dict[str, dict[Any, Any]]
 def training_results(out: Path) -> Results:
     """Return a training's weights, and the metrics of its epochs but for times."""
     epochs = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    kept = {epoch["epoch"]: {key: value for key, value in epoch.items() if "second" not in key} for epoch in epochs}
-    return {"weights": {"": (out / "model.safetensors").read_bytes()}, "metrics": kept}
+    values = {epoch["epoch"]: {key: value for key, value in epoch.items() if "second" not in key} for epoch in epochs}
+    return {"weights": {"": (out / "model.safetensors").read_bytes()}, "metrics": values}
 
 
 def sweep_results(out: Path) -> Results:
@@ -265,51 +254,38 @@ def arrays(file: Path) -> dict[str, bytes]:
     """Return the bytes of the arrays in a .keras file."""
     import h5py
 
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
 
     def take(name: str, item: Any) -> None:
         if isinstance(item, h5py.Dataset):
-            found[name] = item[()].tobytes()
+            contents[name] = item[()].tobytes()
 
     with zipfile.ZipFile(file) as content, h5py.File(io.BytesIO(content.read("model.weights.h5"))) as weights:
         weights.visititems(take)
-    return found
+    return contents
 
 
 def halved_results(out: Path) -> Results:
     """Return of a sweep's results those that do not depend on who was judged when: not who goes on from a rung."""
-    found = sweep_results(out)
-    whole = {number: row for number, row in found["trials"].items() if row["epochs_trained"] == str(SWEEP_EPOCHS)}
-    del found["epochs"]["lines"]
-    return {"epochs": found["epochs"], "trials": whole, "models": found["models"]}
+    results = sweep_results(out)
+    whole = {number: row for number, row in results["trials"].items() if row["epochs_trained"] == str(SWEEP_EPOCHS)}
+    del results["epochs"]["lines"]
+    return {"epochs": results["epochs"], "trials": whole, "models": results["models"]}
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is killed and started again until it ends.
-
-    Attributes:
-        name: for the report.
-        words: after `python -m dptrain`.
-        ranks: how many.
-        results: returns what it has left.
-        weight: how often it is drawn.
-        last: the file with which it has come to its end; "" where the same command can be started then as well.
-        journal: the file whose lines no kill may take back; "" for none.
-        whole: the words of the one that nobody kills, where more comes of it: what the killed job has left is then to
-            be a part of that.
-        emulated: on the emulated CUDA driver.
-    """
+    """A job that is killed and restarted until it ends."""
 
     name: str
-    words: Sequence[str]
+    words: Sequence[str]  # after `python -m dptrain`
     ranks: int
-    results: Callable[[Path], Results]
-    weight: int = 1
-    last: str = ""
-    journal: str = ""
-    whole: Sequence[str] | None = None
-    emulated: bool = False
+    results: Callable[[Path], Results]  # reads what it left
+    weight: int = 1  # how often it is drawn
+    last: str = ""  # file that marks its end; "" where the same command can be restarted then
+    journal: str = ""  # file whose lines no kill may take back; "" for none
+    whole: Sequence[str] | None = None  # arguments of the undisturbed job, if its results may be a superset
+    emulated: bool = False  # on the emulated CUDA driver
 
     def start(self, launcher: Launcher, data_file: Path, out: Path, words: Sequence[str]) -> "subprocess.Popen[str]":
         """Start it, or what it is compared with."""
@@ -332,14 +308,14 @@ class Job:
             start_new_session=True,
         )
 
-    def differences(self, found: Results, whole: Results) -> str:
+    def differences(self, results: Results, whole: Results) -> str:
         """Return what is not as where nobody has killed, in words, or ""."""
         if self.whole is None:
-            return ", ".join(what for what in whole if found[what] != whole[what])
+            return ", ".join(what for what in whole if results[what] != whole[what])
         return ", ".join(
             what
             for what in whole
-            if not found[what] or any(whole[what].get(name) != value for name, value in found[what].items())
+            if not results[what] or any(whole[what].get(name) != value for name, value in results[what].items())
         )
 
 
@@ -390,10 +366,10 @@ def kill_tree(process: "subprocess.Popen[str]") -> None:
     for line in shown.splitlines():
         pid, parent = map(int, line.split())
         children[parent].append(pid)
-    found = [process.pid]
-    for pid in found:
-        found += children[pid]
-    for pid in found:
+    pids = [process.pid]
+    for pid in pids:
+        pids += children[pid]
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -418,43 +394,39 @@ def journal_lines(path: Path) -> list[bytes]:
 
 @dataclass
 class Disturbed:
-    """What became of a job that was killed.
+    """How a job ended that was killed."""
 
-    Attributes:
-        kills: how many there were: one that ends before it is killed is not killed.
-        code: the exit code of the last start; None where that hung.
-        wrong: what is not as it should be, in words.
-    """
-
-    kills: int = 0
-    code: int | None = None
-    wrong: str = ""
+    kills: int = 0  # those that came before its end
+    code: int | None = None  # of the last start; None where it hung
+    wrong: str = ""  # what is not as it should be
 
 
 def disturb(
     job: Job, start: Callable[[], "subprocess.Popen[str]"], out: Path, moments: Sequence[float], whole: Results
 ) -> Disturbed:
     """Start a job and kill it after so many seconds, again and again; let it end, and judge what it comes to."""
-    found, err = Disturbed(), ""
+    outcome, err = Disturbed(), ""
     written: list[bytes] = []
     # The last is not killed, unless it hangs.
     for seconds in (*moments, PATIENCE):
-        found.code, err = wait(start(), seconds)
+        outcome.code, err = wait(start(), seconds)
         before, written = written, journal_lines(out / job.journal)
         if written[: len(before)] != before:
-            found.wrong = "a line of the journal is lost"
-            return found
-        if found.code is None and job.last and (out / job.last).exists():  # it had come to its end
-            found.kills += 1
-            found.code = 0
-        if found.code is not None:
+            outcome.wrong = "a line of the journal is lost"
+            return outcome
+        if outcome.code is None and job.last and (out / job.last).exists():  # it had come to its end
+            outcome.kills += 1
+            outcome.code = 0
+        if outcome.code is not None:
             break
-        found.kills += seconds < PATIENCE
-    if found.code != 0:
-        found.wrong = f"hung for {PATIENCE} s" if found.code is None else f"ended with {found.code}: {err.strip()}"
+        outcome.kills += seconds < PATIENCE
+    if outcome.code != 0:
+        outcome.wrong = (
+            f"hung for {PATIENCE} s" if outcome.code is None else f"ended with {outcome.code}: {err.strip()}"
+        )
     elif differences := job.differences(job.results(out), whole):
-        found.wrong = f"other {differences}"
-    return found
+        outcome.wrong = f"other {differences}"
+    return outcome
 
 
 def kills_with_resume(
@@ -485,25 +457,25 @@ def kills_with_resume(
                     number = next(numbers)
                     rng = random.Random(f"{options.seed}: kills {number}")
                     [place] = rng.choices(range(len(jobs)), [job.weight for job in jobs])
-                    wanted = min(left, rng.randint(1, MOST))
-                    left -= wanted
-                if not wanted:
+                    planned = min(left, rng.randint(1, MOST))
+                    left -= planned
+                if not planned:
                     return
                 job, out, (lasts, results) = jobs[place], folder / f"killed-{number}", whole[place]
-                moments = [rng.uniform(0, lasts) for _ in range(wanted)]
+                moments = [rng.uniform(0, lasts) for _ in range(planned)]
                 start = partial(job.start, launcher, data_file, out, job.words)
-                found = disturb(job, start, out, moments, results)
-                shown = f"job {number}, {job.name}: {found.kills} kills; {found.wrong or 'all the same'}"
-                if found.wrong:
+                outcome = disturb(job, start, out, moments, results)
+                shown = f"job {number}, {job.name}: {outcome.kills} kills; {outcome.wrong or 'all the same'}"
+                if outcome.wrong:
                     if out.exists():
-                        kept = tempfile.mkdtemp(prefix="dptrain-faults-kept-")
-                        shown += f"; see {shutil.copytree(out, kept, dirs_exist_ok=True)}"
+                        copy = tempfile.mkdtemp(prefix="dptrain-faults-kept-")
+                        shown += f"; see {shutil.copytree(out, copy, dirs_exist_ok=True)}"
                     complaints.append(f"- kills, {shown}")
                 print(shown, file=sys.stderr, flush=True)
                 with lock:
-                    left += wanted - found.kills
-                    ended = {"ended": int(found.code == 0), "same": int(not found.wrong)}
-                    rows[place].update({"jobs": 1, "kills": found.kills, **ended})
+                    left += planned - outcome.kills
+                    ended = {"ended": int(outcome.code == 0), "same": int(not outcome.wrong)}
+                    rows[place].update({"jobs": 1, "kills": outcome.kills, **ended})
 
         list(pool.map(go_on, range(options.jobs)))
     return [
@@ -545,10 +517,10 @@ def main() -> int:
         data_file = Path(name) / "data.npz"
         write_data(data_file)
         if options.only is not None:
-            one = run_fault(launcher, options.seed, options.only, data_file, options.ends)
-            print(one.printed)
-            print(f"{one.fault}: exit code {one.code} after {one.seconds:.1f} s; {one.wrong or 'as it should be'}")
-            return bool(one.wrong)
+            end = run_fault(launcher, options.seed, options.only, data_file, options.ends)
+            print(end.printed)
+            print(f"{end.fault}: exit code {end.code} after {end.seconds:.1f} s; {end.wrong or 'as it should be'}")
+            return bool(end.wrong)
         return survey(launcher, options, data_file)
 
 
@@ -567,7 +539,7 @@ def survey(launcher: Launcher, options: argparse.Namespace, data_file: Path) -> 
 
     left_out = ("SIGTERM to mpirun", "SIGINT to mpirun") if launcher.family == "Open MPI" else ()
 
-    def one(number: int) -> Ended | None:
+    def run_numbered(number: int) -> Ended | None:
         if time.monotonic() > until or draw(options.seed, number, options.ends).kind in left_out:
             return None
         ended = run_fault(launcher, options.seed, number, data_file, options.ends)
@@ -576,7 +548,7 @@ def survey(launcher: Launcher, options: argparse.Namespace, data_file: Path) -> 
         return ended
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        ends = [ended for ended in pool.map(one, range(options.first, options.count)) if ended is not None]
+        ends = [ended for ended in pool.map(run_numbered, range(options.first, options.count)) if ended is not None]
     wrong = [ended for ended in ends if ended.wrong]
     if ends:
         report.add(
@@ -601,7 +573,7 @@ def survey(launcher: Launcher, options: argparse.Namespace, data_file: Path) -> 
         ("Kills of sweeps with resume", sweeps() if options.sweep_kills else [], options.sweep_kills),
     ):
         if kills:
-            found = kills_with_resume(launcher, jobs, options, kills, until, data_file)
+            lines = kills_with_resume(launcher, jobs, options, kills, until, data_file)
             report.add(
                 "",
                 f"## {title}",
@@ -609,9 +581,9 @@ def survey(launcher: Launcher, options: argparse.Namespace, data_file: Path) -> 
                 f"At most {MOST} of a job, at moments drawn from the time that it takes where nobody kills; one that is"
                 f" then not killed is hung after {PATIENCE} s.",
                 "",
-                *found,
+                *lines,
             )
-            rows += found
+            rows += lines
     if options.output:
         report.save(options.output)
     return bool(wrong) or any(row.startswith("- kills") for row in rows)

@@ -47,11 +47,7 @@ VALUES = [
 
 
 class Place:
-    """A folder with what inputs are made from.
-
-    Args:
-        folder: empty.
-    """
+    """An initially empty folder that inputs are made from."""
 
     def __init__(self, folder: Path) -> None:
         import numpy as np
@@ -117,7 +113,8 @@ class Place:
                 self.model.load_weights(path)
                 weights = self.model.get_weights()
             same = [
-                one.shape == two.shape and (one == two).all() for one, two in zip(weights, self.saved, strict=False)
+                saved.shape == two.shape and (saved == two).all()
+                for saved, two in zip(weights, self.saved, strict=False)
             ]
             return 0 if all(same) and len(weights) == len(self.saved) else -1
 
@@ -148,8 +145,8 @@ class Place:
             return code, file.read()
 
 
-def _equal(one: Any, two: Any) -> bool:
-    return bool(one.shape == two.shape and (one == two).all())
+def _equal(first: Any, two: Any) -> bool:
+    return bool(first.shape == two.shape and (first == two).all())
 
 
 def damaged(content: bytes, rng: random.Random) -> bytes:
@@ -306,7 +303,7 @@ FLIPS: dict[str, Callable[[Place, random.Random], tuple[int, str]]] = {
     "model.weights.h5": flip("model.weights.h5"),
 }
 EVERY_KIND = {name: kind for name, (_, kind) in INPUTS.items()} | {
-    f"flip in {name}": one for name, one in FLIPS.items()
+    f"flip in {name}": flip for name, flip in FLIPS.items()
 }
 
 
@@ -319,11 +316,11 @@ def wrong(kind: str, code: int, text: str) -> str:
         return "a traceback"
     if code not in CODES:
         return f"exit code {code}"
-    said = [line for line in text.splitlines() if line.startswith("dptrain: ")]
-    if code and not said:
+    messages = [line for line in text.splitlines() if line.startswith("dptrain: ")]
+    if code and not messages:
         return "no message"
-    if len([line for line in said if "warning" not in line]) > 1:
-        return f"{len(said)} messages"
+    if len([line for line in messages if "warning" not in line]) > 1:
+        return f"{len(messages)} messages"
     return ""
 
 
@@ -382,33 +379,33 @@ def survey(chosen: argparse.Namespace) -> int:
 
     def some(first: int) -> list[tuple[str, int, int | str, str, str]]:
         """Try every `jobs`th input, in a worker that is started anew where it ends or is too slow."""
-        worker, found = start(), []
+        worker, results = start(), []
         for kind, number in work[first :: chosen.jobs]:
             try:
                 code, what, text = worker.ask([chosen.seed, kind, number], LIMIT)
             except WorkerError as error:
                 code, what, text = "-", str(error), ""
                 worker = start()
-            found.append((kind, number, code, what, text))
+            results.append((kind, number, code, what, text))
         worker.close()
-        return found
+        return results
 
     with ThreadPoolExecutor(chosen.jobs) as pool:
-        found = [one for part in pool.map(some, range(chosen.jobs)) for one in part]
+        results = [result for part in pool.map(some, range(chosen.jobs)) for result in part]
     report = Report()
     report.add("# Damaged and senseless inputs", "", command_line(), machine_line())
     report.add(f"- Versions: {versions(('dptrain', 'numpy', 'safetensors', 'h5py', 'PyYAML'))}")
     report.add(f"- Seed {chosen.seed}; {time.perf_counter() - begun:.0f} s; an input may take {LIMIT} s", "")
     report.add("| input | tried | taken | taken, other values | refused, by exit code | not as it should be |")
     report.add("|---|---|---|---|---|---|")
-    for kind in dict.fromkeys(one[0] for one in found):
-        alike = [one for one in found if one[0] == kind]
+    for kind in dict.fromkeys(result[0] for result in results):
+        alike = [result for result in results if result[0] == kind]
         codes = Counter(code for _, _, code, _, _ in alike)
         refused = ", ".join(f"{code} ({n})" for code, n in sorted(codes.items(), key=str) if code not in (0, -1))
         bad = sum(bool(what) for _, _, _, what, _ in alike)
         report.add(f"| {kind} | {len(alike)} | {codes[0]} | {codes[-1]} | {refused} | {bad} |")
-    bad = [one for one in found if one[3]]
-    report.add("", f"{len(found)} inputs: {len(bad)} not as they should be.")
+    bad = [result for result in results if result[3]]
+    report.add("", f"{len(results)} inputs: {len(bad)} not as they should be.")
     for kind, number, _, what, text in bad[:50]:
         last = text.strip().splitlines()[-1:] or [""]
         report.add(f"- {kind}:{number}: {what}; {last[0][:300]!r}")

@@ -49,10 +49,10 @@ def checker(device: str, stack: ExitStack) -> Callable[[Any], str]:
         with ExitStack() as opened:
 
             def another() -> CudaBackend:
-                made = CudaBackend()
-                made.joins_packs = True
-                opened.callback(made.close)
-                return made
+                backend = CudaBackend()
+                backend.joins_packs = True
+                opened.callback(backend.close)
+                return backend
 
             return wrong_on_cuda(case, backend, another)
 
@@ -67,36 +67,36 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "cuda", "mesh"), default="cpu")
     parser.add_argument("--only", type=int, help="this program alone")
     parser.add_argument("--coverage", action="store_true", help="of the generators' branches")
-    given = parser.parse_args()
+    options = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     warnings.simplefilter("ignore")
-    measured = _coverage(given.device) if given.coverage else None  # before the generators are imported
+    measured = _coverage(options.device) if options.coverage else None  # before the generators are imported
     from tests.programs.draw import program
     from tests.programs.features import WANTED, features
     from tests.programs.shrink import shrunk
 
-    found: Counter[str] = Counter()
-    findings, seed = 0, given.seed if given.only is None else given.only
-    end = time.monotonic() + 60 * given.minutes
+    failures: Counter[str] = Counter()
+    findings, seed = 0, options.seed if options.only is None else options.only
+    end = time.monotonic() + 60 * options.minutes
     first = seed
     with ExitStack() as stack:
-        wrong = checker(given.device, stack)
-        while seed == first or (given.only is None and time.monotonic() < end):
-            case = program(seed, given.device)
-            if given.only is not None:
+        wrong = checker(options.device, stack)
+        while seed == first or (options.only is None and time.monotonic() < end):
+            case = program(seed, options.device)
+            if options.only is not None:
                 print(case)
-            said = wrong(case)
-            if said:
+            fault = wrong(case)
+            if fault:
                 findings += 1
-                print(f"program {seed}: {said}", flush=True)
+                print(f"program {seed}: {fault}", flush=True)
                 small = shrunk(case, wrong)
                 print(f"{wrong(small)}\n{small}\n", flush=True)
             else:
-                found.update(features(case))
+                failures.update(features(case))
             seed += 1
-    print(f"{seed - first} programs from {first} on {given.device}, {findings} wrong")
-    if given.only is None:
-        print(f"not drawn: {', '.join(sorted(WANTED - set(found))) or 'nothing'}")
+    print(f"{seed - first} programs from {first} on {options.device}, {findings} wrong")
+    if options.only is None:
+        print(f"not drawn: {', '.join(sorted(WANTED - set(failures))) or 'nothing'}")
     if measured is not None:
         measured.stop()
         measured.report(show_missing=True, skip_empty=True)
@@ -107,11 +107,11 @@ def _coverage(device: str) -> Any:
     """Return what counts the generators' branches."""
     import coverage
 
-    made = coverage.Coverage(
+    collector = coverage.Coverage(
         branch=True, data_file=None, include=[str(ROOT / "dptrain" / name) for name in GENERATORS[device]]
     )
-    made.start()
-    return made
+    collector.start()
+    return collector
 
 
 if __name__ == "__main__":

@@ -49,10 +49,10 @@ def main() -> int:
     named = [*before.ask(["corpus"]), *(f"program {seed}" for seed in seeds), *options.models]
     differ = compared = 0
     for name in named:
-        texts = [one.ask(["texts", name]) for one in (before, after)]
+        texts = [worker.ask(["texts", name]) for worker in (before, after)]
         compared += len(texts[1])
         for kind in texts[0].keys() | texts[1].keys():
-            pair = [one.get(kind, "no such text").splitlines() for one in texts]
+            pair = [text.get(kind, "no such text").splitlines() for text in texts]
             if pair[0] != pair[1]:
                 differ += 1
                 print(f"{name}, {kind}: another text")
@@ -96,14 +96,14 @@ def texts_of(name: str) -> Iterator[tuple[str, str]]:
         alone = where == "alone"
         for join in (True, False):
             code = generate(fuse(without_ranks(placed) if alone else placed, join=join))
-            about = f"{len(code.roots)} roots, {[getattr(one, 'name', type(one).__name__) for one in code.parts]}"
-            yield f"C++ {where}{'' if join else ', each op alone'}", f"{about}\n{code.source}"
+            shape = f"{len(code.roots)} roots, {[getattr(part, 'name', type(part).__name__) for part in code.parts]}"
+            yield f"C++ {where}{'' if join else ', each op alone'}", f"{shape}\n{code.source}"
         try:
-            made = Composition(placed, placed.rows, alone=alone)
+            composition = Composition(placed, placed.rows, alone=alone)
         except ConfigError as error:  # an op has no kernel
             yield f"CUDA C++ {where}", str(error)
         else:
-            yield f"CUDA C++ {where}", f"{sorted(made.plan.offsets.values())}\n{made.source()}"
+            yield f"CUDA C++ {where}", f"{sorted(composition.plan.offsets.values())}\n{composition.source()}"
 
 
 if __name__ == "__main__":

@@ -36,29 +36,17 @@ STEPS = 64
 
 @dataclass
 class Step:
-    """A training step of one network, prepared.
-
-    Attributes:
-        name: of the network.
-        executable: dptrain's.
-        launches: seconds of each launch, by round.
-        in_graph: seconds of a step in a graph, by round.
-    """
+    """A prepared training step of one network."""
 
     name: str
     executable: Any
-    launches: list[list[float]] = field(default_factory=list)
-    in_graph: list[float] = field(default_factory=list)
+    launches: list[list[float]] = field(default_factory=list)  # seconds of each launch, by round
+    in_graph: list[float] = field(default_factory=list)  # seconds of a step in a graph, by round
 
 
 @dataclass
 class Case:
-    """One op by one provider.
-
-    Attributes:
-        seconds: by round.
-        failed: why there are none.
-    """
+    """An op by one provider: seconds by round, or why it failed."""
 
     timed: Callable[[], float]
     seconds: list[float] = field(default_factory=list)
@@ -66,13 +54,7 @@ class Case:
 
 
 class Gpu:
-    """dptrain's backends on the GPU.
-
-    Attributes:
-        cuda: pycuda.driver.
-        record: the device.
-        quick: few repeats, for the emulator.
-    """
+    """dptrain's backends on the GPU; `quick` repeats little, for the emulator."""
 
     def __init__(self, quick: bool) -> None:
         self._backends: dict[tuple[str, str], Any] = {}
@@ -84,12 +66,7 @@ class Gpu:
     def backend(self, precision: str, library: str = "") -> Any:
         """Return the backend of a precision; bfloat16 is a type of tensors, not of its products.
 
-        Args:
-            precision: as above.
-            library: "product" lets cuBLASLt compute products, "convolution" cuDNN convolutions.
-
-        Raises:
-            DptrainError: what it needs is not here.
+        `library`: "product" lets cuBLASLt compute products, "convolution" cuDNN convolutions.
         """
         from dptrain.backend.cuda.backend import CudaBackend
 
@@ -108,8 +85,8 @@ class Gpu:
             queue()
             events[2 * number + 1].record(stream)
         stream.synchronize()
-        nothing, *found = (after.time_since(before) for before, after in zip(events[::2], events[1::2], strict=True))
-        return [max(0.0, one - nothing) / 1e3 for one in found]
+        nothing, *times = (after.time_since(before) for before, after in zip(events[::2], events[1::2], strict=True))
+        return [max(0.0, time - nothing) / 1e3 for time in times]
 
 
 def networks(quick: bool, chosen: str = "") -> Iterator[tuple[str, str, int, Any]]:
@@ -123,10 +100,10 @@ def networks(quick: bool, chosen: str = "") -> Iterator[tuple[str, str, int, Any
         return [*first, *(layers.Dense(units, "relu") for units in hidden), layers.Dense(CLASSES, "softmax")]
 
     def convolutions(size: int, *filters: int) -> list[Any]:
-        made: list[Any] = [layers.Rescaling(1 / 255, input_shape=(size, size, 3))]
+        stack: list[Any] = [layers.Rescaling(1 / 255, input_shape=(size, size, 3))]
         for count in filters:
-            made += [layers.Conv2D(count, 3, padding="same", activation="relu"), layers.MaxPooling2D()]
-        return [*made, layers.Flatten(), layers.Dense(CLASSES, "softmax")]
+            stack += [layers.Conv2D(count, 3, padding="same", activation="relu"), layers.MaxPooling2D()]
+        return [*stack, layers.Flatten(), layers.Dense(CLASSES, "softmax")]
 
     def images(name: str, size: int, channels: int) -> Any:
         return [
@@ -135,7 +112,7 @@ def networks(quick: bool, chosen: str = "") -> Iterator[tuple[str, str, int, Any
         ]
 
     small, large = (784, 128), (784, 4096, 4096, 4096)
-    wanted: list[tuple[str, str, int, list[Any]]] = [
+    configurations: list[tuple[str, str, int, list[Any]]] = [
         ("784-128-10", "float32", 32, dense(*small)),
         ("784-128-10", "float32", 128, dense(*small)),
         *(("784-4096x3-10", precision, 1024, dense(*large)) for precision in ("float32", "tf32", "bfloat16")),
@@ -145,14 +122,14 @@ def networks(quick: bool, chosen: str = "") -> Iterator[tuple[str, str, int, Any
         ("32x32x3, 32-64-128 filters", "tf32", 256, convolutions(32, 32, 64, 128)),
     ]
     if quick:
-        wanted = [("20-9-10", "tf32", 8, dense(20, 9)), ("6x6x3, 4 filters", "bfloat16", 4, convolutions(6, 4))]
-    for name, precision, rows, made in wanted:
+        configurations = [("20-9-10", "tf32", 8, dense(20, 9)), ("6x6x3, 4 filters", "bfloat16", 4, convolutions(6, 4))]
+    for name, precision, rows, stack in configurations:
         if chosen not in f"{name}, batch {rows}, {precision}":
             continue
         half = precision == "bfloat16"
         policy = {"dtype": "mixed_bfloat16"} if half else {"precision": precision}
         last = [layers.Activation("softmax", dtype="float32")] if name in ("LeNet", "ResNet") else []
-        model = dp.Sequential([*made, *last], seed=1)
+        model = dp.Sequential([*stack, *last], seed=1)
         loss = "sparse_categorical_crossentropy"
         model.compile("adam", loss, metrics=["accuracy"], device="cuda", **policy)
         yield f"{name}, batch {rows}, {precision}", precision, rows, model
@@ -167,7 +144,7 @@ def prepared(gpu: Gpu, chosen: str) -> Iterator[Step]:
     rng = np.random.default_rng(0)
     for name, precision, rows, model in networks(gpu.quick, chosen):
         program = program_of(model, rows, dtype="uint8")
-        shapes = {key: tuple(map(int, one.shape)) for key, one in program.inputs.items()}
+        shapes = {key: tuple(map(int, tensor.shape)) for key, tensor in program.inputs.items()}
         arrays = {
             "x": rng.integers(0, 256, shapes["x"]).astype(np.uint8),
             "y": rng.integers(0, CLASSES, shapes["y"]).astype(np.int64),
@@ -193,8 +170,11 @@ def measure(gpu: Gpu, step: Step) -> None:
 
 def of_kernels(step: Step) -> list[float]:
     """Return the median seconds of each kernel of a step."""
-    made, medians = step.executable._made, [statistics.median(one) for one in zip(*step.launches, strict=True)]
-    kernels = [one for stage in made.stages for one in stage]
+    composition, medians = (
+        step.executable._made,
+        [statistics.median(times) for times in zip(*step.launches, strict=True)],
+    )
+    kernels = [kernel for stage in composition.stages for kernel in stage]
     if len(kernels) != len(medians):
         raise RuntimeError(f"{len(kernels)} kernels and {len(medians)} launches: of which is not known")
     return medians
@@ -210,14 +190,14 @@ def tables(report: Report, gpu: Gpu, steps: Sequence[Step]) -> list[dict[str, An
     report.add("", "## Kernels of training steps, predicted and here", "", *LEGEND)
     for step in steps:
         resources = resources_of_text("program", step.executable.source, gpu.record.architecture)
-        asked, here = loads(step.executable._made, resources), of_kernels(step)
+        kernel_loads, here = loads(step.executable._made, resources), of_kernels(step)
         report.add("", f"{step.name}, {len(step.launches)} rounds", "```text")
-        report.add(*table(asked, {"here": here}), "```")
-        report.add(f"A step in a graph takes {spread([1e6 * one for one in step.in_graph], '.1f')} us here.")
+        report.add(*table(kernel_loads, {"here": here}), "```")
+        report.add(f"A step in a graph takes {spread([1e6 * seconds for seconds in step.in_graph], '.1f')} us here.")
         record: dict[str, Any] = {"name": step.name, "kernels": here, "in_graph": statistics.median(step.in_graph)}
-        record["predicted"] = {gpu.name: predict_step(asked, gpu) for gpu in GPUS}
-        record["predicted_kernels"] = {gpu.name: [predict(load, gpu).seconds for load in asked] for gpu in GPUS}
-        record["names"] = [load.name for load in asked]
+        record["predicted"] = {gpu.name: predict_step(kernel_loads, gpu) for gpu in GPUS}
+        record["predicted_kernels"] = {gpu.name: [predict(load, gpu).seconds for load in kernel_loads] for gpu in GPUS}
+        record["names"] = [load.name for load in kernel_loads]
         records.append(record)
     return records
 
@@ -231,8 +211,8 @@ def cases(quick: bool) -> Iterator[tuple[str, str, tuple[int, ...]]]:
         yield from (("product", "tf32", (16, 8, 12)), ("convolution", "bfloat16", (2, 6, 3, 4)))
         return
     for precision in ("float32", "tf32", "bfloat16"):
-        yield from (("product", precision, one) for one in ((1024, 128, 784), (784, 128, 1024), (1024, 4096, 4096)))
-        yield from (("convolution", precision, one) for one in ((256, 32, 3, 32), (256, 16, 64, 128)))
+        yield from (("product", precision, sizes) for sizes in ((1024, 128, 784), (784, 128, 1024), (1024, 4096, 4096)))
+        yield from (("convolution", precision, sizes) for sizes in ((256, 32, 3, 32), (256, 16, 64, 128)))
 
 
 def ours(gpu: Gpu, kind: str, precision: str, sizes: tuple[int, ...], *, library: bool) -> Callable[[], object]:
@@ -254,10 +234,10 @@ def ours(gpu: Gpu, kind: str, precision: str, sizes: tuple[int, ...], *, library
 
     shapes, rng = shapes_of(kind, sizes), np.random.default_rng(0)
     dtype = BFLOAT16 if precision == "bfloat16" else np.dtype(np.float32)
-    given = {name: Variable(rng.standard_normal(one).astype(dtype), name) for name, one in shapes.items()}
+    variables = {name: Variable(rng.standard_normal(shape).astype(dtype), name) for name, shape in shapes.items()}
     of = product if kind == "product" else convolution
     # What follows from variables alone is a program of its own, which a step would not execute.
-    program = trace(lambda: of(**{name: one.value for name, one in given.items()}), {}).derived
+    program = trace(lambda: of(**{name: variable.value for name, variable in variables.items()}), {}).derived
     assert program is not None
     executable = gpu.backend(precision, kind if library else "").executable(program, {})
     assert executable.launches, "nothing would be measured"
@@ -273,16 +253,16 @@ def theirs(kind: str, precision: str, sizes: tuple[int, ...]) -> Callable[[], ob
         raise RuntimeError("this PyTorch sees no GPU")
     torch.backends.cudnn.benchmark = True
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-    given = {name: torch.randn(one, device="cuda", dtype=dtype) for name, one in shapes_of(kind, sizes).items()}
+    tensors = {name: torch.randn(shape, device="cuda", dtype=dtype) for name, shape in shapes_of(kind, sizes).items()}
     if kind == "convolution":  # (B, H, W, C) is PyTorch's (B, C, H, W) with channels last
-        x, dy = (given[name].permute(0, 3, 1, 2) for name in ("x", "dy"))
-        kernel = given["kernel"].permute(3, 2, 0, 1).contiguous(memory_format=torch.channels_last)
+        x, dy = (tensors[name].permute(0, 3, 1, 2) for name in ("x", "dy"))
+        kernel = tensors["kernel"].permute(3, 2, 0, 1).contiguous(memory_format=torch.channels_last)
         x.requires_grad_(), kernel.requires_grad_()
 
     def queue() -> None:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
         if kind == "product":
-            torch.matmul(given["a"], given["b"])
+            torch.matmul(tensors["a"], tensors["b"])
         else:
             torch.autograd.grad(torch.nn.functional.conv2d(x, kernel, padding="same"), (x, kernel), dy)
 
@@ -311,24 +291,24 @@ def providers(gpu: Gpu, kind: str, precision: str, sizes: tuple[int, ...]) -> di
         ),
         "PyTorch": lambda: (on(stream, theirs(kind, precision, sizes)), stream),
     }
-    found = {}
+    providers_by_name = {}
     for name, make in makers.items():
-        case = found[name] = Case(lambda: 0.0)
+        case = providers_by_name[name] = Case(lambda: 0.0)
         try:
-            queue, own = make()
+            queue, context = make()
             for _ in range(3):
                 queue()
-            own.synchronize()
+            context.synchronize()
         except Exception as error:  # of whatever library
             case.failed = one_line(f"{type(error).__name__}: {error}", 80)
             continue
 
-        def timed(queue: Callable[[], object] = queue, own: Any = own) -> float:
-            (seconds,) = gpu.timed(own, [lambda: [queue() for _ in range(repeats)]])
+        def timed(queue: Callable[[], object] = queue, context: Any = context) -> float:
+            (seconds,) = gpu.timed(context, [lambda: [queue() for _ in range(repeats)]])
             return seconds / repeats
 
         case.timed = timed
-    return found
+    return providers_by_name
 
 
 def shapes_of(kind: str, sizes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
@@ -358,19 +338,19 @@ def single_ops(report: Report, gpu: Gpu, rounds: int, until: float) -> None:
         if time.monotonic() > until:
             report.add("", "Out of time: the other ops were not measured.")
             return
-        found, operations = providers(gpu, kind, precision, sizes), operations_of(kind, sizes)
+        available, operations = providers(gpu, kind, precision, sizes), operations_of(kind, sizes)
         for _ in range(rounds):
-            for case in found.values():
+            for case in available.values():
                 if not case.failed:
                     case.seconds.append(case.timed())
         cells = []
         for name in ("dptrain", "library", "PyTorch"):
-            own = found.get(name)
-            if own is None or own.failed:
-                cells.append("" if own is None else own.failed)
+            provider = available.get(name)
+            if provider is None or provider.failed:
+                cells.append("" if provider is None else provider.failed)
                 continue
-            rate = operations / max(statistics.median(own.seconds), 1e-9) / 1e12
-            cells.append(f"{spread([1e6 * one for one in own.seconds], '.1f')}, {rate:.1f} Tflop/s")
+            rate = operations / max(statistics.median(provider.seconds), 1e-9) / 1e12
+            cells.append(f"{spread([1e6 * seconds for seconds in provider.seconds], '.1f')}, {rate:.1f} Tflop/s")
         report.add(f"| {kind} {' x '.join(map(str, sizes))} | {precision} | {' | '.join(cells)} |")
 
 

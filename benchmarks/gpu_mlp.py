@@ -79,21 +79,12 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Work:
-    """What a worker trains.
+    """What a worker trains."""
 
-    Attributes:
-        data: an .npz file with x (samples, features) uint8, y (samples,) int64 and orders (epochs, samples).
-        batch_size: samples of a step.
-        hidden: units of the hidden layers.
-        precision: "float32" or "tf32", of matrix products; "bfloat16": mixed precision, weights and Adam in float32.
-        device: "cuda" or "cpu".
-        seed: of initial weights and orders.
-    """
-
-    data: str
+    data: str  # .npz file: x (samples, features) uint8, y (samples,) int64, orders (epochs, samples)
     batch_size: int
-    hidden: tuple[int, ...]
-    precision: str
+    hidden: tuple[int, ...]  # units of the hidden layers
+    precision: str  # of products: "float32", "tf32"; "bfloat16": mixed, weights and Adam in float32
     device: str
     seed: int
 
@@ -102,15 +93,7 @@ class Work:
 
 
 class Trainee(ABC):
-    """One framework with the network, the data and the optimizer.
-
-    Attributes:
-        x_NF: pixels.
-        y_N: labels.
-        orders: of the epochs in which all frameworks must agree.
-        initial: [kernel, bias, ...].
-        clock: seconds from some time on.
-    """
+    """A framework with the network, the data and the optimizer."""
 
     clock: Callable[[], float] = staticmethod(time.perf_counter)
 
@@ -129,12 +112,7 @@ class Trainee(ABC):
 
     @abstractmethod
     def train(self, epochs: int, same_order: bool) -> list[Epoch]:
-        """Train from the initial weights.
-
-        Args:
-            epochs: how many.
-            same_order: in the orders of `orders`, not in one's own.
-        """
+        """Train from the initial weights, in the framework's own orders unless `same_order`."""
 
     def kernel_seconds(self) -> tuple[float, int] | None:
         """Return the seconds in kernels and the kernels of one step, or None where that is not measured."""
@@ -195,7 +173,7 @@ class Dptrain(Trainee):
     def train(self, epochs: int, same_order: bool) -> list[Epoch]:
         import dptrain as dp
 
-        done: list[Epoch] = []
+        history: list[Epoch] = []
         clock = self.clock
 
         class Stopwatch(dp.callbacks.Callback):
@@ -203,10 +181,10 @@ class Dptrain(Trainee):
                 self.started = clock()
 
             def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-                done.append(Epoch(clock() - self.started, logs["loss"]))  # the loss waits for the GPU
+                history.append(Epoch(clock() - self.started, logs["loss"]))  # the loss waits for the GPU
 
         self._fit(epochs, Stopwatch())
-        return done
+        return history
 
     def kernel_seconds(self) -> tuple[float, int] | None:
         if self.work.device != "cuda":
@@ -226,10 +204,10 @@ class Dptrain(Trainee):
                 self._trainer.backend.graph = False  # in a graph nothing can be timed by itself
 
             def timed(self, launch: Any) -> Any:
-                def launch_and_record(*given: Any) -> None:
+                def launch_and_record(*arguments: Any) -> None:
                     before, after = cuda.Event(), cuda.Event()
                     before.record(self.stream)
-                    launch(*given)
+                    launch(*arguments)
                     after.record(self.stream)
                     recorded[-1].append((before, after))
 
@@ -239,7 +217,7 @@ class Dptrain(Trainee):
                 self.stream.synchronize()
                 if not batch:  # the programs are there now
                     for executable in self._trainer.backend.executables:
-                        for part in (one for stage in executable._stages for one in stage):
+                        for part in (kernel for stage in executable._stages for kernel in stage):
                             part.launches[:] = map(self.timed, part.launches)
                 self.spin(self.stream)
                 pair = (cuda.Event(), cuda.Event())
@@ -260,9 +238,9 @@ class Dptrain(Trainee):
             return None
         empty = statistics.median(nothing)
         sums = [sum(max(0.0, after.time_since(before) - empty) for before, after in step) for step in full]
-        found = statistics.median(sums) / 1e3, len(full[0])
+        result = statistics.median(sums) / 1e3, len(full[0])
         recorded.clear()  # while the context lives
-        return found
+        return result
 
 
 @functools.cache
@@ -381,20 +359,20 @@ class PyTorch(Trainee):
         import torch
 
         self._reset()
-        done = []
+        history = []
         for epoch in range(epochs):
-            given = torch.from_numpy(self.orders[epoch]) if same_order else None
+            order = torch.from_numpy(self.orders[epoch]) if same_order else None
             self._wait()
             started = self.clock()
-            if given is None:
+            if order is None:
                 self._draw()
             else:
-                self.order.copy_(given)
+                self.order.copy_(order)
             self.loss_sum.zero_()
             self._run(self.samples)
             sums = self.loss_sum.reshape(-1).tolist()  # waits for the GPU
-            done.append(Epoch.of_runs(self.clock() - started, [one / self.samples for one in sums]))
-        return done
+            history.append(Epoch.of_runs(self.clock() - started, [total / self.samples for total in sums]))
+        return history
 
     def _draw(self) -> None:
         """Draw an epoch's order."""
@@ -448,8 +426,8 @@ class PyTorchCompiled(PyTorch):
 class PyTorchGraph(PyTorch):
     """A whole training step in one torch.cuda.CUDAGraph: reading the batch, forward, backward, Adam, the loss's sum.
 
-    The place in the epoch's order is a counter on the GPU, so that a step is one replay and nothing else. On the CPU,
-    where there are no graphs, the same function runs as it is.
+    The position in the epoch's order is a counter on the GPU, so that a step is a single replay. On the CPU, where
+    there are no graphs, the same function runs as it is.
     """
 
     def __init__(self, work: Work) -> None:
@@ -461,7 +439,7 @@ class PyTorchGraph(PyTorch):
         if on_gpu:
             self.adam = self._adam(capturable=True)
         self.steps: dict[int, Callable[[], None]] = {}
-        self.kept: list[Any] = []  # what graphs read by address
+        self.read_by_graphs: list[Any] = []  # what graphs read by address
         for size in {work.batch_size, self.samples % work.batch_size} - {0}:
             offsets = torch.arange(size, device=self.device)
 
@@ -471,7 +449,7 @@ class PyTorchGraph(PyTorch):
                 self.place.add_(len(offsets))
 
             self.steps[size] = self._captured(step) if on_gpu else step
-            self.kept.append(offsets)
+            self.read_by_graphs.append(offsets)
 
     def _captured(self, step: Callable[[], None]) -> Callable[[], None]:
         import torch
@@ -536,7 +514,7 @@ class Jax(Trainee):
 
         values = batch
         if self.work.precision == "bfloat16":
-            params, values = [one.astype(jnp.bfloat16) for one in params], batch.astype(jnp.bfloat16)
+            params, values = [param.astype(jnp.bfloat16) for param in params], batch.astype(jnp.bfloat16)
         for kernel, bias in zip(params[0:-2:2], params[1:-2:2], strict=True):
             values = jax.nn.relu(values @ kernel + bias)
         logits = (values @ params[-2] + params[-1]).astype(jnp.float32)
@@ -576,17 +554,17 @@ class Jax(Trainee):
         import jax.numpy as jnp
         import numpy as np
 
-        params = [jnp.array(one) for one in self.initial]
+        params = [jnp.array(weight) for weight in self.initial]
         state = (params, [jnp.zeros_like(p) for p in params], [jnp.zeros_like(p) for p in params], jnp.float32(0))
         jax.block_until_ready(state)
-        done = []
+        history = []
         for epoch in range(epochs):
             started = self.clock()
             order = jax.device_put(self.orders[epoch].astype("int32")) if same_order else self._drawn()
             state, loss = self.epoch(state, self.x, self.y, order)
             sums = np.asarray(loss).reshape(-1).tolist()  # waits for the epoch
-            done.append(Epoch.of_runs(self.clock() - started, [one / self.samples for one in sums]))
-        return done
+            history.append(Epoch.of_runs(self.clock() - started, [total / self.samples for total in sums]))
+        return history
 
     def _drawn(self) -> Any:
         """Return an epoch's order."""
@@ -621,11 +599,7 @@ FRAMEWORKS = {
 
 
 def serve(make: Callable[[dict[str, Any]], Trainee]) -> None:
-    """Answer questions until the pipe closes: what was measured, or the reason why not.
-
-    Args:
-        make: returns a trainee for the fields of its work.
-    """
+    """Answer questions until the pipe closes: with measurements, or the reason why not; `make` returns a trainee."""
     questions, answers = answering()
     trainee: Trainee | None = None
     for question in questions:
@@ -638,7 +612,7 @@ def serve(make: Callable[[dict[str, Any]], Trainee]) -> None:
                     result: Any = trainee.about()
                 case "train":
                     assert trainee is not None
-                    result = [asdict(one) for one in trainee.train(question["epochs"], question["same_order"])]
+                    result = [asdict(epoch) for epoch in trainee.train(question["epochs"], question["same_order"])]
                 case "kernels":
                     assert trainee is not None
                     result = trainee.kernel_seconds()
@@ -655,16 +629,7 @@ def serve(make: Callable[[dict[str, Any]], Trainee]) -> None:
 
 
 class Peer:
-    """A framework's worker: started when needed, ended by its first failure, started again for the next work.
-
-    Args:
-        name: of the framework.
-        module: without which it cannot be.
-        command: what to start.
-
-    Attributes:
-        failed: why it is left out of the present configuration, or "".
-    """
+    """A framework's worker: started on demand, ended by its first failure, restarted for the next configuration."""
 
     def __init__(self, name: str, module: str, command: list[str]) -> None:
         self.name = name
@@ -725,46 +690,27 @@ class Peer:
 
 @dataclass
 class Row:
-    """What was measured of a framework in a configuration.
+    """Measurements of a framework in a configuration."""
 
-    Attributes:
-        failed: why it is not complete, or "".
-        about: versions and device.
-        check: losses of the epochs in the same order.
-        speeds: samples/s of every round.
-        losses: of the last epoch of every round.
-        kernels: seconds in kernels and kernels of a step, or None.
-        memory: the most bytes of host memory during the rounds, or None.
-    """
-
-    failed: str = ""
-    about: str = ""
-    check: list[float] = field(default_factory=list)
-    speeds: list[float] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    kernels: tuple[float, int] | None = None
-    memory: int | None = None
+    failed: str = ""  # why it is not complete, or ""
+    about: str = ""  # versions and device
+    check: list[float] = field(default_factory=list)  # losses of the epochs in the same order
+    speeds: list[float] = field(default_factory=list)  # samples/s of every round
+    losses: list[float] = field(default_factory=list)  # of the last epoch of every round
+    kernels: tuple[float, int] | None = None  # seconds in kernels, and their number, in a step
+    memory: int | None = None  # peak bytes of host memory in the rounds
 
 
 @dataclass
 class Measured:
-    """A configuration.
-
-    Attributes:
-        work: what was trained.
-        samples: of an epoch.
-        epochs: timed in a round.
-        rounds: done.
-        rows: by framework.
-        gpu: what nvidia-smi said right after the rounds.
-    """
+    """A configuration's measurements."""
 
     work: Work
     samples: int
-    epochs: int
-    rounds: int
-    rows: dict[str, Row]
-    gpu: str
+    epochs: int  # timed in a round
+    rounds: int  # completed
+    rows: dict[str, Row]  # by framework
+    gpu: str  # nvidia-smi's report right after the rounds
 
     def name(self) -> str:
         """Return "784-128-10, batch 32"."""
@@ -776,15 +722,7 @@ class Measured:
 
 
 def measure(work: Work, samples: int, peers: list[Peer], options: argparse.Namespace, later: int) -> Measured:
-    """Set up, check, run rounds and time the kernels of one configuration.
-
-    Args:
-        work: the configuration.
-        samples: of its data.
-        peers: the frameworks.
-        options: the script's.
-        later: configurations that come after it, for which time must be left.
-    """
+    """Set up, check, run rounds and time the kernels of one configuration; `later` ones need time, too."""
     begun = time.monotonic()
     last = options.until + 15  # nobody waits longer
 
@@ -798,10 +736,10 @@ def measure(work: Work, samples: int, peers: list[Peer], options: argparse.Names
         rows[peer.name].about = peer.receive(patience(SETUP_PATIENCE)) or ""
     seconds: list[float] = []
     for peer in peers:
-        done = peer.ask(patience(TRAIN_PATIENCE), do="train", epochs=CHECK_EPOCHS, same_order=True)
-        if done:
-            rows[peer.name].check = [loss for one in done for loss in one["by_run"] or [one["loss"]]]
-            seconds.append(done[-1]["seconds"])
+        history = peer.ask(patience(TRAIN_PATIENCE), do="train", epochs=CHECK_EPOCHS, same_order=True)
+        if history:
+            rows[peer.name].check = [loss for epoch in history for loss in epoch["by_run"] or [epoch["loss"]]]
+            seconds.append(history[-1]["seconds"])
     for peer in peers:  # compiles what draws orders
         peer.ask(patience(TRAIN_PATIENCE), do="train", epochs=1, same_order=False)
         peer.ask(patience(TRAIN_PATIENCE), do="memory")
@@ -816,11 +754,11 @@ def measure(work: Work, samples: int, peers: list[Peer], options: argparse.Names
         if rounds and started + longest > until:  # none begins that would not end in time
             break
         for peer in peers:
-            done = peer.ask(patience(TRAIN_PATIENCE), do="train", epochs=1 + epochs, same_order=False)
-            if done:
+            history = peer.ask(patience(TRAIN_PATIENCE), do="train", epochs=1 + epochs, same_order=False)
+            if history:
                 row = rows[peer.name]
-                row.speeds.append(samples * epochs / sum(one["seconds"] for one in done[1:]))
-                row.losses.append(done[-1]["loss"])
+                row.speeds.append(samples * epochs / sum(epoch["seconds"] for epoch in history[1:]))
+                row.losses.append(history[-1]["loss"])
         rounds += 1
         longest = max(longest, time.monotonic() - started)
     state = nvidia_smi()
@@ -834,12 +772,7 @@ def measure(work: Work, samples: int, peers: list[Peer], options: argparse.Names
 
 
 def disagreements(measured: Measured, same_order: tuple[float, float] = SAME_ORDER) -> list[str]:
-    """Return a line for every framework whose losses are not those of the first that has any.
-
-    Args:
-        measured: the configuration.
-        same_order: how much losses in the same order may differ, as SAME_ORDER.
-    """
+    """Return a line for every framework whose losses differ from the first one's, by more than `same_order` there."""
     lines = []
     for what in ("check", "losses"):
         values = {}
@@ -848,13 +781,13 @@ def disagreements(measured: Measured, same_order: tuple[float, float] = SAME_ORD
                 values[name] = row.check
             elif what == "losses" and row.losses:
                 values[name] = [statistics.median(row.losses)]
-        for name, found in values.items():
+        for name, losses in values.items():
             reference = next(iter(values.values()))
             limits = same_order if what == "check" else OWN_ORDER
             if what == "check" and name.startswith("PyTorch"):
                 limits = max(same_order, OTHER_EPSILON)
             relative, absolute = limits
-            for mine, expected in zip(found, reference, strict=True):
+            for mine, expected in zip(losses, reference, strict=True):
                 # Written so that NaN disagrees.
                 if not abs(mine - expected) <= absolute + relative * abs(expected):
                     order = "the same order" if what == "check" else "orders of their own"
@@ -873,16 +806,16 @@ def table(measured: list[Measured]) -> list[str]:
         " | last loss |",
         "|---|---:|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for one in measured:
-        ours = one.rows.get("dptrain", Row())
-        steps = -(-one.samples // one.work.batch_size)
-        for name, row in one.rows.items():
-            cells = [one.network(), str(one.work.batch_size), name]
+    for configuration in measured:
+        ours = configuration.rows.get("dptrain", Row())
+        steps = -(-configuration.samples // configuration.work.batch_size)
+        for name, row in configuration.rows.items():
+            cells = [configuration.network(), str(configuration.work.batch_size), name]
             if not row.speeds:
                 lines.append("| " + " | ".join([*cells, row.failed or "not measured"]) + " | | | | | | |")
                 continue
             cells.append(spread(row.speeds, ",.0f") + (f"; then {row.failed}" if row.failed else ""))
-            cells.append(f"{1e6 * one.samples / statistics.median(row.speeds) / steps:,.1f}")
+            cells.append(f"{1e6 * configuration.samples / statistics.median(row.speeds) / steps:,.1f}")
             paired = [mine / other for mine, other in zip(ours.speeds, row.speeds, strict=False)]
             cells.append(spread(paired, ".2f") if paired and name != "dptrain" else "")
             cells += [f"{1e6 * row.kernels[0]:,.1f}", str(row.kernels[1])] if row.kernels else ["", ""]
@@ -893,12 +826,9 @@ def table(measured: list[Measured]) -> list[str]:
 
 
 def prepare(options: argparse.Namespace, folder: Path, runs: int | None = None) -> tuple[Path, int]:
-    """Write the data and the orders for the workers; return the file and the number of samples.
+    """Write data and orders for the workers; return the file and the number of samples.
 
-    Args:
-        options: the script's.
-        folder: where.
-        runs: orders of so many runs, whose seeds follow each other, with the run as a leading axis.
+    `runs`: write orders of so many runs, with consecutive seeds, along a leading axis.
     """
     import numpy as np
 
@@ -973,7 +903,7 @@ def main() -> int:
     report.add(command_line(), machine_line(), f"- GPU before: {nvidia_smi()}")
     report.add(f"- Versions: {versions(('dptrain', 'numpy', 'pycuda', 'torch', 'triton', 'jax', 'jaxlib'))}", "")
     skipped: list[str] = []
-    wanted = [
+    configurations = [
         (precision, hidden, batch)
         for precision in options.precisions
         for hidden in options.hidden
@@ -982,32 +912,32 @@ def main() -> int:
     peers = [
         Peer(name, FRAMEWORKS[name].module, [sys.executable, __file__, "--worker", name]) for name in options.frameworks
     ]
-    done: list[Measured] = []
+    results: list[Measured] = []
     complaints: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         data, samples = prepare(options, Path(folder))
         try:
-            for number, (precision, hidden, batch) in enumerate(wanted):
+            for number, (precision, hidden, batch) in enumerate(configurations):
                 work = Work(str(data), batch, hidden, precision, options.device, options.seed)
                 left = options.until - time.monotonic()
                 # A configuration that has no time for one round is worth less than the time of the next.
-                if left < (options.overhead if done else 0):
+                if left < (options.overhead if results else 0):
                     skipped.append(f"{precision} {hidden} batch {batch}, for --minutes {options.minutes:g} were over")
                     continue
-                one = measure(work, samples, peers, options, len(wanted) - number - 1)
-                done.append(one)
-                complaints += disagreements(one)
+                result = measure(work, samples, peers, options, len(configurations) - number - 1)
+                results.append(result)
+                complaints += disagreements(result)
                 rates = [
-                    f"{n} {statistics.median(r.speeds):,.0f}" if r.speeds else f"{n} -" for n, r in one.rows.items()
+                    f"{n} {statistics.median(r.speeds):,.0f}" if r.speeds else f"{n} -" for n, r in result.rows.items()
                 ]
-                print(f"({left:.0f} s left) {precision}, {one.name()}: {', '.join(rates)}", flush=True)
+                print(f"({left:.0f} s left) {precision}, {result.name()}: {', '.join(rates)}", flush=True)
                 if options.output:
-                    write_json(options.output, report, done, skipped, complaints)
+                    write_json(options.output, report, results, skipped, complaints)
         finally:
             for peer in peers:
                 peer.close()
     for precision in options.precisions:
-        shown = [one for one in done if one.work.precision == precision]
+        shown = [result for result in results if result.work.precision == precision]
         report.add("", f"## {TITLES[precision]}", "")
         report.add(
             f"Samples/s, median (min to max) of up to {options.rounds} rounds; the ratio is taken within each round,"
@@ -1017,27 +947,30 @@ def main() -> int:
             *table(shown),
         )
     report.add("", "## What ran", "")
-    about = {(name, row.about) for one in done for name, row in one.rows.items() if row.about}
-    report.add(*(f"- {name}: {text}" for name, text in sorted(about)))
-    for one in done:
-        report.add(f"- {one.work.precision}, {one.name()}: {one.rounds} rounds of {one.epochs} epochs; {one.gpu}")
+    facts = {(name, row.about) for result in results for name, row in result.rows.items() if row.about}
+    report.add(*(f"- {name}: {text}" for name, text in sorted(facts)))
+    for result in results:
+        rounds = f"{result.rounds} rounds of {result.epochs} epochs"
+        report.add(f"- {result.work.precision}, {result.name()}: {rounds}; {result.gpu}")
     report.add(f"- GPU after: {nvidia_smi()}")
     if skipped:
         report.add(f"- Not begun: {'; '.join(skipped)}")
     report.add("", *(complaints or ["The losses agree."]))
     if options.output:
         report.save(options.output)
-        write_json(options.output, report, done, skipped, complaints)
-    ours = [one.rows["dptrain"] for one in done if "dptrain" in one.rows]
-    return 1 if complaints or not done or (ours and not any(row.speeds for row in ours)) else 0
+        write_json(options.output, report, results, skipped, complaints)
+    ours = [result.rows["dptrain"] for result in results if "dptrain" in result.rows]
+    return 1 if complaints or not results or (ours and not any(row.speeds for row in ours)) else 0
 
 
-def write_json(output: Path, report: Report, done: list[Measured], skipped: list[str], complaints: list[str]) -> None:
+def write_json(
+    output: Path, report: Report, results: list[Measured], skipped: list[str], complaints: list[str]
+) -> None:
     """Write every number, so far."""
     output.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "head": report.lines[:8],
-        "measured": [asdict(one) for one in done],
+        "measured": [asdict(result) for result in results],
         "skipped": skipped,
         "complaints": complaints,
     }

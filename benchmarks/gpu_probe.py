@@ -43,37 +43,30 @@ class NotHereError(Exception):
 
 @dataclass
 class Answer:
-    """What a question gave.
-
-    Attributes:
-        question: in words.
-        status: "yes", "no", "measured", "not supported here" or "failed".
-        text: in words.
-        values: numbers, by name.
-    """
+    """The answer to a question."""
 
     question: str
-    status: str = "measured"
+    status: str = "measured"  # "yes", "no", "measured", "not supported here" or "failed"
     text: str = ""
-    values: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)  # numbers by name
 
 
 @dataclass(frozen=True)
-class Asked:
+class Question:
     """A question: what it asks, and what answers it in the child process."""
 
     question: str
     answer: Callable[["Lab"], Answer]
 
 
-QUESTIONS: dict[str, Asked] = {}
+QUESTIONS: dict[str, Question] = {}
 
 
 def question(text: str) -> Callable[[Callable[["Lab"], Answer]], Callable[["Lab"], Answer]]:
     """Register a question under its function's name."""
 
     def register(function: Callable[["Lab"], Answer]) -> Callable[["Lab"], Answer]:
-        QUESTIONS[function.__name__] = Asked(text, function)
+        QUESTIONS[function.__name__] = Question(text, function)
         return function
 
     return register
@@ -83,15 +76,7 @@ def question(text: str) -> Callable[[Callable[["Lab"], Answer]], Callable[["Lab"
 
 
 class Lab:
-    """A context, a stream and the kernels.
-
-    Attributes:
-        cuda: pycuda.driver.
-        device: the first one.
-        stream: a non-blocking one.
-        processors: multiprocessors.
-        quick: few repeats, for the emulator.
-    """
+    """A context, a non-blocking stream and the kernels; `quick` repeats little, for the emulator."""
 
     def __init__(self, folder: Path, quick: bool) -> None:
         import numpy as np
@@ -112,13 +97,13 @@ class Lab:
         if not image.is_file():
             part = image.with_suffix(f".{os.getpid()}")
             clusters = [] if self.capability >= (9, 0) else ["-DNO_CLUSTERS"]
-            done = subprocess.run(
+            process = subprocess.run(
                 [*command(find_nvcc(), HERE / "gpu_probe.cu", part, architecture), *clusters],
                 capture_output=True,
                 text=True,
             )
-            if done.returncode:
-                raise RuntimeError(f"nvcc: {done.stderr}")
+            if process.returncode:
+                raise RuntimeError(f"nvcc: {process.stderr}")
             part.replace(image)
         self.image = image.read_bytes()
         self.module = cuda.module_from_buffer(self.image)
@@ -172,11 +157,7 @@ class Lab:
 
 
 class Driver:
-    """Entry points of the driver, in the context that PyCUDA made current.
-
-    Raises:
-        NotHereError: the driver lacks a call.
-    """
+    """The driver's entry points in PyCUDA's context; NotHereError where a call is missing."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
@@ -226,12 +207,12 @@ def microseconds(times: list[int]) -> str:
 
 def timed(action: Callable[[], Any], times: int) -> list[int]:
     """Return the nanoseconds of each of some calls."""
-    taken = []
+    nanoseconds = []
     for _ in range(times):
         started = time.perf_counter_ns()
         action()
-        taken.append(time.perf_counter_ns() - started)
-    return taken
+        nanoseconds.append(time.perf_counter_ns() - started)
+    return nanoseconds
 
 
 # The questions
@@ -244,13 +225,13 @@ def machine(lab: Lab) -> Answer:
     from dptrain.backend.cuda.compile import find_nvcc
 
     attribute = lab.cuda.device_attribute
-    told = subprocess.run([find_nvcc(), "--version"], capture_output=True, text=True, check=True).stdout
+    version = subprocess.run([find_nvcc(), "--version"], capture_output=True, text=True, check=True).stdout
     values = {
         "name": lab.device.name(),
         "compute capability": "{}.{}".format(*lab.capability),
         "PyCUDA": pycuda.VERSION_TEXT,
         "driver API": lab.cuda.get_driver_version(),
-        "nvcc": next((line.strip() for line in told.splitlines() if "release" in line), ""),
+        "nvcc": next((line.strip() for line in version.splitlines() if "release" in line), ""),
         "multiprocessors": lab.processors,
         "shared memory of a block, at most": lab.device.get_attribute(attribute.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
         "clock rate, kHz": lab.device.get_attribute(attribute.CLOCK_RATE),
@@ -272,12 +253,15 @@ def exchange(lab: Lab, size: int, allow: bool) -> Answer:
     x = np.arange(blocks * threads, dtype=np.int32)
     memory, out, ranks = lab.upload(x), lab.zeros(x.size, "int32"), lab.zeros(blocks, "int32")
     lab.launch(function, blocks, threads, memory, out, ranks)
-    got, told = lab.read(out, x.size, "int32"), lab.read(ranks, blocks, "int32")
+    actual, ranks_and_sizes = lab.read(out, x.size, "int32"), lab.read(ranks, blocks, "int32")
     opposite = x.reshape(2, size, threads)[:, ::-1].reshape(-1)
-    values = {"ranks": (told % 256).tolist(), "sizes": sorted({int(one) for one in told // 256})}
+    values = {
+        "ranks": (ranks_and_sizes % 256).tolist(),
+        "sizes": sorted({int(size) for size in ranks_and_sizes // 256}),
+    }
     right = values["ranks"] == list(range(size)) * 2 and values["sizes"] == [size]
-    if not right or not (got == x + 1000 * opposite).all():
-        wrong = int((got != x + 1000 * opposite).sum())
+    if not right or not (actual == x + 1000 * opposite).all():
+        wrong = int((actual != x + 1000 * opposite).sum())
         return Answer("", "failed", f"ran, with wrong results: {values}, {wrong} wrong numbers", values)
     return Answer("", "yes", f"ranks 0 to {size - 1} twice, all {x.size} exchanged numbers right", values)
 
@@ -306,7 +290,7 @@ def residency(lab: Lab, size: int, shared: int) -> Answer:
     function = lab.kernel(f"resident_{size}", "PPq")
     dynamic = lab.cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
     function.set_attribute(dynamic, shared)
-    driver, told = Driver(), ctypes.c_int(-1)
+    driver, blocks = Driver(), ctypes.c_int(-1)
     foretold: int | str
     try:
         handle = driver.function(lab.image, f"resident_{size}")
@@ -316,8 +300,8 @@ def residency(lab: Lab, size: int, shared: int) -> Answer:
         attribute.value[0:3] = [size, 1, 1]
         config = LaunchConfig(shared=shared, attributes=ctypes.pointer(attribute), count=1)
         config.grid[:], config.block[:] = (64 * size, 1, 1), (THREADS, 1, 1)
-        driver("cuOccupancyMaxActiveClusters", ctypes.byref(told), handle, ctypes.byref(config))
-        foretold = told.value
+        driver("cuOccupancyMaxActiveClusters", ctypes.byref(blocks), handle, ctypes.byref(config))
+        foretold = blocks.value
     except (NotHereError, RuntimeError) as error:
         foretold = str(error)
     # More than can fit: eight blocks of 256 threads fill a multiprocessor.
@@ -418,9 +402,9 @@ def load_8(lab: Lab) -> Answer:
     function = lab.kernel("load_cost_8", "iPPP")
     out = lab.zeros(1, "int32")
     answer = in_kernel(lab, repeats, lambda clock, timer: lab.launch(function, 8, THREADS, repeats, out, clock, timer))
-    got, expected = int(lab.read(out, 1, "int32")[0]), 33 * repeats % THREADS
-    if got != expected:
-        answer.status, answer.text = "failed", f"the chain ended at {got}, not {expected}; {answer.text}"
+    actual, expected = int(lab.read(out, 1, "int32")[0]), 33 * repeats % THREADS
+    if actual != expected:
+        answer.status, answer.text = "failed", f"the chain ended at {actual}, not {expected}; {answer.text}"
     return answer
 
 
@@ -538,12 +522,12 @@ def copies(lab: Lab) -> Answer:
                 lab.stream.synchronize()
 
             timed(whole, 3)
-            done = timed(whole, lab.repeats(500))
+            seconds = timed(whole, lab.repeats(500))
             lab.stream.synchronize()
             queued = timed(copy, lab.repeats(100))
             lab.stream.synchronize()
-            values[f"{4 * size} B {name}"] = {"whole ns": done, "host ns": queued}
-            parts.append(f"{4 * size} B {name} {microseconds(done)} (the call alone {microseconds(queued)})")
+            values[f"{4 * size} B {name}"] = {"whole ns": seconds, "host ns": queued}
+            parts.append(f"{4 * size} B {name} {microseconds(seconds)} (the call alone {microseconds(queued)})")
     return Answer("", "measured", "; ".join(parts), values)
 
 
@@ -651,11 +635,11 @@ def graph_cost(lab: Lab, graphs: Any) -> Answer:
         if (ran := int(lab.read(x, 1)[0])) != 0:
             return Answer("", "no", f"{ran} launches ran while they were captured")
         replay = graphs.launcher(graphs.instantiate(captured[0]), handle)
-        found = graphs.nodes(captured[0])
+        captured_nodes = graphs.nodes(captured[0])
         for _ in range(3):
             replay()
-        if found != nodes or (ran := int(lab.read(x, 1)[0])) != 3 * nodes:
-            return Answer("", "no", f"{found} nodes of {nodes}; 3 replays did {ran} of {3 * nodes} additions")
+        if captured_nodes != nodes or (ran := int(lab.read(x, 1)[0])) != 3 * nodes:
+            return Answer("", "no", f"{captured_nodes} nodes of {nodes}; 3 replays did {ran} of {3 * nodes} additions")
 
         def whole(action: Callable[[], None]) -> Callable[[], None]:
             def run() -> None:
@@ -712,12 +696,12 @@ def child(name: str, folder: Path, quick: bool) -> Answer:
 
 def ask(name: str, folder: Path, quick: bool, patience: float) -> Answer:
     """Answer one question in a process of its own."""
-    asked = QUESTIONS[name].question
+    question = QUESTIONS[name].question
     place = folder / f"answer-{name}.json"
     place.unlink(missing_ok=True)
     command = [sys.executable, str(Path(__file__).resolve()), "--out", str(folder), "--child", name]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [*command, *(["--quick"] if quick else [])],
             capture_output=True,
             text=True,
@@ -726,15 +710,17 @@ def ask(name: str, folder: Path, quick: bool, patience: float) -> Answer:
             timeout=patience,
         )
     except subprocess.TimeoutExpired:
-        return Answer(asked, "failed", f"no answer within {patience:.0f} s")
+        return Answer(question, "failed", f"no answer within {patience:.0f} s")
     try:
         answer = Answer(**json.loads(place.read_text()))
     except (OSError, ValueError, TypeError):
-        said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()] or ["no message"]
-        return Answer(asked, "failed", one_line(f"the process ended with exit code {done.returncode}: {said[-1]}", 400))
+        lines = [line for line in (process.stderr or process.stdout).splitlines() if line.strip()] or ["no message"]
+        return Answer(
+            question, "failed", one_line(f"the process ended with exit code {process.returncode}: {lines[-1]}", 400)
+        )
     place.unlink()
-    if done.returncode:  # the answer came, and then the process failed to end well
-        answer.text += f" (the process ended with exit code {done.returncode})"
+    if process.returncode:  # the answer came, and then the process failed to end well
+        answer.text += f" (the process ended with exit code {process.returncode})"
     return answer
 
 

@@ -131,15 +131,15 @@ def elementwise(quick: bool) -> str:
 @check
 def float32(quick: bool) -> str:
     """Products by ordinary instructions, then a training."""
-    said = products("product", "float32", (70, 90, 110) if quick else (700, 900, 1100), "float32", 1e-6)
-    return f"{said}; {training('float32', 'float32', 1e-4, quick)}"
+    text = products("product", "float32", (70, 90, 110) if quick else (700, 900, 1100), "float32", 1e-6)
+    return f"{text}; {training('float32', 'float32', 1e-4, quick)}"
 
 
 @check
 def tf32(quick: bool) -> str:
     """Products of float32 on tensor cores, then a training."""
-    said = products("product_tf32", "float32", (70, 90, 110) if quick else (700, 900, 1100), "tf32", 1e-3)
-    return f"{said}; {training('float32', 'tf32', 0.02, quick)}"
+    text = products("product_tf32", "float32", (70, 90, 110) if quick else (700, 900, 1100), "tf32", 1e-3)
+    return f"{text}; {training('float32', 'tf32', 0.02, quick)}"
 
 
 @check
@@ -210,17 +210,19 @@ def main() -> int:
         command = [sys.executable, __file__, "--only", name, *(["--quick"] if options.quick else [])]
         patience = PATIENCE * (5 if "EMULATOR_HOME" in os.environ else 1)
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=patience, stdin=subprocess.DEVNULL)
+            process = subprocess.run(
+                command, capture_output=True, text=True, timeout=patience, stdin=subprocess.DEVNULL
+            )
         except subprocess.TimeoutExpired:
-            ok, said = False, f"no answer within {patience} s"
+            ok, text = False, f"no answer within {patience} s"
         else:
-            ok = not done.returncode
-            lines = [line for line in (done.stdout if ok else done.stderr).splitlines() if line.strip()]
-            said = lines[-1] if lines else f"exit code {done.returncode}"
+            ok = not process.returncode
+            lines = [line for line in (process.stdout if ok else process.stderr).splitlines() if line.strip()]
+            text = lines[-1] if lines else f"exit code {process.returncode}"
             if not ok:
-                print(done.stderr[-4000:], file=sys.stderr)
+                print(process.stderr[-4000:], file=sys.stderr)
         failures += not ok
-        print(f"{'ok' if ok else 'FAILED':6} {name:12} {time.monotonic() - begun:5.1f} s  {one_line(said)}", flush=True)
+        print(f"{'ok' if ok else 'FAILED':6} {name:12} {time.monotonic() - begun:5.1f} s  {one_line(text)}", flush=True)
     print(f"{len(CHECKS) - failures} of {len(CHECKS)} checks passed")
     return int(failures > 0)
 

@@ -22,9 +22,9 @@ def model(units: int, policy: str) -> Model:
     """Return a network of one hidden layer, compiled."""
     dp.utils.set_random_seed(1)
     last = layers.Activation("softmax", dtype="float32")
-    made = dp.Sequential([dp.Input((784,)), layers.Dense(units, "relu"), layers.Dense(10), last])
-    made.compile("adam", "sparse_categorical_crossentropy", device="cpu", dtype=policy)
-    return made
+    network = dp.Sequential([dp.Input((784,)), layers.Dense(units, "relu"), layers.Dense(10), last])
+    network.compile("adam", "sparse_categorical_crossentropy", device="cpu", dtype=policy)
+    return network
 
 
 def main() -> None:
@@ -39,18 +39,19 @@ def main() -> None:
     for units, batch in SIZES:
         models = {policy: model(units, policy) for policy in POLICIES}
         losses = {
-            p: one.fit(x, y, epochs=1, batch_size=batch, verbose=0).history["loss"][-1] for p, one in models.items()
+            p: network.fit(x, y, epochs=1, batch_size=batch, verbose=0).history["loss"][-1]
+            for p, network in models.items()
         }
         seconds: dict[str, list[float]] = {policy: [] for policy in POLICIES}
         for _ in range(rounds):
-            for policy, one in models.items():
+            for policy, network in models.items():
                 start = time.perf_counter()
-                one.fit(x, y, epochs=1, batch_size=batch, verbose=0)
+                network.fit(x, y, epochs=1, batch_size=batch, verbose=0)
                 seconds[policy].append(time.perf_counter() - start)
-        for policy, own in seconds.items():
-            ratios = sorted(a / b for a, b in zip(seconds["float32"], own, strict=True))
+        for policy, times in seconds.items():
+            ratios = sorted(a / b for a, b in zip(seconds["float32"], times, strict=True))
             speed = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-            time_of = f"{statistics.median(own):.3f} ({min(own):.3f} to {max(own):.3f})"
+            time_of = f"{statistics.median(times):.3f} ({min(times):.3f} to {max(times):.3f})"
             print(f"| 784-{units}-10 | {batch} | {policy} | {time_of} | {speed} | {losses[policy]:.5f} |")
 
 

@@ -69,21 +69,13 @@ Action = list[str] | Callable[[], str]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of input.
+    """A kind of input."""
 
-    Attributes:
-        weight: how often it is drawn.
-        files: patterns of the files that may be damaged, relative to `inside`.
-        actions: each takes the arena and returns what the user does.
-        has_checksum: other values than those of the undamaged input must not be taken.
-        damages: that its files may have, by name, with weights.
-    """
-
-    weight: int
-    files: Sequence[str]
-    actions: Sequence[Callable[[Arena], Action]]
-    has_checksum: bool = False
-    damages: Mapping[str, tuple[int, Damage]] = field(default_factory=lambda: DAMAGES)
+    weight: int  # how often it is drawn
+    files: Sequence[str]  # patterns of files that may be damaged, relative to `inside`
+    actions: Sequence[Callable[[Arena], Action]]  # each takes the arena and returns what the user does
+    has_checksum: bool = False  # values of a damaged input must not be accepted
+    damages: Mapping[str, tuple[int, Damage]] = field(default_factory=lambda: DAMAGES)  # weights by name
 
 
 # What users do. Specimens are copied to `inside` under these names.
@@ -152,10 +144,10 @@ def build_outsiders(folder: Path, rows: Sequence[str]) -> None:
 
 def digest(parts: Sequence[Any]) -> str:
     """Return a few letters that tell arrays and texts apart."""
-    found = hashlib.sha256()
-    for one in parts:
-        found.update(one.encode() if isinstance(one, str) else one.tobytes())
-    return found.hexdigest()[:12]
+    hasher = hashlib.sha256()
+    for part in parts:
+        hasher.update(part.encode() if isinstance(part, str) else part.tobytes())
+    return hasher.hexdigest()[:12]
 
 
 def load_model(arena: Arena) -> Action:
@@ -167,8 +159,8 @@ def load_model(arena: Arena) -> Action:
         import dptrain as dp
 
         model = dp.models.load_model(arena.inside / "model.keras")
-        made = model.predict(np.ones((2, 5), np.float32), verbose=0)
-        return digest([json.dumps(model.get_config()), *model.get_weights(), np.asarray(made)])
+        outputs = model.predict(np.ones((2, 5), np.float32), verbose=0)
+        return digest([json.dumps(model.get_config()), *model.get_weights(), np.asarray(outputs)])
 
     return load
 
@@ -367,25 +359,15 @@ OUTSIDERS = {
 
 @dataclass(frozen=True)
 class Input:
-    """What is tried.
-
-    Attributes:
-        kind: of `KINDS`.
-        damage: of `DAMAGES`.
-        file: that is damaged, relative to `inside`.
-        action: what the user does.
-        apart: in a process of its own, not in a fork.
-        pictures: let Matplotlib draw, which takes longer than most trainings.
-        urgent: before all other processes.
-    """
+    """An input to try."""
 
     kind: str
     damage: str
-    file: str
-    action: Action
-    apart: bool = False
-    pictures: bool = False
-    urgent: bool = False
+    file: str  # the damaged one, relative to `inside`
+    action: Action  # what the user does
+    apart: bool = False  # in its own process, not a fork
+    pictures: bool = False  # let Matplotlib draw, slower than most trainings
+    urgent: bool = False  # with a high priority
 
 
 def draw(seed: int, number: int, arena: Arena, specimens: Path) -> Input:
@@ -393,12 +375,12 @@ def draw(seed: int, number: int, arena: Arena, specimens: Path) -> Input:
     rng = random.Random(f"{seed}:{number}")
     damaging = random.Random(f"{seed}:{number}:damage")  # how much it draws depends on bytes, and some are a time
     while True:
-        kind = rng.choices(list(KINDS), [one.weight for one in KINDS.values()])[0]
+        kind = rng.choices(list(KINDS), [kind.weight for kind in KINDS.values()])[0]
         damages = KINDS[kind].damages
         lay_out(kind, arena, specimens)
-        found = sorted({path for one in KINDS[kind].files for path in arena.inside.glob(one) if path.is_file()})
+        paths = sorted({path for pattern in KINDS[kind].files for path in arena.inside.glob(pattern) if path.is_file()})
         damage = rng.choices(list(damages), [weight for weight, _ in damages.values()])[0]
-        path = rng.choice(found)
+        path = rng.choice(paths)
         try:
             damages[damage][1](arena, path, damaging)
         except (Unfit, RecursionError):  # the latter: too deep to be written
@@ -415,9 +397,9 @@ def lay_out(kind: str, arena: Arena, specimens: Path) -> None:
     if kind == "shared memory":
         from dptrain.runtime import records
 
-        for number, gone in enumerate((2**22 + 1, 2**22 + 2)):  # above the highest PID that Linux gives
-            table = records.RecordTable(str(arena.inside / f"{records._prefix()}-{gone}-{number + 1}"), 3)
-            table.records[1].claim(gone, 5)
+        for number, pid in enumerate((2**22 + 1, 2**22 + 2)):  # above the highest PID that Linux gives
+            table = records.RecordTable(str(arena.inside / f"{records._prefix()}-{pid}-{number + 1}"), 3)
+            table.records[1].claim(pid, 5)
             table.records[1].segments = [
                 "mpich_shar_tmp1",
                 "../outside/canary.txt",
@@ -425,11 +407,11 @@ def lay_out(kind: str, arena: Arena, specimens: Path) -> None:
                 "evil.py",
             ]
         return
-    kept = {pattern.split("/")[0] for pattern in KINDS[kind].files} | {"set.npz", "idx", "table.csv", "run"}
+    patterns = {pattern.split("/")[0] for pattern in KINDS[kind].files} | {"set.npz", "idx", "table.csv", "run"}
     if kind in OUTSIDERS:
-        kept |= {"table-run", "pets-run"}
+        patterns |= {"table-run", "pets-run"}
     for path in specimens.iterdir():
-        if any(path.match(one) for one in kept):
+        if any(path.match(pattern) for pattern in patterns):
             copy = shutil.copytree if path.is_dir() else shutil.copy
             copy(path, arena.inside / path.name)
 
@@ -464,7 +446,7 @@ def watch(arena: Arena, violations: list[str]) -> None:
     sys.addaudithook(hook)
 
 
-def perform(arena: Arena, tried: Input, printed: int, done: int) -> None:
+def perform(arena: Arena, tried: Input, printed: int, pipe: int) -> None:
     """In the child: do what the user does; never return."""
     os.setpgid(0, 0)
     violations: list[str] = []
@@ -488,7 +470,7 @@ def perform(arena: Arena, tried: Input, printed: int, done: int) -> None:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os.write(done, json.dumps([code, result, violations]).encode())
+        os.write(pipe, json.dumps([code, result, violations]).encode())
         os._exit(0)
 
 
@@ -510,23 +492,14 @@ def outcome(action: Action) -> tuple[int, str]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of an input.
+    """The outcome of an input."""
 
-    Attributes:
-        code: its exit code; None where it was killed.
-        result: in words.
-        violations: what the audit hook noted.
-        seconds: that it took, without those in which it waited for a core.
-        memory: bytes at most.
-        text: what it printed.
-    """
-
-    code: int | None
+    code: int | None  # None where it was killed
     result: str
-    violations: list[str]
-    seconds: float
-    memory: int
-    text: str
+    violations: list[str]  # from the audit hook
+    seconds: float  # without those spent waiting for a core
+    memory: int  # peak bytes
+    text: str  # printed
 
 
 def run(arena: Arena, tried: Input) -> Outcome:
@@ -547,13 +520,13 @@ def run(arena: Arena, tried: Input) -> Outcome:
         _, status, usage = os.wait4(child, 0)
         os.close(descriptor)
         with os.fdopen(reading, "rb") as pipe:
-            said = pipe.read()
+            answer = pipe.read()
         printed.seek(0)
         text = printed.read(2_000_000).decode(errors="replace")
     if not ended:
         return Outcome(None, "", [], seconds, usage.ru_maxrss * 1024, text)
     status = os.waitstatus_to_exitcode(status)
-    code, result, violations = json.loads(said) if said else (status if status >= 0 else 128 - status, "", [])
+    code, result, violations = json.loads(answer) if answer else (status if status >= 0 else 128 - status, "", [])
     return Outcome(code, result, violations, seconds, usage.ru_maxrss * 1024, text)
 
 
@@ -564,35 +537,37 @@ def waited(process: int) -> float:
     return 0.0
 
 
-def judge(tried: Input, arena: Arena, before: Any, clean: str, found: Outcome) -> dict[str, str]:
+def judge(tried: Input, arena: Arena, before: Any, clean: str, outcome: Outcome) -> dict[str, str]:
     """Return what is not as it should be, by the names of `FAULTS`."""
     wrong: dict[str, str] = {}
-    for violation in found.violations:
+    for violation in outcome.violations:
         name, _, what = violation.partition(": ")
         wrong.setdefault(name, what)
     if arena.executed.exists() or arena.executed.is_symlink():
         wrong["executed"] = "its code was executed"
     if (after := arena.canaries()) != before:
-        changed = [one[0] for one in set(before) ^ set(after)]
-        changed = [one for one in changed if one != str(arena.executed)]
+        changed = [fact[0] for fact in set(before) ^ set(after)]
+        changed = [path for path in changed if path != str(arena.executed)]
         if changed:
             wrong["outside touched"] = f"{', '.join(sorted(set(changed)))} changed"
-    if SECRET in found.text or leaked(arena):
+    if SECRET in outcome.text or leaked(arena):
         wrong["outside touched"] = "a file outside was read and passed on"
-    if "Traceback" in found.text:
+    if "Traceback" in outcome.text:
         wrong["traceback"] = "a traceback"
-    if found.code is None or found.seconds > SECONDS:
-        wrong["slow"] = f"{found.seconds:.1f} s"
-    if found.code is not None and found.code not in CODES:
-        wrong["exit code"] = f"exit code {found.code}"
-    said = [line for line in found.text.splitlines() if line.startswith("dptrain: ") and "warning" not in line[:20]]
-    if found.code and len(said) != 1:
-        wrong["other"] = f"{len(said)} messages"
-    if "\x1b" in found.text:
+    if outcome.code is None or outcome.seconds > SECONDS:
+        wrong["slow"] = f"{outcome.seconds:.1f} s"
+    if outcome.code is not None and outcome.code not in CODES:
+        wrong["exit code"] = f"exit code {outcome.code}"
+    messages = [
+        line for line in outcome.text.splitlines() if line.startswith("dptrain: ") and "warning" not in line[:20]
+    ]
+    if outcome.code and len(messages) != 1:
+        wrong["other"] = f"{len(messages)} messages"
+    if "\x1b" in outcome.text:
         wrong["other"] = "an escape sequence reaches the terminal"
-    if found.memory > MEMORY:
-        wrong["other"] = f"{found.memory / 1e6:.0f} MB of memory"
-    if found.code == 0 and KINDS[tried.kind].has_checksum and tried.damage in BLIND and found.result != clean:
+    if outcome.memory > MEMORY:
+        wrong["other"] = f"{outcome.memory / 1e6:.0f} MB of memory"
+    if outcome.code == 0 and KINDS[tried.kind].has_checksum and tried.damage in BLIND and outcome.result != clean:
         wrong["other"] = "other values are taken"
     return wrong
 
@@ -602,8 +577,8 @@ def leaked(arena: Arena) -> bool:
     for folder, _, names in os.walk(arena.inside):
         for name in names:
             path = os.path.join(folder, name)
-            about = os.lstat(path)
-            if about.st_size < 5_000_000 and os.path.isfile(path) and not os.path.islink(path):
+            status = os.lstat(path)
+            if status.st_size < 5_000_000 and os.path.isfile(path) and not os.path.islink(path):
                 with open(path, "rb") as file:
                     if SECRET.encode() in file.read():
                         return True
@@ -616,15 +591,15 @@ def try_one(seed: int, number: int, folder: Path, specimens: Path, clean: Callab
         arena = Arena(folder / "arena")
         tried = replace(draw(seed, number, arena, specimens), urgent=attempt > 0)
         before = arena.canaries()
-        found = run(arena, tried)
+        outcome = run(arena, tried)
         undamaged = clean(tried.kind) if KINDS[tried.kind].has_checksum else ""
-        wrong = judge(tried, arena, before, undamaged, found)
+        wrong = judge(tried, arena, before, undamaged, outcome)
         if set(wrong) != {"slow"}:
             break
     action = tried.action
     shown = " ".join(action) if isinstance(action, list) else action.__qualname__.partition(".")[0]
     what = {"kind": tried.kind, "damage": tried.damage, "file": tried.file, "action": shown}
-    return what | {"code": found.code, "seconds": found.seconds, "wrong": wrong, "text": found.text[-3000:]}
+    return what | {"code": outcome.code, "seconds": outcome.seconds, "wrong": wrong, "text": outcome.text[-3000:]}
 
 
 def serve(specimens: Path) -> None:
@@ -650,17 +625,17 @@ def serve(specimens: Path) -> None:
         def clean(kind: str, which: int = 0) -> str:
             arena = Arena(folder / "clean")
             lay_out(kind, arena, specimens)
-            found = run(arena, Input(kind, "", "", KINDS[kind].actions[which](arena), pictures=True))
-            if found.code != 0:
-                raise RuntimeError(f"{kind}, undamaged: exit code {found.code}, {found.text[-500:]}")
-            return found.result
+            outcome = run(arena, Input(kind, "", "", KINDS[kind].actions[which](arena), pictures=True))
+            if outcome.code != 0:
+                raise RuntimeError(f"{kind}, undamaged: exit code {outcome.code}, {outcome.text[-500:]}")
+            return outcome.result
 
-        for one, number in questions:
+        for seed, number in questions:
             try:
-                if isinstance(one, str):
-                    answer(answers, {"result": clean(one, number)})
+                if isinstance(seed, str):
+                    answer(answers, {"result": clean(seed, number)})
                 else:
-                    answer(answers, try_one(one, number, folder, specimens, clean))
+                    answer(answers, try_one(seed, number, folder, specimens, clean))
             except Exception as error:  # the benchmark's own mistake
                 answer(answers, {"trouble": f"{type(error).__name__}: {error}"})
 
@@ -696,10 +671,10 @@ def main() -> int:
         os.environ["DPTRAIN_CACHE"] = cache or str(specimens / "cache")
         os.chdir(before)
         if chosen.only is not None:
-            (one,) = survey([(chosen.seed, chosen.only)], 1, specimens)
-            print(one.pop("text", ""))
-            print(json.dumps(one, indent=1))
-            return bool(one.get("wrong") or "trouble" in one)
+            (result,) = survey([(chosen.seed, chosen.only)], 1, specimens)
+            print(result.pop("text", ""))
+            print(json.dumps(result, indent=1))
+            return bool(result.get("wrong") or "trouble" in result)
         undamaged = [(name, which) for name, kind in KINDS.items() for which in range(len(kind.actions))]
         questions = [*undamaged[: chosen.undamaged], *((chosen.seed, number) for number in range(chosen.count))]
         return report(chosen, survey(questions, chosen.jobs, specimens))
@@ -711,40 +686,43 @@ def survey(questions: Sequence[tuple[int | str, int]], jobs: int, specimens: Pat
     command += ["--outsiders"] if "Parquet" in KINDS else []
 
     def some(first: int) -> list[dict[str, Any]]:
-        worker, found = WorkerProcess("hostile", command, quiet=True), []
+        worker, results = WorkerProcess("hostile", command, quiet=True), []
         for question in questions[first::jobs]:
             name = {"number": f"{question[0]}:{question[1]}"}
             try:
-                found.append(name | worker.ask(question, 10 * LIMIT))
+                results.append(name | worker.ask(question, 10 * LIMIT))
             except WorkerError as error:
-                found.append(name | {"trouble": str(error)})
+                results.append(name | {"trouble": str(error)})
                 worker = WorkerProcess("hostile", command, quiet=True)
-            if len(found) % 50 == 0 or "trouble" in found[-1] or found[-1].get("wrong"):  # it may take an hour
+            if len(results) % 50 == 0 or "trouble" in results[-1] or results[-1].get("wrong"):  # it may take an hour
                 print(
-                    f"{len(found)} of {len(questions[first::jobs])}", complaint(found[-1]), file=sys.stderr, flush=True
+                    f"{len(results)} of {len(questions[first::jobs])}",
+                    complaint(results[-1]),
+                    file=sys.stderr,
+                    flush=True,
                 )
         worker.close()
-        return found
+        return results
 
     with ThreadPoolExecutor(jobs) as pool:
-        return [one for part in pool.map(some, range(jobs)) for one in part]
+        return [result for part in pool.map(some, range(jobs)) for result in part]
 
 
-def complaint(one: dict[str, Any]) -> str:
+def complaint(result: dict[str, Any]) -> str:
     """Return what is wrong with an input, as a line of the report; "" where nothing is."""
-    if "trouble" in one:
-        return f"- {one['number']}: not tried: {one['trouble']}"
-    if not one.get("wrong"):
+    if "trouble" in result:
+        return f"- {result['number']}: not tried: {result['trouble']}"
+    if not result.get("wrong"):
         return ""
-    last = (one["text"].strip().splitlines() or [""])[-1]
-    what = "; ".join(f"{name}: {text}" for name, text in one["wrong"].items())
-    return f"- {one['number']}: {one['damage']} in {one['file']}, `{one['action']}`: {what}; {last[:300]!r}"
+    last = (result["text"].strip().splitlines() or [""])[-1]
+    what = "; ".join(f"{name}: {text}" for name, text in result["wrong"].items())
+    return f"- {result['number']}: {result['damage']} in {result['file']}, `{result['action']}`: {what}; {last[:300]!r}"
 
 
-def report(chosen: argparse.Namespace, found: Sequence[dict[str, Any]]) -> int:
+def report(chosen: argparse.Namespace, results: Sequence[dict[str, Any]]) -> int:
     """Print what became of all inputs, and write it where asked to; return 1 where anything is wrong."""
-    tried = [one for one in found if "damage" in one]
-    undamaged = sum("result" in one for one in found)
+    tried = [result for result in results if "damage" in result]
+    undamaged = sum("result" in result for result in results)
     lines = Report()
     lines.add("# Hostile inputs", "", command_line(), machine_line())
     lines.add(f"- Versions: {versions(('dptrain', 'numpy', 'safetensors', 'h5py', 'PyYAML'))}")
@@ -755,18 +733,18 @@ def report(chosen: argparse.Namespace, found: Sequence[dict[str, Any]]) -> int:
         lines.add("|---" * (4 + len(FAULTS)) + "|")
         damages = {name: None for kind in KINDS.values() for name in kind.damages}
         for name in KINDS if key == "kind" else damages:
-            alike = [one for one in tried if one[key] == name]
-            codes = Counter(one["code"] for one in alike)
+            alike = [result for result in tried if result[key] == name]
+            codes = Counter(result["code"] for result in alike)
             refused = ", ".join(f"{code} ({n})" for code, n in sorted(codes.items(), key=str) if code != 0)
-            faults = [sum(fault in one["wrong"] for one in alike) for fault in FAULTS]
+            faults = [sum(fault in result["wrong"] for result in alike) for fault in FAULTS]
             lines.add(f"| {name} | {len(alike)} | {codes[0]} | {refused} | {' | '.join(map(str, faults))} |")
         lines.add("")
-    totals = ", ".join(f"{sum(fault in one['wrong'] for one in tried)} {fault}" for fault in FAULTS)
-    longest = max((one["seconds"] for one in tried), default=0.0)
+    totals = ", ".join(f"{sum(fault in result['wrong'] for result in tried)} {fault}" for fault in FAULTS)
+    longest = max((result["seconds"] for result in tried), default=0.0)
     lines.add(
         f"{len(tried)} inputs: {totals}; the longest took {longest:.1f} s. {undamaged} undamaged ones were taken."
     )
-    bad = [one for one in found if one.get("wrong") or "trouble" in one]
+    bad = [result for result in results if result.get("wrong") or "trouble" in result]
     lines.add(*map(complaint, bad[:100]))
     if chosen.output:
         lines.save(chosen.output)

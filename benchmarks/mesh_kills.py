@@ -44,41 +44,28 @@ CALLS, OF_RANK_0 = ("open", "write", "fsync"), ("mkdir", "rename", "unlink")
 
 @dataclass(frozen=True)
 class Kill:
-    """A launch that was killed, or was to be.
-
-    Attributes:
-        ranks: of the launch.
-        form: of the launch.
-        kind: "a step", "a save", "all".
-        hit: whether it was killed.
-        newest: steps of the newest checkpoint that it left, -1 for none.
-    """
+    """A launch that was, or should have been, killed."""
 
     ranks: int
-    form: str
-    kind: str
-    hit: bool
-    newest: int
+    form: str  # of the training
+    kind: str  # "a step", "a save" or "all"
+    hit: bool  # it was killed
+    newest: int  # steps of its newest checkpoint, -1 for none
 
 
 def train(folder: Path, ranks: int, form: str, planted: str = "", kill_after: float | None = None) -> int:
-    """Train to the end, or until it is killed; return the exit code.
+    """Train to the end or the kill, and return the exit code; out.npz lies beside the checkpoints.
 
-    Args:
-        folder: of the checkpoints; beside it comes out.npz.
-        ranks: how many.
-        form: of the training.
-        planted: as the script's PLANTED.
-        kill_after: seconds after the first checkpoint after which all ranks are killed.
+    `planted`: the script's PLANTED; `kill_after`: seconds from the first checkpoint to the kill of all ranks.
     """
     mpirun = Path(sys.executable).with_name("mpirun")
     command = [str(mpirun) if mpirun.exists() else "mpirun", "-n", str(ranks), sys.executable, str(SCRIPT)]
-    given = [str(folder / "checkpoints"), str(folder / "out.npz"), str(EPOCHS), form]
+    arguments = [str(folder / "checkpoints"), str(folder / "out.npz"), str(EPOCHS), form]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "DPTRAIN_STALL_TIMEOUT": "20", "OMP_NUM_THREADS": "1"}
     environment |= {"PLANTED": planted} if planted else {}
     with (folder / "err.txt").open("w") as err:
         process = subprocess.Popen(
-            [*command, *given], env=environment, stdout=subprocess.DEVNULL, stderr=err, start_new_session=True
+            [*command, *arguments], env=environment, stdout=subprocess.DEVNULL, stderr=err, start_new_session=True
         )
     before, until = names(folder), time.monotonic() + LIMIT
     try:
@@ -97,17 +84,13 @@ def names(folder: Path) -> list[str]:
 
 
 def newest(folder: Path) -> int:
-    """Return the step of the newest checkpoint, -1 for none, once all were read, every array of them.
-
-    Raises:
-        DataError: one is not whole.
-    """
-    found = [checkpoints.read(folder / "checkpoints" / name) for name in names(folder)]
-    for one in found:
-        with one.open() as opened:
-            for array in one.manifest.arrays.values():
+    """Return the newest checkpoint's step, -1 for none, after reading every array of all checkpoints."""
+    saved = [checkpoints.read(folder / "checkpoints" / name) for name in names(folder)]
+    for checkpoint in saved:
+        with checkpoint.open() as opened:
+            for array in checkpoint.manifest.arrays.values():
                 read_part(opened, array, (0,) * len(array.shape), array.shape)
-    return max((one.manifest.step for one in found), default=-1)
+    return max((checkpoint.manifest.step for checkpoint in saved), default=-1)
 
 
 def killed(folder: Path, rng: random.Random, form: tuple[int, str]) -> Kill:
@@ -136,34 +119,33 @@ def undisturbed() -> dict[str, np.ndarray]:
 
 def outcome(folder: Path) -> dict[str, np.ndarray]:
     """Return what a training has ended with."""
-    with np.load(folder / "out.npz") as found:
-        return dict(found)
+    with np.load(folder / "out.npz") as arrays:
+        return dict(arrays)
 
 
 def disturbed(rng: random.Random, expected: dict[str, np.ndarray], kills: int) -> tuple[list[Kill], float]:
-    """Return kills of one training, and how far from the undisturbed one it ended: relative to each array's largest.
+    """Return a training's kills, and its largest difference from the undisturbed one, relative to each array's maximum.
 
-    Raises:
-        AssertionError: a checkpoint was lost, or a launch failed that nobody has killed.
-        DataError: a checkpoint is not whole.
+    AssertionError: a checkpoint was lost, or a launch failed without a kill; DataError: a checkpoint is damaged.
     """
     with tempfile.TemporaryDirectory() as name:
-        folder, found, last = Path(name), list[Kill](), -1
+        folder, planned_kills, last = Path(name), list[Kill](), -1
         forms = [rng.choice(FORMS)]
         while len(forms) <= kills:
-            forms.append(rng.choice([one for one in FORMS if one != forms[-1]]))
+            forms.append(rng.choice([form for form in FORMS if form != forms[-1]]))
         for form in forms[:-1]:
-            found.append(killed(folder, rng, form))
-            assert found[-1].newest >= last, f"{found}: step {last} was there"
-            last = found[-1].newest
+            planned_kills.append(killed(folder, rng, form))
+            assert planned_kills[-1].newest >= last, f"{planned_kills}: step {last} was there"
+            last = planned_kills[-1].newest
         code = train(folder, *forms[-1])
-        assert code == 0, f"{found}, then {forms[-1]}: exit code {code}: {(folder / 'err.txt').read_text()}"
-        made = outcome(folder)
-        assert made.keys() == expected.keys()
+        assert code == 0, f"{planned_kills}, then {forms[-1]}: exit code {code}: {(folder / 'err.txt').read_text()}"
+        result = outcome(folder)
+        assert result.keys() == expected.keys()
         differences = [
-            float(np.abs(made[key] - one).max() / max(np.abs(one).max(), 1e-300)) for key, one in expected.items()
+            float(np.abs(result[key] - array).max() / max(np.abs(array).max(), 1e-300))
+            for key, array in expected.items()
         ]
-        return found, max(differences)
+        return planned_kills, max(differences)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -171,31 +153,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     report = Report()
     report.add("# Kills and resumes on other meshes", "", machine_line(), f"- {versions(['numpy', 'mpi4py', 'mpich'])}")
-    report.add(f"- `python benchmarks/mesh_kills.py --kills {given.kills} --seed {given.seed}`", "")
-    expected, rng = undisturbed(), random.Random(given.seed)
-    found, most, trainings = list[Kill](), 0.0, 0
-    while sum(one.hit for one in found) < given.kills:
+    report.add(f"- `python benchmarks/mesh_kills.py --kills {options.kills} --seed {options.seed}`", "")
+    expected, rng = undisturbed(), random.Random(options.seed)
+    all_kills, most, trainings = list[Kill](), 0.0, 0
+    while sum(kill.hit for kill in all_kills) < options.kills:
         kills, difference = disturbed(rng, expected, rng.randint(1, MOST))
-        found, most, trainings = found + kills, max(most, difference), trainings + 1
-        print(f"{sum(one.hit for one in found)} kills, {most:.1e}", file=sys.stderr, flush=True)
-    hits = Counter((one.ranks, one.form or "data parallel", one.kind) for one in found if one.hit)
+        all_kills, most, trainings = all_kills + kills, max(most, difference), trainings + 1
+        print(f"{sum(kill.hit for kill in all_kills)} kills, {most:.1e}", file=sys.stderr, flush=True)
+    hits = Counter((kill.ranks, kill.form or "data parallel", kill.kind) for kill in all_kills if kill.hit)
     kinds = ("a step", "a save", "all")
     report.add("| ranks | form | one rank at a step | one rank in a save | all ranks |", "|---|---|---|---|---|")
     for ranks, form in sorted({key[:2] for key in hits}):
         report.add(f"| {ranks} | {form} | {' | '.join(str(hits[ranks, form, kind]) for kind in kinds)} |")
     total = sum(hits.values())
-    early = sum(one.newest < 0 for one in found if one.hit)
+    early = sum(kill.newest < 0 for kill in all_kills if kill.hit)
     report.add(
         "",
         f"{total} kills of {trainings} trainings, {early} of them before the first checkpoint was there; "
-        f"{len(found) - total} launches ended before their kill. No checkpoint was lost or damaged. Weights, slots and "
-        f"counts at the end differ from those of an undisturbed training on one rank by at most {most:.1e}.",
+        f"{len(all_kills) - total} launches ended before their kill. No checkpoint was lost or damaged. Weights, slots "
+        f"and counts at the end differ from those of an undisturbed training on one rank by at most {most:.1e}.",
     )
-    if given.output:
-        report.save(given.output)
+    if options.output:
+        report.save(options.output)
     return int(most > 1e-12)
 
 

@@ -124,14 +124,7 @@ Change = tuple[str, Callable[[], str]]
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of one file.
-
-    Attributes:
-        number: which of the seed's.
-        file: relative to the repository.
-        kind: what was changed.
-        text: the file with the change.
-    """
+    """A change of one file: its number in the seed's draws, its kind, and the changed text."""
 
     number: int
     file: str
@@ -154,8 +147,8 @@ def files() -> dict[str, int]:
 def draw(seed: int, number: int) -> Mutant:
     """Return a mutant of a seed."""
     rng = random.Random(f"{seed} {number}")
-    known = files()
-    (file,) = rng.choices(list(known), list(known.values()))
+    candidates = files()
+    (file,) = rng.choices(list(candidates), list(candidates.values()))
     kind, make = rng.choice(rng.choice(places(file)))
     return Mutant(number, file, kind, make())
 
@@ -163,8 +156,8 @@ def draw(seed: int, number: int) -> Mutant:
 @functools.cache
 def places(file: str) -> list[list[Change]]:
     """Return for each place of a file where something can be changed what comes of it."""
-    found = _places_in_python(file) if file.endswith(".py") else _places_in_kernel(file)
-    return [found[key] for key in sorted(found)]
+    by_kind = _places_in_python(file) if file.endswith(".py") else _places_in_kernel(file)
+    return [by_kind[key] for key in sorted(by_kind)]
 
 
 def _places_in_python(file: str) -> dict[tuple[int, int], list[Change]]:
@@ -174,7 +167,7 @@ def _places_in_python(file: str) -> dict[tuple[int, int], list[Change]]:
 
     source = (ROOT / file).read_text()
     nodes, computes_nothing = list(ast_nodes(get_ast(source))), _computes_nothing(source, SIZES.get(file, ()))
-    found = defaultdict(list)
+    by_kind = defaultdict(list)
     for name in operator_names():
         if any(part in name for part in LEFT_OUT) or name.endswith(SAME) or get_operator(name).arguments():
             continue
@@ -183,8 +176,8 @@ def _places_in_python(file: str) -> dict[tuple[int, int], list[Change]]:
         for occurrence, begin in enumerate(begins):
             if not any(first <= begin < last for first, last in computes_nothing):
                 make = functools.partial(mutate_code, source, operator, occurrence)
-                found[begin].append((name.removeprefix("core/"), make))
-    return found
+                by_kind[begin].append((name.removeprefix("core/"), make))
+    return by_kind
 
 
 def _computes_nothing(source: str, sizes: Sequence[str] = ()) -> list[tuple[tuple[int, int], tuple[int, int]]]:
@@ -199,8 +192,10 @@ def _computes_nothing(source: str, sizes: Sequence[str] = ()) -> list[tuple[tupl
         nodes.append(getattr(node, "returns", None))
         nodes.append(node.value if isinstance(node, ast.keyword) and node.arg in ("strict", "frozen") else None)
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "reshape":  # any negative length is unknown
-            nodes += [one for one in node.args if isinstance(one, ast.UnaryOp)]
-    return [((one.lineno, one.col_offset), (one.end_lineno, one.end_col_offset)) for one in nodes if one is not None]
+            nodes += [argument for argument in node.args if isinstance(argument, ast.UnaryOp)]
+    return [
+        ((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)) for node in nodes if node is not None
+    ]
 
 
 def _values_of(node: ast.Assign, names: Sequence[str]) -> list[ast.AST]:
@@ -209,14 +204,14 @@ def _values_of(node: ast.Assign, names: Sequence[str]) -> list[ast.AST]:
     pairs: list[tuple[ast.AST, ast.AST]] = [(target, value)]
     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
         pairs = list(zip(target.elts, value.elts, strict=False))
-    return [one for left, one in pairs if getattr(left, "id", "") in names]
+    return [value for left, value in pairs if getattr(left, "id", "") in names]
 
 
 def _places_in_kernel(file: str) -> dict[tuple[int, int], list[Change]]:
     source = (ROOT / file).read_text()
     others = _of_other_processors(source)
     size = re.compile(rf"\b(?:{'|'.join(SIZES.get(file, ('(?!)',)))}) = ([^,;]*)[,;]")
-    found, begin = defaultdict(list), 0
+    by_kind, begin = defaultdict(list), 0
     for number, line in enumerate(source.splitlines(keepends=True), 1):
         code = "" if line.lstrip().startswith(("//", "#")) or number in others else line.split("//")[0]
         sizes = [match.span(1) for match in size.finditer(code)]
@@ -227,14 +222,14 @@ def _places_in_kernel(file: str) -> dict[tuple[int, int], list[Change]]:
                 first, last = begin + match.start(), begin + match.end()
                 for new in instead:
                     text = source[:first] + new.format(match[0]) + source[last:]
-                    found[first, 0].append((kind, functools.partial(str, text)))
+                    by_kind[first, 0].append((kind, functools.partial(str, text)))
         begin += len(line)
-    return found
+    return by_kind
 
 
 def _of_other_processors(source: str) -> set[int]:
     """Return the lines that a processor with AVX-512 does not compile."""
-    found: set[int] = set()
+    lines: set[int] = set()
     branches: list[tuple[bool, bool]] = []  # whether a condition is about processors, and another than the first holds
     for number, line in enumerate(source.splitlines(), 1):
         if line.startswith("#if"):
@@ -244,5 +239,5 @@ def _of_other_processors(source: str) -> set[int]:
         elif line.startswith("#endif"):
             branches.pop()
         if any(of_processors and is_other for of_processors, is_other in branches):
-            found.add(number)
-    return found
+            lines.add(number)
+    return lines

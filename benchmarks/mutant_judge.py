@@ -45,7 +45,7 @@ _REFUSED = re.compile(r"(?:fatal )?error: ")
 
 def definitions(text: str) -> list[tuple[int, int, str]]:
     """Return the first and last line of what stands at the top of a header, with its name, or "" where that is none."""
-    found, depth, first, head = [], 0, 0, ""
+    spans, depth, first, head = [], 0, 0, ""
     for number, line in enumerate(text.splitlines(), 1):
         code = re.sub(r'"(?:[^"\\]|\\.)*"', '""', line.split("//")[0])
         if not first:
@@ -55,13 +55,13 @@ def definitions(text: str) -> list[tuple[int, int, str]]:
                 continue
             first, head = number, ""
         head += code + "\n"
-        depth += sum(code.count(one) for one in "({[") - sum(code.count(one) for one in ")}]")
+        depth += sum(code.count(bracket) for bracket in "({[") - sum(code.count(bracket) for bracket in ")}]")
         is_macro = head.startswith("#define")
         if code.rstrip().endswith("\\") if is_macro else depth > 0 or not code.rstrip().endswith((";", "}")):
             continue
-        found += [(first, number, name) for name in _names(head)]
+        spans += [(first, number, name) for name in _names(head)]
         depth = first = 0
-    return found
+    return spans
 
 
 def _names(head: str) -> list[str]:
@@ -79,11 +79,7 @@ def _names(head: str) -> list[str]:
 
 
 class Headers:
-    """Which definitions of headers a text reaches.
-
-    Args:
-        folder: with headers.
-    """
+    """Finds which definitions of a folder's headers a text reaches."""
 
     def __init__(self, folder: Path) -> None:
         self._words: dict[str, dict[str, set[str]]] = {}
@@ -96,28 +92,22 @@ class Headers:
     def reached(self, text: str, headers: Iterable[str]) -> set[str]:
         """Return FILE:NAME of the definitions in these headers that a text names, and those name, and so on."""
         some = [name for name in headers if name in self._words]
-        rest, known, found = set(_WORD.findall(text)) | {""}, set(), set()
+        rest, visited, names = set(_WORD.findall(text)) | {""}, set(), set()
         while rest:
             word = rest.pop()
-            known.add(word)
+            visited.add(word)
             for header in some:
                 if word in self._words[header]:
-                    found.add(f"{header}:{word}")
-                    rest |= self._words[header][word] - known
-        return found
+                    names.add(f"{header}:{word}")
+                    rest |= self._words[header][word] - visited
+        return names
 
 
 # What is noted of a unit
 
 
 class Notes:
-    """What a unit compiles and computes.
-
-    Attributes:
-        code: a digest of the texts, in whatever order they came.
-        bits: of the results.
-        reached: definitions of headers, where they are asked for.
-    """
+    """What a unit compiles and computes."""
 
     def __init__(self, headers: Headers | None) -> None:
         self._headers, self._lock = headers, threading.Lock()
@@ -139,11 +129,11 @@ class Notes:
         if self._headers is not None:
             self.reached |= self._headers.reached(text, headers)
 
-    def results(self, found: Mapping[str, Any]) -> None:
+    def results(self, arrays: Mapping[str, Any]) -> None:
         """Note what came out."""
-        made = sum(_number(name.encode() + one.tobytes()) for name, one in found.items())
+        number = sum(_number(name.encode() + array.tobytes()) for name, array in arrays.items())
         with self._lock:  # of ranks that are threads
-            self.bits += made
+            self.bits += number
 
     def said(self, unit: str, wrong: str) -> dict[str, Any]:
         """Return the line of a unit."""
@@ -155,7 +145,7 @@ class Notes:
 def _seconds() -> float:
     """Return the CPU seconds of this process and those it has waited for."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def _number(content: bytes) -> int:
@@ -168,9 +158,9 @@ class _Noting:
     def __init__(self, function: Any, note: Callable[..., None]) -> None:
         self._function, self._note = function, note
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        self._note(*given)
-        return self._function(*given, **named)
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        self._note(*arguments)
+        return self._function(*arguments, **named)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._function, name)
@@ -214,18 +204,13 @@ def cases(device: str) -> dict[str, Any]:
 
     if device not in PROGRAMS:
         return {}
-    known = {name: one for name, one in CORPUS.items() if device == "cuda" or bool(one.mesh) == (device == "mesh")}
-    found = {f"{device}: {name}": one for name, one in known.items()}
-    return found | {f"{device} {seed}": program(seed, device) for seed in range(PROGRAMS[device])}
+    corpus = {name: case for name, case in CORPUS.items() if device == "cuda" or bool(case.mesh) == (device == "mesh")}
+    by_unit = {f"{device}: {name}": case for name, case in corpus.items()}
+    return by_unit | {f"{device} {seed}": program(seed, device) for seed in range(PROGRAMS[device])}
 
 
 class Programs:
-    """Executes random programs as the tests do.
-
-    Args:
-        notes: of what is computed.
-        stack: closes devices.
-    """
+    """Executes random programs as the tests do."""
 
     def __init__(self, notes: Notes, stack: ExitStack) -> None:
         from tests.programs import check, meshes
@@ -233,10 +218,10 @@ class Programs:
         self._check, self._meshes, self._stack, self._backend = check, meshes, stack, None
         results = check.results
 
-        def noted(*given: Any) -> dict[str, Any]:
-            found = results(*given)
-            notes.results(found)
-            return found
+        def noted(*arguments: Any) -> dict[str, Any]:
+            arrays = results(*arguments)
+            notes.results(arrays)
+            return arrays
 
         check.results = meshes.results = noted
 
@@ -259,10 +244,10 @@ class Programs:
         with ExitStack() as opened:
 
             def another() -> Any:
-                made = CudaBackend()
-                made.joins_packs = True
-                opened.callback(made.close)
-                return made
+                backend = CudaBackend()
+                backend.joins_packs = True
+                opened.callback(backend.close)
+                return backend
 
             return self._check.wrong_on_cuda(case, self._backend, another)
 
@@ -271,14 +256,7 @@ class Programs:
 
 
 class Each:
-    """A plugin of pytest that says what became of each test.
-
-    Args:
-        notes: begun for each.
-        say: told the line.
-        begin: told the test.
-        until: CPU seconds of this process after which no further test is begun.
-    """
+    """A pytest plugin that reports each test; begins none after `until` CPU seconds of this process."""
 
     def __init__(self, notes: Notes, say: Say, begin: Callable[[str], None], until: float) -> None:
         self._notes, self._say, self._begin, self._until = notes, say, begin, until
@@ -372,13 +350,13 @@ def judge(
     except Exception as error:
         say(notes.said("import", f"{type(error).__name__}: {error}"))
         return
-    drawn, tests = [one for one in units if "::" not in one], [one for one in units if "::" in one]
-    known: dict[str, tuple[Any, Any]] = {}
-    for name in {device_of(one) for one in drawn}:
-        known |= pickle.loads((folder / f"{name}.cases").read_bytes())
+    drawn, tests = [unit for unit in units if "::" not in unit], [unit for unit in units if "::" in unit]
+    expected_by_unit: dict[str, tuple[Any, Any]] = {}
+    for name in {device_of(unit) for unit in drawn}:
+        expected_by_unit |= pickle.loads((folder / f"{name}.cases").read_bytes())
     for unit in drawn:
         notes.begin()
-        case, right = known[unit]
+        case, right = expected_by_unit[unit]
         line = notes.said(unit, programs.wrong(unit, case, right))
         say(line)
         if line["wrong"]:
@@ -399,16 +377,16 @@ def gather(device: str, tests: list[str], folder: Path, say: Say, stack: ExitSta
     programs = Programs(notes, stack)
     from tests.programs.check import expected
 
-    known = {unit: (case, expected(case)) for unit, case in cases(device).items()}
-    (folder / f"{device}.cases").write_bytes(pickle.dumps(known))
-    found: list[dict[str, Any]] = []
+    expected_by_unit = {unit: (case, expected(case)) for unit, case in cases(device).items()}
+    (folder / f"{device}.cases").write_bytes(pickle.dumps(expected_by_unit))
+    noted: list[dict[str, Any]] = []
     counted.start()
-    for unit, (case, right) in known.items():
+    for unit, (case, right) in expected_by_unit.items():
         counted.switch_context(unit)
         notes.begin()
-        found.append(notes.said(unit, programs.wrong(unit, case, right)))
+        noted.append(notes.said(unit, programs.wrong(unit, case, right)))
     if tests:
-        run_tests(tests, Each(notes, found.append, counted.switch_context, math.inf))
+        run_tests(tests, Each(notes, noted.append, counted.switch_context, math.inf))
     counted.stop()
     lines: dict[str, dict[str, list[int]]] = {}
     data = counted.get_data()
@@ -417,7 +395,7 @@ def gather(device: str, tests: list[str], folder: Path, say: Say, stack: ExitSta
         for number, units in data.contexts_by_lineno(file).items():
             for unit in units:
                 lines.setdefault(unit, {}).setdefault(name, []).append(number)
-    for line in found:
+    for line in noted:
         say(line | {"lines": lines.get(line["unit"], {})})
 
 

@@ -30,27 +30,16 @@ IDLE = 20
 
 @dataclass(frozen=True)
 class Device:
-    """Where programs and tests are run, by one process.
+    """A process that runs programs and tests."""
 
-    Attributes:
-        name: of `mutant_judge.PROGRAMS`, or another for what was gathered elsewhere.
-        tests: what is run there beside random programs.
-        files: beginnings of the files whose mutants it judges.
-        seconds: of the processor that a mutant gets.
-        emulated: by the emulated CUDA driver.
-        checks: the emulator looks at every access to memory, as compute-sanitizer does.
-        like: the device whose units it has; "" for its own.
-        elsewhere: its tests compute in processes that they start: what they reach is not known.
-    """
-
-    name: str
-    tests: tuple[str, ...]
-    files: tuple[str, ...]
-    seconds: float
-    emulated: bool = False
-    checks: bool = False
-    like: str = ""
-    elsewhere: bool = False
+    name: str  # of `mutant_judge.PROGRAMS`, or another
+    tests: tuple[str, ...]  # run besides random programs
+    files: tuple[str, ...]  # path prefixes of the files whose mutants it judges
+    seconds: float  # CPU seconds for a mutant
+    emulated: bool = False  # by the emulated CUDA driver
+    checks: bool = False  # the emulator checks every memory access, as compute-sanitizer does
+    like: str = ""  # device whose units it has; "" for its own
+    elsewhere: bool = False  # its tests compute in child processes, so what they reach is unknown
 
     def is_for(self, file: str) -> bool:
         """Return whether it may notice what is wrong in a file."""
@@ -85,38 +74,23 @@ DEVICES = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a mutant.
-
-    Attributes:
-        mutant: which.
-        killer: the unit that has noticed it; "" where it has survived.
-        is_senseless: whether it does not compile or cannot be imported.
-        seconds: of the processor that took.
-        printed: by the killer.
-        effect: of a survivor: what it changes of all that was run.
-        run: how many units were.
-        reached: how many reach it.
-    """
+    """The verdict on a mutant."""
 
     mutant: Mutant
-    killer: str
-    is_senseless: bool
-    seconds: float
-    printed: str = ""
-    effect: str = ""
-    run: int = 0
-    reached: int = 0
+    killer: str  # the unit that noticed it; "" for a survivor
+    is_senseless: bool  # it does not compile or cannot be imported
+    seconds: float  # CPU seconds
+    printed: str = ""  # by the killer
+    effect: str = ""  # what a survivor changes in all that was run
+    run: int = 0  # number of units run
+    reached: int = 0  # number of units that reach it
 
 
 class Units:
-    """What was found of each unit without a mutant.
-
-    Args:
-        lines: of `mutant_judge.py`, by device.
-    """
+    """What each unit did without a mutant."""
 
     def __init__(self, lines: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-        self._units = {device: {one["unit"]: one for one in some} for device, some in lines.items()}
+        self._units = {device: {line["unit"]: line for line in some} for device, some in lines.items()}
         self._kills: Counter[tuple[str, str]] = Counter()
 
     def of(self, device: Device, unit: str) -> Mapping[str, Any]:
@@ -125,27 +99,29 @@ class Units:
 
     def all(self, device: Device) -> list[str]:
         """Return the units of a device, first those that take least."""
-        known = self._units[device.like or device.name]
-        return sorted(known, key=lambda unit: known[unit]["seconds"])
+        by_unit = self._units[device.like or device.name]
+        return sorted(by_unit, key=lambda unit: by_unit[unit]["seconds"])
 
     def reaching(self, device: Device, mutant: Mutant) -> list[str]:
         """Return the units that reach what a mutant changes, in the order in which to run them."""
-        known = self._units[device.like or device.name]
+        by_unit = self._units[device.like or device.name]
         reach = _reach(mutant)
-        found = [unit for unit, one in known.items() if "lines" not in one or reach(one)]
-        found.sort(key=lambda unit: known[unit]["seconds"])
+        reached = [unit for unit, line in by_unit.items() if "lines" not in line or reach(line)]
+        reached.sort(key=lambda unit: by_unit[unit]["seconds"])
         turn: Counter[str] = Counter()  # of the tests of a module, so that some of each come early
         order = {}
-        for unit in found:
+        for unit in reached:
             module = unit.partition("::")[0] if "::" in unit else ""
             turn[module] += 1
             is_about = Path(module).stem == f"test_{Path(mutant.file).stem}"
             order[unit] = -self._kills[mutant.file, unit], 0 if is_about or not module else turn[module]
-        return sorted(found, key=lambda unit: order[unit])
+        return sorted(reached, key=lambda unit: order[unit])
 
     def devices(self, file: str) -> list[Device]:
         """Return the devices for a file's mutants, first that which has noticed most."""
-        return sorted((one for one in DEVICES if one.is_for(file)), key=lambda one: -self._kills[file, one.name])
+        return sorted(
+            (device for device in DEVICES if device.is_for(file)), key=lambda device: -self._kills[file, device.name]
+        )
 
     def has_killed(self, file: str, device: Device | None, unit: str) -> None:
         """Remember for the next mutant of this file which unit has noticed one."""
@@ -162,38 +138,34 @@ def _reach(mutant: Mutant) -> Callable[[Mapping[str, Any]], bool]:
         return lambda unit: not lines or not lines.isdisjoint(unit["lines"].get(mutant.file, ()))
     header = Path(mutant.file).name
     names = {f"{header}:{name}" for low, high, name in definitions("\n".join(before)) if low <= first <= high}
-    return lambda unit: any(one in names if names else one.startswith(f"{header}:") for one in unit["names"])
+    return lambda unit: any(name in names if names else name.startswith(f"{header}:") for name in unit["names"])
 
 
 def _statement(source: str, line: int) -> set[int]:
     """Return the lines of the innermost statement at a line, without its body; none outside of functions."""
-    found: ast.stmt | None = None
+    innermost: ast.stmt | None = None
     in_function = False
     rest: list[tuple[ast.AST, bool]] = [(ast.parse(source), False)]
     while rest:
         node, inside = rest.pop()
-        for one in ast.iter_child_nodes(node):
-            if isinstance(one, ast.stmt | ast.ExceptHandler | ast.match_case):
-                body = getattr(one, "body", None)
-                begin = one.pattern.lineno if isinstance(one, ast.match_case) else one.lineno
-                end = body[-1].end_lineno if isinstance(one, ast.match_case) else one.end_lineno
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
+                body = getattr(child, "body", None)
+                begin = child.pattern.lineno if isinstance(child, ast.match_case) else child.lineno
+                end = body[-1].end_lineno if isinstance(child, ast.match_case) else child.end_lineno
                 if not begin <= line <= end:
                     continue
-                if isinstance(one, ast.stmt):
-                    found, in_function = one, inside
-                rest.append((one, inside or isinstance(one, ast.FunctionDef)))
-    if found is None or not in_function:
+                if isinstance(child, ast.stmt):
+                    innermost, in_function = child, inside
+                rest.append((child, inside or isinstance(child, ast.FunctionDef)))
+    if innermost is None or not in_function:
         return set()
-    body = getattr(found, "body", None)
-    return set(range(found.lineno, body[0].lineno if body else found.end_lineno + 1)) | {found.lineno, line}
+    body = getattr(innermost, "body", None)
+    return set(range(innermost.lineno, body[0].lineno if body else innermost.end_lineno + 1)) | {innermost.lineno, line}
 
 
 class Copy:
-    """A copy of the repository in which mutants are tried, one after another.
-
-    Args:
-        folder: for the copy, what is compiled and what is known of the units.
-    """
+    """A copy of the repository in which mutants are tried one after another."""
 
     def __init__(self, folder: Path) -> None:
         self._tree, self._folder = folder / "dptrain", folder
@@ -212,11 +184,7 @@ class Copy:
             shared.symlink_to((mutant_draw.ROOT / "../shared").resolve())
 
     def units(self) -> Units:
-        """Return what every unit reaches, found now where the folder does not say.
-
-        Raises:
-            SystemExit: a device does not work without a mutant.
-        """
+        """Return what every unit reaches, measured now unless the folder has it."""
         lines = {}
         for device in DEVICES:
             if device.like:
@@ -225,23 +193,25 @@ class Copy:
             if not path.exists():
                 begun = time.monotonic()
                 request = {"gather": True, "device": device.name, "tests": device.tests}
-                found = list(self._ask(device, request, lambda unit: 36000))
-                if not found or found[-1]["unit"] == "the end":
-                    sys.exit(f"{device.name}: {found[-1]['wrong'] if found else 'no units'}")
-                for one in [one for one in found if one["wrong"]]:
-                    print(f"left out, fails without a mutant: {one['unit']}: {one['wrong']}", file=sys.stderr)
-                    found.remove(one)
-                path.write_text("".join(json.dumps(one) + "\n" for one in found))
-                said = f"{device.name}: {len(found)} units, {sum(one['seconds'] for one in found):.0f} CPU seconds"
-                print(f"{said}, {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+                gathered = list(self._ask(device, request, lambda unit: 36000))
+                if not gathered or gathered[-1]["unit"] == "the end":
+                    sys.exit(f"{device.name}: {gathered[-1]['wrong'] if gathered else 'no units'}")
+                for line in [line for line in gathered if line["wrong"]]:
+                    print(f"left out, fails without a mutant: {line['unit']}: {line['wrong']}", file=sys.stderr)
+                    gathered.remove(line)
+                path.write_text("".join(json.dumps(line) + "\n" for line in gathered))
+                summary = (
+                    f"{device.name}: {len(gathered)} units, {sum(line['seconds'] for line in gathered):.0f} CPU seconds"
+                )
+                print(f"{summary}, {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
             lines[device.name] = [json.loads(line) for line in path.read_text().splitlines()]
-            for one in lines[device.name] if device.elsewhere else ():
-                del one["lines"], one["code"]
+            for line in lines[device.name] if device.elsewhere else ():
+                del line["lines"], line["code"]
         return Units(lines)
 
-    def judge(self, mutant: Mutant, units: Units, say: Callable[[str], None] = lambda said: None) -> Verdict:
+    def judge(self, mutant: Mutant, units: Units, say: Callable[[str], None] = lambda text: None) -> Verdict:
         """Return what becomes of a mutant."""
-        path, begun = self._tree / mutant.file, sum(one.seconds for one in self._servers.values())
+        path, begun = self._tree / mutant.file, sum(server.seconds for server in self._servers.values())
         path.write_text(mutant.text)
         os.utime(path, (mutant.number + 10**9, mutant.number + 10**9))  # of a time of its own, for Python's bytecode
         effects, run, reached = {EFFECTS[2]}, 0, 0
@@ -250,8 +220,8 @@ class Copy:
             for device in units.devices(mutant.file):
                 some = units.reaching(device, mutant)
                 reached += len(some)
-                tests = [one for one in some if "::" in one]
-                some = [one for one in some if one not in tests[MOST_TESTS:]]
+                tests = [unit for unit in some if "::" in unit]
+                some = [unit for unit in some if unit not in tests[MOST_TESTS:]]
                 with contextlib.closing(self._judged(device, some, units)) as lines:
                     for line in lines if some else ():
                         run += 1
@@ -265,23 +235,22 @@ class Copy:
                     break
         finally:
             shutil.copy2(mutant_draw.ROOT / mutant.file, path)
-        spent = round(sum(one.seconds for one in self._servers.values()) - begun, 2)
+        spent = round(sum(server.seconds for server in self._servers.values()) - begun, 2)
         if killed is not None:
-            said = killed["wrong"]
-            senseless = killed["unit"] == "import" or (is_refused(said) and not mutant.file.endswith(".py"))
-            return Verdict(mutant, killed["unit"], senseless, spent, said, "", run, reached)
-        effect = next(one for one in EFFECTS if one in effects) if run else "nothing: not reached"
+            message = killed["wrong"]
+            senseless = killed["unit"] == "import" or (is_refused(message) and not mutant.file.endswith(".py"))
+            return Verdict(mutant, killed["unit"], senseless, spent, message, "", run, reached)
+        effect = next(effect for effect in EFFECTS if effect in effects) if run else "nothing: not reached"
         return Verdict(mutant, "", False, spent, "", effect, run, reached)
 
     def check(self, units: Units) -> None:
-        """Judge what has not been changed.
-
-        Raises:
-            SystemExit: something is noticed.
-        """
+        """Judge the unchanged repository; exit if a unit complains."""
         for device in DEVICES:
-            known = units.all(device)
-            some = [*[one for one in known if "::" not in one][:2], *[one for one in known if "::" in one][:2]]
+            by_unit = units.all(device)
+            some = [
+                *[unit for unit in by_unit if "::" not in unit][:2],
+                *[unit for unit in by_unit if "::" in unit][:2],
+            ]
             if wrong := [line for line in self._judged(device, some, units) if line["wrong"]]:
                 sys.exit(f"{device.name}: noticed without a mutant: {wrong}")
 
@@ -316,9 +285,9 @@ class Copy:
 
     def _start(self, device: Device) -> "subprocess.Popen[bytes]":
         """Start the process of a device."""
-        known = self._folder / "known"
-        known.mkdir(exist_ok=True)
-        words = [sys.executable, str(mutant_draw.ROOT / "benchmarks" / "mutant_judge.py"), str(known)]
+        facts = self._folder / "known"
+        facts.mkdir(exist_ok=True)
+        words = [sys.executable, str(mutant_draw.ROOT / "benchmarks" / "mutant_judge.py"), str(facts)]
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(filter(None, (str(self._tree), os.environ.get("PYTHONPATH")))),
             "DPTRAIN_TEST_CACHE": str(self._cache),  # kept, so that only what a mutant changes is compiled anew
@@ -347,15 +316,7 @@ class Copy:
 
 
 class _Server:
-    """A process of `mutant_judge.serve`.
-
-    Args:
-        process: it.
-        printed: the file to which it and its forks print.
-
-    Attributes:
-        seconds: of the processor that its forks have taken.
-    """
+    """A process of `mutant_judge.serve`; `seconds` are the CPU seconds of its forks."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", printed: Path) -> None:
         self._process, self._printed = process, printed
@@ -364,15 +325,9 @@ class _Server:
     def answers(
         self, request: Mapping[str, Any], patience: Callable[[], float], may_sleep: bool
     ) -> Iterator[Mapping[str, Any]]:
-        """Yield what is said of units, and at last `end`: why it has not ended well, or an empty string.
+        """Yield the report of each unit, and last `end`: why it failed, or an empty string.
 
-        Args:
-            request: what to do.
-            patience: CPU seconds that the unit at hand may take.
-            may_sleep: whether it may wait for other sessions of processes.
-
-        Raises:
-            SystemExit: the process has ended.
+        `patience`: CPU seconds for the unit at hand; `may_sleep`: it may wait for other sessions of processes.
         """
         assert self._process.stdin is not None
         self._printed.write_bytes(b"")
@@ -393,9 +348,9 @@ class _Server:
                     pid = line["pid"]
                 elif "end" in line:
                     pid = 0
-                    said = self._printed.read_text(errors="replace")[-2000:]
+                    printed = self._printed.read_text(errors="replace")[-2000:]
                     ended = f"hangs: {why}" if why else f"ends with {line['end']}"
-                    yield {"end": f"{said}\n{ended}" if line["end"] else ""}
+                    yield {"end": f"{printed}\n{ended}" if line["end"] else ""}
                     return
                 else:
                     yield line
@@ -420,9 +375,9 @@ class _Server:
                 sys.exit(f"a judge has ended: {self._printed.read_text(errors='replace')[-2000:]}")
             self._buffer += piece
         text, _, self._buffer = self._buffer.partition(b"\n")
-        found: Mapping[str, Any] = json.loads(text)
-        self.seconds += found["seconds"] if "end" in found else 0
-        return found
+        answer: Mapping[str, Any] = json.loads(text)
+        self.seconds += answer["seconds"] if "end" in answer else 0
+        return answer
 
     def close(self) -> None:
         """End it."""

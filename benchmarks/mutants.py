@@ -41,55 +41,41 @@ from mutant_trial import Copy, Units, Verdict
 
 
 class Journal:
-    """Verdicts in a file, a line each, so that a run that was stopped can go on.
-
-    Args:
-        path: of the file; None for a journal that forgets.
-        seed: of the draws.
-    """
+    """Verdicts in a file, one a line, so that a stopped run can resume; without a path it forgets."""
 
     def __init__(self, path: Path | None, seed: int) -> None:
         self._path, self._seed = path, seed
         lines = path.read_text().splitlines() if path is not None and path.exists() else []
-        self._known = {(one["seed"], one["number"], one["difference"]): one for one in map(json.loads, lines)}
+        self._verdicts = {(line["seed"], line["number"], line["difference"]): line for line in map(json.loads, lines)}
 
     def find(self, mutant: Mutant) -> Verdict | None:
         """Return what became of a mutant before; None of a new one, such as the same number of another commit."""
-        found = self._known.get((self._seed, mutant.number, mutant.difference()))
-        return None if found is None else Verdict(mutant, **{name: found[name] for name in _NOTED})
+        line = self._verdicts.get((self._seed, mutant.number, mutant.difference()))
+        return None if line is None else Verdict(mutant, **{name: line[name] for name in _NOTED})
 
     def add(self, verdict: Verdict) -> None:
         """Note a verdict."""
         if self._path is None or self.find(verdict.mutant) is not None:
             return
-        about = {name: getattr(verdict, name) for name in _NOTED}
+        facts = {name: getattr(verdict, name) for name in _NOTED}
         mutant = {"number": verdict.mutant.number, "difference": verdict.mutant.difference()}
         with self._path.open("a") as file:
-            file.write(json.dumps({"seed": self._seed, **mutant, **about}) + "\n")
+            file.write(json.dumps({"seed": self._seed, **mutant, **facts}) + "\n")
 
 
 _NOTED = ("killer", "is_senseless", "seconds", "printed", "effect", "run", "reached")
 
 
 def judged(seed: int, count: int, minutes: float, journal: Journal, copy: Copy, units: Units) -> Iterator[Verdict]:
-    """Yield verdicts of `count` mutants that make sense, and of those before them that make none.
-
-    Args:
-        seed: of the draws.
-        count: how many.
-        minutes: after which no more are begun.
-        journal: of what was judged before.
-        copy: where they are tried.
-        units: by what.
-    """
+    """Yield verdicts of `count` mutants that make sense, and of the senseless ones in between."""
     end = time.monotonic() + 60 * minutes
-    number, sensible, seen = 0, 0, set()
+    number, sensible, drawn = 0, 0, set()
     while sensible < count and time.monotonic() < end:
         mutant = draw(seed, number)
         number += 1
-        if (mutant.file, mutant.text) in seen:
+        if (mutant.file, mutant.text) in drawn:
             continue
-        seen.add((mutant.file, mutant.text))
+        drawn.add((mutant.file, mutant.text))
         verdict = journal.find(mutant)
         if verdict is None:
             verdict = copy.judge(mutant, units)
@@ -109,13 +95,17 @@ def report(chosen: argparse.Namespace, copy: Copy) -> int:
     journal = Journal(chosen.journal, chosen.seed)
     units = copy.units()
     copy.check(units)
-    for one in judged(chosen.seed, chosen.count, chosen.minutes, journal, copy, units):
-        verdicts.append(one)
-        alive = f"SURVIVED, changes {one.effect}, {one.run} of {one.reached} judges"
-        what = "makes no sense" if one.is_senseless else f"killed by {one.killer}" if one.killer else alive
-        print(f"{one.mutant.number}: {one.mutant.file}: {what} ({one.seconds:.1f} s)", file=sys.stderr, flush=True)
-    sensible = [one for one in verdicts if not one.is_senseless]
-    killed = [one for one in sensible if one.killer]
+    for verdict in judged(chosen.seed, chosen.count, chosen.minutes, journal, copy, units):
+        verdicts.append(verdict)
+        alive = f"SURVIVED, changes {verdict.effect}, {verdict.run} of {verdict.reached} judges"
+        what = "makes no sense" if verdict.is_senseless else f"killed by {verdict.killer}" if verdict.killer else alive
+        print(
+            f"{verdict.mutant.number}: {verdict.mutant.file}: {what} ({verdict.seconds:.1f} s)",
+            file=sys.stderr,
+            flush=True,
+        )
+    sensible = [verdict for verdict in verdicts if not verdict.is_senseless]
+    killed = [verdict for verdict in sensible if verdict.killer]
     lines = Report()
     lines.add("# Mutants", "", command_line(), machine_line())
     lines.add(f"- Versions: {versions(('dptrain', 'numpy', 'cosmic-ray', 'coverage', 'pytest', 'hypothesis'))}")
@@ -123,24 +113,24 @@ def report(chosen: argparse.Namespace, copy: Copy) -> int:
         ["git", "rev-parse", "--short", "HEAD"], cwd=mutant_draw.ROOT, capture_output=True, text=True, check=True
     )
     lines.add(f"- Commit: {commit.stdout.strip()}, of which seed and number draw a mutant")
-    spent = [one.seconds for one in sensible] or [0.0]
+    spent = [verdict.seconds for verdict in sensible] or [0.0]
     lines.add(f"- CPU seconds of a mutant: median {statistics.median(spent):.1f}, sum {sum(spent):.0f}", "")
     lines.add("| file | mutants | killed | survived |", "|---|---|---|---|")
     for file in files():
-        here = [one for one in sensible if one.mutant.file == file]
+        here = [verdict for verdict in sensible if verdict.mutant.file == file]
         if here:
-            alive = sum(not one.killer for one in here)
+            alive = sum(not verdict.killer for verdict in here)
             lines.add(f"| {file} | {len(here)} | {len(here) - alive} | {alive} |")
     lines.add("", "| killed by | mutants |", "|---|---|")
-    by = Counter(_kind(one.killer) for one in killed)
+    by = Counter(_kind(verdict.killer) for verdict in killed)
     lines.add(*(f"| {kind} | {count} |" for kind, count in by.most_common()), "")
     repeats = f"`--seed {chosen.seed} --only NUMBER` repeats one"
     lines.add(f"{len(killed)} of {len(sensible)} killed ({chosen.count} wanted). Survivors ({repeats}):", "")
-    for one in sensible:
-        if not one.killer:
-            about = f"{one.mutant.kind}; changes {one.effect}, {one.run} of {one.reached} judges"
-            lines.add(f"- {one.mutant.number}, `{one.mutant.file}`: {about}", "", "  ```diff")
-            lines.add(*(f"  {line}" for line in one.mutant.difference().splitlines()[1:]), "  ```", "")
+    for verdict in sensible:
+        if not verdict.killer:
+            description = f"{verdict.mutant.kind}; changes {verdict.effect}, {verdict.run} of {verdict.reached} judges"
+            lines.add(f"- {verdict.mutant.number}, `{verdict.mutant.file}`: {description}", "", "  ```diff")
+            lines.add(*(f"  {line}" for line in verdict.mutant.difference().splitlines()[1:]), "  ```", "")
     if chosen.output:
         lines.save(chosen.output)
     return int(10 * len(killed) < 9 * len(sensible))

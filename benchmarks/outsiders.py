@@ -64,7 +64,7 @@ def in_parquet(arena: Arena, path: Path, rng: random.Random) -> None:
             ]
             parquet.write_table(table.set_column(rng.randrange(3), table.column_names[0], rng.choice(odd)), path)
         case _:
-            texts = [one for one in values(arena) if isinstance(one, str)]
+            texts = [value for value in values(arena) if isinstance(value, str)]
             cities = pa.array([rng.choice(texts) for _ in range(table.num_rows)])
             parquet.write_table(table.set_column(1, "city", cities), path)
 
@@ -88,7 +88,7 @@ def neighbour(arena: Arena, path: Path, rng: random.Random) -> None:
         os.symlink(rng.choice((folder, b".", os.fsencode(arena.outside))), folder)
         return
     os.mkdir(folder)
-    texts = {one.name: one.read_text() for one in source.iterdir() if one.suffix in (".json", ".jsonl", ".yaml")}
+    texts = {path.name: path.read_text() for path in source.iterdir() if path.suffix in (".json", ".jsonl", ".yaml")}
     number = rng.choice(
         ["9" * 400, "1e308", "-1e308", "1e999", "NaN", "9" * 5000, json.dumps(rng.choice(values(arena)), default=str)]
     )
@@ -100,7 +100,7 @@ def neighbour(arena: Arena, path: Path, rng: random.Random) -> None:
 def _altered(text: str, number: str, rng: random.Random) -> str:
     match rng.randrange(5):
         case 0:  # a number, wherever one stands
-            return re.sub(r"(?<=: )\d+(\.\d+)?", lambda found: number if rng.random() < 0.3 else found[0], text)
+            return re.sub(r"(?<=: )\d+(\.\d+)?", lambda match: number if rng.random() < 0.3 else match[0], text)
         case 1:
             return text.replace("20", "+3000", 1)  # a year
         case 2:

@@ -50,9 +50,9 @@ def work(folder: Path, variant: str, arguments: list[str]) -> int:
     saves: list[tuple[float, float]] = []
     save = Checkpointing.save
 
-    def timed(self: Checkpointing, *given: Any) -> None:
+    def timed(self: Checkpointing, *arguments: Any) -> None:
         begin = time.perf_counter()
-        save(self, *given)
+        save(self, *arguments)
         saves.append((begin, time.perf_counter()))
 
     Checkpointing.save = timed  # type: ignore[method-assign]
@@ -65,7 +65,7 @@ def train(variant: str, ranks: int, epochs: int, hidden: int, batch: int) -> tup
     """Return the seconds of epochs, the first left out, and the parts of the time that the saves of each rank took."""
     options, _ = VARIANTS[variant]
     off = [word for pair in zip(OFF[::2], OFF[1::2], strict=True) if pair[0] not in options for word in pair]
-    given = [
+    arguments = [
         *off,
         *options,
         "--hidden",
@@ -78,20 +78,20 @@ def train(variant: str, ranks: int, epochs: int, hidden: int, batch: int) -> tup
         "0",
     ]
     with tempfile.TemporaryDirectory() as name:
-        command = [sys.executable, __file__, "--work", name, variant, *given]
+        command = [sys.executable, __file__, "--work", name, variant, *arguments]
         if ranks > 1:
             command = ["mpirun", "-n", str(ranks), *command]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-        if done.returncode:
-            sys.exit(f"{variant} on {ranks} ranks: exit code {done.returncode}: {done.stderr[-500:]}")
+        process = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        if process.returncode:
+            sys.exit(f"{variant} on {ranks} ranks: exit code {process.returncode}: {process.stderr[-500:]}")
         lines = (Path(name) / "run" / "metrics.jsonl").read_text().splitlines()
         seconds = [json.loads(line)["seconds"] for line in lines][1:]
         stalls = []
         for file in Path(name).glob("saves-*.json"):
             saves = json.loads(file.read_text())[2:]  # of the first, code is read from the disk
             if len(saves) > 1:
-                held = sum(end - begin for begin, end in saves[:-1])
-                stalls.append(held / (saves[-1][0] - saves[0][0]))
+                stalled = sum(end - begin for begin, end in saves[:-1])
+                stalls.append(stalled / (saves[-1][0] - saves[0][0]))
     return seconds, stalls
 
 
@@ -117,26 +117,26 @@ def main() -> None:
         f"checkpoint every {SAVES} steps, digests every {DIGESTS}"
     )
     for ranks in args.ranks:
-        found: dict[str, list[float]] = {name: [] for name in chosen}
+        times: dict[str, list[float]] = {name: [] for name in chosen}
         stalls: dict[str, list[float]] = {name: [] for name in chosen}
         for number in range(args.rounds):
             for name in chosen[number % len(chosen) :] + chosen[: number % len(chosen)]:
-                seconds, held = train(name, ranks, args.epochs, args.hidden, args.batch_size)
-                found[name].append(statistics.median(seconds))
-                stalls[name] += held
+                seconds, stalled = train(name, ranks, args.epochs, args.hidden, args.batch_size)
+                times[name].append(statistics.median(seconds))
+                stalls[name] += stalled
         report.add("", f"## {ranks} rank{'s' * (ranks > 1)}", "")
         report.add(
             f"| variant | seconds an epoch: median (range) | of {chosen[0]!r} | ms of each | of the time in saves |"
         )
         report.add("|---|---|---|---|---|")
         for name in chosen:
-            ratios = [one / base for one, base in zip(found[name], found[chosen[0]], strict=True)]
+            ratios = [seconds / base for seconds, base in zip(times[name], times[chosen[0]], strict=True)]
             options = VARIANTS[name][0]
             often = SAMPLES / args.batch_size / float(options[1]) if len(options) == 2 else 0
-            more = (statistics.median(ratios) - 1) * statistics.median(found[chosen[0]]) * 1000
+            more = (statistics.median(ratios) - 1) * statistics.median(times[chosen[0]]) * 1000
             each = f"{more / often:.2f}" if often else ""
-            held_up = spread([100 * one for one in stalls[name]], ".2f") + " %" if stalls[name] else ""
-            report.add(f"| {name} | {spread(found[name], '.3f')} | {spread(ratios, '.3f')} | {each} | {held_up} |")
+            held_up = spread([100 * part for part in stalls[name]], ".2f") + " %" if stalls[name] else ""
+            report.add(f"| {name} | {spread(times[name], '.3f')} | {spread(ratios, '.3f')} | {each} | {held_up} |")
     if args.output:
         report.save(args.output)
 

@@ -38,7 +38,7 @@ def models():
 
 def measure() -> dict[str, list[float]]:
     """Return milliseconds of single calls."""
-    found: dict[str, list[float]] = {}
+    times_by_way: dict[str, list[float]] = {}
     for name, model, x in models():
         model.compile(device="cpu")
         ways = {
@@ -55,35 +55,35 @@ def measure() -> dict[str, list[float]]:
                 begun = time.perf_counter()
                 call(len(times))
                 times.append(1000 * (time.perf_counter() - begun))
-            found[f"{name}: {way}"] = times
-    return found
+            times_by_way[f"{name}: {way}"] = times
+    return times_by_way
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", type=Path, help="a folder with another version")
     parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.once:
+    options = parser.parse_args()
+    if options.once:
         print(json.dumps(measure()))
         return
-    versions = {"now": ROOT} | ({} if asked.before is None else {"before": asked.before.resolve()})
-    found: dict[str, dict[str, list[float]]] = {version: {} for version in versions}
+    versions = {"now": ROOT} | ({} if options.before is None else {"before": options.before.resolve()})
+    times_by_version: dict[str, dict[str, list[float]]] = {version: {} for version in versions}
     for _ in range(TURNS):
         for version, folder in versions.items():
             text = (
                 f"import sys; sys.path.insert(0, {str(folder)!r}); sys.argv[1:] = ['--once']; __file__ = {__file__!r}"
             )
             command = [sys.executable, "-c", f"{text}; exec(compile(open(__file__).read(), __file__, 'exec'))"]
-            done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
-            for way, times in json.loads(done.stdout).items():
-                found[version].setdefault(way, []).extend(times)
+            process = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
+            for way, times in json.loads(process.stdout).items():
+                times_by_version[version].setdefault(way, []).extend(times)
     print("| milliseconds a call | " + " | ".join(versions) + " |")
     print("| --- " * (1 + len(versions)) + "|")
-    for way in found["now"]:
+    for way in times_by_version["now"]:
         cells = []
         for version in versions:
-            low, middle, high = statistics.quantiles(found[version][way], n=4)
+            low, middle, high = statistics.quantiles(times_by_version[version][way], n=4)
             cells.append(f"{middle:.2f} ({low:.2f} to {high:.2f})")
         print(f"| {way} | {' | '.join(cells)} |")
 

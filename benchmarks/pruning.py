@@ -100,7 +100,7 @@ def train(variant: Mapping[str, Any], seed: int, epochs: int, data: Any) -> dict
     model.compile(dp.optimizers.Adam(rate), "sparse_categorical_crossentropy", metrics=["accuracy"], device="cpu")
     history = model.fit(x, y, batch_size=BATCH, epochs=epochs, verbose=0).history
     logs = model.evaluate(x_test, y_test, verbose=0, return_dict=True)
-    zeros = {one.name: round(pruning.sparsity(one), 3) for one in model.layers if one.weights}
+    zeros = {layer.name: round(pruning.sparsity(layer), 3) for layer in model.layers if layer.weights}
     return {
         "accuracy": 100 * logs["accuracy"],
         "loss": logs["loss"],
@@ -118,33 +118,33 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--data", help="the folder of MNIST's four files")
     parser.add_argument("--journal", type=Path, default=Path("pruning.jsonl"))
-    given = parser.parse_args()
-    first, _, last = given.seeds.partition("-")
-    names = given.variants.split(",")
-    known = [json.loads(line) for line in given.journal.read_text().splitlines()] if given.journal.exists() else []
-    found = {(one["variant"], one["seed"]): one for one in known if one["epochs"] == given.epochs}
-    data = dp.datasets.mnist.load_data(given.data)
+    options = parser.parse_args()
+    first, _, last = options.seeds.partition("-")
+    names = options.variants.split(",")
+    journal = (
+        [json.loads(line) for line in options.journal.read_text().splitlines()] if options.journal.exists() else []
+    )
+    runs = {(run["variant"], run["seed"]): run for run in journal if run["epochs"] == options.epochs}
+    data = dp.datasets.mnist.load_data(options.data)
     seeds = range(int(first), int(last or first) + 1)
     for seed in seeds:
         for name in names:
-            if (name, seed) not in found:
-                result = train(VARIANTS[name], seed, given.epochs, data)
-                found[name, seed] = {"variant": name, "seed": seed, "epochs": given.epochs, **result}
-                with given.journal.open("a") as file:
-                    file.write(json.dumps(found[name, seed]) + "\n")
+            if (name, seed) not in runs:
+                result = train(VARIANTS[name], seed, options.epochs, data)
+                runs[name, seed] = {"variant": name, "seed": seed, "epochs": options.epochs, **result}
+                with options.journal.open("a") as file:
+                    file.write(json.dumps(runs[name, seed]) + "\n")
     print("| variant | accuracy, mean | each seed | minus dense, mean (standard error) | zeros |")
     print("|---|---|---|---|---|")
     for name in names:
-        own = [found[name, seed]["accuracy"] for seed in seeds]
+        accuracies = [runs[name, seed]["accuracy"] for seed in seeds]
         base = "dense-cosine" if VARIANTS[name].get("cosine") else "dense"
-        lost = [
-            found[name, seed]["accuracy"] - found[base, seed]["accuracy"] for seed in seeds if (base, seed) in found
-        ]
+        lost = [runs[name, seed]["accuracy"] - runs[base, seed]["accuracy"] for seed in seeds if (base, seed) in runs]
         error = statistics.stdev(lost) / len(lost) ** 0.5 if len(lost) > 1 else float("nan")
         minus = f"{statistics.fmean(lost):+.2f} ({error:.2f})" if lost and name != base else ""
-        zeros = f"{found[name, seeds[0]]['sparsity']:.1%}"
-        each = ", ".join(f"{one:.2f}" for one in own)
-        print(f"| {name} | {statistics.fmean(own):.2f} | {each} | {minus} | {zeros} |")
+        zeros = f"{runs[name, seeds[0]]['sparsity']:.1%}"
+        each = ", ".join(f"{value:.2f}" for value in accuracies)
+        print(f"| {name} | {statistics.fmean(accuracies):.2f} | {each} | {minus} | {zeros} |")
 
 
 if __name__ == "__main__":

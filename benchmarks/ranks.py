@@ -57,15 +57,15 @@ def work(hidden: list[int], batch: int, samples: int, epochs: int) -> None:
         print(json.dumps([seconds[1:], losses[-1]]))
 
 
-def timed(ranks: int, threads: int, version: Path, options: argparse.Namespace, *about: Any) -> tuple[float, float]:
+def timed(ranks: int, threads: int, version: Path, options: argparse.Namespace, *arguments: Any) -> tuple[float, float]:
     """Return samples/s of the median epoch of some ranks, and their last loss."""
     launcher = [*shlex.split(options.through), *(["mpirun", "-n", str(ranks)] if ranks > 1 else [])]
     limits = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
-    command = [*launcher, sys.executable, __file__, "--worker", json.dumps(about)]
+    command = [*launcher, sys.executable, __file__, "--worker", json.dumps(arguments)]
     environment = {**os.environ, **limits, "PYTHONPATH": str(version)}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    seconds, loss = json.loads(done.stdout.splitlines()[-1])
-    return about[2] / statistics.median(seconds), loss
+    process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    seconds, loss = json.loads(process.stdout.splitlines()[-1])
+    return arguments[2] / statistics.median(seconds), loss
 
 
 def main() -> int:
@@ -89,11 +89,11 @@ def main() -> int:
         return 0
     if shutil.which("mpirun") is None:
         parser.error("there is no mpirun: pip install mpich")
-    own, ranks = Path(__file__).resolve().parents[1], options.ranks
-    ways = {"one process": (1, ranks, own), f"{ranks} ranks": (ranks, 1, own)}
+    root, ranks = Path(__file__).resolve().parents[1], options.ranks
+    ways = {"one process": (1, ranks, root), f"{ranks} ranks": (ranks, 1, root)}
     if options.before is not None:
         ways[f"{ranks} ranks before"] = ranks, 1, options.before.resolve()
-    one, *others = ways
+    first, *others = ways
     report = Report()
     report.add("# Ranks on one CPU node", "", command_line(), machine_line())
     report.add(f"- Versions: {versions(('dptrain', 'numpy', 'mpi4py', 'mpich'))}")
@@ -107,15 +107,15 @@ def main() -> int:
     )
     for network in options.networks:
         for batch in options.batch_sizes:
-            about = [int(units) for units in network.split("-")], batch, options.samples, options.epochs
-            found: dict[str, list[float]] = {name: [] for name in ways}
+            arguments = [int(units) for units in network.split("-")], batch, options.samples, options.epochs
+            times: dict[str, list[float]] = {name: [] for name in ways}
             losses = {}
             for _ in range(options.rounds):
                 for name, way in ways.items():
-                    speed, losses[name] = timed(*way, options, *about)
-                    found[name].append(speed)
-            ratios = [[a / b for a, b in zip(found[name], found[one], strict=True)] for name in others]
-            cells = [spread(found[name], ",.0f") for name in ways] + [spread(ratio, ".2f") for ratio in ratios]
+                    speed, losses[name] = timed(*way, options, *arguments)
+                    times[name].append(speed)
+            ratios = [[a / b for a, b in zip(times[name], times[first], strict=True)] for name in others]
+            cells = [spread(times[name], ",.0f") for name in ways] + [spread(ratio, ".2f") for ratio in ratios]
             cells.append(", ".join(f"{losses[name]:.6f}" for name in ways))
             report.add(f"| 784-{network}-{CLASSES} | {batch} | " + " | ".join(cells) + " |")
     if options.output:

@@ -55,7 +55,7 @@ def work(calls: int) -> None:
     from dptrain.train.devices import open_backend
 
     comm = comms.current()
-    found: dict[str, Any] = {"rates": asdict(measured(open_backend(comm, device="cpu"), comm)), "steps": {}}
+    facts: dict[str, Any] = {"rates": asdict(measured(open_backend(comm, device="cpu"), comm)), "steps": {}}
     rng = np.random.default_rng(0)
     for name, (hidden, batch, steps) in NETWORKS.items():
         model = model_of(hidden)
@@ -72,9 +72,9 @@ def work(calls: int) -> None:
                 trainer.programs.run(step, batches.spec, rows, shards)
                 trainer.wait()
                 times.append((time.perf_counter() - begun) / steps)
-        found["steps"][name] = max(comm.allgather(min(times)))
+        facts["steps"][name] = max(comm.allgather(min(times)))
     if comm.rank == 0:
-        print(json.dumps(found), flush=True)
+        print(json.dumps(facts), flush=True)
 
 
 def started(ranks: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -84,13 +84,13 @@ def started(ranks: int, options: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, __file__, "--work", "--calls", str(calls)]
     if ranks > 1:
         command = [shutil.which("mpirun") or "mpirun", "-n", str(ranks), *command]
-    done = subprocess.run(
+    process = subprocess.run(
         command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=600
     )
-    if done.returncode:
-        raise SystemExit(f"{ranks} ranks: exit code {done.returncode}: {done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    if process.returncode:
+        raise SystemExit(f"{ranks} ranks: exit code {process.returncode}: {process.stderr[-2000:]}")
+    facts: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    return facts
 
 
 def predicted(rounds: dict[int, dict[str, Any]], cores: int) -> dict[str, dict[int, float]]:
@@ -99,14 +99,14 @@ def predicted(rounds: dict[int, dict[str, Any]], cores: int) -> dict[str, dict[i
     from dptrain.cli.scaling import cpu_machine, of_model
     from dptrain.program.machines import Link
 
-    own, link = rounds[1]["rates"], rounds[2]["rates"]["link"]
-    rates = Rates(own["flops"], own["bandwidth"], None)
-    found = {}
+    own_rates, link = rounds[1]["rates"], rounds[2]["rates"]["link"]
+    rates = Rates(own_rates["flops"], own_rates["bandwidth"], None)
+    seconds = {}
     for name, (hidden, batch, _) in NETWORKS.items():
         machine = cpu_machine(rates, max(rounds), cores, link=Link(**link))
         data_parallel = of_model(model_of(hidden), batch, dtype="uint8")[0]
-        found[name] = {ranks: data_parallel.predict(ranks, batch, machine).seconds for ranks in rounds}
-    return found
+        seconds[name] = {ranks: data_parallel.predict(ranks, batch, machine).seconds for ranks in rounds}
+    return seconds
 
 
 def main() -> None:
@@ -121,38 +121,38 @@ def main() -> None:
     if options.work:
         work(options.calls)
         return
-    ranks, cores = [int(one) for one in options.ranks.split(",")], os.cpu_count() or 1
+    ranks, cores = [int(text) for text in options.ranks.split(",")], os.cpu_count() or 1
     report = Report()
     report.add("# Predicted and measured steps on a CPU", "", command_line(), machine_line())
     report.add(f"- Versions: {versions(('dptrain', 'numpy', 'mpi4py', 'mpich'))}", "")
-    rounds, told = [], []
+    rounds, predictions = [], []
     for _ in range(options.rounds):
-        rounds.append({one: started(one, options) for one in ranks})
-        told.append(predicted(rounds[-1], cores))
+        rounds.append({count: started(count, options) for count in ranks})
+        predictions.append(predicted(rounds[-1], cores))
     report.add(f"{options.rounds} rounds; medians (ranges). Samples are uint8, Adam, accuracy; one thread a rank.", "")
     report.add("| network | ranks | predicted, us | measured, us | predicted / measured, by round | / least measured |")
     report.add("|---|---:|---:|---:|---:|---:|")
     for name in NETWORKS:
-        for one in ranks:
-            measured = [1e6 * found[one]["steps"][name] for found in rounds]
-            expected = [1e6 * found[name][one] for found in told]
+        for count in ranks:
+            measured = [1e6 * facts[count]["steps"][name] for facts in rounds]
+            expected = [1e6 * prediction[name][count] for prediction in predictions]
             ratios = [a / b for a, b in zip(expected, measured, strict=True)]
             times = f"{spread(expected, ',.0f')} | {spread(measured, ',.0f')}"
             least = statistics.median(expected) / min(measured)
-            report.add(f"| {name} | {one} | {times} | {spread(ratios, '.2f')} | {least:.2f} |")
+            report.add(f"| {name} | {count} | {times} | {spread(ratios, '.2f')} | {least:.2f} |")
     report.add("", "| network | ranks | speedup predicted | speedup measured, by round |", "|---|---:|---:|---:|")
     for name in NETWORKS:
-        for one in ranks[1:]:
-            measured = [found[1]["steps"][name] / found[one]["steps"][name] for found in rounds]
-            expected = [found[name][1] / found[name][one] for found in told]
-            report.add(f"| {name} | {one} | {spread(expected, '.2f')} | {spread(measured, '.2f')} |")
+        for count in ranks[1:]:
+            measured = [facts[1]["steps"][name] / facts[count]["steps"][name] for facts in rounds]
+            expected = [prediction[name][1] / prediction[name][count] for prediction in predictions]
+            report.add(f"| {name} | {count} | {spread(expected, '.2f')} | {spread(measured, '.2f')} |")
     report.add("", "Rates, measured in the same rounds:", "")
-    own = [found[1]["rates"] for found in rounds]
-    links = [found[2]["rates"]["link"] for found in rounds]
-    report.add(f"- products: {spread([one['flops'] / 1e9 for one in own], '.0f')} Gflop/s of one core")
-    report.add(f"- memory: {spread([one['bandwidth'] / 1e9 for one in own], '.0f')} GB/s")
-    report.add(f"- messages of two ranks: {spread([one['bandwidth'] / 1e9 for one in links], '.1f')} GB/s")
-    report.add(f"- their latency: {spread([1e6 * one['latency'] for one in links], '.1f')} us")
+    rates = [facts[1]["rates"] for facts in rounds]
+    links = [facts[2]["rates"]["link"] for facts in rounds]
+    report.add(f"- products: {spread([rate['flops'] / 1e9 for rate in rates], '.0f')} Gflop/s of one core")
+    report.add(f"- memory: {spread([rate['bandwidth'] / 1e9 for rate in rates], '.0f')} GB/s")
+    report.add(f"- messages of two ranks: {spread([link['bandwidth'] / 1e9 for link in links], '.1f')} GB/s")
+    report.add(f"- their latency: {spread([1e6 * link['latency'] for link in links], '.1f')} us")
     if options.output:
         report.save(options.output)
 

@@ -80,12 +80,12 @@ def keras_trainee(module: Any, name: str, count: int) -> Trainee:
     def train(seconds: float, count: int = count) -> tuple[float, float]:
         times: list[float] = []
 
-        def done(epoch: int, logs: Any = None) -> None:
+        def on_epoch_end(epoch: int, logs: Any = None) -> None:
             times.append(time.perf_counter())
             model.stop_training = times[-1] - times[0] >= seconds
 
-        told = module.callbacks.LambdaCallback(on_epoch_end=done)
-        options = {"batch_size": batch, "epochs": 10**6, "verbose": 0, "callbacks": [told]}
+        callback = module.callbacks.LambdaCallback(on_epoch_end=on_epoch_end)
+        options = {"batch_size": batch, "epochs": 10**6, "verbose": 0, "callbacks": [callback]}
         losses = model.fit(x[:count], y[:count], **options).history["loss"]
         return (len(times) - 1) * count / max(times[-1] - times[0], 1e-9), losses[-1]
 
@@ -133,10 +133,10 @@ def torch_trainee(name: str, count: int, threads: int) -> Trainee:
         return total / count
 
     def train(seconds: float, count: int = count) -> tuple[float, float]:
-        loss, begun, done = epoch(count), time.perf_counter(), 0
+        loss, begun, samples = epoch(count), time.perf_counter(), 0
         while time.perf_counter() - begun < seconds:
-            loss, done = epoch(count), done + count
-        return done / max(time.perf_counter() - begun, 1e-9), loss
+            loss, samples = epoch(count), samples + count
+        return samples / max(time.perf_counter() - begun, 1e-9), loss
 
     return train
 
@@ -170,12 +170,12 @@ def measure(name: str, options: argparse.Namespace, cache: str) -> list[str]:
     threads = {variable: str(options.threads) for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
     environment = {**threads, "DPTRAIN_CACHE": cache, "KERAS_BACKEND": "jax"}
     workers: dict[str, WorkerProcess] = {}
-    about: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for framework in FRAMEWORKS:
         worker = WorkerProcess(framework, command, environment, quiet=True)
         try:
             worker.ask(["import", framework], PATIENCE)
-            about[framework] = worker.ask(["prepare", framework, name, options.threads, options.samples], PATIENCE)
+            facts[framework] = worker.ask(["prepare", framework, name, options.threads, options.samples], PATIENCE)
             workers[framework] = worker
         except WorkerError as error:
             print(f"{name}: {framework} left out: {error}", flush=True)
@@ -197,8 +197,8 @@ def measure(name: str, options: argparse.Namespace, cache: str) -> list[str]:
         name,
         *each(lambda framework: f"{statistics.median(speeds[framework]):,.0f}"),
         spread(ratios, ".2f") if ratios else "",
-        " / ".join(each(lambda framework: f"{about[framework]['first']:.1f}")),
-        " / ".join(each(lambda framework: f"{about[framework]['memory'] / 1e6:.0f}")),
+        " / ".join(each(lambda framework: f"{facts[framework]['first']:.1f}")),
+        " / ".join(each(lambda framework: f"{facts[framework]['memory'] / 1e6:.0f}")),
         " / ".join(each(lambda framework: f"{losses[framework]:.2f}")),
     ]
 

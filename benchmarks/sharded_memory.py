@@ -32,10 +32,10 @@ FORMS = {
 
 
 def model(units: int, count: int, form: str, optimizer: str) -> dp.Sequential:
-    made = dp.Sequential([dp.Input((units,)), *(dp.layers.Dense(units, use_bias=False) for _ in range(count))])
+    network = dp.Sequential([dp.Input((units,)), *(dp.layers.Dense(units, use_bias=False) for _ in range(count))])
     chosen = dp.optimizers.get(OPTIMIZERS[optimizer])
-    made.compile(chosen, "mse", jit_compile=True, **FORMS[form])
-    return made
+    network.compile(chosen, "mse", jit_compile=True, **FORMS[form])
+    return network
 
 
 def peak() -> int:
@@ -44,13 +44,13 @@ def peak() -> int:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
-def train(made: dp.Sequential, units: int, checkpoints: str | None = None) -> None:
+def train(network: dp.Sequential, units: int, checkpoints: str | None = None) -> None:
     rows = np.zeros((16, units), np.float32)
-    kept = []
+    callbacks = []
     if checkpoints:
-        kept.append(dp.callbacks.BackupAndRestore(checkpoints, delete_checkpoint=False))
-        kept.append(dp.callbacks.EarlyStopping("loss", patience=9, restore_best_weights=True))
-    made.fit(rows, rows, batch_size=8, epochs=2, verbose=0, callbacks=kept)
+        callbacks.append(dp.callbacks.BackupAndRestore(checkpoints, delete_checkpoint=False))
+        callbacks.append(dp.callbacks.EarlyStopping("loss", patience=9, restore_best_weights=True))
+    network.fit(rows, rows, batch_size=8, epochs=2, verbose=0, callbacks=callbacks)
 
 
 def main() -> None:
@@ -62,19 +62,19 @@ def main() -> None:
     parser.add_argument(
         "--checkpoints", metavar="FOLDER", help="then train once more, save there, and keep the best weights"
     )
-    given = parser.parse_args()
-    train(model(8, current().size, given.form, given.optimizer), 8)
+    options = parser.parse_args()
+    train(model(8, current().size, options.form, options.optimizer), 8)
     before = peak()
-    made = model(given.units, given.layers, given.form, given.optimizer)
-    found = {"form": given.form, "optimizer": given.optimizer, "ranks": current().size}
-    found |= {"parameters": made.count_params()}
-    ways = {"bytes_a_parameter": None} | ({"with_checkpoints": given.checkpoints} if given.checkpoints else {})
+    network = model(options.units, options.layers, options.form, options.optimizer)
+    facts = {"form": options.form, "optimizer": options.optimizer, "ranks": current().size}
+    facts |= {"parameters": network.count_params()}
+    ways = {"bytes_a_parameter": None} | ({"with_checkpoints": options.checkpoints} if options.checkpoints else {})
     for name, folder in ways.items():
-        train(made, given.units, folder)
+        train(network, options.units, folder)
         most = max(current().allgather(peak() - before))
-        found[name] = round(most / made.count_params(), 2)
+        facts[name] = round(most / network.count_params(), 2)
     if current().rank == 0:
-        print(json.dumps(found))
+        print(json.dumps(facts))
 
 
 if __name__ == "__main__":

@@ -55,25 +55,25 @@ def main() -> int:
     report.add(command_line(), machine_line(), f"- Versions: {versions(('numpy',))}")
     low = f"{options.percentile:g}th percentile of a round's steps"
     report.add(f"- Microseconds: the {low}, least of {options.rounds} rounds (in brackets their median)", "")
-    found: dict[int, list[dict[str, float]]] = {count: [] for count in options.threads}
+    rounds_by_threads: dict[int, list[dict[str, float]]] = {count: [] for count in options.threads}
     workers = {
         count: WorkerProcess(f"{count} threads", command, {"OMP_NUM_THREADS": str(count), "PYTHONPATH": str(ROOT)})
         for count in options.threads
     }
     for _ in range(options.rounds):
         for count, worker in workers.items():
-            found[count].append(
+            rounds_by_threads[count].append(
                 worker.ask([count, options.hidden, options.batch_size, options.seconds, options.percentile])
             )
     for worker in workers.values():
         worker.close()
-    counts = [f"{count} thread{'s' * (count > 1)}" for count in found]
-    columns = [*counts, *(["ratio"] if len(found) > 1 else [])]
+    counts = [f"{count} thread{'s' * (count > 1)}" for count in rounds_by_threads]
+    columns = [*counts, *(["ratio"] if len(rounds_by_threads) > 1 else [])]
     report.add(f"| kernel | {' | '.join(columns)} |", f"|---{'|---' * len(columns)}|")
-    for name in found[options.threads[0]][0]:
-        times = [[one[name] for one in rounds] for rounds in found.values()]
-        cells = [f"{min(one):,.1f} ({statistics.median(one):,.1f})" for one in times]
-        cells += [f"{min(times[0]) / max(min(times[-1]), 1e-9):.2f}"] if len(found) > 1 else []
+    for name in rounds_by_threads[options.threads[0]][0]:
+        times = [[times[name] for times in rounds] for rounds in rounds_by_threads.values()]
+        cells = [f"{min(times):,.1f} ({statistics.median(times):,.1f})" for times in times]
+        cells += [f"{min(times[0]) / max(min(times[-1]), 1e-9):.2f}"] if len(rounds_by_threads) > 1 else []
         report.add(f"| {name} | {' | '.join(cells)} |")
     if options.output is not None:
         report.save(options.output)
@@ -101,10 +101,10 @@ def work() -> None:
         return code
 
     def loaded(source: str) -> ctypes.CDLL:
-        made = library(source)
+        loaded_library = library(source)
         if "step_times" in source:
-            libraries.append(made)
-        return made
+            libraries.append(loaded_library)
+        return loaded_library
 
     compiled.generate, compiled.library = timed, loaded  # type: ignore[assignment]
     questions, answers = answering()
@@ -123,12 +123,12 @@ def work() -> None:
             )
             model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], device="cpu")
             model.fit(x, y, batch_size=batch, epochs=1, verbose=0)
-        one = libraries[-1]
-        number = ctypes.c_int64.in_dll(one, "step_number")
+        last = libraries[-1]
+        number = ctypes.c_int64.in_dll(last, "step_number")
         number.value, begun = 0, time.perf_counter()
         while time.perf_counter() - begun < seconds:
             model.fit(x, y, batch_size=batch, epochs=4, verbose=0)
-        times = np.frombuffer((ctypes.c_float * (64 * KEPT)).in_dll(one, "step_times"), np.float32).reshape(64, KEPT)
+        times = np.frombuffer((ctypes.c_float * (64 * KEPT)).in_dll(last, "step_times"), np.float32).reshape(64, KEPT)
         count = min(number.value, KEPT)
         low = np.percentile(times[: len(names) + 1, :count], percentile, axis=1) / 1000
         answer(answers, dict(zip([*names, "all of it"], map(float, low), strict=True)))

@@ -82,15 +82,10 @@ SAME_ORDERS = (0.005, 0.003)
 
 @dataclass(frozen=True)
 class RunsWork(Work):
-    """What a worker trains; `orders` of its data has the runs as its first axis.
+    """What a worker trains; the first axis of its data's `orders` is the run."""
 
-    Attributes:
-        runs: how many; run r has the seed `seed` + r.
-        threads: cores of a worker on the CPU.
-    """
-
-    runs: int
-    threads: int
+    runs: int  # run r has the seed `seed` + r
+    threads: int  # cores of a worker on the CPU
 
     @property
     def seeds(self) -> range:
@@ -110,7 +105,7 @@ def initial_weights(trainee: Trainee) -> list[Any]:
 def one_after_another(runs: list[list[Epoch]]) -> list[Epoch]:
     """Return the epochs of runs of which each was trained by itself."""
     return [
-        Epoch.of_runs(sum(one.seconds for one in epoch), [one.loss for one in epoch])
+        Epoch.of_runs(sum(part.seconds for part in epoch), [part.loss for part in epoch])
         for epoch in zip(*runs, strict=True)
     ]
 
@@ -160,8 +155,8 @@ class DptrainSweep(Dptrain):
 
         self.run(epochs, stopwatch)
         whole = watches[-self.work.runs :]  # before them are those of the steps that `sweep` tries out
-        losses = [[one.losses[epoch] for one in whole] for epoch in range(epochs)]
-        return [Epoch.of_runs(*one) for one in zip(self._seconds(whole, epochs), losses, strict=True)]
+        losses = [[watch.losses[epoch] for watch in whole] for epoch in range(epochs)]
+        return [Epoch.of_runs(*values) for values in zip(self._seconds(whole, epochs), losses, strict=True)]
 
     def run(self, epochs: int, callbacks: Callable[[], list[Any]]) -> None:
         """Train all runs."""
@@ -184,10 +179,10 @@ class DptrainSweep(Dptrain):
 
     def _seconds(self, watches: Sequence[Any], epochs: int) -> list[float]:
         """Return seconds of epochs of all runs, equal ones but for the first."""
-        begin = min(one.begun[min(1, epochs - 1)] for one in watches)
-        whole = max(one.ended[-1] for one in watches) - begin
-        counted = sum(start >= begin for one in watches for start in one.begun)
-        return [begin - min(one.begun[0] for one in watches)] + [whole * len(watches) / counted] * (epochs - 1)
+        begin = min(watch.begun[min(1, epochs - 1)] for watch in watches)
+        whole = max(watch.ended[-1] for watch in watches) - begin
+        counted = sum(start >= begin for watch in watches for start in watch.begun)
+        return [begin - min(watch.begun[0] for watch in watches)] + [whole * len(watches) / counted] * (epochs - 1)
 
 
 class DptrainEnsemble(DptrainSweep):
@@ -207,7 +202,7 @@ class DptrainInTurn(DptrainSweep):
         return 1
 
     def _seconds(self, watches: Sequence[Any], epochs: int) -> list[float]:
-        return [sum(one.ended[epoch] - one.begun[epoch] for one in watches) for epoch in range(epochs)]
+        return [sum(watch.ended[epoch] - watch.begun[epoch] for watch in watches) for epoch in range(epochs)]
 
 
 class JaxVmap(Jax):
@@ -228,7 +223,7 @@ class JaxVmap(Jax):
         self.orders = self.orders[: work.runs].swapaxes(0, 1)
         self.rng = np.random.default_rng(work.seed)
         self.permutation = jax.jit(
-            lambda key: jax.vmap(lambda own: jax.random.permutation(own, self.samples))(
+            lambda key: jax.vmap(lambda run_key: jax.random.permutation(run_key, self.samples))(
                 jax.random.split(key, work.runs)
             )
         )
@@ -282,8 +277,7 @@ class JaxInTurn(Jax):
 class PyTorchVmap(PyTorch):
     """`torch.func.vmap` over the runs' gradients, eager; fused Adam over all runs' parameters.
 
-    `order` is (samples, runs), so that a step of the single network finds the rows of all runs where it looks for its
-    own.
+    `order` is (samples, runs): a step of the single network finds the rows of all runs where it looks for its own.
     """
 
     work: RunsWork
@@ -296,7 +290,7 @@ class PyTorchVmap(PyTorch):
         from torch.nn.functional import cross_entropy
 
         self.start = [torch.from_numpy(weights).to(self.device) for weights in initial_weights(self)]
-        self.parameters = [one.clone() for one in self.start]
+        self.parameters = [parameter.clone() for parameter in self.start]
         self.adam = self._adam()
         self.loss_sum = torch.zeros(work.runs, device=self.device)
         self.order = self.order[:, None].repeat(1, work.runs)
@@ -344,7 +338,7 @@ class PyTorchInTurn(PyTorchGraph):
         super().__init__(work)
         self.all_orders = self.orders
         self.starts = [
-            [torch.from_numpy(one.T.copy()).to(self.device) for one in weights]
+            [torch.from_numpy(weight.T.copy()).to(self.device) for weight in weights]
             for weights in zip(*initial_weights(self), strict=True)
         ]
 
@@ -387,10 +381,10 @@ def make(name: str, fields: dict[str, Any]) -> Trainee:
     if takes_cpu_time(work.device, work.threads):
         Trainee.clock = staticmethod(time.process_time)
     importlib.import_module(FRAMEWORKS[name].module)
-    held = begin_peak()
+    peak = begin_peak()
 
     def memory() -> int:
-        most = peak_bytes() - held
+        most = peak_bytes() - peak
         begin_peak()
         return most
 
@@ -409,13 +403,7 @@ def takes_cpu_time(device: str, threads: int) -> bool:
 
 @dataclass(frozen=True)
 class Way:
-    """A way to start the same sweep.
-
-    Attributes:
-        name: in the table.
-        ranks: of mpirun; 0 for none.
-        environment: variables on top.
-    """
+    """A way to start the same sweep; no mpirun with 0 ranks."""
 
     name: str
     ranks: int
@@ -469,7 +457,7 @@ def compare_ranks(options: argparse.Namespace, report: Report) -> list[str]:
                 out = place / f"out-{turn}-{ways.index(way)}"
                 before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
                 try:
-                    done = subprocess.run(
+                    process = subprocess.run(
                         [*launcher, sys.executable, *arguments, "--out", str(out)],
                         capture_output=True,
                         text=True,
@@ -482,9 +470,9 @@ def compare_ranks(options: argparse.Namespace, report: Report) -> list[str]:
                         continue
                     return [f"{way.name}: not done within {error.timeout:.0f} s"]
                 seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-                if done.returncode:
-                    last = one_line((done.stderr.strip().splitlines() or ["no message"])[-1])
-                    return [f"{way.name}: exit code {done.returncode}: {last}"]
+                if process.returncode:
+                    last = one_line((process.stderr.strip().splitlines() or ["no message"])[-1])
+                    return [f"{way.name}: exit code {process.returncode}: {last}"]
                 if turn:
                     wall[way.name].append(seconds)
                     cpu[way.name].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
@@ -521,10 +509,10 @@ def table(measured: Sequence[Measured]) -> list[str]:
         "|---:|---:|---|---:|---:|---:|---:|---:|",
     ]
     alone: dict[tuple[int, str], float] = {}
-    for one in measured:
-        ours = one.rows.get("dptrain")
-        for name, row in one.rows.items():
-            batch, runs = one.work.batch_size, one.work.runs
+    for result in measured:
+        ours = result.rows.get("dptrain")
+        for name, row in result.rows.items():
+            batch, runs = result.work.batch_size, result.work.runs
             cells = [str(batch), str(runs), name]
             if not row.speeds:
                 lines.append("| " + " | ".join([*cells, row.failed or "not measured"]) + " | | | | |")
@@ -610,7 +598,7 @@ def main() -> int:
         report.add(f"- GPU before: {nvidia_smi()}")
     packages = ("dptrain", "numpy", "mpi4py", "mpich", "pycuda", "torch", "jax", "jaxlib")
     report.add(f"- Versions: {versions(packages)}")
-    done: list[Measured] = []
+    results: list[Measured] = []
     complaints: list[str] = []
     skipped: list[str] = []
     ranks = 0 if on_gpu else options.ranks
@@ -619,26 +607,26 @@ def main() -> int:
     peers = [
         Peer(name, FRAMEWORKS[name].module, [sys.executable, __file__, "--worker", name]) for name in options.frameworks
     ]
-    wanted = [(batch, runs) for batch in options.batch_sizes for runs in options.runs]
+    configurations = [(batch, runs) for batch in options.batch_sizes for runs in options.runs]
     with tempfile.TemporaryDirectory() as folder:
         data, samples = prepare(options, Path(folder), max(options.runs))
         try:
-            for number, (batch, runs) in enumerate(wanted):
+            for number, (batch, runs) in enumerate(configurations):
                 left = options.until - time.monotonic()
-                if left < (options.overhead if done else 0):
+                if left < (options.overhead if results else 0):
                     skipped.append(f"batch {batch}, {runs} runs, for --minutes {options.minutes:g} were over")
                     continue
                 time.sleep(options.pause)
                 work = RunsWork(
                     str(data), batch, options.hidden, "float32", options.device, options.seed, runs, options.threads
                 )
-                one = measure(work, samples * runs, peers, options, len(wanted) - number - 1)
+                result = measure(work, samples * runs, peers, options, len(configurations) - number - 1)
                 for peer in peers if not on_gpu else ():  # what a process has held before counts as memory
                     peer.close()
-                done.append(one)
-                complaints += [f"{runs} runs: {line}" for line in disagreements(one, SAME_ORDERS)]
+                results.append(result)
+                complaints += [f"{runs} runs: {line}" for line in disagreements(result, SAME_ORDERS)]
                 rates = [
-                    f"{n} {statistics.median(r.speeds):,.0f}" if r.speeds else f"{n} -" for n, r in one.rows.items()
+                    f"{n} {statistics.median(r.speeds):,.0f}" if r.speeds else f"{n} -" for n, r in result.rows.items()
                 ]
                 print(f"({left:.0f} s left) batch {batch}, {runs} runs: {', '.join(rates)}", flush=True)
         finally:
@@ -652,14 +640,14 @@ def main() -> int:
         f" a run has {samples} samples. The ratio is taken within each round, and above 1 dptrain is faster. Check"
         " losses: two epochs in the same orders, compared run by run.",
         "",
-        *table(done),
+        *table(results),
         "",
         "What ran:",
         "",
     )
-    about = {(name, row.about) for one in done for name, row in one.rows.items() if row.about}
-    report.add(*(f"- {name}: {text}" for name, text in sorted(about)))
-    shown = [f"{one.work.batch_size} / {one.work.runs}: {one.rounds} x {one.epochs}" for one in done]
+    facts = {(name, row.about) for result in results for name, row in result.rows.items() if row.about}
+    report.add(*(f"- {name}: {text}" for name, text in sorted(facts)))
+    shown = [f"{result.work.batch_size} / {result.work.runs}: {result.rounds} x {result.epochs}" for result in results]
     report.add(f"- Rounds x timed epochs, by batch / runs: {', '.join(shown)}")
     if on_gpu:
         report.add(f"- GPU after: {nvidia_smi()}")
@@ -673,9 +661,9 @@ def main() -> int:
         complaints += failures
     if options.output:
         report.save(options.output)
-        write_json(options.output, report, done, skipped, complaints)
-    ours = [one.rows["dptrain"] for one in done if "dptrain" in one.rows]
-    return 1 if complaints or not done or (ours and not any(row.speeds for row in ours)) else 0
+        write_json(options.output, report, results, skipped, complaints)
+    ours = [result.rows["dptrain"] for result in results if "dptrain" in result.rows]
+    return 1 if complaints or not results or (ours and not any(row.speeds for row in ours)) else 0
 
 
 if __name__ == "__main__":

@@ -55,12 +55,12 @@ class Convolution:
         self.op, self.number = {"places": (conv2d, 0), "images": (conv2d_input, 1)}[makes]
         rng = np.random.default_rng(0)
         images, of_places = (rows, size, size, inputs), (rows, places, places, outputs)
-        given, made = (images, of_places) if makes == "places" else (of_places, images)
-        self.read = rng.standard_normal(given, np.float32)
+        read_shape, out_shape = (images, of_places) if makes == "places" else (of_places, images)
+        self.read = rng.standard_normal(read_shape, np.float32)
         self.kernel = rng.standard_normal((3, 3, inputs, outputs), np.float32)
-        self.out = np.empty(made, np.float32)
+        self.out = np.empty(out_shape, np.float32)
         self.attributes: dict[str, Any] = {"strides": (1, 1), "dilation": (1, 1), "before": (edge, edge)}
-        self.attributes["size"] = made[1:3]
+        self.attributes["size"] = out_shape[1:3]
         self.fields = (ctypes.c_int64 * 12)(size, size, places, places, 3, 3, 1, 1, 1, 1, edge, edge)
         self.lengths = rows, inputs, outputs
         self.multiplications = rows * places * places * 9 * inputs * outputs
@@ -70,46 +70,46 @@ class Convolution:
         number, pointer = ctypes.c_int64, ctypes.c_void_p
         kinds = [pointer, number, ctypes.c_int, pointer, *[number] * 3, *[pointer] * 5, number, number]
         function = ctypes.CFUNCTYPE(ctypes.c_bool, *kinds)(convolutions(by, "float32").result())
-        arrays = (one.ctypes.data for one in (self.read, self.kernel, self.out))
-        own = (parallel().result(), 1, self.number, self.fields, *self.lengths, *arrays, None, None, 1, 0)
-        return lambda: function(*own)
+        arrays = (array.ctypes.data for array in (self.read, self.kernel, self.out))
+        arguments = (parallel().result(), 1, self.number, self.fields, *self.lengths, *arrays, None, None, 1, 0)
+        return lambda: function(*arguments)
 
     def chosen(self) -> str:
         """Return how dptrain computes it."""
-        given = {name: (one.shape, one.dtype.name) for name, one in (("a", self.read), ("b", self.kernel))}
-        made = trace(lambda a, b: {"made": self.op(a, b, **self.attributes)}, given).outputs["made"]
-        return str(made.op.lowering.implementation(made))
+        shapes = {name: (array.shape, array.dtype.name) for name, array in (("a", self.read), ("b", self.kernel))}
+        result = trace(lambda a, b: {"made": self.op(a, b, **self.attributes)}, shapes).outputs["made"]
+        return str(result.op.lowering.implementation(result))
 
     def errors(self) -> dict[str, tuple[float, float]]:
         """Return the root mean square and the greatest error of each, of two rows at most."""
         rows = min(2, len(self.read))
         exact = np.empty((rows, *self.out.shape[1:]))
         self.op.compute(np.float64(self.read[:rows]), np.float64(self.kernel), **self.attributes, out=exact)
-        found = {}
+        errors = {}
         for by in BY:
             self.call(by)()
             wrong = (self.out[:rows] - exact) / exact.std()
-            found[by] = float(np.sqrt(np.square(wrong).mean())), float(np.abs(wrong).max())
-        return found
+            errors[by] = float(np.sqrt(np.square(wrong).mean())), float(np.abs(wrong).max())
+        return errors
 
 
-def measure(one: Convolution, rounds: int) -> dict[str, list[float]]:
+def measure(convolution: Convolution, rounds: int) -> dict[str, list[float]]:
     """Return microseconds of CPU time a call, for each round."""
-    calls = {by: one.call(by) for by in BY}
+    calls = {by: convolution.call(by) for by in BY}
     counts: dict[str, int] = {}
     for by, call in calls.items():
         call()
         begun = time.process_time()
         call()
         counts[by] = 1 + int(SPAN / max(time.process_time() - begun, 1e-6))
-    found: dict[str, list[float]] = {by: [] for by in BY}
+    times: dict[str, list[float]] = {by: [] for by in BY}
     for number in range(rounds):
         for by in BY[:: 1 if number % 2 else -1]:
             begun = time.process_time()
             for _ in range(counts[by]):
                 calls[by]()
-            found[by].append((time.process_time() - begun) / counts[by] * 1e6)
-    return found
+            times[by].append((time.process_time() - begun) / counts[by] * 1e6)
+    return times
 
 
 def main() -> int:
@@ -120,13 +120,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--output", type=Path, help="a file for the report")
     options = parser.parse_args()
-    found = compiler()
-    if found is None:
+    path_and_version = compiler()
+    if path_and_version is None:
         parser.error("no C++ compiler")
     report = Report()
     report.add("# Winograd's F(2x2, 3x3) on the CPU", "", command_line(), machine_line())
     report.add(
-        f"- Versions: {versions(('dptrain', 'numpy'))}; {found[1]}",
+        f"- Versions: {versions(('dptrain', 'numpy'))}; {path_and_version[1]}",
         f"- One thread, float32; microseconds of CPU time a call, medians of {options.rounds} rounds in turns; ratios "
         "of rounds: median (min to max)",
         "- Errors, relative to the result's standard deviation: root mean square / greatest",
@@ -137,16 +137,16 @@ def main() -> int:
     )
     for name, shape in SHAPES.items():
         for makes in ("places", "images"):
-            one = Convolution(shape, makes)
-            times = measure(one, options.rounds)
+            convolution = Convolution(shape, makes)
+            times = measure(convolution, options.rounds)
             ratios = [a / b for a, b in zip(*(times[by] for by in BY), strict=True)]
             rows, size, inputs, outputs, _ = shape
-            errors = (f"{rms:.1e} / {most:.1e}" for rms, most in one.errors().values())
+            errors = (f"{rms:.1e} / {most:.1e}" for rms, most in convolution.errors().values())
             cells = [f"{name} ({rows}, {size}x{size}, {inputs} to {outputs})", makes]
             for by in BY:
                 median = statistics.median(times[by])
-                cells.append(f"{median:,.0f} ({2e-3 * one.multiplications / median:.0f} Gflop/s)")
-            report.add(f"| {' | '.join((*cells, spread(ratios, '.2f'), *errors, one.chosen()))} |")
+                cells.append(f"{median:,.0f} ({2e-3 * convolution.multiplications / median:.0f} Gflop/s)")
+            report.add(f"| {' | '.join((*cells, spread(ratios, '.2f'), *errors, convolution.chosen()))} |")
     if options.output is not None:
         report.save(options.output)
     return 0
