@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dptrain.models import Model
 
 Array = npt.NDArray[Any]
-# Classes of which the confusion matrix is shown.
+# The most classes whose confusion matrix is shown.
 _MOST_SHOWN = 12
 
 

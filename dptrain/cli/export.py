@@ -12,7 +12,7 @@ from dptrain.errors import ConfigError, OutputError
 if TYPE_CHECKING:
     from dptrain.comm import Communicator
 
-# Formats with the endings of their files, of which the first is the usual one.
+# File endings of each format, the usual one first.
 _ENDINGS = {
     "keras": (".keras",),
     "onnx": (".onnx",),

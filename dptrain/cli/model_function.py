@@ -69,7 +69,7 @@ class ModelFunction:
         except ValueError as error:  # Pydantic's ValidationError too
             expected = getattr(kind, "__name__", str(kind))
             raise ConfigError(f"model.arguments.{key} = {short(value)}: expected {expected}") from error
-        except PydanticUserError:  # a type of which Pydantic knows nothing
+        except PydanticUserError:  # a type that Pydantic does not know
             return value
 
     def build(self, seed: int, values: Mapping[str, Any], offered: Mapping[str, Any]) -> Model:

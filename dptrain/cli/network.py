@@ -9,7 +9,7 @@ from dptrain.data.preprocessing import Preprocessing
 from dptrain.errors import ConfigError
 from dptrain.models import Model
 
-# Filters of the blocks, each of which halves height and width; pictures smaller than this have dense layers.
+# Filters of the blocks; each block halves height and width; pictures smaller than this have dense layers.
 _FILTERS, _LEAST_SIDE = (16, 32, 64, 128), 16
 # Of the moving statistics: with Keras' 0.99 the first epochs of a small folder validate with those of the start.
 _MOMENTUM = 0.9

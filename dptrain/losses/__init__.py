@@ -1,4 +1,4 @@
-"""Losses: what is minimised, in ops. A new loss is a function, one class, and one line in the table here."""
+"""Losses. A new one is a function, a class, and a line in the table here."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -115,34 +115,31 @@ LossLike = Loss | Callable[..., Any]
 _FUNCTIONS = {
     name: function
     for function, cls in _CLASSES.items()
-    for name, known in LOSSES.items()
-    if known is cls and name != cls.__name__
+    for name, registered in LOSSES.items()
+    if registered is cls and name != cls.__name__
 }
 _registry: Registry[LossLike] = Registry("loss", "keras.losses", Loss, LOSSES, _FUNCTIONS)
 serialize, deserialize = _registry.serialize, _registry.deserialize
 
 
 def get(identifier: Any) -> LossLike | None:
-    """Return the loss, or the function, that a name, class, configuration, loss or function means.
+    """Return the loss or function that an identifier names.
 
     Args:
-        identifier: "mse" or "mean_squared_error" means the function, which returns a number for each sample,
-            "MeanSquaredError" a loss with Keras' defaults, which returns one number. None means None.
+        identifier: "mse" or "mean_squared_error" gives the function, which returns a number for each sample;
+            "MeanSquaredError", the loss with Keras' defaults, which returns one number. Classes, configurations,
+            losses, functions and None work, too.
 
     Raises:
-        ConfigError: it means none, or an argument is out of range.
+        ConfigError: it is unknown, or an argument is out of range.
     """
     return None if identifier is None else _registry.get(identifier)
 
 
 def as_loss(identifier: Any) -> Loss:
-    """Return what `compile(loss=identifier)` minimises: a function's numbers with a reduction.
-
-    Raises:
-        ConfigError: as `get`.
-    """
-    found = _registry.get(identifier)
-    if isinstance(found, Loss):
-        return found
-    known = _CLASSES.get(found)
-    return LossFunctionWrapper(found) if known is None else known()
+    """Return the loss that `compile(loss=identifier)` minimises; a function gets a reduction."""
+    loss = _registry.get(identifier)
+    if isinstance(loss, Loss):
+        return loss
+    loss_class = _CLASSES.get(loss)
+    return LossFunctionWrapper(loss) if loss_class is None else loss_class()

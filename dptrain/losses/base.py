@@ -1,4 +1,4 @@
-"""What a loss is: numbers for the samples of a batch, in ops, of which weights and a reduction make one."""
+"""The base of losses: a number for each sample, weighted and reduced to one."""
 
 import math
 from collections.abc import Callable
@@ -23,24 +23,24 @@ REDUCTIONS = ("sum_over_batch_size", "mean", "sum", "mean_with_sample_weight", "
 
 
 class Loss(Configurable):
-    """A number for each sample of a batch, of which a weighted sum over a divisor is minimised.
+    """A loss: a number for each sample; training minimises their weighted sum over a divisor.
 
     A loss of your own is a subclass with `call(y_true, y_pred)`, or just such a function.
 
-    With l the samples' losses and w their weights, a global batch has the loss sum_i w_i l_i / divisor. As by Keras the
-    divisor is the number of samples (not the sum of weights) for reduction "sum_over_batch_size" and "mean", the sum of
-    weights for "mean_with_sample_weight", and 1 for "sum"; "none" and None return w_i l_i. Samples that are ignored
-    count in none.
+    With l the samples' losses and w their weights, a global batch has the loss sum_i w_i l_i / divisor. As in Keras,
+    the divisor is the number of samples (not the sum of weights) for reduction "sum_over_batch_size" and "mean", the
+    sum of weights for "mean_with_sample_weight", and 1 for "sum"; "none" and None return w_i l_i. Ignored samples do
+    not count.
 
     Args:
         name: as Keras names it; by default the class's name in snake case.
         reduction: one of these.
-        dtype: that the loss is computed in; by default the outputs', at least float32.
+        dtype: of the computation; by default the outputs', at least float32.
 
     Attributes:
-        takes_labels: targets are integer labels, one a sample (True), or values (False); None where nobody knows.
-        labels_number_outputs: whether a label is the number of an output, so that there are no others.
-        ignored: a label whose samples are left out, or None.
+        takes_labels: targets are integer labels, one a sample (True), or values (False); None if unknown.
+        labels_number_outputs: a label is the index of an output, so that there are no others.
+        ignored: label whose samples are left out, or None.
 
     Raises:
         ConfigError: an argument is not supported.
@@ -105,7 +105,7 @@ class Loss(Configurable):
 
     @property
     def _depends_on_batches(self) -> bool:
-        """Whether an epoch's loss, Keras' mean over batches, depends on how its samples are cut into batches."""
+        """Whether an epoch's loss, Keras' mean over batches, depends on how samples are batched."""
         return self.reduction in ("sum", "mean_with_sample_weight") or self._ignored is not None
 
     def _get_config(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class LossFunctionWrapper(Loss):
 
 
 def _as(x: Tensor, dtype: npt.DTypeLike) -> Tensor:
-    """Return x in a type; what a softmax or a sigmoid made is computed again in it, and goes on to know its logits."""
+    """Return x in another type; the output of a softmax or sigmoid is recomputed, so that it still knows its logits."""
     if x.dtype == dtype:
         return x
     if x.logits is None:
@@ -155,21 +155,13 @@ def _as(x: Tensor, dtype: npt.DTypeLike) -> Tensor:
 
 
 def wide(x: Any) -> Tensor:
-    """Return a tensor as losses and metrics take it: half precision as float32, in which counts are exact."""
+    """Return a tensor for losses and metrics: half precision becomes float32, in which counts are exact."""
     (tensor,) = as_tensors([x])
     return _as(tensor, FLOATX) if is_half(tensor.dtype) else tensor
 
 
 def weights_like(values: Tensor, sample_weight: Any) -> Tensor:
-    """Return weights of values in their type, with axes of length 1 behind where they have fewer axes.
-
-    Args:
-        values: (rows, ...), or a single number.
-        sample_weight: the first axes of that shape, or one of length 1 more; any shape for a single number.
-
-    Raises:
-        ConfigError: another shape.
-    """
+    """Return weights in the type of `values`, (rows, ...), with trailing axes of length 1 to match its rank."""
     (weights,) = as_tensors([sample_weight])
     weights = ops.cast(weights, values.dtype)
     if values.ndim and weights.ndim == values.ndim + 1 and is_one(weights.shape[-1]):
@@ -187,14 +179,7 @@ def weights_like(values: Tensor, sample_weight: Any) -> Tensor:
 def reduce_weighted_values(
     values: Tensor, sample_weight: Any = None, mask: Tensor | None = None, reduction: str | None = "sum_over_batch_size"
 ) -> Tensor:
-    """Return the samples' losses as one number, see `Loss`.
-
-    Args:
-        values: (rows, ...).
-        sample_weight: as `weights_like`, or None.
-        mask: of the shape of values or its first axes, false where they do not count; or None.
-        reduction: as of `Loss`.
-    """
+    """Reduce the samples' losses to one number, see `Loss`; values outside the `mask` do not count."""
     weights = None if sample_weight is None else weights_like(values, sample_weight)
     if mask is not None:
         valid = ops.broadcast_to(weights_like(values, mask), values.shape)
@@ -213,11 +198,7 @@ def reduce_weighted_values(
 
 
 def smoothing(label_smoothing: float) -> float:
-    """Return a label smoothing.
-
-    Raises:
-        ConfigError: it is not in [0, 1].
-    """
+    """Return a label smoothing; refuse one outside [0, 1]."""
     if not 0 <= label_smoothing <= 1:
         raise ConfigError(f"label_smoothing = {label_smoothing}: expected a number in [0, 1]")
     return float(label_smoothing)

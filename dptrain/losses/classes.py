@@ -11,7 +11,7 @@ from dptrain.program.tensor import Tensor
 
 
 class _BuiltIn(LossFunctionWrapper):
-    """A loss of Keras'; its class names the function."""
+    """A loss of Keras, with `_function` set by its class."""
 
     _takes_labels = False
 
@@ -21,15 +21,12 @@ class _BuiltIn(LossFunctionWrapper):
 
 
 class _Plain(_BuiltIn):
-    """A loss without further arguments.
+    """A loss without further arguments, computed by `function`.
 
     Args:
         reduction: as `Loss`.
         name: as `Loss`; by default the function's.
         dtype: as `Loss`.
-
-    Attributes:
-        function: what computes it.
     """
 
     _function: Callable[..., Any]
@@ -177,8 +174,8 @@ class BinaryCrossentropy(_BuiltIn):
         name: str | None = None,
         dtype: str | None = None,
     ) -> None:
-        given = {"from_logits": from_logits, "label_smoothing": smoothing(label_smoothing), "axis": axis}
-        super().__init__(type(self)._function, reduction, name, dtype, **given)
+        arguments = {"from_logits": from_logits, "label_smoothing": smoothing(label_smoothing), "axis": axis}
+        super().__init__(type(self)._function, reduction, name, dtype, **arguments)
         self.from_logits, self.label_smoothing = from_logits, float(label_smoothing)
 
 
@@ -234,8 +231,8 @@ class SparseCategoricalCrossentropy(_BuiltIn):
         if ignore_class is not None and (isinstance(ignore_class, bool) or not isinstance(ignore_class, int)):
             raise ConfigError(f"ignore_class = {ignore_class!r}: expected an integer or None")
         function = functions.sparse_categorical_crossentropy
-        given = {"from_logits": from_logits} | ({} if axis == -1 else {"axis": axis})
-        super().__init__(function, reduction, name, dtype, **given, ignore_class=ignore_class)
+        arguments = {"from_logits": from_logits} | ({} if axis == -1 else {"axis": axis})
+        super().__init__(function, reduction, name, dtype, **arguments, ignore_class=ignore_class)
         self.from_logits, self._ignored = from_logits, ignore_class
 
 
@@ -246,8 +243,8 @@ class BinaryFocalCrossentropy(_BuiltIn):
 
     Args:
         apply_class_balancing: weigh targets of 1 by alpha and those of 0 by 1 - alpha.
-        alpha: as above.
-        gamma: 0 or above.
+        alpha: weight of targets of 1, where balancing.
+        gamma: focusing exponent, 0 or above.
         from_logits: the model's outputs are logits, else probabilities.
         label_smoothing: the part of a target that becomes 1/2.
         axis: that the mean is over.
@@ -268,9 +265,9 @@ class BinaryFocalCrossentropy(_BuiltIn):
         name: str | None = "binary_focal_crossentropy",
         dtype: str | None = None,
     ) -> None:
-        given = {"apply_class_balancing": apply_class_balancing, "alpha": alpha, "gamma": gamma, "axis": axis}
-        given |= {"from_logits": from_logits, "label_smoothing": label_smoothing}
-        super().__init__(overlap.binary_focal_crossentropy, reduction, name, dtype, **given)
+        arguments = {"apply_class_balancing": apply_class_balancing, "alpha": alpha, "gamma": gamma, "axis": axis}
+        arguments |= {"from_logits": from_logits, "label_smoothing": label_smoothing}
+        super().__init__(overlap.binary_focal_crossentropy, reduction, name, dtype, **arguments)
 
 
 class CategoricalFocalCrossentropy(_BuiltIn):
@@ -300,8 +297,8 @@ class CategoricalFocalCrossentropy(_BuiltIn):
         name: str | None = "categorical_focal_crossentropy",
         dtype: str | None = None,
     ) -> None:
-        given = {"alpha": alpha, "gamma": gamma, "from_logits": from_logits, "label_smoothing": label_smoothing}
-        super().__init__(overlap.categorical_focal_crossentropy, reduction, name, dtype, **given, axis=axis)
+        arguments = {"alpha": alpha, "gamma": gamma, "from_logits": from_logits, "label_smoothing": label_smoothing}
+        super().__init__(overlap.categorical_focal_crossentropy, reduction, name, dtype, **arguments, axis=axis)
 
 
 class Dice(_BuiltIn):
@@ -410,8 +407,8 @@ class Circle(_BuiltIn):
         name: str | None = "circle",
         dtype: str | None = None,
     ) -> None:
-        given = {"gamma": gamma, "margin": margin, "remove_diagonal": remove_diagonal}
-        super().__init__(pairs.circle, reduction, name, dtype, **given)
+        arguments = {"gamma": gamma, "margin": margin, "remove_diagonal": remove_diagonal}
+        super().__init__(pairs.circle, reduction, name, dtype, **arguments)
 
     def _counted(self, target: Tensor, output: Tensor, losses: Tensor) -> Tensor:
         return ops.greater(losses, 0)

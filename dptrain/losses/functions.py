@@ -10,7 +10,7 @@ from dptrain.program.tensor import Tensor, as_tensors
 
 
 def same_rank(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two tensors without an axis of length 1 that one has more at its end; as vectors both have it."""
+    """Return two tensors of the same rank, after dropping a trailing axis of length 1 of the longer one."""
     if first.ndim == second.ndim + 1 and _is_column(first):
         return (first, ops.expand_dims(second, -1)) if second.ndim == 1 else (ops.squeeze(first, -1), second)
     if second.ndim == first.ndim + 1:
@@ -23,7 +23,7 @@ def _is_column(x: Tensor) -> bool:
 
 
 def pair(y_true: Any, y_pred: Any) -> tuple[Tensor, Tensor]:
-    """Return both as tensors of y_pred's floating-point type (float32 of integers), and of the same rank."""
+    """Return both as tensors of y_pred's floating-point type (float32 for integers) and the same rank."""
     target, output = as_tensors([y_true, y_pred])
     output = output if output.dtype.kind in "fV" else ops.cast(output, "float32")
     return same_rank(target if target.dtype == output.dtype else ops.cast(target, output.dtype), output)
@@ -49,7 +49,7 @@ def mean_absolute_percentage_error(y_true: Any, y_pred: Any) -> Tensor:
 
 def mean_squared_logarithmic_error(y_true: Any, y_pred: Any) -> Tensor:
     """Return the mean of (log(1 + y_true) - log(1 + y_pred))^2, of values kept at 1e-7 or above."""
-    target, output = (ops.log(ops.maximum(one, EPSILON) + 1) for one in pair(y_true, y_pred))
+    target, output = (ops.log(ops.maximum(x, EPSILON) + 1) for x in pair(y_true, y_pred))
     return ops.mean(ops.square(target - output), -1)
 
 
@@ -73,7 +73,7 @@ def log_cosh(y_true: Any, y_pred: Any) -> Tensor:
 
 def cosine_similarity(y_true: Any, y_pred: Any, axis: int = -1) -> Tensor:
     """Return minus the cosine of the angle between y_true and y_pred; 0 where one of them is 0."""
-    target, output = (one / ops.sqrt(ops.maximum(_squares(one, axis), EPSILON**2)) for one in pair(y_true, y_pred))
+    target, output = (x / ops.sqrt(ops.maximum(_squares(x, axis), EPSILON**2)) for x in pair(y_true, y_pred))
     return -ops.sum(target * output, axis)
 
 
@@ -82,7 +82,7 @@ def _squares(x: Tensor, axis: int) -> Tensor:
 
 
 def _signs(y_true: Tensor) -> Tensor:
-    """Return classes -1 and 1: what is given, unless all of it is 0 or 1."""
+    """Return classes -1 and 1: the targets themselves, unless all are 0 or 1."""
     binary = ops.logical_or(ops.equal(y_true, 0), ops.equal(y_true, 1))
     return ops.where(ops.equal(ops.min(ops.cast(binary, y_true.dtype)), 1), 2 * y_true - 1, y_true)
 
@@ -108,7 +108,7 @@ def categorical_hinge(y_true: Any, y_pred: Any) -> Tensor:
 
 def kl_divergence(y_true: Any, y_pred: Any) -> Tensor:
     """Return the sum of y_true log(y_true / y_pred), of values kept in [1e-7, 1]."""
-    target, output = (ops.clip(one, EPSILON, 1) for one in pair(y_true, y_pred))
+    target, output = (ops.clip(x, EPSILON, 1) for x in pair(y_true, y_pred))
     return ops.sum(target * ops.log(target / output), -1)
 
 

@@ -29,8 +29,8 @@ def binary_focal_crossentropy(
         y_true: 0 and 1, or numbers between.
         y_pred: probabilities, or logits.
         apply_class_balancing: weigh targets of 1 by alpha and those of 0 by 1 - alpha.
-        alpha: as above.
-        gamma: 0 or above.
+        alpha: weight of targets of 1, where balancing.
+        gamma: focusing exponent, 0 or above.
         from_logits: whether y_pred are logits.
         label_smoothing: the part of a target that becomes 1/2.
         axis: that the mean is over.
@@ -93,8 +93,8 @@ def tversky(y_true: Any, y_pred: Any, alpha: float = 0.5, beta: float = 0.5, axi
     """
     target, output = pair(y_true, y_pred)
     both = ops.sum(target * output, axis)
-    missed, found = ops.sum((1 - output) * target, axis), ops.sum(output * (1 - target), axis)
-    return 1 - both / (both + missed * alpha + found * beta + EPSILON)
+    missed, false_positive = ops.sum((1 - output) * target, axis), ops.sum(output * (1 - target), axis)
+    return 1 - both / (both + missed * alpha + false_positive * beta + EPSILON)
 
 
 def categorical_generalized_cross_entropy(y_true: Any, y_pred: Any, q: float) -> Tensor:

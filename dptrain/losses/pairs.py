@@ -35,7 +35,7 @@ def circle(
         ref_embeddings: these, (references, features); y_pred by default, that of the whole batch.
         remove_diagonal: whether the n-th sample is no pair with the n-th reference, which by default is itself.
         gamma: factor of similarities.
-        margin: as above.
+        margin: within which pairs need no correction, m.
     """
     labels, output = as_tensors([y_true, y_pred])
     labels, output = _whole(labels), output if output.dtype.kind in "fV" else ops.cast(output, "float32")
@@ -57,13 +57,13 @@ def _whole(labels: Tensor) -> Tensor:
     return ops.reshape(ops.cast(labels, "int64"), (-1,))
 
 
-def _references(given: Any, made: Any = lambda x: x) -> Tensor:
-    """Return what samples are compared with: of rows of the batch, those of all ranks."""
-    (found,) = as_tensors([given])
-    found = made(found)
-    return all_rows(found, row_numbers(found.shape[0]))
+def _references(values: Any, convert: Any = lambda x: x) -> Tensor:
+    """Return what samples are compared with; for rows of the batch, those of all ranks."""
+    (references,) = as_tensors([values])
+    references = convert(references)
+    return all_rows(references, row_numbers(references.shape[0]))
 
 
 def _logsumexp(mask: Tensor, x: Tensor) -> Tensor:
-    """Return log(sum(e^x)) of each row's elements in the mask."""
+    """Return log(sum(e^x)) of each row over the mask."""
     return ops.logsumexp(ops.where(mask, x, -np.inf), axis=1)

@@ -1,7 +1,7 @@
-"""Metrics: totals over samples and what is reported of them, in ops.
+"""Metrics: totals over samples and a value computed from them.
 
-A new metric is one class, and one line in the table here; the user's own are functions, or subclasses of `Metric` or
-`Mean`, that need no table.
+A new metric is a class and a line in the table here; users' own are functions, or subclasses of `Metric` or `Mean`, and
+need no table.
 """
 
 from collections.abc import Callable, Sequence
@@ -158,7 +158,7 @@ __all__ = [
     "sparse_top_k_categorical_accuracy",
     "squared_hinge",
     "top_k_categorical_accuracy",
-    *(one.__name__ for one in CLASSES),
+    *(metric_class.__name__ for metric_class in CLASSES),
 ]
 
 if not TYPE_CHECKING:  # for which any name would do
@@ -166,9 +166,11 @@ if not TYPE_CHECKING:  # for which any name would do
 
 # Functions that are metrics of Keras', by which these are found as well.
 _OF_FUNCTIONS: dict[Callable[..., Any], type[Metric]] = {
-    vars(one)["_function"].__func__: one
-    for one in CLASSES
-    if one.__module__ == means.__name__ and "_function" in vars(one) and one is not RootMeanSquaredError
+    vars(metric_class)["_function"].__func__: metric_class
+    for metric_class in CLASSES
+    if metric_class.__module__ == means.__name__
+    and "_function" in vars(metric_class)
+    and metric_class is not RootMeanSquaredError
 }
 
 
@@ -180,25 +182,21 @@ serialize, deserialize = _registry.serialize, _registry.deserialize
 
 
 def get(identifier: Any) -> MetricLike | None:
-    """Return the metric that a name, class or configuration means; a metric, a function or None as it is.
+    """Return the metric that a name, class or configuration means; a metric, a function or None is returned as it is.
 
     Raises:
-        ConfigError: it means none, or an argument is out of range.
+        ConfigError: it is unknown, or an argument is out of range.
     """
     return None if identifier is None else _registry.get(identifier)
 
 
 def as_metric(identifier: Any) -> Metric:
-    """Return what `compile(metrics=[identifier])` reports: of a function the mean, under its name.
-
-    Raises:
-        ConfigError: as `get`.
-    """
-    found = _registry.get(identifier)
-    if isinstance(found, Metric):
-        return found
-    known = _OF_FUNCTIONS.get(found)
-    return MeanMetricWrapper(found) if known is None else known(name=found.__name__)
+    """Return the metric for `compile(metrics=[identifier])`; a function's is its mean, under its name."""
+    metric = _registry.get(identifier)
+    if isinstance(metric, Metric):
+        return metric
+    metric_class = _OF_FUNCTIONS.get(metric)
+    return MeanMetricWrapper(metric) if metric_class is None else metric_class(name=metric.__name__)
 
 
 # What these names mean depends on the outputs and the targets.
@@ -221,22 +219,11 @@ def resolve(
     *,
     defers: bool = False,
 ) -> tuple[dict[str, Metric], dict[str, Metric]]:
-    """Return what `compile(metrics=..., weighted_metrics=...)` asks for, each under its key in Keras' logs, in order.
+    """Return the metrics of `compile(metrics=..., weighted_metrics=...)`, each under its key in Keras' logs, in order.
 
-    "accuracy" and "acc" become `BinaryAccuracy` where the model has one output, and else `SparseCategoricalAccuracy` or
-    `CategoricalAccuracy` as the targets are labels or values; "crossentropy" and "ce" likewise. A metric that was named
-    by a string is reported under it.
-
-    Args:
-        metrics: list, tuple or dict of names, metrics, classes or functions, or None.
-        weighted_metrics: the same, of metrics that get the sample weights.
-        loss: says whether targets are labels; None where there is none.
-        output_shape: of one sample; None where it is not known yet, then it has several outputs.
-        target_shape: of one sample, () of a label; None where it is not known. Tells labels where the loss does not.
-        defers: where nobody knows what targets are, leave it to their shape in each batch, see `ByTargets`.
-
-    Raises:
-        ConfigError: an argument is none of these, a name is unknown, or a metric takes other targets than the loss.
+    "accuracy" and "acc" become `BinaryAccuracy` for a single output, else `SparseCategoricalAccuracy` for labels and
+    `CategoricalAccuracy` for values; "crossentropy" and "ce" likewise. Shapes are of one sample, () for a label; None
+    if unknown, then the loss tells whether targets are labels, or with `defers` each batch, see `ByTargets`.
     """
     labels = None if loss is None else loss._takes_labels
     one_output = output_shape is not None and len(output_shape) > 0 and output_shape[-1] == 1
@@ -245,29 +232,23 @@ def resolve(
         sparse = len(target_shape) < len(output_shape) or target_shape[-1:] == (1,)
     place = 0 if one_output else None if defers and sparse is None else 2 if sparse is False else 1
     times: dict[str, int] = {}
-    found: tuple[dict[str, Metric], dict[str, Metric]] = ({}, {})
-    for weighted, argument, given in ((0, "metrics", metrics), (1, "weighted_metrics", weighted_metrics)):
-        if given and not isinstance(given, list | tuple | dict):
+    resolved: tuple[dict[str, Metric], dict[str, Metric]] = ({}, {})
+    for weighted, argument, identifiers in ((0, "metrics", metrics), (1, "weighted_metrics", weighted_metrics)):
+        if identifiers and not isinstance(identifiers, list | tuple | dict):
             raise ConfigError(
-                f"Expected `{argument}` argument to be a list, tuple, or dict. Received instead: {argument}={given} of "
-                f"type {type(given)}"
+                f"Expected `{argument}` argument to be a list, tuple, or dict. Received instead: "
+                f"{argument}={identifiers} of type {type(identifiers)}"
             )
-        for identifier in _flattened(given or ()):
+        for identifier in _flattened(identifiers or ()):
             metric, name = _named(identifier, labels, place)
             key = f"weighted_{name}" if weighted and name in times else name
             times[key] = times.get(key, -1) + 1
-            found[weighted][f"{key}_{times[key]}" if times[key] else key] = metric
-    return found
+            resolved[weighted][f"{key}_{times[key]}" if times[key] else key] = metric
+    return resolved
 
 
 def _named(identifier: Any, labels: bool | None, place: int | None) -> tuple[Metric, str]:
-    """Return a metric that takes the loss's targets, and the name that it is reported under.
-
-    Args:
-        identifier: the user's.
-        labels: whether targets are labels.
-        place: of what is meant in the entries of `_BY_SHAPE`; None where the targets of a batch tell.
-    """
+    """Return a metric that takes the loss's targets, and its reported name; `place` indexes `_BY_SHAPE`."""
     by_shape = _BY_SHAPE.get(identifier.lower()) if isinstance(identifier, str) else None
     if by_shape is None:
         metric = as_metric(identifier)
@@ -282,10 +263,10 @@ def _named(identifier: Any, labels: bool | None, place: int | None) -> tuple[Met
     return metric, name
 
 
-def _flattened(given: Any) -> Sequence[Any]:
-    """Return the leaves of nested lists, tuples and dicts, dicts in the order of their keys."""
-    if isinstance(given, dict) and "class_name" not in given:
-        return [leaf for key in sorted(given) for leaf in _flattened(given[key])]
-    if isinstance(given, list | tuple):
-        return [leaf for one in given for leaf in _flattened(one)]
-    return [given]
+def _flattened(nested: Any) -> Sequence[Any]:
+    """Return the leaves of nested lists, tuples and dicts (in the order of their keys)."""
+    if isinstance(nested, dict) and "class_name" not in nested:
+        return [leaf for key in sorted(nested) for leaf in _flattened(nested[key])]
+    if isinstance(nested, list | tuple):
+        return [leaf for entry in nested for leaf in _flattened(entry)]
+    return [nested]

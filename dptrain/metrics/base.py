@@ -1,7 +1,7 @@
-"""What a metric is: variables that batches are added to, and a number made of them, all in ops.
+"""The base of metrics: variables that accumulate batches, and a value computed from them.
 
-Totals are sums over samples in float64 (`aggregation="sum"`), so that ranks may each keep a summand of them and need
-no message before somebody reads the result, which is exact on any number of ranks.
+Totals are float64 sums over samples (`aggregation="sum"`): each rank may keep a summand and communicate only when the
+result is read, which is exact on any number of ranks.
 """
 
 import functools
@@ -25,7 +25,7 @@ from dptrain.registry.serialization import Configurable
 
 
 def _in_turn(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a metric's method that no other thread's comes between."""
+    """Serialise a metric's method across threads."""
 
     @functools.wraps(method)
     def in_turn(self: "Metric", *args: Any, **kwargs: Any) -> Any:
@@ -85,15 +85,15 @@ class Metric(Configurable):
             shape: its shape.
             initializer: its first value; `reset_state` sets zeros.
             dtype: by default float64.
-            aggregation: "sum" if it is a sum over samples, of which each rank may keep a summand; else "none".
+            aggregation: "sum" for a sum over samples, where each rank may keep a summand; else "none".
             name: for files and messages.
         """
         value = initializers.get("zeros" if initializer is None else initializer)(tuple(shape))
         value = np.asarray(value, dtype or np.float64)
-        made = Variable(value, name or "variable", trainable=False, aggregation=aggregation)
-        made.path = f"{self.name}/{made.name}"
-        self._variables.append(made)
-        return made
+        variable = Variable(value, name or "variable", trainable=False, aggregation=aggregation)
+        variable.path = f"{self.name}/{variable.name}"
+        self._variables.append(variable)
+        return variable
 
     def add_weight(
         self,
@@ -108,9 +108,14 @@ class Metric(Configurable):
     @property
     def variables(self) -> list[Variable]:
         """Its state, and that of metrics which are its attributes, also in lists, tuples and dictionaries."""
-        own = [*self._variables, *tree.attributes(self, Variable)]
+        variables = [*self._variables, *tree.attributes(self, Variable)]
         parts: list[Metric] = tree.attributes(self, Metric)  # type: ignore[type-abstract]
-        return list({id(one): one for one in [*own, *(one for part in parts for one in part.variables)]}.values())
+        return list(
+            {
+                id(variable): variable
+                for variable in [*variables, *(variable for part in parts for variable in part.variables)]
+            }.values()
+        )
 
     stateless_update_state = not_supported("stateless_update_state", "call update_state")
     stateless_result = not_supported("stateless_result", "call result")
@@ -127,8 +132,8 @@ class Metric(Configurable):
     @_in_turn
     def reset_state(self) -> None:
         """Begin anew: all of the state is 0."""
-        for one in self.variables:
-            one.assign(ops.zeros(one.shape, one.dtype))
+        for variable in self.variables:
+            variable.assign(ops.zeros(variable.shape, variable.dtype))
 
     @_in_turn
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -145,19 +150,17 @@ class Metric(Configurable):
 
 
 def samplewise(values: Any, sample_weight: Any = None) -> tuple[Tensor, Tensor | None]:
-    """Return one number for each sample, times its weight if there are weights, and these.
+    """Return a number for each sample, weighted where there are weights, and those weights.
 
-    Args:
-        values: (rows, ...), of which a sample has the mean; or a single number.
-        sample_weight: the first axes of that shape, or one of length 1 more; or a single number.
+    `values` are (rows, ...), averaged for each sample, or a scalar; `sample_weight` has the first axes of that shape.
     """
-    found = wide(values)
-    if found.dtype.kind != "f":
-        found = ops.cast(found, "float32")
+    numbers = wide(values)
+    if numbers.dtype.kind != "f":
+        numbers = ops.cast(numbers, "float32")
     if sample_weight is None:
-        return _mean_of_rows(found), None
-    weights = ops.broadcast_to(weights_like(found, sample_weight), found.shape)
-    return _mean_of_rows(found * weights), _mean_of_rows(weights)
+        return _mean_of_rows(numbers), None
+    weights = ops.broadcast_to(weights_like(numbers, sample_weight), numbers.shape)
+    return _mean_of_rows(numbers * weights), _mean_of_rows(weights)
 
 
 def _mean_of_rows(values: Tensor) -> Tensor:
@@ -178,10 +181,10 @@ class Sum(Metric):
 
     def update_state(self, values: Any, sample_weight: Any = None) -> None:
         """Add values, (rows, ...) or a number."""
-        found = wide(values)
+        numbers = wide(values)
         if sample_weight is not None:
-            found = found * weights_like(found, sample_weight)
-        self.total.assign_add(ops.sum(found))
+            numbers = numbers * weights_like(numbers, sample_weight)
+        self.total.assign_add(ops.sum(numbers))
 
     def result(self) -> Tensor:
         """Return the sum."""
@@ -208,12 +211,12 @@ class Mean(Metric):
         """Add samples.
 
         Args:
-            values: (rows, ...), of which a sample has the mean; or a single number.
+            values: (rows, ...), averaged for each sample; or a single number.
             sample_weight: (rows, ...), or a single number; None for ones.
         """
-        found, weights = samplewise(values, sample_weight)
-        self.total.assign_add(ops.sum(found))
-        self.count.assign_add((found.shape[0] if found.ndim else 1) if weights is None else ops.sum(weights))
+        numbers, weights = samplewise(values, sample_weight)
+        self.total.assign_add(ops.sum(numbers))
+        self.count.assign_add((numbers.shape[0] if numbers.ndim else 1) if weights is None else ops.sum(weights))
 
     def result(self) -> Tensor:
         """Return the mean."""
@@ -261,11 +264,7 @@ class MeanMetricWrapper(Mean):
 
 
 def positive(k: int, name: str = "k") -> int:
-    """Return k, which messages call by a name.
-
-    Raises:
-        ConfigError: it is no integer, or below 1.
-    """
+    """Return k; refuse one that is no integer or below 1, under its `name`."""
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise ConfigError(f"{name} = {k!r}: expected an integer >= 1")
     return k

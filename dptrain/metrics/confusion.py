@@ -1,4 +1,4 @@
-"""Metrics made of true and false positives and negatives, at one or several thresholds."""
+"""Metrics based on true and false positives and negatives at one or several thresholds."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -22,16 +22,8 @@ Cell = Literal["true_positives", "false_positives", "true_negatives", "false_neg
 class _Confusion(Metric):
     """Weighted counts of some of the four kinds, (thresholds,) each.
 
-    Args:
-        kinds: which.
-        thresholds: outputs above it are taken for positive.
-        name: its key in logs.
-        dtype: as `Metric`.
-        class_id: count this output alone, not all of them.
-        top_k: take only so many outputs of a sample, the highest, for positive.
-
-    Raises:
-        ConfigError: top_k is no integer above 0.
+    Outputs above a threshold are positive; `class_id` selects one output, `top_k` only lets the k highest of a sample
+    be positive.
     """
 
     _takes_labels = False
@@ -53,16 +45,7 @@ class _Confusion(Metric):
         }
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Count in each sample's outputs; a sample's weight counts for each of them.
-
-        Args:
-            y_true: 1 where positive, else 0.
-            y_pred: of that shape, (rows, ...).
-            sample_weight: (rows,) or (rows, ...), or None.
-
-        Raises:
-            ConfigError: shapes differ, or samples have no axis of classes beside class_id or top_k.
-        """
+        """Count a batch: targets (non-zero is positive) shaped like outputs, (rows, ...), and weights or None."""
         target, output = pair(wide(y_true), wide(y_pred))
         if target.shape != output.shape:
             raise ConfigError(
@@ -81,7 +64,7 @@ class _Confusion(Metric):
             target, output = target[..., self.class_id], output[..., self.class_id]
         shape = (*output.shape, 1)
         positive = ops.reshape(ops.not_equal(target, 0), shape)
-        taken = ops.reshape(output, shape) > self._limits.astype(output.dtype)
+        above = ops.reshape(output, shape) > self._limits.astype(output.dtype)
         weights: Tensor | None = None
         if sample_weight is not None:
             weights = ops.cast(sample_weight, output.dtype)
@@ -90,7 +73,7 @@ class _Confusion(Metric):
             weights = ops.reshape(weights, (*weights.shape, *(1,) * (len(shape) - weights.ndim)))
         for kind, count in self._counts.items():
             right, sign = kind.split("_")
-            predicted = taken if sign == "positives" else ops.logical_not(taken)
+            predicted = above if sign == "positives" else ops.logical_not(above)
             actual = positive if (right == "true") == (sign == "positives") else ops.logical_not(positive)
             both = ops.cast(ops.logical_and(predicted, actual), output.dtype)
             both = both if weights is None else both * weights
@@ -121,18 +104,13 @@ class _Confusion(Metric):
             raise AttributeError(f"metric {type(self).__name__} does not count {kind}")
         return self._counts[kind]
 
-    def _as_given(self, values: Tensor) -> Tensor:
-        """Return a single number where there is one threshold."""
+    def _squeezed(self, values: Tensor) -> Tensor:
+        """Return a scalar if there is a single threshold."""
         return ops.reshape(values, ()) if len(self._limits) == 1 else values
 
 
 def _among_highest(output: Tensor, k: int) -> Tensor:
-    """Return whether each output is one of the k highest of its vector, the first of equals.
-
-    Args:
-        output: (rows, ..., classes).
-        k: at least 1.
-    """
+    """Return whether each output, (rows, ..., classes), is among the k highest of its vector; earlier ones win ties."""
     classes = int(output.shape[-1])
     mine, other = ops.expand_dims(output, -1), ops.expand_dims(output, -2)
     before = np.tri(classes, k=-1, dtype=bool)  # [i, j]: j comes before i
@@ -141,25 +119,21 @@ def _among_highest(output: Tensor, k: int) -> Tensor:
 
 
 def _limits(thresholds: float | Sequence[float] | None, otherwise: float = 0.5) -> list[float]:
-    """Return thresholds as a list; `otherwise` where none is given.
-
-    Raises:
-        ConfigError: one of them is not in [0, 1].
-    """
-    given: list[Any] = list(thresholds) if isinstance(thresholds, list | tuple) else [thresholds]
-    if given == [None]:
+    """Return thresholds in [0, 1] as a list; `otherwise` if there are none."""
+    values: list[Any] = list(thresholds) if isinstance(thresholds, list | tuple) else [thresholds]
+    if values == [None]:
         return [otherwise]
-    found = [0.5 if one is None else float(one) for one in given]
-    if not found or any(not 0 <= one <= 1 for one in found):
-        raise ConfigError(f"Threshold values must be in [0, 1]. Received: {given}")
-    return found
+    limits = [0.5 if value is None else float(value) for value in values]
+    if not limits or any(not 0 <= limit <= 1 for limit in limits):
+        raise ConfigError(f"Threshold values must be in [0, 1]. Received: {values}")
+    return limits
 
 
 class _Count(_Confusion):
-    """A count of one kind.
+    """The count of one kind.
 
     Args:
-        thresholds: outputs above it are taken for positive, in [0, 1], one or several; None for 0.5.
+        thresholds: outputs above are positive, in [0, 1], one or several; None for 0.5.
         name: its key in logs.
         dtype: as `Metric`.
 
@@ -184,8 +158,8 @@ class _Count(_Confusion):
         return self._counts[type(self)._kind]
 
     def result(self) -> Tensor:
-        """Return the count, (thresholds,) of several."""
-        return self._as_given(self._counts[type(self)._kind] * 1.0)
+        """Return the count, (thresholds,) for several."""
+        return self._squeezed(self._counts[type(self)._kind] * 1.0)
 
     def _get_config(self) -> dict[str, Any]:
         """Return name, dtype and thresholds."""
@@ -221,19 +195,7 @@ class FalseNegatives(_Count):
 
 
 class _Ratio(_Confusion):
-    """True positives over true positives and another count.
-
-    Args:
-        thresholds: outputs above it are taken for positive, in [0, 1], one or several; None for 0.5.
-        top_k: only so many outputs of a sample, the highest, are taken for positive, above whatever threshold is
-            given; None for all.
-        class_id: the output that is looked at, alone; None for all.
-        name: its key in logs.
-        dtype: as `Metric`.
-
-    Raises:
-        ConfigError: an argument is out of range.
-    """
+    """True positives over true positives plus another count."""
 
     _direction = "up"
     _other: Cell
@@ -251,14 +213,14 @@ class _Ratio(_Confusion):
         self.init_thresholds, self.thresholds = thresholds, self._limits.tolist()
 
     def result(self) -> Tensor:
-        """Return the ratio, 0 of nothing; (thresholds,) of several."""
+        """Return the ratio, 0 for nothing; (thresholds,) for several."""
         right, other = self._counts.values()
-        return self._as_given(ops.divide_no_nan(right, right + other))
+        return self._squeezed(ops.divide_no_nan(right, right + other))
 
     def _get_config(self) -> dict[str, Any]:
         """Return name, dtype, thresholds, top_k and class_id."""
-        own = {"thresholds": self.init_thresholds, "top_k": self.top_k, "class_id": self.class_id}
-        return super()._get_config() | own
+        config = {"thresholds": self.init_thresholds, "top_k": self.top_k, "class_id": self.class_id}
+        return super()._get_config() | config
 
 
 class Precision(_Ratio):
@@ -316,68 +278,59 @@ class AUC(_Confusion):
                 f"not supported: AUC(num_thresholds={num_thresholds}, curve={curve!r}, summation_method="
                 f"{summation_method!r}); expected 2 thresholds or more, 'ROC' or 'PR', 'interpolation'"
             )
-        given = [] if thresholds is None else sorted(_limits(thresholds))
-        inner = np.arange(1, num_thresholds - 1) / (num_thresholds - 1) if thresholds is None else given
+        inner_limits = [] if thresholds is None else sorted(_limits(thresholds))
+        inner = np.arange(1, num_thresholds - 1) / (num_thresholds - 1) if thresholds is None else inner_limits
         num_thresholds = len(inner) + 2
         kinds: list[Cell] = ["true_positives", "true_negatives", "false_positives", "false_negatives"]
         super().__init__(kinds, [-1e-7, *inner, 1 + 1e-7], name, dtype)
         self.num_thresholds, self.curve, self.from_logits = num_thresholds, curve, from_logits
-        self._given = None if thresholds is None else given
+        self._inner_limits = None if thresholds is None else inner_limits
 
     @property
     def thresholds(self) -> list[float]:
-        """All of them, the first below 0 and the last above 1."""
-        found: list[float] = self._limits.tolist()
-        return found
+        """All thresholds, the first below 0 and the last above 1."""
+        limits: list[float] = self._limits.tolist()
+        return limits
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """As of `Precision`."""
+        """Add a batch, as `Precision`."""
         super().update_state(y_true, ops.sigmoid(y_pred) if self.from_logits else y_pred, sample_weight)
 
     def result(self) -> Tensor:
         """Return the area."""
-        tp, tn, fp, fn = (one.value for one in self._counts.values())
+        tp, tn, fp, fn = (count.value for count in self._counts.values())
         if self.curve == "PR":
             return self._between_precision_and_recall(tp, fp, fn)
         recall, fall_out = ops.divide_no_nan(tp, tp + fn), ops.divide_no_nan(fp, fp + tn)
         return ops.sum((fall_out[:-1] - fall_out[1:]) * (recall[:-1] + recall[1:]) * 0.5)
 
     def _between_precision_and_recall(self, tp: Tensor, fp: Tensor, fn: Tensor) -> Tensor:
-        """True positives grow linearly with all positives between two thresholds; the precision between follows."""
+        """Interpolate: between two thresholds true positives grow linearly with all positives."""
         positives = tp + fp
         step, grown = tp[:-1] - tp[1:], positives[:-1] - positives[1:]
         slope = ops.divide_no_nan(step, ops.maximum(grown, 0))
         intercept = tp[1:] - slope * positives[1:]
-        known = ops.logical_and(positives[:-1] > 0, positives[1:] > 0)
-        growth = ops.where(known, ops.divide_no_nan(positives[:-1], ops.maximum(positives[1:], 0)), 1)
+        both_positive = ops.logical_and(positives[:-1] > 0, positives[1:] > 0)
+        growth = ops.where(both_positive, ops.divide_no_nan(positives[:-1], ops.maximum(positives[1:], 0)), 1)
         area = slope * (step + intercept * ops.log(growth))
         return ops.sum(ops.divide_no_nan(area, ops.maximum(tp[1:] + fn[1:], 0)))
 
     def _get_config(self) -> dict[str, Any]:
         """Return the arguments."""
-        own = {"num_thresholds": self.num_thresholds, "curve": self.curve, "summation_method": "interpolation"}
-        own |= {"multi_label": False, "num_labels": None, "label_weights": None, "from_logits": self.from_logits}
-        return super()._get_config() | own | ({} if self._given is None else {"thresholds": self._given})
+        config = {"num_thresholds": self.num_thresholds, "curve": self.curve, "summation_method": "interpolation"}
+        config |= {"multi_label": False, "num_labels": None, "label_weights": None, "from_logits": self.from_logits}
+        return (
+            super()._get_config() | config | ({} if self._inner_limits is None else {"thresholds": self._inner_limits})
+        )
 
 
 class _AtLeast(_Confusion):
-    """The best rate among thresholds at which another rate is high enough; 0 where it never is.
-
-    Args:
-        least: of the other rate, 0 to 1.
-        num_thresholds: evenly spaced in [0, 1]; 1 for 0.5 alone.
-        class_id: the output that is looked at, alone; None for all.
-        name: its key in logs.
-        dtype: as `Metric`.
-
-    Raises:
-        ConfigError: an argument is out of range.
-    """
+    """The best rate among thresholds where another rate is high enough; 0 if there is none."""
 
     _direction = "up"
-    # The argument that says how high, and of which counts the rate that is held and the one that is reported are made.
+    # The argument with the minimum, and the counts of the constrained and of the reported rate.
     _least: str
-    _held: tuple[Cell, Cell]
+    _constraint: tuple[Cell, Cell]
     _best: tuple[Cell, Cell]
 
     def __init__(
@@ -397,24 +350,24 @@ class _AtLeast(_Confusion):
         # An output of 0 is above the first.
         inner = np.arange(1, num_thresholds) / max(num_thresholds - 1, 1)
         limits = [-1e-7, *inner] if num_thresholds > 1 else [0.5]
-        kinds = dict.fromkeys((*self._held, *self._best))
+        kinds = dict.fromkeys((*self._constraint, *self._best))
         super().__init__(list(kinds), limits, name, dtype, class_id)
         self.value, self.num_thresholds = float(least), int(num_thresholds)
         setattr(self, self._least, self.value)  # under Keras' name
 
     def _rate(self, right: Cell, other: Cell) -> Tensor:
-        found = self._counts[right].value
-        return ops.divide_no_nan(found, found + self._counts[other].value)
+        count = self._counts[right].value
+        return ops.divide_no_nan(count, count + self._counts[other].value)
 
     def result(self) -> Tensor:
         """Return the best rate."""
-        enough = self._rate(*self._held) >= self.value
+        enough = self._rate(*self._constraint) >= self.value
         return ops.max(ops.where(enough, self._rate(*self._best), 0.0))
 
     def _get_config(self) -> dict[str, Any]:
         """Return the arguments."""
-        own = {"num_thresholds": self.num_thresholds, "class_id": self.class_id, self._least: self.value}
-        return super()._get_config() | own
+        config = {"num_thresholds": self.num_thresholds, "class_id": self.class_id, self._least: self.value}
+        return super()._get_config() | config
 
 
 _SENSITIVITY: tuple[Cell, Cell] = ("true_positives", "false_negatives")
@@ -436,7 +389,7 @@ class SensitivityAtSpecificity(_AtLeast):
         ConfigError: an argument is out of range.
     """
 
-    _least, _held, _best = "specificity", _SPECIFICITY, _SENSITIVITY
+    _least, _constraint, _best = "specificity", _SPECIFICITY, _SENSITIVITY
 
     def __init__(
         self,
@@ -463,7 +416,7 @@ class SpecificityAtSensitivity(_AtLeast):
         ConfigError: an argument is out of range.
     """
 
-    _least, _held, _best = "sensitivity", _SENSITIVITY, _SPECIFICITY
+    _least, _constraint, _best = "sensitivity", _SENSITIVITY, _SPECIFICITY
 
     def __init__(
         self,
@@ -490,7 +443,7 @@ class PrecisionAtRecall(_AtLeast):
         ConfigError: an argument is out of range.
     """
 
-    _least, _held, _best = "recall", _SENSITIVITY, _PRECISION
+    _least, _constraint, _best = "recall", _SENSITIVITY, _PRECISION
 
     def __init__(
         self,
@@ -517,7 +470,7 @@ class RecallAtPrecision(_AtLeast):
         ConfigError: an argument is out of range.
     """
 
-    _least, _held, _best = "precision", _PRECISION, _SENSITIVITY
+    _least, _constraint, _best = "precision", _PRECISION, _SENSITIVITY
 
     def __init__(
         self,

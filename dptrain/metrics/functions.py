@@ -1,4 +1,4 @@
-"""Metrics as functions: whether an answer is right, (rows, ...) of 1 and 0, and correlations."""
+"""Metrics as functions: correctness, (rows, ...) of 1 and 0, and correlations."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from dptrain.program.tensor import Tensor, as_tensors
 
 
 def _as(answers: Tensor, output: Tensor) -> Tensor:
-    """Return whether answers are right in the outputs' floating-point type, in which they meet their weights."""
+    """Cast answers to the outputs' floating-point type, in which they meet their weights."""
     return ops.cast(answers, output.dtype if output.dtype.kind in "fV" else "float32")
 
 
@@ -52,7 +52,7 @@ def sparse_top_k_categorical_accuracy(y_true: Any, y_pred: Any, k: int = 5) -> T
 def pearson_correlation(y_true: Any, y_pred: Any, axis: int = -1) -> Tensor:
     """Return the correlation of targets and outputs along an axis, -1 to 1; NaN where one of them is constant."""
     target, output = pair(y_true, y_pred)
-    target, output = (one - ops.mean(one, axis, keepdims=True) for one in (target, output))
+    target, output = (x - ops.mean(x, axis, keepdims=True) for x in (target, output))
     both = ops.mean(target * output, axis)
     return both / (ops.sqrt(ops.mean(ops.square(target), axis)) * ops.sqrt(ops.mean(ops.square(output), axis)))
 
@@ -64,6 +64,6 @@ def concordance_correlation(y_true: Any, y_pred: Any, axis: int = -1) -> Tensor:
     """
     target, output = pair(y_true, y_pred)
     apart = ops.mean(target, axis) - ops.mean(output, axis)
-    centred = [one - ops.mean(one, axis, keepdims=True) for one in (target, output)]
+    centred = [x - ops.mean(x, axis, keepdims=True) for x in (target, output)]
     both = ops.mean(centred[0] * centred[1], axis)
     return 2 * both / (ops.var(target, axis) + ops.var(output, axis) + ops.square(apart) + 1e-7)

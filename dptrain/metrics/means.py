@@ -1,4 +1,4 @@
-"""Keras' metrics that are means over samples: each is a function of `functions` or of the losses."""
+"""Keras' metrics that are means over samples of a function."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,15 +16,12 @@ from dptrain.registry.names import snake_case
 
 
 class BuiltIn(MeanMetricWrapper):
-    """A metric of Keras'; its class names the function.
+    """A metric of Keras, computed by `function`, which its class names.
 
     Args:
         name: its key in logs; by default the class's in snake case.
         dtype: as `Metric`.
         kwargs: further arguments of the function.
-
-    Attributes:
-        function: what computes it.
     """
 
     _function: Callable[..., Any]
@@ -303,8 +300,8 @@ class CategoricalCrossentropy(BuiltIn):
         label_smoothing: float = 0,
         axis: int = -1,
     ) -> None:
-        given = {"from_logits": from_logits, "label_smoothing": smoothing(label_smoothing), "axis": axis}
-        super().__init__(name, dtype, **given)
+        arguments = {"from_logits": from_logits, "label_smoothing": smoothing(label_smoothing), "axis": axis}
+        super().__init__(name, dtype, **arguments)
 
 
 class BinaryCrossentropy(BuiltIn):
@@ -331,11 +328,9 @@ class BinaryCrossentropy(BuiltIn):
 
 
 class ByTargets(Mean):
-    """A metric whose kind the shapes of targets and outputs tell in each batch, as Keras tells it of "accuracy".
+    """A metric that chooses its kind from the shapes of each batch, as Keras does for "accuracy".
 
-    Args:
-        kinds: for one output, for labels, and for values such as one-hot vectors.
-        name: its key in logs.
+    `kinds`: for one output, for labels, for values such as one-hot vectors.
     """
 
     def __init__(self, kinds: Sequence[type[BuiltIn]], name: str) -> None:

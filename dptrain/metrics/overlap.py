@@ -1,4 +1,4 @@
-"""Intersection over union: how far regions that are found cover those that are there, class by class."""
+"""Intersection over union of predicted and true regions, by class."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +26,7 @@ class IoU(Metric):
         dtype: as `Metric`.
         ignore_class: samples of this class do not count.
         sparse_y_true: targets are integer labels, else one-hot.
-        sparse_y_pred: outputs are integer labels, else numbers for each class, of which the greatest counts.
+        sparse_y_pred: outputs are integer labels, else numbers for each class; the greatest counts.
         axis: of the classes, where they are no labels.
 
     Raises:
@@ -64,8 +64,8 @@ class IoU(Metric):
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Add a batch: targets and outputs of one number of elements, and weights of the targets' shape, or None."""
         true, shape = self._labels(y_true, self.sparse_y_true)
-        found, _ = self._labels(y_pred, self.sparse_y_pred)
-        inside = ops.logical_and(self._is_class(true), self._is_class(found))
+        predicted, _ = self._labels(y_pred, self.sparse_y_pred)
+        inside = ops.logical_and(self._is_class(true), self._is_class(predicted))
         if self.ignore_class is not None:
             inside = ops.logical_and(inside, ops.not_equal(true, self.ignore_class))
         counts = ops.cast(inside, np.float64)
@@ -73,12 +73,12 @@ class IoU(Metric):
             weights = weights_like(ops.reshape(counts, shape), sample_weight)
             counts = counts * ops.reshape(ops.broadcast_to(weights, shape), (-1,))
         rows = ops.one_hot(true, self.num_classes, dtype=np.float64) * ops.expand_dims(counts, -1)
-        columns = ops.one_hot(found, self.num_classes, dtype=np.float64)
+        columns = ops.one_hot(predicted, self.num_classes, dtype=np.float64)
         self.total_cm.assign_add(ops.matmul(ops.transpose(rows), columns))
 
-    def _labels(self, given: Any, sparse: bool) -> tuple[Tensor, Shape]:
-        """Return integer labels as a vector, and their shape before."""
-        values = wide(given)
+    def _labels(self, tensor: Any, sparse: bool) -> tuple[Tensor, Shape]:
+        """Return integer labels as a vector, and their original shape."""
+        values = wide(tensor)
         labels = values if sparse else ops.argmax(values, self.axis)
         return ops.reshape(ops.cast(labels, "int32"), (-1,)), labels.shape
 
@@ -107,7 +107,7 @@ class BinaryIoU(IoU):
 
     Args:
         target_class_ids: those of the mean.
-        threshold: as above.
+        threshold: from which an output is class 1.
         name: its key in logs.
         dtype: as `Metric`.
     """
@@ -154,8 +154,8 @@ class MeanIoU(IoU):
         sparse_y_pred: bool = True,
         axis: int = -1,
     ) -> None:
-        given = (range(num_classes), name, dtype, ignore_class, sparse_y_true, sparse_y_pred, axis)
-        super().__init__(num_classes, *given)
+        arguments = (range(num_classes), name, dtype, ignore_class, sparse_y_true, sparse_y_pred, axis)
+        super().__init__(num_classes, *arguments)
 
 
 class OneHotIoU(IoU):

@@ -1,4 +1,4 @@
-"""Scores of classes and of regressions that are made of several totals: F-beta and R^2."""
+"""Scores based on several totals: F-beta and R^2."""
 
 import math
 from typing import Any
@@ -16,18 +16,14 @@ from dptrain.program.tensor import Tensor, Variable
 
 
 class _OfColumns(Metric):
-    """A metric with totals for each output, whose number is known from the first batch on.
-
-    Attributes:
-        totals: names of the totals.
-    """
+    """A metric with totals for each output, whose number the first batch tells."""
 
     _direction = "up"
     _takes_labels = False
     _totals: tuple[str, ...]
 
     def _pair(self, y_true: Any, y_pred: Any) -> tuple[Tensor, Tensor]:
-        """Return targets and outputs, (rows, outputs) of float64."""
+        """Return targets and outputs, (rows, outputs), as float64."""
         target, output = same_rank(wide(y_true), wide(y_pred))
         if target.ndim != 2 or output.ndim != 2:
             raise ConfigError(
@@ -43,21 +39,17 @@ class _OfColumns(Metric):
         return (outputs,)
 
     def _total(self, name: str) -> Variable:
-        """Return a total.
-
-        Raises:
-            ConfigError: there has been no batch.
-        """
-        found: Variable | None = getattr(self, name, None)
-        if found is None:
+        """Return a total; ConfigError before the first batch."""
+        total: Variable | None = getattr(self, name, None)
+        if total is None:
             raise ConfigError(f"metric {self.name!r}: no result before the first batch")
-        return found
+        return total
 
 
 def _each(weights: Any, values: Tensor) -> Tensor:
-    """Return weights as a column, which is broadcast to values."""
-    found = ops.cast(ops.convert_to_tensor(weights), np.float64)
-    return ops.reshape(found, (-1, 1)) if found.ndim == 1 else found * ops.ones_like(values[:, :1])
+    """Return weights as a column that broadcasts to values."""
+    column = ops.cast(ops.convert_to_tensor(weights), np.float64)
+    return ops.reshape(column, (-1, 1)) if column.ndim == 1 else column * ops.ones_like(values[:, :1])
 
 
 class FBetaScore(_OfColumns):
@@ -113,8 +105,8 @@ class FBetaScore(_OfColumns):
             positive = output > self.threshold
         answer = ops.cast(positive, np.float64)
         counts = (answer * target, answer * (1 - target), (1 - answer) * target, target)
-        for name, one in zip(self._totals, counts, strict=True):
-            values = one if sample_weight is None else one * _each(sample_weight, one)
+        for name, count in zip(self._totals, counts, strict=True):
+            values = count if sample_weight is None else count * _each(sample_weight, count)
             self._total(name).assign_add(ops.sum(values, None if self.average == "micro" else 0))
 
     def result(self) -> Tensor:
@@ -155,7 +147,7 @@ class F1Score(FBetaScore):
 
     def _get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments as Keras' `get_config` names them."""
-        return {key: one for key, one in super()._get_config().items() if key != "beta"}
+        return {key: value for key, value in super()._get_config().items() if key != "beta"}
 
 
 class R2Score(_OfColumns):
@@ -181,10 +173,10 @@ class R2Score(_OfColumns):
         dtype: str | None = None,
     ) -> None:
         super().__init__(dtype, name)
-        known = (None, "uniform_average", "variance_weighted_average")
-        if class_aggregation not in known:
+        choices = (None, "uniform_average", "variance_weighted_average")
+        if class_aggregation not in choices:
             raise ConfigError(
-                f"Invalid value for argument `class_aggregation`. Expected one of {known}. Received: "
+                f"Invalid value for argument `class_aggregation`. Expected one of {choices}. Received: "
                 f"class_aggregation={class_aggregation}"
             )
         if num_regressors < 0:
@@ -198,11 +190,11 @@ class R2Score(_OfColumns):
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Add a batch: targets and outputs (rows, outputs), and weights (rows,) or (rows, outputs), or None."""
         target, output = self._pair(y_true, y_pred)
-        ones = ops.ones_like(target)
-        weights = ones if sample_weight is None else ones * _each(sample_weight, target)
+        unit_weights = ops.ones_like(target)
+        weights = unit_weights if sample_weight is None else unit_weights * _each(sample_weight, target)
         added = (ops.square(target) * weights, target * weights, ops.square(target - output) * weights, weights)
-        for name, one in zip(self._totals, added, strict=True):
-            self._total(name).assign_add(ops.sum(one, 0))
+        for name, addend in zip(self._totals, added, strict=True):
+            self._total(name).assign_add(ops.sum(addend, 0))
         self.num_samples.assign_add(math.prod(target.shape))
 
     def result(self) -> Tensor:
@@ -224,5 +216,5 @@ class R2Score(_OfColumns):
 
     def _get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments as Keras' `get_config` names them."""
-        own = {"class_aggregation": self.class_aggregation, "num_regressors": self.num_regressors}
-        return super()._get_config() | own
+        config = {"class_aggregation": self.class_aggregation, "num_regressors": self.num_regressors}
+        return super()._get_config() | config

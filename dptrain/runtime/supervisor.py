@@ -5,7 +5,7 @@ r"""What `python -m dptrain launch` starts as each rank: it runs the command, an
 
 The command dies with its supervisor, and the supervisor ends the command when `launch` is gone: whichever of these is
 killed with -9, on whatever host, nothing stays behind. The supervisor itself exits only when `launch` says so. Thus
-`launch` decides what a rank's exit means for the others, not mpirun, of which each judges differently.
+`launch` decides what a rank's exit means for the others, since every mpirun judges differently.
 
 It is run as a script, by `python -I -S`, and imports next to nothing: it starts once for each rank. It speaks lines:
 
@@ -245,7 +245,7 @@ class _Supervisor:
                 self._say("mpi")
             ending = leave or (self._status is not None and not self._reported)
             wait = _ENDING if ending else _CALM if self._in_mpi or self._reported else _LOOK
-            if os.getppid() != self._parent:  # of which mpirun may take no notice
+            if os.getppid() != self._parent:  # mpirun may not notice
                 self._kill()
                 return 1
             for descriptor, _ in poll.poll(wait * 1000):
