@@ -1,6 +1,6 @@
 """Symbolic tensors: what layers are called on before there is a batch, and the calls that made them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,52 @@ class Node:
 
         self.outputs = map_leaves(fresh, results)
         return self.outputs
+
+
+@dataclass(eq=False)
+class OperationCall:
+    """A call of one of Keras' operations on symbolic tensors, as a file has it; here it may be several ops.
+
+    Attributes:
+        module: of Keras.
+        class_name: of the operation there.
+        config: of the operation, without its name.
+        arguments: by position, as of `Node`.
+        keywords: by name.
+        outputs: what it returned.
+    """
+
+    module: str
+    class_name: str
+    config: dict[str, Any]
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    outputs: Any
+
+    def __post_init__(self) -> None:
+        """Mark the outputs that no other call has made."""
+        inputs = {id(tensor) for tensor in self.inputs}
+        for tensor in leaves(self.outputs):
+            if id(tensor) not in inputs and is_symbolic(tensor) and not isinstance(maker_of(tensor), OperationCall):
+                tensor.operation_call = self
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """The symbolic tensors among the arguments."""
+        return [tensor for tensor in leaves([self.arguments, self.keywords]) if is_symbolic(tensor)]
+
+    def repeat(self, value: Callable[[Any], Any]) -> None:
+        """Mark what a graph has made of other symbolic tensors as the outputs of such a call."""
+        arguments, keywords, outputs = (
+            map_leaves(lambda _, leaf: value(leaf), each) for each in (self.arguments, self.keywords, self.outputs)
+        )
+        OperationCall(self.module, self.class_name, self.config, arguments, keywords, outputs)
+
+
+def maker_of(tensor: Tensor) -> Node | OperationCall | Tensor:
+    """Return the call that made a symbolic tensor; itself where an op did."""
+    call = getattr(tensor, "operation_call", None)
+    return tensor.history or call or tensor
 
 
 class _Symbolic(type):

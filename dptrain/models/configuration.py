@@ -2,11 +2,12 @@
 
 A functional model lists its layers with their calls ("inbound_nodes"); the arguments of a call name the tensors that
 are made by others as [layer, call, output]. Ops that were called on symbolic tensors stand behind the layers: those
-that Keras has as well under its names, the others as module "dptrain.ops".
+that Keras has as well under its names, as all that a file of Keras' had (`operations`), the others as "dptrain.ops".
 
 Source: keras/src/models/functional.py, Keras 3.15.
 """
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,9 @@ import numpy as np
 
 from dptrain.errors import ConfigError
 from dptrain.layers import InputLayer, Layer
+from dptrain.layers.node import OperationCall, maker_of
 from dptrain.models.graph import Graph
+from dptrain.models.operations import Operation, operation
 from dptrain.ops.manipulation import getitem
 from dptrain.program import tree
 from dptrain.program.dims import Dim, is_number, length_of, read
@@ -33,6 +36,7 @@ from dptrain.saving.keras_config import (
     listed_layers,
     policy,
     read_layer,
+    serialize_keras_object,
 )
 from dptrain.saving.program import attribute_from, attribute_of
 
@@ -100,17 +104,19 @@ def functional_config(model: Any, graph: Graph) -> dict[str, Any]:
         raise ConfigError(f"model {model.name!r} begins in the middle of another one and cannot be saved")
     known = {id(one) for one in graph.nodes}
     nodes = {id(one): [node for node in one._nodes if id(node) in known] for one in graph.layers}
-    makers = [one for one in graph.makers if isinstance(one, Tensor)]
+    makers = [one for one in graph.makers if isinstance(one, Tensor | OperationCall)]
     names: dict[int, str] = {}
     taken = {one.name for one in graph.layers}
     for one in makers:
-        assert one.op is not None
-        kind = one.op.name
+        kind = snake_case(one.class_name) if isinstance(one, OperationCall) else one.op.name  # type: ignore[union-attr]
         numbered = (kind if not number else f"{kind}_{number}" for number in range(len(makers) + len(taken) + 1))
         names[id(one)] = next(name for name in numbered if name not in taken)
         taken.add(names[id(one)])
 
     def place(one: Tensor) -> list[Any]:
+        maker = maker_of(one)
+        if isinstance(maker, OperationCall):
+            return [names[id(maker)], 0, [id(output) for output in tree.leaves(maker.outputs)].index(id(one))]
         if one.history is None:
             return [names[id(one)], 0, 0]
         layer = one.history.layer
@@ -120,7 +126,8 @@ def functional_config(model: Any, graph: Graph) -> dict[str, Any]:
         number = next(n for n, node in enumerate(nodes[id(layer)]) if node is one.history)
         return [layer.name, number, of_call.index(id(one))]
 
-    symbols = [*tree.leaves(graph.inputs), *(one for node in graph.nodes for one in tree.leaves(node.outputs)), *makers]
+    outputs = [tree.leaves(maker if isinstance(maker, Tensor) else maker.outputs) for maker in graph.makers]
+    symbols = [*tree.leaves(graph.inputs), *itertools.chain(*outputs)]
     homes = {n.name: (one, axis) for one in reversed(symbols) for axis, n in enumerate(one.shape) if isinstance(n, Dim)}
 
     def attribute(value: Any) -> Any:
@@ -146,6 +153,10 @@ def functional_config(model: Any, graph: Graph) -> dict[str, Any]:
         return [name, number + 1 if shifted else number, output]
 
     def argument(path: str, one: Any) -> Any:
+        if one is ...:
+            return {"class_name": "__ellipsis__", "config": {}}
+        if isinstance(one, np.ndarray | slice):
+            return serialize_keras_object(one)
         if not isinstance(one, Tensor):
             return plain(one)
         if one.is_length:
@@ -168,6 +179,15 @@ def functional_config(model: Any, graph: Graph) -> dict[str, Any]:
         ]
         listed.append(about | {"name": layer.name, "inbound_nodes": inbound})
     for one in makers:
+        if isinstance(one, OperationCall):
+            config = {"name": names[id(one)]} | tree.map_leaves(argument, one.config)
+            call = {
+                "args": tree.map_leaves(argument, list(one.arguments)),
+                "kwargs": tree.map_leaves(argument, one.keywords),
+            }
+            about = described(one.module, one.class_name, config, one.class_name)
+            listed.append(about | {"name": names[id(one)], "inbound_nodes": [call]})
+            continue
         attributes = {key: attribute(value) for key, value in one.attributes.items()}
         listed.append(_op_config(one, names[id(one)], [argument("", each) for each in one.inputs], attributes))
     return {
@@ -186,7 +206,7 @@ def functional_ends(config: Config) -> tuple[Any, Any, str]:
         ConfigError: something that dptrain does not have; names all of it.
     """
     listed = listed_layers(config, "Functional")
-    makers: dict[str, Layer | Op] = {}
+    makers: dict[str, Layer | Op | Operation] = {}
     problems, waiting = [], []
     for one in listed:
         try:
@@ -259,11 +279,10 @@ def functional_ends(config: Config) -> tuple[Any, Any, str]:
             maker = makers[name]
             if isinstance(maker, Op):
                 attributes = {key: attribute(one) for key, one in about.items() if key != "name"}
-                if maker is getitem and len(arguments) == 2:  # as Keras writes it
-                    taken, key = arguments
-                    made[name].append([taken[tuple(key) if isinstance(key, list) else key]])
-                else:
-                    made[name].append([maker(*arguments, **attributes)])
+                made[name].append([maker(*arguments, **attributes)])
+            elif isinstance(maker, Operation):
+                options = {key: argument(value) for key, value in about.items() if key != "name"}
+                made[name].append(maker.call(arguments, keywords, options))
             else:
                 made[name].append(tree.leaves(maker(*arguments, **keywords)))
         if len(later) == len(waiting):
@@ -336,16 +355,16 @@ def _keras_key(one: Tensor) -> list[Any] | None:
     return key
 
 
-def _op(description: Config) -> Op:
+def _op(description: Config) -> Op | Operation:
     """Return the op of a description.
 
     Raises:
         ConfigError: dptrain has none.
     """
     kind, own = str(description.get("class_name")), description.get("module") == "dptrain.ops"
-    if not own and kind == "GetItem":
-        return getitem
-    found = OPS.get(kind if own else snake_case(kind))
-    if found is None or not (own or found.keras):
+    if not own:
+        return operation(description)
+    found = OPS.get(kind)
+    if found is None:
         raise ConfigError(f"not supported: operation {kind[:80]!r}")
     return found

@@ -13,15 +13,15 @@ import numpy as np
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.layers import InputLayer, Layer
-from dptrain.layers.node import Node
+from dptrain.layers.node import Node, OperationCall, is_symbolic, maker_of
 from dptrain.program import tree
 from dptrain.program.dims import bound, is_number, learned, number_of, read
 from dptrain.program.shapes import axis_of_one
 from dptrain.program.tensor import Tensor, as_tensors, counted, is_whole, mask_of, with_mask
 from dptrain.program.types import is_half
 
-# What makes a symbolic tensor: a call of a layer, or the tensor itself where an op was called.
-Maker = Node | Tensor
+# What makes a symbolic tensor: a call of a layer or an operation, or the tensor itself where an op was called.
+Maker = Node | OperationCall | Tensor
 
 
 class Graph:
@@ -34,8 +34,8 @@ class Graph:
     Attributes:
         inputs: as given, dictionaries with sorted keys.
         outputs: likewise.
-        makers: calls of layers, and tensors that ops made, each after those that it needs.
-        nodes: of these the calls.
+        makers: calls of layers and operations, and tensors that ops made, each after those that it needs.
+        nodes: of these the calls of layers.
         layers: in Keras' order.
         declared_inputs: as given, in their own order.
         takes_lists: whether a list may stand for a dictionary of inputs: its order is that of the sorted keys, Keras',
@@ -137,7 +137,12 @@ class Graph:
         for node in self.nodes:  # in order, so that no chain of layers is too deep for Python
             if not all(id(one) in known for one in tree.leaves(node.outputs)):
                 run(node)
-        return tree.map_leaves(lambda path, one: value(one), self._returned)
+        outputs = tree.map_leaves(lambda path, one: value(one), self._returned)
+        if is_symbolic(tree.leaves(outputs)[0]):
+            for maker in self.makers:
+                if isinstance(maker, OperationCall):
+                    maker.repeat(value)
+        return outputs
 
     def _call(self, node: Node, value: Any, known: dict[int, Any], call: Callable[..., Any] | None) -> None:
         arguments = tree.map_leaves(lambda path, one: value(one), node.arguments)
@@ -149,7 +154,7 @@ class Graph:
                 known[id(mask_of(symbol))] = mask_of(one)
 
     def _is_end(self, maker: Maker) -> bool:
-        made = tree.leaves(maker.outputs) if isinstance(maker, Node) else [maker]
+        made = [maker] if isinstance(maker, Tensor) else tree.leaves(maker.outputs)
         return any(id(one) in self._ends for one in made)
 
     def _parents(self, maker: Maker) -> Iterator[Maker]:
@@ -157,7 +162,7 @@ class Graph:
             return
         for one in maker.inputs:
             if isinstance(one, Tensor) and one.value is None and not one.is_length:
-                yield one if one.history is None else one.history
+                yield maker_of(one)
 
     def _walk(self) -> tuple[list[Maker], dict[int, int]]:
         """Return what makes the outputs, each after what it needs, and when a walk from them meets each layer.
@@ -168,7 +173,7 @@ class Graph:
         order: list[Maker] = []
         done: set[int] = set()
         indices: dict[int, int] = {}
-        starts = [one if one.history is None else one.history for one in tree.leaves(self.outputs)]
+        starts = [maker_of(one) for one in tree.leaves(self.outputs)]
         stack = [(one, False) for one in reversed(starts)]
         while stack:
             maker, finished = stack.pop()
@@ -178,7 +183,8 @@ class Graph:
                 done.add(id(maker))
                 indices.setdefault(id(maker.layer if isinstance(maker, Node) else maker), len(indices))
                 parents = list(self._parents(maker))
-                if not parents and not self._is_end(maker) and (isinstance(maker, Node) or maker.op is None):
+                origin = not isinstance(maker, Tensor) or maker.op is None
+                if not parents and not self._is_end(maker) and origin:
                     one = maker.layer._display_name if isinstance(maker, Node) else maker
                     raise ConfigError(
                         f"`inputs` not connected to `outputs`: an output needs {one!r}, which is not among them"

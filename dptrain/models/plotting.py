@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from dptrain.errors import ConfigError
+from dptrain.layers.node import OperationCall, maker_of
 from dptrain.layers.parts import name_layers
 from dptrain.models.graph import name_of_maker
 from dptrain.program import tree
 from dptrain.program.dims import read
 from dptrain.program.tensor import Tensor
+from dptrain.registry.names import snake_case
 from dptrain.runtime.failure import warn
 from dptrain.runtime.files import write_through_links
 from dptrain.runtime.launcher import detect_launch
@@ -172,9 +174,11 @@ def _boxes(model: Any, rankdir: str, shown: dict[str, bool]) -> list[_Box]:
 
     def box(maker: Any) -> _Box:
         inputs = [one for one in maker.inputs if isinstance(one, Tensor) and one.value is None]
-        before = [places[id(one if one.history is None else one.history)] for one in inputs]
+        before = [places[id(maker_of(one))] for one in inputs]
         if isinstance(maker, Tensor):
             return _Box([name_of_maker(maker), *_facts(shown, maker)], before)
+        if isinstance(maker, OperationCall):
+            return _Box([snake_case(maker.class_name), *_facts(shown, maker.outputs)], before)
         return _Box(_lines(maker.layer, shown, maker.outputs), before)
 
     return [box(one) for one in makers]

@@ -66,6 +66,7 @@ class Tensor(Operand):
             where nobody knows: see `is_whole`.
         _keras_mask: which of its time steps count, (rows, time), under Keras' name; not set where all do: see
             `mask_of`.
+        operation_call: of what an operation of Keras' made of symbolic tensors: that call; set by it alone.
         own_gradient: tensors that it is a function of, and the rule of the gradient in these, in place of its op's; set
             by `ops.custom_gradient` alone.
     """
@@ -83,6 +84,7 @@ class Tensor(Operand):
         "logits",
         "name",
         "op",
+        "operation_call",
         "own_gradient",
         "shape",
         "squashed_by",
@@ -93,6 +95,7 @@ class Tensor(Operand):
 
     is_whole: bool
     _keras_mask: "Tensor | None"
+    operation_call: Any
     own_gradient: tuple[Sequence["Tensor"], Callable[["Tensor"], tuple["Tensor | None", ...]]]
 
     def __init__(

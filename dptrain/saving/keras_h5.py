@@ -26,6 +26,7 @@ import numpy as np
 
 from dptrain.errors import ConfigError, DataError
 from dptrain.layers import Layer
+from dptrain.layers.weight import BatchState
 from dptrain.metrics import Metric
 from dptrain.ops.random import SeedGenerator
 from dptrain.optimizers import Optimizer
@@ -75,7 +76,8 @@ def encode(model: Any) -> bytes:
             else:
                 place.attrs["name"] = saveable._display_name
                 saveable.save_own_variables(store := Store(saveable))
-                written |= {id(variable) for variable in saveable._own}
+                kept = [variable for state in saveable._attributes(BatchState) for variable in state.variables]
+                written |= {id(variable) for variable in [*saveable._own, *kept]}  # files do not have states
                 for name, array in store.items():
                     write_checked(h5py, place, name, array)
                 continue

@@ -1,5 +1,7 @@
 """Attention layers: masks, scores, names of weights, errors; against NumPy and among each other."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,9 @@ from dptrain import layers as L  # noqa: N812
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.program.tensor import mask_of, with_mask
+from tests.unit.layers import golden_attention as golden
 
+GOLDEN = json.loads(golden.PAGE.read_text())
 RNG = np.random.default_rng(6)
 QUERY, VALUE = RNG.normal(size=(3, 5, 8)).astype(np.float32), RNG.normal(size=(3, 4, 8)).astype(np.float32)
 LEFT = RNG.random((3, 4)) < 0.6
@@ -228,3 +232,13 @@ def test_gradients_where_nothing_takes_part_in_float16():
     output, _ = layer(QUERY, VALUE, attention_mask=mask, return_attention_scores=True)
     ops.sum(ops.square(output)).backward()
     assert all(np.isfinite(weight.grad.numpy()).all() for weight in layer.trainable_weights)
+
+
+@pytest.mark.parametrize("name", golden.layers(L))
+def test_outputs_and_scores_are_those_of_keras(name):
+    layer, arguments, keywords = golden.layers(L)[name]
+    found = golden.results(layer, arguments, keywords, np.asarray)
+    for mine, theirs in zip(found, GOLDEN[name], strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-11, atol=1e-13)
+    alone = layer(*arguments, **keywords | {"return_attention_scores": False})  # by the kernel without scores
+    np.testing.assert_allclose(alone, GOLDEN[name][0], rtol=1e-11, atol=1e-13)

@@ -140,6 +140,23 @@ def test_a_stateful_model_trains_over_batches(eager):
     assert np.abs(state).min() > 0
 
 
+@pytest.mark.parametrize("ending", ["keras", "h5", "weights.h5"])
+def test_files_have_no_states(ending, tmp_path):
+    """As in Keras; checkpoints have them."""
+    model, other = stateful(), stateful()
+    model.predict(X[:, :2], batch_size=2, verbose=0)
+    path = tmp_path / f"model.{ending}"
+    if ending == "weights.h5":
+        model.save_weights(path)
+        other.load_weights(path)
+    else:
+        model.save(path)
+        other = dp.models.load_model(path)
+    assert np.abs(model.layers[0].states[0]).min() > 0
+    model.layers[0].reset_state()
+    np.testing.assert_array_equal(other.predict(X[:, :2], verbose=0), model.predict(X[:, :2], verbose=0))
+
+
 def test_reset_states_of_both_directions():
     layer = L.Bidirectional(L.GRU(2, stateful=True))
     first = layer(X).numpy()

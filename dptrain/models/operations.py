@@ -1,0 +1,124 @@
+"""Keras' operations, as files name them, and the functions of `dptrain.ops` that compute the same.
+
+A file has an operation as {"module": "keras.src.ops.numpy", "class_name": "NotEqual", "config": {...}}: its config has
+the function's arguments that are no tensors. Functions that call others, or compute no tensor, are not to be found.
+
+Source: keras/src/ops/operation.py, Keras 3.15.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dptrain import ops
+from dptrain.errors import ConfigError
+from dptrain.layers.node import OperationCall, is_symbolic
+from dptrain.program import tree
+from dptrain.program.op import Op
+from dptrain.program.tensor import Tensor
+
+_MODULES = ("core", "image", "linalg", "math", "nn", "numpy")
+# Those of core that take no functions.
+_CORE = "cast convert_to_tensor scatter scatter_update slice slice_update stop_gradient unstack"
+_LINALG = "cholesky cholesky_inverse det eigh inv lstsq lu_factor norm pinv qr slogdet solve solve_triangular svd"
+_MATH = """
+    cdist erf erfc erfinv extract_sequences fft fft2 ifft2 in_top_k irfft istft logdet logsumexp rfft rsqrt segment_max
+    segment_sum stft top_k
+"""
+_IMAGE = """
+    affine_transform crop_images elastic_transform extract_patches extract_patches_3d gaussian_blur hsv_to_rgb
+    map_coordinates pad_images perspective_transform resize rgb_to_grayscale rgb_to_hsv scale_and_translate sobel_edges
+    ssim
+"""
+_CALLERS = ("not_there", "vectorize")
+_OTHER_NAMES = {
+    "batchnorm": "batch_normalization",
+    "layernorm": "layer_normalization",
+    "rmsnorm": "rms_normalization",
+}
+_MAX_NUMBER = 2**31
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One of Keras' operations.
+
+    Attributes:
+        module: of Keras.
+        class_name: of the operation.
+        function: that computes it.
+    """
+
+    module: str
+    class_name: str
+    function: Callable[..., Any]
+
+    def call(self, arguments: list[Any], keywords: Mapping[str, Any], config: Mapping[str, Any]) -> list[Tensor]:
+        """Return the symbolic tensors that it makes of others.
+
+        Raises:
+            ConfigError: arguments that it does not take, or no tensor among them.
+        """
+        where = f"operation {self.class_name!r}"
+        numbers = (leaf for leaf in tree.leaves([arguments, keywords, config]) if isinstance(leaf, int | float))
+        if any(abs(number) > _MAX_NUMBER for number in numbers):
+            raise ConfigError(f"not supported: {where}: a number beyond {_MAX_NUMBER}")
+        if not any(map(is_symbolic, tree.leaves([arguments, keywords]))):
+            raise ConfigError(f"not supported: {where} without a tensor")
+        names = [name for name in _before_tensors(self.function) if name in config]
+        leading = [config[name] for name in names]
+        options = {name: value for name, value in config.items() if name not in names}
+        try:
+            outputs = self.function(*leading, *arguments, **keywords, **options)
+        except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+            raise ConfigError(f"not supported: {where}: {error}") from error
+        found = tree.leaves(outputs)
+        if not found or not all(map(is_symbolic, found)):
+            raise ConfigError(f"not supported: {where}: its output is no tensor")
+        OperationCall(self.module, self.class_name, dict(config), tuple(arguments), dict(keywords), outputs)
+        return found
+
+
+def operation(description: Mapping[str, Any]) -> Operation:
+    """Return the operation of a description.
+
+    Raises:
+        ConfigError: dptrain has none.
+    """
+    module, class_name = str(description.get("module")), str(description.get("class_name"))
+    room = module.removeprefix("keras.src.ops.")
+    key = class_name.lower()
+    if class_name == "GetItem":
+        return Operation(module, class_name, _item)
+    function = _functions(room).get(_OTHER_NAMES.get(key, key).replace("_", "")) if room in _MODULES else None
+    if function is None:
+        raise ConfigError(f"not supported: operation {class_name[:80]!r}")
+    return Operation(module, class_name, function)
+
+
+def _item(tensor: Tensor, key: Any) -> Tensor:
+    """Return the part of a tensor that a key of a file stands for."""
+    return tensor[tuple(key) if isinstance(key, list) else key]
+
+
+def _before_tensors(function: Callable[..., Any]) -> list[str]:
+    """Return the names of the arguments before any number of tensors: `einsum`'s equation."""
+    parameters = list(inspect.signature(function).parameters.values())
+    kinds = [parameter.kind for parameter in parameters]
+    number = kinds.index(inspect.Parameter.VAR_POSITIONAL) if inspect.Parameter.VAR_POSITIONAL in kinds else 0
+    return [parameter.name for parameter in parameters[:number]]
+
+
+@functools.cache
+def _functions(module: str) -> dict[str, Callable[..., Any]]:
+    """Return the functions that stand for a module's operations, by their names without underscores."""
+    if module in ("nn", "numpy"):
+        room: Any = ops.nn if module == "nn" else ops.numpy
+        names = [name for name, value in vars(room).items() if inspect.isfunction(value) or isinstance(value, Op)]
+    else:
+        room = ops.image if module == "image" else ops
+        names = {"core": _CORE, "linalg": _LINALG, "math": _MATH, "image": _IMAGE}[module].split()
+    public = (name for name in names if not name.startswith("_") and name not in _CALLERS)
+    return {name.replace("_", ""): getattr(room, name) for name in public}
