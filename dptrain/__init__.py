@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from dptrain.mixed_precision import DTypePolicy
     from dptrain.models import Model, Sequential, from_keras
     from dptrain.models.function import Function
+    from dptrain.ops.loops import remat
     from dptrain.optimizers import Optimizer
     from dptrain.program.tape import GradientTape
     from dptrain.regularizers import Regularizer
@@ -111,6 +112,7 @@ __all__ = [
     "random",
     "rank",
     "regularizers",
+    "remat",
     "saving",
     "sweep",
     "testing",
@@ -140,6 +142,7 @@ _FROM = {
     "Sequential": "models",
     "from_keras": "models",
     "rank": "utils",
+    "remat": "ops.loops",
     "sweep": "sweeps.api",
     "world_size": "utils",
 }

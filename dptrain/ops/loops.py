@@ -1,5 +1,6 @@
 """Control flow under Keras' names. In a traced step loops are nodes with a body."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 from dptrain import tree
 from dptrain.errors import ConfigError
 from dptrain.ops.elementwise import logical_and, where
-from dptrain.ops.manipulation import stack
+from dptrain.ops.manipulation import reshape, stack
 from dptrain.ops.scan import SCAN
 from dptrain.program.body import traced
 from dptrain.program.context import TRACE
@@ -188,6 +189,39 @@ def scan(
         carry, y = f(carry, part)
         made.append(y)
     return carry, _stacked(made[::-1] if reverse else made)
+
+
+def remat(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function whose gradient computes it again, instead of keeping what it has computed on the way.
+
+    Such a training takes less memory, and more time: `docs/training.md`. In a traced step the function is a loop of one
+    step; a call outside of one is a call of `f`.
+
+    Args:
+        f: takes tensors and other values, nested as they like, and returns tensors, nested. It may assign variables and
+            draw random numbers: the same ones both times.
+
+    Source:
+        Training Deep Nets with Sublinear Memory Cost (Chen et al., 2016); the interface is `keras.remat`.
+    """
+
+    @functools.wraps(f)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        leaves = tree.flatten((args, kwargs))
+        tensors = [one for one in leaves if isinstance(one, Tensor)]
+        if not is_tracing() or not tensors:
+            return f(*args, **kwargs)
+
+        def step(_: None, parts: Sequence[Tensor]) -> tuple[None, Any]:
+            rest = iter(parts)
+            replaced = [next(rest) if isinstance(one, Tensor) else one for one in leaves]
+            own_args, own_kwargs = tree.pack_sequence_as((args, kwargs), replaced)
+            return None, f(*own_args, **own_kwargs)
+
+        found = _loop(step, None, [reshape(one, (1, *one.shape)) for one in tensors], 1, False)[1]
+        return tree.map_structure(lambda one: None if one is None else reshape(one, one.shape[1:]), found)
+
+    return function
 
 
 def _loop(f: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any, length: int, reverse: bool) -> tuple[Any, Any]:

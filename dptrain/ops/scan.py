@@ -9,7 +9,7 @@ from typing import Any
 
 from dptrain.ops.elementwise import cast
 from dptrain.ops.linear_algebra import batch_matmul
-from dptrain.ops.manipulation import stack, transpose, zeros
+from dptrain.ops.manipulation import reshape, stack, transpose, zeros
 from dptrain.ops.reduction import sum as sum_over
 from dptrain.program.body import Body, body_of, closed, extend
 from dptrain.program.gradient import pulled_back, topological
@@ -93,10 +93,11 @@ def _gradient(made: tuple[Tensor, ...], dys: tuple[Tensor | None, ...], *inputs:
     """A loop in the other direction.
 
     Its carries are the gradients in the carries, and one accumulator a capture, which begins with zeros. Where a step
-    would add a product of matrices to it, the factors are stacked instead, and multiplied after the loop.
+    would add a product of matrices to it, the factors are stacked instead, and multiplied after the loop. A loop of one
+    step has nothing to add up.
     """
     node = made[0].node
-    body = body_of(node)
+    body, is_single = body_of(node), made[0].attributes["length"] == 1
     count = len(body.carries)
     carried = {one: number for number, one in enumerate(body.carries) if one.dtype.kind in "fV"}
     with tracing():
@@ -104,14 +105,15 @@ def _gradient(made: tuple[Tensor, ...], dys: tuple[Tensor | None, ...], *inputs:
         asked = [number for number, _ in enumerate(body.stacked) if dys[count + number] is not None]
         d_stacked = {number: placeholder(*_form(body.stacked[number]), "gradient") for number in asked}
         found = _pulled_back(body, {carried[one]: dy for one, dy in d_carries.items()}, d_stacked)
-        products = {one: _factors(found[one]) for one in body.captures if one in found and _factors(found[one])}
-        sums = [one for one in body.captures if one in found and one not in products]
+        added = [] if is_single else [one for one in body.captures if one in found]
+        products = {one: factors for one in added if (factors := _factors(found[one]))}
+        sums = [one for one in added if one not in products]
         totals = {one: placeholder(one.shape, FLOATX if is_half(one.dtype) else one.dtype, "sum") for one in sums}
         begun = [one for one, number in carried.items() if dys[number] is not None]
         rest = [one for one, number in carried.items() if dys[number] is None]  # which begin with zeros
         following = [found[one] if one in found else zeros(one.shape, one.dtype) for one in (*begun, *rest)]
         following += [totals[one] + cast(found[one], totals[one].dtype) for one in sums]
-        parts = [one for one in body.slices if one in found]
+        parts = [one for one in (*body.slices, *(body.captures if is_single else ())) if one in found]
         stacked = [found[one] for one in parts]
     multiplied = [one for factors in products.values() for one, _ in factors]
     own = [*(d_carries[one] for one in (*begun, *rest)), *totals.values()]
@@ -145,6 +147,7 @@ def _gradient(made: tuple[Tensor, ...], dys: tuple[Tensor | None, ...], *inputs:
         stacks = [cut.stacks[each] if each in cut.stacks else values[first + places[each]] for each, _ in factors]
         both = [_stack(matrices, turned) for matrices, (_, turned) in zip(stacks, factors, strict=True)]
         grads[capture] = sum_over(batch_matmul(*both), 0)
+    grads |= {one: reshape(grads[one], one.shape) for one in body.captures if is_single and one in grads}
     return tuple(cast(grads[one], one.dtype) if one in grads else None for one in body.inputs)
 
 
@@ -196,6 +199,7 @@ class _Cut:
         self, node: Node, own: Collection[Tensor], results: Sequence[Tensor], wanted: Iterable[Tensor]
     ) -> None:
         body, order = body_of(node), topological(results)
+        self._carries, self._is_single = set(body.carries), node.attributes["length"] == 1
         self.known = dict(zip(body.captures, node.inputs[len(node.inputs) - len(body.captures) :], strict=True))
         self._of_step, backward = {*body.carries, *body.slices}, set(own)
         for one in order:
@@ -219,7 +223,12 @@ class _Cut:
         self.slices = {self.new[one]: stacked for one, stacked in stacks.items() if self.new[one] in used}
 
     def _residuals(self, read: Iterable[Tensor], stacks: Collection[Tensor]) -> Iterable[Tensor]:
-        """Return what is to be stacked: what is read, or what it is cheap to compute it again from."""
+        """Return what is to be stacked: what is read, or what it is cheap to compute it again from.
+
+        All of a single step is computed again: other loops of one step are written down, see `remat`.
+        """
+        if self._is_single:
+            return [one for one in topological(read) if one in self._carries]
         sources: dict[Tensor, set[Tensor]] = {}
         wanted: dict[Tensor, None] = {}
         for tensor in read:

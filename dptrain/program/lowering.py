@@ -285,3 +285,10 @@ def axes_of(tensor: Tensor) -> tuple[int, ...] | None:
 def is_same(tensor: Tensor) -> bool:
     """Whether a tensor is a view of all elements of another, at the same places."""
     return axes_of(tensor) == tuple(range(tensor.ndim))
+
+
+def in_order(tensor: Tensor) -> Tensor:
+    """Return the tensor in whose memory the elements of a tensor lie in their order."""
+    while tensor.op is not None and tensor.op.is_view and (is_same(tensor) or lowering_of(tensor) == ViewMap()):
+        tensor = tensor.inputs[0]
+    return tensor

@@ -6,7 +6,7 @@ from typing import Any
 
 from dptrain.program.body import Body, body_of, has_body
 from dptrain.program.gradient import topological
-from dptrain.program.lowering import Attention, Repeat, lowering_of
+from dptrain.program.lowering import Attention, Repeat, in_order, lowering_of
 from dptrain.program.operand import OPERATORS
 from dptrain.program.passes import rewritten
 from dptrain.program.program import ROWS, Program
@@ -114,7 +114,7 @@ def with_loops_in_memory(program: Program) -> Program:
                 *map(_copy, node.inputs[:count]),
                 *(_zeros(one) for one in body.carries[count:]),
             ]
-            others = [one if _lies_whole(one) else _copy(one) for one in node.inputs[count:]]
+            others = [one if _lies_whole(one) else _copy(one) for one in map(in_order, node.inputs[count:])]
             loops[node] = [*carries, *others], {**node.attributes, "body": _of_its_own(body)}
         inputs, attributes = loops[node]
         return Tensor(tensor.op, inputs, attributes, tensor.shape, tensor.dtype, name=tensor.name, index=tensor.index)

@@ -7,6 +7,7 @@ from dptrain import ops
 from dptrain.backend.cuda.compose import Composition
 from dptrain.errors import DataError
 from dptrain.ops.indexing import take_rows
+from dptrain.ops.loops import remat
 from dptrain.program.body import has_body
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
@@ -95,9 +96,9 @@ def chained(x, u, b):
     return ops.mean(g * h) + ops.mean(zs[0]) + ops.mean(zs[1])
 
 
-def trained(make, dtype):
+def trained(make, dtype, seed=1):
     """Return a step with two weights: a loss, its gradients, and a descent along one of them."""
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(seed)
     u = Variable(rng.normal(size=(WIDTH, WIDTH)).astype(dtype), "u")
     b = Variable(rng.normal(size=WIDTH).astype(dtype), "b")
 
@@ -175,6 +176,43 @@ def test_a_step_looks_up_rows_that_are_not_there(cuda_backend):
     executable.run([0])
     with pytest.raises(DataError, match="row"):
         _ = executable.outputs["y"]
+
+
+@pytest.mark.parametrize("name", ["nested_over_slices", "chained"])
+def test_runs_in_a_pack_have_the_bits_of_runs_alone(cuda_backend, another, name):
+    shapes = {"x": ((4, Dim.rows(B), WIDTH), "float32")}
+    data = [np.random.default_rng(seed).normal(size=(4, B, WIDTH)).astype(np.float32) for seed in range(3)]
+    found = []
+    for packed in (False, True):
+        programs = [trace(trained(MODELS[name], "float32", seed), shapes) for seed in range(3)]
+        backends = [another() if packed else cuda_backend for _ in programs]
+        made = [
+            backend.executable(program, {"x": x}) for backend, program, x in zip(backends, programs, data, strict=True)
+        ]
+        assert len({one.pack_key for one in made}) == 1
+        for one in made:
+            one.run([0] * 3)
+        found.append(
+            [{**one.outputs, **{v.path: v.numpy() for v in p.state}} for one, p in zip(made, programs, strict=True)]
+        )
+    for alone, packed in zip(*found, strict=True):
+        for key, value in alone.items():
+            np.testing.assert_array_equal(packed[key], value, err_msg=key)
+    assert not np.array_equal(found[0][0]["u"], found[0][1]["u"])
+
+
+@pytest.mark.parametrize("by_graph", [True, False])
+def test_what_remat_computes_again(cuda_backend, by_graph):
+    def blocks(x, u, b):
+        block = remat(lambda x, k: ops.tanh(x @ u + k * b) * ops.sigmoid(x))
+        h, ys = ops.scan(lambda h, xt: (block(h, 1) + xt, block(xt, 2)), x[0], x)
+        return ops.mean(block(block(h, 3), 4)) + ops.mean(ys * ys)
+
+    cuda_backend.graph = by_graph
+    try:
+        assert_equal_to_float64(cuda_backend, blocks, 3)
+    finally:
+        cuda_backend.graph = True
 
 
 def test_each_step_is_launched_once(cuda_backend):

@@ -10,6 +10,7 @@ import numpy as np
 import dptrain.ops.random
 from dptrain import ops
 from dptrain.ops.indexing import take_each, take_rows
+from dptrain.ops.loops import remat
 from dptrain.ops.manipulation import unshard
 from dptrain.program.dims import Dim
 from dptrain.program.gradient import gradients
@@ -178,7 +179,7 @@ _TYPES = ("bool", "int8", "uint8", "int16", "int32", "uint32", "int64", "bfloat1
 
 def environment(seeds: dptrain.ops.random.SeedGenerator) -> dict[str, Any]:
     """Return what lines may use beside tensors."""
-    more = {"take_rows": take_rows, "take_each": take_each, "unshard": unshard}
+    more = {"take_rows": take_rows, "take_each": take_each, "unshard": unshard, "remat": remat}
     return {"ops": ops, "np": np, "gradients": gradients, "seeds": seeds, **more} | {
         "dropout": dptrain.ops.random.dropout
     }

@@ -421,6 +421,7 @@ def loop(d: Drawing) -> None:
         *("(ops.maximum(c, x), ops.where(c > x, c, 0.5))", "(ops.sigmoid(c - x), ops.stack([c, x]))"),
         f"(ops.scan(lambda a, b: (ops.cos(a) + b, None), c, ops.stack([x, c]), reverse={d.chance(0.5)})[0], x)",
         "(ops.fori_loop(1, 4, lambda n, a: 0.5 * a + x * ops.cast(n, x.dtype), c), c)",
+        "(remat(lambda a, b: ops.tanh(ops.sin(a) * b) + b)(c, x), c)",
     ]
     if of_step and not isinstance(of_step[-1], Dim) and of_step[-1]:
         w = d.leaf("variable", [int(of_step[-1])], dtype, "normal")
@@ -428,9 +429,12 @@ def loop(d: Drawing) -> None:
     if len(of_step) == 2 and not isinstance(of_step[1], Dim) and 0 < of_step[1] < 40:
         w, u = (d.leaf("variable", [int(of_step[1])] * 2, dtype, "normal") for _ in range(2))
         bodies += [f"(ops.tanh(x @ {w} + c @ {u}), c)", f"(ops.sigmoid(c @ {u}) * x, x @ {w} @ {u})"] * 2
+        bodies += [f"(remat(lambda a, b: ops.tanh(a @ {w}) * ops.sigmoid(b @ {u}) + a)(c, x), x)"]
     call = f"lambda c, x: {d.choose(bodies)}, {d.choose(begins)}, {parts}, reverse={d.chance(0.4)}"
     number = len(d.lines)
     d.line(f"ops.scan({call})", (f"t{number}", f"u{number}"))
+    if d.chance(0.3):
+        d.line(f"remat(lambda x: ops.tanh(ops.exp(-x * x) + {parts}[:1] * x))({parts})")
 
 
 def product(d: Drawing) -> None:

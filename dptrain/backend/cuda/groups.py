@@ -28,6 +28,7 @@ from dptrain.program.lowering import (
     UserKernel,
     ViewMap,
     axes_of,
+    in_order,
     is_same,
     lowering_of,
 )
@@ -133,15 +134,8 @@ def operand_of(tensor: Tensor) -> tuple[Tensor, bool]:
 def factors_of(tensor: Tensor) -> list[tuple[Tensor, bool]]:
     """Return `operand_of` both factors of a product; those of a convolution lie in memory in their order."""
     if isinstance(lowering_of(tensor), Convolution):
-        return [(_in_order(one), False) for one in tensor.inputs]
+        return [(in_order(one), False) for one in tensor.inputs]
     return [operand_of(one) for one in tensor.inputs]
-
-
-def _in_order(tensor: Tensor) -> Tensor:
-    """Return the tensor in whose memory the elements of a tensor lie in their order."""
-    while tensor.op is not None and tensor.op.is_view and (is_same(tensor) or lowering_of(tensor) == ViewMap()):
-        tensor = tensor.inputs[0]
-    return tensor
 
 
 def _part(travels: Tensor) -> Tensor:
@@ -154,7 +148,7 @@ def _part(travels: Tensor) -> Tensor:
     if travels.op is ALL_REDUCE:
         return travels
     taken = travels.inputs[0]
-    beneath = _in_order(taken)
+    beneath = in_order(taken)
     if beneath.variable is not None or not (beneath.op is None or beneath.op.is_view or _is_of_state(beneath)):
         return beneath
     return Tensor(OPERATORS["identity"], (taken,), {}, taken.shape, taken.dtype)

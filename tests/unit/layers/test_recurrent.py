@@ -27,6 +27,22 @@ def test_outputs_and_states_are_those_of_keras(name):
             np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("make", [L.LSTM, lambda units: L.Bidirectional(L.GRU(units, dropout=0.2, seed=3))])
+def test_several_steps_an_execution_have_the_bits_of_single_ones(make):
+    """Loops within the loop over batches."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(28, 6, 3)).astype(np.float32), rng.normal(size=(28, 2)).astype(np.float32)
+    found = []
+    for steps in (1, 3):
+        dp.utils.set_random_seed(1)
+        model = dp.Sequential([L.Input((6, 3)), make(4), L.Dense(2)])
+        model.compile("adam", "mse", steps_per_execution=steps)
+        model.fit(x, y, batch_size=4, epochs=2, verbose=0)
+        found.append(model.get_weights())
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 class Counter(L.Layer):
     """A cell that adds up its inputs, with two states of different ranks."""
 
