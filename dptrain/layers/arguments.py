@@ -1,10 +1,11 @@
 """Arguments that several layers have, checked."""
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 from dptrain import activations
-from dptrain.errors import ConfigError
+from dptrain.errors import ArgumentTypeError, ConfigError
 from dptrain.layers.base import Layer
 
 Lengths = tuple[int, ...]
@@ -56,6 +57,31 @@ def lengths(name: str, value: Any, count: int, least: int = 1) -> Lengths:
             f"that are no integers or do not satisfy `value {'> 0' if least else '>= 0'}`"
         )
     return found
+
+
+def axis_number(value: Any) -> int:
+    """Return an argument that must be one axis.
+
+    Raises:
+        ArgumentTypeError: it is no integer.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ArgumentTypeError(f"Invalid value for `axis` argument: expected an int. Received: axis={value}")
+    return int(value)
+
+
+def axis_numbers(value: Any) -> int | list[int]:
+    """Return an argument that must be one axis, or a list of several.
+
+    Raises:
+        ArgumentTypeError: it is neither.
+    """
+    axes = list(value) if isinstance(value, list | tuple) else [value]
+    if any(isinstance(axis, bool) or not isinstance(axis, Integral) for axis in axes):
+        raise ArgumentTypeError(
+            f"Invalid value for `axis` argument: expected an int or a list/tuple of ints. Received: axis={value}"
+        )
+    return [int(axis) for axis in axes] if isinstance(value, list | tuple) else int(axes[0])
 
 
 def padding_mode(value: Any, causal: bool = False) -> str:

@@ -119,9 +119,9 @@ class Attention(Layer):
         sums = ops.expand_dims(query, -2) + ops.expand_dims(key, -3)
         return self.concat_score_weight * ops.sum(ops.tanh(sums if self.scale is None else self.scale * sums), -1)
 
-    def _calculate_score_mask(self, scores: Tensor, value_mask: Tensor | None, use_causal_mask: bool) -> Tensor | None:
+    def _calculate_score_mask(self, scores: Tensor, v_mask: Tensor | None, use_causal_mask: bool) -> Tensor | None:
         """Return which sources take part, broadcast to the scores; None for all."""
-        mask = None if value_mask is None else ops.expand_dims(value_mask, -2)
+        mask = None if v_mask is None else ops.expand_dims(v_mask, -2)
         if not use_causal_mask:
             return mask
         causal = ops.convert_to_tensor(causal_mask(*scores.shape[-2:]))

@@ -223,6 +223,10 @@ class Layer(Parts):
         Raises:
             ConfigError: an argument is unknown or not supported, or a dimension is None.
         """
+        if isinstance(shape, str):
+            raise ConfigError(
+                f"`name` must be passed as a keyword argument. Use: add_weight(shape=..., name={shape!r})"
+            )
         kind = np.dtype(dtype or self.variable_dtype)
         lengths = (shape,) if isinstance(shape, int) else tuple(shape or ())
         if None in lengths:
@@ -460,6 +464,12 @@ class Layer(Parts):
         token = _provisional.set(_provisional.get() or not known)
         try:
             if len(wanted) == 1 or not needed <= set(shapes):
+                if len(needed) > 1:
+                    raise ConfigError(
+                        "For a `build()` method with more than one argument, all arguments should have a `_shape` "
+                        f"suffix and match an argument from `call()`. Layer {self._display_name!r}: build() takes "
+                        f"{', '.join(wanted)}; call() was given {', '.join(tensors)}"
+                    )
                 self.build(next(iter(shapes.values()), None))
             else:
                 self._built_with = {name: shapes[name] for name in wanted if name in shapes}

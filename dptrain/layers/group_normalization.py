@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dptrain import ops
-from dptrain.errors import ArgumentTypeError, ConfigError
+from dptrain.errors import ConfigError
+from dptrain.layers.arguments import axis_number, axis_numbers
 from dptrain.layers.base import BuildShape, ConstraintArgument, InitializerArgument, Layer, RegularizerArgument
 from dptrain.layers.input_spec import InputSpec
 from dptrain.layers.normalization import AffineNormalization
@@ -61,7 +62,7 @@ class GroupNormalization(AffineNormalization):
             *(beta_constraint, gamma_constraint),
             **options,
         )
-        self.groups, self.axis = groups, int(axis)
+        self.groups, self.axis = groups, axis_number(axis)
         self.autocast = False
 
     def build(self, input_shape: BuildShape) -> None:
@@ -119,7 +120,7 @@ class RMSNormalization(Layer):
 
     def __init__(self, axis: int | Sequence[int] = -1, epsilon: float = 1e-6, **options: Any) -> None:
         super().__init__(**options)
-        self.axis, self.epsilon = axis if isinstance(axis, int) else list(axis), float(epsilon)
+        self.axis, self.epsilon = axis_numbers(axis), float(epsilon)
 
     def build(self, input_shape: BuildShape) -> None:
         """Make the scale."""
@@ -147,11 +148,7 @@ class UnitNormalization(Layer):
 
     def __init__(self, axis: int | Sequence[int] = -1, **options: Any) -> None:
         super().__init__(**options)
-        if not isinstance(axis, int | list | tuple):
-            raise ArgumentTypeError(
-                f"Invalid value for `axis` argument: expected an int or a list/tuple of ints. Received: axis={axis}"
-            )
-        self.axis = axis if isinstance(axis, int) else list(axis)
+        self.axis = axis_numbers(axis)
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return the input normalized."""

@@ -52,6 +52,8 @@ class InputLayer(Layer):
                 if one is not None:
                     raise ConfigError(f"You cannot pass both `{name_of}` and `batch_shape` at the same time.")
             batch_size, *shape = batch_shape
+        if shape is None:  # by its name in Keras 2
+            shape = options.pop("input_shape", None)
         if shape is None:
             raise ConfigError("You must pass a `shape` argument.")
         shape = sizes(shape)

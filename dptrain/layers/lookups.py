@@ -120,11 +120,12 @@ class Hashing(Layer):
         """Return the arguments, the type of the bins among them."""
         return super()._get_config() | ({"dtype": self._whole} if self.output_mode == "int" else {})
 
-    def __call__(self, inputs: Any) -> Any:
+    def __call__(self, inputs: Any, training: bool | None = None) -> Any:
         """Return the bins of values, or vectors.
 
         Args:
             inputs: texts or whole numbers, of any shape; of numbers with decimals these are cut off.
+            training: without effect.
 
         Raises:
             ConfigError: the values are not known: inside a model.
@@ -180,11 +181,12 @@ class HashedCrossing(Layer):
         own = {"dtype": self._whole} if self.output_mode == "int" else {}
         return {key: one for key, one in (super()._get_config() | own).items() if key != "trainable"}
 
-    def __call__(self, inputs: Any) -> Any:
+    def __call__(self, inputs: Any, training: bool | None = None) -> Any:
         """Return the bins of features together, or vectors.
 
         Args:
             inputs: two features or more, texts or whole numbers, of shape (), (rows,) or (rows, 1) each.
+            training: without effect.
 
         Raises:
             ConfigError: other shapes or types, or values are not known: inside a model.
@@ -552,11 +554,12 @@ class StringLookup(_Lookup):
         super().__init__(given)
         self.encoding = encoding
 
-    def __call__(self, inputs: Any) -> Any:
+    def __call__(self, inputs: Any, training: bool | None = None) -> Any:
         """Return places of texts, or vectors; inverted, an array of texts.
 
         Args:
             inputs: texts of any shape, an array or a list.
+            training: without effect.
 
         Raises:
             ConfigError: there is no vocabulary, or the values are not known: inside a model.

@@ -7,6 +7,7 @@ from typing import Any
 
 from dptrain import ops
 from dptrain.errors import ConfigError
+from dptrain.layers.arguments import axis_number
 from dptrain.layers.base import Layer
 from dptrain.program.shapes import differ, without_rows
 from dptrain.program.tensor import Tensor, mask_of, with_mask
@@ -118,7 +119,7 @@ class Concatenate(_Merge):
 
     def __init__(self, axis: int = -1, **options: Any) -> None:
         super().__init__(**options)
-        self.axis = axis
+        self.axis = axis_number(axis)
 
     def build(self, input_shape: Any) -> None:
         """Check that the shapes differ along the axis alone."""

@@ -160,9 +160,9 @@ class HeadsLayer(Layer):
         gate = None if self._gate_dense is None else self._gate_dense(query)
         query_dense, key_dense, value_dense, output_dense = self._dense_layers()
         heads = query_dense(query), self._shared(key_dense(key)), self._shared(value_dense(value))
-        # An override that does not know of causal masks gets one with the others.
-        causal = [True] if is_causal_only else []
-        output, scores = self._compute_attention(*heads, attention_mask, training, return_attention_scores, *causal)
+        # An override that does not know of scores, or of causal masks, gets the mask with the others.
+        more = [return_attention_scores, True] if is_causal_only else [True] if return_attention_scores else []
+        output, scores = self._compute_attention(*heads, attention_mask, training, *more)
         output = output_dense(output if gate is None else output * gate)
         return (output, scores) if return_attention_scores else output
 

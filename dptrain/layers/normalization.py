@@ -10,6 +10,7 @@ import numpy as np
 from dptrain import constraints, initializers, ops, regularizers
 from dptrain.config import epsilon
 from dptrain.errors import ConfigError
+from dptrain.layers.arguments import axis_number, axis_numbers
 from dptrain.layers.base import BuildShape, ConstraintArgument, InitializerArgument, Layer, RegularizerArgument
 from dptrain.layers.input_spec import InputSpec
 from dptrain.ops.elementwise import in_float32
@@ -149,7 +150,7 @@ class BatchNormalization(AffineNormalization):
             raise ConfigError(
                 f"expected 0 <= momentum <= 1 and epsilon >= 0. Received: momentum={momentum}, epsilon={epsilon}"
             )
-        self.axis, self.renorm, self.momentum = int(axis), bool(renorm), float(momentum)
+        self.axis, self.renorm, self.momentum = axis_number(axis), bool(renorm), float(momentum)
         self.renorm_clipping = _clipping(renorm_clipping or {}) if renorm else renorm_clipping
         self.moving_mean_initializer = initializers.get(moving_mean_initializer)
         self.moving_variance_initializer = initializers.get(moving_variance_initializer)
@@ -334,7 +335,7 @@ class LayerNormalization(AffineNormalization):
         self.rms_scaling = bool(rms_scaling)
         if not epsilon >= 0:
             raise ConfigError(f"expected epsilon >= 0. Received: epsilon={epsilon}")
-        self.axis = axis if isinstance(axis, int) else list(axis)
+        self.axis = axis_numbers(axis)
         self.autocast = False
 
     def build(self, input_shape: BuildShape) -> None:

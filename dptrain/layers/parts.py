@@ -146,6 +146,11 @@ class Parts(Configurable):
         return list({id(one): one for one in found}.values())
 
     @property
+    def metrics_variables(self) -> list[Variable]:
+        """The totals of `metrics`."""
+        return [variable for metric in self.metrics for variable in metric.variables]
+
+    @property
     def _losses(self) -> list[Tensor]:
         """What `add_loss` got in the last call in this thread."""
         return getattr(self._of_thread, "losses", [])

@@ -204,11 +204,12 @@ class TextVectorization(Layer):
         widths = range(1, self.ngrams + 1) if isinstance(self.ngrams, int) else self.ngrams
         return [" ".join(tokens[at : at + n]) for n in widths for at in range(len(tokens) - n + 1)]
 
-    def __call__(self, inputs: Any) -> Any:
+    def __call__(self, inputs: Any, training: bool | None = None) -> Any:
         """Return places of tokens, or vectors.
 
         Args:
             inputs: texts (rows,) or (rows, 1), an array or a list; a single text becomes one row less.
+            training: without effect.
 
         Raises:
             ConfigError: there is no vocabulary, or the values are not known: inside a model.

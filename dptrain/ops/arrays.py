@@ -15,6 +15,7 @@ from dptrain.ops.common import limits
 from dptrain.ops.cumulative import cumulative
 from dptrain.ops.elementwise import (
     absolute,
+    all_floating,
     cast,
     cos,
     divide,
@@ -201,10 +202,11 @@ def log10(x: Any) -> Tensor:
 
 def logaddexp(x1: Any, x2: Any) -> Tensor:
     """Return log(e^x1 + e^x2), without overflow."""
-    a, b = (floating(one) for one in as_tensors([x1, x2]))
+    a, b = all_floating(x1, x2)
     same = logical_and(equal(a, b), logical_not(isfinite(a)))  # whose difference is no number
     apart = where(same, 0.0, a - b)
-    return maximum(a, b) + where(same, where(a > 0, 0.0, math.log(2)), softplus(-absolute(apart)))
+    more = where(same, cast(where(a > 0, 0.0, math.log(2)), a.dtype), softplus(-absolute(apart)))
+    return maximum(a, b) + more
 
 
 def mod(x1: Any, x2: Any) -> Tensor:
@@ -285,7 +287,7 @@ def average(x: Any, axis: int | Sequence[int] | None = None, weights: Any = None
     """
     if weights is None:
         return mean(x, axis)
-    found, given = (floating(one) for one in as_tensors([x, weights]))
+    found, given = all_floating(x, weights)
     if given.shape != found.shape:
         axes = normalized_axes(axis, found.ndim)
         if given.ndim != 1 or len(axes) != 1 or axis is None or given.shape[0] != found.shape[axes[0]]:
@@ -316,6 +318,8 @@ def flip(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
 def swapaxes(x: Any, axis1: int, axis2: int) -> Tensor:
     """Return x with two axes exchanged."""
     found = _tensor(x)
+    for axis in (axis1, axis2):
+        normalized_axes(axis, found.ndim)
     order = list(range(found.ndim))
     order[axis1], order[axis2] = order[axis2], order[axis1]
     return transpose(found, order)

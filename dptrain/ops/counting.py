@@ -185,6 +185,12 @@ def slice(inputs: Any, start_indices: Any, shape: Sequence[int]) -> Tensor:
     """
     (tensor,) = as_tensors([inputs])
     starts = as_tensors([start_indices])[0] if not isinstance(start_indices, list | tuple) else list(start_indices)
+    count = len(starts) if isinstance(starts, list) else int(starts.shape[0])
+    if len(shape) != tensor.ndim or count != tensor.ndim:
+        raise ConfigError(
+            f"slice: the number of dimensions in `inputs` must match those in `shape` and `start_indices`; found "
+            f"{tensor.ndim}, {len(shape)} and {count}"
+        )
     for axis, length in enumerate(shape):
         (start,) = as_tensors([starts[axis]])
         own = int(tensor.shape[axis])

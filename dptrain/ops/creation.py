@@ -45,8 +45,8 @@ def dtype(x: Any) -> str:
 
 
 def saturate_cast(x: Any, dtype: npt.DTypeLike) -> Tensor:
-    """Return x in another type; what does not fit becomes its least or greatest number."""
-    (found,), wanted = as_tensors([x]), np.dtype(dtype)
+    """Return x in another type, by default floatx; what does not fit becomes its least or greatest number."""
+    (found,), wanted = as_tensors([x]), np.dtype(dtype or floatx())
     if wanted.kind in "iu" and found.dtype.kind != "b":
         limits = np.iinfo(wanted)
         # In a type that holds both: of float32 the greatest number below 2^31.
@@ -99,6 +99,8 @@ def geomspace(
 
 
 def _window(function: Callable[..., Any], length: Any, *more: Any) -> Tensor:
+    if isinstance(length, Tensor | np.ndarray | np.generic) and not np.ndim(length) and length.dtype.kind in "iu":
+        length = int(length)
     if not isinstance(length, int) or length < 0:
         raise ConfigError(f"{function.__name__}: {length!r} points; expected an integer of at least 0")
     return constant(function(length, *more).astype(floatx()))

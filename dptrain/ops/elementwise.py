@@ -23,7 +23,7 @@ from dptrain.program.op import Op, op
 from dptrain.program.operand import METHODS, Operator
 from dptrain.program.schema import TypeName
 from dptrain.program.tensor import FLOATX, Array, Tensor, as_tensors
-from dptrain.program.types import is_half
+from dptrain.program.types import is_floating, is_half, promoted_as_keras
 from dptrain.program.views import identity
 from dptrain.runtime.floatx import floatx
 
@@ -563,6 +563,13 @@ def floating(x: Any) -> Tensor:
     """Return x as floating-point numbers: integers and truth values as float32."""
     (tensor,) = as_tensors([x])
     return tensor if tensor.dtype.kind in "fV" else cast_to(tensor, dtype=floatx().name)
+
+
+def all_floating(*xs: Any) -> tuple[Tensor, ...]:
+    """Return tensors in the one floating-point type to which theirs are promoted; of integers alone it is floatx."""
+    tensors = as_tensors(xs)
+    common = promoted_as_keras(*(tensor.dtype for tensor in tensors))
+    return tuple(cast(tensor, common if is_floating(common) else floatx()) for tensor in tensors)
 
 
 def clip(x: Any, x_min: float, x_max: float) -> Tensor:

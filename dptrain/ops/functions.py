@@ -12,6 +12,7 @@ from dptrain.ops.common import limits
 from dptrain.ops.cumulative import cumsum
 from dptrain.ops.elementwise import (
     absolute,
+    all_floating,
     cast,
     clip,
     divide,
@@ -118,20 +119,20 @@ def rad2deg(x: Any) -> Tensor:
 
 def hypot(x1: Any, x2: Any) -> Tensor:
     """Return sqrt(x1^2 + x2^2)."""
-    a, b = (floating(one) for one in as_tensors([x1, x2]))
+    a, b = all_floating(x1, x2)
     return sqrt(square(a) + square(b))
 
 
 def logaddexp2(x1: Any, x2: Any) -> Tensor:
     """Return log2(2^x1 + 2^x2), without overflow."""
-    a, b = (floating(one) * math.log(2) for one in as_tensors([x1, x2]))
+    a, b = (each * math.log(2) for each in all_floating(x1, x2))
     return logaddexp(a, b) * (1 / math.log(2))
 
 
 def heaviside(x1: Any, x2: Any) -> Tensor:
     """Return 0 where x1 is below 0, x2 where it is 0, 1 above; NaN stays NaN."""
-    a, b = (floating(one) for one in as_tensors([x1, x2]))
-    return where(isnan(a), a, where(equal(a, 0), b, where(a < 0, 0.0, 1.0)))
+    a, b = all_floating(x1, x2)
+    return where(isnan(a), a, where(equal(a, 0), b, cast(where(a < 0, 0.0, 1.0), a.dtype)))
 
 
 def trunc(x: Any) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dptrain import tree
-from dptrain.errors import ConfigError
+from dptrain.errors import ArgumentTypeError, ConfigError
 from dptrain.ops.elementwise import logical_and, where
 from dptrain.ops.manipulation import reshape, stack
 from dptrain.ops.scan import SCAN
@@ -72,6 +72,11 @@ def _either(chosen: Tensor, true_fn: Callable[[], Any], false_fn: Callable[[], A
         old = trace.value_of(variable)
         variable.assign(where(chosen, of_one.get(variable, old), of_other.get(variable, old)))
     return tree.map_structure(lambda a, b: None if a is None and b is None else where(chosen, a, b), one, other)
+
+
+def _require_callable(f: Any) -> None:
+    if not callable(f):
+        raise ArgumentTypeError(f"`f` should be a callable. Received: f={f}")
 
 
 def fori_loop(lower: int, upper: int, body_fun: Callable[[int, Any], Any], init_val: Any) -> Any:
@@ -178,6 +183,7 @@ def scan(
     Raises:
         ConfigError: as `map`, or another length.
     """
+    _require_callable(f)
     steps = (length or 0) if xs is None else _length(xs)
     if length is not None and length != steps:
         raise ConfigError(f"scan: length={length} for {steps} parts")

@@ -32,7 +32,10 @@ def pad(x: Any, pad_width: Any, mode: str = "constant", constant_values: float |
     if mode not in _MODES:
         raise ConfigError(f"pad: mode={mode!r}; expected one of {', '.join(_MODES)}")
     if mode != "constant" and constant_values is not None:
-        raise ConfigError(f"pad: `constant_values` is of mode='constant' alone; found mode={mode!r}")
+        raise ConfigError(
+            "Argument `constant_values` can only be provided when `mode == 'constant'`. "
+            f"Received: mode={mode}, constant_values={constant_values}"
+        )
     widths = _widths(pad_width, tensor.ndim)
     if mode == "constant" and not constant_values:
         return _with_zeros(tensor, widths)

@@ -55,7 +55,7 @@ def _of_all(made: Tensor) -> int:
 def summed_dtype(dtype: np.dtype[Any], **attributes: Any) -> npt.DTypeLike:
     """The type of a sum: 32 bits at least of integers, as in Keras, which narrower ones would overflow."""
     if dtype.kind == "b":
-        return np.int64
+        return np.int32
     return np.result_type(dtype, np.uint32 if dtype.kind == "u" else np.int32) if dtype.kind in "iu" else dtype
 
 
@@ -288,7 +288,7 @@ def _argmax_along_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
 
 
 def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
-    """Return the place of the greatest element along an axis (int64), the first of equals; by default in a vector.
+    """Return the place of the greatest element along an axis (int32), the first of equals; by default in a vector.
 
     Raises:
         ConfigError: there is no such axis, or no element along it.
@@ -300,7 +300,7 @@ def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
         raise ConfigError(
             f"the place of the greatest or least of no elements, of shape {found.shape} over axis {place}"
         )
-    made = argmax_along(found, axis=place)
+    made = cast(argmax_along(found, axis=place), np.int32)
     if not keepdims:
         return made
     return reshape(made, tuple(1 if axis is None or one == place else n for one, n in enumerate(tensor.shape)))

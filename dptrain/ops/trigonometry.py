@@ -9,9 +9,9 @@ from dptrain.ops.elementwise import (
     _FUNCTION,
     _exact,
     absolute,
+    all_floating,
     divide,
     equal,
-    floating,
     maximum,
     minimum,
     sqrt,
@@ -20,7 +20,7 @@ from dptrain.ops.elementwise import (
 )
 from dptrain.program.lowering import Element
 from dptrain.program.op import op
-from dptrain.program.tensor import Array, Tensor, as_tensors
+from dptrain.program.tensor import Array, Tensor
 
 
 @op(**_FUNCTION, lowering=Element("dp_atan({0})"), expensive=True, onnx="Atan")
@@ -61,7 +61,7 @@ def arctan2(x1: Any, x2: Any) -> Tensor:
 
     Zeros have no sign here: on the negative x axis it is pi.
     """
-    y, x = (floating(one) for one in as_tensors([x1, x2]))
+    y, x = all_floating(x1, x2)
     height, width = absolute(y), absolute(x)
     less, more = minimum(height, width), maximum(height, width)
     origin, both = equal(more, 0), equal(less, math.inf)

@@ -114,6 +114,9 @@ def normalized_axes(axis: int | Sequence[int] | None, rank: int) -> tuple[int, .
         return tuple(range(rank))
     given = [axis] if isinstance(axis, int) else list(axis)
     axes = sorted(one + rank if one < 0 else one for one in given)
-    if any(not 0 <= one < rank for one in axes) or len(set(axes)) < len(axes):
+    wrong = [one for one in given if not -rank <= one < rank]
+    if wrong:
+        raise ConfigError(f"axis {wrong[0]} is out of bounds for {rank} dimensions")
+    if len(set(axes)) < len(axes):
         raise ConfigError(f"axis = {axis}: expected different axes of {rank} dimensions")
     return tuple(axes)

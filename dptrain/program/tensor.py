@@ -93,6 +93,9 @@ class Tensor(Operand):
         "variable",
     )
 
+    # There are no others; Keras' tensors say so of themselves.
+    sparse = ragged = False
+
     is_whole: bool
     _keras_mask: "Tensor | None"
     operation_call: Any
@@ -312,6 +315,21 @@ def as_tensors(inputs: Sequence[Any]) -> Sequence[Tensor]:
 _TYPED = (Tensor, np.ndarray, np.generic)
 
 
+def _of_integers(value: Any) -> DType | None:
+    """Return int32, Keras' type of Python's integers and lists of them; None where one does not fit, or of others."""
+    if not _are_integers(value):
+        return None
+    array = np.asarray(value)
+    fits = array.dtype == np.int64 and (not array.size or (abs(array.min() + 1) < 2**31 and array.max() < 2**31))
+    return np.dtype(np.int32) if fits else None
+
+
+def _are_integers(value: Any) -> bool:
+    if isinstance(value, list | tuple | range):
+        return len(value) > 0 and all(map(_are_integers, value))
+    return type(value) is int
+
+
 def _converted(one: Any, met: Sequence[DType]) -> Tensor:
     """Return a constant of an array or a number that meets these types."""
     dtype: Any = None
@@ -321,7 +339,9 @@ def _converted(one: Any, met: Sequence[DType]) -> Tensor:
         return of_value(np.array(one, dtype))
     if isinstance(one, int | Dim) and not isinstance(one, bool) and met:
         common = met[0] if len(met) == 1 else promoted(*met)
-        dtype = None if common.kind == "b" else common
+        dtype = _of_integers(one) if common.kind == "b" else common
+    elif not met:
+        dtype = _of_integers(one)
     return counted(one, dtype) if isinstance(one, Dim) else constant(one, dtype)
 
 

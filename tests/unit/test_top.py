@@ -46,6 +46,7 @@ def test_symbolic_tensors():
     assert not isinstance(keras.ops.ones(3), keras.KerasTensor)
     assert L.Dense(2)(keras.KerasTensor((5, 3))).shape == (5, 2)
     assert str(keras.KerasTensor((None, None, 4)).shape) == "(None, None, 4)"
+    assert (x.sparse, x.ragged) == (False, False)
     with pytest.raises(ConfigError, match="not supported: KerasTensor"):
         keras.KerasTensor((None, 3), sparse=True)
 

@@ -171,9 +171,9 @@ def test_arguments_that_are_wrong(make, message):
 
 def test_an_override_gets_a_causal_mask():
     class Plain(L.MultiHeadAttention):
-        def _compute_attention(self, query, key, value, attention_mask=None, training=None, return_scores=False):
+        def _compute_attention(self, query, key, value, attention_mask=None, training=None):
             assert attention_mask is not None
-            return super()._compute_attention(query, key, value, attention_mask, training, return_scores)
+            return super()._compute_attention(query, key, value, attention_mask, training)
 
     made = Plain(2, 3)
     made(QUERY, VALUE, use_causal_mask=True)

@@ -623,3 +623,48 @@ def test_weights_of_a_subclass_of_a_layer_without_any(base):
 )
 def test_a_mask_is_given_by_the_name_that_keras_has(layer):
     assert list(inspect.signature(layer.compute_mask).parameters) == ["inputs", "mask"]
+
+
+@pytest.mark.parametrize("axis", ["x", {"a": 1}, 1.5, True])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        *(layers.LayerNormalization, layers.BatchNormalization, layers.GroupNormalization),
+        *(layers.RMSNormalization, layers.UnitNormalization, layers.Concatenate),
+    ],
+)
+def test_axes_are_integers(layer, axis):
+    with pytest.raises(TypeError, match="Invalid value for `axis` argument"):
+        layer(axis=axis)
+
+
+def test_a_weight_is_named_by_keyword():
+    with pytest.raises(ConfigError, match=r"Use: add_weight\(shape=..., name='w'\)"):
+        Layer().add_weight("w", (2,))
+
+
+def test_arguments_of_build_have_the_names_of_those_of_call():
+    class Pair(Layer):
+        def build(self, one, two):
+            self.built = True
+
+        def call(self, one, two):
+            return one + two
+
+    with pytest.raises(ConfigError, match="build\\(\\) takes one, two; call\\(\\) was given one, two"):
+        Pair()(np.ones((1, 2)), np.ones((1, 2)))
+
+
+def test_totals_of_metrics_are_asked_of_a_layer():
+    class Measured(Layer):
+        def __init__(self):
+            super().__init__()
+            self.mean = dp.metrics.Mean()
+
+    layer = Measured()
+    assert layer.metrics_variables == layer.mean.variables
+    assert len(layer.metrics_variables) == 2
+
+
+def test_an_input_layer_takes_its_shape_by_the_name_of_keras_2():
+    assert layers.InputLayer(input_shape=(3, 4)).batch_shape == (None, 3, 4)

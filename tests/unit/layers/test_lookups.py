@@ -252,3 +252,17 @@ def test_a_vocabulary_in_a_file(tmp_path):
 def test_refusals(build, message):
     with pytest.raises(ConfigError, match=message):
         build()
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        layers.Hashing(3),
+        layers.StringLookup(vocabulary=["a", "b"]),
+        layers.TextVectorization(vocabulary=["a", "b"]),
+        layers.IntegerLookup(vocabulary=[1, 2]),
+    ],
+)
+def test_what_works_on_the_host_takes_training(layer):
+    inputs = [1, 2] if isinstance(layer, layers.IntegerLookup) else ["a", "b"]
+    np.testing.assert_array_equal(layer(inputs, training=True), layer(inputs))

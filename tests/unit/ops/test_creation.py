@@ -23,7 +23,7 @@ def test_tensors_of_values():
 def test_what_is_said_of_tensors():
     assert [ops.is_tensor(one) for one in (ops.array(X), X, 1.0)] == [True, False, False]
     assert [ops.dtype(one) for one in (X, Variable(X, dtype="float32"), ops.array([1]))] == [
-        *("float64", "float32", "int64")
+        *("float64", "float32", "int32")
     ]
 
 
@@ -59,3 +59,45 @@ def test_known_numbers_are_numpys():
         np.testing.assert_allclose(found, getattr(np, name)(*given), rtol=1e-6, atol=1e-7)
     with pytest.raises(ConfigError, match=r"hamming: 2\.5 points"):
         ops.hamming(2.5)
+
+
+def test_pythons_integers_are_int32_where_they_fit():
+    mask = ops.array([True, False])
+    for made in (
+        *(ops.convert_to_tensor(each) for each in (1, [1, 2], ((1,), (2,)), range(3), -(2**31))),
+        *(ops.add(mask, 1), ops.where(mask, 1, 0), ops.multiply([1, 2], [3, 4]), ops.sum(mask)),
+        *(ops.argmax(X), ops.argmin(X, 0), ops.cumsum(mask)),
+    ):
+        assert made.dtype.name == "int32"
+    for made in (ops.array([2**31]), ops.array([1, -(2**31) - 1]), ops.array(np.arange(3)), ops.array([np.int64(1)])):
+        assert made.dtype.name == "int64"
+    assert [ops.array(each).dtype.name for each in ([], 1.0, [1, 2.5], True)] == [*["float32"] * 3, "bool"]
+    assert ops.add(np.ones(2, np.int8), 1).dtype.name == "int8"
+
+
+@pytest.mark.parametrize("name", ["arctan2", "hypot", "logaddexp", "logaddexp2", "heaviside"])
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+def test_half_precision_stays_beside_integers(name, half):
+    function = getattr(ops, name)
+    assert function(ops.ones(2, half), ops.ones(2, "int16")).dtype.name == half
+    assert function(ops.ones(2, "bool"), ops.ones(2, half)).dtype.name == half
+    assert function(ops.ones(2, "int8"), ops.ones(2, "bool")).dtype.name == "float32"
+
+
+def test_a_number_of_points_may_be_a_tensor():
+    np.testing.assert_allclose(ops.hanning(ops.array(5)), np.hanning(5), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: ops.swapaxes(X, 0, 1), ConfigError, "axis 1 is out of bounds for 1 dim"),
+        (lambda: ops.softmax(X, 3), ConfigError, "axis 3 is out of bounds for 1 dim"),
+        (lambda: ops.slice(X, (0, 0), (1,)), ConfigError, "found 1, 1 and 2"),
+        (lambda: ops.slice(X, (0,), (1, 1)), ConfigError, "found 1, 2 and 1"),
+        (lambda: ops.scan(3, 0, [1]), TypeError, "`f` should be a callable"),
+    ],
+)
+def test_arguments_that_fit_nothing(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
