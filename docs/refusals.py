@@ -44,10 +44,7 @@ def page() -> str:
     parts = [INTRODUCTION.format(version=keras_version())]
     rows = [(f"`keras.{module}`" if module else "`keras`", found) for module in MODULES if (found := missing(module))]
     parts.append("## Names\n\n" + _table(("module", "not there"), rows))
-    parts.append(
-        "## Arguments\n\n" + _table(("of", "not there"), list(missing_arguments())) + "\n"
-        f"These take their tensors by position only: {', '.join(f'`{name}`' for name in by_position())}.\n"
-    )
+    parts.append("## Arguments\n\n" + _table(("of", "not there"), list(missing_arguments())))
     lines = []
     for room, said in sorted(refusals().items()):
         lines.append(f"### `{room}`\n\n" + "".join(f"- {text}\n" for text in sorted(said)))
@@ -83,18 +80,12 @@ def missing_arguments() -> Iterator[tuple[str, str]]:
             seen.add(source)
             wanted = keras_arguments(*source)
             found = getattr(ours, name)
-            if not wanted or not callable(found) or _takes_positions(found):
+            if not wanted or not callable(found):
                 continue
             lacking = [each for each in wanted if each not in dptrain_arguments(found)]
             lacking += [each for each in _refused_at_once(found) if each in wanted]
             if lacking:
                 yield f"`{'.'.join(filter(None, (module, name)))}`", ", ".join(f"`{each}`" for each in lacking)
-
-
-def by_position() -> list[str]:
-    """Return the ops of Keras that take no tensor by its name in dptrain."""
-    ours = importlib.import_module("dptrain.ops")
-    return [f"ops.{name}" for name in sorted(keras_names("ops")) if _takes_positions(getattr(ours, name, None))]
 
 
 def refusals() -> dict[str, set[str]]:
@@ -185,6 +176,8 @@ def _has(module: Any, name: str) -> bool:
 
 def dptrain_arguments(found: Any) -> set[str]:
     """Return the names that a class, whose bases take what it passes on, or a function takes."""
+    if type(found).__name__ == "Op":  # its calls bind the names of the function that computes it
+        found = found.compute
     bases = found.__mro__[:-1] if isinstance(found, type) else ()
     functions = [one.__new__ if "__new__" in vars(one) else one.__init__ for one in bases] or [found]
     taken: set[str] = set()
@@ -194,10 +187,6 @@ def dptrain_arguments(found: Any) -> set[str]:
         except (TypeError, ValueError):  # of C
             continue
     return taken
-
-
-def _takes_positions(found: Any) -> bool:
-    return type(found).__name__ == "Op"
 
 
 def _refused_at_once(found: Any) -> list[str]:
