@@ -3,6 +3,7 @@
     pip install keras jax
     python benchmarks/keras_tests.py --output keras_tests.json --page benchmarks/results/keras-tests_HARDWARE_DATE.md
     python benchmarks/keras_tests.py layers/rnn ops/nn    # these files alone; prints failures, the most frequent first
+    python benchmarks/keras_tests.py ops/numpy --select "not NumpyDtypeTest"    # without 4,500 tests by types
     python benchmarks/keras_tests.py --compare before.json after.json    # lost and gained tests by name
 
 Runs the `*_test.py` files of the installed wheel, none of which is copied; `keras_shim.py` answers their imports of
@@ -105,8 +106,8 @@ def _is_refusal(error: str, message: str) -> bool:
     return error == "NotThere" or (error in ("ConfigError", "AttributeError") and "not supported" in message)
 
 
-def run_file(file: str, output: str, limit: int) -> int:
-    """Run the tests of one file of Keras; return pytest's exit code."""
+def run_file(file: str, output: str, limit: int, select: str) -> int:
+    """Run the tests of one file of Keras that pytest's `-k` selects; return pytest's exit code."""
 
     def late(*_: Any) -> None:
         raise TimeoutError(f"takes over {limit} s")
@@ -118,7 +119,9 @@ def run_file(file: str, output: str, limit: int) -> int:
     root = str(keras_shim.root().parent)
     path = keras_shim.root() / "src" / file
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-c", os.devnull, "--rootdir", root, "--tb=short"]
-    return int(pytest.main([str(path), *options, "-W", "ignore"], plugins=[Recorder(output, limit)]))
+    # By default pytest would take keras/src/testing/test_case.py for tests, and load it past the shim.
+    options += ["-o", "python_files=*_test.py", "-W", "ignore", *(["-k", select] if select else [])]
+    return int(pytest.main([str(path), *options], plugins=[Recorder(output, limit)]))
 
 
 # In the process that started it
@@ -144,6 +147,8 @@ def run_one(file: str, options: argparse.Namespace) -> dict[str, Result]:
             file,
             "--output",
             output,
+            "--select",
+            options.select,
             "--test-limit",
             f"{options.test_limit}",
         ]
@@ -251,13 +256,14 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--test-limit", type=int, default=TEST_LIMIT, metavar="SECONDS")
     parser.add_argument("--file-limit", type=int, default=FILE_LIMIT, metavar="SECONDS")
+    parser.add_argument("--select", default="", metavar="EXPRESSION", help="tests, as pytest's -k takes them")
     parser.add_argument("--causes", type=int, default=40, metavar="N", help="print the N most frequent failures")
     parser.add_argument("--internals", action="store_true", help=f"also {', '.join(INTERNALS)}")
     parser.add_argument("--compare", nargs=2, metavar=("BEFORE", "AFTER"))
     parser.add_argument("--file", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.file:
-        raise SystemExit(run_file(options.file, options.output, options.test_limit))
+        raise SystemExit(run_file(options.file, options.output, options.test_limit, options.select))
     if options.compare:
         print(*compare(*(json.loads(Path(path).read_text()) for path in options.compare)), sep="\n")
         return

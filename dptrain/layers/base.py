@@ -696,6 +696,8 @@ def _like_both(one: Any, other: Any) -> Any:
 
 def _like_both_lengths(one: Any, other: Any) -> Any:
     if isinstance(one, Dim) and isinstance(other, Dim) and one.names == other.names and one.scale == other.scale:
+        if number_of(one) == number_of(other):  # a batch size that is fixed
+            return one
         name = one.names[0]
         return (name if isinstance(name, Dim) else Dim(name)) * one.scale
     return number_of(one) if number_of(one) == number_of(other) else unknown()

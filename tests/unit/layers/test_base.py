@@ -668,3 +668,9 @@ def test_totals_of_metrics_are_asked_of_a_layer():
 
 def test_an_input_layer_takes_its_shape_by_the_name_of_keras_2():
     assert layers.InputLayer(input_shape=(3, 4)).batch_shape == (None, 3, 4)
+
+
+@pytest.mark.parametrize("layer", [Dense(3), layers.Cropping1D(1), layers.Conv1D(3, 2), layers.LSTM(2)])
+def test_a_fixed_batch_size_stays_beside_a_length_that_is_not_known(layer):
+    assert layer(Input(batch_shape=(4, None, 7))).shape[0] == 4
+    assert str(layer(Input(batch_shape=(None, None, 7))).shape).startswith("(None, ")
