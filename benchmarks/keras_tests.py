@@ -247,6 +247,19 @@ def page(results: Mapping[str, Result], options: argparse.Namespace) -> None:
     report.save(Path(options.page))
 
 
+def run(options: argparse.Namespace) -> dict[str, Result]:
+    """Run the files that the options name; return results by test."""
+    os.nice(10)
+    results: dict[str, Result] = {}
+    with ThreadPoolExecutor(options.processes) as pool:
+        files = test_files(options.files, options.internals)
+        for future in as_completed([pool.submit(run_one, file, options) for file in files]):
+            results |= future.result()
+            if options.output:
+                Path(options.output).write_text(json.dumps(results, indent=0, sort_keys=True))
+    return results
+
+
 def main() -> None:
     """Run what the options say."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -259,6 +272,7 @@ def main() -> None:
     parser.add_argument("--select", default="", metavar="EXPRESSION", help="tests, as pytest's -k takes them")
     parser.add_argument("--causes", type=int, default=40, metavar="N", help="print the N most frequent failures")
     parser.add_argument("--internals", action="store_true", help=f"also {', '.join(INTERNALS)}")
+    parser.add_argument("--results", nargs="+", metavar="JSON", help="show these instead of running; later ones count")
     parser.add_argument("--compare", nargs=2, metavar=("BEFORE", "AFTER"))
     parser.add_argument("--file", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -267,14 +281,12 @@ def main() -> None:
     if options.compare:
         print(*compare(*(json.loads(Path(path).read_text()) for path in options.compare)), sep="\n")
         return
-    os.nice(10)
     results: dict[str, Result] = {}
-    with ThreadPoolExecutor(options.processes) as pool:
-        files = test_files(options.files, options.internals)
-        for future in as_completed([pool.submit(run_one, file, options) for file in files]):
-            results |= future.result()
-            if options.output:
-                Path(options.output).write_text(json.dumps(results, indent=0, sort_keys=True))
+    if options.results:
+        for path in options.results:
+            results |= json.loads(Path(path).read_text())
+    else:
+        results = run(options)
     print(*table(count(results)), "", *list(causes(results))[: options.causes], sep="\n")
     if options.page:
         page(results, options)
