@@ -170,42 +170,41 @@ def _once(flag: str, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
+def _read(config: Config, parsed: argparse.Namespace) -> tuple[Request, dict[str, str]]:
+    """Return the sweep that is requested, and the dotted path of each swept field by its name."""
+    plan = plan_of(parsed)
+    refuse_in_a_sweep(config)
+    if plan.folds is not None and config.train.validation_split:
+        raise ConfigError("--folds and --validation-split: each says what validates; leave one out")
+    if config.train.fold is not None:
+        raise ConfigError("--fold is of one run: --folds K trains every trial and seed on each of K folds")
+    space = space_of(plan)
+    if config.fast_dev_run and not plan.adaptive:
+        space = Space(grid=_first(space.grid), random=space.random, samples=min(space.samples, _DEV), seed=space.seed)
+    function = None if config.model.function is None else load_function(config.model.function)
+    fields = {name: field_path(name, config) for name in space.fields}
+    if len(set(fields.values())) < len(fields):
+        raise ConfigError(f"swept {', '.join(fields)}: two of them are the same field")
+    if config.data.sharding != "global":
+        raise ConfigError("--sharding static: every run of a sweep has all samples; leave it out")
+    if plan.halving is not None and (
+        config.train.early_stopping is not None or "train.early_stopping" in fields.values()
+    ):
+        raise ConfigError("--halving and --early-stopping: each says when a run stops; leave one out")
+    metric, epochs = _DEFAULT_METRIC["multiclass"], epochs_of(config)
+    requested = request(plan, space, epochs, default=metric, sweeps_epochs="train.epochs" in fields.values())
+    if not plan.adaptive:
+        for setting in space.settings():
+            run_config = _config(config, setting, fields, requested.seeds[0])
+            monitored(run_config)
+            if function is not None:
+                function.arguments(run_config.model.arguments)
+    return requested, fields
+
+
 def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> int:
     """Train every setting with every seed; return 0 if all runs succeeded. Collective."""
-
-    def read() -> tuple[Request, dict[str, str]]:
-        plan = plan_of(parsed)
-        refuse_in_a_sweep(config)
-        if plan.folds is not None and config.train.validation_split:
-            raise ConfigError("--folds and --validation-split: each says what validates; leave one out")
-        if config.train.fold is not None:
-            raise ConfigError("--fold is of one run: --folds K trains every trial and seed on each of K folds")
-        space = space_of(plan)
-        if config.fast_dev_run and not plan.adaptive:
-            space = Space(
-                grid=_first(space.grid), random=space.random, samples=min(space.samples, _DEV), seed=space.seed
-            )
-        function = None if config.model.function is None else load_function(config.model.function)
-        fields = {name: field_path(name, config) for name in space.fields}
-        if len(set(fields.values())) < len(fields):
-            raise ConfigError(f"swept {', '.join(fields)}: two of them are the same field")
-        if config.data.sharding != "global":
-            raise ConfigError("--sharding static: every run of a sweep has all samples; leave it out")
-        if plan.halving is not None and (
-            config.train.early_stopping is not None or "train.early_stopping" in fields.values()
-        ):
-            raise ConfigError("--halving and --early-stopping: each says when a run stops; leave one out")
-        metric, epochs = _DEFAULT_METRIC["multiclass"], epochs_of(config)
-        requested = request(plan, space, epochs, default=metric, sweeps_epochs="train.epochs" in fields.values())
-        if not plan.adaptive:
-            for setting in space.settings():
-                run_config = _config(config, setting, fields, requested.seeds[0])
-                monitored(run_config)
-                if function is not None:
-                    function.arguments(run_config.model.arguments)
-        return requested, fields
-
-    requested, fields = ranks.agree("configuration", read)
+    requested, fields = ranks.agree("configuration", lambda: _read(config, parsed))
     ranks.require_same("the ranks sweep differently", {"sweep": dataclasses.asdict(requested.options)})
     keep, why_not = ranks.agree("configuration", lambda: keeps_models(requested.options.keep))
     notes = [why_not] if why_not else []

@@ -14,7 +14,8 @@ import numpy as np
 from dptrain.batches.inputs import Samples
 from dptrain.callbacks import Callback, EpochRecorder
 from dptrain.callbacks.checkpointing import Checkpointing
-from dptrain.cli.best import best_model, early_stopping, final_metrics, monitored, say_why_unsaved
+from dptrain.callbacks.history import History
+from dptrain.cli.best import BestModel, best_model, early_stopping, final_metrics, monitored, say_why_unsaved
 from dptrain.cli.building import (
     Splits,
     build_model,
@@ -71,10 +72,7 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
         run = _open_run(config, data, comm, stack)
         callbacks: list[Callback] = [] if run is None else [EpochRecorder(run.add_epoch, run.keep_epochs)]
         folder = comm.broadcast_fact(None if run is None else str(run.path))
-        facts = {**deciding(config), "data": Samples(data.train.x, data.train.y).facts}
-        if config.data.sharding == "static":
-            facts["world_size"] = comm.size
-        keeper = _keeper(config, folder, facts)
+        keeper = _keeper(config, folder, _facts(config, data, comm))
         first = settled(config, schedule_steps(config, steps))
         best = best_model(config, model, folder, first)
         stopping = early_stopping(config, first=first, verbose=0 if quiet else 1)
@@ -84,26 +82,8 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
         if keeper is None:
             signals.release_early()
         callbacks += [] if keeper is None else [keeper]
-        try:
-            run_to_end(
-                model._fit_in_steps(
-                    **fit_arguments(config, splits, steps), callbacks=callbacks, verbose=verbosity(config)
-                )
-            )
-        except PreemptedError as error:
-            advice = f"start again with --out {keeper.path.parent} to go on" if keeper else ""
-            raise PreemptedError(error.where, error.exit_code, f"{error}; {advice}", []) from None
-        history = model.history
-        assert history is not None
-        tested: dict[str, float] = {}
-        if splits.test is not None:
-            logs = model.evaluate(splits.test, verbose=0, return_dict=True)
-            assert isinstance(logs, dict)
-            tested = logs
-        by_class = None
-        if config.data.sharding != "static":  # where ranks have samples of their own
-            held_out = splits.validation if splits.test is None else splits.test
-            by_class = of_held_out(model, held_out, config.train.batch_size)
+        history = _fit(model, config, splits, steps, callbacks, keeper)
+        tested, by_class = _evaluate(model, config, splits)
         phase.enter("saving")
         final = final_metrics(history.history, history.epoch, stopping)
         seconds = round(time.monotonic() - began, 3)
@@ -122,19 +102,9 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
                 "world_size": comm.size,
                 "devices": devices,
                 **({"kernels": dict(chosen)} if (chosen := model._open_device(comm).chosen) else {}),
-                "data": {
-                    "name": data.name,
-                    "train": len(splits.train),
-                    **({"validation": len(splits.validation)} if splits.test else {}),
-                    "test": len(data.test),
-                },
+                "data": _sizes(data, splits),
                 "parameters": model.count_params(),
-                "versions": {
-                    "dptrain": __version__,
-                    "python": platform.python_version(),
-                    "numpy": np.__version__,
-                    "communicator": comm.description,
-                },
+                "versions": _versions(comm),
             }
             files = {} if keras_zip.why_not_saved(model) else {MODEL: keras_zip.encode(model)}
             files[WEIGHTS] = encode_safetensors(model)
@@ -142,19 +112,76 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
 
         with model._readable_on(0):
             files = comm.agree("saving", write_results)
-        if best is not None and best.best_epoch is not None and not quiet and comm.rank == 0:
-            where = f"epoch {best.best_epoch} of {len(history.epoch)}"
-            terminal.say(f"best {best.monitor}: {formatting.number(best.best)} in {where}, kept as {BEST}")
-        if tested and comm.rank == 0 and not quiet:
-            shown = ", ".join(f"{name} {value:.4g}" for name, value in tested.items())
-            terminal.say(f"test part, evaluated once: {shown}")
-        if run is not None and not quiet:
-            if config.fast_dev_run and config.out is None:
-                terminal.say(f"Fast dev run: everything works ({', '.join(files)} written and removed)")
-            else:
-                missing = "" if CURVES in files else f" (no curves.png: {pip_install('plots')})"
-                terminal.say(f"Results in {run.path}: {', '.join(files)}{missing}")
+        if not quiet and comm.rank == 0:
+            _show_results(config, best, len(history.epoch), tested, run, files)
     return 0
+
+
+def _fit(
+    model: Model, config: Config, splits: Splits, steps: int, callbacks: list[Callback], keeper: Checkpointing | None
+) -> History:
+    """Train and return the history; a PreemptedError says how to go on."""
+    try:
+        run_to_end(
+            model._fit_in_steps(**fit_arguments(config, splits, steps), callbacks=callbacks, verbose=verbosity(config))
+        )
+    except PreemptedError as error:
+        advice = f"start again with --out {keeper.path.parent} to go on" if keeper else ""
+        raise PreemptedError(error.where, error.exit_code, f"{error}; {advice}", []) from None
+    assert model.history is not None
+    return model.history
+
+
+def _evaluate(model: Model, config: Config, splits: Splits) -> tuple[dict[str, float], dict[str, Any] | None]:
+    """Return the metrics on the test part, empty without one, and the per-class results. Collective."""
+    tested: dict[str, float] = {}
+    if splits.test is not None:
+        logs = model.evaluate(splits.test, verbose=0, return_dict=True)
+        assert isinstance(logs, dict)
+        tested = logs
+    if config.data.sharding == "static":  # where ranks have samples of their own
+        return tested, None
+    held_out = splits.validation if splits.test is None else splits.test
+    return tested, of_held_out(model, held_out, config.train.batch_size)
+
+
+def _sizes(data: LoadedData, splits: Splits) -> dict[str, Any]:
+    """Return the data set's name, and the number of samples in each part."""
+    validation = {"validation": len(splits.validation)} if splits.test else {}
+    return {"name": data.name, "train": len(splits.train), **validation, "test": len(data.test)}
+
+
+def _versions(comm: Communicator) -> dict[str, str]:
+    return {
+        "dptrain": __version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "communicator": comm.description,
+    }
+
+
+def _show_results(
+    config: Config,
+    best: BestModel | None,
+    epochs: int,
+    tested: dict[str, float],
+    run: RunDirectory | None,
+    files: list[str],
+) -> None:
+    """Print the best epoch, the test metrics, and the files that the run wrote."""
+    if best is not None and best.best_epoch is not None:
+        where = f"epoch {best.best_epoch} of {epochs}"
+        terminal.say(f"best {best.monitor}: {formatting.number(best.best)} in {where}, kept as {BEST}")
+    if tested:
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in tested.items())
+        terminal.say(f"test part, evaluated once: {shown}")
+    if run is None:
+        return
+    if config.fast_dev_run and config.out is None:
+        terminal.say(f"Fast dev run: everything works ({', '.join(files)} written and removed)")
+    else:
+        missing = "" if CURVES in files else f" (no curves.png: {pip_install('plots')})"
+        terminal.say(f"Results in {run.path}: {', '.join(files)}{missing}")
 
 
 def _build(config: Config, data: LoadedData, splits: Splits, steps: int) -> Model:
@@ -210,6 +237,14 @@ def _refuse_another(config: Config, path: Path) -> None:
     """Refuse to replace a run of other settings that has no checkpoint to tell."""
     if deciding(read_config(path)) != deciding(config):
         raise OutputError(f"{path} holds a run of other settings that has not ended; choose another --out")
+
+
+def _facts(config: Config, data: LoadedData, comm: Communicator) -> dict[str, Any]:
+    """Return what must not change when the training resumes."""
+    facts = {**deciding(config), "data": Samples(data.train.x, data.train.y).facts}
+    if config.data.sharding == "static":
+        facts["world_size"] = comm.size
+    return facts
 
 
 def _keeper(config: Config, folder: str | None, facts: dict[str, Any]) -> Checkpointing | None:
