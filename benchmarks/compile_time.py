@@ -69,7 +69,7 @@ def measure(options: argparse.Namespace) -> int:
             least |= {"CPU in all": cpu, "CUDA in all": cuda}
             totals[name, version] = cpu, cuda
             cells = (f"{least[column]:.2f}" for column in columns)
-            sizes = (f"{least[one]:,.0f}" for one in ("tensors", "C++ lines", "CUDA lines"))
+            sizes = (f"{least[column]:,.0f}" for column in ("tensors", "C++ lines", "CUDA lines"))
             report.add(f"| {name} | {version} | {' | '.join((*sizes, *cells))} |")
     report.add("")
     for version in folders:

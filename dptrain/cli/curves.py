@@ -117,7 +117,7 @@ def _png(figure: "Figure") -> bytes:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     FigureCanvasAgg(figure)
-    # By hand: a figure with a layout of its own is drawn twice.
+    # By hand: a figure with its own layout engine is drawn twice.
     ConstrainedLayoutEngine().execute(figure)
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=_DPI)

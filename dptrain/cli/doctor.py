@@ -69,7 +69,7 @@ _PATIENCE = 60
 _REPEATS, _WARM_UP = 15, 3
 # The first PyCUDA that does.
 _KNOWS_CUDA_13 = (2026, 1)
-# What Linux tells of cards: who made one, and how the class of displays begins.
+# Linux's PCI data: NVIDIA's vendor ID, and the prefix of the display class.
 _PCI, _NVIDIA, _DISPLAY = Path("/sys/bus/pci/devices"), "0x10de", "0x03"
 _MARKS = {"ok": "ok", "note": "--", "bad": "!!"}
 

@@ -275,7 +275,7 @@ def _on_hosts_left(start: Start, hosts: Mapping[str, int | None], wanted_ranks: 
     with ThreadPoolExecutor(len(hosts)) as pool:
         answers = pool.map(lambda host: _answers(start.launcher, host), hosts)
         left = {host: slots for (host, slots), there in zip(hosts.items(), answers, strict=True) if there}
-    # As before, where no host has a number of its own.
+    # Evenly, as at first, where no host has a number.
     room = sum(spread(wanted_ranks, hosts)[host] if not any(hosts.values()) else left[host] or 1 for host in left)
     ranks = min(wanted_ranks, room)
     if len(left) < len(hosts):

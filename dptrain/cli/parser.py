@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             name = unknown[0].partition("=")[0]
             options = [option for action in self._actions for option in action.option_strings]
-            # An option has two names: whoever writes a group means the one with its group.
+            # An option has two names: with a group in the word, only those with a group match.
             if not name.startswith("-"):
                 raise ConfigError(f"unknown {unknown[0]!r}; options begin with --, and a command comes first")
             alike = [option for option in options if ("." in option) == ("." in name)]

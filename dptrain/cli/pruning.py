@@ -8,7 +8,7 @@ from dptrain.errors import ConfigError
 from dptrain.models import Model
 from dptrain.pruning import ConstantSparsity, PolynomialDecay, PruningSchedule, prune_low_magnitude
 
-# How often masks are updated where nobody says it: in small steps, yet rarely enough to cost little.
+# Default interval of mask updates: small steps, yet rarely enough to cost little.
 _UPDATES = 100
 
 

@@ -56,7 +56,7 @@ class RunDirectory:
         try:
             if path.exists() and not path.is_dir():
                 raise OutputError(f"{path} is not a directory; {_ELSEWHERE}")
-            # A configuration without a lock was put there by somebody else.
+            # A configuration without a lock is not from a run.
             self._was_locked = False
             if path.exists():  # before anything is written: nothing is left in a directory that is not ours
                 with open_directory(path) as folder:

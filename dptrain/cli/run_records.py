@@ -26,7 +26,7 @@ _MAX_EPOCHS = 100_000
 _MOST_ENTRIES, _LONG = 2000, 1 << 13
 # Of a configuration's file.
 _SECTION = re.compile(r"(\w+):\n((?:  .*\n)+)")
-# Settings that say nothing about what was trained.
+# Settings that do not affect the training.
 _ABOUT_THE_JOB = re.compile(
     r"(out|name|verbose|progress|debug|fast_dev_run|stall_\w+|share_gpu|gpu_select|comm|bucket_mb|cuda_graph"
     r"|steps_per_execution|checkpoint\..*|logging\..*|data\.max_bytes|data\.device_mb|data\.dir|train\.digest_every)"

@@ -32,7 +32,7 @@ _REACHED_BY_PRODUCTS, _REACHED_BY_LINKS = 0.7, 0.8
 _LEAST = 4e-6
 # Seconds of a step on a CPU beside its ops.
 _STEP = 1e-5
-# What is taken where nobody says or measures it.
+# Defaults for what is neither stated nor measured.
 _NVLINK_LATENCY, _CPU_LINK = 2e-6, Link(5e9, 5e-6)
 _NETWORKS = {"cuda": Link(25e9, 5e-6), "cpu": Link(1.25e9, 30e-6)}
 # More ranks are worth it down to this efficiency, and gain nothing if twice as many are not so much faster.

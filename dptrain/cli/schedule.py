@@ -43,7 +43,7 @@ _FITS = {
     _ABOVE: lambda value: value > 0,
     _FROM_1: lambda value: value >= 1,
 }
-# Keys of each schedule with what they may be and their defaults; None for what is left of the training.
+# Keys of each schedule with type and default; None for the rest of the training.
 _WARMUP = {"warmup": (Length, Length(0)), "start": (_PART, 0.0)}
 _END = {"steps": (Length, None), "alpha": (_PART, 0.0)}
 SCHEDULES: dict[str, dict[str, tuple[Any, Any]]] = {

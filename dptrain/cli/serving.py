@@ -76,7 +76,7 @@ def load_served_samples(
         if target is not None:
             comm.agree("command line", lambda: _refuse_target(target))
         data = comm.agree("data", lambda: _data_of_run(Path(parsed.run)))
-        data = replace(data, max_bytes=config.data.max_bytes)  # a folder is no judge of what may be read of it
+        data = replace(data, max_bytes=config.data.max_bytes)  # the limit is the reader's, not the folder's
         if preprocessing is not None or data.name.endswith(".npy"):  # whose test part only the run's settings know
             data = replace(data, unseen=config.data.unseen or data.unseen)
             loaded = load_configured(

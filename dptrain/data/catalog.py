@@ -44,7 +44,7 @@ CONNECT_TIMEOUT = 20.0
 FETCH_TIMEOUT = 600.0
 """Seconds that one file may take in all, and that another process waits for the one that fetches."""
 
-# How a set may be fetched: so that nobody on the way can change it.
+# Only schemes under which nobody can change the data in transit.
 _SCHEMES = ("https",)
 
 # Both spellings are in use: the archives' own, and that of copies unpacked by some tools.
@@ -318,7 +318,7 @@ def _download(name: str, url: str) -> Iterator[bytes]:
             announced, received = response.headers.get("Content-Length"), 0
             while True:
                 try:
-                    chunk = response.read1(CHUNK_BYTES)  # what there is: a server may send a byte a second
+                    chunk = response.read1(CHUNK_BYTES)  # only the available bytes: a server may send one a second
                 except http.client.IncompleteRead as error:
                     received += len(error.partial)
                     chunk = b""

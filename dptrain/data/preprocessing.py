@@ -27,14 +27,14 @@ from dptrain.registry.names import suggestion
 from dptrain.runtime.text import short
 
 Array = npt.NDArray[Any]
-# Takes a row counted from 0, a column's name and what is wrong; returns the error that says where.
+# Returns the error about a row (from 0), a column's name and a reason.
 Fault = Callable[[int, str, str], DataError]
 
-# What becomes of a category that training has not seen.
+# Treatment of categories not seen in training.
 Unseen = Literal["error", "missing", "other"]
 
 FORMAT = 3
-# Bounds of what a file may declare.
+# Limits of a file's declarations.
 MAX_COLUMNS, MAX_VALUES, MAX_TEXT = 20_000, 1_000_000, 10_000
 _MAX_SIDE = 1 << 15
 

@@ -29,10 +29,10 @@ from dptrain.runtime.text import one_line
 PATIENCE = 60.0
 _CHECKSUM = ".sha256"
 _MOST_CHECKSUM_BYTES = 512
-# Here a process finds the folders that it has open, whoever moves them meanwhile.
+# Paths of open folders that stay valid when the folders are moved.
 _OPENED = Path("/proc/self/fd")
 
-# What this process has compiled and could not keep, by name.
+# Content that this process compiled but could not store, by name.
 _not_kept: dict[str, bytes] = {}
 
 

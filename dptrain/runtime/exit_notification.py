@@ -111,5 +111,5 @@ class ExitNotifier:
         return writing
 
 
-# A descriptor that nobody has yet.
+# A descriptor number that is not in use.
 FREE = 200

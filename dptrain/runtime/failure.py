@@ -115,7 +115,7 @@ def words(name: str, epoch: int, step: int) -> str:
 # One process does one thing at a time.
 phase = Phase()
 
-# What else lets go of the other ranks when a rank ends the job.
+# Further cleanup when a rank ends the job.
 at_abort: list[Callable[[], None]] = []
 
 # How long the ranks wait for each lower one to speak of a signal that all got: longer than an abort takes.
@@ -203,7 +203,7 @@ def end_job(error: BaseException, unknown: int = int(ExitCode.INTERNAL)) -> int:
     report(error)
     code = exit_code_of(error, unknown)
     if _world_size() > 1:
-        _abort(code or ExitCode.STUCK)  # who leaves the others waiting has not done well, whatever it says
+        _abort(code or ExitCode.STUCK)  # a rank that leaves the others waiting has failed, whatever its code
     return code
 
 
@@ -271,7 +271,7 @@ def install_excepthook() -> None:
 def report_uncaught() -> None:
     """Report an exception that ends a script with a `sys.excepthook` of its own."""
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)  # last_exc from Python 3.12 on
-    # Who catches such an error and then calls `sys.exit` (pytest, say) has said what there is to say.
+    # A caller that catches the error and calls `sys.exit` (pytest, say) has reported it.
     if error is not None and not exit_codes.requested and not isinstance(error, AgreedError | KeyboardInterrupt):
         report(error)
 

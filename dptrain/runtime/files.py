@@ -229,7 +229,7 @@ class Directory:
             try:
                 handle = os.open(name, flags | os.O_NOFOLLOW | _SAFELY, 0o666, dir_fd=self.fd)
             except OSError:
-                self.expect(name, FILE)  # somebody has just put it there
+                self.expect(name, FILE)  # it may have appeared just now
                 raise
             kind = _kind(os.fstat(handle).st_mode)
             if kind != FILE:
@@ -287,7 +287,7 @@ def open_regular(path: Path) -> BinaryIO:
     _refuse_irregular(os.stat(path).st_mode)
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | _SAFELY))  # noqa: SIM115
     try:
-        _refuse_irregular(os.fstat(file.fileno()).st_mode)  # what is there by now
+        _refuse_irregular(os.fstat(file.fileno()).st_mode)  # it may have been replaced meanwhile
     except OSError:
         file.close()
         raise

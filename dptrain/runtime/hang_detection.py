@@ -14,10 +14,10 @@ from dptrain.runtime.failure import words
 from dptrain.runtime.records import State
 from dptrain.runtime.text import ranges
 
-# What is wrong at first sight may be seen in passing: it has to last that long.
+# Seconds that a problem must last: it may be a passing state.
 QUIET = 1.0
 
-# The limit counts for training. What else a rank may be at while others wait has so many times of it: start-up,
+# Factor on the limit for other phases than training, while others wait: start-up,
 # compilation, evaluation, saving, and a user's own code between them.
 LONGER = 4
 

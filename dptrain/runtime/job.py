@@ -34,7 +34,7 @@ from dptrain.runtime.mpirun import Hosts, Launcher, start_command
 # for mpirun to explain why a rank was ended; for what was killed to be gone; for mpirun to end after a failure.
 _LOOK, _AFTER_FAILURE, _MISSING, _EXPLAIN, _KILLED, _LAUNCHER = 0.1, 0.5, 1.0, 1.0, 3.0, 10.0
 _BY_SIGNAL = 128
-# Seconds in which a launcher that has no process of its own starts one, or has lost it.
+# Seconds without a child process after which a launcher has lost it.
 _CHILDLESS = 10.0
 # How many connections, beside those of the ranks, may not have said whose they are, and for how many seconds.
 _STRANGERS, _SILENCE = 64, 30.0
@@ -119,7 +119,7 @@ class Job:
         self._began: float | None = None
         self._mpirun_ended: float | None = None
         self._is_stuck = False  # mpirun, which nothing will end by itself
-        self._childless: float | None = None  # since when mpirun has had no process of its own
+        self._childless: float | None = None  # since when mpirun has had no child process
         self._selector = selectors.DefaultSelector()
         self._token = secrets.token_hex(16)
 
@@ -167,7 +167,7 @@ class Job:
         return subprocess.Popen(
             command,
             env=environ,
-            # The terminal's signals come here alone, and so does what is typed.
+            # The terminal's signals and its input come to this process alone.
             stdin=subprocess.DEVNULL if sys.stdin is None or sys.stdin.isatty() else None,
             start_new_session=True,
             preexec_fn=lambda: supervisor.die_with(parent),
@@ -290,11 +290,11 @@ class Job:
                 text = "launch: the command has no handler of SIGUSR1 yet, or none at all: it has saved nothing"
                 return _Verdict(int(ExitCode.PREEMPTED), text)
             return _Verdict(code)
-        # Connections may still hold what was said before.
+        # Connections may still hold earlier messages.
         if mpirun is not None and self._mpirun_ended is not None and now - self._mpirun_ended > 2 * _LOOK:
             return self._launcher_ended(mpirun, everybody)
         for lost in unexplained:
-            # Where all are, nobody is kept waiting.
+            # If all ranks have ended, none is kept waiting.
             if now - (lost.ended or now) > (_EXPLAIN if self._running() else _LAUNCHER):
                 how = "is gone, and its supervisor too" if lost.status is None else _how(lost.status)
                 return _Verdict(lost.code or _BY_SIGNAL + signal.SIGKILL, self._describe(lost, how))

@@ -68,7 +68,7 @@ def guard(launcher: int, looks: int = _LOOKS, between: float = _BETWEEN) -> int 
     words = [str(launcher), str(process.started), str(looks), str(between)]
     reading, writing = os.pipe()
     try:
-        # The launcher waits until nobody has the rank's output open.
+        # The launcher waits until the rank's output is closed everywhere.
         nowhere = os.open(os.devnull, os.O_RDWR)
         try:
             child = os.posix_spawn(

@@ -13,13 +13,13 @@ from dptrain.runtime import signals
 from dptrain.runtime.files import FILE, open_directory
 from dptrain.runtime.streams import write_error
 
-# What the lock leaves in a directory, and while it is held.
+# The lock's files: the first stays, the second exists while it is held.
 LOCK, HOLDER = "lock", "holder"
 # Seconds that a killed job's processes may take to let go of the lock.
 _PATIENCE = 1.0
-# After which it is said for whom one waits; between two looks for a signal.
+# Until the holder is printed; between two checks for a signal.
 NOTICE, _INTERVAL = 5.0, 0.2
-# Bytes that say who holds it.
+# The most bytes of the holder file.
 _MAX_HOLDER = 4096
 
 

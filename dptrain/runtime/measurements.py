@@ -12,7 +12,7 @@ from dptrain.runtime.cache import cache_dir, own_folder
 from dptrain.runtime.files import write_atomically
 from dptrain.runtime.ownership import open_own
 
-# Bytes of what is kept of a measurement, at most.
+# The most bytes of a measurement.
 _MOST_BYTES = 1 << 20
 
 

@@ -171,7 +171,7 @@ class Record:
 
     def __enter__(self) -> None:
         _CALL.pack_into(self._bytes, 8 * _KIND, *self._next)
-        self._numbers[_POSITION] += 1  # the last: who sees it sees what belongs to it
+        self._numbers[_POSITION] += 1  # last, so that readers who see it see the rest, too
 
     def meets_otherwise(self, other: "Record") -> bool:
         """Whether another rank is in a collective of arrays that differs in kind, count, type or parts.
@@ -182,7 +182,7 @@ class Record:
         if others[_POSITION] != mine[_POSITION] or not others[_DTYPE]:
             return False
         differs = others[_KIND : _GROUP + 1] != mine[_KIND : _GROUP + 1]
-        return differs and others[_POSITION] == mine[_POSITION]  # it has not gone on meanwhile
+        return differs and others[_POSITION] == mine[_POSITION]  # it has not moved on meanwhile
 
     def __exit__(self, kind: object = None, error: BaseException | None = None, trace: object = None) -> None:
         if error is not None:
@@ -209,7 +209,7 @@ class Record:
         kind, count, dtype, parts = self._numbers[_KIND:_GROUP]
         if not dtype:
             return _WORDS[kind]
-        from numpy import dtype as named  # not before somebody waits
+        from numpy import dtype as named  # only on demand
 
         name = chr(dtype)
         cut = f" in parts with the checksum {parts:08x}" if parts else ""
@@ -276,7 +276,7 @@ class RecordTable:
             os.unlink(self.path)
 
 
-# The file's name
+# Processes, and the job's file
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ Handler = Callable[[int, Any], Any] | int | None
 
 # In the order in which they decide how the job ends, where several have come. SIGUSR1 is not everywhere.
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
-# Those that come from a scheduler, before there is anything to interrupt as well.
+# A scheduler's, which may also arrive before there is anything to interrupt.
 FROM_OUTSIDE = SIGNALS[1:]
 # A terminal sends Ctrl-C to all ranks and to mpirun, which forwards it: within this many seconds that is one signal.
 _ONE_SECONDS = 1.0

@@ -9,7 +9,7 @@ from typing import Any
 
 from dptrain.runtime.text import one_line
 
-# Why what was printed to standard output did not get there, such as a full disk; None where it did, or nobody reads it.
+# Why standard output was lost, such as a full disk; None if it was not, or its reader is gone.
 _lost: str | None = None
 
 
@@ -39,7 +39,7 @@ def outlive_readers() -> None:
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None and name == "stderr":  # set so by who calls dptrain; errors are told all the same
+        if stream is None and name == "stderr":  # set so by the caller; errors are printed all the same
             stream = sys.__stderr__
         if stream is None:  # it was closed when the process began, as by `>&-`
             setattr(sys, name, open(os.open(os.devnull, os.O_WRONLY), "w", closefd=False))  # noqa: SIM115

@@ -33,10 +33,10 @@ TOKEN = "DPTRAIN_LAUNCH_TOKEN"
 # The variable by which the command gets a descriptor, and what dptrain writes there when it joins the other ranks, and
 # when it has left them.
 DEPARTURE, JOINED, LEFT = "DPTRAIN_DEPARTURE_FD", b"j", b"l"
-# What asks a job to save and stop.
+# Signals that ask a job to save and stop.
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
-# Seconds between looks: for an MPI library; at what is ending; whether mpirun's process on this host is still there.
+# Seconds between checks: for an MPI library; of an ending command; of mpirun's process on this host.
 _LOOK, _ENDING, _CALM = 0.2, 0.05, 1.0
 # Seconds: for a connection to one address; for the last output of a command that was killed; for what a command that
 # was asked to stop has left behind.
@@ -217,7 +217,7 @@ class _Supervisor:
             os.setpgid(0, 0)
             die_with(parent)
             signal.set_wakeup_fd(-1)
-            # Python ignores the last two, and what is ignored stays so.
+            # Python ignores the last two, which children would inherit.
             for number in (*STOPPING, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(number, signal.SIG_DFL)
             self._outputs.redirect()
@@ -339,7 +339,7 @@ class _Supervisor:
     def _unfinished(self) -> bool:
         """Whether the command's last notice is that it meets the other ranks."""
         received = b""
-        with suppress(BlockingIOError):  # somebody else keeps the pipe open
+        with suppress(BlockingIOError):  # another process keeps the pipe open
             while more := os.read(self._departure, 4096):
                 received = more
         return received.endswith(JOINED)
@@ -364,7 +364,7 @@ def _guard(group: int) -> tuple[int, int]:
         signal.set_wakeup_fd(-1)
         for number in (*STOPPING, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        # mpirun waits until nobody has its pipes; and the other end of ours is among what is closed.
+        # mpirun waits until its pipes are closed everywhere; the other end of ours is closed here, too.
         os.dup2(reading, 3)
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in range(3):

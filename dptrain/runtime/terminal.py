@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Progress = Literal["live", "lines", "none"]
 
-# Overrides what is found, for everybody who asks for "auto".
+# Environment variable that overrides "auto".
 VARIABLE = "DPTRAIN_PROGRESS"
 # Keras' numbers for them.
 VERBOSITY: dict[str, int] = {"none": 0, "live": 1, "lines": 2}
@@ -69,7 +69,7 @@ def is_interactive() -> bool:
 def terminal_columns(stream: TextIO | None = None) -> int | None:
     """Return the width of the terminal that shows a stream (standard output by default), or None."""
     stream = sys.stdout if stream is None else stream
-    if stream is None:  # closed by who started this process
+    if stream is None:  # closed by the parent process
         return None
     try:
         is_terminal, descriptor = stream.isatty(), stream.fileno()
@@ -153,7 +153,7 @@ def _launcher_output(descriptor: int) -> Iterator[int | None]:
     output = None
     with suppress(OSError, ValueError):
         path = _launcher_output_path(descriptor)
-        # Terminals are character devices; a pipe is not opened, for its writer must learn when nobody reads.
+        # Terminals are character devices; a pipe is not opened, as its writer must notice when its reader is gone.
         if path is not None and stat.S_ISCHR(os.stat(path).st_mode):
             output = os.open(path, os.O_RDONLY | os.O_NOCTTY)
     try:

@@ -36,15 +36,15 @@ from dptrain.runtime.text import ranges
 _LOOK = 0.2
 # Seconds between two messages to other nodes, and after how many without one a node is silent.
 _POST, _SILENT = 0.5, 2.0
-# Of a judge that speaks only where the one that should has not.
+# Seconds until another rank reports what the responsible one has not.
 _IN_RESERVE = 1.5
-# Of a rank that has the same to say as rank 0.
+# Delay of a rank with the same message as rank 0.
 _TURN = 1.0
 # Between two looks for shared memory that MPI makes as it starts, and how many follow a change.
 _SEGMENT, _SEGMENT_LOOKS = 0.005, 10
 # Between two looks for ranks that have not imported dptrain.
 _LOOK_FOR = 1.0
-# The most that a moment between two looks can count as waiting: whoever sleeps longer was stopped or swapped out.
+# The most seconds between two looks that count as waiting: a longer gap means stopped or swapped out.
 _AWAKE = 1.0
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -274,7 +274,7 @@ class Watchdog:
             changed = records.changed()
             if changed != self._folder_changed:
                 self._folder_changed, looks = changed, _SEGMENT_LOOKS
-            if looks:  # what is made is mapped a moment later
+            if looks:  # new segments are mapped a moment later
                 looks -= 1
                 self.record.segments = [*records.segments(), *records.new_segments(self._before)]
         return self._end.wait(max(0.0, end - time.monotonic()))
@@ -282,7 +282,7 @@ class Watchdog:
     def _look(self) -> None:
         """Observe all ranks once, and report what is wrong."""
         table = self.records
-        # Before all have met, who is on another node cannot be told from who has not come.
+        # Before all have met, ranks of other nodes look like ranks that have not started.
         one_node = self.launch.local_size == self.launch.size
         absent = [rank for rank in self._here if table[rank].state == State.ABSENT]
         if absent:
@@ -323,7 +323,7 @@ class Watchdog:
             rounds=record.rounds,
             place=record.place,
         )
-        # Who moves lives: where ranks are many, asking the system about all of them would take time.
+        # A rank that moves is alive: asking the system about many ranks would take time.
         last = self._observed.get(rank)
         if last is not None and last[0] != _doing(observation):
             return self._timed(observation, last[2])
@@ -372,7 +372,7 @@ class Watchdog:
         """Send this node's observations to other nodes, and receive theirs."""
         if self._awake - self._posted >= _POST:
             self._posted = self._awake
-            # Small enough that MPI need not wait for whoever gets it.
+            # Small enough that MPI need not wait for the receiver.
             message = zlib.compress(json.dumps([asdict(observation) for observation in mine]).encode())
             for leader in self._leaders:
                 if leader != self.launch.rank:
