@@ -15,6 +15,7 @@ from dptrain.distribution.placing import current_mesh, layout_of
 from dptrain.errors import ConfigError, DeviceError
 from dptrain.models.explaining_stages import explain_stages
 from dptrain.program import tree
+from dptrain.program.body import with_steps
 from dptrain.program.dims import Dim
 from dptrain.program.explain import COLUMNS, messages_of, names_of, shown, table, wrapped, wrapped_code
 from dptrain.program.explain import explain as tables
@@ -241,7 +242,10 @@ def _on_device(model: "Model", program: PlacedProgram, rows: int) -> _OnDevice:
             )
             for one, times in launched(kernel for stage in made.stages for kernel in stage)
         ]
-        source, host = made.source(), [one.op.label for one in program.tensors if _is_on_host(one) and one.op]
+        source, host = (
+            made.source(),
+            [one.op.label for one in with_steps(program.tensors) if _is_on_host(one) and one.op],
+        )
         on_host = tuple(dict.fromkeys(host))
         return _OnDevice("GPU", launches, source, made.plan, len(made.in_place), lambda: _costs(made, source), on_host)
     names = names_of(program)

@@ -8,36 +8,14 @@ import numpy as np
 
 from dptrain import tree
 from dptrain.errors import ConfigError
-from dptrain.ops.common import broadcast_shape, elementwise, first_dtype
-from dptrain.ops.elementwise import cast, multiply, where
+from dptrain.ops.elementwise import alias, cast, multiply, where
 from dptrain.ops.loops import vectorized_map
 from dptrain.ops.manipulation import broadcast_to, reshape, zeros_like
 from dptrain.ops.reduction import sum
 from dptrain.program.context import SCOPE
 from dptrain.program.gradient import gradients
-from dptrain.program.lowering import ViewMap
-from dptrain.program.op import op
 from dptrain.program.shapes import broadcast
-from dptrain.program.tensor import NOT_TRACKED, TRAINABLE, Array, Tensor, as_tensors, differentiable
-from dptrain.program.views import identity
-
-
-@op(
-    shape=broadcast_shape,
-    letters=elementwise,
-    dtype=first_dtype,
-    linear="each",
-    lowering=ViewMap(identity),
-    onnx="Identity",
-)
-def with_own_gradient(x: Array) -> Array:
-    """x as it is; of tensors that `custom_gradient` makes, the gradient is in what they were made of."""
-    return x
-
-
-@with_own_gradient.gradient
-def _with_own_gradient(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
-    return dy
+from dptrain.program.tensor import NOT_TRACKED, TRAINABLE, Tensor, as_tensors, differentiable
 
 
 def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,7 +60,7 @@ def _attached(
     tracking = max(one.tracking for one in (value, *sources))
     if value.dtype.kind not in "fV" or (value.value is not None and tracking == NOT_TRACKED):
         return value
-    made = Tensor(with_own_gradient, (value,), {}, value.shape, value.dtype, value.value, SCOPE.get())
+    made = Tensor(alias, (value,), {}, value.shape, value.dtype, value.value, SCOPE.get())
     made.tracking = tracking
     made.own_gradient = sources, rule
     return made

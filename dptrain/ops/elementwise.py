@@ -583,6 +583,25 @@ def clip(x: Any, x_min: float, x_max: float) -> Tensor:
     dtype=first_dtype,
     linear="each",
     lowering=ViewMap(identity),
+    onnx="Identity",
+    operator="same",
+)
+def alias(x: Array) -> Array:
+    """x as it is, in another tensor: one with a mask, or with a gradient of its own."""
+    return x
+
+
+@alias.gradient
+def _alias(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return dy
+
+
+@op(
+    shape=broadcast_shape,
+    letters=elementwise,
+    dtype=first_dtype,
+    linear="each",
+    lowering=ViewMap(identity),
     ends_gradients=True,
     operator="identity",
 )

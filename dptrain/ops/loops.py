@@ -14,7 +14,7 @@ from dptrain.ops.scan import SCAN
 from dptrain.program.body import traced
 from dptrain.program.context import TRACE
 from dptrain.program.dims import Dim
-from dptrain.program.tensor import Tensor, Variable, as_tensors, is_tracing
+from dptrain.program.tensor import Tensor, Variable, as_tensors, is_tracing, mask_of, with_mask
 
 
 def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
@@ -200,12 +200,12 @@ def scan(
 def remat(f: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function whose gradient computes it again, instead of keeping what it has computed on the way.
 
-    Such a training takes less memory, and more time: `docs/training.md`. In a traced step the function is a loop of one
+    Such a training takes less memory, and more time: `docs/program.md`. In a traced step the function is a loop of one
     step; a call outside of one is a call of `f`.
 
     Args:
         f: takes tensors and other values, nested as they like, and returns tensors, nested. It may assign variables and
-            draw random numbers: the same ones both times.
+            draw random numbers: the same ones both times. Layers in it must not call `add_loss`.
 
     Source:
         Training Deep Nets with Sublinear Memory Cost (Chen et al., 2016); the interface is `keras.remat`.
@@ -218,14 +218,18 @@ def remat(f: Callable[..., Any]) -> Callable[..., Any]:
         if not is_tracing() or not tensors:
             return f(*args, **kwargs)
 
-        def step(_: None, parts: Sequence[Tensor]) -> tuple[None, Any]:
-            rest = iter(parts)
+        def step(_: None, parts: tuple[list[Tensor], dict[int, Tensor]]) -> tuple[None, Any]:
+            rest = (with_mask(one, parts[1].get(number)) for number, one in enumerate(parts[0]))
             replaced = [next(rest) if isinstance(one, Tensor) else one for one in leaves]
             own_args, own_kwargs = tree.pack_sequence_as((args, kwargs), replaced)
-            return None, f(*own_args, **own_kwargs)
+            made = f(*own_args, **own_kwargs)
+            return None, (made, tree.map_structure(mask_of, made))
 
-        found = _loop(step, None, [reshape(one, (1, *one.shape)) for one in tensors], 1, False)[1]
-        return tree.map_structure(lambda one: None if one is None else reshape(one, one.shape[1:]), found)
+        masks = {number: mask for number, one in enumerate(tensors) if (mask := mask_of(one)) is not None}
+        single = tree.map_structure(lambda one: reshape(one, (1, *one.shape)), (tensors, masks))
+        found = _loop(step, None, single, 1, False)[1]
+        made, own_masks = tree.map_structure(lambda one: None if one is None else reshape(one, one.shape[1:]), found)
+        return tree.map_structure(lambda one, mask: None if one is None else with_mask(one, mask), made, own_masks)
 
     return function
 

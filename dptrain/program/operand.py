@@ -16,7 +16,7 @@ OPS: dict[str, "Op"] = {}
 # fmt: off
 Operator = Literal[
     "+", "-", "*", "/", "//", "**", "@", "neg", "abs", "&", "|", "~", "==", "!=", "<", "<=", ">", ">=",
-    "fill", "identity", "join", "reshape", "select", "transpose",
+    "fill", "identity", "join", "reshape", "same", "select", "transpose",
 ]
 # fmt: on
 # The op of each, as its record says.

@@ -287,7 +287,7 @@ def with_mask(tensor: Tensor, mask: "Tensor | None") -> Tensor:
     """Return a tensor with a mask attached: itself where it has that one, else an alias."""
     if mask_of(tensor) is mask:
         return tensor
-    alias: Tensor = OPERATORS["identity"](tensor)
+    alias: Tensor = OPERATORS["same"](tensor)
     if is_whole(tensor):
         alias.is_whole = True
     alias._keras_mask = mask

@@ -7,10 +7,13 @@ import sys
 import numpy as np
 import pytest
 
+from dptrain import ops
 from dptrain.comm.solo import SoloCommunicator
 from dptrain.errors import ConfigError
+from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
-from dptrain.program.program import ROWS
+from dptrain.program.program import ROWS, trace
+from dptrain.program.tensor import Variable
 from dptrain.runtime import measurements
 from tests.conftest import ROOT
 from tests.ops.test_convolutions_on_cuda import SHAPES, WIDE, check_halves, cnn, program_of
@@ -188,3 +191,31 @@ def test_auto_without_libraries_is_ours(opened, cuda_backend, monkeypatch):
     assert "--conv auto finds no library (conv = 'cudnn': nvidia-cudnn-frontend is not installed" in backend.description
     with pytest.raises(ConfigError, match=r"nvidia-cudnn-frontend is not installed .*; pip install"):
         opened(conv="cudnn")
+
+
+def test_library_convolutions_in_a_loop(opened):
+    """Which are given other addresses at each step."""
+    rng = np.random.default_rng(0)
+    kernels = [Variable(0.3 * rng.normal(size=(3, 3, 4, 4)).astype(np.float32), name) for name in ("k", "u")]
+
+    def step(x):
+        for kernel in kernels:
+            kernel.grad = None
+
+        def cell(h, xt):
+            h = ops.tanh(ops.conv(xt, kernels[0], padding="same") + ops.conv(h, kernels[1], padding="same"))
+            return h, h
+
+        h, ys = ops.scan(cell, x[0], x)
+        loss = ops.mean(h * h) + ops.mean(ys)
+        loss.backward()
+        return {"h": h, **{kernel.name: kernel.grad for kernel in kernels}}
+
+    program = trace(step, {"x": ((3, Dim.rows(2), 6, 6, 4), "float32")})
+    values = {"x": rng.normal(size=(3, 2, 6, 6, 4)).astype(np.float32)}
+    executable = opened(conv="cudnn").executable(program, values)
+    executable.run([0, 0])
+    assert not IS_STANDIN or len(sys.modules["cudnn"].executed) >= 2 * 3 * 2
+    notes_of_plans()
+    for name, value in evaluate(program, values)[0].items():
+        np.testing.assert_allclose(executable.outputs[name], value, rtol=2e-4, atol=2e-5, err_msg=name)

@@ -391,10 +391,10 @@ def _replaces(group: Group, function: Function, new: Tensor, old: Tensor) -> boo
     """Whether no thread of a group reads elements of the old value that another one replaces."""
     read = function.reads.get(old, set())
     role = group.roles[new]
-    if group.kind == "loop":
-        return not read
+    if None in read:  # as a user's kernel and a loop do, in any order
+        return False
     if role == "final" and not group.by_column:
-        return None not in read  # all have read when the last block begins
+        return True  # all have read when the last block begins
     if group.kind == "rows" and function.places[new] == NOWHERE:
         return not read  # which all warps have read at the beginning, the one of the row or not
     return read <= {function.places[new]}

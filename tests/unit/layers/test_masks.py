@@ -20,6 +20,19 @@ def softmax_where(counts, x):
     return powers / np.maximum(powers.sum(-1, keepdims=True), 1e-30)
 
 
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_what_is_below_attention_is_trained_where_steps_are_masked(eagerly):
+    """A tensor that gets another mask, or none, has the gradient that it had."""
+    inputs = L.Input((5,), dtype="int64")
+    embedding = L.Embedding(4, 6, mask_zero=True)
+    x = embedding(inputs)
+    model = keras.Model(inputs, L.GRU(2)(L.MultiHeadAttention(2, 3)(x, x)))
+    model.compile("sgd", "mse", run_eagerly=eagerly)
+    before = embedding.get_weights()[0].copy()
+    model.train_on_batch(np.arange(20).reshape(4, 5) % 4, np.ones((4, 2)))
+    assert (embedding.get_weights()[0][1:] != before[1:]).all()
+
+
 @pytest.mark.parametrize(
     "mask", [np.array([[1, 0, 1], [0, 0, 0]], bool), np.array([[0.9, 0.2, 0.0], [1.0, 1.0, 0.0]], np.float32)]
 )

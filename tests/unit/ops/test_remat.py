@@ -147,6 +147,29 @@ def test_layers_train_as_others():
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 
 
+def test_masks_go_in_and_come_out():
+    x = np.random.default_rng(0).integers(0, 3, (6, 5))
+    losses = []
+    for wrap in (lambda f: f, dp.remat):
+        dp.utils.set_random_seed(1)
+        inner = layers.LSTM(3, return_sequences=True)
+
+        class Wrapped(layers.Layer):
+            supports_masking = True
+
+            def build(self, shape, inner=inner):
+                self.inner = inner
+                inner.build(shape)
+
+            def call(self, x, wrap=wrap):
+                return wrap(lambda x: self.inner(x))(x)
+
+        model = dp.Sequential([layers.Input((5,)), layers.Embedding(3, 4, mask_zero=True), Wrapped(), layers.GRU(2)])
+        model.compile("sgd", "mse")
+        losses.append(model.fit(x, np.ones((6, 2)), batch_size=3, epochs=3, verbose=0, shuffle=False).history["loss"])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+
+
 def test_outside_of_a_trace_the_function_is_called():
     assert dp.remat(lambda x, factor: x * factor)(np.float32(2), factor=3) == 6
     y = dp.remat(lambda: ops.ones(2))()
