@@ -28,6 +28,7 @@ import resource
 import select
 import shutil
 import signal
+import stat
 import sys
 import tempfile
 import time
@@ -45,10 +46,12 @@ from damages import DAMAGES, SECRET, Arena, Unfit
 from fuzz import Place
 from outsiders import Damage
 
-# Seconds that an input may take, and after which it is killed; exit codes that it may have; bytes of memory.
+# Seconds that an input may take, and after which it is killed; exit codes that it may have.
 SECONDS, LIMIT = 5, 20
 CODES = {0, 2, 65, 69, 74, 75, 76}
-MEMORY = 800_000_000
+# Bytes of memory above those of the same action on undamaged input and twice the size of the files: what an allocator
+# keeps, and a library that only a damaged file needs.
+MEMORY = 64 << 20
 # Damages after which the undamaged result cannot come of another content that is as good.
 BLIND = {"bytes", "bit", "end", "other content", "pickle", "link", "linked folder", "pipe", "sparse"}
 # Of a damage: what its input is judged by, in the order of the report.
@@ -365,6 +368,7 @@ class Input:
     damage: str
     file: str  # the damaged one, relative to `inside`
     action: Action  # what the user does
+    which: int = 0  # the number of the action among those of its kind
     apart: bool = False  # in its own process, not a fork
     pictures: bool = False  # let Matplotlib draw, slower than most trainings
     urgent: bool = False  # with a high priority
@@ -385,9 +389,10 @@ def draw(seed: int, number: int, arena: Arena, specimens: Path) -> Input:
             damages[damage][1](arena, path, damaging)
         except (Unfit, RecursionError):  # the latter: too deep to be written
             continue
-        action = rng.choice(KINDS[kind].actions)(arena)
+        which = rng.randrange(len(KINDS[kind].actions))
+        action = KINDS[kind].actions[which](arena)
         pictures = rng.random() < 0.1 or (isinstance(action, list) and "--picture" in action)
-        return Input(kind, damage, str(path.relative_to(arena.inside)), action, rng.random() < 0.03, pictures)
+        return Input(kind, damage, str(path.relative_to(arena.inside)), action, which, rng.random() < 0.03, pictures)
 
 
 def lay_out(kind: str, arena: Arena, specimens: Path) -> None:
@@ -537,8 +542,8 @@ def waited(process: int) -> float:
     return 0.0
 
 
-def judge(tried: Input, arena: Arena, before: Any, clean: str, outcome: Outcome) -> dict[str, str]:
-    """Return what is not as it should be, by the names of `FAULTS`."""
+def judge(tried: Input, arena: Arena, before: Any, clean: str, outcome: Outcome, above: int = 0) -> dict[str, str]:
+    """Return what is not as it should be, by the names of `FAULTS`; `above` is that of `memory_above`."""
     wrong: dict[str, str] = {}
     for violation in outcome.violations:
         name, _, what = violation.partition(": ")
@@ -565,11 +570,22 @@ def judge(tried: Input, arena: Arena, before: Any, clean: str, outcome: Outcome)
         wrong["other"] = f"{len(messages)} messages"
     if "\x1b" in outcome.text:
         wrong["other"] = "an escape sequence reaches the terminal"
-    if outcome.memory > MEMORY:
-        wrong["other"] = f"{outcome.memory / 1e6:.0f} MB of memory"
+    if above > MEMORY:
+        wrong["other"] = f"{above / 1e6:.0f} MB of memory above an undamaged input's and twice the size of the files"
     if outcome.code == 0 and KINDS[tried.kind].has_checksum and tried.damage in BLIND and outcome.result != clean:
         wrong["other"] = "other values are taken"
     return wrong
+
+
+def honest_size(arena: Arena) -> int:
+    """Return how many bytes of the disk an input's files take: a hole in a sparse one takes none."""
+    files = [os.lstat(os.path.join(folder, name)) for folder, _, names in os.walk(arena.inside) for name in names]
+    return sum(min(file.st_size, 512 * file.st_blocks) for file in files if stat.S_ISREG(file.st_mode))
+
+
+def memory_above(outcome: Outcome, undamaged: Outcome, honest: int) -> int:
+    """Return the bytes that an input took above those of the undamaged one and twice the size of its files."""
+    return max(0, outcome.memory - undamaged.memory - 2 * honest)
 
 
 def leaked(arena: Arena) -> bool:
@@ -585,21 +601,25 @@ def leaked(arena: Arena) -> bool:
     return False
 
 
-def try_one(seed: int, number: int, folder: Path, specimens: Path, clean: Callable[[str], str]) -> dict[str, Any]:
+def try_one(
+    seed: int, number: int, folder: Path, specimens: Path, clean: Callable[[str, int], Outcome]
+) -> dict[str, Any]:
     """Try an input, again where another process may have slowed it down."""
     for attempt in range(3):
         arena = Arena(folder / "arena")
         tried = replace(draw(seed, number, arena, specimens), urgent=attempt > 0)
-        before = arena.canaries()
+        undamaged = clean(tried.kind, tried.which)  # first: it compiles what both need
+        before, honest = arena.canaries(), honest_size(arena)
         outcome = run(arena, tried)
-        undamaged = clean(tried.kind) if KINDS[tried.kind].has_checksum else ""
-        wrong = judge(tried, arena, before, undamaged, outcome)
+        above = memory_above(outcome, undamaged, honest)
+        wrong = judge(tried, arena, before, undamaged.result, outcome, above)
         if set(wrong) != {"slow"}:
             break
     action = tried.action
     shown = " ".join(action) if isinstance(action, list) else action.__qualname__.partition(".")[0]
     what = {"kind": tried.kind, "damage": tried.damage, "file": tried.file, "action": shown}
-    return what | {"code": outcome.code, "seconds": outcome.seconds, "wrong": wrong, "text": outcome.text[-3000:]}
+    measured = {"code": outcome.code, "seconds": outcome.seconds, "above": above}
+    return what | measured | {"wrong": wrong, "text": outcome.text[-3000:]}
 
 
 def serve(specimens: Path) -> None:
@@ -622,18 +642,18 @@ def serve(specimens: Path) -> None:
         os.environ["DPTRAIN_CACHE"] = str(folder / "cache")
 
         @functools.cache
-        def clean(kind: str, which: int = 0) -> str:
+        def clean(kind: str, which: int) -> Outcome:
             arena = Arena(folder / "clean")
             lay_out(kind, arena, specimens)
             outcome = run(arena, Input(kind, "", "", KINDS[kind].actions[which](arena), pictures=True))
             if outcome.code != 0:
                 raise RuntimeError(f"{kind}, undamaged: exit code {outcome.code}, {outcome.text[-500:]}")
-            return outcome.result
+            return outcome
 
         for seed, number in questions:
             try:
                 if isinstance(seed, str):
-                    answer(answers, {"result": clean(seed, number)})
+                    answer(answers, {"result": clean(seed, number).result})
                 else:
                     answer(answers, try_one(seed, number, folder, specimens, clean))
             except Exception as error:  # the benchmark's own mistake
@@ -741,8 +761,11 @@ def report(chosen: argparse.Namespace, results: Sequence[dict[str, Any]]) -> int
         lines.add("")
     totals = ", ".join(f"{sum(fault in result['wrong'] for result in tried)} {fault}" for fault in FAULTS)
     longest = max((result["seconds"] for result in tried), default=0.0)
+    most = max((result["above"] for result in tried), default=0) / 1e6
     lines.add(
-        f"{len(tried)} inputs: {totals}; the longest took {longest:.1f} s. {undamaged} undamaged ones were taken."
+        f"{len(tried)} inputs: {totals}; the longest took {longest:.1f} s, the largest {most:.0f} MB of memory above"
+        f" those of the same command on undamaged input and twice the size of the files. {undamaged} undamaged ones"
+        " were taken."
     )
     bad = [result for result in results if result.get("wrong") or "trouble" in result]
     lines.add(*map(complaint, bad[:100]))

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dptrain.runtime.extras import pip_install
-from dptrain.runtime.failure import describe
 from dptrain.runtime.streams import write_error
-from dptrain.sweeps.drawing import log_if_wide
+from dptrain.sweeps.drawing import log_if_wide, trouble
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,7 +30,7 @@ def draw_curves(epochs: Sequence[Mapping[str, float]], title: str = "") -> bytes
     except ImportError:
         return None
     except Exception as error:  # the run is worth more than its picture
-        write_error(f"dptrain: warning: no curves.png: {describe(error)}\n")
+        write_error(f"dptrain: warning: no curves.png: {trouble(error)}\n")
         return None
 
 
@@ -42,7 +41,7 @@ def draw_comparison(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> bytes 
     except ImportError:
         return f"no picture without matplotlib: {pip_install('plots')}"
     except Exception as error:
-        return f"no picture: {describe(error)}"
+        return f"no picture: {trouble(error)}"
 
 
 def _comparison(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> bytes:

@@ -308,8 +308,13 @@ def _merge(failures: Sequence[tuple[int, str, str]], size: int) -> str:
     if len(failures) == size and all(other == text for _, _, other in failures):
         return text
     failed = {rank for rank, _, _ in failures}
-    others = [str(r) for r in range(size) if r not in failed]
     line = f"{text} (rank {rank}, {process}"
     if len(failures) > 1:
-        line += f"; also failed: ranks {', '.join(str(r) for r, _, _ in failures[1:])}"
-    return line + (f"; no error on ranks {', '.join(others)})" if others else ")")
+        line += f"; also failed: {_ranks([number for number, _, _ in failures[1:]])}"
+    others = [number for number in range(size) if number not in failed]
+    return f"{line}; no error on {_ranks(others)})" if others else f"{line})"
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    """Return "rank 3" or "ranks 0, 2, 3"."""
+    return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"

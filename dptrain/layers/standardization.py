@@ -42,6 +42,8 @@ class Normalization(Layer):
 
     _passes_masks = True
 
+    _unwritten = ("mean", "variance")  # as attributes they are read from weights, which ranks do together
+
     def __init__(
         self,
         axis: int | Sequence[int] | None = -1,

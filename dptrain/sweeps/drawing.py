@@ -2,6 +2,7 @@
 
 import html
 import io
+import os
 import re
 import textwrap
 import warnings
@@ -58,8 +59,14 @@ def why_not() -> str | None:
     except ImportError:
         return f"matplotlib is not installed. For them: {pip_install('sweep')}"
     except Exception as error:  # such as MPLBACKEND, which names no backend
-        return f"matplotlib does not start: {describe(error)}"
+        return f"matplotlib does not start: {trouble(error)}"
     return None
+
+
+def trouble(error: BaseException) -> str:
+    """Return why nothing can be drawn, and what to do where the user's own setting is why."""
+    text = describe(error)
+    return f"{text}; unset MPLBACKEND" if os.environ.get("MPLBACKEND") and "backend" in text else text
 
 
 def draw(name: str, picture: Callable[[Width], "Figure"]) -> str:
@@ -74,7 +81,7 @@ def draw(name: str, picture: Callable[[Width], "Figure"]) -> str:
             with rc_context({"font.size": width.font, "svg.hashsalt": name, "svg.fonttype": "path"}):
                 drawn.append(svg(picture(width), f"{name}-{width.name}", width))
     except Exception as error:  # the page is worth more than one of its pictures
-        write_error(f"dptrain: warning: no picture of {name}: {describe(error)}\n")
+        write_error(f"dptrain: warning: no picture of {name}: {trouble(error)}\n")
         return f"<p>No picture: {html.escape(describe(error))}</p>"
     return "\n".join(drawn)
 

@@ -40,21 +40,23 @@ def weights(run):
 
 
 def test_a_regression_on_one_rank_and_on_two(houses):
-    runs = {}
-    for ranks in (0, 2):
-        out = houses / f"price-{ranks}"
+    runs = []
+    for ranks, more in ((0, ()), (2, ()), (2, ("--shard-weights",))):
+        out = houses / f"price-{len(runs)}"
         asked = ("--target", "price", "--drop", "id,sold", "--epochs", "25", "--learning-rate", "0.01")
-        done = dptrain(ranks, "--data", "houses.csv", *asked, *COMMON, "--out", str(out), cwd=houses)
+        done = dptrain(ranks, "--data", "houses.csv", *asked, *COMMON, *more, "--out", str(out), cwd=houses)
         assert (done.code, done.err) == (0, "")
         assert "4 columns; numbers: rooms, area; one-hot: heating (2); embedded: street (20)" in done.out
         assert "target 'price': regression" in done.out
         assert "60 of 300 samples are held out as the test part" in done.out
         assert "5 -> 8 -> 1" in done.out
-        runs[ranks] = out
+        runs.append(out)
     found = json.loads((runs[0] / "summary.json").read_text())["metrics"]
     assert found["val_mae"] < 25_000  # of prices of 50,000 to 600,000, in their own units
-    for one, two in zip(*map(weights, runs.values()), strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-4 * np.abs(one).max())
+    alone, *on_two = map(weights, runs)
+    for others in on_two:
+        for one, two in zip(alone, others, strict=True):
+            np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-4 * np.abs(one).max())
 
 
 def test_the_model_takes_the_raw_table(houses):

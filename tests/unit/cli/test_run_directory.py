@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import subprocess
 import sys
@@ -184,7 +185,23 @@ def test_no_curves_with_a_backend_that_is_none():
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("dptrain: warning: no curves.png: ValueError: Key backend: 'nonsense'")
+    assert done.stderr.endswith("; unset MPLBACKEND\n")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("losses", "accuracies", "scales"),
+    [
+        ([900.0, 30.0, 1.5], [0.1, 0.5, 0.9], ["log", "linear"]),
+        ([0.9, 0.5, 0.3], [0.0, 0.5, 0.9], ["linear", "linear"]),
+        ([900.0, 0.0, 1.0], [math.nan, 0.5, 0.9], ["linear", "linear"]),
+    ],
+)
+def test_an_axis_is_logarithmic_where_values_span_decades(losses, accuracies, scales):
+    pytest.importorskip("matplotlib", reason="curves need the extra 'plots'")
+    columns = zip(losses, accuracies, strict=True)
+    figure = make_figure([{"epoch": n, "loss": a, "accuracy": b} for n, (a, b) in enumerate(columns, 1)], "")
+    assert [axes.get_yscale() for axes in figure.axes] == scales
 
 
 def test_no_curves_without_matplotlib(monkeypatch):

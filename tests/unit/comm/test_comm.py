@@ -50,7 +50,7 @@ def test_different_failures_name_the_first_and_the_others():
         comm.agree("data", check)
 
     assert {str(e) for e in on_ranks(3, action)} == {
-        f"file 1 (rank 1, host host1, pid {os.getpid()}; also failed: ranks 2; no error on ranks 0)"
+        f"file 1 (rank 1, host host1, pid {os.getpid()}; also failed: rank 2; no error on rank 0)"
     }
 
 
