@@ -33,7 +33,7 @@ from dptrain.ops.activation import (
 from dptrain.ops.functions import sparsemax
 from dptrain.program.tensor import Tensor, as_tensors
 from dptrain.registry.names import lookup, not_there
-from dptrain.registry.serialization import custom_object_scope, function_to_dict, own_or_name
+from dptrain.registry.serialization import custom_object_or_name, custom_object_scope, function_to_dict
 
 Activation = Callable[..., Any]
 
@@ -128,7 +128,7 @@ def get(identifier: Any) -> Activation:
         return linear
     if isinstance(identifier, Mapping):
         return deserialize(identifier)
-    identifier = own_or_name(identifier)
+    identifier = custom_object_or_name(identifier)
     if isinstance(identifier, str):
         return lookup("activation", identifier, BY_NAME | ALIASES)
     if callable(identifier):
@@ -169,5 +169,5 @@ def deserialize(config: Any, custom_objects: Mapping[str, Activation] | None = N
             from dptrain.saving import deserialize_keras_object  # above this module
 
             return get(deserialize_keras_object(config))
-        found = own_or_name(config)
+        found = custom_object_or_name(config)
         return get(str(found.get("config")) if isinstance(found, Mapping) else found)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dptrain import layers
 from dptrain.applications.imagenet_utils import decode_predictions, preprocessing
-from dptrain.applications.networks import Asked, assemble, chain
+from dptrain.applications.networks import NetworkArguments, assemble, chain
 from dptrain.layers.layer_scale import LayerScale
 from dptrain.models import Model, Sequential
 from dptrain.program.tensor import Tensor
@@ -29,8 +29,8 @@ if not TYPE_CHECKING:  # for which any name would do
 
 preprocess_input = preprocessing(None)
 
-_MEAN = tuple(255 * one for one in (0.485, 0.456, 0.406))
-_VARIANCE = tuple((255 * one) ** 2 for one in (0.229, 0.224, 0.225))
+_MEAN = tuple(255 * mean for mean in (0.485, 0.456, 0.406))
+_VARIANCE = tuple((255 * std) ** 2 for std in (0.229, 0.224, 0.225))
 _ABOUT = """{name}, as `keras.applications.{name}`: the same layers, names, shapes and order of weights.
 
 Args:
@@ -54,7 +54,7 @@ Source: Liu et al., A ConvNet for the 2020s, 2022, https://arxiv.org/abs/2201.03
 
 @dataclass(frozen=True)
 class _Kind:
-    """What tells the networks apart: blocks and channels of each stage; and what the user asks for."""
+    """Blocks and channels of each stage, and the user's arguments."""
 
     blocks: Sequence[int]
     channels: Sequence[int]
@@ -118,8 +118,10 @@ def _convnext(label: str, blocks: int, channels: int) -> Any:
         name: str = f"convnext_{label.lower()}",
     ) -> Model:
         kind = _Kind((3, 3, blocks, 3), [channels * 2**stage for stage in range(4)], name, include_preprocessing)
-        asked = Asked(include_top, weights, input_tensor, input_shape, pooling, classes, classifier_activation, name)
-        return assemble(asked, partial(_body, kind), partial(_top, name), headless=_normalization())
+        options = NetworkArguments(
+            include_top, weights, input_tensor, input_shape, pooling, classes, classifier_activation, name
+        )
+        return assemble(options, partial(_body, kind), partial(_top, name), headless=_normalization())
 
     make.__name__ = make.__qualname__ = f"ConvNeXt{label}"
     make.__doc__ = _ABOUT.format(name=make.__name__)

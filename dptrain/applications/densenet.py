@@ -36,7 +36,7 @@ def _body(blocks: Sequence[int], x: Tensor) -> Tensor:
 
 
 def _grown(x: Tensor, name: str) -> Tensor:
-    """Return x and, beside it, the channels that a convolution block makes of it."""
+    """Concatenate x with the output of a convolution block."""
     grown = chain(
         x,
         *_normalized(f"{name}_0"),

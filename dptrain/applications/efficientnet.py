@@ -48,7 +48,7 @@ _LEFT_OUT = 0.2
 
 @dataclass(frozen=True)
 class _Scaling:
-    """What tells the networks apart: factors of filters and of blocks."""
+    """Factors of filters and blocks that define a network."""
 
     width: float
     depth: float
@@ -65,7 +65,7 @@ def _body(scaling: _Scaling, x: Tensor) -> Tensor:
     x = layers.ZeroPadding2D(padding_before(x, 3), name="stem_conv_pad")(x)
     stem = _convolution(scaling.filters(32), "stem_conv", kernel=3, strides=2, padding="valid")
     x = chain(x, stem, *_normalized("stem_"))
-    total, number = sum(scaling.blocks(one[1]) for one in _STAGES), 0
+    total, number = sum(scaling.blocks(stage[1]) for stage in _STAGES), 0
     for stage, (kernel, blocks, filters, factor, stride) in enumerate(_STAGES, start=1):
         for place in range(scaling.blocks(blocks)):
             name = f"block{stage}{chr(ord('a') + place)}_"
@@ -76,7 +76,7 @@ def _body(scaling: _Scaling, x: Tensor) -> Tensor:
 
 
 def _block(x: Tensor, name: str, kernel: int, filters: int, factor: int, stride: int, rate: float) -> Tensor:
-    """Return the outputs of an inverted residual block with squeeze and excitation."""
+    """Apply an inverted residual block with squeeze and excitation."""
     before, channels = x, int(x.shape[-1])
     within = channels * factor
     if factor != 1:

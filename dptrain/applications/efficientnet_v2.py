@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dptrain import layers
 from dptrain.applications.imagenet_utils import decode_predictions, preprocessing
-from dptrain.applications.networks import Asked, assemble, chain
+from dptrain.applications.networks import NetworkArguments, assemble, chain
 from dptrain.initializers import VarianceScaling
 from dptrain.models import Model
 from dptrain.program.tensor import Tensor
@@ -97,21 +97,16 @@ Source: Tan and Le, EfficientNetV2: Smaller Models and Faster Training, 2021, ht
 
 @dataclass(frozen=True)
 class _Scaling:
-    """What tells the networks apart.
+    """Scaling that defines a network: stages, filters of the stem, factors of filters and blocks.
 
-    Attributes:
-        stages: see above.
-        stem: filters of the first convolution.
-        width: factor of filters.
-        depth: factor of blocks.
-        normalizes: by the mean and variance of ImageNet's channels, where there are three of them.
+    `normalizes`: by mean and variance of ImageNet's channels, if there are three.
     """
 
-    stages: _Stages
-    stem: int
-    width: float
-    depth: float
-    normalizes: bool
+    stages: _Stages  # see above
+    stem: int  # filters of the first convolution
+    width: float  # factor of filters
+    depth: float  # factor of blocks
+    normalizes: bool  # by the mean and variance of ImageNet's channels, where there are three of them
 
     def filters(self, number: int) -> int:
         return max(8, int(number * self.width + 4) // 8 * 8)
@@ -139,7 +134,7 @@ def _body(scaling: _Scaling, rescales: bool, x: Tensor) -> Tensor:
 
 
 def _fused(x: Tensor, name: str, filters: int, factor: int, stride: int) -> Tensor:
-    """Return the outputs of a block with one convolution in place of an expansion and a depthwise one."""
+    """Apply a block with one convolution in place of an expansion and a depthwise one."""
     if factor == 1:
         project = _convolution(filters, f"{name}project_conv", kernel=3, strides=stride)
         activation = layers.Activation("swish", name=f"{name}project_activation")
@@ -150,7 +145,7 @@ def _fused(x: Tensor, name: str, filters: int, factor: int, stride: int) -> Tens
 
 
 def _inverted(x: Tensor, name: str, filters: int, factor: int, stride: int) -> Tensor:
-    """Return the outputs of an inverted residual block with squeeze and excitation."""
+    """Apply an inverted residual block with squeeze and excitation."""
     channels = int(x.shape[-1])
     within = channels * factor
     depthwise = layers.DepthwiseConv2D(
@@ -175,7 +170,7 @@ def _inverted(x: Tensor, name: str, filters: int, factor: int, stride: int) -> T
 
 
 def _left_out(before: Tensor, x: Tensor, name: str, stride: int, rate: float) -> Tensor:
-    """Return a block's outputs and what came into it, where that has the same shape."""
+    """Add a block's input to its output, if both have one shape."""
     if stride != 1 or int(before.shape[-1]) != int(x.shape[-1]):
         return x
     if rate:
@@ -240,9 +235,11 @@ def _efficientnet(kind: str, scaling: _Scaling, size: int) -> Any:
         include_preprocessing: bool = True,
         name: str = f"efficientnetv2-{kind.lower()}",
     ) -> Model:
-        asked = Asked(include_top, weights, input_tensor, input_shape, pooling, classes, classifier_activation, name)
+        options = NetworkArguments(
+            include_top, weights, input_tensor, input_shape, pooling, classes, classifier_activation, name
+        )
         body = partial(_body, scaling, include_preprocessing)
-        return assemble(asked, body, _top, size=size, named_pooling=True)
+        return assemble(options, body, _top, size=size, named_pooling=True)
 
     make.__name__ = make.__qualname__ = label
     make.__doc__ = _ABOUT.format(name=label, size=size)

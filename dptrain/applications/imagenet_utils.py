@@ -1,4 +1,4 @@
-"""Images as networks trained on ImageNet take them, and their outputs as words."""
+"""Preprocessing for networks trained on ImageNet, and class names of their outputs."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -78,16 +78,12 @@ def preprocess_input(x: Any, data_format: str | None = None, mode: str = "caffe"
 
 
 def _like(images: Any, value: Any) -> Any:
-    """Return numbers in the images' type, so that they keep it."""
+    """Return numbers in the images' dtype, which is then kept."""
     return np.asarray(value, images.dtype) if isinstance(images, np.ndarray) else ops.cast(value, images.dtype)
 
 
 def preprocessing(mode: str | None) -> Callable[..., Any]:
-    """Return the `preprocess_input` of a network; None for one that does it itself.
-
-    Args:
-        mode: as of `preprocess_input`.
-    """
+    """Return a network's `preprocess_input` of a mode; None for a network that preprocesses itself."""
 
     def preprocess(x: Any, data_format: str | None = None) -> Any:
         return x if mode is None else preprocess_input(x, data_format, mode)
@@ -124,15 +120,15 @@ def decode_predictions(preds: Any, top: int = 5) -> list[list[tuple[str, str, fl
     names = _class_names()
     results = []
     for row in values:
-        found = [(*names[place], row[place]) for place in row.argsort()[-top:][::-1]]
-        results.append(sorted(found, key=lambda one: one[2], reverse=True))
+        ranked = [(*names[place], row[place]) for place in row.argsort()[-top:][::-1]]
+        results.append(sorted(ranked, key=lambda entry: entry[2], reverse=True))
     return results
 
 
 def _class_names() -> list[tuple[str, str]]:
     home = os.environ.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras")
     places = [Path(home) / "models" / _INDEX, cache_dir() / "models" / _INDEX]
-    path = next((one for one in places if one.is_file()), None)
+    path = next((path for path in places if path.is_file()), None)
     if path is None:
         raise ConfigError(
             f"decode_predictions: no file {places[0]} or {places[1]}; put Keras' {_INDEX} there (dptrain fetches none)"
@@ -142,11 +138,11 @@ def _class_names() -> list[tuple[str, str]]:
         content = file.read(_MAX_INDEX + 1)
     if len(content) > _MAX_INDEX:
         raise DataError(f"{where}: more than {_MAX_INDEX} bytes; expected the names of {CLASSES} classes")
-    found: Mapping[str, Any] = parse_json(where, content)
+    table: Mapping[str, Any] = parse_json(where, content)
     names = []
     for number in range(CLASSES):
-        one = found.get(str(number))
-        if not isinstance(one, list) or len(one) != 2 or not all(isinstance(word, str) for word in one):
-            raise DataError(f'{where}: class {number}: expected ["n...", "word"], found {str(one)[:80]}')
-        names.append((one[0], one[1]))
+        entry = table.get(str(number))
+        if not isinstance(entry, list) or len(entry) != 2 or not all(isinstance(word, str) for word in entry):
+            raise DataError(f'{where}: class {number}: expected ["n...", "word"], found {str(entry)[:80]}')
+        names.append((entry[0], entry[1]))
     return names

@@ -18,26 +18,21 @@ preprocess_input = preprocessing("tf")
 
 
 class _Convolutions:
-    """Makes convolutions with normalization and activation, which Keras numbers in the order in which they are made."""
+    """Convolutions with normalization and activation, numbered in order as Keras does."""
 
     def __init__(self) -> None:
         self._numbers = count()
 
     def __call__(self, x: Tensor, *shapes: tuple[int, int, int], strides: int = 1, padding: str = "same") -> Tensor:
-        """Return what convolutions make of x, one after the other; only the last one has the strides and the padding.
-
-        Args:
-            x: (rows, height, width, channels).
-            shapes: filters, and height and width of the kernel.
-            strides: along both axes.
-            padding: "same" or "valid".
-        """
+        """Apply convolutions of (filters, height, width); only the last has the strides and the padding."""
         for filters, height, width in shapes[:-1]:
-            x = self._one(x, filters, (height, width), 1, "same")
+            x = self._normalized_convolution(x, filters, (height, width), 1, "same")
         filters, height, width = shapes[-1]
-        return self._one(x, filters, (height, width), strides, padding)
+        return self._normalized_convolution(x, filters, (height, width), strides, padding)
 
-    def _one(self, x: Tensor, filters: int, kernel: tuple[int, int], strides: int, padding: str) -> Tensor:
+    def _normalized_convolution(
+        self, x: Tensor, filters: int, kernel: tuple[int, int], strides: int, padding: str
+    ) -> Tensor:
         number = next(self._numbers)
         ending = f"_{number}" if number else ""
         return chain(
@@ -77,7 +72,7 @@ def _body(x: Tensor) -> Tensor:
 
 
 def _widest(conv: _Convolutions, x: Tensor, number: int) -> Tensor:
-    """Return the outputs of a block at the end, whose kernels of 3 x 3 are split into rows and columns."""
+    """Apply a block at the end, whose 3 x 3 kernels are split into rows and columns."""
     single = conv(x, (320, 1, 1))
     split = conv(x, (384, 1, 1))
     split = layers.Concatenate(name=f"mixed9_{number}")([conv(split, (384, 1, 3)), conv(split, (384, 3, 1))])

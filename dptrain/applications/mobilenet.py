@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dptrain import layers
 from dptrain.applications.imagenet_utils import decode_predictions, preprocessing
-from dptrain.applications.networks import Asked, assemble, chain
+from dptrain.applications.networks import NetworkArguments, assemble, chain
 from dptrain.models import Model
 from dptrain.program.tensor import Tensor
 from dptrain.registry.names import not_there
@@ -57,10 +57,12 @@ def MobileNet(  # noqa: N802 - Keras' name
 
     Source: Howard et al., MobileNets, 2017, https://arxiv.org/abs/1704.04861
     """
-    asked = Asked(include_top, weights, input_tensor, input_shape, pooling, classes, classifier_activation, name)
+    options = NetworkArguments(
+        include_top, weights, input_tensor, input_shape, pooling, classes, classifier_activation, name
+    )
     if name is None:
-        asked = asked.called(f"mobilenet_{alpha:0.2f}_{asked.shape()[0]}")
-    return assemble(asked, partial(_body, alpha, depth_multiplier), partial(_top, dropout))
+        options = options.with_name(f"mobilenet_{alpha:0.2f}_{options.shape()[0]}")
+    return assemble(options, partial(_body, alpha, depth_multiplier), partial(_top, dropout))
 
 
 def _body(alpha: float, depth_multiplier: int, x: Tensor) -> Tensor:

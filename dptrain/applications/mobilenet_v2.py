@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dptrain import layers
 from dptrain.applications.imagenet_utils import decode_predictions, preprocessing
-from dptrain.applications.networks import Asked, assemble, chain, divisible, padding_before
+from dptrain.applications.networks import NetworkArguments, assemble, chain, divisible, padding_before
 from dptrain.models import Model
 from dptrain.program.dims import read
 from dptrain.program.tensor import Tensor
@@ -55,12 +55,14 @@ def MobileNetV2(  # noqa: N802 - Keras' name
 
     Source: Sandler et al., MobileNetV2, 2018, https://arxiv.org/abs/1801.04381
     """
-    asked = Asked(include_top, weights, input_tensor, input_shape, pooling, classes, classifier_activation, name)
+    options = NetworkArguments(
+        include_top, weights, input_tensor, input_shape, pooling, classes, classifier_activation, name
+    )
     sides = None if input_tensor is None else read(input_tensor.shape)[1:3]
     size = sides[0] if sides is not None and sides[0] == sides[1] and sides[0] in _SIZES else 224
     if name is None:
-        asked = asked.called(f"mobilenetv2_{alpha:0.2f}_{asked.shape(size)[0]}")
-    return assemble(asked, partial(_body, alpha), _top)
+        options = options.with_name(f"mobilenetv2_{alpha:0.2f}_{options.shape(size)[0]}")
+    return assemble(options, partial(_body, alpha), _top)
 
 
 def _body(alpha: float, x: Tensor) -> Tensor:
@@ -76,7 +78,7 @@ def _body(alpha: float, x: Tensor) -> Tensor:
 
 
 def _block(x: Tensor, filters: int, stride: int, number: int) -> Tensor:
-    """Return an inverted residual block's outputs: expanded sixfold (but the first), filtered, projected."""
+    """Apply an inverted residual block: expand sixfold (but for the first), filter, project."""
     before, channels = x, int(x.shape[-1])
     prefix = f"block_{number}_" if number else "expanded_conv_"
     if number:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dptrain import layers
 from dptrain.applications.imagenet_utils import decode_predictions, preprocessing
-from dptrain.applications.networks import Asked, assemble, chain, divisible, padding_before
+from dptrain.applications.networks import NetworkArguments, assemble, chain, divisible, padding_before
 from dptrain.models import Model
 from dptrain.program.tensor import Tensor
 from dptrain.registry.names import not_there
@@ -190,8 +190,10 @@ def _mobilenet(label: str, blocks: _Blocks, last: int) -> Any:
     ) -> Model:
         kind = _Kind(blocks, last, alpha, minimalistic, include_preprocessing, dropout_rate)
         shape = input_shape or (None, None, 3)
-        asked = Asked(include_top, weights, input_tensor, shape, pooling, classes, classifier_activation, name)
-        return assemble(asked, partial(_body, kind), partial(_top, kind), named_pooling=True, any_size=True)
+        options = NetworkArguments(
+            include_top, weights, input_tensor, shape, pooling, classes, classifier_activation, name
+        )
+        return assemble(options, partial(_body, kind), partial(_top, kind), named_pooling=True, any_size=True)
 
     make.__name__ = make.__qualname__ = label
     make.__doc__ = _ABOUT.format(name=label)

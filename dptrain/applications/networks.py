@@ -1,4 +1,4 @@
-"""What Keras' networks for images share: their arguments, their ends, and a file of their weights."""
+"""Shared parts of Keras' networks for images: arguments, heads, and files of weights."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -45,7 +45,7 @@ Source: {source}
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class NetworkArguments:
     """Keras' arguments that all of its networks have; see `network`."""
 
     include_top: bool
@@ -58,22 +58,13 @@ class Asked:
     name: str | None
 
     def shape(self, size: int = 224, smallest: int = SMALLEST, *, any_size: bool = False) -> tuple[int | None, ...]:
-        """Return (height, width, channels) of a sample, None for what batches may choose.
-
-        Args:
-            size: height and width of the network's usual pictures.
-            smallest: of its pictures.
-            any_size: whether the classifier takes pictures of any size.
-
-        Raises:
-            ConfigError: other than three lengths, a picture that is too small, or one unknown that must be known.
-        """
+        """Return (height, width, channels) of a sample, None for lengths that batches may choose."""
         if not self.input_shape:
             return (size, size, 3) if self.include_top else (None, None, 3)
         shape = tuple(self.input_shape)
         if len(shape) != 3:
             raise ConfigError("`input_shape` must be a tuple of three integers.")
-        if any(one is not None and one < smallest for one in shape[:2]):
+        if any(length is not None and length < smallest for length in shape[:2]):
             raise ConfigError(f"Input size must be at least {smallest}x{smallest}; Received: input_shape={shape}")
         if self.include_top and None in shape and not any_size:
             raise ConfigError(
@@ -81,17 +72,12 @@ class Asked:
             )
         return shape
 
-    def called(self, name: str) -> "Asked":
-        """Return the same with a name."""
+    def with_name(self, name: str) -> "NetworkArguments":
+        """Return a copy with a name."""
         return replace(self, name=name)
 
     def check(self) -> None:
-        """Refuse what no network can do.
-
-        Raises:
-            ConfigError: weights that would be fetched, another word of `pooling`, or with a file's weights another
-                activation than softmax or none.
-        """
+        """Refuse weights that would be fetched, unknown pooling, and activations that weights do not allow."""
         if self.weights == "imagenet":
             raise ConfigError(
                 "weights='imagenet': dptrain fetches nothing; pass weights=FILE, such as one that Keras has put into "
@@ -108,7 +94,7 @@ class Asked:
 
 
 def assemble(
-    asked: Asked,
+    options: NetworkArguments,
     body: Body,
     top: Top,
     *,
@@ -118,41 +104,31 @@ def assemble(
     any_size: bool = False,
     headless: Callable[[Tensor], Tensor] | None = None,
 ) -> Model:
-    """Return the model.
+    """Build the model of a network's arguments.
 
-    Args:
-        asked: the arguments.
-        body: from the input to the pictures of the last layer.
-        top: the classifier.
-        size: height and width of the network's usual pictures.
-        smallest: of its pictures.
-        named_pooling: whether the pooling that takes the classifier's place is called "avg_pool" or "max_pool".
-        any_size: whether the classifier takes pictures of any size.
-        headless: what follows that pooling, or the last layer where there is none.
-
-    Raises:
-        ConfigError: an argument is out of range.
-        DataError: the file of weights is missing or damaged, or another network's.
+    `body` maps the input to the last feature maps, `top` adds the classifier, and without it `headless` follows the
+    pooling. `size` is the usual height and width, `smallest` the least; `any_size` classifiers take any.
+    `named_pooling` names the pooling layer "avg_pool" or "max_pool".
     """
-    asked.check()
-    shape = asked.shape(size, smallest, any_size=any_size)
-    start = asked.input_tensor
+    options.check()
+    shape = options.shape(size, smallest, any_size=any_size)
+    start = options.input_tensor
     if start is None:
         start = layers.Input(shape)
     elif not is_symbolic(start):
         raise ConfigError(f"input_tensor: expected an `Input`, or what was made of one, found {type(start).__name__}")
-    inputs = start if asked.input_tensor is None else get_source_inputs(start)
+    inputs = start if options.input_tensor is None else get_source_inputs(start)
     outputs = body(start)
-    if asked.include_top:
-        outputs = top(outputs, asked.classes, asked.classifier_activation)
+    if options.include_top:
+        outputs = top(outputs, options.classes, options.classifier_activation)
     else:
-        if asked.pooling is not None:
-            kind = layers.GlobalAveragePooling2D if asked.pooling == "avg" else layers.GlobalMaxPooling2D
-            outputs = kind(name=f"{asked.pooling}_pool" if named_pooling else None)(outputs)
+        if options.pooling is not None:
+            kind = layers.GlobalAveragePooling2D if options.pooling == "avg" else layers.GlobalMaxPooling2D
+            outputs = kind(name=f"{options.pooling}_pool" if named_pooling else None)(outputs)
         outputs = outputs if headless is None else headless(outputs)
-    model = Model(inputs, outputs, name=asked.name)
-    if asked.weights is not None:
-        model.load_weights(asked.weights)
+    model = Model(inputs, outputs, name=options.name)
+    if options.weights is not None:
+        model.load_weights(options.weights)
     return model
 
 
@@ -167,18 +143,7 @@ def network(
     named_pooling: bool = False,
     model_name: str | None = None,
 ) -> Any:
-    """Return the function that makes a network, with the arguments and defaults of Keras'.
-
-    Args:
-        label: Keras' name of it.
-        body: as of `assemble`, and the rest.
-        top: see there.
-        source: the paper.
-        size: see there.
-        smallest: see there.
-        named_pooling: see there.
-        model_name: the model's, by default the label in small letters.
-    """
+    """Return the function that builds a network, with Keras' arguments and defaults; see `assemble`."""
 
     def make(
         include_top: bool = True,
@@ -190,8 +155,10 @@ def network(
         classifier_activation: Any = "softmax",
         name: str = model_name or label.lower(),
     ) -> Model:
-        asked = Asked(include_top, weights, input_tensor, input_shape, pooling, classes, classifier_activation, name)
-        return assemble(asked, body, top, size=size, smallest=smallest, named_pooling=named_pooling)
+        options = NetworkArguments(
+            include_top, weights, input_tensor, input_shape, pooling, classes, classifier_activation, name
+        )
+        return assemble(options, body, top, size=size, smallest=smallest, named_pooling=named_pooling)
 
     make.__name__ = make.__qualname__ = label
     make.__doc__ = _ABOUT.format(name=label, size=size, smallest=smallest, source=source)
@@ -199,27 +166,22 @@ def network(
 
 
 def classified(x: Tensor, classes: int, activation: Any) -> Tensor:
-    """Return the usual classifier of pictures: the mean of each channel, and a dense layer."""
+    """Return the usual classifier of feature maps: mean of each channel, and a dense layer."""
     pooled = layers.GlobalAveragePooling2D(name="avg_pool")
     return chain(x, pooled, layers.Dense(classes, activation=activation, name="predictions"))
 
 
 def chain(x: Tensor, *through: layers.Layer) -> Tensor:
-    """Return what layers make of x, one after the other."""
+    """Apply layers to x, one after the other."""
     for layer in through:
         x = layer(x)
     return x
 
 
 def padding_before(x: Tensor, kernel: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the padding with which a convolution of stride 2 halves pictures as TensorFlow's "same" does.
-
-    Args:
-        x: (rows, height, width, channels).
-        kernel: its height and width.
-    """
+    """Return the padding with which stride 2 halves (rows, height, width, channels) as TensorFlow's "same" does."""
     half = kernel // 2
-    top, left = (half - (1 if one is None else 1 - one % 2) for one in read(x.shape)[1:3])
+    top, left = (half - (1 if length is None else 1 - length % 2) for length in read(x.shape)[1:3])
     return (top, half), (left, half)
 
 

@@ -1,4 +1,4 @@
-"""BackupAndRestore: a training that was interrupted goes on where it was, to the bit."""
+"""BackupAndRestore: resumes an interrupted training to the bit."""
 
 import os
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a callback is: hooks that the training loop calls on every rank."""
+"""Callback: hooks that the training loop calls on every rank."""
 
 from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
@@ -17,11 +17,7 @@ _BATCH_HOOKS = tuple(f"on_{mode}_batch_{when}" for mode in ("train", "test", "pr
 
 
 class StepLogs(UserDict[str, float]):
-    """The logs of a step, which are read from the device when somebody looks at them: reading makes the host wait.
-
-    Args:
-        read: returns them.
-    """
+    """Logs of a step, read from the device on first access, for which the host waits."""
 
     def __init__(self, read: Callable[[], Logs]) -> None:
         self._read = read
@@ -81,13 +77,10 @@ class Callback:
         self._trainer = trainer
 
     def _set_callbacks(self, callbacks: "Sequence[Callback]") -> None:
-        """Called once before all others, with all that are called, in order. Not in Keras."""
+        """Called once before all others, with all callbacks in order. Not in Keras."""
 
     def _most_steps(self, steps: int) -> int:
-        """Return how many of so many steps may be run together before the next `on_train_batch_end`. Not in Keras.
-
-        A class that overrides it is told of the steps that it asks for, and not of each.
-        """
+        """Return how many of so many steps may run before `on_train_batch_end` is called again. Not in Keras."""
         return steps
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
@@ -97,10 +90,7 @@ class Callback:
         """After the last epoch, with its logs."""
 
     def _release(self) -> None:
-        """Give back what is held of terminal and files, after a training that may have ended in an error.
-
-        Not collective, and not in Keras.
-        """
+        """Release terminal and files, also after an error. Not collective, and not in Keras."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint is to hold of this callback: what JSON can carry, and arrays. On rank 0.
@@ -190,7 +180,7 @@ class CallbackList(Callback):
         }
 
     def decisive(self) -> list[list[Any]]:
-        """Return, as JSON can carry it, what of the callbacks must be the same on all ranks, in order."""
+        """Return, as JSON, what of the callbacks must be the same on all ranks."""
         return [
             [type(callback).__name__, *(_fact(getattr(callback, name)) for name in callback._same_on_all_ranks)]
             for callback in self.callbacks
@@ -198,65 +188,65 @@ class CallbackList(Callback):
         ]
 
     def has_batch_hooks(self, mode: str) -> bool:
-        """Return whether anybody wants to hear of each batch of a mode: "train", "test" or "predict".
+        """Return whether a callback needs each batch of a mode: "train", "test" or "predict".
 
-        Who only shows them does not count: ranks need not meet after each for its sake. Nor does who says when.
+        Callbacks that only show batches do not count: ranks need not meet for them. Nor do those with `_most_steps`.
         """
         heard = (self._with_hook[f"on_{mode}_batch_{when}"] for when in ("begin", "end"))
-        own = (vars(type(callback)) for callbacks in heard for callback in callbacks)
-        return any(not (one.get("_shows_only") or "_most_steps" in one) for one in own)
+        attributes = (vars(type(callback)) for callbacks in heard for callback in callbacks)
+        return any(not (namespace.get("_shows_only") or "_most_steps" in namespace) for namespace in attributes)
 
     def _most_steps(self, steps: int) -> int:
-        """Return how many of so many steps may be run together before a hook is to be called."""
+        """Return how many of so many steps may run before the next hook."""
         return min((callback._most_steps(steps) for callback in self.callbacks), default=steps)
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Hand over the parameters."""
+        """Pass the parameters on."""
         self.params = params
         for callback in self.callbacks:
             callback.set_params(params)
 
     def set_model(self, model: Any) -> None:
-        """Hand over the model."""
+        """Pass the model on."""
         super().set_model(model)
         for callback in self.callbacks:
             callback.set_model(model)
 
     def _set_trainer(self, trainer: "Trainer") -> None:
-        """Hand over what calls the hooks."""
+        """Pass the trainer on."""
         super()._set_trainer(trainer)
         for callback in self.callbacks:
             callback._set_trainer(trainer)
 
     def _release(self) -> None:
-        """Call it."""
+        """Release all."""
         for callback in self.callbacks:
             callback._release()
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Call the hook."""
         for callback in self.callbacks:
-            callback.on_epoch_begin(epoch, _given(logs))
+            callback.on_epoch_begin(epoch, _logs_or_empty(logs))
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Call the hook; what callbacks add to the logs, those after them see, but not `on_train_end`, as in Keras."""
+        """Call the hook; additions to the logs reach later callbacks, but not `on_train_end`, as in Keras."""
         logs = dict(logs or {})
         for callback in self.callbacks:
             callback.on_epoch_end(epoch, logs)
 
 
 def _calling(hook: str) -> Callable[..., None]:
-    """Return `CallbackList`'s method for a hook that has no epoch."""
+    """Return `CallbackList`'s method for a hook without an epoch."""
 
     @wraps(getattr(Callback, hook))
     def of_phase(self: CallbackList, logs: Any = None) -> None:
         for callback in self.callbacks:
-            getattr(callback, hook)(_given(logs))
+            getattr(callback, hook)(_logs_or_empty(logs))
 
     @wraps(getattr(Callback, hook))
     def of_batch(self: CallbackList, batch: int, logs: Any = None) -> None:
         for callback in self._with_hook[hook]:
-            getattr(callback, hook)(batch, _given(logs))
+            getattr(callback, hook)(batch, _logs_or_empty(logs))
 
     return of_batch if hook in _BATCH_HOOKS else of_phase
 
@@ -266,24 +256,24 @@ for _hook in (*_PHASE_HOOKS, *_BATCH_HOOKS):
 
 
 def flatten(callbacks: Any) -> Iterator[Callback]:
-    """Yield the callbacks of nested lists or of one callback, in order; none for None."""
+    """Yield the callbacks of nested lists, of one callback or of None, in order."""
     if callbacks is None:
         return
     if isinstance(callbacks, list | tuple):
-        for one in callbacks:
-            yield from flatten(one)
+        for entry in callbacks:
+            yield from flatten(entry)
     else:
         yield callbacks
 
 
 def method_of(callback: Callback, name: str) -> Callable[..., Any]:
-    """Return a method that Keras does not have; where a user has another attribute of that name, `Callback`'s own."""
-    classes = (vars(one).get(name) for one in type(callback).__mro__)
-    return partial(next(one for one in classes if isfunction(one)), callback)
+    """Return a method that Keras lacks; `Callback`'s own if a user has another attribute of that name."""
+    classes = (vars(cls).get(name) for cls in type(callback).__mro__)
+    return partial(next(method for method in classes if isfunction(method)), callback)
 
 
-def _given(logs: Any) -> Any:
-    """Return the logs that a hook sees: as in Keras never None, and without reading those of a step."""
+def _logs_or_empty(logs: Any) -> Any:
+    """Return the logs for a hook: never None, as in Keras, and unread if of a step."""
     return {} if logs is None else logs
 
 
@@ -292,7 +282,7 @@ def _fact(value: Any) -> Any:
 
 
 def is_of_the_package(function: Any) -> bool:
-    """Whether a function or a class is dptrain's, and no code of the user's."""
+    """Return whether a function or class is dptrain's, not the user's."""
     return str(getattr(function, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
 
 

@@ -1,4 +1,4 @@
-"""CSVLogger: the logs of every epoch as a line of a file."""
+"""CSVLogger: writes the logs of every epoch as a line of a file."""
 
 import csv
 import io
@@ -42,33 +42,21 @@ class CSVLogger(Callback):
         self.keys: list[str] | None = None
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Make the file, or empty it. Collective.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Create the file, or empty it. Collective."""
         self.keys = None
         on_rank_0(self, "CSVLogger", self._begin)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the columns, and how long the file is."""
+        """Return columns and length of the file."""
         path = Path(self.filename)
         return {"keys": self.keys, "bytes": path.stat().st_size if path.exists() else 0}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on in the file behind the epochs that are done. Collective.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Continue the file after the finished epochs. Collective."""
         self.keys = on_rank_0(self, "CSVLogger", lambda: self._go_on(state["keys"], state["bytes"]))
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Write the line. Collective.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Write the line. Collective."""
         on_rank_0(self, "CSVLogger", lambda: self._write(epoch, dict(logs or {})))
 
     def _begin(self) -> None:

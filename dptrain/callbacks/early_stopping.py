@@ -57,24 +57,20 @@ class EarlyStopping(MonitorCallback):
         self.start_from_epoch = start_from_epoch
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Start anew."""
+        """Reset."""
         self.wait = self.stopped_epoch = self.best_epoch = 0
         self.best = self.best_weights = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what it waits for, and the best weights."""
+        """Return the counters and the best weights."""
         return {name: getattr(self, name) for name in _STATE}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on waiting."""
+        """Restore them."""
         take_numbers(self, state)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Look at the log, keep the weights where it is the best, stop where it has not been for too long. Collective.
-
-        Raises:
-            AgreedError: the ranks have different logs.
-        """
+        """Check the log, keep the best weights, and stop after too long without improvement. Collective."""
         self.find_direction()
         current = self._agreed(self.get_monitor_value(logs))
         if current is None or epoch < self.start_from_epoch:
@@ -105,7 +101,7 @@ class EarlyStopping(MonitorCallback):
             set_weights_of(self.model, self.best_weights)
 
     def get_monitor_value(self, logs: Logs | None) -> float | None:
-        """Return the log that is monitored; None, with a warning, where it is not there."""
+        """Return the monitored log; None, with a warning, if it is missing."""
         logs = logs or {}
         value = logs.get(self.monitor)
         if value is None:

@@ -19,7 +19,7 @@ class History(Callback):
         self.history: dict[str, list[float]] = {}
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Start the list of epochs; the logs of earlier trainings stay, as in Keras."""
+        """Reset the epochs; the logs of earlier trainings stay, as in Keras."""
         self.epoch = []
 
     def state_dict(self) -> dict[str, Any]:
@@ -27,7 +27,7 @@ class History(Callback):
         return {"epoch": self.epoch, "history": self.history}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with them."""
+        """Restore them."""
         self.epoch = list(state["epoch"])
         self.history = {key: list(values) for key, values in state["history"].items()}
 

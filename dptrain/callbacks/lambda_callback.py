@@ -1,4 +1,4 @@
-"""LambdaCallback: a callback out of functions."""
+"""LambdaCallback: a callback made of functions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +34,7 @@ class LambdaCallback(Callback):
         **kwargs: Any,
     ) -> None:
         super().__init__()
-        given = {
+        hooks = {
             "on_epoch_begin": on_epoch_begin,
             "on_epoch_end": on_epoch_end,
             "on_train_begin": on_train_begin,
@@ -43,4 +43,4 @@ class LambdaCallback(Callback):
             "on_train_batch_end": on_train_batch_end,
         }
         vars(self).update(kwargs)
-        vars(self).update({name: function for name, function in given.items() if function is not None})
+        vars(self).update({name: function for name, function in hooks.items() if function is not None})

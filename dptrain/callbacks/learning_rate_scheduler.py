@@ -34,8 +34,8 @@ class LearningRateScheduler(Callback):
         """Set the learning rate. Collective.
 
         Raises:
-            ConfigError: the function returns no float (a ValueError, as in Keras), or a schedule says the learning
-                rate (a TypeError, as in Keras).
+            ConfigError: the function returns no float (a ValueError, as in Keras), or the optimizer has a schedule (a
+                TypeError, as in Keras).
         """
         rate = on_all(self, "schedule", lambda: self._ask(epoch))
         comm = ranks_of(self)

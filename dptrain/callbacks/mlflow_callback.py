@@ -1,4 +1,4 @@
-"""MlflowCallback: settings and metrics as a run of MLflow."""
+"""MlflowCallback: logs settings and metrics to a run of MLflow."""
 
 import os
 import time
@@ -52,31 +52,19 @@ class MlflowCallback(Callback):
         return {"run_id": self.run_id, "owns": self._owns}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on in that run, before anything is logged."""
+        """Resume that run, before anything is logged."""
         self.run_id, self._owns = state["run_id"], state["owns"]
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Look for MLflow. Collective.
-
-        Raises:
-            ConfigError: it is not installed.
-        """
+        """Require MLflow. Collective."""
         on_rank_0(self, "MLflow", mlflow_module)
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Begin a run, once it is known whether one is to go on. Collective.
-
-        Raises:
-            MlflowException: its server or store refuses.
-        """
+        """Begin a run, once a resumed one would be known. Collective."""
         on_rank_0(self, "MLflow", self._begin)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Log the epoch, counted from 0. Collective.
-
-        Raises:
-            MlflowException: its server or store refuses.
-        """
+        """Log the epoch, counted from 0. Collective."""
         on_rank_0(self, "MLflow", lambda: self._log(epoch, dict(logs or {})))
 
     def on_train_end(self, logs: Logs | None = None) -> None:
@@ -84,7 +72,7 @@ class MlflowCallback(Callback):
         on_rank_0(self, "MLflow", lambda: self._end("FINISHED"))
 
     def _release(self) -> None:
-        """End the run of a training that ends in an error."""
+        """End the run as failed, after an error."""
         self._end("FAILED")
 
     def _begin(self) -> None:
@@ -110,8 +98,8 @@ class MlflowCallback(Callback):
 
     def _experiment(self) -> str:
         name = self.experiment_name or "Default"
-        found = self._client.get_experiment_by_name(name)
-        identity: str = self._client.create_experiment(name) if found is None else found.experiment_id
+        experiment = self._client.get_experiment_by_name(name)
+        identity: str = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
         return identity
 
     def _log(self, epoch: int, logs: dict[str, Any]) -> None:
@@ -127,11 +115,7 @@ class MlflowCallback(Callback):
 
 
 def mlflow_module() -> Any:
-    """Return MLflow, imported.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Import MLflow, or raise ConfigError."""
     try:
         import mlflow
         import mlflow.entities

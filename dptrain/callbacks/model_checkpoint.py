@@ -1,4 +1,4 @@
-"""ModelCheckpoint: saves the model, or its weights, as the training goes on."""
+"""ModelCheckpoint: saves the model, or its weights, during a training."""
 
 import os
 from collections.abc import Sequence
@@ -88,51 +88,47 @@ class ModelCheckpoint(MonitorCallback):
             vars(self)["on_train_batch_end"] = self._after_step
 
     def _set_callbacks(self, callbacks: Sequence[Callback]) -> None:
-        """Find out whether any of them could look for a file."""
+        """Check whether any of them could read a file early."""
         self._background = not any(map(_could_look, callbacks))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value, and where it is between two saves; the files of until then are there."""
+        """Return the best value and the step counters, once pending files are written."""
         _writing.wait()
         return {"best": self.best, "_steps_since_saving": self._steps_since_saving, "_last_step": self._last_step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore them."""
         take_numbers(self, state)
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Keep the epoch for its steps."""
+        """Remember the epoch."""
         self._epoch = epoch
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Wait for the last file. Collective.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Wait for the last file. Collective."""
         self._wait()
 
     def _release(self) -> None:
-        """Wait for the last file of a training that ends in an error, and warn where it cannot be written."""
+        """Wait for the last file after an error, and warn if it cannot be written."""
         try:
             _writing.wait()
         except Exception as error:
             warn(describe(error))
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Save if it is time to. Collective.
+        """Save if it is due. Collective.
 
         Raises:
-            OutputError: it cannot be written, or the file before.
+            OutputError: this file, or the one before, cannot be written.
             KeyError: the path holds a key that the logs lack.
-            AgreedError: the ranks have different logs, where they decide.
+            AgreedError: the ranks have different logs, and these decide.
         """
         self.find_direction()
         if self.save_freq == "epoch":
             self._save(epoch, None, {} if logs is None else logs)
 
     def _after_step(self, batch: int, logs: Any = None) -> None:
-        """Save if it is time to. Collective."""
+        """Save if it is due. Collective."""
         new_epoch = self._last_step is None or batch <= self._last_step
         self._steps_since_saving += batch + 1 if new_epoch else batch - (self._last_step or 0)
         self._last_step = batch
@@ -159,33 +155,29 @@ class ModelCheckpoint(MonitorCallback):
             self._wait()
 
     def _begin(self, path: Path) -> None:
-        """Make the content of a file, and begin to write it. On rank 0."""
+        """Encode a file, and begin to write it. On rank 0."""
         self._write(path, weights_encoder(path)(self.model) if self.save_weights_only else keras_zip.encode(self.model))
 
     def _write(self, path: Path, content: bytes) -> None:
-        """Begin to write the content of a file. On rank 0."""
+        """Begin to write a file. On rank 0."""
         _writing.start(lambda: write_through_links(path, content, advice=_ADVICE))
 
     def _wait(self) -> None:
-        """Return when the last file is there. Collective.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Wait for the last file. Collective."""
         on_rank_0(self, "ModelCheckpoint", _writing.wait)
         if self._finished is not None and self.verbose > 0:
             say(self, self._finished)
         self._finished = None
 
     def _path(self, epoch: int, batch: int | None, logs: Any) -> str:
-        known = {"epoch": epoch + 1} if batch is None else {"epoch": epoch + 1, "batch": batch + 1}
+        placeholders = {"epoch": epoch + 1} if batch is None else {"epoch": epoch + 1, "batch": batch + 1}
         try:
-            return str(self.filepath).format(**(known | dict(logs)))
+            return str(self.filepath).format(**(placeholders | dict(logs)))
         except KeyError as error:
             raise KeyError(f'Failed to format this callback filepath: "{self.filepath}". Reason: {error}') from error
 
     def _is_due(self, epoch: int, logs: Any, path: str) -> bool:
-        """Return whether to save, and say so. It follows from the logs, and so is the same on all ranks. Collective."""
+        """Return whether to save, and print why; the same on all ranks, as the logs are. Collective."""
         number = f"\nEpoch {epoch + 1}: "
         if not self.save_best_only:
             if self.verbose > 0:
@@ -213,17 +205,13 @@ class ModelCheckpoint(MonitorCallback):
 
 
 def _could_look(callback: Callback) -> bool:
-    """Whether a callback runs code of the user's."""
+    """Return whether a callback runs user code."""
     hooks = (function for name, function in vars(callback).items() if name.startswith("on_"))
     return not all(map(is_of_the_package, (type(callback), *hooks)))
 
 
 def _prepare(path: Path) -> None:
-    """Make the directory of a file, without what killed saves of it have left there.
-
-    Raises:
-        OutputError: it cannot be made, or the file is a directory.
-    """
+    """Create the directory of a file, and remove remains of killed saves."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         sweep_temporaries(path.parent, path.name)

@@ -1,4 +1,4 @@
-"""What callbacks ask a model for; one that is not dptrain's need only have Keras' methods."""
+"""Access to models from callbacks; foreign models need only Keras' methods."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,13 +12,13 @@ Arrays = Sequence[npt.NDArray[Any]]
 
 
 def weights_of(model: Any) -> list[npt.NDArray[Any]]:
-    """Return copies of what this rank has of a model's weights."""
+    """Return copies of this rank's weights of a model."""
     read: Callable[[], list[npt.NDArray[Any]]] = getattr(model, "_local_weights", model.get_weights)
     return read()
 
 
 def set_weights_of(model: Any, values: Arrays) -> None:
-    """Give a model weights that `weights_of` returned."""
+    """Set weights that `weights_of` returned."""
     write: Callable[[Arrays], None] = getattr(model, "_set_local_weights", model.set_weights)
     write(values)
 
@@ -26,22 +26,22 @@ def set_weights_of(model: Any, values: Arrays) -> None:
 def named_weights_of(model: Any) -> dict[str, npt.NDArray[Any]]:
     """Return copies of a model's weights by path."""
     if hasattr(model, "_named_weights"):
-        found: dict[str, npt.NDArray[Any]] = model._named_weights()
-        return found
-    return {one.path: np.asarray(one) for one in model.weights}
+        weights: dict[str, npt.NDArray[Any]] = model._named_weights()
+        return weights
+    return {weight.path: np.asarray(weight) for weight in model.weights}
 
 
 def rates_of(optimizer: Any) -> dict[str, float]:
-    """Return an optimizer's learning rates by name; of None none."""
+    """Return an optimizer's learning rates by name; {} for None."""
     if optimizer is None:
         return {}
     if hasattr(optimizer, "_rates"):
-        found: dict[str, float] = optimizer._rates
-        return found
+        rates: dict[str, float] = optimizer._rates
+        return rates
     return {"learning_rate": float(np.asarray(optimizer.learning_rate))}
 
 
 def metrics_of(model: Any) -> Mapping[str, Metric]:
-    """Return a model's metrics by their keys in logs, where it says them."""
-    found: Mapping[str, Metric] = getattr(model, "_metrics_by_key", {})
-    return found
+    """Return a model's metrics by log key, if it tells them."""
+    metrics: Mapping[str, Metric] = getattr(model, "_metrics_by_key", {})
+    return metrics

@@ -1,4 +1,4 @@
-"""MonitorCallback: what callbacks have in common that watch one of the logs."""
+"""MonitorCallback: base of callbacks that watch one of the logs."""
 
 import operator
 from collections.abc import Callable, Mapping
@@ -42,10 +42,10 @@ class MonitorCallback(Callback):
         self.monitor_op: Callable[[Any, Any], bool] | None = None
 
     def find_direction(self) -> None:
-        """Find out, once, whether less or more is better. Collective where all ranks have the callback.
+        """Determine, once, whether less or more is better. Collective if all ranks have the callback.
 
         Raises:
-            ConfigError: nobody knows (a ValueError, as in Keras).
+            ConfigError: unknown (a ValueError, as in Keras).
         """
         if self.monitor_op is not None:
             return
@@ -56,20 +56,14 @@ class MonitorCallback(Callback):
             self.min_delta *= -1
 
     def is_improvement(self, value: float, reference: float | None) -> bool:
-        """Return whether a value is better than another by `min_delta` at least; anything is better than None."""
+        """Return whether a value is better than another by at least `min_delta`; anything is better than None."""
         if reference is None:
             return True
         assert self.monitor_op is not None
         return self.monitor_op(value - self.min_delta, reference)
 
     def _agreed(self, value: Any) -> Any:
-        """Return the log that is monitored, if all ranks have the same. Collective where all have the callback.
-
-        Ranks that decide by different values would train, save or end differently.
-
-        Raises:
-            AgreedError: they have different ones.
-        """
+        """Return the monitored log if it is the same on all ranks, which would else decide differently. Collective."""
         if self._same_on_all_ranks is not None and (comm := ranks_of(self)).size > 1:
             what = f"{type(self).__name__}(monitor={self.monitor!r})"
             # NaN is not equal to itself.
@@ -79,7 +73,7 @@ class MonitorCallback(Callback):
         return value
 
     def _direction(self) -> str:
-        """Return "up" or "down"; raises where nobody knows."""
+        """Return "up" or "down", or raise if unknown."""
         direction = {"min": "down", "max": "up"}.get(self.mode) or direction_of(self.monitor, self._metrics())
         if direction is None:
             raise ConfigError(
@@ -95,26 +89,17 @@ class MonitorCallback(Callback):
 
 
 def take_numbers(callback: Callback, state: Mapping[str, Any]) -> None:
-    """Give a callback the attributes of its `state_dict` that a checkpoint holds, and no others.
-
-    Raises:
-        DataError: one is neither a number nor None nor a list of arrays.
-    """
+    """Restore the attributes of a callback's `state_dict`, and no others, from a checkpoint."""
     for name in method_of(callback, "state_dict")().keys() & state.keys():
         value = state[name]
-        arrays = isinstance(value, list) and all(isinstance(one, np.ndarray) for one in value)
+        arrays = isinstance(value, list) and all(isinstance(element, np.ndarray) for element in value)
         if not (value is None or isinstance(value, Real) or arrays):
             raise DataError(f"{name} of {type(callback).__name__} is {short(value)}, expected a number")
         setattr(callback, name, value)
 
 
 def direction_of(monitor: str, metrics: Mapping[str, Metric]) -> str | None:
-    """Return whether better values of a log are "up" or "down" from worse ones; None where nobody knows.
-
-    Args:
-        monitor: the log's key.
-        metrics: of the model, by their keys in logs.
-    """
+    """Return whether better values of a log are "up" or "down"; None if unknown."""
     name = monitor.removeprefix("val_")
-    found = "down" if name == "loss" or name.endswith("_loss") else None
-    return metrics[name]._direction or found if name in metrics else found
+    by_name = "down" if name == "loss" or name.endswith("_loss") else None
+    return metrics[name]._direction or by_name if name in metrics else by_name

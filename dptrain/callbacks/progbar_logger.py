@@ -1,4 +1,4 @@
-"""ProgbarLogger: what the terminal shows of a training, an evaluation or a prediction."""
+"""ProgbarLogger: shows a training, an evaluation or a prediction on the terminal."""
 
 import sys
 import threading
@@ -22,12 +22,12 @@ _SILENCE = 3.0
 
 
 def format_logs(logs: Logs) -> str:
-    """Return "loss: 0.3505 - learning_rate: 2.0000e-05": as Keras' progress bar, four decimals only above 0.001."""
+    """Return "loss: 0.3505 - learning_rate: 2.0000e-05", as Keras' progress bar."""
     return " - ".join(f"{key}: {value:{'.4f' if abs(value) > 1e-3 else '.4e'}}" for key, value in logs.items())
 
 
 def _fitting(parts: list[str], columns: int) -> list[str]:
-    """Return the first of the parts, as many as fit into so many columns, at least one."""
+    """Return the leading parts that fit into so many columns, at least one."""
     while len(parts) > 1 and len(" - ".join(parts)) > columns:
         parts = parts[:-1]
     return parts
@@ -61,7 +61,7 @@ class ProgbarLogger(Callback):
         self._watch: threading.Timer | None = None
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Find out what to show."""
+        """Determine what to show."""
         super().set_params(params)
         self._verbose = terminal.verbosity(params.get("verbose", 1))
         vars(self).pop("on_train_batch_end", None)
@@ -69,11 +69,11 @@ class ProgbarLogger(Callback):
             vars(self)["on_train_batch_end"] = self._update
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """From now on evaluations are validations."""
+        """Take evaluations for validations."""
         self._in_fit, self._has_begun = True, False
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """From now on evaluations are the user's."""
+        """Take evaluations for the user's."""
         self._in_fit = False
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
@@ -88,7 +88,7 @@ class ProgbarLogger(Callback):
             self._start(epoch)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Replace it by the epoch's line."""
+        """Replace the live line by the epoch's."""
         self._release()
         timing = self._trainer.timing
         self._print(
@@ -97,7 +97,7 @@ class ProgbarLogger(Callback):
         )
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
-        """Note the time."""
+        """Start the clock."""
         if not self._in_fit:
             self._began = time.perf_counter()
 
@@ -109,7 +109,7 @@ class ProgbarLogger(Callback):
             self._print(f"{line} - {format_logs(logs)}" if logs else line)
 
     def on_predict_begin(self, logs: Logs | None = None) -> None:
-        """Note the time."""
+        """Start the clock."""
         self._began = time.perf_counter()
 
     def on_predict_end(self, logs: Logs | None = None) -> None:
@@ -117,7 +117,7 @@ class ProgbarLogger(Callback):
         self._print(f"{self._steps()}{time.perf_counter() - self._began:.1f} s")
 
     def _release(self) -> None:
-        """Give the terminal back."""
+        """Release the terminal."""
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
@@ -126,7 +126,7 @@ class ProgbarLogger(Callback):
             self._progress = None
 
     def _say_that_it_compiles(self) -> None:
-        """Break the silence of a first step that takes its time, where compiling is why."""
+        """Print a line if a slow first step is compiling."""
         if phase.name != "compilation" or self._watch is None:
             return
         text = "compiling the step, once for this model and machine"
@@ -166,7 +166,7 @@ class ProgbarLogger(Callback):
         self._shown = time.monotonic()
 
     def _update(self, batch: int, logs: Any = None) -> None:
-        """Update the live line if it has not been for a while."""
+        """Update the live line, unless it was done just now."""
         now = time.monotonic()
         if self._progress is None or self._task is None or now - self._shown < _REFRESH:
             return

@@ -1,4 +1,4 @@
-"""EpochRecorder: hands every epoch's metrics to whoever keeps them."""
+"""EpochRecorder: passes every epoch's metrics to a function."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,8 +11,7 @@ class EpochRecorder(Callback):
 
     Args:
         record: such as `RunDirectory.add_epoch`.
-        keep: called where a training goes on, with what `record` was called with for the epochs that are done; such as
-            `RunDirectory.keep_epochs`.
+        keep: called on resume with the records of earlier epochs; such as `RunDirectory.keep_epochs`.
     """
 
     def __init__(
@@ -22,21 +21,21 @@ class EpochRecorder(Callback):
     ) -> None:
         super().__init__()
         self._record, self._keep = record, keep
-        self._done: list[dict[str, Any]] = []
+        self._epochs: list[dict[str, Any]] = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was recorded."""
-        return {"epochs": self._done}
+        """Return the records."""
+        return {"epochs": self._epochs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Tell of it."""
-        self._done = list(state["epochs"])
+        """Restore the records."""
+        self._epochs = list(state["epochs"])
         if self._keep is not None:
-            self._keep(self._done)
+            self._keep(self._epochs)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Pass the epoch on."""
+        """Record the epoch."""
         timing = self._trainer.timing
         seconds, speed = round(timing.seconds, 6), round(timing.samples_per_second, 1)
-        self._done.append({"epoch": epoch + 1, **(logs or {}), "seconds": seconds, "samples_per_second": speed})
-        self._record(self._done[-1])
+        self._epochs.append({"epoch": epoch + 1, **(logs or {}), "seconds": seconds, "samples_per_second": speed})
+        self._record(self._epochs[-1])

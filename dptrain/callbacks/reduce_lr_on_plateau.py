@@ -59,23 +59,23 @@ class ReduceLROnPlateau(MonitorCallback):
         self.wait = 0
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Start anew."""
+        """Reset."""
         self.best = None
         self.cooldown_counter = self.wait = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what it waits for."""
+        """Return the counters."""
         return {"wait": self.wait, "best": self.best, "cooldown_counter": self.cooldown_counter}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on waiting."""
+        """Restore them."""
         take_numbers(self, state)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Look at the log, and reduce where it has not improved for too long. Collective.
+        """Check the log, and reduce after too long without improvement. Collective.
 
         Raises:
-            ConfigError: a schedule says the learning rate (a TypeError, as in Keras).
+            ConfigError: the optimizer has a schedule (a TypeError, as in Keras).
             AgreedError: the ranks have different logs.
         """
         self.find_direction()
@@ -101,7 +101,7 @@ class ReduceLROnPlateau(MonitorCallback):
                 self.wait = 0
 
     def in_cooldown(self) -> bool:
-        """Return whether a reduction is so recent that epochs do not count yet."""
+        """Return whether epochs after a reduction do not count yet."""
         return self.cooldown_counter > 0
 
     def _reduce(self, epoch: int) -> bool:

@@ -1,4 +1,4 @@
-"""SwapEMAWeights: evaluate with the moving averages of the weights."""
+"""SwapEMAWeights: evaluates with the moving averages of the weights."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -63,13 +63,15 @@ class SwapEMAWeights(Callback):
     def _pairs(self) -> Iterator[tuple[Variable, Variable]]:
         optimizer = self.model.optimizer
         optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-        optimizers: list[Any] = [one for one in getattr(optimizer, "optimizers", [optimizer]) if one.use_ema]
+        optimizers: list[Any] = [
+            candidate for candidate in getattr(optimizer, "optimizers", [optimizer]) if candidate.use_ema
+        ]
         if not optimizers:
             raise ConfigError(
                 "SwapEMAWeights must be used when `use_ema=True` is set on the optimizer. Received: use_ema=False"
             )
-        for one in optimizers:
-            for variable, slots in one._slots.items() if int(one.iterations) else ():
+        for owner in optimizers:
+            for variable, slots in owner._slots.items() if int(owner.iterations) else ():
                 if "average" in slots:
                     yield variable, slots["average"]
 

@@ -1,4 +1,4 @@
-"""TensorBoard: losses, metrics and weights as event files, through tensorboardX."""
+"""TensorBoard: writes losses, metrics and weights as event files, with tensorboardX."""
 
 import itertools
 import os
@@ -58,13 +58,13 @@ class TensorBoard(Callback):
         embeddings_metadata: Any = None,
     ) -> None:
         super().__init__()
-        for name, asked in (
+        for name, value in (
             ("write_images", write_images),
             ("profile_batch", profile_batch),
             ("embeddings_freq", embeddings_freq),
         ):
-            if asked:
-                raise ConfigError(f"not supported: {name}={asked!r} of TensorBoard")
+            if value:
+                raise ConfigError(f"not supported: {name}={value!r} of TensorBoard")
         self.log_dir = os.fspath(log_dir)
         self.histogram_freq = histogram_freq
         self.write_graph = write_graph
@@ -81,7 +81,7 @@ class TensorBoard(Callback):
             vars(self).update(on_train_batch_begin=self._before_step, on_train_batch_end=self._after_step)
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Count steps from here. Collective.
+        """Reset the step counter. Collective.
 
         Raises:
             ConfigError: tensorboardX is not installed.
@@ -95,7 +95,7 @@ class TensorBoard(Callback):
         return {"step": self._step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Count on."""
+        """Restore it."""
         self._step = state["step"]
 
     def on_train_end(self, logs: Logs | None = None) -> None:
@@ -115,15 +115,11 @@ class TensorBoard(Callback):
         on_rank_0(self, "TensorBoard", write)
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Note the time."""
+        """Start the clock."""
         self._iterations_before, self._epoch_began = self._iterations(), time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Write the logs, and histograms of the weights if it is time to. Collective.
-
-        Raises:
-            OutputError: they cannot be written.
-        """
+        """Write the logs, and histograms of the weights if due. Collective."""
         histograms = bool(self.histogram_freq)
         on_rank_0(self, "TensorBoard", lambda: self._write_epoch(epoch, dict(logs or {})), reads_model=histograms)
 
@@ -132,7 +128,7 @@ class TensorBoard(Callback):
         self._step_began = time.perf_counter()
 
     def _after_step(self, batch: int, logs: Any = None) -> None:
-        """Write the logs of a step if it is time to. Collective."""
+        """Write the logs of a step if due. Collective."""
         if self._step % int(self.update_freq):
             return
         values = {f"batch_{name}": value for name, value in ({} if logs is None else logs).items()}
@@ -164,7 +160,7 @@ class TensorBoard(Callback):
         return 0 if optimizer is None else int(optimizer.iterations)
 
     def _write(self, part: str, values: dict[str, Any], step: int) -> None:
-        """Write numbers as scalars, arrays as histograms, and flush them to the disk."""
+        """Write numbers as scalars and arrays as histograms, and flush them to the disk."""
         place = Path(self.log_dir) / part
         try:
             if part not in self._writers:
@@ -180,14 +176,7 @@ class TensorBoard(Callback):
 
 
 class _EventFile:
-    """One event file, written at once.
-
-    tensorboardX' own SummaryWriter hands events to a thread, whose errors nobody sees.
-
-    Raises:
-        ConfigError: tensorboardX is not installed.
-        OSError: the file cannot be made.
-    """
+    """One event file, written synchronously: tensorboardX' SummaryWriter hides errors in a thread."""
 
     def __init__(self, place: Path) -> None:
         summary, writer, event = tensorboardx_module()
@@ -213,11 +202,7 @@ class _EventFile:
 
 
 def tensorboardx_module() -> tuple[Any, Any, Any]:
-    """Return what is used of tensorboardX: its summaries, its writer and the class of events.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Return tensorboardX' summaries, writer and event class, or raise ConfigError."""
     try:
         from tensorboardX import summary
         from tensorboardX.event_file_writer import EventsWriter

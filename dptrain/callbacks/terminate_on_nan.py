@@ -1,4 +1,4 @@
-"""TerminateOnNaN: ends a training whose loss is no longer a number."""
+"""TerminateOnNaN: ends a training whose loss is not finite."""
 
 import math
 from typing import Any
@@ -27,7 +27,7 @@ class TerminateOnNaN(Callback):
         self.raise_error = raise_error
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Look at the loss, which is the global one.
+        """Check the global loss.
 
         Raises:
             DivergenceError: it is not finite and `raise_error` is set (a RuntimeError, as in Keras).

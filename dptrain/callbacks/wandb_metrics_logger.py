@@ -1,4 +1,4 @@
-"""WandbMetricsLogger: settings and metrics as a run of Weights & Biases."""
+"""WandbMetricsLogger: logs settings and metrics to a run of Weights & Biases."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -44,32 +44,20 @@ class WandbMetricsLogger(Callback):
         return {"id": None if self.init is None or self._run is None else self._run.id}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with that run, before anything is logged."""
+        """Resume that run, before anything is logged."""
         if self.init is not None:
             self.init |= {"id": state["id"], "resume": "allow"}
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Look for the script's run. Collective.
-
-        Raises:
-            ConfigError: wandb is not installed, or the script has begun no run.
-        """
+        """Require wandb and the script's run. Collective."""
         on_rank_0(self, "Weights & Biases", self._check)
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Begin a run, once it is known whether one is to go on. Collective.
-
-        Raises:
-            Exception: what wandb raises where it cannot.
-        """
+        """Begin a run, once a resumed one would be known. Collective."""
         on_rank_0(self, "Weights & Biases", self._begin)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Log the epoch, counted from 0. Collective.
-
-        Raises:
-            Exception: what wandb raises where it cannot.
-        """
+        """Log the epoch, counted from 0. Collective."""
         values = {f"epoch/{key}": value for key, value in (logs or {}).items()}
         number = {"epoch/epoch": self.initial_global_step + epoch}
 
@@ -84,7 +72,7 @@ class WandbMetricsLogger(Callback):
         on_rank_0(self, "Weights & Biases", lambda: self._end(0))
 
     def _release(self) -> None:
-        """End it where the training ends in an error."""
+        """End the run as failed, after an error."""
         self._end(1)
 
     def _check(self) -> None:
@@ -106,11 +94,7 @@ class WandbMetricsLogger(Callback):
 
 
 def wandb_module() -> Any:
-    """Return wandb, imported.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Import wandb, or raise ConfigError."""
     try:
         import wandb
     except ImportError as error:

@@ -24,7 +24,7 @@ def monitored(config: Config, model: Model | None = None) -> tuple[str, str]:
     name, colon, mode = config.train.monitor.partition(":")
     if colon and mode not in ("min", "max"):
         raise ConfigError(f"train.monitor = {config.train.monitor!r}: expected such as {name}:max or {name}:min")
-    if model is not None and not model._has_own_steps:
+    if model is not None and not model._has_custom_steps:
         metrics = model._metrics_by_key
         keys = [f"{prefix}{key}" for prefix in ("val_", "") for key in metrics]
         if name not in keys:

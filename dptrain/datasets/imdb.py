@@ -42,11 +42,11 @@ def load_data(
         AgreedError: the file is not there, or has another SHA-256.
     """
     checksum = "69664113be75683a8fe16e3ed0ab59fda8886cb3cd7ada244f7d9544e4676b9f"
-    found = keras_sets.on_all_ranks(lambda: keras_sets.arrays(keras_sets.cached(path, "imdb.npz", checksum)))
+    arrays = keras_sets.on_all_ranks(lambda: keras_sets.arrays(keras_sets.cached(path, "imdb.npz", checksum)))
     rng = np.random.RandomState(seed)  # of which both parts take their order, one after the other
     parts = []
     for part in ("train", "test"):
-        texts, labels = found[f"x_{part}"], found[f"y_{part}"]
+        texts, labels = arrays[f"x_{part}"], arrays[f"y_{part}"]
         order = np.arange(len(texts))
         rng.shuffle(order)
         parts.append(
@@ -59,8 +59,8 @@ def load_data(
             f"After filtering for sequences shorter than maxlen={maxlen}, no sequence was kept. Increase maxlen."
         )
     (train, y_train), (test, y_test) = parts
-    known = keras_sets.limit_vocabulary([*train, *test], num_words=num_words, skip_top=skip_top, oov_char=oov_char)
-    x_train, x_test = keras_sets.ragged(known[: len(train)]), keras_sets.ragged(known[len(train) :])
+    limited = keras_sets.limit_vocabulary([*train, *test], num_words=num_words, skip_top=skip_top, oov_char=oov_char)
+    x_train, x_test = keras_sets.ragged(limited[: len(train)]), keras_sets.ragged(limited[len(train) :])
     return (x_train, np.array(y_train)), (x_test, np.array(y_test))
 
 

@@ -50,19 +50,19 @@ def load_data(
         AgreedError: the file is not there, or has another SHA-256.
     """
     checksum = "d6586e694ee56d7a4e65172e12b3e987c03096cb01eab99753921ef915959916"
-    found = keras_sets.on_all_ranks(lambda: keras_sets.arrays(keras_sets.cached(path, "reuters.npz", checksum)))
-    texts, labels = keras_sets.shuffled(seed, found["x"], found["y"])
-    numbered, kept = keras_sets.numbered_texts(
+    arrays = keras_sets.on_all_ranks(lambda: keras_sets.arrays(keras_sets.cached(path, "reuters.npz", checksum)))
+    texts, labels = keras_sets.shuffled(seed, arrays["x"], arrays["y"])
+    numbered, kept_labels = keras_sets.numbered_texts(
         texts, labels, start_char=start_char, index_from=index_from, maxlen=maxlen
     )
     if not numbered:
         raise ConfigError(
             f"After filtering for sequences shorter than maxlen={maxlen}, no sequence was kept. Increase maxlen."
         )
-    known = keras_sets.limit_vocabulary(numbered, num_words=num_words, skip_top=skip_top, oov_char=oov_char)
-    end = int(len(known) * (1 - test_split))
-    y = np.array(kept)
-    return (keras_sets.ragged(known[:end]), y[:end]), (keras_sets.ragged(known[end:]), y[end:])
+    limited = keras_sets.limit_vocabulary(numbered, num_words=num_words, skip_top=skip_top, oov_char=oov_char)
+    end = int(len(limited) * (1 - test_split))
+    y = np.array(kept_labels)
+    return (keras_sets.ragged(limited[:end]), y[:end]), (keras_sets.ragged(limited[end:]), y[end:])
 
 
 def get_word_index(path: str | Path = "reuters_word_index.json") -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The devices of a job. Each rank has one, and the launcher decides how many ranks there are."""
+"""Devices of a job: one for each rank, whose number the launcher decides."""
 
 import os
 from functools import cache
@@ -33,11 +33,11 @@ def list_devices(device_type: str | None = None) -> list[str]:
     """
     if device_type is None:
         device_type = "gpu" if _trains_on_gpu() else "cpu"
-    wanted = device_type.lower()
-    if wanted not in _TYPES:
+    kind = device_type.lower()
+    if kind not in _TYPES:
         raise ConfigError(f"device_type = {device_type!r}: expected 'cpu', 'gpu' or 'tpu'")
-    is_here = wanted == "cpu" or (wanted == "gpu" and _trains_on_gpu())
-    return [f"{wanted}:{rank}" for rank in range(comms.current().size)] if is_here else []
+    is_here = kind == "cpu" or (kind == "gpu" and _trains_on_gpu())
+    return [f"{kind}:{rank}" for rank in range(comms.current().size)] if is_here else []
 
 
 def get_device_count(device_type: str | None = None) -> int:
@@ -80,8 +80,8 @@ def initialize(
     launch = detect_launch()
     size, rank = (1, 0) if launch is None else (launch.size, launch.rank)
     if count not in (None, size):
-        found = "no launcher has started this process" if launch is None else f"{launch.launcher} has started {size}"
-        raise ConfigError(f"num_processes = {count}, but {found}; use mpirun -n {count} python script.py")
+        launcher = "no launcher has started this process" if launch is None else f"{launch.launcher} has started {size}"
+        raise ConfigError(f"num_processes = {count}, but {launcher}; use mpirun -n {count} python script.py")
     if number not in (None, rank):
         raise ConfigError(f"process_id = {number}, but this process is rank {rank} of {size}; leave process_id out")
 
@@ -96,7 +96,7 @@ def _trains_on_gpu() -> bool:
 
 
 def _number(name: str, value: int | None) -> int | None:
-    """Return an argument of `initialize`, or what the environment says in its place."""
+    """Return an argument of `initialize`, or the environment's value."""
     variable = f"KERAS_DISTRIBUTION_{name.upper()}"
     if value is not None or variable not in os.environ:
         return value

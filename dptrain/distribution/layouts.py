@@ -60,12 +60,12 @@ class DeviceMesh:
                 "Shape does not match the number of devices. "
                 f"Received: shape={shape}; devices.shape={names.shape}{advice}"
             )
-        given = [str(name) for name in names.flat]
+        device_names = [str(name) for name in names.flat]
         # A GPU's rank has its CPU as well, on which `compile(device="cpu")` trains.
-        if devices is not None and given not in (list_devices(), list_devices("cpu")):
+        if devices is not None and device_names not in (list_devices(), list_devices("cpu")):
             raise ConfigError(
-                f"not supported: a mesh of devices={given}; expected {list_devices()}: a mesh has the device of each "
-                "rank once, in rank order"
+                f"not supported: a mesh of devices={device_names}; expected {list_devices()}: a mesh has the device "
+                "of each rank once, in rank order"
             )
         self.shape, self.axis_names = shape, axis_names
         self.devices: npt.NDArray[Any] = names.reshape(tuple(shape))
@@ -80,11 +80,7 @@ class DeviceMesh:
 
 
 def require_mesh(mesh: Any) -> DeviceMesh:
-    """Return a mesh.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """Return a mesh, or raise ConfigError if it is none."""
     if not isinstance(mesh, DeviceMesh):
         raise ConfigError(
             f"Expect `mesh` to be an instance of `DeviceMesh`. Received: mesh={mesh} (of type {type(mesh)})"
@@ -128,10 +124,10 @@ class TensorLayout:
         self._device_mesh = self._checked(device_mesh)
 
     def _checked(self, mesh: DeviceMesh | None) -> DeviceMesh | None:
-        known = [] if mesh is None else list(mesh.axis_names)
-        unknown = [name for name in self.axes if name is not None and name not in known]
+        axis_names = [] if mesh is None else list(mesh.axis_names)
+        unknown = [name for name in self.axes if name is not None and name not in axis_names]
         if mesh is not None and unknown:
-            raise ConfigError(f"Invalid axis names for Layout. Valid axis names: {known}, Got {unknown}")
+            raise ConfigError(f"Invalid axis names for Layout. Valid axis names: {axis_names}, Got {unknown}")
         return mesh
 
     def __repr__(self) -> str:
@@ -166,13 +162,13 @@ class LayoutMap(MutableMapping[str, Any]):
         """
         if key in self._layouts:
             return self._layouts[key]
-        found = [pattern for pattern in self._layouts if re.fullmatch(pattern, key)]
-        if len(found) > 1:
+        matches = [pattern for pattern in self._layouts if re.fullmatch(pattern, key)]
+        if len(matches) > 1:
             raise ConfigError(
-                f"Path '{key}' matches multiple layout specification keys: {found}. Please make sure each "
+                f"Path '{key}' matches multiple layout specification keys: {matches}. Please make sure each "
                 "tensor/variable path only matches at most one layout specification key in the LayoutMap."
             )
-        return self._layouts[found[0]] if found else None
+        return self._layouts[matches[0]] if matches else None
 
     def __setitem__(self, key: str, layout: TensorLayout | AxisNames) -> None:
         """Give paths a layout.

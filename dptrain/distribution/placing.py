@@ -1,4 +1,4 @@
-"""The current distribution in the words of `dptrain.program`: its mesh, and the layouts of variables on it."""
+"""The current distribution for `dptrain.program`: its mesh, and the layouts of variables on it."""
 
 from dptrain import comm as comms
 from dptrain.comm import Communicator
@@ -13,40 +13,29 @@ _arranged: dict[tuple[int, tuple[tuple[str, int], ...]], MeshCommunicator] = {}
 
 
 def current_mesh() -> dict[str, int] | None:
-    """Return the length of each axis of the current distribution's mesh, in order; None without a distribution.
+    """Return the axis lengths of the current distribution's mesh, in order; None without a distribution.
 
-    The axis over which rows are sharded is `BATCH`. If there is none, `BATCH` comes first with a length of 1, which
-    leaves every rank its place.
-
-    Raises:
-        ConfigError: the mesh is that of another number of ranks than train together here, or has the axis of pipelines.
+    `BATCH`, the axis of rows, comes first with a length of 1 if the mesh has none.
     """
-    own = distribution()
-    if own is None:
+    current = distribution()
+    if current is None:
         return None
-    if own.device_mesh.devices.size != comms.current().size:
+    if current.device_mesh.devices.size != comms.current().size:
         raise ConfigError(
-            f"the distribution's mesh {own.device_mesh} has {own.device_mesh.devices.size} devices, but here "
+            f"the distribution's mesh {current.device_mesh} has {current.device_mesh.devices.size} devices, but here "
             f"{comms.current().size} train together; call set_distribution(None) first"
         )
-    mesh = {_axis(own, name) or name: length for name, length in own.device_mesh.lengths.items()}
+    mesh = {_axis(current, name) or name: length for name, length in current.device_mesh.lengths.items()}
     if STAGE in mesh:
         raise ConfigError(
-            f"the distribution's mesh {own.device_mesh} has an axis {STAGE!r}, which is that of pipelines: name it "
+            f"the distribution's mesh {current.device_mesh} has an axis {STAGE!r}, which is that of pipelines: name it "
             f"otherwise, or use compile(stages={mesh[STAGE]}) instead"
         )
     return mesh if BATCH in mesh else {BATCH: 1, **mesh}
 
 
 def ranks(stages: int = 1) -> Communicator:
-    """Return the ranks that train together, arranged in the current distribution's mesh. Collective at its first call.
-
-    Args:
-        stages: of pipelines, which are then the mesh's other axis beside that of the batch.
-
-    Raises:
-        ConfigError: as `current_mesh`; or the mesh has other axes, or another number of ranks, than stages need.
-    """
+    """Return the ranks that train together, arranged in the current mesh. Collective at its first call."""
     comm, mesh = comms.current(), current_mesh() if stages == 1 else pipelines(stages)
     if mesh is None or mesh == {BATCH: comm.size}:
         return comm
@@ -57,15 +46,7 @@ def ranks(stages: int = 1) -> Communicator:
 
 
 def pipelines(stages: int, mesh: dict[str, int] | None = None) -> dict[str, int]:
-    """Return the mesh of the ranks as pipelines of so many stages.
-
-    Args:
-        stages: as above.
-        mesh: on which they are, as `current_mesh`, which it is by default.
-
-    Raises:
-        ConfigError: their number is no multiple of it, or the mesh has other axes.
-    """
+    """Return the mesh of the ranks as pipelines of so many stages."""
     size, mesh = comms.current().size, current_mesh() if mesh is None else mesh
     if mesh is not None and mesh != {BATCH: size}:
         grid = ",".join(f"{axis}={length}" for axis, length in mesh.items())
@@ -80,26 +61,20 @@ def pipelines(stages: int, mesh: dict[str, int] | None = None) -> dict[str, int]
 
 
 def layout_of(variable: Variable, slot_of: Variable | None = None) -> Axes | None:
-    """Return over which axis of `current_mesh` each axis of a variable is sharded; None without a distribution.
+    """Return the mesh axis or None for each axis of a variable; None without a distribution.
 
-    Args:
-        variable: a weight, a slot, anything with a path.
-        slot_of: where the variable is an optimizer's slot: the weight that it belongs to. A slot of a weight's shape
-            lies as the weight does, and any other one is replicated.
-
-    Returns:
-        A name or None for each axis. A layout of fewer axes leaves the last ones whole; one of more is returned as it
-        is, and refused where it is used, see `program.local.Place.check`.
+    A slot of its weight's shape lies as the weight does, any other one is replicated. A layout of fewer axes leaves the
+    last ones whole; one of more is refused where it is used, see `program.local.Place.check`.
     """
-    own = distribution()
-    if own is None:
+    current = distribution()
+    if current is None:
         return None
     if slot_of is not None and slot_of.shape != variable.shape:
         return (None,) * variable.ndim
-    axes = own.get_variable_layout(variable if slot_of is None else slot_of).axes
-    return (*(_axis(own, name) for name in axes), *[None] * (variable.ndim - len(axes)))
+    axes = current.get_variable_layout(variable if slot_of is None else slot_of).axes
+    return (*(_axis(current, name) for name in axes), *[None] * (variable.ndim - len(axes)))
 
 
-def _axis(own: Distribution, name: str | None) -> str | None:
-    """Return what `dptrain.program` calls an axis of a distribution's mesh."""
-    return BATCH if name is not None and name == own.batch_dim_name else name
+def _axis(current: Distribution, name: str | None) -> str | None:
+    """Return the name of a mesh axis in `dptrain.program`."""
+    return BATCH if name is not None and name == current.batch_dim_name else name

@@ -1,4 +1,4 @@
-"""What is divided over a mesh: rows of batches alone, or variables too; and the strategy that holds now.
+"""Distribution strategies: rows of batches are divided over a mesh, or variables too; and the current strategy.
 
 Source: `keras.distribution`, Keras 3.15.
 """
@@ -76,12 +76,12 @@ class Distribution(ABC):
 
     @property
     def num_model_replicas(self) -> int:
-        """How many parts a batch has: the length of the axis of the batch."""
+        """Parts of a batch: the length of the batch axis."""
         return self.device_mesh.lengths[self.batch_dim_name] if self.batch_dim_name is not None else 1
 
     @property
     def data_shard_id(self) -> int:
-        """Which of these parts this rank has."""
+        """Number of this rank's part."""
         if self.batch_dim_name is None:
             return 0
         places = np.unravel_index(comms.current().rank, tuple(self.device_mesh.shape))
@@ -113,7 +113,7 @@ class Distribution(ABC):
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Let this be the `distribution()` in a `with` block."""
+        """Make this the current `distribution()` in a `with` block."""
         before = distribution()
         set_distribution(self)
         try:
@@ -158,7 +158,7 @@ class DataParallel(Distribution):
             )
 
     def get_variable_layout(self, variable: Variable) -> TensorLayout:
-        """Return the layout of a variable that every rank has."""
+        """Return a replicated layout."""
         return self._replicated(variable)
 
     def get_tensor_layout(self, path: str) -> None:
@@ -195,7 +195,7 @@ class ModelParallel(Distribution):
         self._layout_map = layout_map
 
     def get_variable_layout(self, variable: Variable) -> TensorLayout:
-        """Return the layout that the map has for a variable's path, else that of a variable that every rank has."""
+        """Return the map's layout of a variable's path, else a replicated one."""
         return self._layout_map[variable.path] or self._replicated(variable)
 
     def get_tensor_layout(self, path: str) -> TensorLayout | None:

@@ -1,4 +1,4 @@
-"""What an initializer is."""
+"""Initializer: base class of initial values."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -59,14 +59,14 @@ class RandomInitializer(Initializer):
         self.seed = own_seed(seed)
 
     def numbers(self, seed: int, position: int) -> np.random.Generator:
-        """Return the stream of random numbers of the weight at a position of a model with that seed."""
+        """Return the random stream of the weight at a position of a model with that seed."""
         if self.seed is None:
             return stream(seed, Purpose.INITIALIZE, position)
         return stream(self.seed, Purpose.INITIALIZE, 0, 1)  # the 1 keeps clear of the models' own streams
 
 
 def truncated_normal(numbers: np.random.Generator, shape: tuple[int, ...]) -> Values:
-    """Return standard normal numbers, those beyond 2 drawn again."""
+    """Return standard normal numbers; those beyond 2 are drawn again."""
     values = numbers.standard_normal(shape)
     while True:
         beyond = np.abs(values) > 2

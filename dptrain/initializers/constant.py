@@ -17,7 +17,6 @@ class Zeros(Initializer):
         return np.zeros(shape)
 
     def _get_config(self) -> dict[str, Any]:
-        """No arguments."""
         return {}
 
 
@@ -29,7 +28,6 @@ class Ones(Initializer):
         return np.ones(shape)
 
     def _get_config(self) -> dict[str, Any]:
-        """No arguments."""
         return {}
 
 
@@ -58,19 +56,18 @@ class Constant(Initializer):
             ) from None
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the value; an array as Keras writes it."""
         if isinstance(self.value, float):
             return {"value": self.value}
-        about = {"value": self.value.tolist(), "dtype": self.value.dtype.name}
-        return {"value": {"class_name": "__numpy__", "config": about}}
+        description = {"value": self.value.tolist(), "dtype": self.value.dtype.name}
+        return {"value": {"class_name": "__numpy__", "config": description}}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Return the initializer of a `get_config`."""
         value = config.get("value", 0.0)
         if isinstance(value, Mapping):
-            about = value.get("config", {})
-            value = np.asarray(about.get("value"), np.dtype(about.get("dtype", "float64")))
+            description = value.get("config", {})
+            value = np.asarray(description.get("value"), np.dtype(description.get("dtype", "float64")))
         return cls(value)
 
 
@@ -98,5 +95,4 @@ class Identity(Initializer):
         return self.gain * np.eye(*shape)
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the gain."""
         return {"gain": self.gain}

@@ -31,19 +31,17 @@ class RandomUniform(RandomInitializer):
         return self.numbers(seed, position).uniform(self.minval, self.maxval, shape)
 
     def _get_config(self) -> dict[str, Any]:
-        """Return seed and bounds."""
         return {"seed": self.seed, "minval": self.minval, "maxval": self.maxval}
 
 
 class _Normal(RandomInitializer):
-    """What both normal distributions have in common; the arguments are theirs."""
+    """Base of both normal distributions."""
 
     def __init__(self, mean: float = 0.0, stddev: float = 0.05, seed: int | None = None) -> None:
         super().__init__(seed)
         self.mean, self.stddev = float(mean), _deviation(stddev)
 
     def _get_config(self) -> dict[str, Any]:
-        """Return seed, mean and standard deviation."""
         return {"seed": self.seed, "mean": self.mean, "stddev": self.stddev}
 
 
@@ -115,7 +113,6 @@ class Orthogonal(RandomInitializer):
         return self.gain * (q.T if rows < columns else q).reshape(shape)
 
     def _get_config(self) -> dict[str, Any]:
-        """Return seed and gain."""
         return {"seed": self.seed, "gain": self.gain}
 
 

@@ -1,4 +1,4 @@
-"""Kernels of Fourier's transform."""
+"""Kernels of the Fourier transform."""
 
 import math
 from typing import Any
@@ -67,7 +67,6 @@ class STFT(Initializer):
         return function(frame + 1)[:-1] if self.periodic else function(frame)
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the arguments as Keras' `get_config` names them."""
         window = (
             self.window if self.window is None or isinstance(self.window, str) else np.asarray(self.window).tolist()
         )

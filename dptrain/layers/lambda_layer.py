@@ -12,7 +12,7 @@ from dptrain.layers.base import Layer
 from dptrain.program.shapes import without_rows
 from dptrain.program.tensor import Tensor, constant, is_whole
 from dptrain.program.tree import map_leaves
-from dptrain.registry.serialization import own_or_name
+from dptrain.registry.serialization import custom_object_or_name
 from dptrain.runtime.text import short
 
 
@@ -45,7 +45,11 @@ class Lambda(Layer):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        found, shape, mask = own_or_name(function), own_or_name(output_shape), own_or_name(mask)
+        found, shape, mask = (
+            custom_object_or_name(function),
+            custom_object_or_name(output_shape),
+            custom_object_or_name(mask),
+        )
         self.mask = mask if mask is None or callable(mask) else np.asarray(mask)
         self.supports_masking = mask is not None
         found = activations.get(found) if isinstance(found, str) else found

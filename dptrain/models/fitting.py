@@ -107,7 +107,7 @@ class Fitting(Layer):
         @property
         def metrics(self) -> list[Metric]: ...  # noqa: D102
         @property
-        def _has_own_steps(self) -> bool: ...
+        def _has_custom_steps(self) -> bool: ...
         @property
         def _fixed_batch_size(self) -> int | None: ...
         @property
@@ -808,7 +808,7 @@ class Fitting(Layer):
         return found
 
     def _warn_of_nothing_to_train(self) -> None:
-        if not self.trainable_weights and not self._has_own_steps:
+        if not self.trainable_weights and not self._has_custom_steps:
             warn("The model does not have any trainable weights.")
 
     def _hooks(

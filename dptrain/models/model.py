@@ -649,7 +649,7 @@ class Model(Fitting, Files, Structure):
             one.grad = None
 
     @property
-    def _has_own_steps(self) -> bool:
+    def _has_custom_steps(self) -> bool:
         """Whether a subclass overrides how it is trained."""
         names = ("train_step", "test_step", "compute_loss", "compute_metrics")
         return any(getattr(type(self), name) is not getattr(Model, name) for name in names)
@@ -713,7 +713,7 @@ class Model(Fitting, Files, Structure):
         outputs = self._output_shapes
         if self._sample is not None:
             inputs, outputs = self._sample
-        return Expected(inputs, outputs, losses, self._has_own_steps, self._data_dtype, *names)
+        return Expected(inputs, outputs, losses, self._has_custom_steps, self._data_dtype, *names)
 
     @property
     def _expected_batches(self) -> Expected:

@@ -1,4 +1,4 @@
-"""Optimizers: what an update is, with no device code. A new one is one file here and one line in this one."""
+"""Optimizers, without device code. A new one is one file here and one line in this one."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -71,9 +71,7 @@ serialize = Registry[Optimizer]("optimizer", "keras.optimizers", Optimizer, CLAS
 
 
 def get(identifier: Any) -> Any:
-    """Return the optimizer of that name with Keras' defaults, that which a dictionary describes, or the one given.
-
-    None is None.
+    """Return an optimizer by name with Keras' defaults, by configuration, or as it is; None for None.
 
     Raises:
         ConfigError: no optimizer has that name, or the arguments are not its own.
@@ -98,5 +96,5 @@ def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, type[Any
         ConfigError: no optimizer has that name, or the arguments are not its own.
     """
     classes = CLASSES | dict(custom_objects or {})
-    optimizer: Optimizer = serialization.made("optimizer", config, classes, custom_objects)
+    optimizer: Optimizer = serialization.from_description("optimizer", config, classes, custom_objects)
     return optimizer

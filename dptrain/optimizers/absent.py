@@ -1,4 +1,4 @@
-"""What stands for the optimizer of a model that was compiled without one."""
+"""Optimizer of a model that was compiled without one."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,31 +11,23 @@ _REASON = "the model was compiled with optimizer=None, which trains nothing: cal
 
 
 class AbsentOptimizer(Optimizer):
-    """No optimizer: a model with it evaluates, and trains by steps of its own; it has no variables but its counter."""
+    """No optimizer: the model evaluates, and trains by its own steps; its only variable is the counter."""
 
     def __init__(self) -> None:
         super().__init__(0.0)
 
     def scale_loss(self, loss: Any) -> Any:
-        """Refuse, before gradients are computed.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Raise ConfigError before gradients are computed."""
         raise ConfigError(_REASON)
 
     def get_config(self) -> dict[str, Any]:
-        """Return no arguments: the constructor has none."""
+        """Return {}."""
         return {}
 
     def build(self, variables: Iterable[Variable]) -> None:
-        """Make nothing."""
+        """Create nothing."""
         self.built = True
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
-        """Refuse.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Raise ConfigError."""
         raise ConfigError(_REASON)

@@ -42,13 +42,13 @@ class Adadelta(Optimizer):
         self.epsilon = check_range("epsilon", epsilon, above=0.0)
 
     def build(self, variables: Iterable[Variable]) -> None:
-        """Make both mean squares."""
+        """Create both mean squares."""
         variables = list(variables)
         super().build(variables)
         self.add_optimizer_variables(variables, ("accumulated_grad", "accumulated_delta_var"))
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
-        """As above."""
+        """Apply the update rule."""
         slots, rho = self._slots_of(variable), self.rho
         a, d = slots["accumulated_grad"], slots["accumulated_delta_var"]
         a.assign_add((gradient * gradient - a) * (1 - rho))

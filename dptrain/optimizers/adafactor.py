@@ -51,21 +51,21 @@ class Adafactor(Optimizer):
         self.relative_step = bool(relative_step)
 
     def build(self, variables: Iterable[Variable]) -> None:
-        """Make rows and columns of means, and second moments; of vectors, as in Keras, two numbers that stay 0."""
+        """Create rows and columns of means, and second moments; of vectors, as in Keras, two numbers that stay 0."""
         variables = list(variables)
         super().build(variables)
-        for one in variables:
-            slots = self._slots[one]
+        for variable in variables:
+            slots = self._slots[variable]
             if "velocity" in slots:
                 continue
-            is_vector = len(one.shape) < 2
-            shapes = ((), ()) if is_vector else (one.shape[:-1], (*one.shape[:-2], one.shape[-1]))
+            is_vector = len(variable.shape) < 2
+            shapes = ((), ()) if is_vector else (variable.shape[:-1], (*variable.shape[:-2], variable.shape[-1]))
             for name, shape in zip("rc", shapes, strict=True):
-                slots[name] = self.add_variable(shape, dtype=one.dtype, name=one.name)
-            self.add_optimizer_variables([one], "velocity")
+                slots[name] = self.add_variable(shape, dtype=variable.dtype, name=variable.name)
+            self.add_optimizer_variables([variable], "velocity")
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
-        """As above."""
+        """Apply the update rule."""
         slots, dtype = self._slots_of(variable), variable.dtype
         decay = self._number(self._decay, learning_rate, dtype)
         step = self._number(self._rho, learning_rate, dtype) * maximum(_size(variable.value), self.epsilon_2)
@@ -89,5 +89,5 @@ class Adafactor(Optimizer):
 
 
 def _size(x: Tensor) -> Tensor:
-    """Return the root of the mean square."""
+    """Return the root mean square."""
     return as_dtype(sqrt(mean(square(x))), x.dtype)

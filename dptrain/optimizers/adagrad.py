@@ -39,13 +39,13 @@ class Adagrad(Optimizer):
         self.epsilon = check_range("epsilon", epsilon, above=0.0)
 
     def build(self, variables: Iterable[Variable]) -> None:
-        """Make the sums of squares."""
+        """Create the sums of squares."""
         variables = list(variables)
         super().build(variables)
         self.add_optimizer_variables(variables, "accumulator", Constant(self.initial_accumulator_value))
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
-        """As above."""
+        """Apply the update rule."""
         a = self._slots_of(variable)["accumulator"]
         a.assign(a + gradient * gradient)
         rate = self._number(float64, learning_rate, variable.dtype)

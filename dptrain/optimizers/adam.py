@@ -11,21 +11,7 @@ from dptrain.program.tensor import Tensor, Variable
 
 
 class Moments(Optimizer):
-    """What Adam and its kin have in common: two decaying moments of the gradients.
-
-    Args:
-        learning_rate: 0 or above, or a schedule.
-        beta_1: decay of the first moment, 0 to below 1.
-        beta_2: decay of the second moment, 0 to below 1.
-        epsilon: added to the divisor.
-        options: by keyword, of `Optimizer`: weight_decay, clipnorm, name and so on.
-
-    Attributes:
-        moments: names of their slots.
-
-    Raises:
-        ConfigError: an argument is out of range, or not supported.
-    """
+    """Base of Adam and its variants: two decaying moments of the gradients, in the slots `_moments`."""
 
     _moments = ("momentum", "velocity")
 
@@ -43,7 +29,7 @@ class Moments(Optimizer):
         self.epsilon = check_range("epsilon", epsilon, above=0.0)
 
     def build(self, variables: Iterable[Variable]) -> None:
-        """Make both moments."""
+        """Create both moments."""
         variables = list(variables)
         super().build(variables)
         self.add_optimizer_variables(variables, self._moments)
@@ -87,14 +73,14 @@ class Adam(Moments):
         self.amsgrad = bool(amsgrad)
 
     def build(self, variables: Iterable[Variable]) -> None:
-        """Make both moments, and the highest of the second."""
+        """Create both moments, and the maximum of the second."""
         variables = list(variables)
         super().build(variables)
         if self.amsgrad:
             self.add_optimizer_variables(variables, "velocity_hat")
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
-        """As above."""
+        """Apply the update rule."""
         slots = self._slots_of(variable)
         m, v = slots["momentum"], slots["velocity"]
         # In this form all ops of the update read what an earlier one has read: they become one loop, and are in place.

@@ -29,7 +29,7 @@ class Adamax(Moments):
     _moments = ("momentum", "norm")
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
-        """As above."""
+        """Apply the update rule."""
         slots = self._slots_of(variable)
         m, u = slots["momentum"], slots["norm"]
         m.assign_add((gradient - m) * (1 - self.beta_1))

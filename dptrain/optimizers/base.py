@@ -1,10 +1,8 @@
-"""What an optimizer is: slots beside the variables that it trains, and one update of a variable, written in ops.
+"""Optimizer: slots beside the trained variables, and one update of a variable, written in ops.
 
-The order of an update is Keras 3's: accumulation, clipping, weight decay, the optimizer's own rule, moving averages,
-constraints. Weights that are pruned have masks, which gradients are multiplied by before all of this, and values after
-the rule.
-Nothing in it decides by a value, so that one traced program serves every step: the learning rate, the number of
-iterations and so what a schedule says are variables' values.
+The order of an update is Keras 3's: accumulation, clipping, weight decay, the optimizer's rule, moving averages,
+constraints. Masks of pruned weights multiply gradients before all of this, and values after the rule. Nothing branches
+on a value, so one traced program serves every step: learning rate and iterations are variables.
 """
 
 import copy
@@ -44,27 +42,22 @@ CLASSES: dict[str, type[Any]] = {}
 
 
 class LearningRate(float):
-    """A learning rate as it was when it was asked for, with what Keras' variable has.
-
-    Args:
-        rate: the number.
-        optimizer: whose it is.
-    """
+    """A learning rate at one time, with the methods of Keras' variable."""
 
     _optimizer: "Optimizer"
 
     def __new__(cls, rate: float, optimizer: "Optimizer") -> Self:
-        """Return the number; a float is made here, not in `__init__`."""
-        made = super().__new__(cls, rate)
-        made._optimizer = optimizer
-        return made
+        """Return the number; a float takes it here, not in `__init__`."""
+        number = super().__new__(cls, rate)
+        number._optimizer = optimizer
+        return number
 
     def __reduce__(self) -> tuple[type[float], tuple[float]]:
         """A copy is a plain float."""
         return float, (float(self),)
 
     def assign(self, value: Any) -> None:
-        """Give the optimizer another learning rate; this number stays what it is.
+        """Set the optimizer's learning rate; this number stays.
 
         Raises:
             ConfigError: as `Optimizer.learning_rate`.
@@ -73,11 +66,11 @@ class LearningRate(float):
 
     @property
     def value(self) -> Tensor:
-        """The number as a tensor (float64)."""
+        """The number as a float64 tensor."""
         return constant(self.numpy())
 
     def numpy(self) -> np.float64:
-        """Return the number as NumPy's."""
+        """Return the number as NumPy float64."""
         return np.float64(self)
 
 
@@ -179,17 +172,17 @@ class Optimizer(Readable, ABC):
     # State
 
     def build(self, variables: Iterable[Variable]) -> None:
-        """Make the slots of variables that have none yet."""
-        known = list(variables)
-        for one in known:
-            self._slots.setdefault(one, {})
+        """Create the slots of variables that have none."""
+        listed = list(variables)
+        for variable in listed:
+            self._slots.setdefault(variable, {})
         if self.use_ema:
-            self.add_optimizer_variables(known, "average")
+            self.add_optimizer_variables(listed, "average")
         if self.gradient_accumulation_steps:
-            self.add_optimizer_variables(known, _ACCUMULATOR)
-        pruned = [one for one in known if one.pruning is not None]
+            self.add_optimizer_variables(listed, _ACCUMULATOR)
+        pruned = [variable for variable in listed if variable.pruning is not None]
         self.add_optimizer_variables(pruned, _MASK, "ones")
-        self.add_optimizer_variables([one for one in pruned if one.pruning.regrows], _DENSE)
+        self.add_optimizer_variables([variable for variable in pruned if variable.pruning.regrows], _DENSE)
         self.built = True
 
     def add_variable(
@@ -211,11 +204,11 @@ class Optimizer(Readable, ABC):
         """
         value: Any = initializer
         if not isinstance(initializer, Drawn):
-            own = partial(initializers.get(initializer), tuple(shape), 0, 0)
+            draw = partial(initializers.get(initializer), tuple(shape), 0, 0)
             value = (
-                Drawn(tuple(shape), dtype or floatx(), own)
+                Drawn(tuple(shape), dtype or floatx(), draw)
                 if isinstance(initializer, str) and initializer == "zeros"
-                else own()
+                else draw()
             )
         self._added.append(self._variable(value, name or "variable", dtype or floatx()))
         return self._added[-1]
@@ -223,7 +216,7 @@ class Optimizer(Readable, ABC):
     def add_variable_from_reference(
         self, reference_variable: Variable, name: str | None = None, initializer: Any = "zeros"
     ) -> Variable:
-        """Return a new variable like another one, "dense/kernel", under the path "adam/dense_kernel_NAME"."""
+        """Return a new variable shaped like "dense/kernel", say, with the path "adam/dense_kernel_NAME"."""
         path = f"{reference_variable.path.replace('/', '_')}_{name or 'var'}"
         return self.add_variable(reference_variable.shape, initializer, reference_variable.dtype, name=path)
 
@@ -236,18 +229,18 @@ class Optimizer(Readable, ABC):
             The slots, a list for each name; None of a variable that is overwritten with its gradient.
         """
         names, variables = [name] if isinstance(name, str) else list(name), list(trainable_variables)
-        for one in variables:
-            own = self._slots.setdefault(one, {})
+        for variable in variables:
+            slots = self._slots.setdefault(variable, {})
             for slot in names:
-                if slot not in own and (slot == _ACCUMULATOR or not one.overwrite_with_gradient):
-                    own[slot] = self.add_variable_from_reference(one, slot, initializer)
-        found = tuple([self._slots[one].get(slot) for one in variables] for slot in names)
-        return found[0] if isinstance(name, str) else found
+                if slot not in slots and (slot == _ACCUMULATOR or not variable.overwrite_with_gradient):
+                    slots[slot] = self.add_variable_from_reference(variable, slot, initializer)
+        by_name = tuple([self._slots[variable].get(slot) for variable in variables] for slot in names)
+        return by_name[0] if isinstance(name, str) else by_name
 
     @property
     def _all_slots(self) -> list[tuple[Variable, Variable]]:
-        """All slots, each with the variable that it belongs to."""
-        return [(slot, variable) for variable, own in self._slots.items() for slot in own.values()]
+        """All slots, each with its variable."""
+        return [(slot, variable) for variable, slots in self._slots.items() for slot in slots.values()]
 
     def slots_of(self, variable: Variable) -> Mapping[str, Variable]:
         """Return the slots of a variable by name, for an `update_step`; not in Keras."""
@@ -258,73 +251,67 @@ class Optimizer(Readable, ABC):
 
     @property
     def _masks(self) -> dict[Variable, Variable]:
-        """The masks of the variables that are pruned, 1 where an element stays and 0 where it is zero."""
-        return {one: own[_MASK] for one, own in self._slots.items() if one.pruning is not None and _MASK in own}
+        """Masks of the pruned variables: 1 where an element stays, 0 where it is zero."""
+        return {
+            variable: slots[_MASK]
+            for variable, slots in self._slots.items()
+            if variable.pruning is not None and _MASK in slots
+        }
 
     @property
     def _pruning_variables(self) -> list[Variable]:
-        """Those of the variables that are there for pruning alone."""
-        return [slot for own in self._slots.values() for name, slot in own.items() if name in _OF_PRUNING]
+        """Variables that exist for pruning only."""
+        return [slot for slots in self._slots.values() for name, slot in slots.items() if name in _OF_PRUNING]
 
     def _prune(self, variable: Variable, mask: npt.NDArray[np.bool_]) -> None:
-        """Give a variable another mask, and zeros where it has them to its value and slots.
-
-        Args:
-            variable: that is pruned.
-            mask: which elements stay, of the variable's shape.
-        """
-        own = self._slots[variable]
-        own[_MASK].assign(mask.astype(variable.dtype))
-        rest = [one for name, one in own.items() if name not in _OF_PRUNING and one.shape == variable.shape]
-        for one in (variable, *rest):
-            one.assign(np.where(mask, one.numpy(), np.zeros((), one.dtype)))
+        """Set a variable's mask, and zeros accordingly in its value and slots."""
+        slots = self._slots[variable]
+        slots[_MASK].assign(mask.astype(variable.dtype))
+        rest = [slot for name, slot in slots.items() if name not in _OF_PRUNING and slot.shape == variable.shape]
+        for target in (variable, *rest):
+            target.assign(np.where(mask, target.numpy(), np.zeros((), target.dtype)))
 
     def _dense_gradient(self, variable: Variable) -> npt.NDArray[Any]:
-        """Return the last gradient of a variable that is pruned with regrowth, of pruned elements too."""
+        """Return the last gradient of a variable pruned with regrowth, including pruned elements."""
         return self._slots[variable][_DENSE].numpy()
 
     @property
     def variables(self) -> list[Variable]:
-        """The state in Keras' order: iterations, learning rate (unless a schedule says it), slots."""
+        """State in Keras' order: iterations, learning rate (unless scheduled), slots."""
         return [self._iterations, *([] if self._schedule else [self._rate]), *self._added]
 
     def _variables_for(self, variables: Iterable[Variable]) -> list[Variable]:
-        """Return those of `variables` that belong to these, in the order in which a new optimizer would make them.
-
-        They get slots where they have none, and the optimizer has been used.
-
-        Args:
-            variables: that are trained now; others may have been before.
-        """
+        """Return the state for these trained variables, in the order of a new optimizer; makes missing slots."""
         if not self.built:
             return self.variables
-        known = list(variables)
-        self.build(known)
+        listed = list(variables)
+        self.build(listed)
         like = copy.copy(self)
         like._slots, like._added, like._drafts = {}, [], True
-        like.build(known)
-        own = {id(slot): self._slots[one][name] for one in known for name, slot in like._slots[one].items()}
+        like.build(listed)
+        by_id = {
+            id(slot): self._slots[variable][name] for variable in listed for name, slot in like._slots[variable].items()
+        }
         slots = {id(slot) for each in self._slots.values() for slot in each.values()}
-        at = next((n for n, one in enumerate(self._added) if id(one) in slots), len(self._added))
-        ordered = [own[id(one)] for one in like._added if id(one) in own]
-        rest = [one for one in self._added[at:] if id(one) not in slots]
+        at = next((n for n, variable in enumerate(self._added) if id(variable) in slots), len(self._added))
+        ordered = [by_id[id(slot)] for slot in like._added if id(slot) in by_id]
+        rest = [slot for slot in self._added[at:] if id(slot) not in slots]
         return [*self.variables[: -len(self._added) or None], *self._added[:at], *ordered, *rest]
 
     @property
     def iterations(self) -> Variable | Tensor:
-        """Updates made (int64): batches, divided by those that one update accumulates."""
+        """Updates made (int64): batches divided by those that one update accumulates."""
         every = self.gradient_accumulation_steps
         return self._iterations if every is None else self._iterations // every
 
     @property
     def learning_rate(self) -> Any:
-        """The learning rate of the next update: a float with `assign`, or in a trace the variable (float64).
+        """Learning rate of the next update: a float with `assign`, or in a trace the variable (float64).
 
-        It can be set, unless a schedule says it (in a trace that is a tensor); a program that was traced before sees a
-        new number, not a new schedule.
+        It can be set, unless there is a schedule; a traced program sees a new number, not a new schedule.
 
         Raises:
-            ConfigError: set to a number that is out of range; also a TypeError where a schedule says it.
+            ConfigError: set to a number out of range; also a TypeError if there is a schedule.
         """
         if is_tracing():
             return self._rate if self._schedule is None else self._learning_rate()
@@ -332,6 +319,13 @@ class Optimizer(Readable, ABC):
 
     @learning_rate.setter
     def learning_rate(self, rate: Any) -> None:
+        """Learning rate of the next update: a float with `assign`, or in a trace the variable (float64).
+
+        It can be set, unless there is a schedule; a traced program sees a new number, not a new schedule.
+
+        Raises:
+            ConfigError: set to a number out of range; also a TypeError if there is a schedule.
+        """
         if isinstance(rate, LearningRateSchedule):
             self._schedule, self._version = rate, self._version + 1
         elif self._schedule is not None:
@@ -345,26 +339,26 @@ class Optimizer(Readable, ABC):
 
     @property
     def _program_version(self) -> int:
-        """What a program depends on that was traced with this optimizer: another one needs another trace."""
+        """Version of what traced programs depend on."""
         return self._version
 
     @property
     def _follows_schedule(self) -> bool:
-        """Whether a schedule says the learning rate, which then goes by the steps and cannot be set."""
+        """Whether a schedule gives the learning rate."""
         return self._schedule is not None
 
     @property
     def _rates(self) -> dict[str, float]:
-        """Learning rates by the names under which they are logged."""
+        """Learning rates by log name."""
         return {"learning_rate": float(self.learning_rate)}
 
     @property
     def _resumed_rate(self) -> Any:
-        """What `resume_learning_rate` takes, as JSON can carry it."""
+        """Argument of `_resume_learning_rate`, as JSON."""
         return float(self.learning_rate)
 
     def _resume_learning_rate(self, rate: Any) -> None:
-        """Go on with the learning rate that an interrupted training had; a schedule knows it from the steps."""
+        """Restore the learning rate of an interrupted training; a schedule computes it from the steps."""
         if not self._follows_schedule:
             self.learning_rate = rate
 
@@ -372,9 +366,9 @@ class Optimizer(Readable, ABC):
         return float64(self._rate if self._schedule is None else self._schedule(float64(self._iterations)))
 
     def _variable(self, value: Any, name: str, dtype: npt.DTypeLike | None = None) -> Variable:
-        made = Variable(value, name, trainable=False, dtype=dtype)
-        made.path = f"{self.name}/{name}"
-        return made
+        variable = Variable(value, name, trainable=False, dtype=dtype)
+        variable.path = f"{self.name}/{name}"
+        return variable
 
     # Updates
 
@@ -407,12 +401,12 @@ class Optimizer(Readable, ABC):
         Raises:
             ConfigError: there is no gradient, or a variable that the optimizer was not built for.
         """
-        found = list(grads)
-        if not found:
+        listed = list(grads)
+        if not listed:
             return
-        variables = self._checked(found, None if trainable_variables is None else list(trainable_variables))
-        missing = [one.path for grad, one in zip(found, variables, strict=True) if grad is None]
-        if len(missing) == len(found):
+        variables = self._checked(listed, None if trainable_variables is None else list(trainable_variables))
+        missing = [variable.path for grad, variable in zip(listed, variables, strict=True) if grad is None]
+        if len(missing) == len(listed):
             raise ConfigError("No gradients provided for any variable.")
         if missing:
             warnings.warn(
@@ -420,15 +414,19 @@ class Optimizer(Readable, ABC):
                 "`model.compile()`, did you forget to provide a `loss` argument?",
                 stacklevel=2,
             )
-        known = {one: as_dtype(grad, one.dtype) for grad, one in zip(found, variables, strict=True) if grad is not None}
+        by_variable = {
+            variable: as_dtype(grad, variable.dtype)
+            for grad, variable in zip(listed, variables, strict=True)
+            if grad is not None
+        }
         if self.loss_scale_factor is not None:
-            known = {one: grad / self.loss_scale_factor for one, grad in known.items()}
-        note_applied(list(known.values()))
-        changes = frozenset[Variable]() if is_tracing() else frozenset([*self.variables, *known])
+            by_variable = {variable: grad / self.loss_scale_factor for variable, grad in by_variable.items()}
+        note_applied(list(by_variable.values()))
+        changes = frozenset[Variable]() if is_tracing() else frozenset([*self.variables, *by_variable])
         with TURNS.of(writes=changes):
             self._numbers = {}
             try:
-                self._apply(list(known.values()), list(known))
+                self._apply(list(by_variable.values()), list(by_variable))
             finally:
                 self._numbers = None
 
@@ -443,7 +441,7 @@ class Optimizer(Readable, ABC):
         """
 
     def assign(self, variable: Variable, value: Any) -> None:
-        """Give a variable a new value; for `update_step`."""
+        """Assign a variable; for `update_step`."""
         variable.assign(value)
 
     def assign_add(self, variable: Variable, value: Any) -> None:
@@ -455,24 +453,18 @@ class Optimizer(Readable, ABC):
         variable.assign_sub(value)
 
     def _number(self, compute: Callable[[Tensor], Tensor], learning_rate: Any, dtype: DType) -> Tensor:
-        """Return a number that depends on the learning rate and the iterations alone, which all variables share.
-
-        Args:
-            compute: takes the learning rate and returns the number, float64.
-            learning_rate: as `update_step` has it.
-            dtype: to which it is rounded.
-        """
-        known = {} if self._numbers is None else self._numbers
+        """Return a float64 function of learning rate and iterations, rounded to a dtype and shared by all variables."""
+        numbers = {} if self._numbers is None else self._numbers
         rate = float64(learning_rate)
         key = compute, id(rate)
-        if key not in known:
-            known[key], known[id(rate)] = compute(rate), rate  # kept, so that its id stays its own
-        if (key, dtype) not in known:
-            known[key, dtype] = as_dtype(known[key], dtype)
-        return known[key, dtype]
+        if key not in numbers:
+            numbers[key], numbers[id(rate)] = compute(rate), rate  # kept, so that its id stays its own
+        if (key, dtype) not in numbers:
+            numbers[key, dtype] = as_dtype(numbers[key], dtype)
+        return numbers[key, dtype]
 
     def _checked(self, grads: list[Any], variables: list[Variable] | None) -> list[Variable]:
-        """Return the variables of gradients, for which the optimizer is built."""
+        """Return the variables of the gradients; builds the optimizer if needed."""
         if variables is None:
             if not self.built:
                 raise ConfigError(
@@ -488,84 +480,85 @@ class Optimizer(Readable, ABC):
                 f"one-to-on. Received a list of {len(grads)} gradients, but the optimizer is tracking "
                 f"{len(variables)} trainable variables."
             )
-        for one in variables:
-            if one not in self._slots:
+        for variable in variables:
+            if variable not in self._slots:
                 raise ConfigError(
-                    f"Unknown variable: {one}. This optimizer can only be called for the variables it was originally "
-                    "built with. When working with a new set of variables, you should recreate a new optimizer "
-                    "instance."
+                    f"Unknown variable: {variable}. This optimizer can only be called for the variables it was "
+                    "originally built with. When working with a new set of variables, you should recreate a new "
+                    "optimizer instance."
                 )
         return variables
 
     def _apply(self, grads: list[Tensor], variables: list[Variable]) -> None:
         rate, every = self._learning_rate(), self.gradient_accumulation_steps
-        for grad, one in zip(grads, variables, strict=True):
-            if one.pruning is not None and one.pruning.regrows:
-                self._slots[one][_DENSE].assign(grad)
+        for grad, variable in zip(grads, variables, strict=True):
+            if variable.pruning is not None and variable.pruning.regrows:
+                self._slots[variable][_DENSE].assign(grad)
         # A product, which is linear: ranks' summands are added up after it.
         grads = [
-            grad if one.pruning is None else grad * self._slots[one][_MASK]
-            for grad, one in zip(grads, variables, strict=True)
+            grad if variable.pruning is None else grad * self._slots[variable][_MASK]
+            for grad, variable in zip(grads, variables, strict=True)
         ]
         if every is None:
             self._update_all(grads, variables, rate)
         else:
             due = _is_multiple(self._iterations + 1, every)
-            old = {one: one.value for one in (*variables, *self._added)}
-            accumulators = [self._slots[one][_ACCUMULATOR] for one in variables]
+            old = {variable: variable.value for variable in (*variables, *self._added)}
+            accumulators = [self._slots[variable][_ACCUMULATOR] for variable in variables]
             sums = [total + grad for total, grad in zip(accumulators, grads, strict=True)]
-            self._update_all([one * (1 / every) for one in sums], variables, rate)
-            for one, value in old.items():
-                if one.value is not value:
-                    one.assign(where(due, one, value))
+            self._update_all([total * (1 / every) for total in sums], variables, rate)
+            for variable, value in old.items():
+                if variable.value is not value:
+                    variable.assign(where(due, variable, value))
             for accumulator, total in zip(accumulators, sums, strict=True):
                 accumulator.assign(where(due, 0, total))
-        for one in variables:
-            if one.pruning is not None:
-                one.assign(self._masked(one, one))
+        for variable in variables:
+            if variable.pruning is not None:
+                variable.assign(self._masked(variable, variable))
         if self.use_ema:
             self._average()
-        for one in variables:
-            if one.constraint is not None:
-                one.assign(self._masked(one, one.constraint(one)))
+        for variable in variables:
+            if variable.constraint is not None:
+                variable.assign(self._masked(variable, variable.constraint(variable)))
         self._iterations.assign_add(1)
 
     def _masked(self, variable: Variable, value: Any) -> Any:
-        """Return a value of a variable with zeros, +0, where its mask has them."""
+        """Return a value with +0 where the variable's mask is 0."""
         return value if variable.pruning is None else where(equal(self._slots[variable][_MASK], 0), 0, value)
 
     def _update_all(self, grads: list[Tensor], variables: list[Variable], learning_rate: Tensor) -> None:
-        """Clip the gradients, let the variables decay, and follow the rule: `update_step` for each variable.
-
-        Those with `overwrite_with_gradient` become their gradients.
-        """
-        for grad, one in zip(grads, variables, strict=True):
-            if one.overwrite_with_gradient:
-                one.assign(grad)
-        pairs = [(grad, one) for grad, one in zip(grads, variables, strict=True) if not one.overwrite_with_gradient]
-        grads, variables = [grad for grad, _ in pairs], [one for _, one in pairs]
+        """Clip gradients, decay weights and call `update_step`; or overwrite variables with their gradients."""
+        for grad, variable in zip(grads, variables, strict=True):
+            if variable.overwrite_with_gradient:
+                variable.assign(grad)
+        pairs = [
+            (grad, variable)
+            for grad, variable in zip(grads, variables, strict=True)
+            if not variable.overwrite_with_gradient
+        ]
+        grads, variables = [grad for grad, _ in pairs], [variable for _, variable in pairs]
         if not variables:
             return
         grads = self._clipped(grads)
-        for one in variables:
-            kept = self._kept_of(one)
-            if kept is not None:
-                one.assign(one * self._number(kept, learning_rate, one.dtype))
-        for grad, one in zip(grads, variables, strict=True):
-            self.update_step(grad, one, learning_rate)
+        for variable in variables:
+            decay = self._decay_of(variable)
+            if decay is not None:
+                variable.assign(variable * self._number(decay, learning_rate, variable.dtype))
+        for grad, variable in zip(grads, variables, strict=True):
+            self.update_step(grad, variable, learning_rate)
 
     def _clipped(self, grads: list[Tensor]) -> list[Tensor]:
-        """Return the gradients within the limit; as in Keras one of 0 or below limits nothing."""
+        """Return the clipped gradients; as in Keras, a limit of 0 or below is none."""
         if self.clipnorm is not None and self.clipnorm > 0:
-            factors = [_factor(_squared_norm(one), self.clipnorm) for one in grads]
+            factors = [_factor(_squared_norm(grad), self.clipnorm) for grad in grads]
         elif self.global_clipnorm is not None and self.global_clipnorm > 0:
             total = functools.reduce(operator.add, map(_squared_norm, grads))
             factors = [_factor(total, self.global_clipnorm)] * len(grads)
         elif self.clipvalue is not None and self.clipvalue > 0:
-            return [clip(one, -self.clipvalue, self.clipvalue) for one in grads]
+            return [clip(grad, -self.clipvalue, self.clipvalue) for grad in grads]
         else:
             return grads
-        return [one * as_dtype(factor, one.dtype) for one, factor in zip(grads, factors, strict=True)]
+        return [grad * as_dtype(factor, grad.dtype) for grad, factor in zip(grads, factors, strict=True)]
 
     # Weight decay
 
@@ -590,54 +583,54 @@ class Optimizer(Readable, ABC):
         self._excluded_names = re.compile("|".join(names)) if names else None
 
     def _decays(self, variable: Variable) -> bool:
-        """Whether the weight decay applies to a variable."""
+        """Return whether weight decay applies to a variable."""
         return self.weight_decay is not None and not self._is_excluded(variable)
 
     def _is_excluded(self, variable: Variable) -> bool:
         named = self._excluded_names is not None and self._excluded_names.search(variable.name) is not None
         return variable in self._excluded or named
 
-    def _kept_of(self, variable: Variable) -> Callable[[Tensor], Tensor] | None:
-        """Return what gives the part of a variable that its decay leaves, of the learning rate; None without decay."""
-        return self._kept if self._decays(variable) else None
+    def _decay_of(self, variable: Variable) -> Callable[[Tensor], Tensor] | None:
+        """Return the decay factor of a variable as a function of the learning rate; None without decay."""
+        return self._decay_factor if self._decays(variable) else None
 
-    def _kept(self, rate: Tensor) -> Tensor:
+    def _decay_factor(self, rate: Tensor) -> Tensor:
         return 1 - (self.weight_decay or 0) * rate
 
     # Moving averages
 
     def _average(self) -> None:
-        """Let the averages follow the variables, and these become their averages where it is time to."""
+        """Update the moving averages, and overwrite variables with them if due."""
         momentum = where(equal(self.iterations, 0), np.float64(0), np.float64(self.ema_momentum))
         frequency = self.ema_overwrite_frequency
         due = _is_multiple(self.iterations + 1, frequency) if frequency else None
-        for one, slots in self._slots.items():
+        for variable, slots in self._slots.items():
             if "average" not in slots:
                 continue
-            average, keep = slots["average"], as_dtype(momentum, one.dtype)
-            average.assign(keep * average + (1 - keep) * one)
+            average, keep = slots["average"], as_dtype(momentum, variable.dtype)
+            average.assign(keep * average + (1 - keep) * variable)
             if due is not None:
-                one.assign(where(due, average, one))
+                variable.assign(where(due, average, variable))
 
     @property
     def _ends_with_averages(self) -> bool:
-        """Whether `finalize_variable_values` replaces what a training has come to."""
+        """Whether `finalize_variable_values` replaces the weights."""
         return self.use_ema
 
     def finalize_variable_values(self, var_list: Iterable[Variable]) -> None:
-        """Let variables become their moving averages, if there are any: what `fit` ends with."""
-        for one in var_list if self.use_ema and self.built else ():
-            if "average" in self._slots.get(one, {}):
-                one.assign(self._slots[one]["average"])
+        """Replace variables by their moving averages, if there are any; `fit` ends with it."""
+        for variable in var_list if self.use_ema and self.built else ():
+            if "average" in self._slots.get(variable, {}):
+                variable.assign(self._slots[variable]["average"])
 
     # Configuration
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments as Keras names them; a schedule as `schedules.serialize` gives it.
 
-        A subclass's own are among them where they are attributes of the same name, numbers or words.
+        A subclass's arguments are included if they are attributes of the same name, numbers or strings.
         """
-        found = {
+        config = {
             "name": self.name,
             "learning_rate": float(self.learning_rate)
             if self._schedule is None
@@ -652,13 +645,13 @@ class Optimizer(Readable, ABC):
             "loss_scale_factor": self.loss_scale_factor,
             "gradient_accumulation_steps": self.gradient_accumulation_steps,
         }
-        made = [vars(one)["__init__"] for one in reversed(type(self).__mro__) if "__init__" in vars(one)]
-        names = [name for one in made for name in inspect.signature(one).parameters]
-        own = {name: vars(self)[name] for name in names if name in vars(self) and name not in found}
-        return found | {name: one for name, one in own.items() if isinstance(one, float | int | str | None)}
+        constructors = [vars(cls)["__init__"] for cls in reversed(type(self).__mro__) if "__init__" in vars(cls)]
+        names = [name for constructor in constructors for name in inspect.signature(constructor).parameters]
+        values = {name: vars(self)[name] for name in names if name in vars(self) and name not in config}
+        return config | {name: value for name, value in values.items() if isinstance(value, float | int | str | None)}
 
     def _describe(self) -> dict[str, Any]:
-        """Return what must be the same on all ranks: `get_config()`, or less where a schedule does not tell."""
+        """Return what must be the same on all ranks: `get_config()`, or less for a schedule without one."""
         try:
             return self.get_config()
         except NotImplementedError:
@@ -678,18 +671,14 @@ class Optimizer(Readable, ABC):
 
 
 def as_dtype(value: Any, dtype: DType) -> Tensor:
-    """Return a tensor in a dtype; one that has it as it is."""
+    """Cast a tensor, unless it has the dtype already."""
     return value if isinstance(value, Tensor) and value.dtype == dtype else cast(value, dtype)
 
 
 def check_range(
     name: str, value: float, *, above: float | None = None, least: float | None = None, below: float = math.inf
 ) -> float:
-    """Return `value` as a float.
-
-    Raises:
-        ConfigError: it is not finite or not in the range.
-    """
+    """Return `value` as a float, or raise ConfigError if it is out of range."""
     value = _number(name, value)
     if (
         not math.isfinite(value)
@@ -725,8 +714,8 @@ def _rate(rate: Any) -> float:
 
 
 def _is_multiple(count: Any, of: int) -> Tensor:
-    found: Tensor = equal(count // of * of, count)
-    return found
+    result: Tensor = equal(count // of * of, count)
+    return result
 
 
 def _squared_norm(gradient: Tensor) -> Tensor:
@@ -734,7 +723,7 @@ def _squared_norm(gradient: Tensor) -> Tensor:
 
 
 def _factor(squared_norm: Tensor, limit: float) -> Tensor:
-    """Return what brings a norm down to a limit: 1 or below, NaN where the norm is not finite."""
+    """Return the factor that limits a norm: at most 1, NaN if the norm is not finite."""
     norm = sqrt(squared_norm)
     factor: Tensor = limit / maximum(where(norm < np.inf, norm, np.nan), limit)
     return factor

@@ -61,15 +61,15 @@ class Ftrl(Optimizer):
         self.beta = check_range("beta", beta)
 
     def build(self, variables: Iterable[Variable]) -> None:
-        """Make n and z."""
+        """Create n and z."""
         variables = list(variables)
         super().build(variables)
-        for one in variables:
-            self.add_optimizer_variables([one], "accumulator", Constant(self.initial_accumulator_value))
-            self.add_optimizer_variables([one], "linear")
+        for variable in variables:
+            self.add_optimizer_variables([variable], "accumulator", Constant(self.initial_accumulator_value))
+            self.add_optimizer_variables([variable], "linear")
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
-        """As above."""
+        """Apply the update rule."""
         slots = self._slots_of(variable)
         n, z = slots["accumulator"], slots["linear"]
         rate = self._number(float64, learning_rate, variable.dtype)

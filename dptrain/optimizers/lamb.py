@@ -28,15 +28,15 @@ class Lamb(Moments):
     """
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
-        """As above."""
+        """Apply the update rule."""
         slots, dtype = self._slots_of(variable), variable.dtype
         m, v = slots["momentum"], slots["velocity"]
         m.assign_add((gradient - m) * (1 - self.beta_1))
         v.assign_add((gradient * gradient - v) * (1 - self.beta_2))
-        of_m, of_v = (self._number(one, learning_rate, dtype) for one in (self._of_momentum, self._of_velocity))
+        of_m, of_v = (self._number(compute, learning_rate, dtype) for compute in (self._of_momentum, self._of_velocity))
         update = m * of_m / (sqrt(v * of_v) + self.epsilon)
-        own, its = sqrt(summed(square(variable.value))), sqrt(summed(square(update)))
-        ratio = where(own > 0, where(its > 0, own / its, 1.0), 1.0)
+        norm, its = sqrt(summed(square(variable.value))), sqrt(summed(square(update)))
+        ratio = where(norm > 0, where(its > 0, norm / its, 1.0), 1.0)
         variable.assign_sub(update * (ratio * self._number(float64, learning_rate, dtype)))
 
     def _of_momentum(self, learning_rate: Tensor) -> Tensor:

@@ -46,13 +46,13 @@ class Lion(Optimizer):
         self.beta_2 = check_range("beta_2", beta_2, least=0.0, below=1.0)
 
     def build(self, variables: Iterable[Variable]) -> None:
-        """Make the momentum."""
+        """Create the momentum."""
         variables = list(variables)
         super().build(variables)
         self.add_optimizer_variables(variables, "momentum")
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
-        """As above."""
+        """Apply the update rule."""
         m, rate = self._slots_of(variable)["momentum"], self._number(float64, learning_rate, variable.dtype)
         variable.assign_sub(sign(m + (gradient - m) * (1 - self.beta_1)) * rate)
         m.assign_add((gradient - m) * (1 - self.beta_2))

@@ -1,4 +1,4 @@
-"""A loss times a number, so that gradients in float16 are neither 0 nor infinite."""
+"""LossScaleOptimizer: scales the loss, so that float16 gradients neither underflow nor overflow."""
 
 import functools
 from collections.abc import Iterable, Mapping
@@ -80,36 +80,36 @@ class LossScaleOptimizer(Optimizer):
 
     def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Variable] | None = None) -> None:
         """Update variables by the gradients of the scaled loss, where all are finite; as `Optimizer.apply`."""
-        given = list(grads)
+        listed = list(grads)
         variables = None if trainable_variables is None else list(trainable_variables)
         if variables is not None and not self.built:
             self.build(variables)
-        found = [one for one in given if one is not None]
-        if not found:
-            self.inner_optimizer.apply(given, variables)
+        present = [grad for grad in listed if grad is not None]
+        if not present:
+            self.inner_optimizer.apply(listed, variables)
             return
-        finite = functools.reduce(logical_and, (all_of(isfinite(one)) for one in found))
-        unscaled = [None if one is None else where(finite, one / self.dynamic_scale, 0.0) for one in given]
+        finite = functools.reduce(logical_and, (all_of(isfinite(grad)) for grad in present))
+        unscaled = [None if grad is None else where(finite, grad / self.dynamic_scale, 0.0) for grad in listed]
         changed = [*(variables or self.inner_optimizer._slots), *self.inner_optimizer.variables]
-        old = [(one, one.value) for one in changed]
+        old = [(variable, variable.value) for variable in changed]
         self.inner_optimizer.apply(unscaled, variables)
-        for one, value in old:
-            if one.value is not value:
-                one.assign(where(finite, one, value))
+        for variable, value in old:
+            if variable.value is not value:
+                variable.assign(where(finite, variable, value))
         due = equal(self.step_counter, self.dynamic_growth_steps - 1)
         factor = where(finite, where(due, constant(2.0), 1.0), 0.5)
         self.dynamic_scale.assign(self.dynamic_scale * factor)
         self.step_counter.assign(where(logical_and(finite, equal(factor, 1.0)), self.step_counter + 1, 0))
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
-        """As the inner optimizer."""
+        """Call the inner optimizer's."""
         self.inner_optimizer.update_step(gradient, variable, learning_rate)
 
     # What is the inner optimizer's
 
     @property
     def _own_variables(self) -> list[Variable]:
-        """The state without the inner optimizer's, in Keras' order; the first two, of every optimizer, stand still."""
+        """State without the inner optimizer's, in Keras' order; the first two never change."""
         return [self._iterations, self._rate, self.step_counter, self.dynamic_scale]
 
     @property
@@ -118,87 +118,75 @@ class LossScaleOptimizer(Optimizer):
         return [*self._own_variables, *self.inner_optimizer.variables]
 
     def _variables_for(self, variables: Iterable[Variable]) -> list[Variable]:
-        """As `Optimizer.variables_for`."""
         return [*self._own_variables, *self.inner_optimizer._variables_for(variables)]
 
     @property
     def _all_slots(self) -> list[tuple[Variable, Variable]]:
-        """As `Optimizer.slots`."""
         return self.inner_optimizer._all_slots
 
     def _slots_of(self, variable: Variable) -> Mapping[str, Variable]:
-        """As `Optimizer.slots_of`."""
         return self.inner_optimizer._slots_of(variable)
 
     @property
     def _masks(self) -> dict[Variable, Variable]:
-        """As `Optimizer.masks`."""
         return self.inner_optimizer._masks
 
     @property
     def _pruning_variables(self) -> list[Variable]:
-        """As `Optimizer.pruning_variables`."""
         return self.inner_optimizer._pruning_variables
 
     def _prune(self, variable: Variable, mask: npt.NDArray[np.bool_]) -> None:
-        """As `Optimizer.prune`."""
         self.inner_optimizer._prune(variable, mask)
 
     def _dense_gradient(self, variable: Variable) -> npt.NDArray[Any]:
-        """As `Optimizer.dense_gradient`."""
         return self.inner_optimizer._dense_gradient(variable)
 
     @property
     def iterations(self) -> Variable | Tensor:
-        """Updates made, or left out."""
+        """Updates made or skipped."""
         return self.inner_optimizer.iterations
 
     @property
     def learning_rate(self) -> Any:
-        """As `Optimizer.learning_rate`."""
+        """The inner optimizer's learning rate."""
         return self.inner_optimizer.learning_rate
 
     @learning_rate.setter
     def learning_rate(self, rate: float | LearningRateSchedule) -> None:
+        """The inner optimizer's learning rate."""
         self.inner_optimizer.learning_rate = rate
 
     @property
     def _program_version(self) -> int:
-        """As `Optimizer.version`."""
         return self.inner_optimizer._program_version
 
     @property
     def _follows_schedule(self) -> bool:
-        """As `Optimizer.follows_schedule`."""
         return self.inner_optimizer._follows_schedule
 
     @property
     def _rates(self) -> dict[str, float]:
-        """As `Optimizer.rates`."""
         return self.inner_optimizer._rates
 
     @property
     def _resumed_rate(self) -> Any:
-        """As `Optimizer.resumed_rate`."""
         return self.inner_optimizer._resumed_rate
 
     def _resume_learning_rate(self, rate: Any) -> None:
-        """As `Optimizer.resume_learning_rate`."""
         self.inner_optimizer._resume_learning_rate(rate)
 
     @property
     def _ends_with_averages(self) -> bool:
-        """As `Optimizer.ends_with_averages`."""
         return self.inner_optimizer._ends_with_averages
 
     def exclude_from_weight_decay(
         self, var_list: Iterable[Variable] | None = None, var_names: Iterable[str] | None = None
     ) -> None:
-        """As `Optimizer.exclude_from_weight_decay`."""
+        """Call the inner optimizer's."""
         self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
 
     def finalize_variable_values(self, var_list: Iterable[Variable]) -> None:
-        """As `Optimizer.finalize_variable_values`."""
+        """Call the inner optimizer's."""
         self.inner_optimizer.finalize_variable_values(var_list)
 
     def get_config(self) -> dict[str, Any]:
@@ -214,5 +202,5 @@ class LossScaleOptimizer(Optimizer):
     def from_config(cls, config: Mapping[str, Any], custom_objects: Mapping[str, type[Any]] | None = None) -> Self:
         """Return an optimizer with the arguments that `get_config` gave; as `Optimizer.from_config`."""
         classes = CLASSES | dict(custom_objects or {})
-        inner = serialization.made("optimizer", config.get("inner_optimizer"), classes, custom_objects)
-        return cls(inner, **{name: one for name, one in config.items() if name != "inner_optimizer"})
+        inner = serialization.from_description("optimizer", config.get("inner_optimizer"), classes, custom_objects)
+        return cls(inner, **{name: value for name, value in config.items() if name != "inner_optimizer"})

@@ -40,8 +40,8 @@ class OptimizerMap(MutableMapping[str, Optimizer]):
             raise ArgumentTypeError(f"optimizer_map must be a dictionary. Received: {optimizer_map}")
         self.default_optimizer = default_optimizer
         self._optimizers: dict[str, Optimizer] = {}
-        for key, one in (optimizer_map or {}).items():
-            self[key] = one
+        for key, optimizer in (optimizer_map or {}).items():
+            self[key] = optimizer
 
     def __getitem__(self, key: str) -> Optimizer:
         """Return the optimizer of a path.
@@ -51,10 +51,10 @@ class OptimizerMap(MutableMapping[str, Optimizer]):
         """
         if key in self._optimizers:
             return self._optimizers[key]
-        found = [one for pattern, one in self._optimizers.items() if re.fullmatch(pattern, key)]
-        if len(found) > 1:
+        matches = [optimizer for pattern, optimizer in self._optimizers.items() if re.fullmatch(pattern, key)]
+        if len(matches) > 1:
             raise ConfigError(f"Multiple optimizers assigned to variable {key}.")
-        return found[0] if found else self.default_optimizer
+        return matches[0] if matches else self.default_optimizer
 
     def __setitem__(self, key: str, optimizer: Optimizer) -> None:
         """Give paths an optimizer.
@@ -97,7 +97,7 @@ class OptimizerMap(MutableMapping[str, Optimizer]):
         """Return the constructor's arguments as Keras names them."""
         return {
             "default_optimizer": _described(self.default_optimizer),
-            "optimizer_map": {key: _described(one) for key, one in self._optimizers.items()},
+            "optimizer_map": {key: _described(optimizer) for key, optimizer in self._optimizers.items()},
         }
 
     @classmethod
@@ -110,8 +110,8 @@ class OptimizerMap(MutableMapping[str, Optimizer]):
         rest = config.get("optimizer_map")
         if not isinstance(rest, Mapping):
             raise ConfigError(f"OptimizerMap: expected a dictionary as optimizer_map, found {rest!r}")
-        made = {key: _made(one, custom_objects) for key, one in rest.items()}
-        return cls(_made(config.get("default_optimizer"), custom_objects), made)
+        optimizers = {key: _optimizer_of(description, custom_objects) for key, description in rest.items()}
+        return cls(_optimizer_of(config.get("default_optimizer"), custom_objects), optimizers)
 
 
 class MultiOptimizer(Optimizer):
@@ -147,82 +147,80 @@ class MultiOptimizer(Optimizer):
         self._map, self._of = optimizer_map, dict[Variable, Optimizer]()
         super().__init__(0.0, loss_scale_factor=loss_scale_factor, name=name)
         if isinstance(optimizer_map, OptimizerMap):
-            for one in (*optimizer_map.values(), optimizer_map.default_optimizer):
-                self._add(one)
+            for inner in (*optimizer_map.values(), optimizer_map.default_optimizer):
+                self._add(inner)
 
     def _add(self, optimizer: Any) -> Optimizer:
-        """Let an optimizer be one of these.
-
-        Raises:
-            ConfigError: it is none, or one that is not for a part of the variables.
-        """
+        """Add an optimizer, unless it cannot train a part of the variables."""
         if not isinstance(optimizer, Optimizer):
             raise ConfigError(f"MultiOptimizer: expected an optimizer for each variable, found {optimizer!r}")
         if isinstance(optimizer, LossScaleOptimizer | MultiOptimizer):
             raise ConfigError(f"{type(optimizer).__name__} cannot be used inside an MultiOptimizer.")
-        if not any(one is optimizer for one in self._inner):
+        if not any(inner is optimizer for inner in self._inner):
             optimizer.loss_scale_factor = self.loss_scale_factor
             self._inner.append(optimizer)
         return optimizer
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        """All of them; those that a function returns are known when this one is built."""
+        """All optimizers; those of a function are known once this one is built."""
         return list(self._inner)
 
     def build(self, variables: Iterable[Variable]) -> None:
-        """Choose the optimizers of variables that have none yet, and build these."""
-        known = list(variables)
-        for one in known:
-            if one not in self._of:
-                self._of[one] = self._add(self._map(one))
-        for optimizer, own in self._shared(known):
-            optimizer.build(own)
-        for one in known:
-            self._slots[one] = self._of[one]._slots[one]
+        """Choose and build the optimizers of variables that have none."""
+        listed = list(variables)
+        for variable in listed:
+            if variable not in self._of:
+                self._of[variable] = self._add(self._map(variable))
+        for optimizer, group in self._shared(listed):
+            optimizer.build(group)
+        for variable in listed:
+            self._slots[variable] = self._of[variable]._slots[variable]
         self.built = True
 
     def _shared(self, variables: Iterable[Variable]) -> list[tuple[Optimizer, list[Variable]]]:
-        """Return each optimizer with those of the variables that it trains, those that have some."""
-        known = list(variables)
-        found = [(each, [one for one in known if self._of.get(one) is each]) for each in self._inner]
-        return [(each, own) for each, own in found if own]
+        """Return the optimizers that have some of the variables, with these."""
+        listed = list(variables)
+        groups = [(each, [variable for variable in listed if self._of.get(variable) is each]) for each in self._inner]
+        return [(each, group) for each, group in groups if group]
 
     def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Variable] | None = None) -> None:
         """Update variables by their gradients; as `Optimizer.apply`."""
-        found = list(grads)
-        if not found:
+        listed = list(grads)
+        if not listed:
             return
-        variables = self._checked(found, None if trainable_variables is None else list(trainable_variables))
-        known = dict(zip(variables, found, strict=True))
-        for optimizer, own in self._shared(variables):
-            optimizer.apply([known[one] for one in own], own)
+        variables = self._checked(listed, None if trainable_variables is None else list(trainable_variables))
+        by_variable = dict(zip(variables, listed, strict=True))
+        for optimizer, group in self._shared(variables):
+            optimizer.apply([by_variable[variable] for variable in group], group)
         self._iterations.assign_add(1)
 
     def update_step(self, gradient: Any, variable: Variable, learning_rate: Any) -> None:
-        """As the variable's optimizer."""
+        """Call the variable's optimizer."""
         self._of[variable].update_step(gradient, variable, learning_rate)
 
     # State
 
     @property
     def _own_variables(self) -> list[Variable]:
-        """The state without that of the optimizers: steps made, and a learning rate that stays 0, as in Keras."""
+        """State without the optimizers': steps made, and a learning rate that stays 0, as in Keras."""
         return [self._iterations, self._rate]
 
     @property
     def variables(self) -> list[Variable]:
         """The state in Keras' order."""
-        return [*self._own_variables, *(one for each in self._inner for one in each.variables)]
+        return [*self._own_variables, *(variable for each in self._inner for variable in each.variables)]
 
     def _variables_for(self, variables: Iterable[Variable]) -> list[Variable]:
-        """As `Optimizer.variables_for`."""
         if not self.built:
             return self.variables
-        known = list(variables)
-        self.build(known)
-        own = dict(self._shared(known))
-        return [*self._own_variables, *(one for each in self._inner for one in each._variables_for(own.get(each, [])))]
+        listed = list(variables)
+        self.build(listed)
+        groups = dict(self._shared(listed))
+        return [
+            *self._own_variables,
+            *(variable for each in self._inner for variable in each._variables_for(groups.get(each, []))),
+        ]
 
     @property
     def iterations(self) -> Variable:
@@ -231,14 +229,13 @@ class MultiOptimizer(Optimizer):
 
     @property
     def _program_version(self) -> int:
-        """As `Optimizer.version`."""
-        return sum(one._program_version for one in self._inner)
+        return sum(optimizer._program_version for optimizer in self._inner)
 
     # Learning rates
 
     @property
     def learning_rate(self) -> Any:
-        """There is none, and none can be set.
+        """Not available.
 
         Raises:
             NoAttributeError: always.
@@ -247,39 +244,39 @@ class MultiOptimizer(Optimizer):
 
     @learning_rate.setter
     def learning_rate(self, rate: Any) -> None:
+        """Not available.
+
+        Raises:
+            NoAttributeError: always.
+        """
         raise NoAttributeError(_NO_RATE.format("set", "Set"))
 
     @property
     def _follows_schedule(self) -> bool:
-        """Whether one of them does."""
-        return any(one._follows_schedule for one in self._inner)
+        return any(optimizer._follows_schedule for optimizer in self._inner)
 
     @property
     def _rates(self) -> dict[str, float]:
-        """As `Optimizer.rates`, with the names of the optimizers, numbered where several have one."""
-        found: dict[str, float] = {}
-        for one in self._inner:
-            name, number = f"learning_rate_{one.name}", 1
-            while name in found:
-                name, number = f"learning_rate_{one.name}_{number}", number + 1
-            found[name] = float(one.learning_rate)
-        return found
+        """Learning rates by log name, with the optimizers' names, numbered where these repeat."""
+        rates: dict[str, float] = {}
+        for optimizer in self._inner:
+            name, number = f"learning_rate_{optimizer.name}", 1
+            while name in rates:
+                name, number = f"learning_rate_{optimizer.name}_{number}", number + 1
+            rates[name] = float(optimizer.learning_rate)
+        return rates
 
     @property
     def _resumed_rate(self) -> Any:
-        """As `Optimizer.resumed_rate`: a list."""
-        return [one._resumed_rate for one in self._inner]
+        """List of the optimizers' rates."""
+        return [optimizer._resumed_rate for optimizer in self._inner]
 
     def _resume_learning_rate(self, rate: Any) -> None:
-        """As `Optimizer.resume_learning_rate`.
-
-        Raises:
-            DataError: these are not the rates of so many optimizers.
-        """
+        """Restore the optimizers' rates, or raise DataError for another number of them."""
         if not isinstance(rate, list) or len(rate) != len(self._inner):
             raise DataError(f"the learning rates of {len(self._inner)} optimizers; found {rate!r}")
-        for one, its in zip(self._inner, rate, strict=True):
-            one._resume_learning_rate(its)
+        for optimizer, its in zip(self._inner, rate, strict=True):
+            optimizer._resume_learning_rate(its)
 
     # What is the optimizers'
 
@@ -290,24 +287,24 @@ class MultiOptimizer(Optimizer):
 
     @loss_scale_factor.setter
     def loss_scale_factor(self, factor: float | None) -> None:
+        """As of `Optimizer`; each of the optimizers has it."""
         self._factor = factor
-        for one in self._inner:
-            one.loss_scale_factor = factor
+        for optimizer in self._inner:
+            optimizer.loss_scale_factor = factor
 
     @property
     def _ends_with_averages(self) -> bool:
-        """As `Optimizer.ends_with_averages`."""
-        return any(one._ends_with_averages for one in self._inner)
+        return any(optimizer._ends_with_averages for optimizer in self._inner)
 
     def finalize_variable_values(self, var_list: Iterable[Variable]) -> None:
         """As `Optimizer.finalize_variable_values`."""
-        for optimizer, own in self._shared(var_list):
-            optimizer.finalize_variable_values(own)
+        for optimizer, group in self._shared(var_list):
+            optimizer.finalize_variable_values(group)
 
     def exclude_from_weight_decay(
         self, var_list: Iterable[Variable] | None = None, var_names: Iterable[str] | None = None
     ) -> None:
-        """Raise a ConfigError: it is said to those of the optimizers whose weights decay."""
+        """Raise ConfigError: call it on the optimizers within."""
         raise ConfigError("MultiOptimizer: call exclude_from_weight_decay of the optimizers within")
 
     # Configuration
@@ -325,11 +322,13 @@ class MultiOptimizer(Optimizer):
         return {"optimizer_map": described, "loss_scale_factor": self.loss_scale_factor, "name": self.name}
 
     def _describe(self) -> dict[str, Any]:
-        """As `Optimizer.describe`; of a function its name."""
+        """Return the map, or a function's name, as JSON."""
         described: Any = getattr(self._map, "__qualname__", type(self._map).__name__)
         if isinstance(self._map, OptimizerMap):
-            found = {**self._map, "": self._map.default_optimizer}
-            described = [[key, type(one).__name__, one._describe()] for key, one in found.items()]
+            optimizers = {**self._map, "": self._map.default_optimizer}
+            described = [
+                [key, type(optimizer).__name__, optimizer._describe()] for key, optimizer in optimizers.items()
+            ]
         return {"optimizer_map": described, "loss_scale_factor": self.loss_scale_factor}
 
     @classmethod
@@ -339,23 +338,25 @@ class MultiOptimizer(Optimizer):
         Raises:
             ConfigError: they are none, or the map is a function that `custom_objects` does not have.
         """
-        given: Any = config.get("optimizer_map")
-        if isinstance(given, Mapping) and given.get("class_name") == "OptimizerMap":
-            given = OptimizerMap.from_config(_config(given), custom_objects)
-        elif isinstance(given, Mapping):
+        chosen: Any = config.get("optimizer_map")
+        if isinstance(chosen, Mapping) and chosen.get("class_name") == "OptimizerMap":
+            chosen = OptimizerMap.from_config(_config(chosen), custom_objects)
+        elif isinstance(chosen, Mapping):
             with serialization.custom_object_scope(custom_objects):
-                given = serialization.own_or_name(given)
-            if not callable(given):
-                raise ConfigError(f"MultiOptimizer: unknown function {given!r}; pass it in custom_objects")
-        return cls(given, **{name: one for name, one in config.items() if name != "optimizer_map"})
+                chosen = serialization.custom_object_or_name(chosen)
+            if not callable(chosen):
+                raise ConfigError(f"MultiOptimizer: unknown function {chosen!r}; pass it in custom_objects")
+        return cls(chosen, **{name: value for name, value in config.items() if name != "optimizer_map"})
 
 
 def _described(optimizer: Optimizer) -> dict[str, Any]:
     return serialization.to_dict("keras.optimizers", optimizer, CLASSES.values())
 
 
-def _made(description: Any, custom_objects: Mapping[str, Any] | None) -> Any:
-    return serialization.made("optimizer", description, CLASSES | dict(custom_objects or {}), custom_objects)
+def _optimizer_of(description: Any, custom_objects: Mapping[str, Any] | None) -> Any:
+    return serialization.from_description(
+        "optimizer", description, CLASSES | dict(custom_objects or {}), custom_objects
+    )
 
 
 def _config(description: Mapping[str, Any]) -> Mapping[str, Any]:

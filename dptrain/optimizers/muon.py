@@ -75,7 +75,7 @@ class Muon(Optimizer):
         self.adam_beta_2 = check_range("adam_beta_2", adam_beta_2, least=0.0, below=1.0)
         self.epsilon = check_range("epsilon", epsilon, above=0.0)
         self.momentum = check_range("momentum", momentum, least=0.0, below=1.0)
-        self.muon_a, self.muon_b, self.muon_c = (float(one) for one in (muon_a, muon_b, muon_c))
+        self.muon_a, self.muon_b, self.muon_c = (float(coefficient) for coefficient in (muon_a, muon_b, muon_c))
         self.adam_weight_decay, self.adam_lr_ratio, self.rms_rate = adam_weight_decay, adam_lr_ratio, rms_rate
         if isinstance(ns_steps, bool) or not isinstance(ns_steps, int) or ns_steps < 0:
             raise ConfigError(f"ns_steps = {ns_steps!r}: expected an integer of at least 0")
@@ -84,7 +84,7 @@ class Muon(Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments as Keras names and orders them."""
-        found = super().get_config()
+        config = super().get_config()
         names: tuple[str, ...] = (
             "adam_beta_1",
             "adam_beta_2",
@@ -95,37 +95,39 @@ class Muon(Optimizer):
             "muon_c",
         )
         names += ("adam_lr_ratio", "momentum", "ns_steps", "nesterov", "exclude_embeddings", "adam_weight_decay")
-        common = {key: one for key, one in found.items() if key not in (*names, "rms_rate")}
+        common = {key: value for key, value in config.items() if key not in (*names, "rms_rate")}
         return common | {name: getattr(self, name) for name in (*names, "rms_rate")}
 
     def _follows_adam(self, variable: Variable) -> bool:
-        """Whether a variable is no matrix, or excluded."""
+        """Return whether a variable is no matrix, or excluded."""
         is_embedding = self.exclude_embeddings and "embedding" in variable.path.lower()
-        excluded = is_embedding or any(re.search(one, variable.path) for one in self.exclude_layers)
+        excluded = is_embedding or any(re.search(pattern, variable.path) for pattern in self.exclude_layers)
         return len(variable.shape) != 2 or excluded
 
     def build(self, variables: Iterable[Variable]) -> None:
-        """Make momentums, and Adam's second moments where they are needed."""
+        """Create momentums, and second moments where Adam needs them."""
         variables = list(variables)
         super().build(variables)
-        for one in variables:
-            self.add_optimizer_variables([one], ("momentum", "velocity") if self._follows_adam(one) else "momentum")
+        for variable in variables:
+            self.add_optimizer_variables(
+                [variable], ("momentum", "velocity") if self._follows_adam(variable) else "momentum"
+            )
 
     def _decays(self, variable: Variable) -> bool:
-        """Whether a weight decay applies to a variable, Adam's or the other one."""
+        """Return whether Adam's or the other weight decay applies to a variable."""
         decay = self.adam_weight_decay if self._follows_adam(variable) else self.weight_decay
         return decay is not None and not self._is_excluded(variable)
 
-    def _kept_of(self, variable: Variable) -> Callable[[Tensor], Tensor] | None:
+    def _decay_of(self, variable: Variable) -> Callable[[Tensor], Tensor] | None:
         if not self._decays(variable):
             return None
-        return self._kept_by_adam if self._follows_adam(variable) else self._kept
+        return self._adam_decay if self._follows_adam(variable) else self._decay_factor
 
-    def _kept_by_adam(self, rate: Tensor) -> Tensor:
+    def _adam_decay(self, rate: Tensor) -> Tensor:
         return 1 - (self.adam_weight_decay or 0) * rate
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
-        """As above."""
+        """Apply the update rule."""
         slots, dtype = self._slots_of(variable), variable.dtype
         m = slots["momentum"]
         if "velocity" in slots:

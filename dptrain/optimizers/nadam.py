@@ -33,19 +33,19 @@ class Nadam(Moments):
     _u_product: Variable | None = None
 
     def build(self, variables: Iterable[Variable]) -> None:
-        """Make both moments, and U, which all variables share."""
+        """Create both moments, and U, which all variables share."""
         super().build(variables)
         if self._u_product is None:
             self._u_product = self.add_variable((), "ones", np.float64, name="u_product")
 
     def _update_all(self, grads: list[Tensor], variables: list[Variable], learning_rate: Tensor) -> None:
-        """Go on with U first."""
+        """Update U first."""
         assert self._u_product is not None
         self._u_product.assign(self._u_product * self._u(1))
         super()._update_all(grads, variables, learning_rate)
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
-        """As above."""
+        """Apply the update rule."""
         slots, dtype = self._slots_of(variable), variable.dtype
         m, v = slots["momentum"], slots["velocity"]
         m.assign_add((gradient - m) * (1 - self.beta_1))

@@ -49,15 +49,19 @@ class RMSprop(Optimizer):
         self.centered = bool(centered)
 
     def build(self, variables: Iterable[Variable]) -> None:
-        """Make the mean squares, and momentums and means where they are asked for."""
+        """Create the mean squares, and momentums and means if needed."""
         variables = list(variables)
         super().build(variables)
-        for slot, wanted in (("velocity", True), ("momentum", self.momentum > 0), ("average_gradient", self.centered)):
-            if wanted:
+        for slot, is_needed in (
+            ("velocity", True),
+            ("momentum", self.momentum > 0),
+            ("average_gradient", self.centered),
+        ):
+            if is_needed:
                 self.add_optimizer_variables(variables, slot)
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
-        """As above."""
+        """Apply the update rule."""
         slots = self._slots_of(variable)
         v = slots["velocity"]
         v.assign_add((gradient * gradient - v) * (1 - self.rho))

@@ -1,4 +1,4 @@
-"""AdamW that needs no learning-rate schedule."""
+"""AdamW without a learning-rate schedule."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -55,18 +55,18 @@ class ScheduleFreeAdamW(Optimizer):
         self.warmup_steps = warmup_steps
 
     def build(self, variables: Iterable[Variable]) -> None:
-        """Make z, which Keras names momentum, and the second moment."""
+        """Create z, Keras' momentum, and the second moment."""
         variables = list(variables)
         super().build(variables)
-        for one in variables:
-            slots = self._slots[one]
+        for variable in variables:
+            slots = self._slots[variable]
             if "momentum" not in slots:
-                first = "zeros" if self._drafts else one.snapshot()
-                slots["momentum"] = self.add_variable_from_reference(one, "momentum", first)
-            self.add_optimizer_variables([one], "velocity")
+                first = "zeros" if self._drafts else variable.snapshot()
+                slots["momentum"] = self.add_variable_from_reference(variable, "momentum", first)
+            self.add_optimizer_variables([variable], "velocity")
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
-        """As above."""
+        """Apply the update rule."""
         slots, dtype = self._slots_of(variable), variable.dtype
         z, v = slots["momentum"], slots["velocity"]
         of_mean = self._number(self._of_mean, learning_rate, dtype)

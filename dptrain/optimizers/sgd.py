@@ -39,14 +39,14 @@ class SGD(Optimizer):
         self.nesterov = bool(nesterov)
 
     def build(self, variables: Iterable[Variable]) -> None:
-        """Make the momentum, if there is any."""
+        """Create the momentum, if there is any."""
         variables = list(variables)
         super().build(variables)
         if self.momentum:
             self.add_optimizer_variables(variables, "momentum")
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
-        """As above."""
+        """Apply the update rule."""
         step = gradient * self._number(float64, learning_rate, variable.dtype)
         if not self.momentum:
             variable.assign_sub(step)

@@ -1,4 +1,4 @@
-"""Where Keras 2 had what makes arrays of pictures and sequences; the functions are those of `dptrain.utils`."""
+"""Keras 2's module of array helpers for pictures and sequences; the functions are those of `dptrain.utils`."""
 
 from typing import TYPE_CHECKING
 

@@ -32,5 +32,5 @@ def smart_resize(
     Raises:
         ConfigError: an argument is unknown or out of range.
     """
-    made = resize(x, size, interpolation, crop_to_aspect_ratio=True, data_format=data_format)
-    return made.numpy() if isinstance(x, np.ndarray) else made
+    resized = resize(x, size, interpolation, crop_to_aspect_ratio=True, data_format=data_format)
+    return resized.numpy() if isinstance(x, np.ndarray) else resized

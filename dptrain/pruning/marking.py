@@ -31,14 +31,9 @@ class Pruning:
     regrowth: float | None = None
 
     def __post_init__(self) -> None:
-        """Check the arguments.
-
-        Raises:
-            ConfigError: one is out of range, or some do not go together.
-        """
         if not isinstance(self.schedule, PruningSchedule):
             raise ConfigError(f"pruning_schedule: expected a PruningSchedule, found {type(self.schedule).__name__}")
-        if len(self.block_size) != 2 or not all(isinstance(one, int) and one >= 1 for one in self.block_size):
+        if len(self.block_size) != 2 or not all(isinstance(length, int) and length >= 1 for length in self.block_size):
             raise ConfigError(f"block_size = {self.block_size}: expected rows and columns, such as (4, 4)")
         if self.block_pooling_type not in ("AVG", "MAX"):
             raise ConfigError(f"block_pooling_type = {self.block_pooling_type!r}: expected 'AVG' or 'MAX'")
@@ -55,23 +50,15 @@ class Pruning:
 
     @property
     def regrows(self) -> bool:
-        """Whether an optimizer keeps the gradients of all weights, by which some are regrown."""
+        """Whether the optimizer keeps dense gradients, by which connections are regrown."""
         return self.regrowth is not None
 
     def takes(self, variable: Variable) -> bool:
-        """Whether a weight of a layer is pruned: it is trained, has two axes or more, and is no bias or scale."""
+        """Return whether a weight is pruned: trained, at least two axes, no bias or scale."""
         return variable.trainable and is_prunable(variable)
 
     def mark(self, variable: Variable, label: str) -> None:
-        """Let a weight be pruned.
-
-        Args:
-            variable: the weight.
-            label: of its layer, for messages.
-
-        Raises:
-            ConfigError: m:n does not fit its shape.
-        """
+        """Mark a weight as pruned; `label` names its layer in messages."""
         if self.sparsity_m_by_n is not None:
             m, n = self.sparsity_m_by_n
             if variable.shape[-2] % n:
@@ -85,43 +72,39 @@ class Pruning:
     def masks(
         self,
         weights: Sequence[masks.Array],
-        known: Sequence[masks.Array],
+        old_masks: Sequence[masks.Array],
         gradients: Sequence[masks.Array],
         step: int,
     ) -> list[masks.Mask]:
-        """Return the new masks of all weights that are pruned together.
+        """Return the new masks of all weights that are pruned together, after `step` updates.
 
-        Args:
-            weights: their values.
-            known: their masks so far, 0 or 1; with regrowth only, as the one that follows.
-            gradients: of all elements.
-            step: updates that the optimizer has made.
+        `old_masks` (0 or 1) and dense gradients are given with regrowth only.
         """
         sparsity, block = self.schedule.sparsity(step), self.block_size
         if self.sparsity_m_by_n is not None:
             m, n = self.sparsity_m_by_n
-            return [masks.m_by_n(one, m, n) for one in weights]
-        scores = [masks.pooled(one, block, self.block_pooling_type) for one in weights]
-        stayed = [masks.pooled(one, block, "MAX") > 0 for one in known] if self.regrows else []
-        growth = [masks.pooled(one, block, self.block_pooling_type) for one in gradients]
-        ends = np.cumsum([one.size for one in scores])[:-1]
+            return [masks.m_by_n(weight, m, n) for weight in weights]
+        scores = [masks.pooled(weight, block, self.block_pooling_type) for weight in weights]
+        stayed = [masks.pooled(mask, block, "MAX") > 0 for mask in old_masks] if self.regrows else []
+        growth = [masks.pooled(gradient, block, self.block_pooling_type) for gradient in gradients]
+        ends = np.cumsum([score.size for score in scores])[:-1]
         if self.global_unstructured:
-            scores, stayed, growth = ([np.concatenate(one)] if one else [] for one in (scores, stayed, growth))
+            scores, stayed, growth = ([np.concatenate(parts)] if parts else [] for parts in (scores, stayed, growth))
         fraction = self._fraction(step)
-        found = (
+        new_masks = (
             [
-                masks.regrown(one, sparsity, mask, grown, fraction)
-                for one, mask, grown in zip(scores, stayed, growth, strict=True)
+                masks.regrown(score, sparsity, mask, grown, fraction)
+                for score, mask, grown in zip(scores, stayed, growth, strict=True)
             ]
             if self.regrows
-            else [masks.kept(one, sparsity) for one in scores]
+            else [masks.magnitude_mask(score, sparsity) for score in scores]
         )
         if self.global_unstructured:
-            found = np.split(found[0], ends)
-        return [masks.spread(one, weight.shape, block) for one, weight in zip(found, weights, strict=True)]
+            new_masks = np.split(new_masks[0], ends)
+        return [masks.spread(mask, weight.shape, block) for mask, weight in zip(new_masks, weights, strict=True)]
 
     def _fraction(self, step: int) -> float:
-        """Return which part of the weights is regrown: a cosine from `regrowth` to 0, or constant without an end."""
+        """Return the share of weights to regrow: a cosine from `regrowth` to 0, or constant without an end."""
         begin, end = self.schedule.begin_step, self.schedule.end_step
         if end == -1 or self.regrowth is None:
             return self.regrowth or 0.0
@@ -129,9 +112,9 @@ class Pruning:
         return self.regrowth / 2 * (1 + math.cos(math.pi * t))
 
     def describe(self) -> dict[str, Any]:
-        """Return it as JSON can carry it: what must be the same on all ranks, and for a training to go on."""
-        own = {name: value for name, value in vars(self).items() if name != "schedule"}
-        return own | {"schedule": [type(self.schedule).__name__, self.schedule.get_config()]}
+        """Return the settings as JSON: what must be the same on all ranks, and on resume."""
+        settings = {name: value for name, value in vars(self).items() if name != "schedule"}
+        return settings | {"schedule": [type(self.schedule).__name__, self.schedule.get_config()]}
 
 
 def prune_low_magnitude(
@@ -174,20 +157,20 @@ def prune_low_magnitude(
     """
     schedule = ConstantSparsity(0.5, 0) if pruning_schedule is None else pruning_schedule
     pruning = Pruning(schedule, block_size, block_pooling_type, sparsity_m_by_n, global_unstructured, regrowth)
-    known = list(_flat(to_prune))
+    chosen = list(_flat(to_prune))
     if layers is not None:
-        names = {str(one.name): one for one in known if one is not to_prune}
-        if missing := [one for one in layers if one not in names]:
+        names = {str(layer.name): layer for layer in chosen if layer is not to_prune}
+        if missing := [name for name in layers if name not in names]:
             raise ConfigError(f"pruning: unknown layer {missing[0]!r}{suggestion(missing[0], names)}")
-        known = [part for name in layers for part in names[name]._flatten_layers()]
-    found = 0
-    for layer in known:
-        own = [one for one in layer._own if pruning.takes(one)]
-        found += len(own) or not layer.built
-        for one in own:
-            pruning.mark(one, layer._display_name)
+        chosen = [part for name in layers for part in names[name]._flatten_layers()]
+    count = 0
+    for layer in chosen:
+        weights = [weight for weight in layer._own if pruning.takes(weight)]
+        count += len(weights) or not layer.built
+        for weight in weights:
+            pruning.mark(weight, layer._display_name)
         layer._pruning, layer._changes = pruning, layer._changes + 1
-    if not found:
+    if not count:
         raise ConfigError("pruning: no layer has a trainable kernel or embeddings")
     return to_prune
 
@@ -202,13 +185,13 @@ def strip_pruning(model: T) -> T:
     """
     for layer in _flat(model):
         layer._pruning, layer._changes = None, layer._changes + 1
-        for one in layer._own:
-            one.pruning = None
+        for weight in layer._own:
+            weight.pruning = None
     return model
 
 
 def is_prunable(variable: Variable) -> bool:
-    """Whether a weight has connections that can go: a kernel or embeddings."""
+    """Return whether a weight is a kernel or embeddings."""
     named = any(part in variable.name for part in _NOT_PRUNED)
     return len(variable.shape) >= 2 and variable.dtype.kind in "fV" and not named
 
@@ -218,21 +201,21 @@ def sparsity(model: Layer) -> float:
 
     Collective where weights are sharded.
     """
-    found = [one.numpy() for one in model.weights if is_prunable(one)]
-    zeros = sum(one.size - int(np.count_nonzero(one)) for one in found)
-    return zeros / max(sum(one.size for one in found), 1)
+    weights = [weight.numpy() for weight in model.weights if is_prunable(weight)]
+    zeros = sum(weight.size - int(np.count_nonzero(weight)) for weight in weights)
+    return zeros / max(sum(weight.size for weight in weights), 1)
 
 
 def described(model: Layer) -> dict[str, Any]:
-    """Return how weights of a model are pruned, by path, as JSON can carry it."""
-    return {one.path: one.pruning.describe() for one in model.trainable_weights if one.pruning is not None}
+    """Return, as JSON by path, how weights of a model are pruned."""
+    return {weight.path: weight.pruning.describe() for weight in model.trainable_weights if weight.pruning is not None}
 
 
-def _flat(found: Any) -> Iterator[Layer]:
-    if isinstance(found, list | tuple):
-        for one in found:
-            yield from _flat(one)
-    elif isinstance(found, Layer):
-        yield from found._flatten_layers()
+def _flat(layers: Any) -> Iterator[Layer]:
+    if isinstance(layers, list | tuple):
+        for layer in layers:
+            yield from _flat(layer)
+    elif isinstance(layers, Layer):
+        yield from layers._flatten_layers()
     else:
-        raise ConfigError(f"pruning: expected a model, a layer or a list of layers, found {type(found).__name__}")
+        raise ConfigError(f"pruning: expected a model, a layer or a list of layers, found {type(layers).__name__}")

@@ -1,6 +1,6 @@
-"""Masks, functions of weights alone: the same on every rank, with ties in magnitude broken by index.
+"""Pruning masks as functions of weights alone: the same on every rank, ties broken by index.
 
-Axes: W all elements of a weight, C its cells (elements, or blocks of them).
+Axes: W elements of a weight, C its cells (elements, or blocks of them).
 """
 
 import math
@@ -16,7 +16,7 @@ Pooling = Literal["AVG", "MAX"]
 
 
 def largest(scores_C: Array, count: int) -> Mask:
-    """Return the mask of the `count` highest scores; of equal ones the first."""
+    """Return the mask of the `count` highest scores; the first of equal ones."""
     if count <= 0 or count >= scores_C.size:
         return np.full(scores_C.shape, count > 0)
     threshold = np.partition(scores_C, scores_C.size - count)[scores_C.size - count]
@@ -25,25 +25,17 @@ def largest(scores_C: Array, count: int) -> Mask:
     return chosen_C
 
 
-def kept(scores_C: Array, sparsity: float) -> Mask:
-    """Return the mask of the cells that stay: those with the highest scores, one at least."""
+def magnitude_mask(scores_C: Array, sparsity: float) -> Mask:
+    """Return the mask of the cells with the highest scores, at least one."""
     return largest(scores_C, _count(scores_C, sparsity))
 
 
 def regrown(scores_C: Array, sparsity: float, mask_C: Mask, growth_C: Array, fraction: float) -> Mask:
-    """Return the mask of the cells that stay where some are regrown.
+    """Return the mask of the cells that stay, with a fraction of them regrown.
 
-    A fraction of them is not chosen by score, among those that stayed so far, but by growth among all that would else
-    go. Before the first cell has gone none is regrown.
-
-    Source: U. Evci et al., "Rigging the lottery: making all tickets winners", ICML 2020.
-
-    Args:
-        scores_C: magnitudes.
-        sparsity: the part that goes; one cell stays at least.
-        mask_C: which stayed so far.
-        growth_C: magnitudes of gradients.
-        fraction: of the cells that stay, those that are regrown.
+    These are chosen not by score, among those that stayed so far, but by growth, among all others. None is regrown
+    before the first cell has gone. Source: U. Evci et al., "Rigging the lottery: making all tickets winners", ICML
+    2020.
     """
     count = _count(scores_C, sparsity)
     if mask_C.all():
@@ -59,7 +51,7 @@ def _count(scores_C: Array, sparsity: float) -> int:
 
 
 def m_by_n(weight: Array, m: int, n: int) -> Mask:
-    """Return the mask in which of every n elements along the inputs, the last axis but one, the m smallest are zero.
+    """Return the mask with the m smallest of every n elements along the inputs, the last axis but one, set to zero.
 
     Source: A. Mishra et al., "Accelerating sparse deep neural networks", 2021.
     """
@@ -71,13 +63,7 @@ def m_by_n(weight: Array, m: int, n: int) -> Mask:
 
 
 def pooled(values: Array, block_size: tuple[int, int], pooling: Pooling = "AVG") -> Array:
-    """Return (C,) the mean or the maximum of each block of a weight's magnitudes.
-
-    Args:
-        values: (..., outputs), read as a matrix with a row an input; blocks at its ends may be smaller.
-        block_size: rows and columns of a block.
-        pooling: which of the two.
-    """
+    """Return (C,) mean or maximum of each block of a weight's magnitudes, as a matrix (inputs, outputs)."""
     matrix = np.abs(values.astype(np.float64)).reshape(-1, values.shape[-1])
     if block_size == (1, 1):
         return matrix.reshape(-1)
@@ -92,7 +78,7 @@ def pooled(values: Array, block_size: tuple[int, int], pooling: Pooling = "AVG")
 
 
 def spread(mask_C: Mask, shape: Sequence[int], block_size: tuple[int, int]) -> Mask:
-    """Return the mask (*shape) of a weight whose blocks have one."""
+    """Return the mask (*shape) of a weight from its blocks' mask."""
     if block_size == (1, 1):
         return mask_C.reshape(shape)
     rows, columns = math.prod(shape[:-1]), shape[-1]

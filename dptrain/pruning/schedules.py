@@ -1,4 +1,4 @@
-"""When masks are updated, and how sparse weights are then."""
+"""Pruning schedules: when masks are updated, and how sparse weights are then."""
 
 import dataclasses
 from abc import ABC, abstractmethod
@@ -28,7 +28,6 @@ class PruningSchedule(ABC):
     frequency: int
 
     def __post_init__(self) -> None:
-        """Check the steps."""
         if self.begin_step < 0:
             raise ConfigError(f"begin_step should be >= 0, got {self.begin_step}")
         if self.end_step != -1 and self.end_step < self.begin_step:
@@ -38,14 +37,14 @@ class PruningSchedule(ABC):
 
     @abstractmethod
     def sparsity(self, step: int) -> float:
-        """Return the part of the weights that is zero after so many updates."""
+        """Return the share of zero weights after so many updates."""
 
     def __call__(self, step: int) -> tuple[bool, float]:
         """Return whether masks are updated after so many updates, and the sparsity."""
         return self.next_step(step - 1) == step, self.sparsity(step)
 
     def next_step(self, step: int) -> int | None:
-        """Return after how many updates, more than `step`, masks are updated next; None for never."""
+        """Return the next number of updates, above `step`, at which masks are updated; None for never."""
         since = max(step - self.begin_step, -1) // self.frequency + 1
         following = self.begin_step + since * self.frequency
         if self.end_step == -1:
@@ -68,9 +67,9 @@ class ConstantSparsity(PruningSchedule):
 
     Args:
         target_sparsity: 0 to below 1.
-        begin_step: as `PruningSchedule`, as the two that follow.
-        end_step: see there.
-        frequency: see there.
+        begin_step: as `PruningSchedule`.
+        end_step: as `PruningSchedule`.
+        frequency: as `PruningSchedule`.
     """
 
     target_sparsity: float
@@ -79,12 +78,11 @@ class ConstantSparsity(PruningSchedule):
     frequency: int = 100
 
     def __post_init__(self) -> None:
-        """Check the arguments."""
         super().__post_init__()
         check_sparsity("target_sparsity", self.target_sparsity)
 
     def sparsity(self, step: int) -> float:
-        """See `PruningSchedule`."""
+        """Return `target_sparsity`."""
         return self.target_sparsity
 
 
@@ -112,7 +110,6 @@ class PolynomialDecay(PruningSchedule):
     frequency: int = 100
 
     def __post_init__(self) -> None:
-        """Check the arguments."""
         super().__post_init__()
         if self.end_step <= self.begin_step:
             raise ConfigError(f"end_step should be > begin_step, got {self.begin_step} and {self.end_step}")
@@ -122,17 +119,13 @@ class PolynomialDecay(PruningSchedule):
             raise ConfigError(f"power should be > 0, got {self.power}")
 
     def sparsity(self, step: int) -> float:
-        """See `PruningSchedule`."""
+        """Return the sparsity of the formula."""
         t = (step - self.begin_step) / (self.end_step - self.begin_step)
         left = (1 - min(max(t, 0.0), 1.0)) ** self.power
         return self.final_sparsity + (self.initial_sparsity - self.final_sparsity) * float(left)
 
 
 def check_sparsity(name: str, value: float) -> None:
-    """Refuse a sparsity that is not from 0 to below 1.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Refuse a sparsity outside [0, 1)."""
     if not 0.0 <= value < 1.0:
         raise ConfigError(f"{name} must be in range [0, 1), got {value}")

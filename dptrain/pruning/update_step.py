@@ -30,77 +30,77 @@ class UpdatePruningStep(Callback):
         super().__init__()
         self._begun = False
         self._next: int | None = 0  # steps of the trainer after which to look; None for never
-        self._looked: dict[tuple[Optimizer, Pruning], int] = {}
+        self._checked_at: dict[tuple[Optimizer, Pruning], int] = {}
         self._zeros: dict[Variable, int] = {}
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Start anew."""
+        """Reset."""
         self._begun, self._next = False, 0
-        self._looked, self._zeros = {}, {}
+        self._checked_at, self._zeros = {}, {}
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Before the first epoch, when state has been restored, see whether the schedule has begun. Collective."""
+        """Update masks that are due, before the first epoch and after a resume. Collective."""
         if not self._begun:
-            if not self.model._has_own_steps:
+            if not self.model._has_custom_steps:
                 self.model._compiled_optimizer.build(self.model.trainable_weights)
-            self._look()
+            self._check()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Update the masks if it is time to. Collective."""
+        """Update masks that are due. Collective."""
         if "_trainer" not in vars(self) or (self._next is not None and self._trainer.steps_done >= self._next):
-            self._look()
+            self._check()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Add the sparsity to the logs."""
         if logs is not None and self._zeros:
-            logs["sparsity"] = sum(self._zeros.values()) / sum(math.prod(one.shape) for one in self._zeros)
+            logs["sparsity"] = sum(self._zeros.values()) / sum(math.prod(weight.shape) for weight in self._zeros)
 
     def _most_steps(self, steps: int) -> int:
-        """See `Callback`."""
+        """Return the steps up to the next update."""
         return steps if self._next is None else min(steps, max(self._next - self._trainer.steps_done, 1))
 
-    def _look(self) -> None:
-        """Update what is due, and find out when something will be."""
+    def _check(self) -> None:
+        """Update masks that are due, and compute the step of the next update."""
         ahead: list[int] = []
         for optimizer in self.model._all_optimizers:
-            made, every = int(optimizer.iterations), optimizer.gradient_accumulation_steps or 1
+            updates, every = int(optimizer.iterations), optimizer.gradient_accumulation_steps or 1
             groups: dict[Pruning, list[Variable]] = {}
-            for one in optimizer._masks:
-                groups.setdefault(one.pruning, []).append(one)
+            for weight in optimizer._masks:
+                groups.setdefault(weight.pruning, []).append(weight)
             for pruning, variables in groups.items():
-                if self._looked.get((optimizer, pruning)) != made:
-                    self._update(optimizer, pruning, variables, made)
-                following = pruning.schedule.next_step(made)
-                ahead += [] if following is None else [(following - made - 1) * every + 1]
-        self._begun = bool(self._looked)
+                if self._checked_at.get((optimizer, pruning)) != updates:
+                    self._update(optimizer, pruning, variables, updates)
+                following = pruning.schedule.next_step(updates)
+                ahead += [] if following is None else [(following - updates - 1) * every + 1]
+        self._begun = bool(self._checked_at)
         if not self._begun:  # a step of the user's own makes slots when it is first traced
             ahead = [1]
         if "_trainer" in vars(self):
             self._next = self._trainer.steps_done + min(ahead) if ahead else None
 
-    def _update(self, optimizer: Optimizer, pruning: Pruning, variables: list[Variable], made: int) -> None:
-        """Update the masks of weights that are pruned together, if it is time to.
+    def _update(self, optimizer: Optimizer, pruning: Pruning, variables: list[Variable], updates: int) -> None:
+        """Update the masks of weights that are pruned together, if due.
 
-        The first look of a training comes after an interrupted one was restored, with its masks. Masks of ones alone
-        have never been updated: the training begins, or its weights come from a file.
+        The first check of a training follows its restoring, with its masks. Masks without zeros have never been
+        updated: the training begins, or its weights come from a file.
         """
         key, schedule = (optimizer, pruning), pruning.schedule
-        begins, self._looked[key] = key not in self._looked, made
+        begins, self._checked_at[key] = key not in self._checked_at, updates
         if begins:
-            for one in variables:
-                self._count(one, optimizer._masks[one].numpy())
-        never = begins and made >= schedule.begin_step and not any(self._zeros[one] for one in variables)
-        if not never and (begins or not schedule(made)[0]):
+            for weight in variables:
+                self._count(weight, optimizer._masks[weight].numpy())
+        never = begins and updates >= schedule.begin_step and not any(self._zeros[weight] for weight in variables)
+        if not never and (begins or not schedule(updates)[0]):
             return
         with self._trainer.changing() if "_trainer" in vars(self) else nullcontext():
             # One by one where they may be: sharded weights are gathered, and may not fit into memory together.
-            for own in [variables] if pruning.global_unstructured else [[one] for one in variables]:
-                known = [optimizer._masks[one].numpy() for one in own] if pruning.regrows else []
-                gradients = [optimizer._dense_gradient(one) for one in own] if pruning.regrows else []
-                found = pruning.masks([one.numpy() for one in own], known, gradients, made)
-                for one, mask in zip(own, found, strict=True):
-                    optimizer._prune(one, mask)
-                    self._count(one, mask)
+            for group in [variables] if pruning.global_unstructured else [[weight] for weight in variables]:
+                old_masks = [optimizer._masks[weight].numpy() for weight in group] if pruning.regrows else []
+                gradients = [optimizer._dense_gradient(weight) for weight in group] if pruning.regrows else []
+                new_masks = pruning.masks([weight.numpy() for weight in group], old_masks, gradients, updates)
+                for weight, mask in zip(group, new_masks, strict=True):
+                    optimizer._prune(weight, mask)
+                    self._count(weight, mask)
 
     def _count(self, variable: Variable, mask: npt.NDArray[Any]) -> None:
         self._zeros[variable] = mask.size - int(np.count_nonzero(mask))

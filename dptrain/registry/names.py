@@ -1,4 +1,4 @@
-"""Names: looking them up, with one message for unknown ones, and what Keras calls objects of a class."""
+"""Lookup of names, with one message for unknown ones, and Keras' spelling of class names."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,16 +24,7 @@ def _letters(name: str) -> str:
 
 
 def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
-    """Return `table[name]`.
-
-    Args:
-        kind: what the table holds, for the message ("optimizer").
-        name: as the user wrote it.
-        table: the known names.
-
-    Raises:
-        ConfigError: the name is unknown; the message says whether Keras has it, or suggests the nearest.
-    """
+    """Return `table[name]`, or raise ConfigError that Keras has it, or with the nearest names."""
     if name in table:
         return table[name]
     if isinstance(name, str) and keras_has(_MODULES.get(kind, ""), name) and _letters(name) not in map(_letters, table):
@@ -42,72 +33,59 @@ def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
 
 
 def keras_has(module: str, name: str) -> bool:
-    """Whether Keras knows an object of a module by a name, its own or that in snake case.
-
-    Args:
-        module: such as "layers"; "" for what stands at the top.
-        name: such as "LSTM", "lstm".
-    """
+    """Return whether Keras has a name, or its snake case, in a module such as "layers"; "" for the top."""
     from dptrain.registry.keras_names import KERAS_NAMES
 
-    known = KERAS_NAMES.get(module, frozenset())
-    return name in known or (bool(module) and any(name in (one.lower(), snake_case(one)) for one in known))
+    keras_names = KERAS_NAMES.get(module, frozenset())
+    return name in keras_names or (
+        bool(module) and any(name in (keras_name.lower(), snake_case(keras_name)) for keras_name in keras_names)
+    )
 
 
 def by_name(classes: Iterable[type[T]], short: Mapping[str, type[T]] | None = None) -> dict[str, type[T]]:
-    """Return classes by what Keras calls them: their names, these in snake case, and short ones, also in capitals."""
-    names = {one.__name__: one for one in classes}
-    given = short or {}
+    """Return classes by Keras' names: class names, snake case, and abbreviations, also in capitals."""
+    names = {cls.__name__: cls for cls in classes}
+    abbreviations = short or {}
     return {
-        **{snake_case(name): one for name, one in names.items()},
+        **{snake_case(name): cls for name, cls in names.items()},
         **names,
-        **given,
-        **{name.upper(): one for name, one in given.items()},
+        **abbreviations,
+        **{name.upper(): cls for name, cls in abbreviations.items()},
     }
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return the end of an 'unknown name' message: the nearest known names, or all where these are few."""
-    known = sorted(known)
-    if not known:
+def suggestion(name: str, choices: Iterable[str]) -> str:
+    """Return the end of an 'unknown name' message: the nearest choices, or all of a few."""
+    choices = sorted(choices)
+    if not choices:
         return ""
-    in_lower_case = {one.lower(): one for one in known}
+    in_lower_case = {choice.lower(): choice for choice in choices}
     import difflib
 
     near = difflib.get_close_matches(name.lower(), in_lower_case, _NEAREST, _ALIKE)
     if near:
-        return f"; did you mean {' or '.join(repr(in_lower_case[one]) for one in near)}?"
-    return f"; known: {', '.join(known)}" if len(known) <= _SHORT else ""
+        return f"; did you mean {' or '.join(repr(in_lower_case[match]) for match in near)}?"
+    return f"; known: {', '.join(choices)}" if len(choices) <= _SHORT else ""
 
 
 def snake_case(name: str) -> str:
-    """Return a class's name as Keras spells it in names and files: "ReLU" becomes "re_lu"."""
+    """Return a class name as Keras spells it in names and files: "ReLU" becomes "re_lu"."""
     name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
     return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
 
 
-def numbered(name: str, taken: dict[str, int]) -> str:
-    """Return a name with the first number behind it that makes it unique, none for the first.
-
-    Args:
-        name: that is wanted.
-        taken: the names before, which it becomes one of, with the numbers to go on with.
-    """
-    number = taken.get(name, 0)
-    while (unique := f"{name}_{number}" if number else name) in taken:
+def numbered(name: str, counts: dict[str, int]) -> str:
+    """Return a name made unique by a number, none for the first; updates `counts`, name -> next number."""
+    number = counts.get(name, 0)
+    while (unique := f"{name}_{number}" if number else name) in counts:
         number += 1
-    taken[unique] = 1
-    taken[name] = number + 1
+    counts[unique] = 1
+    counts[name] = number + 1
     return unique
 
 
 def not_supported(what: str, instead: str) -> property:
-    """Return what stands for one of Keras' methods that a class lacks: asking for it is an error that says so.
-
-    Args:
-        what: the method.
-        instead: what serves the purpose.
-    """
+    """Return a property that stands for a missing method of Keras: reading it raises AttributeError."""
 
     def missing(self: object) -> NoReturn:
         raise AttributeError(f"not supported: {what} of {type(self).__name__}; {instead}")
@@ -116,12 +94,7 @@ def not_supported(what: str, instead: str) -> property:
 
 
 def not_there(module: str, names: Sequence[str]) -> Callable[[str], NoReturn]:
-    """Return a module's `__getattr__`, which says of what the module lacks that it is not supported.
-
-    Args:
-        module: under which users know it ("layers").
-        names: what it has for users.
-    """
+    """Return a module's `__getattr__`, which raises that a name is not supported."""
 
     def missing(name: str) -> NoReturn:
         if name.startswith("_"):  # what Python and its tools ask any module for: __path__, __wrapped__, _repr_html_

@@ -1,6 +1,6 @@
-"""Which plain attributes of layers, optimizers, losses and the like a traced step has read: they are its constants.
+"""Records which plain attributes of layers, optimizers, losses and the like a traced step has read.
 
-Whoever changes one of them afterwards would not be heard: programs are traced anew then.
+They are constants of its program, so a change needs a new trace.
 """
 
 import math
@@ -28,59 +28,52 @@ _readers = 0  # threads that note what is read
 
 
 class Readable:
-    """Whose plain attributes are noted where a step that reads them is traced."""
+    """Base of objects whose plain attributes are recorded while a step is traced."""
 
 
 @dataclass(frozen=True)
 class _Read:
-    """An attribute that was read.
+    """An attribute that was read."""
 
-    Attributes:
-        owner: the object, so that no other can have its id.
-        attributes: its `__dict__`.
-        name: of the attribute.
-        kept: what tells its value.
-    """
-
-    owner: Any
-    attributes: dict[str, Any]
+    owner: Any  # kept, so that no other object can have its id
+    attributes: dict[str, Any]  # `__dict__` of the owner
     name: str
-    kept: Any
+    snapshot: Any  # identifies the value
 
     @property
     def now(self) -> Any:
-        """The attribute's value as it is now."""
+        """Current value of the attribute."""
         return self.attributes[self.name] if self.name in self.attributes else getattr(self.owner, self.name, _UNREAD)
 
     @property
     def holds(self) -> bool:
-        """Whether the attribute is what it was."""
+        """Whether the attribute is unchanged."""
         now = self.now
-        return now is self.kept or _same(self.kept, _kept(now))
+        return now is self.snapshot or _same(self.snapshot, _snapshot(now))
 
 
 class Reads:
-    """Attributes that a step has read, and what they were. Several threads may ask while one notes more."""
+    """Attributes that a step has read, with their values; safe to read while a thread adds more."""
 
     def __init__(self) -> None:
         self._noted: Mapping[tuple[int, str], _Read] = {}  # another one when there is more
 
     def changed(self) -> tuple[Any, str, Any, Any] | None:
-        """Return an attribute that is not what it was: whose, its name, what it was and is; None for none."""
-        for one in self._noted.values():
-            if one.attributes.get(one.name, _UNREAD) is not one.kept and not one.holds:
-                return one.owner, one.name, one.kept, one.now
+        """Return owner, name, old and new value of a changed attribute; None if there is none."""
+        for note in self._noted.values():
+            if note.attributes.get(note.name, _UNREAD) is not note.snapshot and not note.holds:
+                return note.owner, note.name, note.snapshot, note.now
         return None
 
     @property
     def hold(self) -> bool:
-        """Whether all attributes are what they were."""
+        """Whether all attributes are unchanged."""
         return self.changed() is None
 
     def add(self, notes: Mapping[tuple[int, str], _Read]) -> None:
-        """Add what was read, but for what the step's own Python has changed meanwhile, such as a count of calls."""
+        """Add reads, except of what the step's own Python has changed, such as a count of calls."""
         with _changing:
-            self._noted = {key: one for key, one in notes.items() if one.holds} | dict(self._noted)
+            self._noted = {key: note for key, note in notes.items() if note.holds} | dict(self._noted)
 
 
 _current: ContextVar[dict[tuple[int, str], _Read] | None] = ContextVar("reads", default=None)
@@ -88,9 +81,9 @@ _current: ContextVar[dict[tuple[int, str], _Read] | None] = ContextVar("reads", 
 
 @contextmanager
 def noting(reads: Reads) -> Iterator[None]:
-    """Note which attributes are read in this context, of all that is `Readable`.
+    """Record which attributes of `Readable` objects are read in this context.
 
-    Python asks a class of its own about every attribute then, which takes several times as long: so only there.
+    Python then asks a class method about every attribute, which takes several times as long: so only here.
     """
     global _readers
     with _changing:
@@ -113,15 +106,15 @@ def noting(reads: Reads) -> Iterator[None]:
 def _noting(self: Any, name: str) -> Any:
     value = object.__getattribute__(self, name)
     notes = _current.get()
-    if notes is not None and (id(self), name) not in notes and _may_be_kept(value) and _is_data(self, name):
-        kept = _kept(value)
-        if kept is not _UNREAD:
-            notes[id(self), name] = _Read(self, object.__getattribute__(self, "__dict__"), name, kept)
+    if notes is not None and (id(self), name) not in notes and _is_recordable(value) and _is_data(self, name):
+        content = _snapshot(value)
+        if content is not _UNREAD:
+            notes[id(self), name] = _Read(self, object.__getattribute__(self, "__dict__"), name, content)
     return value
 
 
-def _may_be_kept(value: Any) -> bool:
-    """Whether `_kept` may know a value; nothing in a container may be about to come."""
+def _is_recordable(value: Any) -> bool:
+    """Return whether `_snapshot` may identify a value; an empty container may be filled later."""
     kind = type(value)
     if kind in _CONTAINERS:
         return bool(value)
@@ -129,17 +122,17 @@ def _may_be_kept(value: Any) -> bool:
 
 
 def _is_data(owner: Any, name: str) -> bool:
-    """Whether an attribute is data of an object or its class, and is not computed."""
+    """Return whether an attribute is data of an object or its class, and is not computed."""
     if name.startswith("__"):
         return False
     if name in object.__getattribute__(owner, "__dict__"):
         return True
-    of_class = next((vars(one)[name] for one in type(owner).__mro__ if name in vars(one)), _UNREAD)
+    of_class = next((vars(cls)[name] for cls in type(owner).__mro__ if name in vars(cls)), _UNREAD)
     return type(of_class) in _PLAIN
 
 
-def _kept(value: Any) -> Any:
-    """Return what tells a value from another, whatever becomes of a container or an array; `_UNREAD` for others."""
+def _snapshot(value: Any) -> Any:
+    """Return what identifies a value, even if a container or array changes later; `_UNREAD` for others."""
     kind = type(value)
     if kind in _PLAIN or kind in _FUNCTIONS or isinstance(value, np.generic):
         return value
@@ -152,18 +145,18 @@ def _kept(value: Any) -> Any:
 
 
 def _flatten(value: Any, leaves: list[Any]) -> bool:
-    """Add a container's structure and leaves to a list; return whether it holds plain values alone, and not many."""
+    """Append a container's structure and leaves; return whether it has only few plain values."""
     kind = type(value)
     if kind in _CONTAINERS:
         leaves.append((kind, len(value)))
         items = chain.from_iterable(value.items()) if isinstance(value, Mapping) else value
-        return all(_flatten(one, leaves) for one in items)
+        return all(_flatten(item, leaves) for item in items)
     leaves.append(value)
     return len(leaves) <= _MOST_LEAVES and (kind in _PLAIN or kind in _FUNCTIONS or isinstance(value, np.generic))
 
 
 class _Array:
-    """An array as it was, with a copy of its bytes if these are few."""
+    """An array with a copy of its bytes, if these are few."""
 
     def __init__(self, array: Any) -> None:
         self._array = array
@@ -179,7 +172,7 @@ class _Array:
 
 
 def _same(before: Any, now: Any) -> bool:
-    """Whether two values are the same to a program: 1 and 1.0 are not, nor 0.0 and -0.0; NaN is NaN."""
+    """Return whether a program sees two values as the same: 1 and 1.0 differ, as do 0.0 and -0.0; NaN equals NaN."""
     if before is now:
         return True
     if type(before) is not type(now):

@@ -1,4 +1,4 @@
-"""Objects as Keras writes them to JSON: {"module", "class_name", "config", "registered_name"}, and back."""
+"""Objects as Keras' JSON, {"module", "class_name", "config", "registered_name"}, and back."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +20,7 @@ _scope: ContextVar[Mapping[str, Any] | None] = ContextVar("custom_objects", defa
 
 @contextmanager
 def custom_object_scope(custom_objects: Mapping[str, Any] | None) -> Iterator[None]:
-    """Let classes and functions of the user's own be found by these names in files and configurations.
+    """Let files and configurations find the user's own classes and functions by these names.
 
     Args:
         custom_objects: by name; those of an outer scope are found too.
@@ -43,58 +43,48 @@ def register_keras_serializable(package: str = "Custom", name: str | None = None
         ConfigError: the class has no `get_config`.
     """
 
-    def register(one: T) -> T:
-        if isinstance(one, type) and not hasattr(one, "get_config"):
+    def register(cls: T) -> T:
+        if isinstance(cls, type) and not hasattr(cls, "get_config"):
             raise ConfigError("Cannot register a class that does not have a get_config() method.")
-        _registered[f"{package}>{name or getattr(one, '__name__', '')}"] = one
-        return one
+        _registered[f"{package}>{name or getattr(cls, '__name__', '')}"] = cls
+        return cls
 
     return register
 
 
-def get_registered_name(one: Any) -> str:
-    """Return the name that a class or a function is written under."""
-    return next((name for name, known in _registered.items() if known is one), one.__name__)
+def get_registered_name(cls: Any) -> str:
+    """Return the name that a class or function is written under."""
+    return next((name for name, registered in _registered.items() if registered is cls), cls.__name__)
 
 
 def custom_object(*names: str | None) -> Any:
-    """Return what is known under one of these names; None where nothing is."""
-    known = {**_registered, **(_scope.get() or {})}
-    return next((known[name] for name in names if name in known), None)
+    """Return the object registered under one of these names; None if there is none."""
+    classes = {**_registered, **(_scope.get() or {})}
+    return next((classes[name] for name in names if name in classes), None)
 
 
 def get_registered_object(name: str, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """Return what is known under a name in a scope, in `custom_objects` or by registration; None where nothing is."""
+    """Return the object of a name in a scope, in `custom_objects` or by registration; None if there is none."""
     return (custom_objects or {}).get(name, custom_object(name))
 
 
 def get_custom_objects() -> dict[str, Any]:
-    """Return the classes and functions that are registered, by name; what is put into it is registered."""
+    """Return the registered classes and functions by name; additions to it are registered."""
     return _registered
 
 
 def function_to_dict(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return what Keras' `serialize_keras_object` returns for a function.
-
-    Raises:
-        ConfigError: a lambda, which has no name to be found by.
-    """
+    """Return Keras' description of a function, or raise ConfigError for a lambda, which has no name."""
     name = getattr(function, "__name__", "<lambda>")
     if name == "<lambda>":
         raise ConfigError(f"not supported: writing the lambda {function!r} to a file; define it by `def`")
-    own = function.__module__.split(".")[0] == "dptrain"
-    name = name if own else get_registered_name(function)
+    is_ours = function.__module__.split(".")[0] == "dptrain"
+    name = name if is_ours else get_registered_name(function)
     return {"module": "builtins", "class_name": "function", "config": name, "registered_name": "function"}
 
 
-def own_or_name(identifier: Any) -> Any:
-    """Return the user's own object that a name, or Keras' description of a function, means; else the name.
-
-    Anything else is returned as it is.
-
-    Raises:
-        ConfigError: a Python lambda, which files hold as code.
-    """
+def custom_object_or_name(identifier: Any) -> Any:
+    """Return the user's object of a name or of Keras' description of a function, else the name; others as they are."""
     name, registered = identifier, None
     if isinstance(identifier, Mapping) and identifier.get("class_name") == "__lambda__":
         raise ConfigError(
@@ -105,55 +95,41 @@ def own_or_name(identifier: Any) -> Any:
         name, registered = identifier.get("config"), identifier.get("registered_name")
     if not isinstance(name, str):
         return identifier
-    found = custom_object(registered if isinstance(registered, str) else None, name)
-    return name if found is None else found
+    value = custom_object(registered if isinstance(registered, str) else None, name)
+    return name if value is None else value
 
 
 class Configurable(Readable, ABC):
-    """What can say how it was made, and be made again from that."""
+    """Base of objects that can be rebuilt from a configuration."""
 
     @abstractmethod
     def _get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments as Keras' `get_config` names them, in types that JSON has."""
+        """Return the constructor's arguments as Keras' `get_config` names them, as JSON."""
 
     def get_config(self) -> dict[str, Any]:
-        """Return `config`, under Keras' name."""
+        """Return the constructor's arguments as Keras names them."""
         return self._get_config()
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Return an object with the arguments that `config` gave."""
+        """Return an object with the arguments of `get_config`."""
         return cls(**config)
 
 
-def to_dict(module: str, one: Any, own: Iterable[type]) -> dict[str, Any]:
-    """Return what Keras' `serialize_keras_object` returns for an object.
-
-    Args:
-        module: where Keras has its classes of this kind ("keras.layers").
-        one: it has `get_config`.
-        own: the classes that Keras has too; others are the user's, of a module of their own.
-    """
-    kind = type(one)
-    known = kind in own
+def to_dict(module: str, instance: Any, builtin: Iterable[type]) -> dict[str, Any]:
+    """Return Keras' description of an object with `get_config`; `builtin` are the classes that Keras has too."""
+    kind = type(instance)
+    is_builtin = kind in builtin
     return {
-        "module": module if known else kind.__module__,
+        "module": module if is_builtin else kind.__module__,
         "class_name": kind.__name__,
-        "config": plain(one.get_config()),
-        "registered_name": None if known else get_registered_name(kind),
+        "config": plain(instance.get_config()),
+        "registered_name": None if is_builtin else get_registered_name(kind),
     }
 
 
 def plain(value: Any, around: tuple[int, ...] = ()) -> Any:
-    """Return a configuration in types that JSON has: numbers and arrays of NumPy become Python's, objects descriptions.
-
-    Args:
-        value: the configuration, or a part of it.
-        around: ids of the lists and dictionaries that it is in.
-
-    Raises:
-        ConfigError: a list or a dictionary contains itself.
-    """
+    """Return a configuration as JSON: NumPy values become Python's, objects descriptions; cycles raise ConfigError."""
     if isinstance(value, Mapping | list | tuple):
         if id(value) in around:
             raise ConfigError(f"a {type(value).__name__} of a configuration contains itself, which no file can hold")
@@ -170,18 +146,8 @@ def plain(value: Any, around: tuple[int, ...] = ()) -> Any:
     return serialize_keras_object(value)
 
 
-def made(kind: str, description: Any, classes: Mapping[str, type[Any]], *more: Any) -> Any:
-    """Return the object that {"class_name": ..., "config": ...} describes; further keys are ignored.
-
-    Args:
-        kind: what the table holds, for messages ("layer").
-        description: as `to_dict` returns it.
-        classes: by name; where one is not there as it is written, it is looked for in lower case.
-        more: further arguments of the class's `from_config`.
-
-    Raises:
-        ConfigError: no such class, not such a dictionary, or not the class's arguments.
-    """
+def from_description(kind: str, description: Any, classes: Mapping[str, type[Any]], *more: Any) -> Any:
+    """Build an object from {"class_name": ..., "config": ...}, with names in lower case as a fallback."""
     name = description.get("class_name") if isinstance(description, Mapping) else None
     config = description.get("config") if isinstance(description, Mapping) else None
     if not isinstance(name, str) or not isinstance(config, Mapping):
@@ -197,14 +163,14 @@ def made(kind: str, description: Any, classes: Mapping[str, type[Any]], *more: A
 
 
 class Registry(Generic[T]):
-    """The classes of one of Keras' modules by name, and the module's functions over them.
+    """Classes of one of Keras' modules by name, and the module's functions over them.
 
     Args:
-        kind: what the objects are, for messages ("loss").
-        module: where Keras has the classes ("keras.losses").
-        base: the class of all such objects.
-        classes: by name; further ones may be added later.
-        functions: by name; None where functions, the user's own as well, cannot stand for an object.
+        kind: the objects' kind in messages ("loss").
+        module: Keras' module of the classes ("keras.losses").
+        base: base class of the objects.
+        classes: by name; more may be added later.
+        functions: by name; None if functions cannot stand for an object.
     """
 
     def __init__(
@@ -226,22 +192,22 @@ class Registry(Generic[T]):
         Raises:
             ConfigError: there is none, or an argument is out of range.
         """
-        found: Any = own_or_name(identifier)
+        result: Any = custom_object_or_name(identifier)
         if self._functions is not None:
-            found = self._functions.get(found, found) if isinstance(found, str) else found
-            if callable(found) and not isinstance(found, self._base | type):
-                return found  # type: ignore[no-any-return]
-        return get(self._kind, found, self._base, self._classes)  # type: ignore[no-any-return]
+            result = self._functions.get(result, result) if isinstance(result, str) else result
+            if callable(result) and not isinstance(result, self._base | type):
+                return result  # type: ignore[no-any-return]
+        return get(self._kind, result, self._base, self._classes)  # type: ignore[no-any-return]
 
-    def serialize(self, one: T) -> dict[str, Any]:
+    def serialize(self, instance: T) -> dict[str, Any]:
         """Return an object as Keras writes it to JSON: {"module", "class_name", "config", "registered_name"}.
 
         Raises:
             ConfigError: it is a lambda.
         """
-        if self._functions is not None and not hasattr(one, "get_config") and callable(one):
-            return function_to_dict(one)
-        return to_dict(self._module, one, self._classes.values())
+        if self._functions is not None and not hasattr(instance, "get_config") and callable(instance):
+            return function_to_dict(instance)
+        return to_dict(self._module, instance, self._classes.values())
 
     def deserialize(self, config: str | Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> T:
         """Return the object that `serialize`, or Keras, described; keys besides "class_name" and "config" are ignored.
@@ -256,22 +222,12 @@ class Registry(Generic[T]):
         with custom_object_scope(custom_objects):
             if isinstance(config, str) or (self._functions is not None and config.get("class_name") == "function"):
                 return self.get(config)
-            found: T = made(self._kind, config, self._classes)
-            return found
+            instance: T = from_description(self._kind, config, self._classes)
+            return instance
 
 
 def get(kind: str, identifier: Any, base: type[Any], classes: Mapping[str, type[Any]]) -> Any:
-    """Return what an argument means: an object as it is, a class's or name's with its defaults, a described one.
-
-    Args:
-        kind: what it should be, for messages ("layer").
-        identifier: the argument.
-        base: the class of all such objects.
-        classes: by name.
-
-    Raises:
-        ConfigError: it means none.
-    """
+    """Return an argument's object: an instance as it is, a class or name with defaults, or a configuration."""
     if isinstance(identifier, base):
         return identifier
     if isinstance(identifier, str):
@@ -283,7 +239,7 @@ def get(kind: str, identifier: Any, base: type[Any], classes: Mapping[str, type[
     if isinstance(identifier, type) and issubclass(identifier, base):
         return identifier()
     if isinstance(identifier, Mapping):
-        return made(kind, identifier, classes)
+        return from_description(kind, identifier, classes)
     if callable(identifier):
         raise ConfigError(f"not supported: a function as {kind}; subclass {base.__name__}")
     raise ConfigError(f"Could not interpret {kind} identifier: {identifier}")

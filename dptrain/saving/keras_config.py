@@ -38,9 +38,9 @@ from dptrain.program.tree import map_leaves
 from dptrain.registry.names import suggestion
 from dptrain.registry.serialization import (
     custom_object,
+    custom_object_or_name,
     custom_object_scope,
     function_to_dict,
-    own_or_name,
     plain,
     to_dict,
 )
@@ -495,7 +495,7 @@ def _value(value: Any, label: str) -> Any:
 
 def _function(description: Config) -> Any:
     """Return the name of one of Keras' functions, or the user's function."""
-    function = own_or_name(description)
+    function = custom_object_or_name(description)
     if isinstance(function, str) and function in _names_of_functions():
         return function
     if isinstance(function, str | Mapping):

@@ -1,4 +1,4 @@
-"""The ranks choose their devices together: a GPU of its own for each, and the same kind for all."""
+"""Assigns devices to ranks: a GPU of its own for each, and the same kind for all."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -20,14 +20,7 @@ def open_backend(
     share_gpu: bool = False,
     **options: Any,
 ) -> Backend:
-    """Return this rank's backend. Collective.
-
-    Args:
-        comm: the ranks.
-        device: as in `backend.create`.
-        dtype: as in `backend.create`.
-        share_gpu: several ranks may use one GPU.
-        options: further ones of `backend.create`.
+    """Open this rank's backend, with the options of `backend.create`. Collective.
 
     Raises:
         ConfigError: as `backend.create`; an AgreedError with its exit code on several ranks.
@@ -48,33 +41,32 @@ def open_backend(
 
 
 def find_place(comm: Communicator, device: str, dtype: str, share_gpu: bool) -> backends.Place:
-    """Return which GPU this rank takes, after the ranks of its node have told each other what they see. Collective."""
+    """Return the GPU of this rank, agreed with the ranks of its node. Collective."""
     if comm.size == 1:
         return backends.Place(comm.host)
     # A rank alone on its node takes the first GPU that it sees; asking the driver costs tenths of a second.
     looks = comm.local_size > 1 and backends.tries_gpu(device, dtype)
-    told = comm.allgather([comm.node, visible_gpus() if looks else []])
-    ranks = [rank for rank, (node, _) in enumerate(told) if node == comm.node]
+    node_gpus = comm.allgather([comm.node, visible_gpus() if looks else []])
+    ranks = [rank for rank, (node, _) in enumerate(node_gpus) if node == comm.node]
     try:
-        chosen = assign([told[rank][1] for rank in ranks], ranks, share_gpu, comm.host)
+        chosen = assign([node_gpus[rank][1] for rank in ranks], ranks, share_gpu, comm.host)
     except DeviceError as error:
         return backends.Place(comm.host, trouble=str(error))
-    names = [told[rank][1][number : number + 1] for rank, number in zip(ranks, chosen, strict=True)]
+    names = [node_gpus[rank][1][number : number + 1] for rank, number in zip(ranks, chosen, strict=True)]
     mine = ranks.index(comm.rank)
     return backends.Place(comm.host, chosen[mine], sharers=names.count(names[mine]))
 
 
 def check_devices(comm: Communicator, backend: Backend, share_gpu: bool) -> None:
-    """Refuse ranks on devices of different kinds, and two ranks on one GPU unless they may share it. Collective.
-
-    Raises:
-        AgreedError: on every rank.
-    """
-    about = [comm.host, backend.name, backend.numerics, backend.description, backend.gpu]
-    found = comm.allgather(about)
-    hosts, kinds, numerics, descriptions, gpus = zip(*found, strict=True)
+    """Refuse ranks on devices of different kinds, and ranks that share a GPU unless they may. Collective."""
+    identity = [comm.host, backend.name, backend.numerics, backend.description, backend.gpu]
+    identities = comm.allgather(identity)
+    hosts, kinds, numerics, descriptions, gpus = zip(*identities, strict=True)
     if len(set(kinds)) > 1:
-        shown = [one if name == "cuda" else text for name, one, text in zip(kinds, numerics, descriptions, strict=True)]
+        shown = [
+            numeric if name == "cuda" else text
+            for name, numeric, text in zip(kinds, numerics, descriptions, strict=True)
+        ]
         raise AgreedError(
             "device",
             ExitCode.DEVICE,
@@ -90,7 +82,7 @@ def check_devices(comm: Communicator, backend: Backend, share_gpu: bool) -> None
             "give all ranks the same kind of GPU or CPU, the same options and the same packages",
             [],
         )
-    for gpu in dict.fromkeys(one for one in gpus if one is not None and not share_gpu):
+    for gpu in dict.fromkeys(device for device in gpus if device is not None and not share_gpu):
         users = [rank for rank, other in enumerate(gpus) if other == gpu]
         if len(users) > 1:
             raise AgreedError(

@@ -1,8 +1,7 @@
-"""Steps that are left out: those whose gradients are not finite, or far larger than those before.
+"""Skips steps whose gradients are not finite, or far larger than before.
 
-The step's program decides, by the gradients summed over all ranks, so that all ranks decide alike. A step that is left
-out changes nothing: weights, slots, statistics, metrics and the counts of random draws stay as they were, as if its
-batch had not been there.
+The step's program decides by the gradients summed over all ranks, so all ranks decide alike. A skipped step changes
+nothing: weights, slots, statistics, metrics and counts of random draws stay as they were.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,15 +18,10 @@ _FIRST, _MEMORY = 20, 100
 
 
 class StepGuard:
-    """Wraps a training step.
+    """Wraps a training step so that it can be skipped.
 
-    Args:
-        outliers: leave out also what is above the running mean of the gradients' norm by so many of its standard
-            deviations; None for nothing. Such a norm counts in the mean as the limit, so that gradients which stay
-            larger are followed.
-
-    Attributes:
-        skipped: how many steps have been left out (int64).
+    With `outliers`, a step is also skipped if the gradients' norm exceeds its running mean by so many standard
+    deviations. Such a norm counts in the mean as the limit, so that gradients which stay larger are followed.
     """
 
     def __init__(self, outliers: float | None = None) -> None:
@@ -38,20 +32,16 @@ class StepGuard:
 
     @property
     def variables(self) -> list[Variable]:
-        """Its state."""
+        """The guard's state."""
         return [self.skipped, *([] if self._outliers is None else [self._count, self._mean, self._variance])]
 
     def reset(self) -> None:
-        """Begin anew."""
-        for one in self.variables:
-            one.assign(np.zeros(one.shape, one.dtype))
+        """Reset the state."""
+        for variable in self.variables:
+            variable.assign(np.zeros(variable.shape, variable.dtype))
 
     def wrap(self, function: Callable[[Any], Mapping[str, Any]]) -> Callable[[Any], Mapping[str, Any]]:
-        """Return a step that changes nothing where its gradients are not as they should be.
-
-        Raises:
-            ConfigError: when it is traced: no optimizer has been given gradients.
-        """
+        """Return a step that changes nothing if its gradients fail the check."""
 
         def guarded(data: Any) -> Mapping[str, Any]:
             if not is_tracing():
@@ -60,7 +50,7 @@ class StepGuard:
             gradients = applied_gradients()
             if not gradients:
                 raise ConfigError("not supported: leaving out steps of a train_step that calls no optimizer's apply")
-            squares = [ops.sum(ops.square(ops.cast(one, "float64"))) for one in gradients]
+            squares = [ops.sum(ops.square(ops.cast(grad, "float64"))) for grad in gradients]
             norm = ops.sqrt(sum(squares[1:], squares[0]))
             good, follow = self._judge(norm)
             hold(good)
@@ -71,11 +61,11 @@ class StepGuard:
         return guarded
 
     def _judge(self, norm: Tensor) -> tuple[Tensor, Callable[[], None]]:
-        """Return whether a step counts, and what notes its norm."""
+        """Return whether a step counts, and the function that records its norm."""
         finite = ops.isfinite(norm)
         if self._outliers is None:
             return finite, lambda: None
-        count, mean, variance = (one.value for one in (self._count, self._mean, self._variance))
+        count, mean, variance = (variable.value for variable in (self._count, self._mean, self._variance))
         limit = ops.where(count < _FIRST, np.float64(np.inf), mean + self._outliers * ops.sqrt(variance))
         counted = ops.where(finite, ops.minimum(norm, limit), mean)
         share = 1.0 / ops.cast(ops.minimum(count + 1, _MEMORY), "float64")
@@ -90,6 +80,6 @@ class StepGuard:
 
 
 def _variable(name: str, value: Any) -> Variable:
-    made = Variable(value, name, trainable=False)
-    made.path = f"step_guard/{name}"
-    return made
+    variable = Variable(value, name, trainable=False)
+    variable.path = f"step_guard/{name}"
+    return variable

@@ -1,7 +1,7 @@
-"""Health checks of a training every so many steps: is its state finite, and do all ranks have the same.
+"""Periodic health checks of a training: its state is finite, and the same on all ranks.
 
-Where something is wrong, the last steps are made again, one by one, from a copy of the state as it was before them: so
-the step is found, and in it the samples, or the op and its layer, where the first NaN comes from.
+A failed check repeats the last steps, one by one, from a copy of the state before them: it finds the step, and in it
+the samples, or the op and its layer, that the first NaN comes from.
 """
 
 import math
@@ -29,22 +29,18 @@ OnNonfinite = Literal["stop", "skip", "ignore"]
 # Steps between two looks of several ranks, which must agree on when; a process alone looks when some time has passed.
 _EVERY = 100
 # Of several ranks' looks one in so many is followed by a new copy of the state, which costs more than the look.
-_COPIES = 10
+_CHECKS_PER_COPY = 10
 _SECONDS = 0.5
 # What batches may take of all ranks' memory that a user's code has made and that are kept to make steps again.
-_KEPT_BYTES = 64 << 20
+_MAX_BATCH_BYTES = 64 << 20
 
 _ADVICE = "try a smaller learning rate, clip gradients, or skip such steps (on_nonfinite='skip', --on-nonfinite skip)"
 
 
-def digest_every(given: int | None = None) -> int:
-    """Return the steps between two comparisons of the replicas, 0 for none: DPTRAIN_DIGEST_EVERY if nobody says.
-
-    Raises:
-        ConfigError: the variable is no such number.
-    """
-    if given is not None:
-        return given
+def digest_every(steps: int | None = None) -> int:
+    """Return the steps between two comparisons of the replicas, 0 for none, by default DPTRAIN_DIGEST_EVERY."""
+    if steps is not None:
+        return steps
     text = os.environ.get("DPTRAIN_DIGEST_EVERY", str(_EVERY))
     if not text.isdecimal():
         raise ConfigError(f"DPTRAIN_DIGEST_EVERY = {text!r}: expected a number of steps, or 0 to compare nothing")
@@ -52,125 +48,114 @@ def digest_every(given: int | None = None) -> int:
 
 
 @dataclass(frozen=True)
-class _Bad:
-    """The first step that leaves something behind that is not finite.
+class _DivergedStep:
+    """The first step whose state is not finite."""
 
-    Attributes:
-        step: of the epoch, from 1.
-        shards: this rank's.
-        rows: their samples.
-    """
-
-    step: int
-    shards: Sequence[Shard]
-    rows: BatchRows
+    step: int  # of the epoch, from 1
+    shards: Sequence[Shard]  # of this rank
+    rows: BatchRows  # of these shards
 
 
 class HealthCheck:
-    """Checks the health of a training: looks at its state.
-
-    Args:
-        model: this rank's replica.
-        programs: runs its steps.
-        batches: that it is trained on.
-        every: steps between two comparisons of the replicas; 0 for none.
-        on_nonfinite: "ignore" goes on with a state that is not finite.
-    """
+    """Checks the state of a training."""
 
     def __init__(
         self, model: Trained, programs: Programs, batches: Batches, *, every: int, on_nonfinite: OnNonfinite
     ) -> None:
         self._model, self._programs, self._batches = model, programs, batches
-        self._comm, self._compares, self._judges = programs.comm, every > 0, on_nonfinite != "ignore"
+        self._comm, self._compares, self._checks_finite = programs.comm, every > 0, on_nonfinite != "ignore"
         self._every = every or _EVERY
-        self._meant: set[int] = set()
-        self._take_in(model._variables_on_device())
+        self._allowed: set[int] = set()
+        self._watch(model._variables_on_device())
         # Weights that are not finite before the training are meant to be so.
-        weights = {id(one) for one in programs.local(model.weights)}
-        found = zip(self._variables, self._snapshot.digests()[:, 1], strict=True)
-        self._meant = {id(one) for one, wrong in found if wrong and id(one) in weights}
-        self._epoch = self._done = 0
+        weights = {id(weight) for weight in programs.local(model.weights)}
+        digested = zip(self._variables, self._snapshot.digests()[:, 1], strict=True)
+        self._allowed = {id(variable) for variable, wrong in digested if wrong and id(variable) in weights}
+        self._epoch = self._steps_done = 0
         self._steps: list[Sequence[Shard]] = []
-        self._looked, self._looks, self._seen = 0.0, 0, True
+        self._checked_at, self._checks, self._is_checked = 0.0, 0, True
         self._settled = False
 
-    def _take_in(self, variables: Sequence[Variable]) -> None:
-        """Look at these variables from now on."""
+    def _watch(self, variables: Sequence[Variable]) -> None:
+        """Check these variables from now on."""
         self._count = len(variables)
         metrics, variables = self._model.metrics, self._programs.local(variables)
-        totals = {id(one) for metric in metrics for one in metric.variables}
-        losses = {id(one) for metric in metrics if _is_loss(metric.name) for one in metric.variables}
-        weights = {id(one) for one in self._programs.local(self._model.weights)}
+        totals = {id(total) for metric in metrics for total in metric.variables}
+        losses = {id(total) for metric in metrics if _is_loss(metric.name) for total in metric.variables}
+        weights = {id(weight) for weight in self._programs.local(self._model.weights)}
         self._variables, self._snapshot = list(variables), self._programs.backend.snapshot(variables)
-        self._common = np.array([id(one) not in totals and one.aggregation == "none" for one in variables], bool)
+        self._common = np.array(
+            [id(variable) not in totals and variable.aggregation == "none" for variable in variables], bool
+        )
         numbers = np.flatnonzero(self._common)
         self._groups: list[tuple[list[list[int]], Any]] = [([list(range(self._comm.size))], numbers)]
         sharding = self._programs.sharding
         if sharding is not None:  # who has the same of what
-            found = sharding.groups([self._variables[number] for number in numbers])
-            self._groups = [(ranks, numbers[own]) for ranks, own in found]
-        self._judged = np.array([id(one) in weights | losses for one in variables], bool)
-        self._kept = False
+            groups = sharding.groups([self._variables[number] for number in numbers])
+            self._groups = [(ranks, numbers[members]) for ranks, members in groups]
+        self._checked = np.array([id(variable) in weights | losses for variable in variables], bool)
+        self._has_copy = False
         self._agreed: npt.NDArray[np.uint64] | None = None  # digests of the last look, the same on all ranks
         self._changed: set[str] = set()  # since then, before the epoch's first step
 
     @property
-    def left(self) -> int | None:
-        """How many steps may be made before the next look; None for any number."""
-        return None if self._comm.size == 1 else self._every - self._done % self._every
+    def steps_left(self) -> int | None:
+        """Steps before the next check; None for any number."""
+        return None if self._comm.size == 1 else self._every - self._steps_done % self._every
 
     def begin(self, epoch: int, step: int) -> None:
-        """Begin an epoch, counted from 0, of which some steps are done."""
-        self._epoch, self._done = epoch, step
-        self._looks = 0
+        """Begin an epoch, counted from 0, after `step` of its steps."""
+        self._epoch, self._steps_done = epoch, step
+        self._checks = 0
         if self._agreed is not None:
             changed = (self._snapshot.digests()[:, 0] != self._agreed) & self._common
-            self._changed = {one.path for one, is_other in zip(self._variables, changed, strict=True) if is_other}
-        self.keep()
+            self._changed = {
+                variable.path for variable, is_other in zip(self._variables, changed, strict=True) if is_other
+            }
+        self.take_copy()
 
     def after(self, steps: Sequence[Sequence[Shard]]) -> None:
-        """Note steps that have been made, and look at the state if it is time to. Collective on several ranks."""
+        """Count steps, and check the state if it is due. Collective on several ranks."""
         self._steps += steps
-        self._done += len(steps)
-        self._seen = False
-        due = time.perf_counter() - self._looked > _SECONDS if self._comm.size == 1 else self.left == self._every
-        anew = self._batches.replay_bytes >= _KEPT_BYTES
+        self._steps_done += len(steps)
+        self._is_checked = False
+        due = (
+            time.perf_counter() - self._checked_at > _SECONDS
+            if self._comm.size == 1
+            else self.steps_left == self._every
+        )
+        anew = self._batches.replay_bytes >= _MAX_BATCH_BYTES
         if not self._settled:  # the first steps may have made variables
             self._settled, anew = True, anew or len(self._model._variables_on_device()) != self._count
         if due or anew:
-            self.look()
-            self._looks += due
-            if self._comm.size == 1 or self._looks % _COPIES == 0 or anew:
-                self.keep()
+            self.check()
+            self._checks += due
+            if self._comm.size == 1 or self._checks % _CHECKS_PER_COPY == 0 or anew:
+                self.take_copy()
 
     def after_callbacks(self) -> None:
-        """Note that callbacks may have changed the state since the last look. Called on all ranks or on none."""
-        self._seen = False
+        """Note that callbacks may have changed the state since the last check. Called on all ranks or on none."""
+        self._is_checked = False
 
-    def look(self) -> None:
-        """Look at the state. Collective.
-
-        Raises:
-            DivergenceError: it is not finite; an AgreedError with its exit code on several ranks.
-            AgreedError: the ranks have different states.
-        """
-        if self._seen:
+    def check(self) -> None:
+        """Raise if the state is not finite, or differs between the ranks. Collective."""
+        if self._is_checked:
             return
-        self._seen = True
+        self._is_checked = True
         variables = self._model._variables_on_device()
         if len(variables) != self._count:  # the first step has made some
-            self._take_in(variables)
-        found = self._snapshot.digests()
-        wrong = self._judges and bool(self._wrong(found).any())
+            self._watch(variables)
+        state_digests = self._snapshot.digests()
+        wrong = self._checks_finite and bool(self._diverged(state_digests).any())
         if self._comm.size == 1:
             if wrong:
-                self._explain(found)
+                self._raise_divergence(state_digests)
             return
         # NaNs need not have the same bits everywhere: a state that is not finite, and may be so, is not compared.
-        clean = not (self._not_finite(found) & self._common).any()
+        clean = not (self._not_finite(state_digests) & self._common).any()
         rates = self._rates()
-        about = struct.pack(f"<{len(rates)}dq", *rates, self._done)
-        digests = [number_of(found[numbers, 0].tobytes(), about) for _, numbers in self._groups]
+        progress = struct.pack(f"<{len(rates)}dq", *rates, self._steps_done)
+        digests = [number_of(state_digests[numbers, 0].tobytes(), progress) for _, numbers in self._groups]
         facts = gathered(self._comm, wrong, clean, *digests)
         differ = any(
             (facts[ranks, column] != facts[ranks[0], column]).any()
@@ -178,77 +163,77 @@ class HealthCheck:
             for ranks in groups
         )
         if facts[:, 0].all() or (facts[:, 0].any() and not (differ and self._compares)):
-            self._explain(found)
+            self._raise_divergence(state_digests)
         elif differ and self._compares and (facts[:, 1].all() or facts[:, 0].any()):
-            self._compare(found)
+            self._raise_difference(state_digests)
         elif self._compares and not differ:
-            self._agreed, self._changed = found[:, 0], set()
+            self._agreed, self._changed = state_digests[:, 0], set()
 
-    def keep(self) -> None:
-        """Copy the state, to come back to, and keep the samples from now on."""
-        self._steps, self._looked = [], time.perf_counter()
+    def take_copy(self) -> None:
+        """Copy the state, and keep the samples from now on, to repeat the steps from here."""
+        self._steps, self._checked_at = [], time.perf_counter()
         sharded = self._programs.sharding is not None  # to save memory, which a copy would take again
-        self._kept = not sharded and self._batches.keep() and self._snapshot.take()
+        self._has_copy = not sharded and self._batches.keep() and self._snapshot.take()
 
-    def _wrong(self, found: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    def _diverged(self, digests: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
         """Return which variables are not finite and should be."""
-        wrong: npt.NDArray[np.bool_] = self._not_finite(found) & self._judged
+        wrong: npt.NDArray[np.bool_] = self._not_finite(digests) & self._checked
         return wrong
 
-    def _not_finite(self, found: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-        meant = np.array([id(one) in self._meant for one in self._variables], bool)
-        wrong: npt.NDArray[np.bool_] = (found[:, 1] != 0) & ~meant
+    def _not_finite(self, digests: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        allowed = np.array([id(variable) in self._allowed for variable in self._variables], bool)
+        wrong: npt.NDArray[np.bool_] = (digests[:, 1] != 0) & ~allowed
         return wrong
 
     def _rates(self) -> list[float]:
-        """Return the learning rates, if a schedule says one of them, which is no variable."""
+        """Return the learning rates of a schedule, which are no variables."""
         optimizer = self._model._compiled_optimizer
         return list(optimizer._rates.values()) if optimizer._follows_schedule else []
 
     @property
     def _step(self) -> Step:
-        found: Step = self._model._make_step("train")
-        return found
+        step: Step = self._model._make_step("train")
+        return step
 
     def _where(self, step: int) -> str:
         return f"step {step} of epoch {self._epoch + 1}"
 
     # Ranks that differ
 
-    def _compare(self, found: npt.NDArray[np.uint64]) -> None:
-        """Name who differs, and in what. Collective."""
-        own = {
-            self._name(one): f"{int(digest):016x}"
-            for one, digest, common in zip(self._variables, found[:, 0], self._common, strict=True)
+    def _raise_difference(self, digests: npt.NDArray[np.uint64]) -> None:
+        """Raise with the deviating ranks and variables. Collective."""
+        hexdigests = {
+            self._name(variable): f"{int(digest):016x}"
+            for variable, digest, common in zip(self._variables, digests[:, 0], self._common, strict=True)
             if common
         }
-        own["learning rate"] = ", ".join(map(str, self._rates()))
-        facts = self._comm.allgather(own)
+        hexdigests["learning rate"] = ", ".join(map(str, self._rates()))
+        facts = self._comm.allgather(hexdigests)
         away: list[dict[str, float]] = []
         if deviating(facts, []) is None:
             names = differing(facts)
             # Between epochs callbacks may change something on all ranks, but not on some. The copy has it already.
-            changed = [set(one) for one in self._comm.allgather(sorted(self._changed))]
-            alone = [bool(one - set.intersection(*changed)) for one in changed]
+            changed = [set(paths) for paths in self._comm.allgather(sorted(self._changed))]
+            alone = [bool(paths - set.intersection(*changed)) for paths in changed]
             if any(alone):
-                away = [dict.fromkeys(names, math.inf if one else 0.0) for one in alone]
-            elif self._all(self._kept and not self._step.eager):
-                away = self._comm.allgather(self._away(names))
-        refuse_difference(self._comm, self._where(self._done), facts, away)
+                away = [dict.fromkeys(names, math.inf if deviates else 0.0) for deviates in alone]
+            elif self._all(self._has_copy and not self._step.eager):
+                away = self._comm.allgather(self._distances(names))
+        refuse_difference(self._comm, self._where(self._steps_done), facts, away)
 
-    def _away(self, names: Collection[str]) -> dict[str, float]:
-        """Return how far variables are from what the same steps make of them when they are made again. Collective."""
-        chosen = [one for one in self._variables if self._name(one) in names]
-        values = [one.numpy().astype(np.float64) for one in chosen]
+    def _distances(self, names: Collection[str]) -> dict[str, float]:
+        """Return how far variables are from the result of repeating the same steps. Collective."""
+        chosen = [variable for variable in self._variables if self._name(variable) in names]
+        values = [variable.numpy().astype(np.float64) for variable in chosen]
         self._snapshot.restore()
         for shards in self._steps:
             rows = self._batches.rows([shards])
             self._programs.run(self._step, self._batches.spec, rows, [shards])
-        again = [one.numpy().astype(np.float64) for one in chosen]
+        again = [variable.numpy().astype(np.float64) for variable in chosen]
         distances = [
             np.nan_to_num(np.abs(a - b), nan=np.inf).max(initial=0) for a, b in zip(values, again, strict=True)
         ]
-        return {self._name(one): float(distance) for one, distance in zip(chosen, distances, strict=True)}
+        return {self._name(variable): float(distance) for variable, distance in zip(chosen, distances, strict=True)}
 
     def _name(self, variable: Variable) -> str:
         sharding = self._programs.sharding
@@ -256,39 +241,39 @@ class HealthCheck:
 
     # A state that is not finite
 
-    def _explain(self, found: npt.NDArray[np.uint64]) -> None:
-        """End the training, naming what is wrong and where it comes from. Collective."""
-        wrong = [one for one, wrong in zip(self._variables, self._wrong(found), strict=True) if wrong]
-        counts = [[one.path, int(np.count_nonzero(~np.isfinite(one.numpy())))] for one in wrong]
+    def _raise_divergence(self, digests: npt.NDArray[np.uint64]) -> None:
+        """Raise with the cause of the first non-finite value. Collective."""
+        wrong = [variable for variable, wrong in zip(self._variables, self._diverged(digests), strict=True) if wrong]
+        counts = [[variable.path, int(np.count_nonzero(~np.isfinite(variable.numpy())))] for variable in wrong]
         # Of sharded variables only some ranks may have such values.
-        found_first = next((one[0] for one in self._comm.allgather(counts) if one), ["", 0])
+        found_first = next((rank_counts[0] for rank_counts in self._comm.allgather(counts) if rank_counts), ["", 0])
         path, count = str(found_first[0]), found_first[1]
         logs = {key: value for key, value in self._programs.logs("train").items() if not math.isfinite(value)}
-        bad = self._first_bad()
-        own = self._cause(bad) if bad is not None else None
-        told = self._comm.allgather([self._comm.process, own])
-        causes = [(rank, process, *cause) for rank, (process, cause) in enumerate(told) if cause is not None]
+        bad = self._first_diverged()
+        cause = self._cause(bad) if bad is not None else None
+        rank_causes = self._comm.allgather([self._comm.process, cause])
+        causes = [(rank, process, *cause) for rank, (process, cause) in enumerate(rank_causes) if cause is not None]
         if causes:  # samples say more than what is made of them
-            rank, process, worst, text = min(causes, key=lambda one: one[2])
+            rank, process, worst, text = min(causes, key=lambda ranked: ranked[2])
             text += "" if self._comm.size == 1 else f" (rank {rank}, {process})"
             text += f"; {_ADVICE}" if worst else ""
-            message = f"training diverged in {self._where(bad.step if bad else self._done)}: {text}"
+            message = f"training diverged in {self._where(bad.step if bad else self._steps_done)}: {text}"
         elif path and not _is_loss(path.partition("/")[0]):
             values = "1 value that is not finite" if count == 1 else f"{count} values that are not finite"
-            after = self._where(bad.step if bad else self._done)
+            after = self._where(bad.step if bad else self._steps_done)
             message = f"training diverged: parameter {path!r} has {values} after {after}; {_ADVICE}"
         else:
             values = ", ".join(f"{key} = {value}" for key, value in logs.items()) or "the loss is not finite"
-            message = f"training diverged: {values} after {self._where(self._done)}; {_ADVICE}"
+            message = f"training diverged: {values} after {self._where(self._steps_done)}; {_ADVICE}"
         refuse(self._comm.size, message)
 
-    def _first_bad(self) -> _Bad | None:
-        """Return the first step that leaves behind what is not finite; the state is then that before it. Collective.
+    def _first_diverged(self) -> _DivergedStep | None:
+        """Return the first step with a non-finite state, and restore the state before it. Collective.
 
-        None if nobody can tell: the state of before or the samples are gone, or callbacks have made the difference.
+        None if unknown: the state before or the samples are gone, or callbacks changed the state.
         """
         steps = list(self._steps)
-        if not self._all(self._kept and not self._step.eager):
+        if not self._all(self._has_copy and not self._step.eager):
             return None
         self._snapshot.restore()
         for number, shards in enumerate(steps):
@@ -296,13 +281,13 @@ class HealthCheck:
                 return None
             rows = self._batches.rows([shards])
             self._programs.run(self._step, self._batches.spec, rows, [shards])
-            if not self._all(not self._wrong(self._snapshot.digests()).any()):
+            if not self._all(not self._diverged(self._snapshot.digests()).any()):
                 self._snapshot.restore()
-                return _Bad(self._done - len(steps) + number + 1, shards, rows)
+                return _DivergedStep(self._steps_done - len(steps) + number + 1, shards, rows)
         return None
 
-    def _cause(self, bad: _Bad) -> list[Any] | None:
-        """Return how much a finding of this rank says, 0 for most, and the finding; None for nothing."""
+    def _cause(self, bad: _DivergedStep) -> list[Any] | None:
+        """Return a priority, 0 for the highest, and what this rank found; None for nothing."""
         order = self._host(bad.rows.order)
         arrays = dict(zip(self._batches.spec.names, map(self._host, bad.rows.arrays), strict=True))
         parts = [
@@ -323,86 +308,78 @@ class HealthCheck:
         return None
 
     def _first_op(self, test: Any, shard: Shard, arrays: Mapping[str, Array], numbers: Array) -> str | None:
-        """Return which op of this rank's part of a step is the first to make a NaN, or an infinity."""
+        """Return the first op of this rank's part of a step that makes a NaN, or an infinity."""
         if self._programs.sharding is not None:  # a step alone lacks what the others have
             return None
-        found: list[Tensor] = []
+        nonfinite: list[Tensor] = []
 
-        def check(made: Tensor) -> None:
-            if made.dtype.kind in "fV" and test(made.value).any():
-                found.append(made)
-                raise _FoundError
+        def check(tensor: Tensor) -> None:
+            if tensor.dtype.kind in "fV" and test(tensor.value).any():
+                nonfinite.append(tensor)
+                raise _StopSearchError
 
         try:
             with watching(check), np.errstate(all="ignore"):
                 self._programs.evaluate_alone(self._step, self._batches.spec, arrays, numbers, shard)
-        except _FoundError:
+        except _StopSearchError:
             pass
-        if not found:
+        if not nonfinite:
             return None
-        made = found[0]
-        assert made.op is not None
-        assert made.value is not None
-        place = np.argwhere(test(made.value))[0].tolist()
-        layer = _layer(made)
-        of = f" of layer {made.name!r}" if made.name else f" behind layer {layer!r}" if layer else ""
+        tensor = nonfinite[0]
+        assert tensor.op is not None
+        assert tensor.value is not None
+        place = np.argwhere(test(tensor.value))[0].tolist()
+        layer = _layer(tensor)
+        of = f" of layer {tensor.name!r}" if tensor.name else f" behind layer {layer!r}" if layer else ""
         what = "a NaN" if test is np.isnan else "an infinity"
-        by_rows = made.value.ndim > 0 and len(made.value) == len(numbers) and len(numbers) > 1
+        by_rows = tensor.value.ndim > 0 and len(tensor.value) == len(numbers) and len(numbers) > 1
         sample = f", of {self._samples(shard, numbers[place[:1]])}" if by_rows else ""
-        return f"op {made.op.name!r}{of} is the first to make {what}, at {place} of shape {made.value.shape}{sample}"
+        return (
+            f"op {tensor.op.name!r}{of} is the first to make {what}, at {place} of shape {tensor.value.shape}{sample}"
+        )
 
     def _samples(self, shard: Shard, numbers: Array, most: int = 5) -> str:
-        """Return samples of a shard in words: by their numbers, or by those in the batch where they have no others."""
+        """Describe samples of a shard by number, or by place in the batch if they have no other."""
         by_batch = self._batches.numbered_by_batch
-        found = sorted((numbers + (shard.first_row if by_batch else 0)).tolist())
-        more = f" and {len(found) - most} more" if len(found) > most else ""
+        samples = sorted((numbers + (shard.first_row if by_batch else 0)).tolist())
+        more = f" and {len(samples) - most} more" if len(samples) > most else ""
         where = " of its batch" if by_batch else ""
-        return f"sample{'s' * (len(found) > 1)} {', '.join(map(str, found[:most]))}{more}{where}"
+        return f"sample{'s' * (len(samples) > 1)} {', '.join(map(str, samples[:most]))}{more}{where}"
 
     def _host(self, buffer: Any) -> Array:
         return buffer if isinstance(buffer, np.ndarray) else self._programs.backend.download(buffer)
 
     def _all(self, mine: bool) -> bool:
-        """Return whether it is true on all ranks. Collective."""
+        """Return whether a condition holds on all ranks. Collective."""
         return mine if self._comm.size == 1 else bool(gathered(self._comm, mine).all())
 
 
-class _FoundError(Exception):
-    """What was looked for is found."""
+class _StopSearchError(Exception):
+    """Ends an evaluation at the first non-finite value."""
 
 
 def refuse(ranks: int, message: str) -> None:
-    """Raise that a training has diverged, of which all ranks know.
-
-    Raises:
-        DivergenceError: on one rank; on several an AgreedError with its exit code.
-    """
+    """Raise that a training has diverged: DivergenceError on one rank, AgreedError on several."""
     if ranks == 1:
         raise DivergenceError(message)
     raise AgreedError("training", ExitCode.DIVERGED, message, [])
 
 
 def refuse_validation(ranks: int, epoch: int, logs: Mapping[str, float]) -> None:
-    """Refuse losses of a validation, the same on all ranks, that are not finite; as `refuse`.
-
-    Args:
-        ranks: how many there are.
-        epoch: counted from 0.
-        logs: of the validation.
-    """
+    """Refuse non-finite losses of a validation, the same on all ranks; epoch counted from 0."""
     wrong = [f"val_{key} = {value}" for key, value in logs.items() if _is_loss(key) and not math.isfinite(value)]
     if wrong:
         refuse(ranks, f"training diverged: {', '.join(wrong)} in epoch {epoch + 1}; {_ADVICE}")
 
 
 def _layer(tensor: Tensor) -> str:
-    """Return the layer that a tensor was made in, or the nearest of those that made its inputs."""
+    """Return the layer of a tensor, or of the nearest tensor before it."""
     level = [tensor]
     while level:
-        for one in level:
-            if one.op is not None and one.name:
-                return one.name
-        level = [parent for one in level for parent in one.inputs][:64]
+        for candidate in level:
+            if candidate.op is not None and candidate.name:
+                return candidate.name
+        level = [parent for tensor in level for parent in tensor.inputs][:64]
     return ""
 
 

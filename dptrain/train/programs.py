@@ -1,4 +1,4 @@
-"""A model's steps as programs on this rank's device: traced and prepared at their first use, then run."""
+"""Steps of a model as programs on this rank's device, traced and prepared at first use."""
 
 import bisect
 import time
@@ -46,48 +46,34 @@ from dptrain.train.sharding import Sharding
 Array = npt.NDArray[Any]
 
 # Prepared programs that are kept, and placed ones: batches of a user's own generator may all differ in size.
-_KEPT, _KEPT_PLACED = 32, 64
+_MAX_PREPARED, _MAX_PLACED = 32, 64
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What is done with a batch.
+    """A function of a batch that is traced into a program."""
 
-    Attributes:
-        name: "train", "test" or "predict".
-        function: takes the batch's data and returns what comes out by name; it may read and assign variables.
-        version: of the function: another one is traced anew.
-        totals: variables of which each rank may keep a summand, see `place`.
-        eager: execute op by op, without a trace where there is one rank.
-        rows: that every batch must have, or None.
-        reads: attributes that are constants of its traces; where one has changed, another step is to be asked for.
-    """
-
-    name: str
+    name: str  # "train", "test" or "predict"
+    # takes the batch's data, returns outputs by name; may read and assign variables
     function: Callable[[Any], Mapping[str, Any]]
-    version: Any = None
-    totals: Collection[Variable] = ()
-    eager: bool = False
-    rows: int | None = None
+    version: Any = None  # another one is traced anew
+    totals: Collection[Variable] = ()  # each rank may keep a summand of them, see `place`
+    eager: bool = False  # op by op, without a trace on one rank
+    rows: int | None = None  # of every batch, or None
+    # attributes that its traces took as constants; a change needs another step
     reads: Reads = field(default_factory=Reads)
 
 
 class Trained(Protocol):
-    """A model, as its training sees it.
+    """The model that a training needs; callbacks set the `stop_...` flags."""
 
-    Attributes:
-        stop_training: set by callbacks to end the training.
-        stop_evaluating: likewise an evaluation.
-        stop_predicting: likewise a prediction.
-    """
-
-    stop_training: bool
-    stop_evaluating: bool
-    stop_predicting: bool
+    stop_training: bool  # set by callbacks to end the training
+    stop_evaluating: bool  # likewise an evaluation
+    stop_predicting: bool  # likewise a prediction
 
     @property
     def _compiled_optimizer(self) -> Optimizer:
-        """That it was compiled with."""
+        """Optimizer it was compiled with."""
 
     @property
     def variables(self) -> list[Variable]:
@@ -95,51 +81,44 @@ class Trained(Protocol):
 
     @property
     def weights(self) -> list[Variable]:
-        """All of them."""
+        """All weights."""
 
     @property
     def trainable_weights(self) -> list[Variable]:
-        """Those that are trained."""
+        """Weights that are trained."""
 
     @property
     def metrics(self) -> list[Metric]:
-        """Whose totals begin anew with every epoch and evaluation."""
+        """Metrics, reset with every epoch and evaluation."""
 
     @property
-    def _has_own_steps(self) -> bool:
+    def _has_custom_steps(self) -> bool:
         """Whether a user wrote how it is trained."""
 
     @property
     def _skipped_steps(self) -> int | None:
-        """How many steps the training at hand has left out; None where it leaves out none."""
+        """Steps that the current training has skipped; None if it skips none."""
 
     def _make_step(self, name: str) -> Step:
         """Return the step "train", "test" or "predict"."""
 
     def _variables_on_device(self) -> list[Variable]:
-        """Return all that a step may read or write."""
+        """Return all variables that a step may read or write."""
 
     def reset_metrics(self) -> None:
         """Start new means of loss and metrics."""
 
     def _finalize_weights(self) -> None:
-        """Let the weights be what a training ends with."""
+        """Set the weights that a training ends with."""
 
-    def _as_outputs(self, found: Mapping[str, Array]) -> Any:
-        """Return what a prediction has made, nested as the outputs."""
+    def _as_outputs(self, outputs: Mapping[str, Array]) -> Any:
+        """Return a prediction's outputs, nested as the model's."""
 
 
 class Programs:
     """Runs the steps of one model.
 
-    Args:
-        backend: the device.
-        comm: the ranks.
-        bucket_mb: 10^6 bytes of sums that travel as one message at most; None for any number.
-        comm_dtype: half precision in which gradients travel; None for the type that they have. One rank sends none.
-        sharding: which variables are sharded; None where every rank has all of them.
-        microbatches: into which stages of a pipeline cut a batch; None for some for each stage.
-        variables: returns all that a step may change which is executed op by op.
+    `bucket_mb` bounds the 10^6 bytes of a message of sums, and gradients travel as `comm_dtype`.
     """
 
     def __init__(
@@ -161,8 +140,8 @@ class Programs:
         self._making: AbstractContextManager[None] = MAKING if comm.size == 1 else nullcontext()
         self._bucket_bytes = None if bucket_mb is None else max(int(bucket_mb * 1e6), 1)
         self._placed: OrderedDict[Any, PlacedProgram] = OrderedDict()
-        self._of_any_size: OrderedDict[Any, tuple[PlacedProgram, _Traced]] = OrderedDict()
-        self._known: dict[Variable, None] = {}  # that were read or written
+        self._any_size_cache: OrderedDict[Any, tuple[PlacedProgram, _Traced]] = OrderedDict()
+        self._accessed: dict[Variable, None] = {}  # that were read or written
         self._traced: dict[Program, _Traced] = {}
         self._arenas: dict[tuple[Program, int], int] = {}  # by rows, too
         self.preparing_seconds = 0.0  # that steps have been traced and compiled in
@@ -171,14 +150,7 @@ class Programs:
         self._last: dict[str, tuple[PlacedProgram | None, Mapping[str, Array]]] = {}
 
     def placed(self, step: Step, batch: BatchSpec, batch_rows: int, *, whole: bool = False) -> PlacedProgram:
-        """Return a step's program for global batches of so many rows.
-
-        Args:
-            step: as above.
-            batch: what its arrays are.
-            batch_rows: as above.
-            whole: place it as if no variable were sharded.
-        """
+        """Return a step's program for global batches of `batch_rows` rows; `whole` ignores sharding."""
         any_size = (step.name, step.version, bool(step.totals), batch.key, whole)
         key = (*any_size, batch_rows)
         placed = self._placed.get(key)
@@ -190,11 +162,11 @@ class Programs:
         return placed
 
     def _place(self, step: Step, batch: BatchSpec, batch_rows: int, any_size: Any, whole: bool) -> PlacedProgram:
-        """See `placed`; in one thread at a time."""
+        """Place a step's program, in one thread at a time."""
         key = (*any_size, batch_rows)
-        if any_size in self._of_any_size:
-            self._of_any_size.move_to_end(any_size)
-            of_another, traced = self._of_any_size[any_size]
+        if any_size in self._any_size_cache:
+            self._any_size_cache.move_to_end(any_size)
+            of_another, traced = self._any_size_cache[any_size]
             placed = of_another.for_rows(batch_rows)
         else:
             begun = time.perf_counter()
@@ -209,15 +181,15 @@ class Programs:
             depends = self._has_stages or _depends_on_batches(program, placed, step.totals)
             traced = _Traced(names, depends)
             if not program.for_one_size:
-                self._of_any_size[any_size] = placed, traced
-            self._known |= dict.fromkeys(program.state)
+                self._any_size_cache[any_size] = placed, traced
+            self._accessed |= dict.fromkeys(program.state)
         self._traced[placed] = traced
         self._placed[key] = placed
         self._drop_old()
         return placed
 
     def _of_rank(self, program: Program, totals: Collection[Variable], sent: Mapping[str, Any]) -> PlacedProgram:
-        """Return a program as this rank executes it."""
+        """Return the program that this rank executes."""
         layouts = {} if self.sharding is None else self.sharding.layouts(program.state)
         slots = self.sharding.slots() if self.sharding is not None and layouts else {}
         placed = place(program, totals, layouts=layouts, slots=slots, **sent)
@@ -232,19 +204,19 @@ class Programs:
         return self.sharding is not None and self.sharding.stages > 1
 
     def _assign_stages(self, program: Program, batch_rows: int) -> None:
-        """Let the first program say which layers each stage has."""
+        """Assign layers to stages by the first program."""
         sharding = self.sharding
         if sharding is None or sharding.stages == 1 or sharding.has_stages:
             return
         rows = -(-batch_rows // self.comm.replicas)
-        about = (sharding.weights, sharding.slots(), sharding.stages, rows)
-        sharding.assign(cut_into_stages(program, *about, self._microbatches_of(batch_rows)))
+        arguments = (sharding.weights, sharding.slots(), sharding.stages, rows)
+        sharding.assign(cut_into_stages(program, *arguments, self._microbatches_of(batch_rows)))
 
     def _microbatches_of(self, batch_rows: int) -> int:
         assert self.sharding is not None
         return microbatches_of(batch_rows // self.comm.replicas, self.sharding.stages, self._microbatches)
 
-    def _in_pipeline(
+    def _pipeline_executable(
         self, program: PlacedProgram, arrays: Mapping[str, Any], comm: Communicator | None, rows: int, first_row: int
     ) -> Executable:
         sharding, alone = self.sharding, comm is None or comm.replicas == 1
@@ -255,90 +227,73 @@ class Programs:
         return PipelineExecutable(course, program, self.backend, arrays, comm=sharding.comm, **place)
 
     def _course(self, program: PlacedProgram, alone: bool) -> Course:
-        """Return what all stages do in a step.
-
-        Raises:
-            ConfigError: it cannot be done in the microbatches that `compile` asks for.
-        """
+        """Return the pipeline schedule of a step."""
         assert self.sharding is not None
         microbatches = self._microbatches_of(program.rows) if program.of_weights else 1
         key = "pipeline", microbatches, alone
         if key not in program.lowered:
             owners = self.sharding.owners(program.state)
             program.lowered[key] = course_of(program, owners, self.sharding.stages, microbatches, alone=alone)
-        found: Course = program.lowered[key]
-        if found.why_whole and self._microbatches is not None:
-            raise ConfigError(f"microbatches = {self._microbatches}: {found.why_whole}; leave it out, or choose 1")
-        return found
+        course: Course = program.lowered[key]
+        if course.why_whole and self._microbatches is not None:
+            raise ConfigError(f"microbatches = {self._microbatches}: {course.why_whole}; leave it out, or choose 1")
+        return course
 
     def local(self, variables: Iterable[Variable]) -> list[Variable]:
-        """Return what this rank has of variables in its memory: parts of those that are sharded."""
+        """Return this rank's variables in memory: the parts of the sharded ones."""
         return list(variables) if self.sharding is None else self.sharding.local(variables)
 
     @staticmethod
     def _trace(step: Step, batch: BatchSpec, batch_rows: int) -> tuple[Program, list[str]]:
-        """Return a step's program for global batches of so many rows, and the names of what comes out, in its order."""
+        """Return a step's program for `batch_rows` rows, and the names of its outputs in order."""
         inputs: dict[str, tuple[shapes.Shape, npt.DTypeLike]]
         inputs = {ROWS: ((Dim.rows(batch_rows),), np.int64)}
-        inputs |= {name: one for name, *one in zip(batch.names, batch.shapes, batch.dtypes, strict=True)}  # type: ignore[misc]
+        inputs |= {name: spec for name, *spec in zip(batch.names, batch.shapes, batch.dtypes, strict=True)}  # type: ignore[misc]
         names: list[str] = []
 
         def traced(rows: Tensor, *stored: Tensor) -> Mapping[str, Any]:
-            found = step.function(batch.filled([take_rows(one, rows) for one in stored]))
-            names.extend(found)
-            return found
+            outputs = step.function(batch.filled([take_rows(array, rows) for array in stored]))
+            names.extend(outputs)
+            return outputs
 
         return trace(traced, inputs), names
 
     def computes_rows(self, step: Step, batch: BatchSpec, batch_rows: int) -> bool:
-        """Whether a step computes each row of its outputs from that row of the batch alone, whatever rows there are."""
+        """Return whether each row of a step's outputs depends on that row of the batch alone."""
         if step.eager or step.rows is not None:
             return False
-        placed, known = self._known_of(step, batch, batch_rows)
-        if known.by_row is None:
-            known.by_row = _computes_rows(placed) and not placed.for_one_size
-        return known.by_row
+        placed, traced = self._placed_and_traced(step, batch, batch_rows)
+        if traced.by_row is None:
+            traced.by_row = _computes_rows(placed) and not placed.for_one_size
+        return traced.by_row
 
     def depends_on_batches(self, step: Step, batch: BatchSpec, batch_rows: int) -> bool:
-        """Whether a step's results depend on how samples are cut into batches: ranks must then run it together."""
+        """Return whether the results depend on how samples are cut into batches: ranks must then run together."""
         if step.rows is not None or (step.eager and self.comm.size == 1):  # which is not traced
             return True
-        return self._known_of(step, batch, batch_rows)[1].depends_on_batches
+        return self._placed_and_traced(step, batch, batch_rows)[1].depends_on_batches
 
-    def _known_of(self, step: Step, batch: BatchSpec, batch_rows: int) -> "tuple[PlacedProgram, _Traced]":
-        """Return a step's program and what is known of it."""
+    def _placed_and_traced(self, step: Step, batch: BatchSpec, batch_rows: int) -> "tuple[PlacedProgram, _Traced]":
+        """Return a step's program and its `_Traced` record."""
         while True:
             placed = self.placed(step, batch, batch_rows)
-            known = self._traced.get(placed)
-            if known is not None:  # else another thread has dropped it meanwhile
-                return placed, known
+            traced = self._traced.get(placed)
+            if traced is not None:  # else another thread has dropped it meanwhile
+                return placed, traced
 
     def turn(self, step: Step, batch: BatchSpec, batch_rows: int) -> AbstractContextManager[None]:
-        """Let no other thread change what a step reads while this context lasts, if the step itself changes nothing.
-
-        Args:
-            step: which runs in this context, as often as is wanted.
-            batch: as of `run`.
-            batch_rows: of its first batch.
-        """
+        """Keep other threads from changing what a step reads, if the step itself changes nothing."""
         if step.eager:  # nobody knows what it changes
-            return TURNS.of(writes=self._of_eager_step())
+            return TURNS.of(writes=self._eager_writes())
         placed = self.placed(step, batch, batch_rows)
         return TURNS.of(frozenset() if placed.writes else placed.reads)
 
     def run(
         self, step: Step, batch: BatchSpec, rows: BatchRows, steps: Sequence[Sequence[Shard]], *, alone: bool = False
     ) -> Mapping[str, Array]:
-        """Run a step as often as there are lists of shards; return what the last has made. Collective unless `alone`.
+        """Run a step for each list of shards, of equal sizes; return the last one's outputs. Collective unless `alone`.
 
-        What can be read from the state is not among it. Several threads may run steps, each with rows of its own.
-
-        Args:
-            step: what to do.
-            batch: what the arrays are.
-            rows: samples of all shards, in order.
-            steps: this rank's shards of each global batch, of equal sizes.
-            alone: the ranks do not meet.
+        Outputs that can be derived from the state are not among them. Threads may run steps, each with its own rows.
         """
         placed, outputs = self._run(step, batch, rows, steps, alone)
         self._last[step.name] = placed, outputs
@@ -347,7 +302,7 @@ class Programs:
     def _run(
         self, step: Step, batch: BatchSpec, rows: BatchRows, steps: Sequence[Sequence[Shard]], alone: bool
     ) -> tuple[PlacedProgram | None, Mapping[str, Array]]:
-        """See `run`; also return the program."""
+        """Run a step; also return its program."""
         comm = None if alone or self.comm.size == 1 else self.comm
         if self._has_stages and (step.eager or steps[0][0].of is not None):
             what = "run_eagerly" if step.eager else "a fixed number of shards (--reproducible, shards_per_batch)"
@@ -355,7 +310,7 @@ class Programs:
         if step.eager:
             if steps[0][0].of is not None:
                 raise ConfigError("not supported: run_eagerly with a fixed number of shards")
-            with TURNS.of(writes=self._of_eager_step()):
+            with TURNS.of(writes=self._eager_writes()):
                 return self._run_eagerly(step, batch, rows, steps, comm)
         if steps[0][0].of is not None:
             return self._run_shards(step, batch, rows, steps, comm)
@@ -367,58 +322,43 @@ class Programs:
     def evaluate_alone(
         self, step: Step, batch: BatchSpec, arrays: Mapping[str, Array], numbers: Array, shard: Shard
     ) -> None:
-        """Execute a step op by op on this rank's rows alone, which changes nothing: for who watches its values.
-
-        Args:
-            step: what to do.
-            batch: what the arrays are.
-            arrays: on the host, by name.
-            numbers: of the shard's rows.
-            shard: as above.
-        """
+        """Execute a step op by op on this rank's rows, without changing anything: for `watching`."""
         self._evaluated(self.placed(step, batch, shard.batch_rows), arrays, numbers, shard, None)
 
     def note(self, step: Step, batch: BatchSpec) -> None:
-        """Let `summed` and `logs` be those of a step that this rank has had nothing to do for."""
+        """Make a step that this rank did not run the last one for `summed` and `logs`."""
         self._last[step.name] = self.placed(step, batch, step.rows or 1), {}
 
     def summed(self, step: Step) -> list[Variable]:
-        """Return the totals of which each rank has a summand after the last run of a step."""
+        """Return the totals of a step's last run that each rank has a summand of."""
         placed = self._last.get(step.name, (None, {}))[0]
-        return [] if placed is None else [one for one in step.totals if one in placed.summed]
+        return [] if placed is None else [variable for variable in step.totals if variable in placed.summed]
 
     def logs(self, step: str) -> dict[str, float]:
-        """Return what comes out of a step as it stands now, as numbers by name: waits for the device."""
+        """Return a step's current outputs as numbers by name; waits for the device."""
         placed, outputs = self._last.get(step, (None, {}))
-        found: dict[str, Any] = dict(outputs)
+        values: dict[str, Any] = dict(outputs)
         if placed is not None and placed.derived is not None:
-            found |= evaluate(placed.derived, {})[0]
-        names = found if placed is None else self._traced[placed].names
-        return {name: _number(step, name, found[name]) for name in names if name in found}
+            values |= evaluate(placed.derived, {})[0]
+        names = values if placed is None else self._traced[placed].names
+        return {name: _number(step, name, values[name]) for name in names if name in values}
 
     def adopt(self, model: Trained, *, trains: bool) -> None:
-        """Let a model's weights live on the device; if it `trains`, its other state and its optimizer's slots as well.
-
-        Raises:
-            DeviceError: too little memory.
-        """
+        """Move a model's weights to the device; if it `trains`, its other state and the optimizer's slots as well."""
         if trains and model.trainable_weights:
             model._compiled_optimizer.build(model.trainable_weights)
-        found = self.local(model._variables_on_device() if trains else model.weights)
+        variables = self.local(model._variables_on_device() if trains else model.weights)
         try:
-            self.backend.adopt(found)
+            self.backend.adopt(variables)
         except DeviceMemoryError as error:
-            needed = sum(shapes.size(one.shape) * one.dtype.itemsize for one in found)
+            needed = sum(shapes.size(variable.shape) * variable.dtype.itemsize for variable in variables)
             raise DeviceError(f"{error}; the model alone takes {amount(needed)}: make it smaller") from error
 
     def arena_bytes(self, step: Step, batch: BatchSpec, shards: Sequence[Shard], *, alone: bool = False) -> int:
-        """Return about what a step needs of the device's memory beside the state, for batches like one.
-
-        The device begins to prepare it. `alone` is as of `run`.
-        """
+        """Estimate a step's device memory beside the state, and begin to prepare it on the device."""
         if step.eager:  # on the host
             return 0
-        placed, rows = self.placed(step, batch, shards[0].batch_rows), max(one.rows for one in shards)
+        placed, rows = self.placed(step, batch, shards[0].batch_rows), max(shard.rows for shard in shards)
         if (placed, rows) not in self._arenas:
             if shards[0].of is None and not self._has_stages:  # which cut it into other programs
                 alone = alone or self.comm.size == 1
@@ -428,35 +368,31 @@ class Programs:
         return self._arenas[placed, rows]
 
     def settle(self, steps: Iterable[tuple[Step, BatchSpec, Sequence[Shard]]]) -> None:
-        """Let the device decide what it measures for steps of batches like these. Collective.
-
-        Args:
-            steps: each with what its arrays are and the shards of its first batch, of which this rank may have none.
-        """
+        """Let the device measure its choices for steps of batches like these. Collective."""
         if not self.backend.measures:
             return
         traced = [(step, batch, shards) for step, batch, shards in steps if shards and not step.eager]
-        found = [
-            (self.placed(step, batch, shards[0].batch_rows), max(one.rows for one in shards))
+        measured = [
+            (self.placed(step, batch, shards[0].batch_rows), max(shard.rows for shard in shards))
             for step, batch, shards in traced
         ]
-        self.backend.settle(found, self.comm)
+        self.backend.settle(measured, self.comm)
 
     @property
     def variables(self) -> list[Variable]:
-        """What steps have read or written so far, a user's own variables included."""
-        return list(self._known)
+        """Variables that steps have read or written so far, a user's own included."""
+        return list(self._accessed)
 
     @property
     def nbytes(self) -> int:
-        """The device's memory that prepared programs take, their state aside."""
-        return sum(one.executable.nbytes for one in list(self._prepared.values()))
+        """Device memory of prepared programs, without their state."""
+        return sum(prepared.executable.nbytes for prepared in list(self._prepared.values()))
 
     def forget(self) -> None:
-        """Give prepared programs back."""
+        """Release prepared programs."""
         self._placed.clear()
-        self._of_any_size.clear()
-        self._known.clear()
+        self._any_size_cache.clear()
+        self._accessed.clear()
         self._traced.clear()
         self._arenas.clear()
         while self._halves:
@@ -468,20 +404,20 @@ class Programs:
             self.backend.release(self.sharding.forget_copies())
 
     def _drop_old(self) -> None:
-        """Forget the programs that were not used for the longest time, and all that is known of them."""
-        if len(self._of_any_size) > _KEPT_PLACED:
-            self._of_any_size.popitem(last=False)
-        if len(self._placed) <= _KEPT_PLACED:
+        """Drop the programs that were not used for the longest time, and their records."""
+        if len(self._any_size_cache) > _MAX_PLACED:
+            self._any_size_cache.popitem(last=False)
+        if len(self._placed) <= _MAX_PLACED:
             return
         in_use = {placed for placed, _ in list(self._last.values())}
-        key, old = next((key, one) for key, one in self._placed.items() if one not in in_use)
+        key, old = next((key, candidate) for key, candidate in self._placed.items() if candidate not in in_use)
         halves = self._halves.pop(old, None)
-        gone = {old, *([] if halves is None else [halves.before])}
-        for prepared in [one for one in list(self._prepared) if one[0] in gone]:
+        dropped = {old, *([] if halves is None else [halves.before])}
+        for prepared in [prepared_key for prepared_key in list(self._prepared) if prepared_key[0] in dropped]:
             self._prepared.pop(prepared).executable.close()
         if halves is not None:
             halves.close()
-        self._arenas = {one: size for one, size in self._arenas.items() if one[0] is not old}
+        self._arenas = {arena: size for arena, size in self._arenas.items() if arena[0] is not old}
         del self._traced[old], self._placed[key]
 
     def _drop_prepared(self) -> None:
@@ -503,7 +439,7 @@ class Programs:
     def _prepare(
         self, key: Any, program: Program, batch: BatchSpec, rows: BatchRows, shard: Shard, comm: Communicator | None
     ) -> "_Prepared":
-        """See `_executable`; in one thread at a time."""
+        """Prepare an executable, in one thread at a time."""
         if key in self._prepared:  # its variables have moved, with another model that has them as well
             self._prepared.pop(key).executable.close()
         arrays = {ROWS: rows.order} | dict(zip(batch.names, rows.arrays, strict=True))
@@ -511,38 +447,38 @@ class Programs:
         begun = time.perf_counter()
         try:
             with phase.during("compilation"):
-                made = self._beside_others(program, arrays, place) if self._prepared else None
-                if made is None:
+                executable = self._beside_others(program, arrays, place) if self._prepared else None
+                if executable is None:
                     self._drop_prepared()  # those of other batches, which are made again when they are needed
-                    made = self._made(program, arrays, place)
+                    executable = self._build_executable(program, arrays, place)
         except (DeviceMemoryError, MemoryError) as error:
             raise DeviceError(f"{error}; {_what_fits(program, shard.rows, error, self.backend)}") from error
         self.preparing_seconds += time.perf_counter() - begun
         moves = {variable: variable.moves for variable in program.state}
-        prepared = self._prepared[key] = _Prepared(made, rows, moves)
-        if len(self._prepared) > _KEPT:
+        prepared = self._prepared[key] = _Prepared(executable, rows, moves)
+        if len(self._prepared) > _MAX_PREPARED:
             self._prepared.popitem(last=False)[1].executable.close()
         return prepared
 
     def _beside_others(
         self, program: Program, arrays: Mapping[str, Any], place: Mapping[str, Any]
     ) -> Executable | None:
-        """Prepare a program, or return None where the device has no memory left for it; then it holds none."""
+        """Prepare a program, or return None if the device's memory is full."""
         with suppress(DeviceMemoryError):
-            return self._made(program, arrays, place)
+            return self._build_executable(program, arrays, place)
         return None
 
-    def _made(self, program: Program, arrays: Mapping[str, Any], place: Mapping[str, Any]) -> Executable:
+    def _build_executable(self, program: Program, arrays: Mapping[str, Any], place: Mapping[str, Any]) -> Executable:
         if self._has_stages and isinstance(program, PlacedProgram):
-            return self._in_pipeline(program, arrays, **place)
+            return self._pipeline_executable(program, arrays, **place)
         return self.backend.executable(program, arrays, **place)
 
     def _run_shards(
         self, step: Step, batch: BatchSpec, rows: BatchRows, steps: Sequence[Sequence[Shard]], comm: Communicator | None
     ) -> tuple[PlacedProgram, Mapping[str, Array]]:
-        """Run a step for each of a batch's fixed shards on this rank, whose sums are added in a fixed binary tree.
+        """Run a step for each of a batch's fixed shards, and add their sums in a fixed binary tree.
 
-        The tree's shape depends on the number of shards alone, and so do its bits.
+        The tree's shape, and so its bits, depend on the number of shards alone.
         """
         step = replace(step, totals=())  # summands of ranks would depend on what each of them has
         placed = self.placed(step, batch, steps[0][0].batch_rows, whole=True)
@@ -566,8 +502,8 @@ class Programs:
             outputs = halves.finish(dict(zip(names, sums, strict=True)))
         return placed, outputs
 
-    def _of_eager_step(self) -> frozenset[Variable]:
-        """Return all that a step may change which is executed op by op."""
+    def _eager_writes(self) -> frozenset[Variable]:
+        """Return all variables that an eager step may change."""
         return frozenset(self._variables())
 
     def _run_eagerly(
@@ -576,20 +512,21 @@ class Programs:
         placed: PlacedProgram | None = None
         outputs: Mapping[str, Array] = {}
         order = self.backend.download(rows.order)
-        arrays = [self.backend.download(one) for one in rows.arrays]
+        arrays = [self.backend.download(array) for array in rows.arrays]
         for shards, start in zip(steps, rows.starts, strict=True):
             (shard,) = shards
             chosen = order[start : start + shard.rows]
-            taken = [array[chosen] for array in arrays]
+            batch_arrays = [array[chosen] for array in arrays]
             with watching(), np.errstate(all="ignore"):
                 if self.comm.size == 1:
                     # Marked rows, as in a trace: what depends on them (random numbers, say) is then the same.
-                    counted = [(Dim.rows(len(one)), *one.shape[1:]) for one in taken]
+                    counted = [(Dim.rows(len(array)), *array.shape[1:]) for array in batch_arrays]
                     data = [
-                        Tensor(None, (), {}, shape, one.dtype, one) for shape, one in zip(counted, taken, strict=True)
+                        Tensor(None, (), {}, shape, array.dtype, array)
+                        for shape, array in zip(counted, batch_arrays, strict=True)
                     ]
-                    found = step.function(batch.filled(data))
-                    outputs = {name: np.asarray(value) for name, value in found.items()}
+                    results = step.function(batch.filled(data))
+                    outputs = {name: np.asarray(value) for name, value in results.items()}
                 else:
                     placed = self.placed(step, batch, shard.batch_rows)
                     named = dict(zip(batch.names, arrays, strict=True))
@@ -607,47 +544,31 @@ class Programs:
 
 @dataclass(frozen=True, eq=False)
 class _Prepared:
-    """An executable.
-
-    Attributes:
-        executable: as above.
-        rows: that it reads: kept, so that no other arrays can have their ids.
-        moves: of its variables when it was made.
-    """
+    """An executable, with the state it was prepared for."""
 
     executable: Executable
-    rows: BatchRows
-    moves: Mapping[Variable, int]
+    rows: BatchRows  # kept, so that no other arrays can have their ids
+    moves: Mapping[Variable, int]  # of its variables when it was made
 
     @property
     def is_valid(self) -> bool:
-        """Whether the variables are where they were when it was made."""
+        """Whether the variables are where they were."""
         return all([variable.moves == moves for variable, moves in self.moves.items()])
 
 
 @dataclass
 class _Traced:
-    """What is known of a step that was traced.
+    """Facts about a traced step."""
 
-    Attributes:
-        names: of what comes out, in its order.
-        depends_on_batches: whether its results depend on how samples are cut into batches.
-        by_row: see `Programs.computes_rows`; None where nobody has asked.
-    """
-
-    names: list[str]
-    depends_on_batches: bool
-    by_row: bool | None = None
+    names: list[str]  # outputs in order
+    depends_on_batches: bool  # on how samples are cut into batches
+    by_row: bool | None = None  # see `Programs.computes_rows`; None before the first call
 
 
 def _depends_on_batches(program: Program, placed: PlacedProgram, totals: Collection[Variable]) -> bool:
-    """Whether a step's results depend on how samples are cut into batches.
-
-    Its totals may be more than sums over samples, or it changes something else, or needs all rows of a batch at once,
-    or asks how many these are. Random numbers are a function of the row in the batch, and of a count of draws.
-    """
+    """Return whether a step's results depend on how samples are cut into batches."""
     counts_batches = bool(placed.updates.keys() - placed.summed)
-    draws = any(one.op is not None and one.op.by_row for one in with_steps(placed.tensors))
+    draws = any(tensor.op is not None and tensor.op.by_row for tensor in with_steps(placed.tensors))
     return (
         program.for_one_size
         or counts_batches
@@ -659,43 +580,30 @@ def _depends_on_batches(program: Program, placed: PlacedProgram, totals: Collect
 
 @dataclass(frozen=True, eq=False)
 class _Cut:
-    """A step that was cut in two at its one sync point with the other ranks.
+    """A step cut in two at its one sync point with the other ranks.
 
-    Before it, a rank has whole copies of the sharded variables that it reads, gathered before each step; after it,
-    every rank has the sums, and makes its parts of new values. So no sum depends on the mesh.
-
-    Attributes:
-        before: its outputs are what is summed.
-        after: its inputs are the sums.
-        copies: of sharded variables that are read, what is to hold their whole values.
+    The first half reads whole copies of sharded variables, gathered before each step; the second makes its parts of new
+    values from the sums. So no sum depends on the mesh.
     """
 
-    before: Program
-    after: Program
-    copies: Mapping[Variable, Variable]
+    before: Program  # its outputs are the summands
+    after: Program  # its inputs are the sums
+    copies: Mapping[Variable, Variable]  # of sharded variables, for whole values
 
 
 def _cut(placed: PlacedProgram, sharding: Sharding | None) -> _Cut:
-    """Cut a step in two.
-
-    Args:
-        placed: the step, as if no variable were sharded.
-        sharding: which variables are sharded; None where every rank has all of them.
-
-    Raises:
-        ConfigError: it cannot be, or new values of sharded variables are made of sums over parts of these.
-    """
+    """Cut a step in two, placed as if no variable were sharded."""
     before, after = messages.split(placed)
     layouts = {} if sharding is None else sharding.layouts(placed.state)
     if sharding is None or not layouts:
         return _Cut(before, after, {})
-    read = dict.fromkeys(one.variable for one in before.tensors if one.variable is not None)
-    copies = {one: sharding.copy(one) for one in read if one in layouts}
+    read = dict.fromkeys(tensor.variable for tensor in before.tensors if tensor.variable is not None)
+    copies = {variable: sharding.copy(variable) for variable in read if variable in layouts}
     before = _reading(before, copies)
-    used = {one.variable for one in before.tensors}
-    before = replace(before, state={one: given for one, given in before.state.items() if one in used})
+    used = {tensor.variable for tensor in before.tensors}
+    before = replace(before, state={variable: tensor for variable, tensor in before.state.items() if variable in used})
     laid = place(_reading(after, copies), layouts=layouts)
-    added_up = [one.inputs[0] for one in laid.tensors if one.op in (ALL_REDUCE, REDUCE_SCATTER)]
+    added_up = [tensor.inputs[0] for tensor in laid.tensors if tensor.op in (ALL_REDUCE, REDUCE_SCATTER)]
     if added_up:
         name = added_up[0].name if added_up[0].op is None else added_up[0].op.name
         raise ConfigError(
@@ -706,64 +614,62 @@ def _cut(placed: PlacedProgram, sharding: Sharding | None) -> _Cut:
 
 
 class _Halves:
-    """A step that was cut in two, the second half prepared. Collective.
-
-    Args:
-        cut: as above.
-        backend: the device.
-        sharding: which variables are sharded; None where every rank has all of them.
-    """
+    """A step cut in two, with the second half prepared. Collective."""
 
     def __init__(self, cut: _Cut, backend: Backend, sharding: Sharding | None) -> None:
         self.before, self._copies = cut.before, cut.copies
         self._backend, self._sharding = backend, sharding
         inputs = cut.after.inputs
-        self._sums = {name: backend.empty(tuple(map(int, one.shape)), one.dtype) for name, one in inputs.items()}
+        self._sums = {
+            name: backend.empty(tuple(map(int, tensor.shape)), tensor.dtype) for name, tensor in inputs.items()
+        }
         self._after = backend.executable(cut.after, self._sums, comm=None if sharding is None else sharding.comm)
 
     def gather(self) -> None:
-        """Let whole copies of sharded variables be what these are now. Collective."""
-        for one, copy in self._copies.items():
+        """Gather whole copies of the sharded variables. Collective."""
+        for variable, copy in self._copies.items():
             assert self._sharding is not None
-            copy.assign(self._sharding.read(one))
+            copy.assign(self._sharding.read(variable))
 
     def finish(self, sums: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Execute what follows from the sums over all shards; return what comes out."""
+        """Execute the second half with the sums over all shards; return its outputs."""
         for name, value in sums.items():
             self._backend.write(self._sums[name], value)
         self._after.run()
         return self._after.outputs
 
     def close(self) -> None:
-        """Give back what follows; what comes before is prepared as other programs are."""
+        """Release the second half; the first is prepared as other programs are."""
         self._after.close()
 
 
 def _reading(program: Program, copies: Mapping[Variable, Variable]) -> Program:
-    """Return a program that reads copies of some variables in their place; what it updates stays."""
-    read = {one: copy for one, copy in copies.items() if one in program.state}
-    known = {program.state[one]: placeholder(copy.shape, copy.dtype, copy.path, copy) for one, copy in read.items()}
-    state = {**program.state, **{copy: known[program.state[one]] for one, copy in read.items()}}
-    return replace(rewritten(program, lambda one: known.get(one, one)), state=state)
+    """Return a program that reads copies of some variables; its updates stay."""
+    read = {variable: copy for variable, copy in copies.items() if variable in program.state}
+    replacements = {
+        program.state[variable]: placeholder(copy.shape, copy.dtype, copy.path, copy) for variable, copy in read.items()
+    }
+    state = {**program.state, **{copy: replacements[program.state[variable]] for variable, copy in read.items()}}
+    return replace(rewritten(program, lambda tensor: replacements.get(tensor, tensor)), state=state)
 
 
 def _computes_rows(placed: PlacedProgram) -> bool:
-    """Whether a program gives, for each row of the batch, a row of each output that is made of nothing else.
-
-    That is what makes ranks independent: where each can compute its own rows without a message, each row can.
-    """
+    """Return whether each row of the outputs is made of the same row of the batch and nothing else."""
     if placed.updates or messages.count(placed):
         return False
     tensors = with_steps(placed.tensors)
-    if any(one.counts_rows or (one.op is not None and (one.op.by_row or one.op is OWN_PART)) for one in tensors):
+    if any(
+        tensor.counts_rows or (tensor.op is not None and (tensor.op.by_row or tensor.op is OWN_PART))
+        for tensor in tensors
+    ):
         return False
-    leading = [one.shape[0] if one.shape else 0 for one in placed.outputs.values()]
+    leading = [output.shape[0] if output.shape else 0 for output in placed.outputs.values()]
     return all(isinstance(n, Dim) and n.scale == 1 for n in leading)
 
 
 def _what_fits(program: Program, rows: int, error: BaseException, backend: Backend) -> str:
-    """Say how many rows a batch may have where a program did not fit, or that only a smaller model helps."""
-    state = sum(shapes.size(one.shape) * one.dtype.itemsize for one in program.state)
+    """Return how many rows would fit in memory, or that only a smaller model helps."""
+    state = sum(shapes.size(variable.shape) * variable.dtype.itemsize for variable in program.state)
     beside = f"the model alone takes {amount(state)}"
     if not isinstance(error, DeviceMemoryError):
         results = amount(backend.planned_bytes(program, rows))

@@ -1,4 +1,4 @@
-"""Whether all ranks have the same state: compared by digests, and rank 0's given to all."""
+"""Keeps replicas equal: compares digests of their states and broadcasts rank 0's."""
 
 import hashlib
 from collections import Counter
@@ -19,48 +19,33 @@ _FARTHER = 10.0
 
 
 def number_of(*parts: bytes | memoryview) -> int:
-    """Return 64 bits that tell pieces of bytes apart."""
+    """Return a 64-bit digest of pieces of bytes."""
     digest = hashlib.blake2b(digest_size=8)
-    for one in parts:
-        digest.update(one)
+    for part in parts:
+        digest.update(part)
     return int.from_bytes(digest.digest(), "little")
 
 
 def gathered(comm: Communicator, *numbers: int) -> npt.NDArray[np.uint64]:
-    """Return (ranks, numbers): every rank's. One message. Collective."""
+    """Return every rank's numbers, (ranks, numbers), in one message. Collective."""
     return messages.gathered(np.array(numbers, np.uint64), comm)
 
 
 def kind_of(variables: Sequence[Variable]) -> int:
-    """Return a number that tells models apart: by paths, shapes and types of their variables."""
-    kinds = [[one.path, tuple(map(int, one.shape)), one.dtype.name] for one in variables]
+    """Return a digest of the variables' paths, shapes and types."""
+    kinds = [[variable.path, tuple(map(int, variable.shape)), variable.dtype.name] for variable in variables]
     return number_of(repr(kinds).encode())
 
 
 def require_same_kind(comm: Communicator, variables: Sequence[Variable], kinds: npt.NDArray[np.uint64]) -> None:
-    """Refuse models that differ. Collective where they do.
-
-    Args:
-        comm: the ranks.
-        variables: of this rank's.
-        kinds: `kind_of` every rank's.
-
-    Raises:
-        AgreedError: the ranks have different variables.
-    """
+    """Refuse models that differ, by every rank's `kind_of`. Collective if they do."""
     if (kinds != kinds[0]).any():
-        facts: dict[str, Any] = {one.path: [list(one.shape), one.dtype.name] for one in variables}
+        facts: dict[str, Any] = {variable.path: [list(variable.shape), variable.dtype.name] for variable in variables}
         comm.require_same("the ranks have different models", facts | {"variables": len(variables)})
 
 
 class Shared:
-    """Variables of which every rank has a copy.
-
-    Args:
-        backend: where they live from now on.
-        comm: the ranks.
-        variables: the same ones, in the same order, on all ranks.
-    """
+    """Variables that every rank has a copy of, in the same order."""
 
     def __init__(self, backend: Backend, comm: Communicator, variables: Sequence[Variable]) -> None:
         self.variables, self._comm = list(variables), comm
@@ -68,47 +53,37 @@ class Shared:
         self._kind = kind_of(self.variables)
 
     def give(self) -> None:
-        """Let all ranks have rank 0's values: where any differs, they travel in a message for each type. Collective.
-
-        Raises:
-            AgreedError: the ranks have different variables.
-        """
-        found = gathered(self._comm, self._kind, number_of(self._snapshot.digests()[:, 0].tobytes()))
-        require_same_kind(self._comm, self.variables, found[:, 0])
-        if (found == found[0]).all():
+        """Broadcast rank 0's values if any rank's differ, in one message for each type. Collective."""
+        digests = gathered(self._comm, self._kind, number_of(self._snapshot.digests()[:, 0].tobytes()))
+        require_same_kind(self._comm, self.variables, digests[:, 0])
+        if (digests == digests[0]).all():
             return
-        values = [one.numpy() for one in self.variables]
+        values = [variable.numpy() for variable in self.variables]
         flats = messages.concatenated(values)
         for flat in flats:
             self._comm.broadcast(flat)
-        for one, value in zip(self.variables, messages.separated(flats, values), strict=True):
-            one.assign(value)
+        for variable, value in zip(self.variables, messages.separated(flats, values), strict=True):
+            variable.assign(value)
 
 
 def deviating(facts: Sequence[Mapping[str, str]], away: Sequence[Mapping[str, float]]) -> dict[int, list[str]] | None:
-    """Return which ranks have something else than they should have, and what; None where nobody can tell.
+    """Return the wrong values by rank; None if unknown.
 
-    What more than half of the ranks have is right. Where there is no such majority, those ranks are wrong that are far
-    farther away than others from what the same steps have made when they were made again: a wrong value on one rank
-    reaches the others, but in its share of their sums only.
-
-    Args:
-        facts: every rank's digests, by name; ranks that have a part of a sharded variable have it under a name of
-            their own.
-        away: how far each of them is from what it should be; empty if nobody knows.
+    A majority is right. Without one, those ranks are wrong that are far farther than others from the result of
+    repeating the same steps: a wrong value on one rank reaches the others, but only in its share of their sums.
     """
     wrong: dict[int, list[str]] = {}
     for name in _names(facts):
-        values = {rank: one[name] for rank, one in enumerate(facts) if name in one}
+        values = {rank: digests[name] for rank, digests in enumerate(facts) if name in digests}
         right, count = Counter(values.values()).most_common(1)[0]
         if 2 * count > len(values):
-            found = [rank for rank, value in values.items() if value != right]
+            deviants = [rank for rank, value in values.items() if value != right]
         else:
-            least = min((one.get(name, 0.0) for one in away), default=0.0)
-            found = [rank for rank, one in enumerate(away) if one.get(name, 0.0) > _FARTHER * least]
-            if not 0 < len(found) < len(values):
+            least = min((distances.get(name, 0.0) for distances in away), default=0.0)
+            deviants = [rank for rank, distances in enumerate(away) if distances.get(name, 0.0) > _FARTHER * least]
+            if not 0 < len(deviants) < len(values):
                 return None
-        for rank in found:
+        for rank in deviants:
             wrong.setdefault(rank, []).append(name)
     return wrong
 
@@ -116,43 +91,33 @@ def deviating(facts: Sequence[Mapping[str, str]], away: Sequence[Mapping[str, fl
 def refuse_difference(
     comm: Communicator, where: str, facts: Sequence[Mapping[str, str]], away: Sequence[Mapping[str, float]]
 ) -> None:
-    """End all ranks, naming those that deviate and in what. Collective.
-
-    Args:
-        comm: the ranks.
-        where: "step 200 of epoch 1".
-        facts: as `deviating`.
-        away: as `deviating`.
-
-    Raises:
-        AgreedError: with exit code 76.
-    """
+    """Raise on all ranks, with exit code 76, naming the deviating ranks and values. Collective."""
     processes, wrong = comm.allgather(comm.process), deviating(facts, away)
     if wrong:
         failures = [(rank, _listed(names)) for rank, names in sorted(wrong.items())]
-        found = "; ".join(f"rank {rank} ({processes[rank]}) from the others in {text}" for rank, text in failures)
+        difference = "; ".join(f"rank {rank} ({processes[rank]}) from the others in {text}" for rank, text in failures)
     else:
         names = differing(facts)
-        having = (rank for rank, own in enumerate(facts) if not own.keys().isdisjoint(names))
+        having = (rank for rank, digests in enumerate(facts) if not digests.keys().isdisjoint(names))
         ranks = " and ".join(f"{rank} ({processes[rank]})" for rank in having)
         failures = []
-        found = f"ranks {ranks} in {_listed(names)}; which of them are right is not known"
+        difference = f"ranks {ranks} in {_listed(names)}; which of them are right is not known"
     raise AgreedError(
         "training",
         ExitCode.DIVERGED,
-        f"the replicas differ after {where}: {found}. Either memory, a GPU or MPI has changed values, or code has "
+        f"the replicas differ after {where}: {difference}. Either memory, a GPU or MPI has changed values, or code has "
         "changed the model or its optimizer on some ranks only",
         failures,
     )
 
 
 def differing(facts: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the names of what is not the same on all ranks."""
-    return [name for name in _names(facts) if len({one[name] for one in facts if name in one}) > 1]
+    """Return the names whose values differ between the ranks."""
+    return [name for name in _names(facts) if len({digests[name] for digests in facts if name in digests}) > 1]
 
 
 def _names(facts: Sequence[Mapping[str, str]]) -> list[str]:
-    return list(dict.fromkeys(name for one in facts for name in one))
+    return list(dict.fromkeys(name for digests in facts for name in digests))
 
 
 def _listed(names: Sequence[str], most: int = 4) -> str:

@@ -35,19 +35,12 @@ _CHUNK_SECONDS, _MOST_STEPS = 0.04, 1024
 
 @dataclass(frozen=True)
 class Timing:
-    """How long the steps of an epoch took, validation and what comes after it aside.
+    """Duration of an epoch's steps, without validation and what follows."""
 
-    Attributes:
-        seconds: since the epoch began.
-        samples: trained on by all ranks since then.
-        steps: made since then.
-        preparing: seconds among them in which steps were traced and compiled.
-    """
-
-    seconds: float
-    samples: int
+    seconds: float  # since the epoch began
+    samples: int  # of all ranks
     steps: int
-    preparing: float = 0.0
+    preparing: float = 0.0  # seconds of tracing and compiling
 
     @property
     def samples_per_second(self) -> float:
@@ -57,18 +50,7 @@ class Timing:
 
 
 class Trainer:
-    """Trains a model together with the other ranks.
-
-    Args:
-        model: this rank's replica.
-        programs: runs its steps.
-        steps_per_execution: steps between two looks at what the host is asked to do; None for as many as fit into some
-            hundredths of a second, where nobody looks on.
-        data_bytes: of the device's memory that samples may take; None for what is free.
-
-    Attributes:
-        steps_done: of all trainings.
-    """
+    """Trains a model together with the other ranks."""
 
     def __init__(
         self,
@@ -92,19 +74,14 @@ class Trainer:
 
     @property
     def timing(self) -> Timing:
-        """Of the epoch or evaluation at hand, until its steps are done, then of that one."""
+        """Timing of the current epoch or evaluation, or of the last one."""
         if self._finished is not None:
             return self._finished
         preparing = self.programs.preparing_seconds - self._prepared_before
         return Timing(time.perf_counter() - self._started, self._samples, self._steps, preparing)
 
     def go_to(self, epoch: int, step: int = 0) -> None:
-        """Let the training begin there: for who restores an interrupted one, until `on_train_begin` has returned.
-
-        Args:
-            epoch: counted from 0.
-            step: of that epoch that are done already; the metrics are to hold their totals.
-        """
+        """Start the training there, to resume an interrupted one; until `on_train_begin` has returned."""
         self._first = epoch, step
 
     def training(
@@ -119,17 +96,7 @@ class Trainer:
         on_nonfinite: OnNonfinite = "stop",
         compare_every: int | None = None,
     ) -> StepIterator[None]:
-        """Train, and yield whenever steps have been queued: who drives it may do other work in between. Collective.
-
-        Args:
-            train: this rank's part of the training data.
-            hooks: what to call; `hooks.model.stop_training` ends the training, wherever it is set.
-            epochs: number of the last epoch.
-            initial_epoch: number of epochs that are done already.
-            validation: evaluated after epochs; its logs have the prefix "val_".
-            validation_freq: evaluate after every so many epochs, or after those whose numbers (from 1) are given.
-            on_nonfinite: what becomes of a state or a loss that is not finite: "ignore" goes on, all else stops.
-            compare_every: steps between two comparisons of the ranks' states, 0 for none; None as `digest_every`.
+        """Train, and yield whenever steps have been queued. Collective.
 
         Raises:
             DivergenceError: the state or a loss is not finite; on several ranks an AgreedError with its exit code.
@@ -141,7 +108,7 @@ class Trainer:
             self.comm.require_same("the ranks look at their states differently", facts)
         self.share(self.model._variables_on_device)
         data = {"train": train} | ({} if validation is None else {"test": validation})
-        meeting = SyncPoints(self.comm, hooks, self._look, self.programs.local)
+        meeting = SyncPoints(self.comm, hooks, self._check_health, self.programs.local)
         with self._opened(data), self._checking(), meeting as sync_points:
             hooks._set_trainer(self)
             hooks.model.stop_training = False
@@ -158,17 +125,17 @@ class Trainer:
             if (first_epoch, first_step) != (initial_epoch, 0) and first_epoch < epochs:
                 train.resume(first_epoch - initial_epoch, first_step)
             for epoch in range(first_epoch, epochs):
-                done = first_step if epoch == first_epoch else 0
+                begin = first_step if epoch == first_epoch else 0
                 sync_points.begin_epoch(epoch)
                 hooks.on_epoch_begin(epoch)
-                if done:
+                if begin:
                     sync_points.load(begun=True)
                 ended = resumed is not None and resumed.stops and epoch == first_epoch
-                logs = yield from self._train_epoch(train, epoch, hooks, sync_points, done, ended=ended)
+                logs = yield from self._train_epoch(train, epoch, hooks, sync_points, begin, ended=ended)
                 if validation is not None and _is_due(epoch, validation_freq):
                     mine = (validation.steps or 0) if validation.alone else None
                     stops = hooks.model.stop_training
-                    sync_points.begin_validation(epoch, done + self._steps, stops=stops, steps=mine)
+                    sync_points.begin_validation(epoch, begin + self._steps, stops=stops, steps=mine)
                     with phase.during("validation"):
                         validated = yield from self._evaluate(validation, hooks, sync_points)
                     if on_nonfinite != "ignore":
@@ -176,7 +143,7 @@ class Trainer:
                     logs |= {f"val_{key}": value for key, value in validated.items()}
                 hooks.on_epoch_end(epoch, logs)
                 stopped = self._stopped(hooks.model, "stop_training")
-                sync_points.after_epoch(epoch, logs, ended=stopped, ahead=self._at_once)
+                sync_points.after_epoch(epoch, logs, ended=stopped, ahead=self._steps_at_once)
                 if stopped:
                     break
             self.model._finalize_weights()
@@ -184,50 +151,32 @@ class Trainer:
 
     @contextmanager
     def _opened(self, data: Mapping[str, Batches]) -> Iterator[None]:
-        """Take memory for samples, beside the model's state and what the steps need that read them.
-
-        Args:
-            data: by the name of the step.
-
-        Raises:
-            DeviceError: the state does not fit.
-        """
+        """Open the data, with memory left for the model's state and its steps."""
         self.programs.settle(
-            (self.model._make_step(name), one.spec, one.first) for name, one in data.items() if one.first
+            (self.model._make_step(name), batches.spec, batches.first)
+            for name, batches in data.items()
+            if batches.first
         )
         reserved = 0
         if self._data_bytes is None and self.backend.room_for_data() is not None:
             self.programs.adopt(self.model, trains="train" in data)
             steps = [(self.model._make_step(name), batches) for name, batches in data.items() if batches.first]
-            found = [(step, one.spec, one.first, one.alone) for step, one in steps]
-            reserved = sum(self.programs.arena_bytes(*given[:3], alone=given[3]) for given in found)
+            needs = [(step, batches.spec, batches.first, batches.alone) for step, batches in steps]
+            reserved = sum(self.programs.arena_bytes(*need[:3], alone=need[3]) for need in needs)
         with ExitStack() as stack:
             for batches in data.values():
                 stack.enter_context(batches.open(self.backend, self._data_bytes, reserved))
             yield
 
     def evaluate(self, batches: Batches, hooks: CallbackList) -> Logs:
-        """Return the mean loss and metrics over all ranks' samples. Collective.
-
-        Args:
-            batches: this rank's part of the samples.
-            hooks: what to call; `hooks.model.stop_evaluating` ends the evaluation after a step, where any rank has a
-                hook of steps.
-        """
+        """Return the mean loss and metrics over all ranks' samples. Collective."""
         self.share(lambda: self.model.variables)
         hooks._set_trainer(self)
         with self._opened({"test": batches}):
             return run_to_end(self._evaluate(batches, hooks))
 
     def predict(self, batches: Batches, hooks: CallbackList, step: Step | None = None) -> dict[str, npt.NDArray[Any]]:
-        """Return the outputs for all samples by name, (rows, ...) each, on every rank. Collective.
-
-        Args:
-            batches: of features alone, in their stored order.
-            hooks: what to call; `hooks.model.stop_predicting` ends the prediction after a step, where any rank has a
-                hook of steps.
-            step: the model's, where it has been asked for already.
-        """
+        """Return the outputs of all samples by name, (rows, ...), on every rank. Collective."""
         self.share(lambda: self.model.variables)
         hooks._set_trainer(self)
         if not self._any(hooks.has_batch_hooks("predict")):
@@ -239,59 +188,61 @@ class Trainer:
     def _predict(
         self, batches: Batches, hooks: CallbackList, step: Step, *, watched: bool
     ) -> dict[str, npt.NDArray[Any]]:
-        """See `predict`; a hook looks at each batch where it is `watched`."""
-        found: list[tuple[Shard, dict[str, npt.NDArray[Any]]]] = []
+        """Predict; hooks see each batch if `watched`."""
+        outputs: list[tuple[Shard, dict[str, npt.NDArray[Any]]]] = []
         hooks.on_predict_begin()
         batches.use_pool(self._kept_feeds)
         with self._opened({"predict": batches}), ExitStack() as stack:
             for number, (shard,) in enumerate(batches.epoch(0)):
                 hooks.on_predict_batch_begin(number)
                 step = self._current(step)
-                taken = batches.rows([[shard]])
+                rows = batches.rows([[shard]])
                 padded = self._padded(step, batches, shard)
                 if not number and batches.steps != 1 and batches.looks_ahead and not watched and self.comm.size == 1:
                     # All rows are by the same weights, whatever other threads do. Not where a user's code runs between
                     # the batches, which may wait for these threads; nor where batches change what the next one reads.
                     stack.enter_context(self.programs.turn(step, batches.spec, padded.batch_rows))
-                mine = _arrays(self.programs.run(step, batches.spec, taken, [[padded]], alone=batches.alone))
+                mine = _arrays(self.programs.run(step, batches.spec, rows, [[padded]], alone=batches.alone))
                 if padded.rows != shard.rows:
-                    mine = {name: one[: shard.rows] for name, one in mine.items()}
-                found.append((shard, mine))
+                    mine = {name: output[: shard.rows] for name, output in mine.items()}
+                outputs.append((shard, mine))
                 hooks.on_predict_batch_end(number, {"outputs": self.model._as_outputs(mine)})
                 if watched and self._stopped(hooks.model, "stop_predicting"):
                     break
-            if not found:  # shapes and types of nothing
+            if not outputs:  # shapes and types of nothing
                 nothing = Shard(0, 0, 0, step.rows or 1)
-                made = self.programs.run(step, batches.spec, batches.rows([[nothing]]), [[nothing]], alone=True)
-                found.append((nothing, _arrays(made)))
+                empty = self.programs.run(step, batches.spec, batches.rows([[nothing]]), [[nothing]], alone=True)
+                outputs.append((nothing, _arrays(empty)))
         hooks.on_predict_end()
-        return self._gathered(found)
+        return self._gathered(outputs)
 
     def _padded(self, step: Step, batches: Batches, shard: Shard) -> Shard:
-        """Return a shard with more rows where these change nothing: few programs then do for any number of rows."""
+        """Return a shard padded to few sizes if rows are independent, so that few programs are needed."""
         rows = padded_rows(shard.rows)
         if not batches.pads or not self.programs.computes_rows(step, batches.spec, rows):
             return shard
         return Shard(0, rows, 0, rows)
 
-    def _gathered(self, found: list[tuple[Shard, dict[str, npt.NDArray[Any]]]]) -> dict[str, npt.NDArray[Any]]:
+    def _gathered(self, parts: list[tuple[Shard, dict[str, npt.NDArray[Any]]]]) -> dict[str, npt.NDArray[Any]]:
         """Return all ranks' outputs in the order of the samples. Collective."""
         if self.comm.size == 1:
-            return {name: np.concatenate([mine[name] for _, mine in found]) for name in found[0][1]}
+            return {name: np.concatenate([mine[name] for _, mine in parts]) for name in parts[0][1]}
         replicas = self.comm.along(BATCH)
-        last = max(replicas.allgather(max([0, *(shard.stop for shard, mine in found if shard.rows)])))
-        kinds: list[list[Any]] = [[name, list(one.shape[1:]), one.dtype.str] for name, one in found[0][1].items()]
+        last = max(replicas.allgather(max([0, *(shard.stop for shard, mine in parts if shard.rows)])))
+        kinds: list[list[Any]] = [
+            [name, list(output.shape[1:]), output.dtype.str] for name, output in parts[0][1].items()
+        ]
         outputs: dict[str, npt.NDArray[Any]] = {}
         for name, shape, dtype in kinds:
             outputs[name] = np.zeros((last, *shape), np.uint8 if dtype == "|b1" else dtype)
-            for shard, mine in found:
+            for shard, mine in parts:
                 outputs[name][shard.start : shard.stop] = mine[name]
             replicas.allreduce_sum(outputs[name])  # every row is zero on all of them but one
             outputs[name] = outputs[name].astype(dtype, copy=False)
         return outputs
 
     def train_on_batch(self, batches: Batches) -> Logs:
-        """Make the one step of `batches`; return its loss and metrics. Collective."""
+        """Run one training step; return its loss and metrics. Collective."""
         self.share(self.model._variables_on_device)
         return self._on_batch("train", batches)
 
@@ -304,51 +255,44 @@ class Trainer:
         self.model.reset_metrics()
         with self._opened({name: batches}):
             for shards in batches.epoch(0):
-                taken = batches.rows([shards])
-                self.programs.run(step, batches.spec, taken, [shards])
+                rows = batches.rows([shards])
+                self.programs.run(step, batches.spec, rows, [shards])
         self._sum_totals(step)
         return self.programs.logs(name)
 
     @property
     def nbytes(self) -> int:
-        """The device's memory that the model takes: its state, a copy of it, and what its steps need beside samples."""
+        """Device memory of the model: its state, a copy of it, and its steps without samples."""
         state = self.programs.local(self.model._variables_on_device())
-        return 2 * sum(size(one.shape) * one.dtype.itemsize for one in state) + self.programs.nbytes
+        return 2 * sum(size(variable.shape) * variable.dtype.itemsize for variable in state) + self.programs.nbytes
 
     def wait(self) -> None:
-        """Wait until the device has done all that was queued."""
-        for one in self.programs.local(self.model._variables_on_device()[:1]):
-            one.numpy()
+        """Wait for the device."""
+        for variable in self.programs.local(self.model._variables_on_device()[:1]):
+            variable.numpy()
 
-    def share(self, found: Callable[[], Sequence[Variable]]) -> None:
-        """Give every rank rank 0's values of these variables. Collective.
-
-        Args:
-            found: returns the variables; called where there are several ranks.
-
-        Raises:
-            AgreedError: the ranks have different variables.
-        """
+    def share(self, variables_of: Callable[[], Sequence[Variable]]) -> None:
+        """Broadcast rank 0's values of the variables that `variables_of` returns. Collective."""
         if self.comm.size == 1:
             return
-        variables, sharding = found(), self.programs.sharding
+        variables, sharding = variables_of(), self.programs.sharding
         groups = {self.comm: list(variables)}
         if sharding is not None:
             sharding.take(variables)
             groups = sharding.by_group(variables)
-        known = [id(one) for own in groups.values() for one in own]
-        if known != [id(one) for shared in self._shared for one in shared.variables]:
-            self._shared = [Shared(self.backend, group, own) for group, own in groups.items()]
+        ids = [id(variable) for members in groups.values() for variable in members]
+        if ids != [id(variable) for shared in self._shared for variable in shared.variables]:
+            self._shared = [Shared(self.backend, group, members) for group, members in groups.items()]
             if sharding is not None:
                 heap.trim()  # of the whole values, which lay there one after the other
         for shared in self._shared:
             shared.give()
 
     def _health_check(self, batches: Batches, on_nonfinite: OnNonfinite, every: int) -> HealthCheck | None:
-        """Return what looks at the state, if there is anything to look for."""
+        """Return the health check; None if there is nothing to check."""
         if on_nonfinite == "ignore" and (self.comm.size == 1 or not every):
             return None
-        if not self.model._has_own_steps:  # so that a copy of the state has the slots from the first step on
+        if not self.model._has_custom_steps:  # so that a copy of the state has the slots from the first step on
             self.model._compiled_optimizer.build(self.model.trainable_weights)
         return HealthCheck(self.model, self.programs, batches, every=every, on_nonfinite=on_nonfinite)
 
@@ -371,7 +315,7 @@ class Trainer:
         skipped = sync_points.skipped_at_begin
         # A step's hooks may stop the training on one rank; where no rank has any, there is nothing to agree on.
         watched = self._any(hooks.has_batch_hooks("train"))
-        done = first_step
+        step_number = first_step
         if self._health is not None:
             self._health.begin(epoch, first_step)
         for shards, rows in self._chunks(
@@ -379,13 +323,13 @@ class Trainer:
         ):
             if ended:  # before the interruption
                 break
-            phase.step = done + 1
-            hooks.on_train_batch_begin(done)
+            phase.step = step_number + 1
+            hooks.on_train_batch_begin(step_number)
             step = self._current(step)
             begun = time.perf_counter()
             self.programs.run(step, batches.spec, rows, shards)
             seconds = time.perf_counter() - begun
-            done += len(shards)
+            step_number += len(shards)
             self.steps_done += len(shards)
             self._count(shards)
             yield  # before anything is read: others may queue the same, to be executed with it
@@ -393,14 +337,14 @@ class Trainer:
             self._adapt(len(shards), time.perf_counter() - begun if self.programs.backend.joins_packs else seconds)
             if self._health is not None:
                 self._health.after(shards)
-            hooks.on_train_batch_end(done - 1, StepLogs(lambda: self.programs.logs("train")))
+            hooks.on_train_batch_end(step_number - 1, StepLogs(lambda: self.programs.logs("train")))
             if watched and self._health is not None:
                 self._health.after_callbacks()
             sync_points.count(len(shards))
             if watched and self._stopped(hooks.model, "stop_training"):
                 break
-            sync_points.after_steps(epoch, done, ahead=self._at_once)
-        self._look()
+            sync_points.after_steps(epoch, step_number, ahead=self._steps_at_once)
+        self._check_health()
         if first_step and not self._steps:  # all were done before the interruption
             self.programs.note(step, batches.spec)
         # As Keras, an epoch for which no data was left has no logs.
@@ -411,16 +355,16 @@ class Trainer:
         return logs
 
     def _current(self, step: Step) -> Step:
-        """Return a step, traced anew where somebody, a hook perhaps, has changed what it has read."""
+        """Return a step, traced anew if something it reads, such as a layer's attribute, has changed."""
         if step.reads.hold:
             return step
         if self._health is not None:
-            self._health.keep()  # the steps before it cannot be made again
+            self._health.take_copy()  # the steps before it cannot be made again
         return self.model._make_step(step.name)
 
     @contextmanager
     def _checking(self) -> Iterator[None]:
-        """Give back in the end what the health check takes of the device's memory."""
+        """Drop the health check in the end, and with it its device memory."""
         try:
             yield
         finally:
@@ -429,19 +373,19 @@ class Trainer:
     @contextmanager
     def changing(self) -> Iterator[None]:
         """Let a callback change the state between two steps, on all ranks alike. Collective."""
-        self._look()
+        self._check_health()
         yield
         if self._health is not None:
-            self._health.keep()
+            self._health.take_copy()
 
-    def _look(self) -> None:
-        """Look at the state, where anything looks: before it is saved, say. Collective."""
+    def _check_health(self) -> None:
+        """Check the state now, for example before it is saved. Collective."""
         if self._health is not None:
-            self._health.look()
+            self._health.check()
 
     def _most(self, sync_points: SyncPoints, steps: int) -> int:
-        """Return how many of so many steps may be run together before ranks meet, or look at their states."""
-        left = None if self._health is None else self._health.left
+        """Return how many of so many steps may run before the next sync point or health check."""
+        left = None if self._health is None else self._health.steps_left
         return sync_points.most(steps if left is None else min(steps, left))
 
     def _begin(self) -> None:
@@ -453,8 +397,8 @@ class Trainer:
         self._samples += sum(shards[0].batch_rows for shards in steps)
 
     @property
-    def _at_once(self) -> int:
-        """Steps between two looks at what the host is asked to do."""
+    def _steps_at_once(self) -> int:
+        """Steps of an execution."""
         return self._steps_per_execution or self._chunk
 
     def _chunks(
@@ -464,14 +408,7 @@ class Trainer:
         watched: bool,
         limited: Callable[[int], int] = lambda most: most,
     ) -> Iterator[tuple[list[Sequence[Shard]], BatchRows]]:
-        """Yield the steps of an epoch, as many together as are alike, lie in memory and may run unobserved.
-
-        Args:
-            batches: what they are of.
-            epoch: all steps.
-            watched: whether a callback looks at each.
-            limited: returns how many of so many may be run together.
-        """
+        """Yield the steps of an epoch, grouped where they are alike, in memory and unobserved."""
         ahead: list[Sequence[Shard]] = []
         while True:
             most = limited(self._steps_per_execution or (1 if watched else self._chunk))
@@ -490,7 +427,7 @@ class Trainer:
             ahead = ahead[together:]
 
     def _adapt(self, steps: int, seconds: float) -> None:
-        """Let the next execution have as many steps as fit into the time; twice those of the last at most."""
+        """Adapt the steps of an execution to the time it may take; at most twice those of the last."""
         if self._steps_per_execution is None and steps >= self._chunk:
             fitting = int(_CHUNK_SECONDS * steps / seconds) if seconds > 0 else _MOST_STEPS
             self._chunk = max(1, min(2 * steps, fitting, _MOST_STEPS))
@@ -498,7 +435,7 @@ class Trainer:
     def _evaluate(
         self, batches: Batches, hooks: CallbackList, sync_points: SyncPoints | None = None
     ) -> StepIterator[Logs]:
-        """Evaluate; `sync_points` are those of the training whose validation it is. Collective."""
+        """Evaluate, with the sync points of the training around it. Collective."""
         batches.resume(0, 0)  # with validation_steps each validation sees the same first batches, as in Keras
         self.model.reset_metrics()
         step = self.model._make_step("test")
@@ -508,30 +445,30 @@ class Trainer:
         hooks.on_test_begin()
         timing = self._finished
         self._begin()
-        done = 0
+        step_number = 0
         limited = (lambda most: most) if sync_points is None else sync_points.most
         for shards, rows in self._chunks(batches, batches.epoch(0), watched, limited):
-            hooks.on_test_batch_begin(done)
+            hooks.on_test_batch_begin(step_number)
             step = self._current(step)
             self.programs.run(step, batches.spec, rows, shards, alone=batches.alone)
-            done += len(shards)
+            step_number += len(shards)
             self._count(shards)
             if watched:
                 logs = self._logs_so_far(step)
-                hooks.on_test_batch_end(done - 1, logs)
+                hooks.on_test_batch_end(step_number - 1, logs)
                 if self._stopped(hooks.model, "stop_evaluating"):
                     break
             if sync_points is not None:
-                sync_points.after_evaluated(len(shards), ahead=self._at_once)
+                sync_points.after_evaluated(len(shards), ahead=self._steps_at_once)
             yield
         if sync_points is not None:
-            sync_points.end_validation(ahead=self._at_once)
-        seen = self._any(self._samples > 0)
-        if seen and not self._samples:  # of which this rank has had none, and so has not run the step
+            sync_points.end_validation(ahead=self._steps_at_once)
+        has_samples = self._any(self._samples > 0)
+        if has_samples and not self._samples:  # of which this rank has had none, and so has not run the step
             self.programs.note(step, batches.spec)
         self._sum_totals(step)
         # As Keras, an evaluation without samples has no logs: a loss of 0 would look like a perfect one.
-        logs = self.programs.logs("test") if seen else {}
+        logs = self.programs.logs("test") if has_samples else {}
         if self.comm.size > 1 and batches.alone:
             self._samples = sum(self.comm.along(BATCH).allgather(self._samples))
         self._finished = self.timing
@@ -540,30 +477,30 @@ class Trainer:
         return logs
 
     def _sum_totals(self, step: Step) -> None:
-        """Sum the totals, of which each rank has a summand, over the ranks. Collective."""
+        """Sum the totals over the ranks, each of which has a summand. Collective."""
         if self.comm.size == 1:
             return
         totals, replicas = self.programs.summed(step), self.comm.along(BATCH)
-        for one, value in zip(totals, all_reduced([one.numpy() for one in totals], replicas), strict=True):
-            one.assign(value)
+        for variable, value in zip(totals, all_reduced([total.numpy() for total in totals], replicas), strict=True):
+            variable.assign(value)
 
     def _logs_so_far(self, step: Step) -> Logs:
-        """Return the means over all ranks of what each has in its totals, and leave those as they are. Collective."""
-        own = [(one, one.numpy()) for one in self.programs.summed(step)]
+        """Return the means over all ranks, and leave the totals as they are. Collective."""
+        summands = [(variable, variable.numpy()) for variable in self.programs.summed(step)]
         self._sum_totals(step)
         logs = self.programs.logs("test")
-        for one, value in own:
-            one.assign(value)
+        for variable, value in summands:
+            variable.assign(value)
         return logs
 
     def _stopped(self, model: Trained, flag: str) -> bool:
-        """Return whether any rank's model is to stop ("stop_training", ...), and say so to this rank's. Collective."""
+        """Return whether any rank's model has a flag such as "stop_training", and set it here. Collective."""
         stop = self._any(bool(getattr(model, flag)))
         setattr(model, flag, stop)
         return stop
 
     def _any(self, mine: bool) -> bool:
-        """Return whether it is true on any rank. Collective."""
+        """Return whether a condition holds on any rank. Collective."""
         if self.comm.size == 1:
             return mine
         flag = np.array([mine], np.int32)
@@ -572,17 +509,17 @@ class Trainer:
 
 
 def _arrays(outputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    """Return what a step has made; bfloat16, of which NumPy alone knows nothing, as float32, like Keras on PyTorch."""
-    return {name: one.astype(np.float32) if one.dtype == BFLOAT16 else one for name, one in outputs.items()}
+    """Return a step's outputs; bfloat16, which NumPy lacks, as float32, like Keras on PyTorch."""
+    return {name: output.astype(np.float32) if output.dtype == BFLOAT16 else output for name, output in outputs.items()}
 
 
 def _kind(shards: Sequence[Shard]) -> list[tuple[int, int, int]]:
-    """Return what steps have in common that can be run by the same programs."""
-    return [(one.stop - one.start, one.first_row, one.batch_rows) for one in shards]
+    """Return what steps of the same programs have in common."""
+    return [(shard.stop - shard.start, shard.first_row, shard.batch_rows) for shard in shards]
 
 
 def run_to_end(steps: Generator[Any, None, T]) -> T:
-    """Do all of a piece of work at once and return its result."""
+    """Run a step iterator to its end and return its result."""
     while True:
         try:
             next(steps)

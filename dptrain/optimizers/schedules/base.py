@@ -1,4 +1,4 @@
-"""What a learning-rate schedule is: a function of the step."""
+"""LearningRateSchedule: the learning rate as a function of the step."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -40,15 +40,15 @@ class CosineDecay(LearningRateSchedule):
 
     def __call__(self, step: Any) -> Tensor:
         """Return the learning rate of a step (float64)."""
-        done = float64(step)
+        t = float64(step)
         highest, initial = self.warmup_target, self.initial_learning_rate
-        warming = done
+        warming = t
         if highest is None:
             highest = initial
         else:
-            done = done - self.warmup_steps
-        cosine = 0.5 * (1 + cos(math.pi * (minimum(done, self.decay_steps) / self.decay_steps)))
+            t = t - self.warmup_steps
+        cosine = 0.5 * (1 + cos(math.pi * (minimum(t, self.decay_steps) / self.decay_steps)))
         rate = highest * ((1 - self.alpha) * cosine + self.alpha)
         if self.warmup_target is None or not self.warmup_steps:
             return rate
-        return where(done < 0, (highest - initial) * (warming / self.warmup_steps) + initial, rate)
+        return where(t < 0, (highest - initial) * (warming / self.warmup_steps) + initial, rate)

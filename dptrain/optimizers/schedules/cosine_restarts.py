@@ -42,14 +42,14 @@ class CosineDecayRestarts(LearningRateSchedule):
 
     def __call__(self, step: Any) -> Tensor:
         """Return the learning rate of a step (float64)."""
-        done = float64(step) / self.first_decay_steps
+        t = float64(step) / self.first_decay_steps
         if self.t_mul == 1:
-            restarts = done // 1
-            done = done - restarts
+            restarts = t // 1
+            t = t - restarts
         else:
             # What is added is more than the logarithms' rounding, which must not miss a restart.
-            restarts = (log(1 - done * (1 - self.t_mul)) / math.log(self.t_mul) + 1e-9) // 1
+            restarts = (log(1 - t * (1 - self.t_mul)) / math.log(self.t_mul) + 1e-9) // 1
             length = power(self.t_mul, restarts)
-            done = (done - (1 - length) / (1 - self.t_mul)) / length
-        cosine = 0.5 * power(self.m_mul, restarts) * (1 + cos(math.pi * done))
+            t = (t - (1 - length) / (1 - self.t_mul)) / length
+        cosine = 0.5 * power(self.m_mul, restarts) * (1 + cos(math.pi * t))
         return self.initial_learning_rate * ((1 - self.alpha) * cosine + self.alpha)

@@ -35,9 +35,9 @@ def test_against_sorting(seed):
 
 
 def test_one_stays_at_least():
-    assert shown(masks.kept(np.array([1.0, 3.0, 2.0]), 0.99)) == [0, 1, 0]
-    assert shown(masks.kept(np.arange(10.0), 0.75)) == [0] * 8 + [1, 1]  # 2.5 is rounded to even
-    assert masks.kept(np.arange(10.0), 0.0).all()
+    assert shown(masks.magnitude_mask(np.array([1.0, 3.0, 2.0]), 0.99)) == [0, 1, 0]
+    assert shown(masks.magnitude_mask(np.arange(10.0), 0.75)) == [0] * 8 + [1, 1]  # 2.5 is rounded to even
+    assert masks.magnitude_mask(np.arange(10.0), 0.0).all()
 
 
 def test_blocks():
