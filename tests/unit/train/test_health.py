@@ -131,7 +131,7 @@ def test_terminate_on_nan_decides_where_it_is():
 
 @pytest.mark.parametrize("most", [1, 1000, 1 << 20])
 def test_batches_of_a_generator_are_kept_until_the_next_copy_of_the_state(monkeypatch, most):
-    monkeypatch.setattr(health, "_KEPT_BYTES", most)
+    monkeypatch.setattr(health, "_MAX_BATCH_BYTES", most)
     x, y = toy()
     x[[17, 18]] = np.nan
 
