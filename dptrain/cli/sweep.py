@@ -61,7 +61,7 @@ from dptrain.runtime.yaml_files import read_mapping
 from dptrain.saving.run_folder import MODELS
 from dptrain.sweeps import formatting
 from dptrain.sweeps.capacity import Capacity, measure
-from dptrain.sweeps.driver import Request, execute, gather, prepare, request, spread
+from dptrain.sweeps.driver import Request, execute, gather, make_request, prepare, spread
 from dptrain.sweeps.keeping import keeps_models
 from dptrain.sweeps.options import SweepOptions
 from dptrain.sweeps.pareto import mean_column, objectives_of
@@ -192,7 +192,7 @@ def _read(config: Config, parsed: argparse.Namespace) -> tuple[Request, dict[str
     ):
         raise ConfigError("--halving and --early-stopping: each says when a run stops; leave one out")
     metric, epochs = _DEFAULT_METRIC["multiclass"], epochs_of(config)
-    requested = request(plan, space, epochs, default=metric, sweeps_epochs="train.epochs" in fields.values())
+    requested = make_request(plan, space, epochs, default=metric, sweeps_epochs="train.epochs" in fields.values())
     if not plan.adaptive:
         for setting in space.settings():
             run_config = _config(config, setting, fields, requested.seeds[0])

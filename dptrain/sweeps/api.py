@@ -22,7 +22,7 @@ from dptrain.runtime.checked import NotValidError, checked
 from dptrain.runtime.failure import leave, phase
 from dptrain.runtime.text import short
 from dptrain.sweeps.arguments import Builder, facts, require_array, require_function
-from dptrain.sweeps.driver import Request, agreed, execute, prepare, request
+from dptrain.sweeps.driver import Request, agreed, execute, make_request, prepare
 from dptrain.sweeps.keeping import Keep, keeps_models
 from dptrain.sweeps.options import SweepOptions
 from dptrain.sweeps.pareto import require_free
@@ -125,10 +125,7 @@ def sweep(
             **dict(search_seed=search_seed, halving=halving, min_epochs=min_epochs, runs_per_device=runs_per_device),
             **dict(packing=packing, folds=folds, keep=keep, max_time=max_time),
         }
-        try:
-            options = checked(SweepOptions, arguments)
-        except NotValidError as error:
-            raise ConfigError(f"{error.place[0]} = {short(error.value)}: {error}") from None
+        options = _options(arguments)
         _check_whole("epochs", fit.get("epochs"), 0)
         require_array("sweep", x)
         if verbose not in ("auto", 0, 1, 2):
@@ -137,41 +134,63 @@ def sweep(
         recipe = _Recipe(build_model, chosen, x, y, callbacks, fit, folds or 1, test_data)
         if halving is not None and callbacks is not None:
             raise ConfigError("not supported: callbacks with halving, which takes runs up again")
-        validated = fit.get("validation_data") is not None or bool(fit.get("validation_split")) or folds is not None
-        validated = validated or not {"validation_data", "validation_split"}.isdisjoint(chosen.fields)
-        default, epochs = "val_loss" if validated else "loss", fit.get("epochs", 1)
-        sweep_request = request(options, chosen, epochs, default=default, sweeps_epochs="epochs" in chosen.fields)
-        for key in sweep_request.objectives:
-            if key.startswith("val_") and not validated:
-                raise ConfigError(f"metric = {key!r}: there is no validation; give validation_data or validation_split")
-        require_free(chosen.fields, [*sweep_request.objectives])
-        return sweep_request, recipe
+        return _checked_request(options, chosen, fit), recipe
 
-    sweep_request, recipe = agreed(ranks, "sweep", check)
+    request, recipe = agreed(ranks, "sweep", check)
     models, _ = agreed(ranks, "sweep", lambda: keeps_models("none" if out is None else keep))
     # Callbacks may end a training otherwise than that of fewer epochs: then another number of epochs is another sweep.
-    length = {} if callbacks is not None or "epochs" in sweep_request.space.fields else {"epochs": sweep_request.epochs}
-    further = {
-        "data": facts([x, y]),
-        **length,
-        "test_data": facts(test_data),
-        "fit": {name: facts(value) for name, value in fit.items() if name not in length},
-        "build_model": getattr(build_model, "__qualname__", type(build_model).__name__),
-    }
-    sweep_request = replace(sweep_request, keep=models, further=further)
-    ranks.require_same("the ranks sweep differently", sweep_request.decides)
+    length = {} if callbacks is not None or "epochs" in request.space.fields else {"epochs": request.epochs}
+    options = {name: value for name, value in fit.items() if name not in length}
+    further = {"data": facts([x, y]), **length, **_decisive(test_data, options, build_model)}
+    request = replace(request, keep=models, further=further)
+    ranks.require_same("the ranks sweep differently", request.decides)
     with ExitStack() as stack:
         stack.enter_context(_SWEEPING)
         folder = Path() if out is None else Path(out)
         if out is None and ranks.rank == 0:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dptrain-"))) / "sweep"
-        result = execute(ranks, recipe, sweep_request, prepare(ranks, recipe, sweep_request), folder, verbose=verbose)
+        result = execute(ranks, recipe, request, prepare(ranks, recipe, request), folder, verbose=verbose)
         phase.enter("user code")
     if result.signal:
-        code = ExitCode.INTERRUPTED if result.signal == "SIGINT" else ExitCode.PREEMPTED
-        advice = "" if out is None else f"; start again with out={str(out)!r} to go on"
-        leave(PreemptedError("sweep", code, f"{result.stopped}{advice}", []))
+        _leave(result, out)
     return result
+
+
+def _options(arguments: Mapping[str, Any]) -> SweepOptions:
+    try:
+        return checked(SweepOptions, arguments)
+    except NotValidError as error:
+        raise ConfigError(f"{error.place[0]} = {short(error.value)}: {error}") from None
+
+
+def _decisive(test_data: Any, fit: Mapping[str, Any], build_model: Any) -> dict[str, Any]:
+    """Return, as JSON, the test data, model and arguments of `fit` that decide results."""
+    return {
+        "test_data": facts(test_data),
+        "fit": {name: facts(value) for name, value in fit.items()},
+        "build_model": getattr(build_model, "__qualname__", type(build_model).__name__),
+    }
+
+
+def _checked_request(options: SweepOptions, space: Space, fit: Mapping[str, Any]) -> Request:
+    """Return the request, with metrics that `fit` can log."""
+    validation = {"validation_data", "validation_split"}
+    validated = fit.get("validation_data") is not None or bool(fit.get("validation_split"))
+    validated = validated or options.folds is not None or not validation.isdisjoint(space.fields)
+    default, epochs = "val_loss" if validated else "loss", fit.get("epochs", 1)
+    request = make_request(options, space, epochs, default=default, sweeps_epochs="epochs" in space.fields)
+    for key in request.objectives:
+        if key.startswith("val_") and not validated:
+            raise ConfigError(f"metric = {key!r}: there is no validation; give validation_data or validation_split")
+    require_free(space.fields, [*request.objectives])
+    return request
+
+
+def _leave(result: SweepResult, out: str | Path | None) -> None:
+    """End the script, or raise KeyboardInterrupt, after a signal."""
+    code = ExitCode.INTERRUPTED if result.signal == "SIGINT" else ExitCode.PREEMPTED
+    advice = "" if out is None else f"; start again with out={str(out)!r} to go on"
+    leave(PreemptedError("sweep", code, f"{result.stopped}{advice}", []))
 
 
 def _check_whole(name: str, value: Any, least: int) -> None:

@@ -98,7 +98,7 @@ class Request:
         return ListSource(self.space.settings())
 
 
-def request(options: SweepOptions, space: Space, epochs: int, *, default: str, sweeps_epochs: bool) -> Request:
+def make_request(options: SweepOptions, space: Space, epochs: int, *, default: str, sweeps_epochs: bool) -> Request:
     """Check the options together and return the request; `default` is the metric if none is named."""
     objectives = objectives_of([default] if options.metric is None else options.metric, options.mode)
     if options.halving is not None:
@@ -119,12 +119,12 @@ def gather(ranks: Communicator, capacity: Capacity) -> list[Capacity]:
     return [Capacity(**fact) for fact in ranks.allgather(asdict(capacity))]
 
 
-def prepare(ranks: Communicator, recipe: Recipe, sweep_request: Request) -> Capacity:
+def prepare(ranks: Communicator, recipe: Recipe, request: Request) -> Capacity:
     """Open every rank's device and measure its capacity. Collective."""
-    settings, seed = sweep_request.settings_to_try(), sweep_request.seeds[0]
+    settings, seed = request.settings_to_try(), request.seeds[0]
 
     def checked(model: Model) -> Model:
-        if sweep_request.keep != "none" and (why := why_not_saved(model)):  # said now, not when all is trained
+        if request.keep != "none" and (why := why_not_saved(model)):  # said now, not when all is trained
             raise ConfigError(f"no file can hold the models ({why}); --keep none, or keep='none', trains without files")
         return model
 
@@ -133,14 +133,14 @@ def prepare(ranks: Communicator, recipe: Recipe, sweep_request: Request) -> Capa
             return first_that_works(settings, lambda setting: checked(recipe.build(setting, seed))._device_options)
 
     open_backend(ranks, **agreed(ranks, "model", options)).close()
-    most = math.ceil(sweep_request.runs / ranks.size)
+    most = math.ceil(request.runs / ranks.size)
 
     def look() -> Capacity:
         with comms.independent():
-            run = Run(0, 0, seed, 0, sweep_request.folds)
-            metrics = [*sweep_request.objectives]
-            packs = packs_of(sweep_request.options.packing)
-            return measure(recipe, settings, run, metrics, sweep_request.options.runs_per_device, most, packs)
+            run = Run(0, 0, seed, 0, request.folds)
+            metrics = [*request.objectives]
+            packs = packs_of(request.options.packing)
+            return measure(recipe, settings, run, metrics, request.options.runs_per_device, most, packs)
 
     return agreed(ranks, "device", look)
 
@@ -148,7 +148,7 @@ def prepare(ranks: Communicator, recipe: Recipe, sweep_request: Request) -> Capa
 def execute(
     ranks: Communicator,
     recipe: Recipe,
-    sweep_request: Request,
+    request: Request,
     capacity: Capacity,
     out: Path,
     *,
@@ -158,37 +158,14 @@ def execute(
     files: Mapping[str, str] | None = None,
 ) -> SweepResult:
     """Train what is missing, write the report and return the result. Collective."""
-    modes = {metric: _mode(metric, mode, capacity) for metric, mode in sweep_request.objectives.items()}
-    plan = SweepPlan(
-        seeds=sweep_request.seeds,
-        modes=modes,
-        rungs=sweep_request.rungs,
-        eta=sweep_request.options.halving or 3,
-        decides=sweep_request.decides,
-        fields=sweep_request.space.fields,
-        folds=sweep_request.folds,
-        keep=sweep_request.keep,
-        keeps_states=sweep_request.keep != "none" or recipe.has_test,
-        seconds=sweep_request.options.max_time,
-        validation_samples=recipe.validation_samples,
-        test_samples=recipe.test_samples,
-    )
-    capacities = gather(ranks, capacity)
-    report_facts = {
-        "metric": ", ".join(modes),
-        "ranks": ranks.size,
-        "devices": "; ".join(dict.fromkeys(rank_capacity.device for rank_capacity in capacities)),
-        "runs at once": ", ".join(str(rank_capacity.places) for rank_capacity in capacities),
-        "versions": f"dptrain {__version__}, Python {platform.python_version()}, NumPy {np.__version__}",
-        **(facts or {}),
-    }
+    modes = {metric: _mode(metric, mode, capacity) for metric, mode in request.objectives.items()}
+    plan = _plan(request, recipe, modes)
+    report_facts = _report_facts(ranks, modes, gather(ranks, capacity)) | dict(facts or {})
 
     def report(directory: SweepDirectory, models: Sequence[str] = (), stopped: Stop | None = None) -> SweepResult:
         for name, text in (files or {}).items():
             write_atomically(directory.path / name, text.encode())
-        return conclude(
-            directory, plan, report_facts, repeat, notes=sweep_request.notes, models=models, stopped=stopped
-        )
+        return conclude(directory, plan, report_facts, repeat, notes=request.notes, models=models, stopped=stopped)
 
     try:
         with comms.independent():
@@ -197,7 +174,7 @@ def execute(
                     ranks,
                     recipe,
                     plan,
-                    lambda: sweep_request.source([*modes.values()]),
+                    lambda: request.source([*modes.values()]),
                     out,
                     capacity.places,
                     capacity.at_once,
@@ -231,6 +208,33 @@ def spread(settings: Sequence[Setting], most: int) -> Sequence[Setting]:
     """Return at most `most` settings, evenly spread, with the first among them."""
     count = min(most, len(settings))
     return [settings[number * len(settings) // count] for number in range(count)]
+
+
+def _plan(request: Request, recipe: Recipe, modes: Mapping[str, Literal["max", "min"]]) -> SweepPlan:
+    return SweepPlan(
+        seeds=request.seeds,
+        modes=modes,
+        rungs=request.rungs,
+        eta=request.options.halving or 3,
+        decides=request.decides,
+        fields=request.space.fields,
+        folds=request.folds,
+        keep=request.keep,
+        keeps_states=request.keep != "none" or recipe.has_test,
+        seconds=request.options.max_time,
+        validation_samples=recipe.validation_samples,
+        test_samples=recipe.test_samples,
+    )
+
+
+def _report_facts(ranks: Communicator, modes: Mapping[str, str], capacities: Sequence[Capacity]) -> dict[str, Any]:
+    return {
+        "metric": ", ".join(modes),
+        "ranks": ranks.size,
+        "devices": "; ".join(dict.fromkeys(capacity.device for capacity in capacities)),
+        "runs at once": ", ".join(str(capacity.places) for capacity in capacities),
+        "versions": f"dptrain {__version__}, Python {platform.python_version()}, NumPy {np.__version__}",
+    }
 
 
 def _mode(metric: str, mode: str, capacity: Capacity) -> Literal["max", "min"]:

@@ -101,16 +101,7 @@ def _difference_sentences(
             "one seed shows may be the seed's doing. More seeds are needed: 5 or more to see anything but large "
             "differences."
         ]
-    worse: list[int] = []
-    better: list[int] = []
-    unclear: list[int] = []
-    for summary in complete[1:]:
-        row = with_best.get(summary.trial)
-        if row is None or row.p_corrected > SIGNIFICANCE:
-            unclear.append(summary.trial)
-        else:
-            difference = row.difference if row.a == best.trial else -row.difference
-            (worse if (difference > 0) == (mode == "max") else better).append(summary.trial)
+    worse, better, unclear = _by_outcome(best, complete[1:], with_best, mode)
     findings = []
     if worse:
         findings.append(
@@ -129,7 +120,37 @@ def _difference_sentences(
             f"{_trials(unclear).capitalize()} cannot be told apart from it. They may still differ; more seeds may "
             "show it."
         )
-    total = math.comb(len(complete), 2)
+    findings += _method_sentences(len(complete), comparisons, with_best)
+    if len(complete) > 2:
+        findings.append(
+            "The interval of the best trial does not allow for having picked it: expect slightly worse values with "
+            "fresh seeds."
+        )
+    return findings
+
+
+def _by_outcome(
+    best: Summary, others: Sequence[Summary], with_best: Mapping[int, Comparison], mode: Mode
+) -> tuple[list[int], list[int], list[int]]:
+    """Return the trials that are significantly worse than the best, significantly better, and neither."""
+    worse: list[int] = []
+    better: list[int] = []
+    unclear: list[int] = []
+    for summary in others:
+        row = with_best.get(summary.trial)
+        if row is None or row.p_corrected > SIGNIFICANCE:
+            unclear.append(summary.trial)
+        else:
+            difference = row.difference if row.a == best.trial else -row.difference
+            (worse if (difference > 0) == (mode == "max") else better).append(summary.trial)
+    return worse, better, unclear
+
+
+def _method_sentences(
+    complete: int, comparisons: Sequence[Comparison], with_best: Mapping[int, Comparison]
+) -> list[str]:
+    """Return how differences between complete trials were tested."""
+    total = math.comb(complete, 2)
     if total > MOST_PAIRS:
         pairs = formatting.counted(len(with_best), "pair")
         tested = (
@@ -142,20 +163,15 @@ def _difference_sentences(
             f"{pairs} of trials {_are(comparisons)} compared and corrected together, which allows for having picked "
             "the best"
         )
-    findings.append(
+    findings = [
         f"{tested}. The test is Student's paired t-test over the seeds that two trials share; it assumes roughly "
         "normal differences over seeds. The correction is Benjamini and Yekutieli's: of the differences called "
         "significant, at most 5 % are expected to be none."
-    )
+    ]
     if any(row.ci_low is None and row.difference for row in with_best.values()):
         findings.append(
             "Some differences are exactly equal for all seeds, as happens with few validation samples. Such a pair has "
             "no interval and is compared by the sign test; more seeds or more samples would tell more."
-        )
-    if len(complete) > 2:
-        findings.append(
-            "The interval of the best trial does not allow for having picked it: expect slightly worse values with "
-            "fresh seeds."
         )
     return findings
 

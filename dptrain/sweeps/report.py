@@ -89,12 +89,11 @@ def write_report(
     comparisons = compare(summaries, endings, metric, mode)
     swept = swept_fields(space, trials, fields)
     findings = [*sentences(trials, summaries, comparisons, metric, mode), *notes]
-    paragraphs = "".join(f"<p>{escape(text)}</p>\n" for text in findings)
     alone = len(trials) == 1
     parts = [
         f"<h1>{escape(title)}</h1>\n",
         f"<p>{escape(_scope(trials, endings, metric, mode))}</p>\n",
-        "<h2>What was found</h2>\n" + paragraphs,
+        "<h2>What was found</h2>\n" + _paragraphs(findings),
         "<h2>What was swept</h2>\n" + _swept(swept, endings),
     ]
     # From here on fields have the names that there is room for.
@@ -130,8 +129,7 @@ def write_report(
         parts.append(f"<h2>Training the best run again</h2>\n<pre>{escape(repeat)}</pre>\n")
     parts.append("<h2>How the numbers are made</h2>\n" + _methods(endings, metric, samples))
     if facts:
-        rows = [[name, value if isinstance(value, str) else formatting.brief(value)] for name, value in facts.items()]
-        parts.append("<h2>Made with</h2>\n" + table(["", ""], rows))
+        parts.append("<h2>Made with</h2>\n" + _made_with(facts))
     write_atomically(path, _encoded(page(title, parts)))
 
 
@@ -420,7 +418,16 @@ def _methods(endings: Sequence[Ending], metric: str, samples: int | None) -> str
         "difference gets such a word. Seeds of one setting differ little, so a huge effect can be useless: look at the "
         "difference too.",
     ]
-    return "".join(f"<p>{escape(text)}</p>\n" for text in paragraphs)
+    return _paragraphs(paragraphs)
+
+
+def _paragraphs(texts: Sequence[str]) -> str:
+    return "".join(f"<p>{escape(text)}</p>\n" for text in texts)
+
+
+def _made_with(facts: Mapping[str, Any]) -> str:
+    rows = [[name, value if isinstance(value, str) else formatting.brief(value)] for name, value in facts.items()]
+    return table(["", ""], rows)
 
 
 def _failures(endings: Sequence[Ending], metric: str) -> str:

@@ -107,17 +107,10 @@ def conclude(
     summaries = statistics.summarize(trials, endings, plan.metric, plan.mode, plan.validation_samples)
     front = front_of(trials, endings, plan.modes)
     write_trials_csv(directory.path / TRIALS, trials, summaries, plan.fields, front)
-    ended = len({ending.run.number for ending in endings if ending.status.is_final})
     test = _test(directory, plan)
     notes = [*([] if test is None else _test_sentences(directory, test, plan)), *notes]
     notes = [*([] if front is None else [front.sentence()]), *notes]
-    if stopped is not None:
-        notes = [f"Not everything was trained ({stopped.why}): {ended} of the runs have ended so far.", *notes]
-    if plan.folds > 1:
-        notes.append(
-            f"n counts seeds and {plan.folds} folds. Trainings of cross-validation share samples, so intervals and "
-            "tests are those of the corrected resampled t-test of Nadeau and Bengio."
-        )
+    notes = [*_stop_sentences(directory, stopped), *notes, *_fold_sentences(plan)]
     best = _best_run(directory, plan, summaries)
     write_report(
         directory.path / REPORT,
@@ -161,6 +154,22 @@ def conclude(
         plan.modes,
         [] if front is None else front.trials,
     )
+
+
+def _stop_sentences(directory: SweepDirectory, stopped: Stop | None) -> list[str]:
+    ended = len({ending.run.number for ending in directory.endings if ending.status.is_final})
+    if stopped is None:
+        return []
+    return [f"Not everything was trained ({stopped.why}): {ended} of the runs have ended so far."]
+
+
+def _fold_sentences(plan: SweepPlan) -> list[str]:
+    if plan.folds == 1:
+        return []
+    return [
+        f"n counts seeds and {plan.folds} folds. Trainings of cross-validation share samples, so intervals and tests "
+        "are those of the corrected resampled t-test of Nadeau and Bengio."
+    ]
 
 
 def _best_run(directory: SweepDirectory, plan: SweepPlan, summaries: Sequence[statistics.Summary]) -> Run | None:
