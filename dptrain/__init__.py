@@ -1,7 +1,7 @@
-"""dptrain: data-parallel training of neural networks with MPI, in Keras' words.
+"""dptrain: data-parallel training of neural networks with MPI and Keras' API.
 
-Importing it touches no GPU and no MPI. Its rooms are imported when they are first used, so that `python -m dptrain
---help` need not wait for them.
+Importing it touches no GPU and no MPI. Its modules are imported on first use, so that `python -m dptrain --help` does
+not wait for them.
 """
 
 import sys
@@ -149,7 +149,7 @@ _FROM = {
 
 
 def version() -> str:
-    """Return the version; the module of this name is found by `import dptrain.version`."""
+    """Return the version; `import dptrain.version` finds the module of this name."""
     return __version__
 
 
@@ -159,9 +159,9 @@ if not TYPE_CHECKING:  # for which any name would do
     def __getattr__(name: str) -> Any:
         if name not in __all__:
             return _missing(name)
-        place, _, own = _FROM.get(name, name).partition(":")
+        place, _, attribute = _FROM.get(name, name).partition(":")
         module = import_module(f"dptrain.{place}")
-        globals()[name] = value = getattr(module, own or name) if name in _FROM else module
+        globals()[name] = value = getattr(module, attribute or name) if name in _FROM else module
         return value
 
     def __dir__() -> list[str]:

@@ -12,7 +12,7 @@ from dptrain.cli import main as cli  # noqa: E402
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line in a process of its own, and return its exit code."""
+    """Run the command line and return its exit code."""
     gc.disable()  # until all is imported: imports leave no garbage, and looking for it takes a tenth of a start
     return cli.main(argv)
 

@@ -50,10 +50,10 @@ def relu(x: Any, negative_slope: float = 0.0, max_value: float | None = None, th
     (x,) = as_tensors([x])
     if threshold:
         below = (x - threshold) * negative_slope if negative_slope else 0.0
-        found = ops.where(x > threshold, x, below)
+        y = ops.where(x > threshold, x, below)
     else:
-        found = ops.leaky_relu(x, negative_slope=float(negative_slope)) if negative_slope else ops.relu(x)
-    return found if max_value is None else ops.minimum(found, float(max_value))
+        y = ops.leaky_relu(x, negative_slope=float(negative_slope)) if negative_slope else ops.relu(x)
+    return y if max_value is None else ops.minimum(y, float(max_value))
 
 
 def leaky_relu(x: Any, negative_slope: float = 0.2) -> Tensor:
@@ -106,7 +106,9 @@ _FUNCTIONS: tuple[Activation, ...] = (
     *(log_softmax, mish, relu, relu6, selu, sigmoid, silu, soft_shrink, softmax, softplus, softsign, sparse_plus),
     *(sparse_sigmoid, sparsemax, squareplus, tanh, tanh_shrink, threshold),
 )
-BY_NAME: dict[str, Activation] = {getattr(one, "name", None) or one.__name__: one for one in _FUNCTIONS}
+BY_NAME: dict[str, Activation] = {
+    getattr(function, "name", None) or function.__name__: function for function in _FUNCTIONS
+}
 ALIASES: dict[str, Activation] = {"swish": silu, "hard_swish": hard_silu}
 
 __all__ = ["Activation", "deserialize", "get", "hard_swish", "serialize", "swish", *BY_NAME]
@@ -132,8 +134,8 @@ def get(identifier: Any) -> Activation:
     if isinstance(identifier, str):
         return lookup("activation", identifier, BY_NAME | ALIASES)
     if callable(identifier):
-        found: Activation = identifier
-        return found
+        function: Activation = identifier
+        return function
     raise ConfigError(f"Could not interpret activation function identifier: {identifier}")
 
 
@@ -143,8 +145,8 @@ def serialize(activation: Activation) -> str | dict[str, Any]:
     Raises:
         ConfigError: it is a lambda.
     """
-    for name, one in BY_NAME.items():
-        if one is activation:
+    for name, function in BY_NAME.items():
+        if function is activation:
             return name
     if hasattr(activation, "get_config"):
         from dptrain.saving import serialize_keras_object  # above this module
@@ -169,5 +171,5 @@ def deserialize(config: Any, custom_objects: Mapping[str, Activation] | None = N
             from dptrain.saving import deserialize_keras_object  # above this module
 
             return get(deserialize_keras_object(config))
-        found = custom_object_or_name(config)
-        return get(str(found.get("config")) if isinstance(found, Mapping) else found)
+        description = custom_object_or_name(config)
+        return get(str(description.get("config")) if isinstance(description, Mapping) else description)

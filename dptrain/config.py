@@ -1,4 +1,4 @@
-"""Keras' global settings. What dptrain does in one way only can be asked, and set to nothing else."""
+"""Keras' global settings. Those with one value in dptrain can be read, and set to no other value."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +51,7 @@ def floatx() -> str:
 
 
 def epsilon() -> float:
-    """Return what losses, metrics and constraints keep divisors and logarithms away from 0 by."""
+    """Return the number that keeps divisors and logarithms of losses, metrics and constraints away from 0."""
     return 1e-7
 
 
@@ -95,17 +95,17 @@ def set_image_data_format(data_format: str) -> None:
 
 
 def enable_flash_attention() -> None:
-    """Let layers that are made from here on refuse what flash attention cannot do: dropout, and to return scores."""
+    """Make layers created from now on refuse what flash attention cannot do: dropout, and returning scores."""
     _set_flash_attention(True)
 
 
 def disable_flash_attention() -> None:
-    """Let layers that are made from here on compute the matrix of scores, as `flash_attention=False`."""
+    """Make layers created from now on compute the matrix of scores, as `flash_attention=False`."""
     _set_flash_attention(False)
 
 
 def is_flash_attention_enabled() -> bool | None:
-    """Return what one of the two functions above has said last; None if neither was called: wherever it can be."""
+    """Return which of the two functions above was called last; None for neither: wherever it applies."""
     return _flash_attention
 
 
@@ -115,12 +115,12 @@ def _set_flash_attention(value: bool) -> None:
 
 
 def enable_interactive_logging() -> None:
-    """Show live progress lines where they are asked for, as by default."""
+    """Show live progress lines where they are requested, as by default."""
     terminal.set_interactive(True)
 
 
 def disable_interactive_logging() -> None:
-    """Show a line for each epoch where live progress lines are asked for."""
+    """Show a line for each epoch where live progress lines are requested."""
     terminal.set_interactive(False)
 
 
@@ -147,6 +147,6 @@ def is_traceback_filtering_enabled() -> bool:
     return False
 
 
-def _only(name: str, value: Any, known: Any) -> None:
-    if value != known:
-        raise ConfigError(f"not supported: {name} = {value!r}; it is {known!r}")
+def _only(name: str, value: Any, supported: Any) -> None:
+    if value != supported:
+        raise ConfigError(f"not supported: {name} = {value!r}; it is {supported!r}")

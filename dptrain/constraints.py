@@ -1,4 +1,4 @@
-"""Constraints: what weights become after every update, as in Keras: a norm in bounds, nothing below 0."""
+"""Constraints of weights, applied after every update, as in Keras: bounds of norms, no negative values."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ _EPSILON = 1e-7
 
 
 class Constraint(Configurable):
-    """What a weight becomes. A subclass has `__call__` and, to be written to files, `get_config`."""
+    """A function of a weight, applied after every update. A subclass has `__call__` and, for files, `get_config`."""
 
     def __call__(self, w: Any) -> Any:
         """Return the weight as it is to be, in `dptrain.ops`.
@@ -47,7 +47,7 @@ class Constraint(Configurable):
 
 
 class NonNeg(Constraint):
-    """Weights below 0 become 0."""
+    """Sets negative weights to 0."""
 
     def __call__(self, w: Any) -> Any:
         """Return max(w, 0)."""
@@ -55,12 +55,7 @@ class NonNeg(Constraint):
 
 
 class _Norm(Constraint):
-    """A norm is brought to another.
-
-    Args:
-        axis: along which the norm is taken, one or several: 0 for the kernel of a Dense, where each output has its own,
-            [0, 1, 2] for that of a Conv2D.
-    """
+    """Scales a weight to another norm, taken along `axis`."""
 
     def __init__(self, axis: int | Sequence[int] = 0) -> None:
         self.axis = axis if isinstance(axis, int) else list(axis)
@@ -71,12 +66,12 @@ class _Norm(Constraint):
         return w * (self._desired(norm) / (norm + _EPSILON))
 
     def _desired(self, norm: Any) -> Any:
-        """Return what the norm is to be."""
+        """Return the target norm."""
         raise NotImplementedError
 
     def _get_config(self) -> dict[str, Any]:
         """Return the arguments."""
-        return {key: one for key, one in vars(self).items() if key != "axis"} | {"axis": self.axis}
+        return {key: value for key, value in vars(self).items() if key != "axis"} | {"axis": self.axis}
 
 
 class UnitNorm(_Norm):

@@ -1,4 +1,4 @@
-"""Policies of types under Keras' names: found, written and read; `dptrain.mixed_precision` says what they are."""
+"""Keras' functions for dtype policies; `dptrain.mixed_precision` defines these."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -27,8 +27,8 @@ def get(identifier: Any) -> DTypePolicy:
     """
     if isinstance(identifier, Mapping):
         return deserialize(identifier)
-    found = policy_of(identifier)
-    return dtype_policy() if found is None else found
+    policy = policy_of(identifier)
+    return dtype_policy() if policy is None else policy
 
 
 def serialize(dtype_policy: DTypePolicy) -> dict[str, Any]:
@@ -51,5 +51,5 @@ def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | N
     classes: dict[Any, Any] = {"DTypePolicy": DTypePolicy, "FloatDTypePolicy": DTypePolicy, **(custom_objects or {})}
     if name not in classes or not isinstance(config.get("config"), Mapping):
         raise ConfigError(f"not supported: dtype policy {name!r}; expected {', '.join(map(repr, classes))}")
-    made: DTypePolicy = classes[name].from_config(config["config"])
-    return made
+    policy: DTypePolicy = classes[name].from_config(config["config"])
+    return policy

@@ -1,7 +1,7 @@
-"""The errors that a user can meet, each with the exit code of the process that meets it.
+"""Errors that users can meet, each with the process's exit code.
 
-A message is one line: what, where, expected and found, what to do. The codes follow sysexits.h where it has
-a fitting one.
+A message is one line: what, where, expected and found, what to do. The codes follow sysexits.h where it has a fitting
+one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,10 @@ def printable(text: str, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(
-        one if one.isprintable() or one in keep else one.encode("unicode_escape", "replace").decode() for one in text
+        character
+        if character.isprintable() or character in keep
+        else character.encode("unicode_escape", "replace").decode()
+        for character in text
     )
 
 
@@ -49,7 +52,7 @@ class DptrainError(Exception):
     exit_code: ExitCode = ExitCode.INTERNAL
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(printable(one, "\n") if isinstance(one, str) else one for one in args))
+        super().__init__(*(printable(argument, "\n") if isinstance(argument, str) else argument for argument in args))
 
 
 class ConfigError(DptrainError, ValueError):
@@ -100,13 +103,13 @@ class OutputError(DptrainError, OSError):
 
 
 class DivergenceError(DptrainError, ArithmeticError, RuntimeError):
-    """The loss or the parameters are no longer finite; `RuntimeError` as Keras' TerminateOnNaN raises."""
+    """The loss or a weight is no longer finite; a `RuntimeError`, as Keras' TerminateOnNaN raises."""
 
     exit_code = ExitCode.DIVERGED
 
 
 class MismatchError(DptrainError):
-    """Ranks meet in different calls, which would leave them waiting, or with senseless values."""
+    """Ranks are in different calls, and would wait for ever or exchange garbage."""
 
     exit_code = ExitCode.STUCK
 
@@ -128,4 +131,4 @@ class AgreedError(DptrainError):
 
 
 class PreemptedError(AgreedError):
-    """A signal asked the training to end, on any rank; where it stood was saved, and all ranks leave together."""
+    """A signal on any rank ended the training; its state was saved, and all ranks leave together."""

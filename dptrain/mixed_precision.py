@@ -1,4 +1,4 @@
-"""Types of layers, under Keras' names: a policy says what a layer computes in and what its weights are kept in."""
+"""Dtype policies, under Keras' names: the dtypes of a layer's computations and of its weights."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -21,7 +21,7 @@ _missing = not_there("mixed_precision", __all__)
 
 
 def __getattr__(name: str) -> Any:
-    """Return Keras' name of what another room has."""
+    """Return Keras' names of other modules' classes."""
     return getattr(import_module("dptrain.optimizers"), name) if name == "LossScaleOptimizer" else _missing(name)
 
 
@@ -60,7 +60,7 @@ class DTypePolicy:
 
     @property
     def data_dtype(self) -> str:
-        """The type of inputs, targets, losses and metrics: that of the weights, but never half precision."""
+        """The dtype of inputs, targets, losses and metrics: that of the weights, but never half precision."""
         return "float64" if self.variable_dtype == "float64" else "float32"
 
     def get_config(self) -> dict[str, Any]:
@@ -106,14 +106,7 @@ Policy, global_policy, set_global_policy = DTypePolicy, dtype_policy, set_dtype_
 
 
 def policy_of(dtype: Any) -> DTypePolicy | None:
-    """Return the policy that an argument `dtype` of a layer or a model means; None where it means none.
-
-    Args:
-        dtype: a name, a NumPy type, a policy, or Keras' description of one.
-
-    Raises:
-        ConfigError: one that there is not.
-    """
+    """Return the policy of an argument `dtype` (a name, NumPy dtype, policy or Keras' description); None for none."""
     if isinstance(dtype, DTypePolicy):
         return dtype
     name = policy_name(dtype)
@@ -123,7 +116,7 @@ def policy_of(dtype: Any) -> DTypePolicy | None:
 
 
 def policy_name(dtype: Any) -> Any:
-    """Return the name by which an argument `dtype` means a policy, which may be none; see `policy_of`."""
+    """Return the policy's name in an argument `dtype`, unchecked; see `policy_of`."""
     if isinstance(dtype, Mapping):
         inner = dtype.get("config")
         dtype = inner.get("name") if isinstance(inner, Mapping) else None

@@ -31,7 +31,7 @@ if not TYPE_CHECKING:  # for which any name would do
 
 
 class Purpose(IntEnum):
-    """What a stream of random numbers is for; two purposes never share numbers."""
+    """The purpose of a stream of random numbers; two purposes never share numbers."""
 
     INITIALIZE = 1
     SHUFFLE = 2
@@ -57,11 +57,7 @@ def stream(seed: int, purpose: Purpose, *position: int, offset: int = 0) -> np.r
 
 
 def own_seed(seed: int | None) -> int | None:
-    """Return the seed that a layer or an initializer was given, None where it takes the run's.
-
-    Raises:
-        ConfigError: it is not an integer of 0 to 2**64 - 1.
-    """
+    """Return a layer's or an initializer's seed after checking it; None stands for the run's."""
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64):
         raise ConfigError(f"`seed` argument should be an integer of 0 to 2**64 - 1. Received: seed={seed}")
     return seed
@@ -74,21 +70,21 @@ _positions = count(_OUTSIDE)
 
 
 def default_seed() -> int:
-    """Return the seed that `set_default_seed` set, else 0."""
+    """Return the seed of `set_default_seed`, by default 0."""
     return _default_seed
 
 
 def set_default_seed(seed: int) -> None:
-    """Set the seed of models and of what is random outside them; see `dptrain.utils.set_random_seed`."""
+    """Set the seed of models and of other random values; see `dptrain.utils.set_random_seed`."""
     global _default_seed, _positions
     _default_seed, _positions = seed, count(_OUTSIDE)
 
 
 def seeds_set() -> object:
-    """Return another object after each call of `set_default_seed`."""
+    """Return an object that changes with each call of `set_default_seed`."""
     return _positions
 
 
 def next_position() -> int:
-    """Return another position, for what is random outside a model; they count up from the last `set_default_seed`."""
+    """Return a new position for random values outside models; `set_default_seed` restarts the count."""
     return next(_positions)

@@ -26,7 +26,7 @@ if not TYPE_CHECKING:  # for which any name would do
 
 
 class Regularizer(Configurable):
-    """A penalty of a weight. A subclass has `__call__` and, to be written to files, `get_config`."""
+    """A penalty of a weight. A subclass has `__call__` and, for files, `get_config`."""
 
     def __call__(self, x: Any) -> Any:
         """Return the penalty, one number, in `dptrain.ops`.

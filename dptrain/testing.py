@@ -1,8 +1,8 @@
-"""Checks of what users bring along: a layer's gradients, an op's kernel and its gradient.
+"""Checks of users' layers (gradients) and ops (kernels and gradients).
 
-The reference is NumPy in float64; derivatives are central differences of it. Where a CUDA driver answers, the GPU's
-results are compared as well. A check raises `CheckError` with the first element that differs, and returns what it has
-compared. Under `mpirun` every rank calls it, and looks at its own GPU.
+The reference is NumPy in float64; derivatives are central differences of it. Where a CUDA driver is available, the
+GPU's results are compared as well. A check raises `CheckError` at the first element that differs, and returns what it
+compared. Under `mpirun` every rank calls it, and uses its own GPU.
 """
 
 import copy
@@ -89,27 +89,29 @@ def check_op(
             f"check_op: op {op.name!r} has {len(op.inputs)} input(s), {list(op.inputs)}; found {len(inputs)}"
         )
     rng = np.random.default_rng(seed)
-    arrays = [one if isinstance(one, np.ndarray) else rng.standard_normal(one) for one in inputs]
-    arrays = [np.array(one, np.float64 if one.dtype.kind == "f" else one.dtype, order="C") for one in arrays]
-    shapes = op.output_shapes([one.shape for one in arrays])
+    arrays = [data if isinstance(data, np.ndarray) else rng.standard_normal(data) for data in inputs]
+    arrays = [np.array(array, np.float64 if array.dtype.kind == "f" else array.dtype, order="C") for array in arrays]
+    shapes = op.output_shapes([array.shape for array in arrays])
     gpu = _gpu(device)
     expected = _run(op, arrays, shapes, numbers, np.float64)
     _require_numbers(op, expected)
-    done = []
+    compared = []
 
-    def compare(one: Op, given: Sequence[Array], sizes: Sequence[Shape], wanted: Sequence[Array], what: str) -> None:
+    def compare(
+        checked: Op, operands: Sequence[Array], sizes: Sequence[Shape], references: Sequence[Array], what: str
+    ) -> None:
         for name, where in (("numpy", None), ("cuda", gpu)):
             if name == "numpy" or where is not None:
-                found = _run(one, given, sizes, numbers, np.float32, where)
-                _compare_all(f"op {one.name!r} on {name}", list(one.outputs), found, wanted, rtol, atol)
-                done.append(f"{name} float32{what}")
+                results = _run(checked, operands, sizes, numbers, np.float32, where)
+                _compare_all(f"op {checked.name!r} on {name}", list(checked.outputs), results, references, rtol, atol)
+                compared.append(f"{name} float32{what}")
 
     compare(op, arrays, shapes, expected, "")
     gradient = op.gradient_op
     if gradient is None:
-        return tuple(done)
+        return tuple(compared)
     weights = [rng.standard_normal(shape) for shape in shapes]
-    sizes = [one.shape for one in arrays]
+    sizes = [array.shape for array in arrays]
     slopes = _run(gradient, [*arrays, *weights], sizes, numbers, np.float64)
     _require_numbers(gradient, slopes)
 
@@ -120,9 +122,9 @@ def check_op(
     for name, array, slope in zip(op.inputs, arrays, slopes, strict=True):
         if array.dtype.kind == "f":
             _compare_slopes(f"op {gradient.name!r}: the gradient in {name!r}", objective, array, slope, rng)
-    done.insert(1, "gradient")
+    compared.insert(1, "gradient")
     compare(gradient, [*arrays, *weights], sizes, slopes, " gradient")
-    return tuple(done)
+    return tuple(compared)
 
 
 def check_layer(
@@ -159,20 +161,20 @@ def check_layer(
     """
     checked = _CheckedLayer(layer, input_shape, rows, seed)
     expected = checked.check_gradients()
-    done = ["gradients"]
+    compared = ["gradients"]
 
     def compare(backend: Backend, what: str, rtol: float, atol: float) -> None:
-        found = checked.on(backend)
-        wanted = [expected[name] for name in found]
-        _compare_all(f"{checked.name} {what}", list(found), list(found.values()), wanted, rtol, atol)
+        results = checked.on(backend)
+        references = [expected[name] for name in results]
+        _compare_all(f"{checked.name} {what}", list(results), list(results.values()), references, rtol, atol)
 
     compare(CpuBackend(np.float64), "as a program", _SAME, _SAME)
-    done.append("program")
+    compared.append("program")
     gpu = _gpu(device)
     if gpu is not None:
         compare(gpu, "on cuda", rtol, atol)
-        done.append("cuda float32")
-    return tuple(done)
+        compared.append("cuda float32")
+    return tuple(compared)
 
 
 # Ops
@@ -186,10 +188,10 @@ def _run(
     dtype: npt.DTypeLike,
     gpu: Any = None,
 ) -> list[Array]:
-    """Return an op's outputs, by NumPy or on a GPU, after looking at what it must not touch."""
+    """Return an op's outputs, by NumPy or on a GPU; refuse writes to inputs or outside outputs."""
     where = "numpy" if gpu is None else "cuda"
-    inputs = [np.array(one, dtype if one.dtype.kind == "f" else one.dtype) for one in arrays]
-    before = [one.copy() for one in inputs]
+    inputs = [np.array(array, dtype if array.dtype.kind == "f" else array.dtype) for array in arrays]
+    before = [array.copy() for array in inputs]
     sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
     wholes = [np.full(size + 2 * _MARGIN, _UNTOUCHED, dtype) for size in sizes]
     for whole in wholes:
@@ -197,18 +199,18 @@ def _run(
 
     def parts(memory: Sequence[Any]) -> list[Any]:
         return [
-            one[_MARGIN : _MARGIN + size].reshape(*shape)
-            for one, size, shape in zip(memory, sizes, shapes, strict=True)
+            whole[_MARGIN : _MARGIN + size].reshape(*shape)
+            for whole, size, shape in zip(memory, sizes, shapes, strict=True)
         ]
 
     if gpu is None:
         op.run(inputs, parts(wholes), numbers)
     else:
-        there, memory = [gpu.upload(one) for one in inputs], [gpu.upload(one) for one in wholes]
+        there, memory = [gpu.upload(array) for array in inputs], [gpu.upload(whole) for whole in wholes]
         gpu.launch(op.kernel, [*there, *parts(memory)], numbers)
-        inputs, wholes = [gpu.download(one) for one in there], [gpu.download(one) for one in memory]
-    for name, one, old in zip(op.inputs, inputs, before, strict=True):
-        if not np.array_equal(one, old, equal_nan=True):
+        inputs, wholes = [gpu.download(array) for array in there], [gpu.download(whole) for whole in memory]
+    for name, array, old in zip(op.inputs, inputs, before, strict=True):
+        if not np.array_equal(array, old, equal_nan=True):
             raise CheckError(f"op {op.name!r} on {where} overwrites its input {name!r}")
     for name, whole in zip(op.outputs, wholes, strict=True):
         around = np.concatenate([whole[:_MARGIN], whole[-_MARGIN:]])
@@ -216,8 +218,8 @@ def _run(
             at = int(np.argmax(around != _UNTOUCHED))
             beside = f"{_MARGIN - at} before its begin" if at < _MARGIN else f"{at - _MARGIN} past its end"
             raise CheckError(f"op {op.name!r} on {where} writes outside of its output {name!r}, {beside}")
-    found: list[Array] = parts(wholes)
-    return found
+    outputs: list[Array] = parts(wholes)
+    return outputs
 
 
 # Layers
@@ -235,84 +237,84 @@ class _CheckedLayer:
         y = layer(self._tensors(self._x), training=True)
         layer._adopt(seed)
         self.name = f"layer {layer.name or snake_case(type(layer).__name__)!r}"
-        self._w = tree.map_leaves(lambda path, one: rng.standard_normal(one.shape), y)
-        for one in layer.trainable_weights:
-            one.assign(rng.standard_normal(one.shape) * 0.5)
-        self._weights = {repr(one.path): one for one in layer.trainable_weights}
-        self._state = [(one, one.numpy()) for one in layer.variables]
+        self._w = tree.map_leaves(lambda path, output: rng.standard_normal(output.shape), y)
+        for weight in layer.trainable_weights:
+            weight.assign(rng.standard_normal(weight.shape) * 0.5)
+        self._weights = {repr(weight.path): weight for weight in layer.trainable_weights}
+        self._state = [(variable, variable.numpy()) for variable in layer.variables]
 
     def check_gradients(self) -> dict[str, Array]:
-        """Compare gradients with central differences; return all that the layer computes."""
-        found = self._eager()
+        """Compare gradients with central differences; return all results of the layer."""
+        results = self._eager()
         for path, x in tree.flatten(self._x):
             name = f"the gradient in its input{f' {path!r}' if path else ''}"
-            _compare_slopes(f"{self.name}: {name}", self._objective, x, found[name], self.rng)
+            _compare_slopes(f"{self.name}: {name}", self._objective, x, results[name], self.rng)
         for name, weight in self._weights.items():
-            number = next(n for n, (one, _) in enumerate(self._state) if one is weight)
+            number = next(n for n, (variable, _) in enumerate(self._state) if variable is weight)
             name = f"the gradient in {name}"
-            _compare_slopes(f"{self.name}: {name}", self._objective, self._state[number][1], found[name], self.rng)
-        return found
+            _compare_slopes(f"{self.name}: {name}", self._objective, self._state[number][1], results[name], self.rng)
+        return results
 
     def on(self, backend: Backend) -> dict[str, Array]:
-        """Return what the layer's program computes on a device, in its type."""
+        """Return what the layer's program computes on a device, in the device's dtype."""
         dtype = backend.dtype.name
         self._layer._set_dtype(dtype)
         self._restore()
-        data = {f"{what}/{path}": one for what in "xw" for path, one in tree.flatten(getattr(self, f"_{what}"))}
-        inputs = {name: ((Dim.rows(len(one)), *one.shape[1:]), dtype) for name, one in data.items()}
+        data = {f"{what}/{path}": array for what in "xw" for path, array in tree.flatten(getattr(self, f"_{what}"))}
+        inputs = {name: ((Dim.rows(len(array)), *array.shape[1:]), dtype) for name, array in data.items()}
 
-        def traced(*given: Tensor) -> dict[str, Tensor]:
-            known = dict(zip(data, given, strict=True))
+        def traced(*tensors: Tensor) -> dict[str, Tensor]:
+            by_name = dict(zip(data, tensors, strict=True))
             x, w = (
-                tree.map_leaves(lambda path, one, what=what: known[f"{what}/{path}"], getattr(self, f"_{what}"))
+                tree.map_leaves(lambda path, leaf, what=what: by_name[f"{what}/{path}"], getattr(self, f"_{what}"))
                 for what in "xw"
             )
             return self._computed(x, w)
 
         program = place(trace(traced, inputs))
-        arrays = {name: backend.upload(one.astype(dtype)) for name, one in data.items()}
+        arrays = {name: backend.upload(array.astype(dtype)) for name, array in data.items()}
         executable = backend.executable(program, arrays)
         executable.run()
-        found = dict(executable.outputs)
-        for one, _ in self._state:
-            one.move(None)
-        backend.release([one for one, _ in self._state])
-        names = [name for name in self._names if name in found]
-        return {name: found[name] for name in names}
+        results = dict(executable.outputs)
+        for variable, _ in self._state:
+            variable.move(None)
+        backend.release([variable for variable, _ in self._state])
+        names = [name for name in self._names if name in results]
+        return {name: results[name] for name in names}
 
     def _eager(self) -> dict[str, Array]:
         self._restore()
-        found = self._computed(self._tensors(self._x), self._tensors(self._w))
-        self._names = list(found)
-        return {name: one.numpy() for name, one in found.items()}
+        results = self._computed(self._tensors(self._x), self._tensors(self._w))
+        self._names = list(results)
+        return {name: tensor.numpy() for name, tensor in results.items()}
 
     def _objective(self) -> float:
         self._restore()
         return float(self._combined(self._layer(self._tensors(self._x), training=True), self._tensors(self._w)))
 
     def _restore(self) -> None:
-        """Let the layer stand where it began: another call moves averages and counts random numbers."""
-        for one, value in self._state:
-            one.assign(value)
+        """Reset the layer's state: calls move averages and count random numbers."""
+        for variable, value in self._state:
+            variable.assign(value)
 
     def _tensors(self, nested: Any) -> Any:
-        return tree.map_leaves(lambda path, one: differentiable(one), nested)
+        return tree.map_leaves(lambda path, array: differentiable(array), nested)
 
     def _combined(self, y: Any, w: Any) -> Tensor:
-        parts = [ops.sum(one * other) for one, other in zip(tree.leaves(y), tree.leaves(w), strict=True)]
+        parts = [ops.sum(output * other) for output, other in zip(tree.leaves(y), tree.leaves(w), strict=True)]
         return sum(parts[1:], parts[0])
 
     def _computed(self, x: Any, w: Any) -> dict[str, Tensor]:
-        """Return outputs and gradients by what they are called in messages."""
+        """Return outputs and gradients by their names in messages."""
         y = self._layer(x, training=True)
         inputs = dict(tree.flatten(x))
-        sources = [*inputs.values(), *(one.tensor for one in self._weights.values())]
+        sources = [*inputs.values(), *(weight.tensor for weight in self._weights.values())]
         names = [f"its input{f' {path!r}' if path else ''}" for path in inputs] + list(self._weights)
         slopes = gradients(self._combined(y, w), sources)
-        found = {f"output{f' {path!r}' if path else ''}": one for path, one in tree.flatten(y)}
+        results = {f"output{f' {path!r}' if path else ''}": output for path, output in tree.flatten(y)}
         for name, source, slope in zip(names, sources, slopes, strict=True):
-            found[f"the gradient in {name}"] = ops.zeros_like(source) if slope is None else slope
-        return found
+            results[f"the gradient in {name}"] = ops.zeros_like(source) if slope is None else slope
+        return results
 
 
 @dataclass(frozen=True)
@@ -324,9 +326,9 @@ class _Shape:
 
 def _map_shapes(shape: Any) -> Any:
     if isinstance(shape, Mapping):
-        return {key: _map_shapes(one) for key, one in shape.items()}
-    if isinstance(shape, list) and all(isinstance(one, Sequence | Mapping) for one in shape):
-        return [_map_shapes(one) for one in shape]
+        return {key: _map_shapes(entry) for key, entry in shape.items()}
+    if isinstance(shape, list) and all(isinstance(entry, Sequence | Mapping) for entry in shape):
+        return [_map_shapes(entry) for entry in shape]
     return _Shape(tuple(int(n) for n in shape))
 
 
@@ -334,31 +336,31 @@ def _map_shapes(shape: Any) -> Any:
 
 
 def _require_numbers(op: Op, outputs: Sequence[Array]) -> None:
-    for name, one in zip(op.outputs, outputs, strict=True):
-        if np.isnan(one).any():
-            index = [int(n) for n in np.argwhere(np.isnan(one))[0]]
+    for name, output in zip(op.outputs, outputs, strict=True):
+        if np.isnan(output).any():
+            index = [int(n) for n in np.argwhere(np.isnan(output))[0]]
             raise CheckError(
                 f"op {op.name!r} on numpy: {name!r} is NaN at {index} in float64; was it not written (y[...] = )?"
             )
 
 
 def _compare_all(
-    what: str, names: Sequence[str], found: Sequence[Array], expected: Sequence[Array], rtol: float, atol: float
+    what: str, names: Sequence[str], results: Sequence[Array], expected: Sequence[Array], rtol: float, atol: float
 ) -> None:
-    for name, one, other in zip(names, found, expected, strict=True):
+    for name, result, other in zip(names, results, expected, strict=True):
         shown = name if " " in name or name == "output" else repr(name)
-        _compare(f"{what}: {shown}", one, other, rtol, atol, "NumPy float64")
+        _compare(f"{what}: {shown}", result, other, rtol, atol, "NumPy float64")
 
 
-def _compare(what: str, found: Array, expected: Array, rtol: float, atol: float, reference: str) -> None:
+def _compare(what: str, result: Array, expected: Array, rtol: float, atol: float, reference: str) -> None:
     """Raise where |found - expected| > atol + rtol |expected|, with the first such element."""
-    if found.shape != expected.shape:
-        raise CheckError(f"{what} has shape {found.shape}, expected {expected.shape}")
-    different = ~np.isclose(found, expected, rtol=rtol, atol=atol, equal_nan=True)
+    if result.shape != expected.shape:
+        raise CheckError(f"{what} has shape {result.shape}, expected {expected.shape}")
+    different = ~np.isclose(result, expected, rtol=rtol, atol=atol, equal_nan=True)
     if different.any():
         index = tuple(int(n) for n in np.argwhere(different)[0])
         raise CheckError(
-            f"{what} differs first at {list(index)}: found {float(found[index]):.9g}, expected "
+            f"{what} differs first at {list(index)}: found {float(result[index]):.9g}, expected "
             f"{float(expected[index]):.9g} ({reference}); {int(different.sum())} of {different.size} elements differ"
         )
 
@@ -366,39 +368,34 @@ def _compare(what: str, found: Array, expected: Array, rtol: float, atol: float,
 def _compare_slopes(
     what: str, objective: Callable[[], float], array: Array, slope: Array, rng: np.random.Generator
 ) -> None:
-    """Compare a gradient with central differences at some elements, in their order; `array` is what is moved."""
+    """Compare a gradient with central differences at some elements of `array`, in order."""
     count = min(array.size, _PROBES)
     flat = array.reshape(-1)
     assert np.shares_memory(flat, array) or not array.size
     for at in np.sort(rng.permutation(array.size)[:count]):
-        kept = flat[at]
+        original = flat[at]
         values = []
         for sign in (1, -1):
-            flat[at] = kept + sign * _STEP
+            flat[at] = original + sign * _STEP
             values.append(objective())
-        flat[at] = kept
+        flat[at] = original
         expected = (values[0] - values[1]) / (2 * _STEP)
-        found = float(slope.reshape(-1)[at])
-        if not abs(found - expected) <= _SLOPE_ATOL + _SLOPE_RTOL * max(abs(expected), 1.0):
+        actual = float(slope.reshape(-1)[at])
+        if not abs(actual - expected) <= _SLOPE_ATOL + _SLOPE_RTOL * max(abs(expected), 1.0):
             index = [int(n) for n in np.unravel_index(at, array.shape)]
             raise CheckError(
-                f"{what} differs first at {index}: found {found:.9g}, expected {expected:.9g} (central differences)"
+                f"{what} differs first at {index}: found {actual:.9g}, expected {expected:.9g} (central differences)"
             )
 
 
 @functools.cache
 def _opened(device: str) -> Backend:
-    """Return this rank's device, as a model would take it. Collective."""
+    """Return this rank's device, shared if need be. Collective."""
     return open_backend(comms.current(), device=device, share_gpu=True)
 
 
 def _gpu(device: str) -> Backend | None:
-    """Return the GPU's backend, or None where none is to be looked for or answers. Collective.
-
-    Raises:
-        ConfigError: the word is unknown.
-        DeviceError: "cuda", and none answers.
-    """
+    """Return the GPU's backend; None for "cpu", or where "auto" finds none. Collective."""
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"device = {device!r}: expected 'auto', 'cpu' or 'cuda'")
     if device == "cpu":

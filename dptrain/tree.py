@@ -1,7 +1,7 @@
-"""Keras' functions of nested data: lists, tuples, named tuples, deques and dictionaries.
+"""Keras' functions for nested data: lists, tuples, named tuples, deques and dictionaries.
 
-Unlike in `dptrain.program.tree`, which goes through the data of models, None is a leaf, and dictionaries are gone
-through in the order of their keys, but for an OrderedDict.
+Unlike in `dptrain.program.tree`, for the data of models, None is a leaf, and dictionaries are sorted by key, except an
+OrderedDict.
 """
 
 from collections import OrderedDict, deque
@@ -91,9 +91,9 @@ def map_structure_up_to(shallow_structure: Any, func: Callable[..., Any], *struc
     if not is_nested(shallow_structure):
         return func(*structures)
     parts = []
-    for one in structures:
-        _require_alike(shallow_structure, one)
-        parts.append(_children(one))
+    for structure in structures:
+        _require_alike(shallow_structure, structure)
+        parts.append(_children(structure))
     return _rebuilt(
         shallow_structure,
         {
@@ -115,13 +115,13 @@ def traverse(func: Callable[[Any], Any], structure: Any, top_down: bool = True) 
     def inside(part: Any) -> Any:
         if not is_nested(part):
             return part
-        return _rebuilt(part, {key: traverse(func, one, top_down) for key, one in _children(part).items()})
+        return _rebuilt(part, {key: traverse(func, child, top_down) for key, child in _children(part).items()})
 
     part = structure if top_down else inside(structure)
-    found = func(part)
-    if found is None:
+    result = func(part)
+    if result is None:
         return inside(part) if top_down else part
-    return None if found is MAP_TO_NONE else found
+    return None if result is MAP_TO_NONE else result
 
 
 def pack_sequence_as(structure: Any, flat_sequence: Iterable[Any]) -> Any:
@@ -146,11 +146,11 @@ def lists_to_tuples(structure: Any) -> Any:
 
 def map_shape_structure(func: Callable[[Any], Any], structure: Any) -> Any:
     """Return a structure with a function of the shapes in it, lists and tuples of integers and None."""
-    if isinstance(structure, list | tuple) and all(one is None or isinstance(one, int) for one in structure):
+    if isinstance(structure, list | tuple) and all(length is None or isinstance(length, int) for length in structure):
         return func(structure)
     if not is_nested(structure):
         return func(structure)
-    return _rebuilt(structure, {key: map_shape_structure(func, one) for key, one in _children(structure).items()})
+    return _rebuilt(structure, {key: map_shape_structure(func, child) for key, child in _children(structure).items()})
 
 
 def assert_same_structure(a: Any, b: Any) -> None:
@@ -172,7 +172,7 @@ def assert_same_paths(a: Any, b: Any) -> None:
     Raises:
         ConfigError: they have.
     """
-    first, second = ({path for path, _ in flatten_with_path(one)} for one in (a, b))
+    first, second = ({path for path, _ in flatten_with_path(structure)} for structure in (a, b))
     if first != second:
         raise ConfigError(
             "`a` and `b` don't have the same paths. "
@@ -181,7 +181,7 @@ def assert_same_paths(a: Any, b: Any) -> None:
 
 
 def _children(structure: Any) -> dict[Any, Any]:
-    """Return what is in a structure by key or place, in order."""
+    """Return the children of a structure by key or index, in order."""
     if isinstance(structure, OrderedDict):
         return dict(structure)
     return (
@@ -192,11 +192,11 @@ def _children(structure: Any) -> dict[Any, Any]:
 
 
 def _rebuilt(structure: Any, children: dict[Any, Any]) -> Any:
-    """Return other children in a container like that of a structure."""
+    """Return a container like a structure with other children."""
     if isinstance(structure, dict):
-        made = structure.copy()  # a defaultdict stays one, and keys keep their order
-        made.update({key: children[key] for key in structure})
-        return made
+        copy = structure.copy()  # a defaultdict stays one, and keys keep their order
+        copy.update({key: children[key] for key in structure})
+        return copy
     if hasattr(structure, "_fields"):
         return type(structure)(*children.values())
     if isinstance(structure, deque):
@@ -205,7 +205,7 @@ def _rebuilt(structure: Any, children: dict[Any, Any]) -> Any:
 
 
 def _require_alike(a: Any, b: Any) -> None:
-    kinds = [dict if isinstance(one, dict) else type(one) for one in (a, b)]
+    kinds = [dict if isinstance(structure, dict) else type(structure) for structure in (a, b)]
     if kinds[0] is not kinds[1] or _children(a).keys() != _children(b).keys():
         raise ConfigError(
             f"The two structures don't have the same nested structure. First structure: {a}. Second structure: {b}"

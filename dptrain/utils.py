@@ -1,4 +1,4 @@
-"""Small helpers with Keras' names."""
+"""`keras.utils`."""
 
 import gc
 import random
@@ -152,7 +152,7 @@ def clear_session(free_memory: bool = True) -> None:
 
 
 def is_keras_tensor(x: Any) -> bool:
-    """Whether it is a symbolic tensor: an `Input`, or what was made of one."""
+    """Whether it is a symbolic tensor: an `Input`, or computed from one."""
     return isinstance(x, KerasTensor)
 
 
@@ -198,22 +198,22 @@ def pad_sequences(
             raise ConfigError(f'{name} type "{word}" not understood')
     if not hasattr(sequences, "__len__"):
         raise ConfigError("`sequences` must be iterable.")
-    for one in sequences:
-        if not hasattr(one, "__len__"):
-            raise ConfigError(f"`sequences` must be a list of iterables. Found non-iterable: {one}")
+    for sequence in sequences:
+        if not hasattr(sequence, "__len__"):
+            raise ConfigError(f"`sequences` must be a list of iterables. Found non-iterable: {sequence}")
     longest = max(map(len, sequences), default=0) if maxlen is None else maxlen
-    shape = next((np.asarray(one).shape[1:] for one in sequences if len(one)), ())
-    found = np.full((len(sequences), longest, *shape), value, dtype)
-    for number, one in enumerate(sequences):
-        cut = np.asarray(one[-longest:] if truncating == "pre" else one[:longest], dtype)[:longest]
-        if len(one) and cut.shape[1:] != shape:
+    shape = next((np.asarray(sequence).shape[1:] for sequence in sequences if len(sequence)), ())
+    padded = np.full((len(sequences), longest, *shape), value, dtype)
+    for number, sequence in enumerate(sequences):
+        cut = np.asarray(sequence[-longest:] if truncating == "pre" else sequence[:longest], dtype)[:longest]
+        if len(sequence) and cut.shape[1:] != shape:
             raise ConfigError(
                 f"Shape of sample {cut.shape[1:]} of sequence at position {number} is different from expected shape "
                 f"{shape}"
             )
         if len(cut):
-            found[number, slice(-len(cut), None) if padding == "pre" else slice(len(cut))] = cut
-    return found
+            padded[number, slice(-len(cut), None) if padding == "pre" else slice(len(cut))] = cut
+    return padded
 
 
 def split_dataset(
@@ -235,7 +235,7 @@ def split_dataset(
     Raises:
         ConfigError: no size, one out of range, or arrays of different lengths.
     """
-    rows = {len(one) for one in tree.leaves(dataset)}
+    rows = {len(array) for array in tree.leaves(dataset)}
     if len(rows) != 1:
         raise ConfigError(f"split_dataset: expected arrays of one length, found {sorted(rows)}")
     (total,) = rows
@@ -253,8 +253,8 @@ def split_dataset(
     if shuffle:
         order = stream(default_seed() if seed is None else check_seed(seed), Purpose.HOLD_OUT).permutation(total)
     parts = order[:left], order[total - right :]
-    taken = [tree.map_leaves(lambda _, one, part=part: np.asarray(one)[part], dataset) for part in parts]
-    return taken[0], taken[1]
+    datasets = [tree.map_leaves(lambda _, array, part=part: np.asarray(array)[part], dataset) for part in parts]
+    return datasets[0], datasets[1]
 
 
 def _part(name: str, size: float | None, total: int) -> int | None:
@@ -267,7 +267,7 @@ def _part(name: str, size: float | None, total: int) -> int | None:
 
 
 def pack_x_y_sample_weight(x: Any, y: Any = None, sample_weight: Any = None) -> Any:
-    """Return x, (x, y) or (x, y, sample_weight), what a step is given; a list, tuple or dictionary alone as (x,)."""
+    """Return x, (x, y) or (x, y, sample_weight) as a step takes it; a list, tuple or dictionary alone as (x,)."""
     if y is None:
         return (x,) if tree.is_nested(x) else x
     return (x, y) if sample_weight is None else (x, y, sample_weight)
@@ -309,7 +309,7 @@ def to_categorical(x: npt.ArrayLike, num_classes: int | None = None) -> npt.NDAr
 
 
 def rank() -> int:
-    """Return this process's number among those that the launcher started, 0 to `world_size` - 1; starts no MPI."""
+    """Return this process's rank, 0 to `world_size` - 1, as the launcher numbers it; starts no MPI."""
     launch = detect_launch()
     return 0 if launch is None else launch.rank
 

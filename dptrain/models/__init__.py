@@ -1,4 +1,4 @@
-"""Models as Keras' `keras.models` has them, and from Keras."""
+"""`keras.models`, and models from Keras."""
 
 from typing import TYPE_CHECKING
 

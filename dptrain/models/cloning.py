@@ -1,4 +1,4 @@
-"""A copy of a model with layers, and so weights, of its own; as `keras.models.clone_model`."""
+"""Copies of a model with new layers and weights, as `keras.models.clone_model`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -56,70 +56,65 @@ def clone_model(
 
 
 class _Cloning:
-    """Copies layers, each once.
-
-    Args:
-        function: see `clone_model`.
-        call: see there.
-        recursive: see there.
-    """
+    """Copies layers, each once; arguments as of `clone_model`."""
 
     def __init__(self, function: CloneFunction | None, call: Callable[..., Any] | None, recursive: bool) -> None:
-        self._function, self._recursive = function or _again, recursive
+        self._function, self._recursive = function or _reconstructed, recursive
         self.call: Callable[..., Any] = call or (lambda layer, *arguments, **keywords: layer(*arguments, **keywords))
-        self._own_call = call
-        self._made: dict[int, Layer] = {}
+        self._call_function = call
+        self._copies: dict[int, Layer] = {}
 
     def of(self, layer: Layer) -> Layer:
         """Return the copy of a layer."""
-        if id(layer) not in self._made:
+        if id(layer) not in self._copies:
             if self._recursive and isinstance(layer, Sequential):
-                made: Layer = clone_model(layer, None, self._function, None, True)
+                copy: Layer = clone_model(layer, None, self._function, None, True)
             elif self._recursive and isinstance(layer, Model) and layer._graph is not None:
-                made = clone_model(layer, None, self._function, self._own_call, True)
+                copy = clone_model(layer, None, self._function, self._call_function, True)
             else:
-                made = self._function(layer)
-            self._made[id(layer)] = made
-        return self._made[id(layer)]
+                copy = self._function(layer)
+            self._copies[id(layer)] = copy
+        return self._copies[id(layer)]
 
 
-def _again(layer: Layer) -> Layer:
+def _reconstructed(layer: Layer) -> Layer:
     return type(layer).from_config(layer.get_config())
 
 
 def _of_sequential(model: Sequential, input_tensors: Any, cloning: _Cloning) -> Sequential:
-    layers: list[Any] = [cloning.of(one) for one in model.layers]
+    layers: list[Any] = [cloning.of(layer) for layer in model.layers]
     start = model._input_layer
     if input_tensors is not None:
-        given = tree.leaves(input_tensors)
-        if len(given) != 1 or not isinstance(given[0], KerasTensor):
+        tensors = tree.leaves(input_tensors)
+        if len(tensors) != 1 or not isinstance(tensors[0], KerasTensor):
             raise ConfigError("Argument `input_tensors` must contain a single tensor, a KerasTensor.")
-        layers.insert(0, _input_like(given[0], None if start is None else start.name))
+        layers.insert(0, _input_like(tensors[0], None if start is None else start.name))
     elif start is not None:
         layers.insert(0, _input_like(start.output, start.name))
     return Sequential(layers, trainable=model.trainable, name=model.name, seed=model._model_seed)
 
 
 def _of_graph(model: Model, graph: Graph, input_tensors: Any, cloning: _Cloning) -> Model:
-    given = input_tensors
-    if given is None:
-        given = tree.map_leaves(
-            lambda path, one: _input_like(one, None if one.history is None else one.history.layer.name), graph.inputs
+    inputs = input_tensors
+    if inputs is None:
+        inputs = tree.map_leaves(
+            lambda path, symbol: _input_like(symbol, None if symbol.history is None else symbol.history.layer.name),
+            graph.inputs,
         )
-    elif not all(isinstance(one, KerasTensor) for one in tree.leaves(given)):
+    elif not all(isinstance(tensor, KerasTensor) for tensor in tree.leaves(inputs)):
         raise ConfigError(f"All entries in `input_tensors` must be KerasTensors. Received: {input_tensors}")
 
     def call(layer: Layer, *arguments: Any, **keywords: Any) -> Any:
         return cloning.call(cloning.of(layer), *arguments, **keywords)
 
-    outputs = graph.run(given, tree.leaves(given)[0].dtype.name, call)
+    outputs = graph.run(inputs, tree.leaves(inputs)[0].dtype.name, call)
     kind: Any = type(model) if takes_graph(type(model)) else Model
-    made: Model = kind(given, outputs, name=model.name, trainable=model.trainable)
-    if made._model_seed != model._model_seed:
-        made._model_seed = model._model_seed
-        made._adopt(made._model_seed)
-    made._set_dtype(model.dtype_policy)
-    return made
+    copy: Model = kind(inputs, outputs, name=model.name, trainable=model.trainable)
+    if copy._model_seed != model._model_seed:
+        copy._model_seed = model._model_seed
+        copy._adopt(copy._model_seed)
+    copy._set_dtype(model.dtype_policy)
+    return copy
 
 
 def _input_like(symbol: Any, name: str | None) -> Any:
@@ -127,29 +122,35 @@ def _input_like(symbol: Any, name: str | None) -> Any:
 
 
 def _compiled_as(model: Model, copy: Any) -> Any:
-    """Return the copy, compiled as the model is, with an optimizer and metrics of its own."""
-    given = model._compiled_with
-    if given is not None:
+    """Compile a copy as the model, with its own optimizer and metrics."""
+    compiled = model._compiled_with
+    if compiled is not None:
         copy.compile(
-            _anew(given.optimizer),
-            *(tree.map_leaves(lambda path, one: _anew(one), each) for each in (given.loss, given.loss_weights)),
-            *(tree.map_leaves(lambda path, one: _anew(one), each) for each in (given.metrics, given.weighted_metrics)),
-            given.run_eagerly,
-            given.steps_per_execution or "auto",
-            comm=given.comm,
-            bucket_mb=given.bucket_mb,
-            device_mb=given.device_mb,
-            shards_per_batch=given.shards_per_batch,
-            comm_dtype=given.comm_dtype,
-            shard_optimizer=given.shard_optimizer,
-            shard_weights=given.shard_weights,
-            stages=given.stages,
-            microbatches=given.microbatches,
-            **given.device,
+            _fresh_copy(compiled.optimizer),
+            *(
+                tree.map_leaves(lambda path, entry: _fresh_copy(entry), each)
+                for each in (compiled.loss, compiled.loss_weights)
+            ),
+            *(
+                tree.map_leaves(lambda path, entry: _fresh_copy(entry), each)
+                for each in (compiled.metrics, compiled.weighted_metrics)
+            ),
+            compiled.run_eagerly,
+            compiled.steps_per_execution or "auto",
+            comm=compiled.comm,
+            bucket_mb=compiled.bucket_mb,
+            device_mb=compiled.device_mb,
+            shards_per_batch=compiled.shards_per_batch,
+            comm_dtype=compiled.comm_dtype,
+            shard_optimizer=compiled.shard_optimizer,
+            shard_weights=compiled.shard_weights,
+            stages=compiled.stages,
+            microbatches=compiled.microbatches,
+            **compiled.device,
         )
     return copy
 
 
-def _anew(one: Any) -> Any:
+def _fresh_copy(value: Any) -> Any:
     """Return another object of the same configuration; words, numbers and functions as they are."""
-    return type(one).from_config(one.get_config()) if hasattr(one, "get_config") else one
+    return type(value).from_config(value.get_config()) if hasattr(value, "get_config") else value

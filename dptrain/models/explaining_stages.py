@@ -1,4 +1,4 @@
-"""What the stages of a pipeline hold and send, as text, without ranks."""
+"""Text about the stages of a pipeline: what each holds and sends, without ranks."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -21,17 +21,7 @@ _HEADS = ("stage", "weights", "gradients", "slots", "kept", "results", "memory",
 
 
 def explain_stages(model: "Model", program: PlacedProgram, stages: int, microbatches: int | None) -> list[str]:
-    """Return a table of what each rank holds, in bytes, and of its messages.
-
-    Args:
-        model: compiled.
-        program: of a training step, on the batch of a replica.
-        stages: into which its layers are cut.
-        microbatches: as `Model.compile`.
-
-    Raises:
-        ConfigError: there are fewer layers with weights than stages.
-    """
+    """Return a table of what each stage holds, in bytes, and of its messages."""
     slots = slots_of(model)
     count = microbatches_of(program.rows, stages, microbatches)
     weights = cut_into_stages(program, model.weights, slots, stages, program.rows, count)
@@ -47,12 +37,14 @@ def explain_stages(model: "Model", program: PlacedProgram, stages: int, microbat
     lines = ["", *wrapped(f"{stages} stages of a pipeline, {several}, 1F1B{whole}", 100), ""]
     table: list[tuple[str, ...]] = [_HEADS]
     for stage in range(stages):
-        held = [one for one, at in owners.items() if at == stage and one in program.state]
-        of_weights, of_slots = (_bytes(one for one in held if (one in weights) == chosen) for chosen in (True, False))
-        sums = _bytes(one for one in course.sums if course.owners.get(one) == stage)
-        kept, results = _most_kept(course, stage, rows), _results(course, stage, program.rows)
-        amounts = (of_weights, sums, of_slots, kept, results, of_weights + sums + of_slots + kept + results)
-        table.append((str(stage), *(f"{one:,}" for one in amounts), ", ".join(names[stage])))
+        variables = [variable for variable, at in owners.items() if at == stage and variable in program.state]
+        of_weights, of_slots = (
+            _bytes(variable for variable in variables if (variable in weights) == chosen) for chosen in (True, False)
+        )
+        sums = _bytes(variable for variable in course.sums if course.owners.get(variable) == stage)
+        stored, results = _peak_bytes(course, stage, rows), _results(course, stage, program.rows)
+        amounts = (of_weights, sums, of_slots, stored, results, of_weights + sums + of_slots + stored + results)
+        table.append((str(stage), *(f"{amount:,}" for amount in amounts), ", ".join(names[stage])))
     widths = [max(len(row[column]) for row in table) for column in range(len(_HEADS))]
     for row in table:
         *numbers, layers = row
@@ -66,23 +58,23 @@ def explain_stages(model: "Model", program: PlacedProgram, stages: int, microbat
 
 
 def _bytes(tensors: Iterable[Variable | Tensor]) -> int:
-    return sum(size(one.shape) * one.dtype.itemsize for one in tensors)
+    return sum(size(tensor.shape) * tensor.dtype.itemsize for tensor in tensors)
 
 
-def _most_kept(course: Course, stage: int, rows: int) -> int:
-    """Return the most bytes that a stage keeps between its pieces."""
-    held: dict[tuple[int, str], int] = {}
+def _peak_bytes(course: Course, stage: int, rows: int) -> int:
+    """Return the most bytes that a stage holds between its subgraphs."""
+    stored: dict[tuple[int, str], int] = {}
     most = 0
     for turn in course.turns:
         if turn.piece.stage == stage:
             program = turn.piece.program
             for name in turn.piece.gets:
-                held[turn.microbatch, name] = _local_bytes(program.inputs[name], rows)
-            for name, one in program.outputs.items():
-                held[turn.microbatch, name] = _local_bytes(one, rows)
-            most = max(most, sum(held.values()))
+                stored[turn.microbatch, name] = _local_bytes(program.inputs[name], rows)
+            for name, tensor in program.outputs.items():
+                stored[turn.microbatch, name] = _local_bytes(tensor, rows)
+            most = max(most, sum(stored.values()))
             for name in turn.piece.drops:
-                held.pop((turn.microbatch, name), None)
+                stored.pop((turn.microbatch, name), None)
     return most
 
 
@@ -91,41 +83,46 @@ def _local_bytes(tensor: Tensor, rows: int) -> int:
 
 
 def _results(course: Course, stage: int, rows: int) -> int:
-    """Return the bytes of intermediate results of a stage's pieces."""
+    """Return the bytes of intermediate results of a stage's subgraphs."""
     rows = -(-rows // course.microbatches)
-    return sum(planned(*lowered(one.program), rows)[1].size for one in _pieces(course) if one.stage == stage)
+    return sum(planned(*lowered(piece.program), rows)[1].size for piece in _pieces(course) if piece.stage == stage)
 
 
 def _pieces(course: Course) -> dict[Piece, int]:
-    """Return the pieces, and how often each is executed in a step."""
-    found: dict[Piece, int] = {}
+    """Return the subgraphs, and how often each runs in a step."""
+    executions: dict[Piece, int] = {}
     for turn in course.turns:
-        found[turn.piece] = found.get(turn.piece, 0) + 1
-    return found
+        executions[turn.piece] = executions.get(turn.piece, 0) + 1
+    return executions
 
 
 def _messages(course: Course, rows: int) -> Iterator[str]:
-    """Yield what each stage hands to each other one in a step."""
+    """Yield what each stage sends to each other one in a step."""
     counted: dict[tuple[int, int, bool], list[int]] = {}
     for piece, times in _pieces(course).items():
         own_rows = [stop - start for start, stop in cut(0, rows, course.microbatches)] if times > 1 else [rows]
         for name, others in piece.gives.items():
             for other in others:
-                found = counted.setdefault((piece.stage, other, times > 1), [0, 0])
-                found[0] += times
-                found[1] += sum(_local_bytes(piece.program.outputs[name], one) for one in own_rows)
+                totals = counted.setdefault((piece.stage, other, times > 1), [0, 0])
+                totals[0] += times
+                totals[1] += sum(_local_bytes(piece.program.outputs[name], length) for length in own_rows)
     yield "messages of a step between the stages of one pipeline:"
-    for (stage, other, again), (count, nbytes) in sorted(counted.items(), key=lambda one: (not one[0][2], one[0])):
+    for (stage, other, again), (count, nbytes) in sorted(
+        counted.items(), key=lambda entry: (not entry[0][2], entry[0])
+    ):
         what = "of microbatches" if again else "of the batch" if course.microbatches == 1 else "of the update"
         yield f"{stage} to {other}: {count} {what}, {nbytes:,} bytes"
 
 
 def _between_replicas(course: Course) -> Iterator[str]:
-    """Yield what replicas of a stage sum, where there are several."""
+    """Yield what the replicas of each stage sum, where there are several."""
     stages: Mapping[Variable, int] = course.owners
     if not course.sums:
         return
-    found: Sequence[int] = [
-        _bytes(one for one in course.sums if stages.get(one, at) == at) for at in range(1 + max(stages.values()))
+    nbytes: Sequence[int] = [
+        _bytes(variable for variable in course.sums if stages.get(variable, at) == at)
+        for at in range(1 + max(stages.values()))
     ]
-    yield "each stage and its replicas, if there are any, sum " + ", ".join(f"{one:,}" for one in found) + " bytes"
+    yield (
+        "each stage and its replicas, if there are any, sum " + ", ".join(f"{amount:,}" for amount in nbytes) + " bytes"
+    )

@@ -26,21 +26,17 @@ from dptrain.train.devices import open_backend
 Array = npt.NDArray[Any]
 
 # Numbers of rows for which the program is kept ready, and for how many calls at once.
-_KEPT, _MOST_FREE = 4, 8
+_MOST_PREPARED, _MOST_FREE = 4, 8
 
 _Ready = tuple[dict[str, Buffer], Executable]
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """What is kept for a number of rows.
+class _Prepared:
+    """The program for a number of rows, and idle executables, each with its input buffers."""
 
-    Attributes:
-        program: as above.
-        free: what runs it and is in nobody's use, each with the memory of its inputs.
-    """
-
-    program: Program
+    program: Program  # as above
+    # What runs it and is in nobody's use, each with the memory of its inputs
     free: list[_Ready] = field(default_factory=list)
 
 
@@ -81,7 +77,7 @@ class ExportedProgram:
             SoloCommunicator(), device=device, dtype=self._stored.description["dtype"], **options
         )
         self._lock = threading.Lock()
-        self._ready: OrderedDict[int, _Kept] = OrderedDict()
+        self._ready: OrderedDict[int, _Prepared] = OrderedDict()
 
     def __call__(self, x: Any) -> Any:
         """Return the outputs for any number of rows, nested as the model's.
@@ -102,14 +98,14 @@ class ExportedProgram:
             shape, _ = self._expected[name]
             if array.shape[1:] != shape or not array.ndim or array.dtype.kind not in "fiub":
                 raise DataError(f"{name}: expected real numbers of shape {(None, *shape)}, found {array.shape}")
-        if len({len(one) for one in arrays.values()}) > 1:
-            raise DataError(f"the inputs have {', '.join(str(len(one)) for one in arrays.values())} rows")
+        if len({len(array) for array in arrays.values()}) > 1:
+            raise DataError(f"the inputs have {', '.join(str(len(array)) for array in arrays.values())} rows")
         rows = len(next(iter(arrays.values())))
-        found = [
-            self._run({name: one[start : start + EVALUATION_ROWS] for name, one in arrays.items()})
+        outputs = [
+            self._run({name: array[start : start + EVALUATION_ROWS] for name, array in arrays.items()})
             for start in range(0, max(rows, 1), EVALUATION_ROWS)
         ]
-        joined = {name: np.concatenate([one[name] for one in found]) for name in found[0]}
+        joined = {name: np.concatenate([batch[name] for batch in outputs]) for name in outputs[0]}
         return tree.map_leaves(lambda path, name: joined[name], self._stored.description["outputs"])
 
     def _run(self, arrays: dict[str, Array]) -> dict[str, Array]:
@@ -122,28 +118,28 @@ class ExportedProgram:
             return dict(executable.outputs)
         finally:
             with self._lock:
-                kept = self._ready.get(rows)
-                if kept is not None and len(kept.free) < _MOST_FREE:
-                    kept.free.append(ready)
+                prepared = self._ready.get(rows)
+                if prepared is not None and len(prepared.free) < _MOST_FREE:
+                    prepared.free.append(ready)
 
     def _take(self, rows: int) -> _Ready:
-        """Return what runs the program for so many rows and is in nobody's use."""
+        """Return an idle executable for this number of rows, prepared anew where there is none."""
         with self._lock:
-            kept = self._ready.get(rows)
-            if kept is not None:
+            prepared = self._ready.get(rows)
+            if prepared is not None:
                 self._ready.move_to_end(rows)
-                if kept.free:
-                    return kept.free.pop()
+                if prepared.free:
+                    return prepared.free.pop()
         with MAKING:
-            if kept is None:
-                kept = self._ready.get(rows) or _Kept(self._stored.program(rows))
+            if prepared is None:
+                prepared = self._ready.get(rows) or _Prepared(self._stored.program(rows))
             buffers = {
                 name: self._backend.empty((rows, *shape), np.dtype(dtype), name)
                 for name, (shape, dtype) in self._expected.items()
             }
-            executable = self._backend.executable(kept.program, buffers)
+            executable = self._backend.executable(prepared.program, buffers)
         with self._lock:
-            self._ready.setdefault(rows, kept)
-            if len(self._ready) > _KEPT:
+            self._ready.setdefault(rows, prepared)
+            if len(self._ready) > _MOST_PREPARED:
                 self._ready.popitem(last=False)
         return buffers, executable

@@ -1,4 +1,4 @@
-"""FeatureSpace: the columns of a table as what a network takes, on the host."""
+"""FeatureSpace: encodes the columns of a table on the host."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -23,10 +23,10 @@ _MODES = ("int", "one_hot", "float")
 _numbers = count()
 
 
-def _described(one: Configurable) -> dict[str, Any]:
-    """Return an object of this module as Keras' files have it."""
-    name = type(one).__name__
-    return {"module": _MODULE, "class_name": name, "config": one._get_config(), "registered_name": name}
+def _described(value: Configurable) -> dict[str, Any]:
+    """Return the description of an object of this module in Keras' files."""
+    name = type(value).__name__
+    return {"module": _MODULE, "class_name": name, "config": value._get_config(), "registered_name": name}
 
 
 class Cross(Configurable):
@@ -56,8 +56,8 @@ class Cross(Configurable):
 
     def _get_config(self) -> dict[str, Any]:
         """Return the arguments."""
-        about = {"crossing_dim": self.crossing_dim, "output_mode": self.output_mode}
-        return {"feature_names": list(self.feature_names), **about}
+        options = {"crossing_dim": self.crossing_dim, "output_mode": self.output_mode}
+        return {"feature_names": list(self.feature_names), **options}
 
 
 class Feature(Configurable):
@@ -86,11 +86,11 @@ class Feature(Configurable):
         self.dtype, self.preprocessor, self.output_mode = dtype, preprocessor, output_mode
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the arguments; what the layer has adapted to is among them."""
+        """Return the arguments, including what the layer adapted to."""
         described = layers.serialize(self.preprocessor)
-        one = self.preprocessor
-        if isinstance(one, layers.Normalization) and one.input_mean is None and one.built:
-            mean, variance = (each.numpy().tolist() for each in (one.adapt_mean, one.adapt_variance))
+        layer = self.preprocessor
+        if isinstance(layer, layers.Normalization) and layer.input_mean is None and layer.built:
+            mean, variance = (each.numpy().tolist() for each in (layer.adapt_mean, layer.adapt_variance))
             described["config"] |= {"mean": mean, "variance": variance}
         return {"dtype": self.dtype, "preprocessor": described, "output_mode": self.output_mode}
 
@@ -139,10 +139,12 @@ class FeatureSpace(Layer):
             )
         self.output_mode, self.crossing_dim = output_mode, crossing_dim
         self.hashing_dim, self.num_discretization_bins = hashing_dim, num_discretization_bins
-        self.features = {key: self._feature(key, one) for key, one in features.items()}
-        self.crosses = [self._cross(one) for one in crosses or ()]
-        self.preprocessors = {key: one.preprocessor for key, one in self.features.items()}
-        self.crossers = {one.name: layers.HashedCrossing(one.crossing_dim, name=one.name) for one in self.crosses}
+        self.features = {key: self._feature(key, feature) for key, feature in features.items()}
+        self.crosses = [self._cross(cross) for cross in crosses or ()]
+        self.preprocessors = {key: feature.preprocessor for key, feature in self.features.items()}
+        self.crossers = {
+            cross.name: layers.HashedCrossing(cross.crossing_dim, name=cross.name) for cross in self.crosses
+        }
         self._encoded: Any = None
         self.built = True
 
@@ -215,53 +217,53 @@ class FeatureSpace(Layer):
         """Return the bin of a whole number's hash."""
         return Feature("int32", layers.Hashing(num_bins, name=_named("integer_hashed", name)), output_mode)
 
-    def _feature(self, name: str, given: Any) -> Feature:
-        if isinstance(given, Feature):
-            return given
-        if isinstance(given, Mapping):
-            return Feature(**given["config"])
+    def _feature(self, name: str, kind: Any) -> Feature:
+        if isinstance(kind, Feature):
+            return kind
+        if isinstance(kind, Mapping):
+            return Feature(**kind["config"])
         kinds = {
             **{kind: (getattr(self, kind), ()) for kind in ("float", "float_normalized", "float_rescaled")},
             "float_discretized": (self.float_discretized, (self.num_discretization_bins,)),
             **{kind: (getattr(self, kind), ()) for kind in ("integer_categorical", "string_categorical")},
             **{kind: (getattr(self, kind), (self.hashing_dim,)) for kind in ("integer_hashed", "string_hashed")},
         }
-        if given not in kinds:
-            raise ConfigError(f"Invalid feature type: {given}")
-        make, arguments = kinds[given]
-        found: Feature = make(*arguments, name=name)
-        return found
+        if kind not in kinds:
+            raise ConfigError(f"Invalid feature type: {kind}")
+        make, arguments = kinds[kind]
+        feature: Feature = make(*arguments, name=name)
+        return feature
 
-    def _cross(self, given: Any) -> Cross:
-        if isinstance(given, Mapping):
-            given = Cross(**given["config"])
-        elif not isinstance(given, Cross):
-            given = Cross(given, self.crossing_dim)
-        found: Cross = given
-        if unknown := [one for one in found.feature_names if one not in self.features]:
+    def _cross(self, names: Any) -> Cross:
+        if isinstance(names, Mapping):
+            names = Cross(**names["config"])
+        elif not isinstance(names, Cross):
+            names = Cross(names, self.crossing_dim)
+        cross: Cross = names
+        if unknown := [name for name in cross.feature_names if name not in self.features]:
             raise ConfigError(
                 "All features referenced in the `crosses` argument should be present in the `features` dict. Received "
                 f"unknown features: {unknown}"
             )
-        return found
+        return cross
 
     # Adapting
 
     def _to_adapt(self) -> list[str]:
-        """Return the features whose layers have to see data before they know what to do."""
-        found = []
-        for name, one in self.preprocessors.items():
-            if isinstance(one, layers.Normalization):
-                waits = one.input_mean is None and not one.built
-            elif isinstance(one, layers.Discretization):
-                waits = one.bin_boundaries is None
-            elif isinstance(one, layers.IntegerLookup | layers.StringLookup):
-                waits = one.vocabulary is None
+        """Return the features whose layers must adapt to data first."""
+        waiting = []
+        for name, layer in self.preprocessors.items():
+            if isinstance(layer, layers.Normalization):
+                waits = layer.input_mean is None and not layer.built
+            elif isinstance(layer, layers.Discretization):
+                waits = layer.bin_boundaries is None
+            elif isinstance(layer, layers.IntegerLookup | layers.StringLookup):
+                waits = layer.vocabulary is None
             else:
                 continue
             if waits:
-                found.append(name)
-        return found
+                waiting.append(name)
+        return waiting
 
     def adapt(self, dataset: Any) -> None:
         """Let layers that have not been told adapt to columns.
@@ -273,29 +275,29 @@ class FeatureSpace(Layer):
             ConfigError: it is none.
         """
         batches = [dataset] if isinstance(dataset, Mapping) else list(dataset)
-        if not batches or any(not isinstance(one, Mapping) for one in batches):
+        if not batches or any(not isinstance(batch, Mapping) for batch in batches):
             raise ConfigError(
                 f"`adapt()` can only be called on a dict of arrays/lists, or such batches. Received: {type(dataset)}"
             )
-        for name, one in self.preprocessors.items():
-            if hasattr(one, "adapt") and self._learns(one):
+        for name, layer in self.preprocessors.items():
+            if hasattr(layer, "adapt") and self._learns(layer):
                 columns = [self._column(batch[name]) for batch in batches]
-                one.adapt(np.concatenate(columns))
+                layer.adapt(np.concatenate(columns))
         self._encoded = None
 
     @staticmethod
-    def _learns(one: Any) -> bool:
-        """Whether what a layer knows comes from data, or will."""
-        if isinstance(one, layers.Normalization):
-            return one.input_mean is None
-        if isinstance(one, layers.Discretization):
-            return one.num_bins is not None
-        return not (isinstance(one, layers.IntegerLookup | layers.StringLookup) and one.is_given)
+    def _learns(layer: Any) -> bool:
+        """Whether a layer's state comes from data."""
+        if isinstance(layer, layers.Normalization):
+            return layer.input_mean is None
+        if isinstance(layer, layers.Discretization):
+            return layer.num_bins is not None
+        return not (isinstance(layer, layers.IntegerLookup | layers.StringLookup) and layer.is_given)
 
     @staticmethod
     def _column(values: Any) -> Any:
-        found = np.asarray(values)
-        return found[:, None] if found.ndim == 1 else found
+        column = np.asarray(values)
+        return column[:, None] if column.ndim == 1 else column
 
     # Encoding
 
@@ -320,29 +322,33 @@ class FeatureSpace(Layer):
         if missing := [name for name in self.features if name not in data]:
             raise ConfigError(f"FeatureSpace {self._display_name!r}: no column {missing[0]!r}; found {', '.join(data)}")
         columns = {name: on_host(self, data[name]) for name in self.features}
-        single = any(one.ndim == 0 for one in columns.values())
-        found = {}
+        single = any(column.ndim == 0 for column in columns.values())
+        features = {}
         for name, column in columns.items():
             values = column.reshape(1, 1) if column.ndim == 0 else self._column(column)
             numbers = self.features[name].dtype.startswith("float")
-            found[name] = self.preprocessors[name](values.astype(np.float32) if numbers else values)
-        crossed = {one.name: self.crossers[one.name]([found[n] for n in one.feature_names]) for one in self.crosses}
+            features[name] = self.preprocessors[name](values.astype(np.float32) if numbers else values)
+        crossed = {
+            cross.name: self.crossers[cross.name]([features[n] for n in cross.feature_names]) for cross in self.crosses
+        }
         encoded = {
-            name: self._with_mode(name, one) for group in (found, crossed) for name, one in sorted(group.items())
+            name: self._with_mode(name, tensor)
+            for group in (features, crossed)
+            for name, tensor in sorted(group.items())
         }
         if self.output_mode == "dict":
-            return {name: one[0] if single else one for name, one in encoded.items()}
-        for name, one in encoded.items():
-            if one.dtype.kind not in "fV":
+            return {name: tensor[0] if single else tensor for name, tensor in encoded.items()}
+        for name, tensor in encoded.items():
+            if tensor.dtype.kind not in "fV":
                 raise ConfigError(
                     f"Cannot concatenate features because feature '{name}' has not been encoded (it has dtype "
-                    f"{one.dtype.name}). Consider using `output_mode='dict'`."
+                    f"{tensor.dtype.name}). Consider using `output_mode='dict'`."
                 )
         joined = ops.concatenate(list(encoded.values()), -1)
         return joined[0] if single else joined
 
     def _with_mode(self, name: str, value: Tensor) -> Tensor:
-        modes = {one.name: one.output_mode for one in self.crosses}
+        modes = {cross.name: cross.output_mode for cross in self.crosses}
         if (modes[name] if name in modes else self.features[name].output_mode) != "one_hot":
             return value
         if value.dtype.kind not in "iu":
@@ -350,15 +356,15 @@ class FeatureSpace(Layer):
                 f"Feature '{name}' has `output_mode='one_hot'`. Thus its preprocessor should return an integer dtype. "
                 f"Instead it returns a {value.dtype.name} dtype."
             )
-        one = self.crossers.get(name) or self.preprocessors[name]
-        if isinstance(one, layers.IntegerLookup | layers.StringLookup):
-            classes = one.vocabulary_size()
-        elif isinstance(one, layers.Discretization):
-            classes = len(one.bin_boundaries or ()) + 1
-        elif isinstance(one, layers.Hashing | layers.HashedCrossing):
-            classes = one.num_bins
-        elif isinstance(one, layers.CategoryEncoding):
-            classes = one.num_tokens
+        layer = self.crossers.get(name) or self.preprocessors[name]
+        if isinstance(layer, layers.IntegerLookup | layers.StringLookup):
+            classes = layer.vocabulary_size()
+        elif isinstance(layer, layers.Discretization):
+            classes = len(layer.bin_boundaries or ()) + 1
+        elif isinstance(layer, layers.Hashing | layers.HashedCrossing):
+            classes = layer.num_bins
+        elif isinstance(layer, layers.CategoryEncoding):
+            classes = layer.num_tokens
         else:
             raise ConfigError(
                 f"Feature '{name}' has `output_mode='one_hot'`. However it isn't a standard feature and the "
@@ -376,17 +382,17 @@ class FeatureSpace(Layer):
         """
         if self._encoded is None:
             samples = {"string": "", "int32": 0}
-            row = {name: [samples.get(one.dtype, 0.0)] for name, one in self.features.items()}
+            row = {name: [samples.get(feature.dtype, 0.0)] for name, feature in self.features.items()}
             for name, layer in self.preprocessors.items():  # what is not known may be an error
                 if isinstance(layer, layers.IntegerLookup | layers.StringLookup) and layer.vocabulary:
                     row[name] = layer.vocabulary[:1]
-            found = self({name: np.array(one) for name, one in row.items()})
+            encoded = self({name: np.array(value) for name, value in row.items()})
 
-            def symbol(one: Tensor, name: str | None = None) -> Tensor:
-                return Input(tuple(int(n) for n in one.shape[1:]), dtype=one.dtype.name, name=name)
+            def symbol(tensor: Tensor, name: str | None = None) -> Tensor:
+                return Input(tuple(int(n) for n in tensor.shape[1:]), dtype=tensor.dtype.name, name=name)
 
-            named = found.items() if isinstance(found, Mapping) else ()
-            self._encoded = {name: symbol(one, name) for name, one in named} if named else symbol(found)
+            named = encoded.items() if isinstance(encoded, Mapping) else ()
+            self._encoded = {name: symbol(tensor, name) for name, tensor in named} if named else symbol(encoded)
         return self._encoded
 
     def get_inputs(self) -> Any:
@@ -403,11 +409,11 @@ class FeatureSpace(Layer):
     # Files
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the arguments; what layers have adapted to is among them."""
+        """Return the arguments, including what layers adapted to."""
         return {
-            "features": {name: _described(one) for name, one in self.features.items()},
+            "features": {name: _described(feature) for name, feature in self.features.items()},
             "output_mode": self.output_mode,
-            "crosses": [_described(one) for one in self.crosses],
+            "crosses": [_described(cross) for cross in self.crosses],
             **{name: getattr(self, name) for name in ("crossing_dim", "hashing_dim", "num_discretization_bins")},
         }
 

@@ -1,4 +1,4 @@
-"""A model's files: what `save`, `save_weights`, `load_weights` and `export` do, and its configuration."""
+"""A model's files and configuration: `save`, `load_weights`, `export` and the like."""
 
 import inspect
 import json
@@ -33,7 +33,7 @@ Array = npt.NDArray[Any]
 
 
 class Files(Layer):
-    """What of a model goes into files and comes back."""
+    """Adds files and configurations to models."""
 
     if TYPE_CHECKING:  # what `Model` supplies
         _model_seed: int
@@ -51,7 +51,7 @@ class Files(Layer):
 
     def _named_weights(self) -> dict[str, Array]:
         """Return copies of the weights by path ("dense/kernel")."""
-        return {path: one.numpy() for path, one in self._weights_by_path().items()}
+        return {path: weight.numpy() for path, weight in self._weights_by_path().items()}
 
     def save(self, filepath: str | Path, overwrite: bool = True) -> None:
         """Write the whole model to a `.keras` file, or Keras 2's `.h5`, which Keras 3 reads as well. Collective.
@@ -121,8 +121,8 @@ class Files(Layer):
             return read_weights(path, self, with_optimizer=used, skip_mismatch=skip_mismatch, by_name=by_name)
 
         with phase.during("loading"):
-            found = self._agreed(comm, "loading", read)
-            loaded = share(comm, found, keras_h5.stored_variables(self), layers_with_stores(self))
+            on_rank_0 = self._agreed(comm, "loading", read)
+            loaded = share(comm, on_rank_0, keras_h5.stored_variables(self), layers_with_stores(self))
             loaded.assign()
         if comm.rank == 0:
             for line in loaded.warnings:
@@ -149,10 +149,7 @@ class Files(Layer):
         self._write_file(Path(filepath), lambda: encode(self), overwrite)
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the layers and how they are connected as Keras' `Functional.get_config` does.
-
-        Of a subclass with a constructor of its own, the constructor's arguments that are attributes.
-        """
+        """Return Keras' `Functional.get_config`, or of a subclass the constructor's arguments that are attributes."""
         if self._graph is not None and takes_graph(type(self)):
             return functional_config(self, self._graph)
         return super()._get_config()
@@ -179,9 +176,9 @@ class Files(Layer):
             inputs, outputs, dtype = functional_ends(config)
             trainable = bool(config.get("trainable", True))
             make: Callable[..., Self] = cls
-            made = make(inputs, outputs, name=config["name"], trainable=trainable)
-            made._set_dtype(dtype)
-            return made
+            model = make(inputs, outputs, name=config["name"], trainable=trainable)
+            model._set_dtype(dtype)
+            return model
 
     def get_compile_config(self) -> dict[str, Any]:
         """Return what `compile` was given as JSON can hold it; nothing before.
@@ -189,8 +186,8 @@ class Files(Layer):
         Raises:
             ConfigError: a lambda is among it.
         """
-        given = self._compiled
-        return {} if given is None else keras_config.compile_config(given)
+        compiled = self._compiled
+        return {} if compiled is None else keras_config.compile_config(compiled)
 
     def compile_from_config(self, config: Mapping[str, Any]) -> None:
         """Compile the model as a `get_compile_config` says.
@@ -212,9 +209,9 @@ class Files(Layer):
 
     @property
     def _build_shape(self) -> Any:
-        """Shapes of the inputs as JSON can hold them, with None for the rows; None before they are known."""
+        """Shapes of the inputs in JSON, with None for the rows; None before they are known."""
         symbols = self._symbols if self._graph is None else self._graph.inputs
-        return tree.map_leaves(lambda path, one: plain(build_shape(one)), symbols)
+        return tree.map_leaves(lambda path, spec: plain(build_shape(spec)), symbols)
 
     def _write_file(self, path: Path, encode: Callable[[], bytes], overwrite: bool) -> None:
         comm = comms.current()
@@ -228,18 +225,14 @@ class Files(Layer):
             self._agreed(comm, "saving", action)
 
     def _require_weights(self) -> None:
-        """Make the weights if it is known how.
-
-        Raises:
-            ConfigError: it is not.
-        """
+        """Make the weights, or raise a ConfigError where the input's shape is unknown."""
         if self._stack:
             self.build(None)
         if not self.weights and (not self.built or self._build_shape is None):
             raise ConfigError(
                 f"model {self.name!r} has no weights yet: call it on data, or build(input_shape), before its files"
             )
-        if any(one.name is None for one in self._flatten_layers()):  # it was called, but in no step
+        if any(layer.name is None for layer in self._flatten_layers()):  # it was called, but in no step
             self._adopt(self._model_seed)
 
 
@@ -250,5 +243,5 @@ def _encode_onnx(model: Any) -> bytes:
 
 
 def takes_graph(cls: type[Any]) -> bool:
-    """Whether a class is made of inputs and outputs, as `Model` is."""
+    """Whether a class is constructed from inputs and outputs, as `Model` is."""
     return list(inspect.signature(cls.__init__).parameters)[1:3] == ["inputs", "outputs"]

@@ -1,4 +1,4 @@
-"""The arguments of `Model.fit`, together."""
+"""The arguments of `Model.fit`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -11,7 +11,7 @@ from dptrain.train.health import OnNonfinite
 
 @dataclass(frozen=True)
 class FitArguments:
-    """What `fit` is given: its parameters, in their order and with their defaults, see there."""
+    """The parameters of `fit`, in their order and with their defaults."""
 
     x: Any = None
     y: Any = None
@@ -36,11 +36,7 @@ class FitArguments:
     digest_every: int | None = None
 
     def check(self) -> None:
-        """Refuse numbers that mean nothing, whatever the data.
-
-        Raises:
-            ConfigError: one of them is out of range, or an ArgumentTypeError: no number.
-        """
+        """Refuse numbers that are invalid for any data."""
         check_numbers(0, epochs=self.epochs, initial_epoch=self.initial_epoch)
         check_counts(batch_size=self.batch_size, steps_per_epoch=self.steps_per_epoch)
         check_counts(validation_batch_size=self.validation_batch_size, validation_steps=self.validation_steps)

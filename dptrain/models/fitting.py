@@ -1,4 +1,4 @@
-"""`fit`, `evaluate` and `predict`: from what a user hands over to the one training loop."""
+"""`fit`, `evaluate` and `predict`: prepare the user's data for the training loop."""
 
 import functools
 import hashlib
@@ -65,7 +65,7 @@ Array = npt.NDArray[Any]
 
 
 def _in_turn(*, changes: bool) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Return a decorator of a model's method that uses the model in a turn; see `Fitting._turn`."""
+    """Return a decorator that serializes a model's methods; see `Fitting._turn`."""
 
     def decorate(method: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(method)
@@ -80,10 +80,10 @@ def _in_turn(*, changes: bool) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 class Fitting(Layer):
-    """What of a model trains, evaluates and asks it.
+    """Adds fit, evaluate and predict.
 
-    Several threads may do so. Predictions go on side by side, each with memory of its own. What begins the metrics
-    anew, evaluations and steps by hand, is done one after the other; and not beside a `fit` of another thread.
+    Several threads may call them. Predictions run side by side, each with its own memory. Evaluations and single steps,
+    which reset the metrics, run one after another, and not beside a `fit` of another thread.
     """
 
     # The thread whose `fit` goes on; None where there is none.
@@ -97,7 +97,7 @@ class Fitting(Layer):
         history: History | None
         _compiled: Compiled | None
         _programs: Programs | None
-        _seen: bool
+        _has_seen_targets: bool
         _guard: StepGuard | None
         _guards: dict[float | None, StepGuard]
         _preprocessing: Preprocessing | None
@@ -121,7 +121,7 @@ class Fitting(Layer):
         def _collective(self, comm: Communicator) -> AbstractContextManager[None]: ...
         def _open_trainer(self, comm: Communicator) -> Trainer: ...
         def _describe_compiled(self) -> list[Any]: ...
-        def _as_outputs(self, found: Mapping[str, Array]) -> Any: ...
+        def _as_outputs(self, outputs: Mapping[str, Array]) -> Any: ...
         def _build_like(self, x: Any) -> None: ...
 
     # Training
@@ -230,20 +230,15 @@ class Fitting(Layer):
         return self.history
 
     def _fit_in_steps(self, *arguments: Any, **named: Any) -> StepIterator[None]:
-        """Train as `fit`, and yield after every step, for whoever interleaves several trainings; `history` fills.
-
-        Args:
-            arguments: of `fit`.
-            named: of `fit`.
-        """
+        """Train as `fit` with the same arguments, and yield after every step, to interleave several trainings."""
         return self._fit_steps(FitArguments(*arguments, **named), interleaved=True)
 
-    def _fit_steps(self, given: FitArguments, *, interleaved: bool) -> StepIterator[None]:
-        """See `fit_steps`; without `interleaved` nobody else has a turn between the steps."""
+    def _fit_steps(self, arguments: FitArguments, *, interleaved: bool) -> StepIterator[None]:
+        """Train, and yield after every step; without `interleaved` no other thread gets a turn between steps."""
         with self._turn("fit"):  # what others evaluate now ends first
             outer, self._fits_in = (self._fits_in, self._guard), threading.current_thread()
         try:
-            with closing(self._fit_prepared(given)) as steps:
+            with closing(self._fit_prepared(arguments)) as steps:
                 for _ in steps:
                     if interleaved:
                         self._fits_in = None
@@ -252,35 +247,43 @@ class Fitting(Layer):
         finally:
             self._fits_in, self._guard = outer
 
-    def _fit_prepared(self, given: FitArguments) -> StepIterator[None]:
-        comm = self._start("fit", given.x)
+    def _fit_prepared(self, arguments: FitArguments) -> StepIterator[None]:
+        comm = self._start("fit", arguments.x)
         shards = self._agreed(comm, "fit", self._fixed_shards)
-        size = given.batch_size or self._fixed_batch_size
+        size = arguments.batch_size or self._fixed_batch_size
 
         def prepare() -> tuple[Samples | Stream, Samples | Stream | None, Sampler | None]:
-            given.check()
-            self._guard_steps(given.on_nonfinite, given.skip_outliers)
+            arguments.check()
+            self._guard_steps(arguments.on_nonfinite, arguments.skip_outliers)
             train = self._data(
-                comm, given.x, given.y, given.sample_weight, given.class_weight, shuffle=given.shuffle, trains=True
+                comm,
+                arguments.x,
+                arguments.y,
+                arguments.sample_weight,
+                arguments.class_weight,
+                shuffle=arguments.shuffle,
+                trains=True,
             )
             validation: Samples | Stream | None = None
-            if isinstance(given.validation_data, Split):
-                validation = self._data(comm, given.validation_data, None)
-            elif given.validation_data is not None:
-                validation = self._data(comm, *unpack(given.validation_data, "validation_data"), looks=False)
-            elif given.validation_split and isinstance(train, Samples):
-                train, validation = split_off(train, given.validation_split)
-                if given.class_weight is not None:  # which is for training alone, and all the weights that there are
+            if isinstance(arguments.validation_data, Split):
+                validation = self._data(comm, arguments.validation_data, None)
+            elif arguments.validation_data is not None:
+                validation = self._data(comm, *unpack(arguments.validation_data, "validation_data"), looks=False)
+            elif arguments.validation_split and isinstance(train, Samples):
+                train, validation = split_off(train, arguments.validation_split)
+                if (
+                    arguments.class_weight is not None
+                ):  # which is for training alone, and all the weights that there are
                     validation = replace(validation, weights=None)
             if isinstance(train, Stream):
                 return train, validation, None
             sampler = training_sampler(
                 train,
-                rows_of_batch(size, train.total, given.steps_per_epoch),
+                rows_of_batch(size, train.total, arguments.steps_per_epoch),
                 comm,
                 seed=self._model_seed,
-                shuffle=given.shuffle,
-                drop_last=given.drop_last,
+                shuffle=arguments.shuffle,
+                drop_last=arguments.drop_last,
                 shards=shards,
             )
             return train, validation, sampler
@@ -289,17 +292,19 @@ class Fitting(Layer):
         if shards is not None:
             use_one_blas_thread()
         steps = train.source.num_batches if isinstance(train, Stream) else sampler.steps if sampler else None
-        hooks = self._hooks(given.callbacks, given.verbose, epochs=given.epochs, steps=given.steps_per_epoch or steps)
+        hooks = self._hooks(
+            arguments.callbacks, arguments.verbose, epochs=arguments.epochs, steps=arguments.steps_per_epoch or steps
+        )
         compiled = self._describe_compiled()
         hooks.facts = lambda: {
             "data": train.facts,
             "batch_size": (
-                rows_of_batch(size, train.total, given.steps_per_epoch) if isinstance(train, Samples) else None
+                rows_of_batch(size, train.total, arguments.steps_per_epoch) if isinstance(train, Samples) else None
             ),
-            "shuffle": given.shuffle,
-            "drop_last": given.drop_last,
-            "steps_per_epoch": given.steps_per_epoch,
-            "initial_epoch": given.initial_epoch,
+            "shuffle": arguments.shuffle,
+            "drop_last": arguments.drop_last,
+            "steps_per_epoch": arguments.steps_per_epoch,
+            "initial_epoch": arguments.initial_epoch,
             **({} if shards is None else {"shards_per_batch": shards}),
             "layers": self._describe_layers(),
             **({"pruning": described(self)} if self._is_pruned else {}),
@@ -308,63 +313,62 @@ class Fitting(Layer):
         }
         self._open_trainer(comm)  # first: where dtypes differ, it names them alone
         if comm.size > 1:
-            self._require_same_fit(comm, given, train, validation)
+            self._require_same_fit(comm, arguments, train, validation)
         watched = _watched(comm, hooks, "test")
 
         def batches() -> tuple[Batches, Batches | None]:
-            own: Batches
+            training: Batches
             if isinstance(train, Stream):
-                own = self._stream(train, comm, given.steps_per_epoch)
+                training = self._stream(train, comm, arguments.steps_per_epoch)
             else:
                 assert sampler is not None
                 restarts = train.split is not None
-                own = ArrayBatches(*train.stored(), sampler, given.steps_per_epoch, restarts=restarts)
-                self._trace_training(own, sampler)
+                training = ArrayBatches(*train.stored(), sampler, arguments.steps_per_epoch, restarts=restarts)
+                self._trace_training(training, sampler)
             if validation is None:
-                return own, None
+                return training, None
             if isinstance(validation, Stream):
-                return own, self._stream(validation, comm, given.validation_steps, "evaluation")
-            return own, evaluation_batches(
+                return training, self._stream(validation, comm, arguments.validation_steps, "evaluation")
+            return training, evaluation_batches(
                 validation,
                 comm,
-                batch_size=given.validation_batch_size or self._fixed_batch_size,
+                batch_size=arguments.validation_batch_size or self._fixed_batch_size,
                 otherwise=size,
-                steps=given.validation_steps,
+                steps=arguments.validation_steps,
                 shards=shards,
                 together=watched or self._depends_on_batches(comm, validation),
             )
 
-        own, evaluated = self._agreed(comm, "fit", batches)
-        if isinstance(own, StreamBatches):
+        batches_of_training, evaluated = self._agreed(comm, "fit", batches)
+        if isinstance(batches_of_training, StreamBatches):
             with self._collective(comm):
-                own.reset()
-        yield from self._train(own, evaluated, hooks, comm, given)
+                batches_of_training.reset()
+        yield from self._train(batches_of_training, evaluated, hooks, comm, arguments)
 
     def _require_same_fit(
-        self, comm: Communicator, given: FitArguments, train: Samples | Stream, validation: Samples | Stream | None
+        self, comm: Communicator, arguments: FitArguments, train: Samples | Stream, validation: Samples | Stream | None
     ) -> None:
         """Refuse ranks that train differently. Collective.
 
-        One with another number of steps would leave the others waiting; with other data or another batch size each
-        would compute the gradient of something else.
+        A different number of steps would leave ranks waiting; with different data each would compute another gradient.
         """
-        differing_data, frequency = "the training sets (shapes, dtypes, checksum) differ", given.validation_freq
+        differing_data, frequency = "the training sets (shapes, dtypes, checksum) differ", arguments.validation_freq
         facts = {
             differing_data: train.facts,
             "arguments": [
-                given.batch_size,
-                given.epochs,
-                given.shuffle,
-                given.initial_epoch,
-                given.steps_per_epoch,
-                given.drop_last,
+                arguments.batch_size,
+                arguments.epochs,
+                arguments.shuffle,
+                arguments.initial_epoch,
+                arguments.steps_per_epoch,
+                arguments.drop_last,
             ],
-            "skip_outliers": given.skip_outliers,
+            "skip_outliers": arguments.skip_outliers,
             "shards of a batch": self._fixed_shards(),
             "validation": [
                 None if validation is None else validation.facts,
-                given.validation_steps,
-                given.validation_batch_size,
+                arguments.validation_steps,
+                arguments.validation_batch_size,
                 list(frequency) if isinstance(frequency, Sequence) else frequency,
             ],
             "seed": self._model_seed,
@@ -381,10 +385,10 @@ class Fitting(Layer):
         validation: Batches | None,
         hooks: CallbackList,
         comm: Communicator,
-        given: FitArguments,
+        arguments: FitArguments,
     ) -> StepIterator[None]:
-        on_nonfinite = given.on_nonfinite
-        if on_nonfinite == "stop" and any(isinstance(one, TerminateOnNaN) for one in hooks.callbacks):
+        on_nonfinite = arguments.on_nonfinite
+        if on_nonfinite == "stop" and any(isinstance(callback, TerminateOnNaN) for callback in hooks.callbacks):
             on_nonfinite = "ignore"  # the callback decides
         self.history = next(callback for callback in hooks.callbacks if isinstance(callback, History))
         trainer = self._open_trainer(comm)
@@ -394,30 +398,26 @@ class Fitting(Layer):
                 yield from trainer.training(
                     train,
                     hooks,
-                    epochs=given.epochs,
-                    initial_epoch=given.initial_epoch,
+                    epochs=arguments.epochs,
+                    initial_epoch=arguments.initial_epoch,
                     validation=validation,
-                    validation_freq=given.validation_freq,
+                    validation_freq=arguments.validation_freq,
                     on_nonfinite=on_nonfinite,
-                    compare_every=given.digest_every,
+                    compare_every=arguments.digest_every,
                 )
         finally:
             hooks._release()
 
     def _fixed_shards(self) -> int | None:
-        """Return into how many shards global batches are cut, whatever the number of ranks; None for one a rank."""
-        own = None if self._compiled is None else self._compiled.shards_per_batch
-        shards = fixed_shards() if own is None else own
+        """Return the fixed number of shards of a global batch; None for one a rank."""
+        chosen = None if self._compiled is None else self._compiled.shards_per_batch
+        shards = fixed_shards() if chosen is None else chosen
         if self._compiled is not None:
             self._compiled.check_shards(shards)
         return shards
 
     def _guard_steps(self, on_nonfinite: OnNonfinite, skip_outliers: float | None) -> None:
-        """Let training steps be left out as asked, until the training's end.
-
-        Raises:
-            ConfigError: a word that there is not, no number above 0, or steps that run eagerly.
-        """
+        """Set up skipping of steps, until the training's end."""
         self._guard = None
         if on_nonfinite not in get_args(OnNonfinite):
             words = ", ".join(map(repr, get_args(OnNonfinite)))
@@ -527,7 +527,7 @@ class Fitting(Layer):
         steps: int | None = None,
         callbacks: Sequence[Callback] | None = None,
     ) -> Array:
-        """Return what `predict` does for a method of that name. Collective."""
+        """Return predictions for a method of that name. Collective."""
         x, _ = self._encoded(x, None)
         comm = self._start(None, x)
         hooks = self._hooks(callbacks, verbose, epochs=1, steps=None, keeps_history=False)
@@ -554,8 +554,8 @@ class Fitting(Layer):
         batches, step, _ = self._agreed(comm, "predict", prepare, same)
         hooks.params["steps"] = steps or batches.steps
         with self._collective(comm):
-            found: Array = self._as_outputs(self._open_trainer(comm).predict(batches, hooks, step))
-        return found
+            outputs: Array = self._as_outputs(self._open_trainer(comm).predict(batches, hooks, step))
+        return outputs
 
     # One batch at a time
 
@@ -578,7 +578,7 @@ class Fitting(Layer):
             DataError: data that does not fit the model.
         """
         comm = self._start("train_on_batch", x)
-        batches = self._one_batch("train_on_batch", lambda: self._samples(x, y, sample_weight, class_weight), comm)
+        batches = self._single_batch("train_on_batch", lambda: self._samples(x, y, sample_weight, class_weight), comm)
         self._warn_of_nothing_to_train()
         with self._collective(comm):
             logs = self._open_trainer(comm).train_on_batch(batches)
@@ -595,7 +595,7 @@ class Fitting(Layer):
             DataError: data that does not fit the model.
         """
         comm = self._start("test_on_batch", x)
-        batches = self._one_batch("test_on_batch", lambda: self._samples(x, y, sample_weight), comm)
+        batches = self._single_batch("test_on_batch", lambda: self._samples(x, y, sample_weight), comm)
         with self._collective(comm):
             logs = self._open_trainer(comm).test_on_batch(batches)
         return _in_order(logs, return_dict, names_in_order(self.metrics))
@@ -609,12 +609,12 @@ class Fitting(Layer):
         """
         return self._predict_as("predict_on_batch", x, max(len(x), self._ranks().replicas), verbose=0)
 
-    def _one_batch(self, where: str, read: Callable[[], Samples], comm: Communicator) -> Batches:
+    def _single_batch(self, where: str, read: Callable[[], Samples], comm: Communicator) -> Batches:
         samples: Samples = self._agreed(comm, where, read, self._same_call(where, lambda samples: samples.facts))
 
         def action() -> Batches:
-            size, own = max(len(samples), comm.replicas), (comm.replica, comm.replicas)
-            sampler = GlobalSampler(len(samples), size, *own, shuffle=False, shards_per_batch=self._fixed_shards())
+            size, position = max(len(samples), comm.replicas), (comm.replica, comm.replicas)
+            sampler = GlobalSampler(len(samples), size, *position, shuffle=False, shards_per_batch=self._fixed_shards())
             return ArrayBatches(*samples.stored(), sampler)
 
         return self._agreed(comm, where, action)
@@ -633,9 +633,9 @@ class Fitting(Layer):
         looks: bool = True,
         trains: bool = False,
     ) -> "Samples | Stream":
-        """Return a user's arrays after checking them, or where batches come from, which are checked as they come.
+        """Return the user's arrays, checked, or a stream of batches that are checked as they arrive.
 
-        As Keras, a model that has seen no targets since it was compiled looks at the first batch, if `looks`.
+        As in Keras, a model that has seen no targets since it was compiled peeks at the first batch, if `looks`.
         """
         if isinstance(x, Split):
             split = x if trains else x.selected()
@@ -645,12 +645,12 @@ class Fitting(Layer):
         )
         if source is None:
             return self._samples(x, y, sample_weight, class_weight)
-        return Stream(source, self._look(source) if looks and not self._seen else 0)
+        return Stream(source, self._look(source) if looks and not self._has_seen_targets else 0)
 
     def _look(self, source: BatchSource) -> int:
-        """Make the weights, if they are not there, for samples like the first batch's; return its rows."""
-        x = tree.map_leaves(lambda path, one: np.asarray(one), source.look()[0])
-        self._seen = self._compiled is not None
+        """Peek at the first batch to make the weights, if they are missing; return its rows."""
+        x = tree.map_leaves(lambda path, leaf: np.asarray(leaf), source.look()[0])
+        self._has_seen_targets = self._compiled is not None
         self._build_like(x)
         first = tree.leaves(x)[0]
         return len(first) if first.ndim else 0
@@ -663,87 +663,75 @@ class Fitting(Layer):
     def _samples(
         self, x: Any, y: Any, sample_weight: Any = None, class_weight: Mapping[int, float] | None = None
     ) -> Samples:
-        """Return a user's arrays after checking them against the model and the loss."""
+        """Return the user's arrays after checking them against the model and the loss."""
         if class_weight is not None:
             if sample_weight is not None:
                 raise ConfigError("You cannot `class_weight` and `sample_weight` at the same time.")
             sample_weight = weights_of_classes(y, class_weight)
-        self._seen = True
+        self._has_seen_targets = True
         return check_samples(x, y, sample_weight, self._expected_data)
 
     def _trace_training(self, batches: ArrayBatches, sampler: Sampler) -> None:
-        """Trace a step before the training begins: an error in it, a user's own, is one of all ranks."""
+        """Trace a step before the training begins, so that an error in the user's code is raised on all ranks."""
         assert self._programs is not None
         step = self._make_step("train")
         if not step.eager:
             self._programs.placed(step, batches.spec, sampler.shards(0)[0].batch_rows)
 
     def _depends_on_batches(self, comm: Communicator, samples: Samples) -> bool:
-        """Whether an evaluation's result depends on how samples are cut into batches, which must then be Keras'."""
+        """Whether an evaluation's result depends on how samples are batched; it then batches as Keras does."""
         if not len(samples):
             return False
         assert self._programs is not None
-        _, about = samples.stored()
+        _, spec = samples.stored()
         rows = max(1, min(EVALUATION_ROWS, len(samples) // comm.replicas))
-        return self._programs.depends_on_batches(self._make_step("test"), about, rows)
+        return self._programs.depends_on_batches(self._make_step("test"), spec, rows)
 
     def _mixes_rows(self, comm: Communicator, samples: Samples, step: Step) -> bool:
-        """Whether a prediction depends on how samples are cut into batches; asked of the program that few rows run."""
+        """Whether a prediction depends on how samples are batched."""
         if not len(samples):
             return False
         assert self._programs is not None
         rows = padded_rows(max(1, min(EVALUATION_ROWS, len(samples) // comm.replicas)))
-        _, about = samples.stored()
-        about = replace(about, shapes=tuple((rows, *shape[1:]) for shape in about.shapes))
-        return self._programs.depends_on_batches(step, about, rows)
+        _, spec = samples.stored()
+        spec = replace(spec, shapes=tuple((rows, *shape[1:]) for shape in spec.shapes))
+        return self._programs.depends_on_batches(step, spec, rows)
 
     # Helpers
 
     @property
     def _is_pruned(self) -> bool:
-        """Whether weights of it become zero while it trains."""
-        return any(one.pruning is not None for one in self.trainable_weights)
+        """Whether weights are pruned during training."""
+        return any(weight.pruning is not None for weight in self.trainable_weights)
 
     def _encoded(self, x: Any, y: Any) -> tuple[Any, Any]:
-        """Return x and y; of a data frame of raw columns, as the arrays that `preprocessing` makes of it.
-
-        Raises:
-            DataError: the columns are not those of the training.
-        """
-        known = self._preprocessing
-        if known is None or not known.takes(x):
+        """Return x and y; `preprocessing` encodes data frames of raw columns."""
+        preprocessing = self._preprocessing
+        if preprocessing is None or not preprocessing.takes(x):
             return x, y
 
         def encode() -> tuple[Any, Any]:
-            targets = known.targets(x, "data frame") if y is None and known.target in x.columns else y
-            return known.encode(x, "data frame"), targets
+            targets = preprocessing.targets(x, "data frame") if y is None and preprocessing.target in x.columns else y
+            return preprocessing.encode(x, "data frame"), targets
 
         return self._agreed(self._ranks(), "data", encode)
 
     @contextmanager
     def _turn(self, method: str) -> Iterator[None]:
-        """Change the metrics, or the weights, in this context: beside predictions, but nobody else who does that.
-
-        Raises:
-            ConfigError: another thread's `fit` goes on.
-        """
-        own = id(self)
-        with TURNS.of({("model", own)}, {("metrics", own)}):
+        """Change metrics or weights within this context: beside predictions, but no other such change."""
+        key = id(self)
+        with TURNS.of({("model", key)}, {("metrics", key)}):
             self._refuse_beside_fit(method)
             yield
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Change the model in this context, while no other thread uses it."""
+        """Change the model within this context, while no other thread uses it."""
         with TURNS.of(writes={("model", id(self))}):
             yield
 
     def _refuse_beside_fit(self, method: str) -> None:
-        """Raise where another thread's `fit` goes on.
-
-        Raises:
-            ConfigError: as above.
-        """
+        """Raise where another thread's `fit` is running."""
         thread = self._fits_in
         if thread is not None and thread is not threading.current_thread():
             raise ConfigError(
@@ -757,34 +745,28 @@ class Fitting(Layer):
             raise ConfigError(f"You must call `compile()` before calling `{method}()`.")
         if self._fits_in in (None, threading.current_thread()):  # else the training is what goes on
             phase.enter(method or "predict")
-        if x is not None and all(hasattr(one, "__array__") for one in tree.leaves(x)):
+        if x is not None and all(hasattr(leaf, "__array__") for leaf in tree.leaves(x)):
             self._build_like(x)
         return self._ranks()
 
     def _ranks(self) -> Communicator:
-        """Return the ranks as a mesh: that of the current distribution, or of the stages that `compile` was given."""
+        """Return the ranks as a mesh: of the current distribution, or of the stages of `compile`."""
         return ranks(1 if self._compiled is None else self._compiled.stages)
 
     def _same_call(self, method: str, facts_of: Callable[[Any], list[Any]], **arguments: Any) -> Same[Any]:
-        """Return what must be the same on all ranks that call a method: each would compute its part of something else.
-
-        Args:
-            method: as above.
-            facts_of: returns what tells data apart, of what all ranks make of them.
-            arguments: which decide how data are cut.
-        """
-        about, model = "the data (shapes, dtypes, checksum) differ", "the models (checksum of the layers) differ"
+        """Return what ranks must agree on that call a method together."""
+        data, model = "the data (shapes, dtypes, checksum) differ", "the models (checksum of the layers) differ"
 
         def facts(prepared: Any) -> dict[str, Any]:
             layers, compiled = self._described()
             of_compiled = {} if method.startswith("predict") else {"compiled": compiled}
-            return {about: facts_of(prepared), **arguments, model: [self._model_seed, layers], **of_compiled}
+            return {data: facts_of(prepared), **arguments, model: [self._model_seed, layers], **of_compiled}
 
-        advice = {about: DRAW_THE_SAME, model: "every rank needs the same model"}
+        advice = {data: DRAW_THE_SAME, model: "every rank needs the same model"}
         return Same(f"the ranks call {method} differently", facts, advice)
 
     def _described(self) -> tuple[str, Any]:
-        """Return a checksum of the layers, and how the model was compiled, made anew where something has changed."""
+        """Return a checksum of the layers, and the arguments of `compile`, updated where something changed."""
         version = self._make_step("test").version
         if self._last_described is None or self._last_described[0] != version:
             layers = hashlib.blake2b(json.dumps(self._describe_layers()).encode(), digest_size=8).hexdigest()
@@ -793,19 +775,19 @@ class Fitting(Layer):
         return self._last_described[1:]
 
     def _describe_layers(self) -> list[Any]:
-        """Return the layers as JSON can carry them; less of those that a user's own code describes.
+        """Return the layers in JSON, without configurations that user code cannot describe.
 
-        Without their policies, which are compared by name when the device is opened.
+        Policies are left out: they are compared by name when the device is opened.
         """
-        found: list[Any] = []
+        descriptions: list[Any] = []
         for layer in self._flatten_layers()[1:]:
-            about: list[Any] = [type(layer).__name__, layer.name, layer.trainable]
+            description: list[Any] = [type(layer).__name__, layer.name, layer.trainable]
             with suppress(ConfigError, NotImplementedError, TypeError, ValueError):
                 if not isinstance(layer, Fitting):
                     config = json.loads(json.dumps(layer._get_config()))
-                    about.append({name: value for name, value in config.items() if name != "dtype"})
-            found.append(about)
-        return found
+                    description.append({name: value for name, value in config.items() if name != "dtype"})
+            descriptions.append(description)
+        return descriptions
 
     def _warn_of_nothing_to_train(self) -> None:
         if not self.trainable_weights and not self._has_custom_steps:
@@ -819,9 +801,13 @@ class Fitting(Layer):
         keeps_history: bool = True,
         **params: Any,
     ) -> CallbackList:
-        """Return the user's callbacks, and after them, as in Keras, those that are always there."""
+        """Return the user's callbacks, followed by those that Keras always adds."""
         chosen = list(flatten(callbacks))
-        if keeps_history and self._is_pruned and not any(isinstance(one, UpdatePruningStep) for one in chosen):
+        if (
+            keeps_history
+            and self._is_pruned
+            and not any(isinstance(callback, UpdatePruningStep) for callback in chosen)
+        ):
             chosen.insert(0, UpdatePruningStep())  # others see the sparsity in the logs
         if keeps_history and not any(isinstance(callback, History) for callback in chosen):
             chosen.append(History())
@@ -831,11 +817,7 @@ class Fitting(Layer):
 
 
 def _watched(comm: Communicator, hooks: CallbackList, mode: str) -> bool:
-    """Return whether on any rank a callback wants to hear of batches, which then must be those of all. Collective.
-
-    Raises:
-        AgreedError: callbacks differ that ranks must have in common.
-    """
+    """Return whether a callback on any rank needs batches, which all ranks must then take together. Collective."""
     if comm.size > 1:
         comm.require_same("the ranks have different callbacks", {"callbacks": hooks.decisive()})
     return any(comm.allgather(hooks.has_batch_hooks(mode)))
@@ -844,9 +826,9 @@ def _watched(comm: Communicator, hooks: CallbackList, mode: str) -> bool:
 def _in_order(
     logs: dict[str, float], return_dict: bool, names: Iterable[str]
 ) -> list[float] | float | dict[str, float]:
-    """Return logs in the form that Keras' methods have: values in the order of metrics' names, then sorted by key.
+    """Return logs as Keras' methods do: values in the order of metrics, the others sorted by key.
 
-    A key is not the metric's name where it also names the output.
+    A key differs from the metric's name where it also names the output.
     """
     if return_dict:
         return logs

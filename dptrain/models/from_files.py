@@ -76,8 +76,8 @@ def load_model(
         path = model_file(Path(filepath), best=best)
         return str(path), keras_zip.read(path)
 
-    found = _agreed(comm, read)
-    where, file = (str(filepath), None) if found is None else found
+    on_rank_0 = _agreed(comm, read)
+    where, file = (str(filepath), None) if on_rank_0 is None else on_rank_0
     model: Model = _model_of(comm, where, file, custom_objects, compile, options)
     return model
 
@@ -85,27 +85,16 @@ def load_model(
 def load_members(
     path: Path, custom_objects: Mapping[str, Any] | None, compile: bool, options: Mapping[str, Any]
 ) -> list[Model]:
-    """Return the models in an ensemble's file. Collective.
-
-    Args:
-        path: of the file.
-        custom_objects: as `load_model`.
-        compile: as `load_model`.
-        options: as `load_model`.
-
-    Raises:
-        ConfigError: as `load_model`.
-        DataError: as `load_model`.
-        AgreedError: either of these, on all ranks, under mpirun.
-    """
+    """Return the models in an ensemble's file; arguments as of `load_model`. Collective."""
     comm = comms.current()
     phase.enter("loading")
     files = _agreed(comm, lambda: ensemble_zip.read(path) if comm.rank == 0 else None)
     number = comm.broadcast_fact(None if files is None else len(files))
-    names = [f"{path}:{ensemble_zip.member_name(one)}" for one in range(number)]
-    given: list[ModelFile | None] = [None] * number if files is None else list(files)
+    names = [f"{path}:{ensemble_zip.member_name(index)}" for index in range(number)]
+    contents: list[ModelFile | None] = [None] * number if files is None else list(files)
     return [
-        _model_of(comm, name, file, custom_objects, compile, options) for name, file in zip(names, given, strict=True)
+        _model_of(comm, name, file, custom_objects, compile, options)
+        for name, file in zip(names, contents, strict=True)
     ]
 
 
@@ -126,12 +115,12 @@ def _model_of(
 
     def make() -> Model:
         with reading(where), custom_object_scope(custom_objects), to_be_read(nbytes // 2):  # 2: of the smallest dtype
-            made = _made(config, seed, config.get("compile_config") if compile else None, options)
+            model = _constructed(config, seed, config.get("compile_config") if compile else None, options)
         if raw is not None:
             from dptrain.data.preprocessing import Preprocessing  # with pydantic, which takes long to import
 
-            made._preprocessing = Preprocessing.from_dict(raw, f"{where}:preprocessing.json")
-        return made
+            model._preprocessing = Preprocessing.from_dict(raw, f"{where}:preprocessing.json")
+        return model
 
     model = _agreed(comm, make)
 
@@ -154,7 +143,7 @@ def _model_of(
 
 
 def _load_assets(comm: Communicator, where: str, model: Model, file: ModelFile | None) -> None:
-    """Let layers load the files that their `save_assets` has written. Collective."""
+    """Let layers load the files of their `save_assets`. Collective."""
     if not assets.loading(model):
         return
     files = {} if file is None else file.assets
@@ -182,15 +171,11 @@ def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None =
     except ValueError as error:
         raise ConfigError(f"no JSON: {error}") from error
     with custom_object_scope(custom_objects):
-        return _made(config, None, None, {})
+        return _constructed(config, None, None, {})
 
 
-def _made(config: Any, seed: int | None, compiled: Any, options: Mapping[str, Any]) -> Model:
-    """Return a model of a config.json, built where its input's shape is known.
-
-    Raises:
-        ConfigError: something that dptrain does not have.
-    """
+def _constructed(config: Any, seed: int | None, compiled: Any, options: Mapping[str, Any]) -> Model:
+    """Return the model of a config.json, built where its input's shape is known."""
     config, compiled = keras_2_config.upgraded(config), keras_2_config.upgraded(compiled)
     with keras_config.sharing_layers():
         model = keras_config.read_layer(config)
@@ -244,25 +229,21 @@ def from_keras(model: Any, *, compile: bool = True, seed: int | None = None, **o
         if not isinstance(config, Mapping) or not isinstance(config.get("layers"), list):
             raise ConfigError(f"not supported: {type(model).__name__} {model.name!r} has no list of layers")
         name = "Functional" if "input_layers" in config else "Sequential"
-        about = {"class_name": name, "config": config}
+        description = {"class_name": name, "config": config}
         compiled = model.get_compile_config() if compile and hasattr(model, "get_compile_config") else None
-        result = _made(about, seed, compiled, options)
-        return result, _taken(model, result) if result.built else Loaded()
+        result = _constructed(description, seed, compiled, options)
+        return result, _keras_weights(model, result) if result.built else Loaded()
 
-    result, found = _agreed(comm, take)
-    loaded = share(comm, found if comm.rank == 0 else None, keras_h5.stored_variables(result))
+    result, on_rank_0 = _agreed(comm, take)
+    loaded = share(comm, on_rank_0 if comm.rank == 0 else None, keras_h5.stored_variables(result))
     loaded.assign()
     phase.enter("user code")
     _warn(comm, loaded.warnings)
     return result
 
 
-def _taken(model: Any, result: Model) -> Loaded:
-    """Return the weights and the optimizer's variables of a Keras model.
-
-    Raises:
-        DataError: the weights are not those of the layers.
-    """
+def _keras_weights(model: Any, result: Model) -> Loaded:
+    """Return the weights and the optimizer's variables of a Keras model."""
     where, weights = f"Keras model {model.name!r}", result._weights_by_path()
     arrays = [np.asarray(weight) for weight in model.get_weights()]
     if len(arrays) != len(weights):
@@ -271,7 +252,10 @@ def _taken(model: Any, result: Model) -> Loaded:
     variables = getattr(getattr(model, "optimizer", None), "variables", None) or []
     if result.compiled and variables:
         values, reason = optimizer_variables.read(
-            where, result.optimizer, result.optimizer.variables, [_stored(np.asarray(one.numpy())) for one in variables]
+            where,
+            result.optimizer,
+            result.optimizer.variables,
+            [_stored(np.asarray(variable.numpy())) for variable in variables],
         )
         loaded.values |= values
         loaded.warnings += [reason] if reason else []
@@ -283,7 +267,7 @@ def _stored(array: Any) -> Stored:
 
 
 def _agreed(comm: Communicator, action: Callable[[], T]) -> T:
-    """Alone an error is raised as it is, on N ranks it is raised on all."""
+    """Run an action: alone it raises its own error, with several ranks it raises on all."""
     return action() if comm.size == 1 else comm.agree("loading", action)
 
 

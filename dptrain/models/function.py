@@ -1,4 +1,4 @@
-"""Function: what lies between symbolic tensors, without the training of a model."""
+"""Function: a graph between symbolic tensors, without a model's training."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A model: layers, what `compile` was given, and its steps in ops."""
+"""A model: layers, arguments of `compile`, and its steps in ops."""
 
 import inspect
 import math
@@ -115,9 +115,9 @@ class Model(Fitting, Files, Structure):
         self._loss_tracker = Mean("loss")
         self._backend: Backend | None = None  # where it lives
         self._programs: Programs | None = None
-        self._trainer_kept: Trainer | None = None
+        self._fit_trainer: Trainer | None = None
         self._trained_with: Communicator | None = None
-        self._seen = False  # whether targets have come since `compile`
+        self._has_seen_targets = False  # whether targets have come since `compile`
         self._guard: StepGuard | None = None  # of the training at hand
         self._guards: dict[float | None, StepGuard] = {}
         self._preprocessing: Preprocessing | None = None
@@ -170,12 +170,12 @@ class Model(Fitting, Files, Structure):
 
     @property
     def _default_name(self) -> str:
-        """The class's in snake case; "functional" for one of symbolic inputs and outputs."""
+        """The class's name in snake case; "functional" for a model of symbolic inputs and outputs."""
         return "functional" if type(self) is Model else super()._default_name
 
     @property
     def _compiled_with(self) -> Compiled | None:
-        """What `compile` was given; None before."""
+        """The arguments of `compile`; None before."""
         return self._compiled
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
@@ -202,7 +202,7 @@ class Model(Fitting, Files, Structure):
 
     @contextmanager
     def _building(self) -> Iterator[None]:
-        """Let other threads wait until the weights are made, and have their first values."""
+        """Make other threads wait until the weights are made and initialized."""
         with MAKING:
             before, self._builds = self._builds, True
             try:
@@ -219,7 +219,7 @@ class Model(Fitting, Files, Structure):
         except BaseException:
             self.built = False
             raise
-        self._output_shapes = tree.map_leaves(lambda path, one: sample_shape(one), outputs)
+        self._output_shapes = tree.map_leaves(lambda path, output: sample_shape(output), outputs)
         self._adopt(self._model_seed)
 
     @property
@@ -237,16 +237,16 @@ class Model(Fitting, Files, Structure):
         if type(self).build is not Model.build and not self.built:
             super()._build_for(arguments)
         first = next(iter(arguments.values()), None)
-        self._symbols = tree.map_leaves(lambda path, one: symbol(one.shape[1:], one.dtype), first)
+        self._symbols = tree.map_leaves(lambda path, spec: symbol(spec.shape[1:], spec.dtype), first)
         self.built = True
 
     def _build_like(self, x: Any) -> None:
-        """Make the weights, if they are not there, for samples like those of a batch."""
+        """Make the weights, if missing, for samples like those of a batch."""
         if type(self).call is Model.call:
             return
 
         def symbols() -> Any:
-            return tree.map_leaves(lambda path, one: symbol(np.shape(one)[1:], _kind(one, self._data_dtype)), x)
+            return tree.map_leaves(lambda path, array: symbol(np.shape(array)[1:], _kind(array, self._data_dtype)), x)
 
         def has_what_it_needs() -> bool:
             return self.built and not self._builds and (self._output_shapes is not None or x is None)
@@ -259,11 +259,11 @@ class Model(Fitting, Files, Structure):
         if x is not None and _shapes(x) != _shapes(self._symbols):
             with untraced(), suppress(ConfigError):  # which the step will raise as well
                 outputs = self(symbols(), training=False)
-                self._sample = None, tree.map_leaves(lambda path, one: sample_shape(one), outputs)
+                self._sample = None, tree.map_leaves(lambda path, output: sample_shape(output), outputs)
 
     @property
     def _sample(self) -> tuple[Any, Any] | None:
-        """Shapes of inputs and outputs of this thread's batch where it has another size than the one before."""
+        """Shapes of inputs and outputs of this thread's batch where they differ from the built ones."""
         return getattr(self._of_thread, "sample", None)
 
     @_sample.setter
@@ -352,7 +352,7 @@ class Model(Fitting, Files, Structure):
             raise ConfigError(f"comm = {comm!r}: expected one of {', '.join(map(repr, TRANSPORTS))}")
         if comm_dtype not in (None, "bfloat16", "float16"):
             raise ConfigError(f"comm_dtype = {comm_dtype!r}: expected None, 'bfloat16' or 'float16'")
-        if not all(isinstance(one, Real) for one in tree.leaves(loss_weights)):
+        if not all(isinstance(factor, Real) for factor in tree.leaves(loss_weights)):
             raise ConfigError(f"loss_weights = {loss_weights!r}: expected numbers; metrics is the fourth argument")
         for name, size in (("bucket_mb", bucket_mb), ("device_mb", device_mb)):
             if size is not None and not 0 < size * 1e6 < math.inf:
@@ -381,7 +381,7 @@ class Model(Fitting, Files, Structure):
             chosen = AbsentOptimizer()
         elif auto_scale_loss and options["dtype"] == "mixed_float16" and not isinstance(chosen, LossScaleOptimizer):
             chosen = LossScaleOptimizer(chosen)
-        found = Compiled(
+        compiled = Compiled(
             chosen,
             loss,
             loss_weights,
@@ -401,9 +401,9 @@ class Model(Fitting, Files, Structure):
             stages,
             microbatches,
         )
-        found.check_shards(shards_per_batch)
-        found.check_stages()
-        self._set_compiled(found)
+        compiled.check_shards(shards_per_batch)
+        compiled.check_stages()
+        self._set_compiled(compiled)
 
     def _set_compiled(self, compiled: Compiled) -> None:
         self._refuse_beside_fit("compile")
@@ -422,12 +422,12 @@ class Model(Fitting, Files, Structure):
             self._compiled = before
             raise
         self._compilations += 1
-        self._seen = False
+        self._has_seen_targets = False
         self._loss_tracker = Mean("loss")
         self._set_dtype(compiled.policy)
 
     def _find_outputs(self) -> None:
-        """Find out what losses and metrics mean for the outputs, whose shapes are known by now."""
+        """Resolve losses and metrics for the outputs, once their shapes are known."""
         if self._outputs is not None or self._compiled is None or self._output_shapes is None:
             return
         with MAKING:
@@ -460,7 +460,7 @@ class Model(Fitting, Files, Structure):
 
     @property
     def _compiled_optimizer(self) -> Optimizer:
-        """The same, with an object in place of None."""
+        """The optimizer; an `AbsentOptimizer` for None."""
         if self._compiled is None:
             raise ConfigError("You must call `compile()` before using the optimizer.")
         return self._compiled.optimizer
@@ -497,32 +497,32 @@ class Model(Fitting, Files, Structure):
 
     @property
     def _device_options(self) -> dict[str, Any]:
-        """What `compile` was told about the device: keywords of `dptrain.train.devices.open_backend`."""
+        """Device options of `compile`: keywords of `dptrain.train.devices.open_backend`."""
         return dict(self._compiled.device) if self._compiled else {}
 
     @property
     def _compile_arguments(self) -> dict[str, Any]:
-        """What `compile` was given: its keywords, with which it can be called again; none where it was not called."""
-        given = self._compiled
-        if given is None:
+        """Keywords with which `compile` can be called again; empty before."""
+        compiled = self._compiled
+        if compiled is None:
             return {}
         names = ("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics", "run_eagerly", "auto_scale_loss")
-        steps = "auto" if given.steps_per_execution is None else given.steps_per_execution
+        steps = "auto" if compiled.steps_per_execution is None else compiled.steps_per_execution
         sent = ("comm", "bucket_mb", "device_mb", "shards_per_batch", "comm_dtype")
         divided = ("shard_optimizer", "shard_weights", "stages", "microbatches")
-        own = {name: getattr(given, name) for name in (*names, *sent, *divided)}
-        return own | {"steps_per_execution": steps, **given.device}
+        arguments = {name: getattr(compiled, name) for name in (*names, *sent, *divided)}
+        return arguments | {"steps_per_execution": steps, **compiled.device}
 
     def _describe_compiled(self) -> list[Any]:
-        """Return optimizer, loss and metrics as JSON can carry them: what must be the same on all ranks."""
+        """Return optimizer, loss and metrics in JSON: they must agree on all ranks."""
         assert self._compiled is not None
-        given = self._compiled
-        chosen = given.optimizer
-        if given.auto_scale_loss and isinstance(chosen, LossScaleOptimizer):
+        compiled = self._compiled
+        chosen = compiled.optimizer
+        if compiled.auto_scale_loss and isinstance(chosen, LossScaleOptimizer):
             chosen = chosen.inner_optimizer  # a policy may have wrapped it, and policies are compared by name
         optimizer = [type(chosen).__name__, chosen._describe()]
-        rest = (given.loss, given.loss_weights, given.metrics, given.weighted_metrics)
-        return [optimizer, *(tree.map_leaves(lambda path, one: _description(one), each) for each in rest)]
+        rest = (compiled.loss, compiled.loss_weights, compiled.metrics, compiled.weighted_metrics)
+        return [optimizer, *(tree.map_leaves(lambda path, entry: _description(entry), each) for each in rest)]
 
     # Metrics
 
@@ -533,10 +533,10 @@ class Model(Fitting, Files, Structure):
         In Keras' order: the mean of the loss, what `compile` was given (one object), the means of the outputs' losses,
         those that are attributes of the model, and of its layers.
         """
-        found: list[Metric] = [] if self._compiled is None else [self._loss_tracker]
+        metrics: list[Metric] = [] if self._compiled is None else [self._loss_tracker]
         if self._outputs is not None:
-            found += [*([] if self._outputs.metrics is None else [self._outputs.metrics]), *self._outputs.trackers]
-        return [*found, *(one for one in super().metrics if one is not self._loss_tracker)]
+            metrics += [*([] if self._outputs.metrics is None else [self._outputs.metrics]), *self._outputs.trackers]
+        return [*metrics, *(metric for metric in super().metrics if metric is not self._loss_tracker)]
 
     @property
     def metrics_names(self) -> list[str]:
@@ -545,24 +545,24 @@ class Model(Fitting, Files, Structure):
 
     @property
     def _metrics_by_key(self) -> dict[str, Metric]:
-        """The metrics by their keys in logs, each of those that `compile` was given for itself."""
+        """The metrics by log key, compiled ones individually."""
         self._find_outputs()
-        found: dict[str, Metric] = {}
-        for one in self.metrics:
-            found |= one.by_key if isinstance(one, CompileMetrics) else {one.name: one}
-        return found
+        by_key: dict[str, Metric] = {}
+        for metric in self.metrics:
+            by_key |= metric.by_key if isinstance(metric, CompileMetrics) else {metric.name: metric}
+        return by_key
 
     def reset_metrics(self) -> None:
         """Start new means of loss and metrics; `fit`, `evaluate` and the methods for one batch do so themselves."""
-        for one in self.metrics:
-            one.reset_state()
+        for metric in self.metrics:
+            metric.reset_state()
 
     def get_metrics_result(self) -> dict[str, Any]:
         """Return the results of all metrics by their keys in logs, losses first."""
-        losses = {id(one) for one in (self._loss_tracker, *(self._outputs.trackers if self._outputs else []))}
+        losses = {id(metric) for metric in (self._loss_tracker, *(self._outputs.trackers if self._outputs else []))}
         logs: dict[str, Any] = {}
-        for one in sorted(self.metrics, key=lambda one: id(one) not in losses):
-            logs |= results_of({one.name: one})
+        for metric in sorted(self.metrics, key=lambda metric: id(metric) not in losses):
+            logs |= results_of({metric.name: metric})
         return logs
 
     # Steps
@@ -585,7 +585,7 @@ class Model(Fitting, Files, Structure):
             optimizer = self._compiled_optimizer
             optimizer.scale_loss(loss).backward()
             optimizer.build(weights)  # gives slots to those that have become trainable
-            optimizer.apply([one.grad for one in weights], weights)
+            optimizer.apply([weight.grad for weight in weights], weights)
         return self.compute_metrics(x, y, y_pred, sample_weight)
 
     def test_step(self, data: Any) -> Mapping[str, Any]:
@@ -616,18 +616,20 @@ class Model(Fitting, Files, Structure):
             ConfigError: there is no loss at all.
         """
         self._find_outputs()
-        found = []
+        losses = []
         if self._outputs is not None:
             loss = self._outputs.compute_loss(y, y_pred, sample_weight, _rows_of(x, y_pred))
-            found += [] if loss is None else [loss]
-        found += [ops.sum(ops.cast(one, self._data_dtype)) for one in self.losses]
-        if not found:
+            losses += [] if loss is None else [loss]
+        losses += [ops.sum(ops.cast(loss, self._data_dtype)) for loss in self.losses]
+        if not losses:
             raise ConfigError("No loss to compute. Provide a `loss` argument in `compile()`.")
-        return sum(found[1:], found[0])
+        return sum(losses[1:], losses[0])
 
     def _tracked_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool) -> Any:
         parameters = inspect.signature(self.compute_loss).parameters.values()
-        takes_training = any(one.name == "training" or one.kind is one.VAR_KEYWORD for one in parameters)
+        takes_training = any(
+            parameter.name == "training" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters
+        )
         more = {"training": training} if takes_training else {}
         loss = self.compute_loss(x, y, y_pred, sample_weight, **more)
         self._loss_tracker.update_state(loss, sample_weight=_rows_of(x, y_pred))
@@ -640,31 +642,31 @@ class Model(Fitting, Files, Structure):
         return self.get_metrics_result()
 
     def _finalize_weights(self) -> None:
-        """Let the weights become their moving averages, where the optimizer keeps such: the end of a training."""
+        """At the end of a training, set weights to the optimizer's moving averages, if it keeps any."""
         if self._compiled is not None:
             self._compiled.optimizer.finalize_variable_values(self.trainable_weights)
 
     def _zero_grad(self) -> None:
-        for one in self.weights:
-            one.grad = None
+        for weight in self.weights:
+            weight.grad = None
 
     @property
     def _has_custom_steps(self) -> bool:
-        """Whether a subclass overrides how it is trained."""
+        """Whether a subclass overrides a step, or its loss or metrics."""
         names = ("train_step", "test_step", "compute_loss", "compute_metrics")
         return any(getattr(type(self), name) is not getattr(Model, name) for name in names)
 
     # On a device
 
     def _make_step(self, name: str) -> Step:
-        """Return the step "train", "test" or "predict", as the trainer runs it."""
+        """Return the step "train", "test" or "predict" for the trainer."""
         layers = self._flatten_layers()
         trace, reads = self._traces.of(name)
         version = (
             self._compilations,
             trace,
             tuple(map(id, layers)),
-            tuple(one.trainable for layer in layers for one in layer._attributes(Variable)),
+            tuple(variable.trainable for layer in layers for variable in layer._attributes(Variable)),
             sum(layer._changes for layer in layers),
             None if self._compiled is None else self._compiled.optimizer._program_version,
             id(self._guard) if name == "train" else None,
@@ -681,29 +683,31 @@ class Model(Fitting, Files, Structure):
         return Step(name, checked, version, totals, eager, rows, reads)
 
     def _totals(self) -> tuple[Variable, ...]:
-        return tuple(one for metric in self.metrics for one in metric.variables if one.aggregation == "sum")
+        return tuple(
+            variable for metric in self.metrics for variable in metric.variables if variable.aggregation == "sum"
+        )
 
     def _predicted(self, data: Any) -> Mapping[str, Any]:
-        with unchanged(one for metric in self.metrics for one in metric.variables):
-            found = self.predict_step(data)
-        self._prediction = tree.map_leaves(lambda path, one: path or "output", found)
-        return {path or "output": one for path, one in tree.flatten(found)}
+        with unchanged(variable for metric in self.metrics for variable in metric.variables):
+            outputs = self.predict_step(data)
+        self._prediction = tree.map_leaves(lambda path, output: path or "output", outputs)
+        return {path or "output": output for path, output in tree.flatten(outputs)}
 
-    def _as_outputs(self, found: Mapping[str, Array]) -> Any:
-        """Return what a prediction has made, nested as the outputs."""
-        return tree.map_leaves(lambda path, name: found[name], self._prediction)
+    def _as_outputs(self, outputs: Mapping[str, Array]) -> Any:
+        """Return predictions, by name, nested as the outputs."""
+        return tree.map_leaves(lambda path, name: outputs[name], self._prediction)
 
     @property
     def _input_symbols(self) -> Any:
-        """Symbolic tensors like the inputs, nested as these; None where nobody has said what they are like."""
+        """Symbolic tensors nested as the inputs; None where their shapes are unknown."""
         return self._symbols if self._graph is None else self._graph.inputs
 
     @property
     def _expected_data(self) -> Expected:
-        """What data must be like."""
+        """What data must look like."""
         inputs = None
         if self._graph is not None:
-            inputs = tree.map_leaves(lambda path, one: sample_shape(one), self._graph.inputs)
+            inputs = tree.map_leaves(lambda path, symbol: sample_shape(symbol), self._graph.inputs)
         if self._output_shapes is not None:
             self._find_outputs()
         losses = None if self._outputs is None else self._outputs.losses
@@ -717,79 +721,74 @@ class Model(Fitting, Files, Structure):
 
     @property
     def _expected_batches(self) -> Expected:
-        """What batches that a user's own code makes must be like: of any size, where nobody has declared one."""
-        found = self._expected_data
+        """What batches of generators and loaders must look like: of any length, unless declared."""
+        expected = self._expected_data
         if not self._takes_any_size:
-            return found
-        shapes = (found.inputs, found.outputs)
-        return replace(found, **dict(zip(("inputs", "outputs"), map(_of_any_size, shapes), strict=True)))
+            return expected
+        shapes = (expected.inputs, expected.outputs)
+        return replace(expected, **dict(zip(("inputs", "outputs"), map(_of_any_size, shapes), strict=True)))
 
     @property
     def _takes_any_size(self) -> bool:
-        """Whether samples may have other lengths than those that the model was built for: a subclass decides itself."""
+        """Whether samples may have other lengths than the model was built for; a subclass decides itself."""
         return self._graph is None
 
     def _put_on(self, backend: Backend | None) -> None:
-        """Let the model live on a backend that is open already, or None for one of its own; its state comes along."""
+        """Move the model and its state to an open backend, or to its own (None)."""
         self._leave_device()
         self._backend = backend
 
     def _open_device(self, comm: Communicator) -> Backend:
-        """Return the device that the model lives on, which is opened at the first call. Collective."""
+        """Return the model's device, opened at the first call. Collective."""
         if self._backend is None:
             options = self._device_options or {"dtype": self.dtype_policy.name}
             self._backend = open_backend(comm, **options)
         return self._backend
 
     def _describe_device(self, comm: Communicator) -> str:
-        """Return the device in words. Collective.
-
-        Raises:
-            DeviceError: it cannot be used, or too little memory is left on it.
-            AgreedError: the same on any rank, under mpirun, or the ranks do not go together.
-        """
+        """Return a description of the device. Collective."""
         backend = self._open_device(comm)
         if self._sharding(comm) is None:
             self._agreed(comm, "device", lambda: backend.adopt(self.weights))
         return backend.description
 
     def _open_trainer(self, comm: Communicator) -> Trainer:
-        """Return what trains the model on its device. Collective at the first call."""
-        kept = self._trainer_kept
-        if comm.size == 1 and kept is not None and self._trained_with is comm:
-            return kept
+        """Return the trainer on the model's device. Collective at the first call."""
+        trainer = self._fit_trainer
+        if comm.size == 1 and trainer is not None and self._trained_with is comm:
+            return trainer
         with MAKING if comm.size == 1 else nullcontext():
             return self._make_trainer(comm)
 
     def _make_trainer(self, comm: Communicator) -> Trainer:
-        """See `trainer`; in one thread at a time."""
+        """Make the trainer; in one thread at a time."""
         sharded = self._programs is not None and self._programs.sharding is not None
         if self._trained_with is not comm and (sharded or isinstance(comm, MeshCommunicator)):  # another mesh
             self._leave_device()
-        if self._trainer_kept is None:
+        if self._fit_trainer is None:
             self._trained_with = comm
-            backend, given = self._open_device(comm), self._compiled
+            backend, compiled = self._open_device(comm), self._compiled
             comm.require_same("the ranks have compiled the model differently", self._describe_computing())
-            choose_transport(backend, comm, "host" if given is None else given.comm)
+            choose_transport(backend, comm, "host" if compiled is None else compiled.comm)
             sent: dict[str, Any] = {}
-            if given is not None:
+            if compiled is not None:
                 names = ("bucket_mb", "comm_dtype", "microbatches")
-                sent = {name: getattr(given, name) for name in names}
+                sent = {name: getattr(compiled, name) for name in names}
             sharding = self._sharding(comm)
             ranks = comm if sharding is None else sharding.comm
             self._programs = Programs(backend, ranks, **sent, sharding=sharding, variables=self._variables_on_device)
-            steps = None if given is None else given.steps_per_execution
-            data_mb = None if given is None else given.device_mb
-            self._trainer_kept = Trainer(
+            steps = None if compiled is None else compiled.steps_per_execution
+            data_mb = None if compiled is None else compiled.device_mb
+            self._fit_trainer = Trainer(
                 self,
                 self._programs,
                 steps_per_execution=steps,
                 data_bytes=None if data_mb is None else int(data_mb * 1e6),
             )
-        return self._trainer_kept
+        return self._fit_trainer
 
     def _sharding(self, comm: Communicator) -> Sharding | None:
-        """Return which variables the ranks divide among each other; None where each has all of them. Collective."""
+        """Return how ranks divide variables; None where each has all of them. Collective."""
         shards = None if self._compiled is None else self._compiled.shards
         if comm.size == 1 or (shards is None and not isinstance(comm, MeshCommunicator)):
             return None
@@ -798,12 +797,17 @@ class Model(Fitting, Files, Structure):
 
     @property
     def _all_optimizers(self) -> list[Optimizer]:
-        """The one that `compile` was given, and those of the model's own steps."""
-        own: list[Any] = self._attributes(Optimizer)
-        return list({id(one): one for one in [*own, *([self._compiled.optimizer] if self._compiled else [])]}.values())
+        """The optimizer of `compile`, and those of custom steps."""
+        optimizers: list[Any] = self._attributes(Optimizer)
+        return list(
+            {
+                id(optimizer): optimizer
+                for optimizer in [*optimizers, *([self._compiled.optimizer] if self._compiled else [])]
+            }.values()
+        )
 
     def _part_of(self, variable: Variable, comm: Communicator) -> Part:
-        """Return what this rank has of a variable, and which of the ranks have the same. Collective."""
+        """Return this rank's part of a variable, and the ranks with the same. Collective."""
         sharding = None if self._programs is None else self._programs.sharding
         if sharding is not None:
             return sharding.part(variable)
@@ -811,50 +815,53 @@ class Model(Fitting, Files, Structure):
         return Part(variable, (0,) * len(whole), whole, comm)
 
     def _local_weights(self) -> list[Array]:
-        return [one.numpy() for one in self._local(self.weights)]
+        return [variable.numpy() for variable in self._local(self.weights)]
 
     def _set_local_weights(self, values: Sequence[Array]) -> None:
         weights = self.weights
         if len(values) != len(weights):
             raise ConfigError(f"{self._display_name}: found values of {len(values)} weights, expected {len(weights)}")
-        for weight, own, value in zip(weights, self._local(weights), values, strict=True):
-            (own if value.shape == own.shape else weight).assign(value)
+        for weight, local, value in zip(weights, self._local(weights), values, strict=True):
+            (local if value.shape == local.shape else weight).assign(value)
 
     @contextmanager
     def _readable_on(self, rank: int = 0) -> Iterator[None]:
-        """Let a rank read all variables by itself while this context lasts, the sharded ones too. Collective."""
+        """Gather sharded variables on one rank within this context. Collective."""
         sharding = None if self._programs is None else self._programs.sharding
         with nullcontext() if sharding is None else sharding.fetched(self._variables_on_device, rank):
             yield
 
     def _describe_computing(self) -> dict[str, Any]:
         """Return what all ranks must have compiled alike, by name."""
-        own = [one for one in self._flatten_layers()[1:] if one.dtype_policy != self.dtype_policy]
-        policies = [self.dtype_policy.name, *(f"{one._display_name} in {one.dtype_policy.name}" for one in own)]
+        layers = [layer for layer in self._flatten_layers()[1:] if layer.dtype_policy != self.dtype_policy]
+        policies = [
+            self.dtype_policy.name,
+            *(f"{layer._display_name} in {layer.dtype_policy.name}" for layer in layers),
+        ]
         facts: dict[str, Any] = {"dtype": ", ".join(policies)}
         if self._compiled is not None:
-            given, optimizer = self._compiled, self._compiled.optimizer
+            compiled, optimizer = self._compiled, self._compiled.optimizer
             facts["optimizer and loss_scale_factor"] = [type(optimizer).__name__, optimizer.loss_scale_factor]
-            facts["comm, bucket_mb and comm_dtype"] = [given.comm, given.bucket_mb, given.comm_dtype]
-            facts["shard_optimizer and shard_weights"] = [given.shard_optimizer, given.shard_weights]
-            facts["stages and microbatches"] = [given.stages, given.microbatches]
+            facts["comm, bucket_mb and comm_dtype"] = [compiled.comm, compiled.bucket_mb, compiled.comm_dtype]
+            facts["shard_optimizer and shard_weights"] = [compiled.shard_optimizer, compiled.shard_weights]
+            facts["stages and microbatches"] = [compiled.stages, compiled.microbatches]
         return facts
 
     def _release_device(self) -> None:
-        """Give the device's memory back at once; weights and the optimizer's state are lost."""
+        """Free the device's memory at once; weights and the optimizer's state are lost."""
         if self._programs is not None:
             self._programs.forget()
         if self._backend is not None:
             self._backend.release(self._on_device())
-        self._backend = self._programs = self._trainer_kept = None
+        self._backend = self._programs = self._fit_trainer = None
 
     def _leave_device(self) -> None:
-        """Bring everything back to the host."""
+        """Move everything back to the host."""
         if self._backend is not None:
-            held = self._on_device()
-            for one in self._variables_on_device():
-                one.move(None)
-            self._backend.release(held)
+            variables = self._on_device()
+            for variable in self._variables_on_device():
+                variable.move(None)
+            self._backend.release(variables)
         self._release_device()
 
     def _on_device(self) -> list[Variable]:
@@ -862,34 +869,34 @@ class Model(Fitting, Files, Structure):
         return self._local(self._variables_on_device())
 
     def _local(self, variables: list[Variable]) -> list[Variable]:
-        """Return what this rank has of variables: parts of those that are sharded."""
+        """Return this rank's parts of variables."""
         return variables if self._programs is None else self._programs.local(variables)
 
     def _variables_on_device(self) -> list[Variable]:
         """Return all that a step may read or write: weights, random numbers, optimizers, metrics."""
-        found = list(self.variables)
-        for one in self._all_optimizers:
-            found += one.variables
+        variables = list(self.variables)
+        for optimizer in self._all_optimizers:
+            variables += optimizer.variables
         for metric in self.metrics:
-            found += metric.variables
-        found += [] if self._guard is None else self._guard.variables
-        found += [] if self._programs is None else self._programs.variables
-        return list({id(one): one for one in found}.values())
+            variables += metric.variables
+        variables += [] if self._guard is None else self._guard.variables
+        variables += [] if self._programs is None else self._programs.variables
+        return list({id(variable): variable for variable in variables}.values())
 
     @property
     def _skipped_steps(self) -> int | None:
-        """How many steps the training at hand has left out; None where it leaves out none."""
+        """Number of skipped steps of the current training; None where none are skipped."""
         return None if self._guard is None else int(self._guard.skipped)
 
     # Together with the other ranks
 
     def _agreed(self, comm: Communicator, where: str, action: Callable[[], T], same: Same[T] | None = None) -> T:
-        """Run what may find the user's arguments wrong: alone it raises as in Keras, on N ranks it raises on all."""
+        """Run an action that may raise: alone it raises as in Keras, with several ranks it raises on all."""
         return action() if comm.size == 1 else comm.agree(where, action, same)
 
     @contextmanager
     def _collective(self, comm: Communicator) -> Iterator[None]:
-        """What the other ranks are in as well: an error of this rank alone would leave them waiting for ever."""
+        """End the job where an error of this rank alone would leave the others waiting."""
         try:
             try:
                 yield
@@ -940,21 +947,23 @@ class Model(Fitting, Files, Structure):
         return explain(self, batch_size, step, kernels=kernels, code=code)
 
 
-def _description(given: Any) -> Any:
-    """Return a loss or a metric, a name or a function, as JSON can carry it."""
-    if isinstance(given, str | int | float):
-        return given
+def _description(value: Any) -> Any:
+    """Return a loss, metric, name or function in JSON."""
+    if isinstance(value, str | int | float):
+        return value
     try:
-        return [type(given).__name__, given.get_config()]
+        return [type(value).__name__, value.get_config()]
     except (AttributeError, ConfigError, NotImplementedError, TypeError):
-        return getattr(given, "__name__", type(given).__name__)
+        return getattr(value, "__name__", type(value).__name__)
 
 
 def _of_any_size(shapes: Any) -> Any:
-    """Return shapes with None for all lengths but the last, that of features."""
+    """Return shapes with None for all lengths except the last, the features."""
     if shapes is None:
         return None
-    free = [None if one is None else (*(None for _ in one[:-1]), *one[-1:]) for _, one in tree.flat_shapes(shapes)]
+    free = [
+        None if shape is None else (*(None for _ in shape[:-1]), *shape[-1:]) for _, shape in tree.flat_shapes(shapes)
+    ]
     return tree.refilled(shapes, iter(free))
 
 
@@ -965,41 +974,37 @@ def _rows_of(x: Any, y_pred: Any) -> int:
 
 
 def _flat_log(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a log, or the logs of the dictionary in its place, such as the result of all compiled metrics."""
+    """Yield a log, or the logs of a nested dictionary."""
     if not isinstance(value, Mapping):
         yield name, value
         return
-    for key, one in value.items():
-        yield from _flat_log(key, one)
+    for key, entry in value.items():
+        yield from _flat_log(key, entry)
 
 
 def _checked_logs(step: str, returned: Any) -> Mapping[str, Any]:
     if isinstance(returned, Mapping):
-        return {key: one for name, value in returned.items() for key, one in _flat_log(name, value)}
+        return {key: log for name, value in returned.items() for key, log in _flat_log(name, value)}
     name = "train_step" if step == "train" else "test_step"
     raise ConfigError(f"{name}: expected a dictionary of logs to be returned, found {type(returned).__name__}")
 
 
 def _shapes(batch: Any) -> list[tuple[int, ...]]:
-    return [tuple(map(int, np.shape(one)[1:])) for one in tree.leaves(batch)]
+    return [tuple(map(int, np.shape(array)[1:])) for array in tree.leaves(batch)]
 
 
 def _kind(array: Any, dtype: str) -> npt.DTypeLike:
-    own = getattr(array, "dtype", None)
-    return dtype if own is None or np.dtype(own).kind in "fV" else np.dtype(own).newbyteorder("=")
+    own_dtype = getattr(array, "dtype", None)
+    return dtype if own_dtype is None or np.dtype(own_dtype).kind in "fV" else np.dtype(own_dtype).newbyteorder("=")
 
 
 def _symbols(shape: Any, dtype: str) -> Any:
-    """Return symbolic tensors of nested shapes, whose first length stands for the rows.
-
-    Raises:
-        ConfigError: something else than a shape.
-    """
+    """Return symbolic tensors of nested shapes, with symbolic rows."""
     if isinstance(shape, Mapping):
-        return {key: _symbols(one, dtype) for key, one in shape.items()}
+        return {key: _symbols(entry, dtype) for key, entry in shape.items()}
     if isinstance(shape, Sequence) and not isinstance(shape, str):
-        if shape and all(isinstance(one, Sequence | Mapping) for one in shape):
-            return [_symbols(one, dtype) for one in shape]
+        if shape and all(isinstance(entry, Sequence | Mapping) for entry in shape):
+            return [_symbols(entry, dtype) for entry in shape]
         if len(shape) >= 1 and all(n is None or isinstance(n, int) for n in shape[1:]):
             return symbol(shape[1:], dtype)
     raise ConfigError(

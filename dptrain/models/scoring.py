@@ -1,4 +1,4 @@
-"""What scores predictions that were made elsewhere."""
+"""Scores predictions that were made elsewhere."""
 
 from dptrain.errors import ConfigError
 from dptrain.layers import Identity, Input
@@ -7,14 +7,7 @@ from dptrain.program import tree
 
 
 def scorer(model: Model) -> Model:
-    """Return a model that returns its inputs, compiled with the losses and metrics of another.
-
-    Args:
-        model: built and compiled; its outputs are what is scored.
-
-    Raises:
-        ConfigError: steps of its own say how it is scored, or it has not been built.
-    """
+    """Return a model that returns its inputs, compiled with the losses and metrics of another."""
     for name in ("test_step", "compute_loss", "compute_metrics"):
         if getattr(type(model), name) is not getattr(Model, name):
             raise ConfigError(f"not supported: predictions of a {type(model).__name__}, which has its own {name}")
@@ -26,9 +19,9 @@ def scorer(model: Model) -> Model:
         raise ConfigError(f"model {model.name!r} has not been built: train it or call it on data")
     shapes = [shape for _, shape in tree.flat_shapes(model._output_shapes)]
     inputs = [Input(shape=shape) for shape in shapes]
-    outputs = [Identity(name=output.name)(one) for output, one in zip(model._outputs.flat, inputs, strict=True)]
+    outputs = [Identity(name=output.name)(tensor) for output, tensor in zip(model._outputs.flat, inputs, strict=True)]
     nested = [tree.refilled(model._output_shapes, iter(each)) for each in (inputs, outputs)]
-    found = Model(*nested, seed=model._model_seed)
-    given = (compiled.loss, compiled.loss_weights, compiled.metrics, compiled.weighted_metrics)
-    found.compile("sgd", *given, run_eagerly=compiled.run_eagerly, **compiled.device)
-    return found
+    scoring = Model(*nested, seed=model._model_seed)
+    arguments = (compiled.loss, compiled.loss_weights, compiled.metrics, compiled.weighted_metrics)
+    scoring.compile("sgd", *arguments, run_eagerly=compiled.run_eagerly, **compiled.device)
+    return scoring

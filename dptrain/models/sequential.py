@@ -53,7 +53,7 @@ class Sequential(Model):
         super().__init__(name=name, trainable=trainable, seed=seed)
         for layer in layers or []:
             self._append(layer)
-        self._build_if_known()
+        self._build_if_ready()
 
     @property
     def layers(self) -> list[Layer]:
@@ -66,11 +66,11 @@ class Sequential(Model):
 
     @property
     def _input_shape(self) -> Any:
-        """Shape of the input, with None for the rows; None where nobody has said it."""
+        """Shape of the input, with None for the rows; None while unknown."""
         return super()._input_shape if self._input is None else tuple(self._input.batch_shape)
 
     def _require_graph(self) -> Graph:
-        self._build_if_known()
+        self._build_if_ready()
         return super()._require_graph()
 
     def add(self, layer: Layer | Tensor, rebuild: bool = True) -> None:
@@ -88,10 +88,10 @@ class Sequential(Model):
         self._append(layer)
         try:
             if rebuild:
-                self._build_if_known()
+                self._build_if_ready()
         except BaseException:
             self._stack, self._input = before
-            self._build_if_known()
+            self._build_if_ready()
             raise
 
     def pop(self, rebuild: bool = True) -> Layer:
@@ -109,7 +109,7 @@ class Sequential(Model):
         layer = self._stack.pop()
         del self._results[len(self._stack) :]
         if rebuild:
-            self._build_if_known()
+            self._build_if_ready()
         return layer
 
     def _unbuild(self) -> None:
@@ -139,7 +139,7 @@ class Sequential(Model):
                 self._input = InputLayer(layer._given_shape)
         self._stack.append(layer)
 
-    def _build_if_known(self) -> None:
+    def _build_if_ready(self) -> None:
         """Make the weights if the shape of a sample is known."""
         if not self.built and self._input is not None and self._stack:
             self.build()
@@ -147,25 +147,25 @@ class Sequential(Model):
     @property
     def weights(self) -> list[Variable]:
         """See `Layer`."""
-        self._build_if_known()
+        self._build_if_ready()
         return super().weights
 
     @property
     def trainable_weights(self) -> list[Variable]:
         """See `Layer`."""
-        self._build_if_known()
+        self._build_if_ready()
         return super().trainable_weights
 
     trainable_variables = trainable_weights
 
     def count_params(self) -> int:
         """See `Layer`."""
-        self._build_if_known()
+        self._build_if_ready()
         return super().count_params()
 
     @property
     def _input_layer(self) -> InputLayer | None:
-        """What states the shape of a sample, by itself or after the first batch; None before."""
+        """The input layer, declared or of the first batch; None before."""
         return self._input
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
@@ -179,15 +179,15 @@ class Sequential(Model):
         return inputs
 
     def _is_of_another_size(self, x: Any) -> bool:
-        """Whether x has as many axes as the batch that the model was built for, but other lengths."""
+        """Whether x has the rank of the built input, but other lengths."""
         assert self._input is not None
         shape = np.shape(x) if not isinstance(x, Tensor) else x.shape
-        own = self._input.batch_shape[1:]
-        return len(shape) == len(own) + 1 and any(map(differ, shape[1:], own))
+        declared = self._input.batch_shape[1:]
+        return len(shape) == len(declared) + 1 and any(map(differ, shape[1:], declared))
 
     @property
     def _awaits_shape(self) -> bool:
-        """Whether nobody has said yet what shape a sample has."""
+        """Whether the shape of a sample is still unknown."""
         return not self.built and self._input is None
 
     def build(self, input_shape: Any = None) -> None:
@@ -208,10 +208,10 @@ class Sequential(Model):
                     "as (None, 784)"
                 )
             shape = sizes(input_shape[1:])
-            known = None if self._input is None else tuple(self._input.batch_shape[1:])
-            if known not in (None, shape):
+            prior = None if self._input is None else tuple(self._input.batch_shape[1:])
+            if prior not in (None, shape):
                 raise ConfigError(
-                    f"Sequential model {self.name!r} has already been configured to use input shape {(None, *known)}. "
+                    f"Sequential model {self.name!r} has already been configured to use input shape {(None, *prior)}. "
                     f"You cannot build it with input_shape {tuple(input_shape)}"
                 )
             if self._input is None:
@@ -223,7 +223,7 @@ class Sequential(Model):
                 self._build_stack()
 
     def _build_stack(self) -> None:
-        """See `build`; in one thread at a time."""
+        """Make the weights; in one thread at a time."""
         if not self._stack:
             raise ConfigError("a model needs at least one layer")
         if self._input is None:
@@ -255,7 +255,7 @@ class Sequential(Model):
         self._look_at_size(x)
 
     def _guess_input(self, x: Any) -> None:
-        """Let samples be like those of a batch, where nobody has said what they are like."""
+        """Take the shape of a sample from a batch, where it was not declared."""
         if not self.built and self._input is None and self._stack and x is not None:
             leaf = x[0] if isinstance(x, list | tuple) and len(x) == 1 else x
             shape = np.shape(leaf)
@@ -268,10 +268,7 @@ class Sequential(Model):
         return self._guessed
 
     def _look_at_size(self, x: Any) -> None:
-        """Note what samples are like that have another size than those that the model was built for.
-
-        A model whose input nobody has declared takes them, if its layers do.
-        """
+        """Note the shapes of samples whose lengths differ from the built ones."""
         self._sample = None
         leaf = x[0] if isinstance(x, list | tuple) and len(x) == 1 else x
         if not self._guessed or leaf is None or tree.is_nested(leaf) or not self._is_of_another_size(leaf):
@@ -281,7 +278,7 @@ class Sequential(Model):
             result = symbol((shape), self._data_dtype)
             for layer in self._stack:
                 result = layer(result)
-            self._sample = shape, tree.map_leaves(lambda path, one: sample_shape(one), result)
+            self._sample = shape, tree.map_leaves(lambda path, output: sample_shape(output), result)
 
     def _build_for(self, arguments: Any) -> None:
         self._build_like(next(iter(arguments.values())))
@@ -289,7 +286,7 @@ class Sequential(Model):
     # Its configuration
 
     def _get_config(self) -> dict[str, Any]:
-        """Return name, layers and input shape as Keras' `Sequential.get_config` does."""
+        """Return Keras' `Sequential.get_config`."""
         if self._stack and not self._awaits_shape:
             self.build()
         name_layers(self._sublayers)
@@ -300,26 +297,22 @@ class Sequential(Model):
         """Return a new model of a `get_config`, of dptrain's or Keras'; see `Model.from_config`."""
         with custom_object_scope(custom_objects):
             layers, dtype = sequential_layers(config)
-        made = cls(layers, trainable=bool(config.get("trainable", True)), name=config["name"])
-        made._set_dtype(dtype)
-        if not made._awaits_shape:
-            made.build()
-        return made
+        model = cls(layers, trainable=bool(config.get("trainable", True)), name=config["name"])
+        model._set_dtype(dtype)
+        if not model._awaits_shape:
+            model.build()
+        return model
 
 
 def _check_arguments(layer: Layer) -> None:
-    """Refuse a layer that takes more than the output of the one before.
-
-    Raises:
-        ConfigError: it does.
-    """
+    """Refuse a layer that needs more than the previous layer's output."""
     empty = inspect.Parameter.empty
     required = [
-        one
-        for one in inspect.signature(layer.call).parameters.values()
-        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) and one.default is empty
+        parameter
+        for parameter in inspect.signature(layer.call).parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD) and parameter.default is empty
     ]
-    required = [one for one in required if one.name not in ("training", "mask")]
+    required = [parameter for parameter in required if parameter.name not in ("training", "mask")]
     if len(required) > 1:
         raise ConfigError(
             "Layers added to a Sequential model can only have a single required positional argument, the input tensor. "

@@ -1,4 +1,4 @@
-"""What a model is made of: its layers, and the symbolic tensors that a functional model lies between."""
+"""A model's layers, and the symbolic tensors of functional models."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from dptrain.program.tensor import Tensor, placeholder
 
 
 class Structure(Layer):
-    """What of a model says how it is made."""
+    """Adds layers, inputs and outputs to models."""
 
     if TYPE_CHECKING:  # what `Model` supplies
         _graph: Graph | None
@@ -25,7 +25,7 @@ class Structure(Layer):
 
     def _set_graph(self, graph: Graph) -> None:
         self._graph, self._stack, self.built = graph, graph.layers, True
-        self._output_shapes = tree.map_leaves(lambda path, one: sample_shape(one), graph.outputs)
+        self._output_shapes = tree.map_leaves(lambda path, output: sample_shape(output), graph.outputs)
 
     @property
     def layers(self) -> list[Layer]:
@@ -87,11 +87,11 @@ class Structure(Layer):
 
     @property
     def _input_names(self) -> list[str]:
-        return [one.history.layer.name for one in self._input_tensors]
+        return [symbol.history.layer.name for symbol in self._input_tensors]
 
     @property
     def _output_names(self) -> list[str]:
-        return [name_of_maker(one) for one in self._output_tensors]
+        return [name_of_maker(symbol) for symbol in self._output_tensors]
 
     @shown
     def input_names(self) -> list[str]:
@@ -107,7 +107,7 @@ class Structure(Layer):
     def _input_shape(self) -> Any:
         if self._graph is None:
             return self._given_shape
-        shapes = [read(one.shape) for one in self._input_tensors]
+        shapes = [read(symbol.shape) for symbol in self._input_tensors]
         return shapes[0] if len(shapes) == 1 else shapes
 
     @property
@@ -115,10 +115,10 @@ class Structure(Layer):
         if self._output_shapes is None:
             raise AttributeError(f"model {self.name!r} has not been built: its output shape is not known yet")
         if self._graph is not None:
-            shapes = [read(one.shape) for one in self._output_tensors]
+            shapes = [read(symbol.shape) for symbol in self._output_tensors]
             return shapes[0] if len(shapes) == 1 else shapes
-        found = [(None, *shape) for _, shape in tree.flat_shapes(self._output_shapes)]
-        return found[0] if len(found) == 1 else found
+        batch_shapes = [(None, *shape) for _, shape in tree.flat_shapes(self._output_shapes)]
+        return batch_shapes[0] if len(batch_shapes) == 1 else batch_shapes
 
     @shown
     def input_shape(self) -> Any:
@@ -132,18 +132,18 @@ class Structure(Layer):
 
     @property
     def _fixed_batch_size(self) -> int | None:
-        """The rows that every batch of a functional model must have, where one of its inputs says so."""
+        """The rows of every batch, where an input of a functional model fixes them."""
         symbols = [] if self._graph is None else self._input_tensors
-        return next((number_of(one.shape[0]) for one in symbols if is_number(one.shape[0])), None)
+        return next((number_of(symbol.shape[0]) for symbol in symbols if is_number(symbol.shape[0])), None)
 
     @property
     def _layer_calls(self) -> list[Node]:
-        """The calls of layers that a functional model is made of; none of another."""
+        """The calls of layers in a functional model; none in others."""
         return [] if self._graph is None else self._graph.nodes
 
     @property
     def _makers(self) -> list[Maker]:
-        """The calls, and the tensors that ops made, each after those that it needs; none of another model."""
+        """Calls of layers, and tensors that ops made, in topological order; none in other models."""
         return [] if self._graph is None else self._graph.makers
 
     def _require_graph(self) -> Graph:
@@ -174,10 +174,10 @@ class Structure(Layer):
 
 
 def sample_shape(symbol: Tensor) -> tuple[int | None, ...]:
-    """Return the shape of a sample of what stands for a batch, None for lengths that are not known."""
+    """Return the shape of a sample of a symbolic batch, with None for unknown lengths."""
     return read(symbol.shape[1:])
 
 
 def symbol(shape: Sequence[Any], dtype: npt.DTypeLike) -> Tensor:
-    """Return what stands for a batch of samples of a shape."""
+    """Return a symbolic batch of samples of a shape."""
     return placeholder(symbolic((None, *shape)), dtype, "input")

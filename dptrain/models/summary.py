@@ -33,20 +33,7 @@ def summary(
     show_trainable: bool = False,
     layer_range: Sequence[str] | None = None,
 ) -> None:
-    """Print layers, output shapes and numbers of weights, on rank 0.
-
-    Args:
-        model: a `Model`, built or not.
-        line_length: columns of the table; by default what the terminal has, 88 or so at most.
-        positions: where its columns end, as parts of 1.
-        print_fn: called once with the whole text in place of `print`.
-        expand_nested: whether models in the model show their layers.
-        show_trainable: whether a column says which layers are trained.
-        layer_range: names, or regular expressions, of the first and the last layer to show.
-
-    Raises:
-        ConfigError: the line is too short, or no layer is in the range.
-    """
+    """Print layers, output shapes and numbers of weights, on rank 0."""
     launch = detect_launch()  # not the communicator: looking at a model need not start MPI
     if launch is not None and launch.rank != 0:
         return
@@ -69,17 +56,7 @@ def table(
     *,
     plain: bool = False,
 ) -> str:
-    """Return the table of a model as text; the arguments are those of `summary`.
-
-    Args:
-        model: see `summary`, as what follows.
-        line_length: see `summary`.
-        positions: see `summary`.
-        expand_nested: see `summary`.
-        show_trainable: see `summary`.
-        layer_range: see `summary`.
-        plain: whether lines are drawn with ASCII alone.
-    """
+    """Return a model's table as text; `plain` draws lines in ASCII. Other arguments as of `summary`."""
     import rich.box
     import rich.table
     import rich.text
@@ -90,10 +67,10 @@ def table(
     header = ["Layer (type)", "Output Shape", "Param #", *(["Connected to"] if connected else [])]
     length = _LINE_CONNECTED if connected else _LINE
     if show_trainable:
-        ends, length = [one * 0.9 for one in ends] + [1.0], length + _TRAINABLE
+        ends, length = [end * 0.9 for end in ends] + [1.0], length + _TRAINABLE
         header.append("Trainable")
     length = line_length or min(length, shutil.get_terminal_size().columns - 4)
-    starts = [0, *(int(one * length) for one in ends)]
+    starts = [0, *(int(end * length) for end in ends)]
     widths = [end - start for start, end in itertools.pairwise(starts)]
     if min(widths) < _LEAST_COLUMNS or len(widths) != len(header):
         raise ConfigError("Insufficient console width to print summary.")
@@ -106,7 +83,7 @@ def table(
     if not plain:
         drawn.box = rich.box.HEAVY_HEAD
     name_layers(model.layers)
-    nodes = {id(one) for one in model._layer_calls}
+    nodes = {id(node) for node in model._layer_calls}
     for layer, prefix in _rows(_in_range(model.layers, layer_range), expand_nested):
         cells = [f"{prefix}{layer.name} ({type(layer).__name__})", _output_shape(layer), _params(layer)]
         cells += [_connections(layer, nodes)] if connected else []
@@ -119,28 +96,28 @@ def table(
 
 def _is_connected(model: Any) -> bool:
     """Whether the layers of a model are more than a row."""
-    calls = [one for one in model._layer_calls if one.inputs]
-    layers = [id(one.layer) for one in calls]
-    return any(len(one.inputs) > 1 for one in calls) or len(layers) > len(set(layers)) or _branches(calls)
+    calls = [call for call in model._layer_calls if call.inputs]
+    layers = [id(call.layer) for call in calls]
+    return any(len(call.inputs) > 1 for call in calls) or len(layers) > len(set(layers)) or _branches(calls)
 
 
 def _branches(calls: Iterable[Any]) -> bool:
-    """Whether something is used twice."""
-    used = [id(one) for call in calls for one in call.inputs]
+    """Whether a tensor is used twice."""
+    used = [id(symbol) for call in calls for symbol in call.inputs]
     return len(used) > len(set(used))
 
 
 def _in_range(layers: Sequence[Layer], names: Sequence[str] | None) -> Sequence[Layer]:
     if names is None:
         return layers
-    if len(names) != 2 or not all(isinstance(one, str) for one in names):
+    if len(names) != 2 or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"layer_range must be a list or tuple of 2 names. Received: layer_range={names}")
-    found = [
+    matches = [
         [place for place, layer in enumerate(layers) if re.match(name, str(layer.name))] for name in map(str, names)
     ]
-    if not all(found):
+    if not all(matches):
         raise ConfigError("Passed layer_names do not match the layer names in the model. Received: " + str(names))
-    first, last = min(found[0]), max(found[1])
+    first, last = min(matches[0]), max(matches[1])
     return layers[min(first, last) : max(first, last) + 1]
 
 
@@ -153,9 +130,9 @@ def _rows(layers: Iterable[Any], expand: bool, level: int = 0) -> Iterable[tuple
 
 
 def _output_shape(layer: Layer) -> str:
-    shapes = tree.map_leaves(lambda path, one: _text(one.shape), layer._last_output)
-    found = tree.leaves(shapes)
-    return "?" if not found else found[0] if len(found) == 1 else str(shapes).replace("'", "")
+    shapes = tree.map_leaves(lambda path, symbol: _text(symbol.shape), layer._last_output)
+    texts = tree.leaves(shapes)
+    return "?" if not texts else texts[0] if len(texts) == 1 else str(shapes).replace("'", "")
 
 
 def _text(shape: Sequence[int]) -> str:
@@ -167,33 +144,35 @@ def _params(layer: Layer) -> str:
 
 
 def _connections(layer: Layer, nodes: set[int]) -> str:
-    made = [one for node in layer._nodes if id(node) in nodes for one in node.inputs]
-    return ", ".join(map(_place, made)) or "-"
+    symbols = [symbol for node in layer._nodes if id(node) in nodes for symbol in node.inputs]
+    return ", ".join(map(_place, symbols)) or "-"
 
 
 def _place(tensor: Tensor) -> str:
-    """Return what makes a tensor: layer[call][output]."""
+    """Return the maker of a tensor: layer[call][output]."""
     if tensor.history is None:
         return f"{name_of_maker(tensor)}[0][0]"
     node = tensor.history
-    number = [id(one) for one in node.layer._nodes].index(id(node)) if node in node.layer._nodes else 0
-    return f"{node.layer.name}[{number}][{[id(one) for one in tree.leaves(node.outputs)].index(id(tensor))}]"
+    number = [id(call) for call in node.layer._nodes].index(id(node)) if node in node.layer._nodes else 0
+    return f"{node.layer.name}[{number}][{[id(output) for output in tree.leaves(node.outputs)].index(id(tensor))}]"
 
 
 def _totals(model: Any) -> str:
-    trained, kept = model.trainable_weights, model.non_trainable_weights
+    trained, untrained = model.trainable_weights, model.non_trainable_weights
     optimizer = model._compiled_optimizer.variables if model.compiled and model._compiled_optimizer.built else []
-    lines = {"Total": [*trained, *kept, *optimizer], "Trainable": trained, "Non-trainable": kept}
+    lines = {"Total": [*trained, *untrained, *optimizer], "Trainable": trained, "Non-trainable": untrained}
     lines |= {"Optimizer": optimizer} if optimizer else {}
-    return "".join(f" {name} params: {_count(one):,} ({_memory(one)})\n" for name, one in lines.items())
+    return "".join(
+        f" {name} params: {_count(variables):,} ({_memory(variables)})\n" for name, variables in lines.items()
+    )
 
 
 def _count(weights: Iterable[Variable]) -> int:
-    return sum(int(np.prod(one.shape, dtype=np.int64)) for one in weights)
+    return sum(int(np.prod(weight.shape, dtype=np.int64)) for weight in weights)
 
 
 def _memory(weights: Iterable[Variable]) -> str:
-    size = float(sum(int(np.prod(one.shape, dtype=np.int64)) * one.dtype.itemsize for one in weights))
+    size = float(sum(int(np.prod(weight.shape, dtype=np.int64)) * weight.dtype.itemsize for weight in weights))
     for unit in ("B", "KB", "MB", "GB", "TB"):
         if size < 1024 or unit == "TB":
             break

@@ -1,4 +1,4 @@
-"""Traces of a model's steps: which of them holds, by the plain attributes that each has read."""
+"""Traces of a model's steps, invalidated by changes of plain attributes that they read."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +14,7 @@ _KEPT, _COSTLY = 8, 3
 
 
 class Traces:
-    """Numbers that tell the traces of a step apart where attributes that it read have changed in between."""
+    """Numbers the traces of a step by the values of the attributes that it read."""
 
     def __init__(self) -> None:
         self._of_step: dict[str, list[tuple[int, Reads]]] = {}
@@ -22,14 +22,14 @@ class Traces:
         self._changes: Counter[tuple[int, str]] = Counter()
 
     def of(self, step: str) -> tuple[int, Reads]:
-        """Return the number of the trace that holds now, and what it has read; of a new one, which is to be made."""
+        """Return the number of the valid trace and its reads; of a new one, to be made, where none is valid."""
         traces = self._of_step.setdefault(step, [])
         change = None
         for number, reads in reversed(traces):
-            found = reads.changed()
-            if found is None:
+            changed = reads.changed()
+            if changed is None:
                 return number, reads
-            change = change or found
+            change = change or changed
         if change is not None:
             self._say(*change)
         self._count += 1
@@ -51,7 +51,7 @@ class Traces:
 
 
 def noted(function: Callable[..., Any], reads: Reads) -> Callable[..., Any]:
-    """Return a function that notes in `reads` what it reads where it is traced."""
+    """Return a function that records its reads while it is traced."""
 
     def noting_reads(*arguments: Any) -> Any:
         if not is_tracing():

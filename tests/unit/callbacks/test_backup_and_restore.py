@@ -380,7 +380,7 @@ def test_timing_counts_what_was_done_now(tmp_path):
     x, y = interrupt(tmp_path, 4)
     seen = []
     model = build()
-    note = LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(model._trainer_kept.timing))
+    note = LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(model._fit_trainer.timing))
     model.fit(x, y, **FIT, callbacks=[BackupAndRestore(tmp_path, 4), note])
     assert [(timing.steps, timing.samples) for timing in seen] == [(5, 53 - 16), (7, 53)]
 
