@@ -6,7 +6,8 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, get_args
 
 import numpy as np
@@ -250,111 +251,103 @@ class Fitting(Layer):
     def _fit_prepared(self, arguments: FitArguments) -> StepIterator[None]:
         comm = self._start("fit", arguments.x)
         shards = self._agreed(comm, "fit", self._fixed_shards)
-        size = arguments.batch_size or self._fixed_batch_size
-
-        def prepare() -> tuple[Samples | Stream, Samples | Stream | None, Sampler | None]:
-            arguments.check()
-            self._guard_steps(arguments.on_nonfinite, arguments.skip_outliers)
-            train = self._data(
-                comm,
-                arguments.x,
-                arguments.y,
-                arguments.sample_weight,
-                arguments.class_weight,
-                shuffle=arguments.shuffle,
-                trains=True,
-            )
-            validation: Samples | Stream | None = None
-            if isinstance(arguments.validation_data, Split):
-                validation = self._data(comm, arguments.validation_data, None)
-            elif arguments.validation_data is not None:
-                validation = self._data(comm, *unpack(arguments.validation_data, "validation_data"), looks=False)
-            elif arguments.validation_split and isinstance(train, Samples):
-                train, validation = split_off(train, arguments.validation_split)
-                if (
-                    arguments.class_weight is not None
-                ):  # which is for training alone, and all the weights that there are
-                    validation = replace(validation, weights=None)
-            if isinstance(train, Stream):
-                return train, validation, None
-            sampler = training_sampler(
-                train,
-                rows_of_batch(size, train.total, arguments.steps_per_epoch),
-                comm,
-                seed=self._model_seed,
-                shuffle=arguments.shuffle,
-                drop_last=arguments.drop_last,
-                shards=shards,
-            )
-            return train, validation, sampler
-
-        train, validation, sampler = self._agreed(comm, "fit", prepare)
+        data = self._agreed(comm, "fit", partial(self._fit_data, comm, arguments, shards))
         if shards is not None:
             use_one_blas_thread()
-        steps = train.source.num_batches if isinstance(train, Stream) else sampler.steps if sampler else None
-        hooks = self._hooks(
-            arguments.callbacks, arguments.verbose, epochs=arguments.epochs, steps=arguments.steps_per_epoch or steps
+        steps = arguments.steps_per_epoch or data.steps
+        hooks = self._hooks(arguments.callbacks, arguments.verbose, epochs=arguments.epochs, steps=steps)
+        hooks.facts = partial(self._fit_facts, arguments, data, self._describe_compiled())
+        self._open_trainer(comm)  # first: where dtypes differ, it names them alone
+        if comm.size > 1:
+            self._require_same_fit(comm, arguments, data)
+        watched = _watched(comm, hooks, "test")
+        make_batches = partial(self._fit_batches, comm, arguments, data, watched)
+        training, validation = self._agreed(comm, "fit", make_batches)
+        if isinstance(training, StreamBatches):
+            with self._collective(comm):
+                training.reset()
+        yield from self._train(training, validation, hooks, comm, arguments)
+
+    def _fit_data(self, comm: Communicator, arguments: FitArguments, shards: int | None) -> "_FitData":
+        """Check the arguments of `fit`, and return its data."""
+        batch_size = arguments.batch_size or self._fixed_batch_size
+        arguments.check()
+        self._guard_steps(arguments.on_nonfinite, arguments.skip_outliers)
+        x, y, weights, classes = arguments.x, arguments.y, arguments.sample_weight, arguments.class_weight
+        train = self._data(comm, x, y, weights, classes, shuffle=arguments.shuffle, trains=True)
+        validation: Samples | Stream | None = None
+        if isinstance(arguments.validation_data, Split):
+            validation = self._data(comm, arguments.validation_data, None)
+        elif arguments.validation_data is not None:
+            validation = self._data(comm, *unpack(arguments.validation_data, "validation_data"), looks=False)
+        elif arguments.validation_split and isinstance(train, Samples):
+            train, validation = split_off(train, arguments.validation_split)
+            if classes is not None:  # which is for training alone, and all the weights that there are
+                validation = replace(validation, weights=None)
+        if isinstance(train, Stream):
+            return _FitData(train, validation, None, batch_size, None, shards)
+        rows = rows_of_batch(batch_size, train.total, arguments.steps_per_epoch)
+        sampler = training_sampler(
+            train,
+            rows,
+            comm,
+            seed=self._model_seed,
+            shuffle=arguments.shuffle,
+            drop_last=arguments.drop_last,
+            shards=shards,
         )
-        compiled = self._describe_compiled()
-        hooks.facts = lambda: {
-            "data": train.facts,
-            "batch_size": (
-                rows_of_batch(size, train.total, arguments.steps_per_epoch) if isinstance(train, Samples) else None
-            ),
+        return _FitData(train, validation, sampler, batch_size, rows, shards)
+
+    def _fit_facts(self, arguments: FitArguments, data: "_FitData", compiled: list[Any]) -> dict[str, Any]:
+        """Return the facts of a training for callbacks that record or restore it."""
+        return {
+            "data": data.train.facts,
+            "batch_size": data.rows_of_batch,
             "shuffle": arguments.shuffle,
             "drop_last": arguments.drop_last,
             "steps_per_epoch": arguments.steps_per_epoch,
             "initial_epoch": arguments.initial_epoch,
-            **({} if shards is None else {"shards_per_batch": shards}),
+            **({} if data.shards is None else {"shards_per_batch": data.shards}),
             "layers": self._describe_layers(),
             **({"pruning": described(self)} if self._is_pruned else {}),
             "optimizer": {"class": compiled[0][0], **compiled[0][1]},
             **dict(zip(("loss", "loss_weights", "metrics", "weighted_metrics"), compiled[1:], strict=True)),
         }
-        self._open_trainer(comm)  # first: where dtypes differ, it names them alone
-        if comm.size > 1:
-            self._require_same_fit(comm, arguments, train, validation)
-        watched = _watched(comm, hooks, "test")
 
-        def batches() -> tuple[Batches, Batches | None]:
-            training: Batches
-            if isinstance(train, Stream):
-                training = self._stream(train, comm, arguments.steps_per_epoch)
-            else:
-                assert sampler is not None
-                restarts = train.split is not None
-                training = ArrayBatches(*train.stored(), sampler, arguments.steps_per_epoch, restarts=restarts)
-                self._trace_training(training, sampler)
-            if validation is None:
-                return training, None
-            if isinstance(validation, Stream):
-                return training, self._stream(validation, comm, arguments.validation_steps, "evaluation")
-            return training, evaluation_batches(
-                validation,
-                comm,
-                batch_size=arguments.validation_batch_size or self._fixed_batch_size,
-                otherwise=size,
-                steps=arguments.validation_steps,
-                shards=shards,
-                together=watched or self._depends_on_batches(comm, validation),
-            )
+    def _fit_batches(
+        self, comm: Communicator, arguments: FitArguments, data: "_FitData", watched: bool
+    ) -> tuple[Batches, Batches | None]:
+        """Return the batches of training and validation; `watched` validation takes the same batches on all ranks."""
+        training: Batches
+        if isinstance(data.train, Stream):
+            training = self._stream(data.train, comm, arguments.steps_per_epoch)
+        else:
+            assert data.sampler is not None
+            restarts = data.train.split is not None
+            training = ArrayBatches(*data.train.stored(), data.sampler, arguments.steps_per_epoch, restarts=restarts)
+            self._trace_training(training, data.sampler)
+        if data.validation is None:
+            return training, None
+        if isinstance(data.validation, Stream):
+            return training, self._stream(data.validation, comm, arguments.validation_steps, "evaluation")
+        return training, evaluation_batches(
+            data.validation,
+            comm,
+            batch_size=arguments.validation_batch_size or self._fixed_batch_size,
+            otherwise=data.batch_size,
+            steps=arguments.validation_steps,
+            shards=data.shards,
+            together=watched or self._depends_on_batches(comm, data.validation),
+        )
 
-        batches_of_training, evaluated = self._agreed(comm, "fit", batches)
-        if isinstance(batches_of_training, StreamBatches):
-            with self._collective(comm):
-                batches_of_training.reset()
-        yield from self._train(batches_of_training, evaluated, hooks, comm, arguments)
-
-    def _require_same_fit(
-        self, comm: Communicator, arguments: FitArguments, train: Samples | Stream, validation: Samples | Stream | None
-    ) -> None:
+    def _require_same_fit(self, comm: Communicator, arguments: FitArguments, data: "_FitData") -> None:
         """Refuse ranks that train differently. Collective.
 
         A different number of steps would leave ranks waiting; with different data each would compute another gradient.
         """
         differing_data, frequency = "the training sets (shapes, dtypes, checksum) differ", arguments.validation_freq
         facts = {
-            differing_data: train.facts,
+            differing_data: data.train.facts,
             "arguments": [
                 arguments.batch_size,
                 arguments.epochs,
@@ -366,7 +359,7 @@ class Fitting(Layer):
             "skip_outliers": arguments.skip_outliers,
             "shards of a batch": self._fixed_shards(),
             "validation": [
-                None if validation is None else validation.facts,
+                None if data.validation is None else data.validation.facts,
                 arguments.validation_steps,
                 arguments.validation_batch_size,
                 list(frequency) if isinstance(frequency, Sequence) else frequency,
@@ -814,6 +807,25 @@ class Fitting(Layer):
         if verbose != 0 and not any(isinstance(callback, ProgbarLogger) for callback in chosen):
             chosen.append(ProgbarLogger())
         return CallbackList(chosen, self, verbose=verbose, **params)
+
+
+@dataclass(frozen=True)
+class _FitData:
+    """The checked data of a `fit`, and how they are cut into batches."""
+
+    train: Samples | Stream
+    validation: Samples | Stream | None
+    sampler: Sampler | None  # None for a stream
+    batch_size: int | None  # chosen by the user or fixed by the model
+    rows_of_batch: int | None  # as trained on; None for a stream
+    shards: int | None  # fixed number of shards of a global batch; None for one a rank
+
+    @property
+    def steps(self) -> int | None:
+        """Steps of a pass; None where only its end tells."""
+        if isinstance(self.train, Stream):
+            return self.train.source.num_batches
+        return None if self.sampler is None else self.sampler.steps
 
 
 def _watched(comm: Communicator, hooks: CallbackList, mode: str) -> bool:
