@@ -4,20 +4,16 @@ import inspect
 import json
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy.typing as npt
 
 from dptrain import comm as comms
-from dptrain.comm import Communicator
 from dptrain.errors import ArgumentTypeError, ConfigError, printable
-from dptrain.layers import Layer
 from dptrain.layers.base import build_shape
+from dptrain.models.base import BaseModel
 from dptrain.models.configuration import functional_config, functional_ends
-from dptrain.models.graph import Graph
-from dptrain.optimizers import Optimizer
 from dptrain.program import tree
 from dptrain.registry.names import lookup
 from dptrain.registry.serialization import custom_object_scope, plain
@@ -32,22 +28,8 @@ T = TypeVar("T")
 Array = npt.NDArray[Any]
 
 
-class Files(Layer):
+class Files(BaseModel):
     """Adds files and configurations to models."""
-
-    if TYPE_CHECKING:  # what `Model` supplies
-        _model_seed: int
-        _graph: Graph | None
-        _symbols: Any
-        _compiled: Any
-
-        def compile(self, *arguments: Any, **options: Any) -> None: ...  # noqa: D102
-        @property
-        def compiled(self) -> bool: ...  # noqa: D102
-        @property
-        def _compiled_optimizer(self) -> Optimizer: ...
-        def _readable_on(self, rank: int = 0) -> AbstractContextManager[None]: ...
-        def _agreed(self, comm: Communicator, where: str, action: Callable[[], T]) -> T: ...
 
     def _named_weights(self) -> dict[str, Array]:
         """Return copies of the weights by path ("dense/kernel")."""

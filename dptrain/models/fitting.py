@@ -5,7 +5,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, get_args
@@ -18,7 +18,6 @@ from dptrain.batches.base import ArrayBatches, Batches
 from dptrain.batches.feed import padded_rows
 from dptrain.batches.fingerprint import DRAW_THE_SAME
 from dptrain.batches.inputs import (
-    Expected,
     Samples,
     Stream,
     check_counts,
@@ -41,9 +40,8 @@ from dptrain.comm import Communicator, Same
 from dptrain.data.loading import Split
 from dptrain.distribution.placing import ranks
 from dptrain.errors import ConfigError, PreemptedError
-from dptrain.layers import Layer
-from dptrain.metrics import Metric
-from dptrain.models.compiled import Compiled, names_in_order
+from dptrain.models.compiled import names_in_order
+from dptrain.models.files import Files
 from dptrain.models.fit_arguments import FitArguments
 from dptrain.optimizers.base import check_range
 from dptrain.program import tree
@@ -54,11 +52,11 @@ from dptrain.runtime.cores import use_one_blas_thread
 from dptrain.runtime.failure import ending_by_signals, leave, phase, warn
 from dptrain.train.guard import StepGuard
 from dptrain.train.health import OnNonfinite
-from dptrain.train.programs import Programs, Step
-from dptrain.train.trainer import StepIterator, Trainer, run_to_end
+from dptrain.train.programs import Step
+from dptrain.train.trainer import StepIterator, run_to_end
 
 if TYPE_CHECKING:  # with pydantic, which takes long to import
-    from dptrain.data.preprocessing import Preprocessing
+    pass
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -80,50 +78,15 @@ def _in_turn(*, changes: bool) -> Callable[[Callable[P, T]], Callable[P, T]]:
     return decorate
 
 
-class Fitting(Layer):
+class Fitting(Files):
     """Adds fit, evaluate and predict.
 
     Several threads may call them. Predictions run side by side, each with its own memory. Evaluations and single steps,
     which reset the metrics, run one after another, and not beside a `fit` of another thread.
     """
 
-    # The thread whose `fit` goes on; None where there is none.
-    _fits_in: threading.Thread | None = None
-
     # The version of the test step for which the layers were described, a checksum, and how the model was compiled.
     _last_described: tuple[Any, str, Any] | None = None
-
-    if TYPE_CHECKING:  # what `Model` supplies
-        _model_seed: int
-        history: History | None
-        _compiled: Compiled | None
-        _programs: Programs | None
-        _has_seen_targets: bool
-        _guard: StepGuard | None
-        _guards: dict[float | None, StepGuard]
-        _preprocessing: Preprocessing | None
-
-        @property
-        def run_eagerly(self) -> bool: ...  # noqa: D102
-        @property
-        def metrics(self) -> list[Metric]: ...  # noqa: D102
-        @property
-        def _has_custom_steps(self) -> bool: ...
-        @property
-        def _fixed_batch_size(self) -> int | None: ...
-        @property
-        def _expected_data(self) -> Expected: ...
-        @property
-        def _expected_batches(self) -> Expected: ...
-        def _make_step(self, name: str) -> Step: ...
-        def _agreed(
-            self, comm: Communicator, where: str, action: Callable[[], T], same: Same[T] | None = None
-        ) -> T: ...
-        def _collective(self, comm: Communicator) -> AbstractContextManager[None]: ...
-        def _open_trainer(self, comm: Communicator) -> Trainer: ...
-        def _describe_compiled(self) -> list[Any]: ...
-        def _as_outputs(self, outputs: Mapping[str, Array]) -> Any: ...
-        def _build_like(self, x: Any) -> None: ...
 
     # Training
 
@@ -716,22 +679,6 @@ class Fitting(Layer):
         with TURNS.of({("model", key)}, {("metrics", key)}):
             self._refuse_beside_fit(method)
             yield
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Change the model within this context, while no other thread uses it."""
-        with TURNS.of(writes={("model", id(self))}):
-            yield
-
-    def _refuse_beside_fit(self, method: str) -> None:
-        """Raise where another thread's `fit` is running."""
-        thread = self._fits_in
-        if thread is not None and thread is not threading.current_thread():
-            raise ConfigError(
-                f"{method}: thread {thread.name!r} is in this model's `fit`, which changes the same weights and "
-                f"metrics; call {method} when that is done, or of a copy (dptrain.models.clone_model). `predict` and "
-                "calls of the model go on beside it"
-            )
 
     def _start(self, method: str | None, x: Any) -> Communicator:
         if method is not None and self._compiled is None:

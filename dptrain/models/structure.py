@@ -1,7 +1,7 @@
 """A model's layers, and the symbolic tensors of functional models."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy.typing as npt
 
@@ -19,9 +19,8 @@ from dptrain.program.tensor import Tensor, placeholder
 class Structure(Layer):
     """Adds layers, inputs and outputs to models."""
 
-    if TYPE_CHECKING:  # what `Model` supplies
-        _graph: Graph | None
-        _output_shapes: Any
+    _graph: Graph | None
+    _output_shapes: Any  # of a sample, nested as the outputs
 
     def _set_graph(self, graph: Graph) -> None:
         self._graph, self._stack, self.built = graph, graph.layers, True
