@@ -118,7 +118,7 @@ if not TYPE_CHECKING:  # for which any name would do
 
 
 def get(identifier: Any) -> Activation:
-    """Return the activation of that name, or the function given; None is `linear`, as in Keras.
+    """Return the activation of a name, or a function unchanged; None is `linear`, as in Keras.
 
     Args:
         identifier: a name, a function of a tensor, a layer, or what `serialize` returned.

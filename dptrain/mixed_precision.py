@@ -44,7 +44,7 @@ class DTypePolicy:
         name: "float32", "float64", "bfloat16", "float16", "mixed_bfloat16" or "mixed_float16".
 
     Attributes:
-        name: as above.
+        name: of the policy.
         compute_dtype: what the layer computes in.
         variable_dtype: what its weights are kept in.
 

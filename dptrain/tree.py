@@ -31,7 +31,7 @@ if not TYPE_CHECKING:  # for which any name would do
 
 
 class MAP_TO_NONE:  # noqa: N801 - Keras' name
-    """What a function that `traverse` calls returns for None to take a place."""
+    """Returned by a function of `traverse` to replace a part by None."""
 
 
 def is_nested(structure: Any) -> bool:

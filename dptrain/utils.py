@@ -123,7 +123,7 @@ def set_random_seed(seed: int) -> None:
 
 
 def enable_op_determinism(shards_per_batch: int = REPRODUCIBLE_SHARDS) -> None:
-    """Let trainings and evaluations from now on have the same bits on any number of ranks, at the cost of speed.
+    """Make trainings and evaluations give the same bits on any number of ranks from now on, at the cost of speed.
 
     Call it on every rank before `fit`; `DPTRAIN_REPRODUCIBLE=1` in the environment does the same. Every global batch is
     cut into so many shards, whose sums are added in one fixed tree. Named after TensorFlow's, which promises the same
@@ -141,10 +141,10 @@ def enable_op_determinism(shards_per_batch: int = REPRODUCIBLE_SHARDS) -> None:
 
 
 def clear_session(free_memory: bool = True) -> None:
-    """Start anew with what is random outside of models, as after `set_random_seed`; the seed stays.
+    """Restart the random streams outside of models, as `set_random_seed` does; the seed stays.
 
     Args:
-        free_memory: whether models that nobody has any more give their memory back at once.
+        free_memory: whether unreferenced models free their memory at once.
     """
     set_default_seed(default_seed())
     if free_memory:
@@ -288,7 +288,7 @@ def to_categorical(x: npt.ArrayLike, num_classes: int | None = None) -> npt.NDAr
     """Return labels as one-hot vectors, as `keras.utils.to_categorical`.
 
     Args:
-        x: integer labels of any shape, of which a last dimension of 1 is left out; negative ones count from the end.
+        x: integer labels of any shape; a last dimension of 1 is dropped, negative labels count from the end.
         num_classes: the length of the vectors; by default one more than the highest label.
 
     Returns:

@@ -42,7 +42,7 @@ class ReadDataset(FileDataset):
         self._read, self._change = read, change
 
     def map(self, function: Callable[..., Any]) -> "ReadDataset":
-        """Return the same batches after a function of contents and labels, as a `tf.data.Dataset` has it."""
+        """Return the batches mapped by a function, as `tf.data.Dataset.map`."""
         before = self._change
 
         def change(*batch: Any) -> Any:

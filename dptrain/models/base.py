@@ -100,7 +100,7 @@ class BaseModel(Structure):
             self._set_graph(graph_of(inputs, outputs, self._data_dtype))
             self._adopt(self._model_seed)
 
-    # What a script may look at and Keras does not have, which its own attributes may hide
+    # Not in Keras; attributes of a subclass may hide these
 
     @shown
     def seed(self) -> int:
@@ -120,9 +120,9 @@ class BaseModel(Structure):
             vars(self)["preprocessing"] = value
 
     def local_weights(self) -> list[Array]:
-        """Return copies of what this rank has of `weights`: of those that are sharded, its parts.
+        """Return copies of this rank's parts of `weights`; unsharded ones are whole.
 
-        A rank has nothing, an array of shape (0,), of weights of another stage.
+        Weights of another pipeline stage are arrays of shape (0,).
         """
         return self._local_weights()
 
@@ -130,7 +130,7 @@ class BaseModel(Structure):
         """Give this rank's parts of `weights` new values.
 
         Args:
-            values: as `local_weights` returns them. Whole ones will do as well, of which this rank takes its part.
+            values: as `local_weights` returns them, or whole ones, from which this rank takes its parts.
 
         Raises:
             ConfigError: another number of them, or another shape.
@@ -138,7 +138,7 @@ class BaseModel(Structure):
         self._set_local_weights(values)
 
     def zero_grad(self) -> None:
-        """Forget the gradients of all weights."""
+        """Clear the gradients of all weights."""
         self._zero_grad()
 
     # Layers
@@ -272,7 +272,7 @@ class BaseModel(Structure):
         stages: int = 1,
         microbatches: int | None = None,
     ) -> None:
-        """Say how to train; the weights stay, and an optimizer that is given again goes on with its state.
+        """Configure the training; weights stay, and an optimizer that is passed again keeps its state.
 
         Args:
             optimizer: name or optimizer; None for a model that evaluates only, or trains by a step of its own.
@@ -442,7 +442,7 @@ class BaseModel(Structure):
 
     @property
     def run_eagerly(self) -> bool:
-        """Whether steps run op by op; it can be set, which the next `compile` sets anew."""
+        """Whether steps run op by op; can be set until the next `compile`."""
         return self._is_eager if self._compiled is None else self._compiled.run_eagerly
 
     @run_eagerly.setter
@@ -454,7 +454,7 @@ class BaseModel(Structure):
 
     @property
     def jit_compile(self) -> bool:
-        """Whether steps are compiled where there is a compiler; it can be set, which the next `compile` sets anew."""
+        """Whether steps are compiled where there is a compiler; can be set until the next `compile`."""
         return self._is_compiled if self._compiled is None else bool(self._compiled.device.get("jit_compile", True))
 
     @jit_compile.setter
@@ -514,7 +514,7 @@ class BaseModel(Structure):
 
     @property
     def metrics(self) -> list[Metric]:
-        """The metrics whose totals begin anew with every epoch and evaluation; override it to have others.
+        """The metrics, which every epoch and evaluation resets; override it to add others.
 
         In Keras' order: the mean of the loss, what `compile` was given (one object), the means of the outputs' losses,
         those that are attributes of the model, and of its layers.
@@ -539,7 +539,7 @@ class BaseModel(Structure):
         return by_key
 
     def reset_metrics(self) -> None:
-        """Start new means of loss and metrics; `fit`, `evaluate` and the methods for one batch do so themselves."""
+        """Reset loss and metrics; `fit`, `evaluate` and the methods for one batch do so themselves."""
         for metric in self.metrics:
             metric.reset_state()
 
@@ -554,7 +554,7 @@ class BaseModel(Structure):
     # Steps
 
     def train_step(self, data: Any) -> Mapping[str, Any]:
-        """Make one update from a global batch.
+        """Update the weights from a global batch.
 
         Args:
             data: x, (x, y) or (x, y, sample_weight), tensors; nested as inputs and outputs.
@@ -622,7 +622,7 @@ class BaseModel(Structure):
         return loss
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Mapping[str, Any]:
-        """Show a batch to the compiled metrics; return the results of all."""
+        """Update the compiled metrics with a batch; return the results of all metrics."""
         if self._outputs is not None and self._outputs.metrics is not None and y is not None:
             self._outputs.metrics.update_state(y, y_pred, sample_weight)
         return self.get_metrics_result()

@@ -24,7 +24,7 @@ def clone_model(
     call_function: Callable[..., Any] | None = None,
     recursive: bool = False,
 ) -> Any:
-    """Return a model like another, with new layers and weights; compiled as it is.
+    """Return a copy of a model with new layers and weights, compiled as the original.
 
     Args:
         model: a Sequential, a functional model, or one of a class with `get_config`.

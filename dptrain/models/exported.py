@@ -35,13 +35,12 @@ _Ready = tuple[dict[str, Buffer], Executable]
 class _Prepared:
     """The program for a number of rows, and idle executables, each with its input buffers."""
 
-    program: Program  # as above
-    # What runs it and is in nobody's use, each with the memory of its inputs
+    program: Program
     free: list[_Ready] = field(default_factory=list)
 
 
 class ExportedProgram:
-    """What `model.export` has written, as a function: `program(x)` returns what `model.predict(x)` returns.
+    """A model exported by `model.export`, as a function: `program(x)` returns what `model.predict(x)` does.
 
     It runs on this process's own device, and needs neither the model's classes nor its `custom_objects`. On a CPU any
     number of threads may call it at once.

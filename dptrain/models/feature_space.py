@@ -30,7 +30,7 @@ def _described(value: Configurable) -> dict[str, Any]:
 
 
 class Cross(Configurable):
-    """Several features as one category, by a hash.
+    """Several features crossed into one category, by a hash.
 
     Args:
         feature_names: of the features.
@@ -51,7 +51,7 @@ class Cross(Configurable):
 
     @property
     def name(self) -> str:
-        """The names of the features together."""
+        """The names of the features, joined."""
         return "_X_".join(self.feature_names)
 
     def _get_config(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class Cross(Configurable):
 
 
 class Feature(Configurable):
-    """What a column becomes.
+    """How a column is encoded.
 
     Args:
         dtype: of the column: "float32", "int32" or "string".
@@ -100,7 +100,7 @@ def _named(kind: str, name: str | None) -> str:
 
 
 class FeatureSpace(Layer):
-    """The columns of a table, each through a layer of its own, and together what a network takes.
+    """Encodes the columns of a table, each by its own layer, as inputs of a network.
 
     It works on the host: call it on a dictionary of columns before `fit`, in a generator or a `PyDataset`. A model for
     what comes out begins with `get_encoded_features()`.
@@ -152,17 +152,17 @@ class FeatureSpace(Layer):
 
     @classmethod
     def cross(cls, feature_names: Sequence[str], crossing_dim: int, output_mode: str = "one_hot") -> Cross:
-        """Return several features as one category."""
+        """Return a cross of several features."""
         return Cross(feature_names, crossing_dim, output_mode)
 
     @classmethod
     def feature(cls, dtype: str, preprocessor: Any, output_mode: str) -> Feature:
-        """Return a feature of a layer of one's own."""
+        """Return a feature with a custom layer."""
         return Feature(dtype, preprocessor, output_mode)
 
     @classmethod
     def float(cls, name: str | None = None) -> Feature:
-        """Return a number as it is."""
+        """Return a number unchanged."""
         return Feature("float32", layers.Identity(name=_named("float", name)), "float")
 
     @classmethod
@@ -191,7 +191,7 @@ class FeatureSpace(Layer):
         output_mode: str = "one_hot",
         name: str | None = None,
     ) -> Feature:
-        """Return the place of a whole number in a vocabulary."""
+        """Return the index of an integer in a vocabulary."""
         named = _named("integer_categorical", name)
         return Feature("int32", layers.IntegerLookup(max_tokens, num_oov_indices, name=named), output_mode)
 
@@ -203,7 +203,7 @@ class FeatureSpace(Layer):
         output_mode: str = "one_hot",
         name: str | None = None,
     ) -> Feature:
-        """Return the place of a text in a vocabulary."""
+        """Return the index of a text in a vocabulary."""
         named = _named("string_categorical", name)
         return Feature("string", layers.StringLookup(max_tokens, num_oov_indices, name=named), output_mode)
 
@@ -214,7 +214,7 @@ class FeatureSpace(Layer):
 
     @classmethod
     def integer_hashed(cls, num_bins: int, output_mode: str = "one_hot", name: str | None = None) -> Feature:
-        """Return the bin of a whole number's hash."""
+        """Return the bin of an integer's hash."""
         return Feature("int32", layers.Hashing(num_bins, name=_named("integer_hashed", name)), output_mode)
 
     def _feature(self, name: str, kind: Any) -> Feature:
@@ -266,7 +266,7 @@ class FeatureSpace(Layer):
         return waiting
 
     def adapt(self, dataset: Any) -> None:
-        """Let layers that have not been told adapt to columns.
+        """Adapt the layers without given vocabularies, bins or moments to columns.
 
         Args:
             dataset: a dictionary of columns, (rows,) or (rows, 1), or an iterable of such batches.
@@ -375,7 +375,7 @@ class FeatureSpace(Layer):
         return encoded
 
     def get_encoded_features(self) -> Any:
-        """Return symbolic tensors like what comes out of a call, with which a model for it begins.
+        """Return symbolic tensors like the encoded features, as inputs of a model.
 
         Raises:
             ConfigError: a layer has not been adapted.

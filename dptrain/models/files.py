@@ -117,7 +117,7 @@ class Files(BaseModel):
 
         Args:
             filepath: any name.
-            format: "program", of which `dptrain.saving.load_program` makes a function, see `dptrain.saving.program`;
+            format: "program", which `dptrain.saving.load_program` turns into a function, see `dptrain.saving.program`;
                 or "onnx", for ONNX Runtime and its like, see `dptrain.saving.onnx_file`.
             overwrite: whether an existing file may be replaced.
 
@@ -163,7 +163,7 @@ class Files(BaseModel):
             return model
 
     def get_compile_config(self) -> dict[str, Any]:
-        """Return what `compile` was given as JSON can hold it; nothing before.
+        """Return the arguments of `compile` in JSON; empty before.
 
         Raises:
             ConfigError: a lambda is among it.
@@ -172,7 +172,7 @@ class Files(BaseModel):
         return {} if compiled is None else keras_config.compile_config(compiled)
 
     def compile_from_config(self, config: Mapping[str, Any]) -> None:
-        """Compile the model as a `get_compile_config` says.
+        """Compile the model from a `get_compile_config`.
 
         Raises:
             ConfigError: something that dptrain does not have.

@@ -524,7 +524,7 @@ class Fitting(Files):
         class_weight: Mapping[int, float] | None = None,
         return_dict: bool = False,
     ) -> list[float] | float | dict[str, float]:
-        """Make one update from one global batch, which every rank has and takes its part of. Collective.
+        """Update the weights from one global batch, which every rank passes and takes its part of. Collective.
 
         Returns:
             The loss and metrics of the batch, in the form of `evaluate`.

@@ -8,7 +8,7 @@ from dptrain.program.tensor import Tensor
 
 
 class Function:
-    """Computes outputs from inputs as they were made of symbolic tensors.
+    """Computes outputs from inputs through a graph of symbolic tensors.
 
     Args:
         inputs: symbolic tensors (`Input`), nested in lists and dictionaries.

@@ -26,7 +26,7 @@ class Model(Fitting):
         options: of `Layer`.
 
     Attributes:
-        seed: as above.
+        seed: of the model.
         history: the `History` of the last `fit`.
         preprocessing: how raw data (a table's columns, pictures) becomes the inputs, where the model knows it; it goes
             into `.keras` files, and `evaluate` and `predict` take data frames by it.

@@ -1,4 +1,4 @@
-"""Sequential: layers in a row."""
+"""Sequential: a linear stack of layers."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from dptrain.runtime.text import short
 
 
 class Sequential(Model):
-    """Layers in a row.
+    """A linear stack of layers.
 
     Args:
         layers: the layers; more can be added with `add`. An `Input`, or `input_shape` of the first layer, states the
@@ -57,7 +57,7 @@ class Sequential(Model):
 
     @property
     def layers(self) -> list[Layer]:
-        """The layers in a list of their own, as in Keras without an `Input`; `add` and `pop` change them."""
+        """A list of the layers, as in Keras without an `Input`; `add` and `pop` change them."""
         return list(self._stack)
 
     @layers.setter
@@ -74,7 +74,7 @@ class Sequential(Model):
         return super()._require_graph()
 
     def add(self, layer: Layer | Tensor, rebuild: bool = True) -> None:
-        """Append a layer; a model that was compiled is to be compiled anew.
+        """Append a layer; a compiled model must be compiled again.
 
         Args:
             layer: a layer, or an `Input` in the first place.
@@ -95,7 +95,7 @@ class Sequential(Model):
             raise
 
     def pop(self, rebuild: bool = True) -> Layer:
-        """Remove the last layer and return it; a model that was compiled is to be compiled anew.
+        """Remove the last layer and return it; a compiled model must be compiled again.
 
         Args:
             rebuild: whether a model that knows its input is built at once.
@@ -169,7 +169,7 @@ class Sequential(Model):
         return self._input
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
-        """Return what the last layer makes of what the first one is given."""
+        """Apply the layers in order."""
         if self._graph is not None and not (self._guessed and self._is_of_another_size(inputs)):
             return super().call(inputs, mask=mask)
         if isinstance(inputs, Tensor) and isinstance(mask, Tensor):

@@ -74,7 +74,7 @@ def _upgrade_calls(config: dict[str, Any]) -> None:
             raise ConfigError(f"expected [layer, call, output], found {str(entry)[:80]!r}")
         name, call, output = entry[:3]
         if type(call) is int and is_model.get(name):
-            call -= 1  # a model's first call there is that which it was made by
+            call -= 1  # Keras 2 counts the call that made a nested model
         return {"class_name": "__keras_tensor__", "config": {"keras_history": [name, call, output]}}
 
     def called(node: Any) -> Any:

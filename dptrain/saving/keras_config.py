@@ -364,7 +364,7 @@ def compile_arguments(config: Any) -> dict[str, Any] | None:
             "metrics": _mapped(config.get("metrics"), _metric),
             "weighted_metrics": _mapped(config.get("weighted_metrics"), _metric),
             "run_eagerly": bool(config.get("run_eagerly")),
-            "steps_per_execution": "auto" if steps in (1, None) else steps,  # of which dptrain writes 1
+            "steps_per_execution": "auto" if steps in (1, None) else steps,  # dptrain writes 1 for "auto"
         }
     except ConfigError as error:
         raise ConfigError(f"{error} (load with compile=False to have the model without it)") from error

@@ -29,7 +29,7 @@ OPSET, IR_VERSION = 18, 8
 # What lengths that are not known are taken for, one after the other: what is computed must not differ. After strides up
 # to 10 nothing and 1 are left over, between which all paddings differ; twice as much makes all other lengths differ.
 _LENGTHS = 2520, 2521, 5040
-# Protocol buffers, of which the file is one, end here.
+# The size limit of protocol buffers, the file's format.
 _MAX_BYTES = 2**31 - 1
 
 

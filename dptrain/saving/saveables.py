@@ -124,7 +124,7 @@ def _children(saveable: Saveable) -> Iterator[tuple[str, Any]]:
         if compiled is not None and not isinstance(compiled.optimizer, AbsentOptimizer):
             yield "optimizer", compiled.optimizer
     elif isinstance(saveable, MultiOptimizer):
-        yield "optimizers", saveable.optimizers  # of which each is written once more, as Keras looks there too
+        yield "optimizers", saveable.optimizers  # each is written twice, because Keras looks there too
 
 
 @functools.cache
