@@ -1,4 +1,4 @@
-"""ConvNeXt: its images, its outputs' words and the networks, under Keras' names."""
+"""ConvNeXt: preprocessing, class names and the networks, under Keras' names."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,19 +34,19 @@ _VARIANCE = tuple((255 * std) ** 2 for std in (0.229, 0.224, 0.225))
 _ABOUT = """{name}, as `keras.applications.{name}`: the same layers, names, shapes and order of weights.
 
 Args:
-    include_top: as of `applications.ResNet50`, and what is not named here.
+    include_top: as of `applications.ResNet50`.
     include_preprocessing: whether pixels from 0 to 255 are normalized in the model, where there are three channels.
-    weights: see there.
-    input_tensor: see there.
-    input_shape: see there.
-    pooling: see there.
-    classes: see there.
-    classifier_activation: see there.
+    weights: as of `applications.ResNet50`.
+    input_tensor: as of `applications.ResNet50`.
+    input_shape: as of `applications.ResNet50`.
+    pooling: as of `applications.ResNet50`.
+    classes: as of `applications.ResNet50`.
+    classifier_activation: as of `applications.ResNet50`.
     name: of the model, with which the names of its layers begin.
 
 Raises:
     ConfigError: as `applications.ResNet50`.
-    DataError: likewise.
+    DataError: as `applications.ResNet50`.
 
 Source: Liu et al., A ConvNet for the 2020s, 2022, https://arxiv.org/abs/2201.03545
 """

@@ -1,4 +1,4 @@
-"""DenseNet: its images, its outputs' words and the networks, under Keras' names."""
+"""DenseNet: preprocessing, class names and the networks, under Keras' names."""
 
 from collections.abc import Sequence
 from functools import partial

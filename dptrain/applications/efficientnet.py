@@ -1,4 +1,4 @@
-"""EfficientNet: its images, its outputs' words and the networks, under Keras' names."""
+"""EfficientNet: preprocessing, class names and the networks, under Keras' names."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""EfficientNetV2: its images, its outputs' words and the networks, under Keras' names."""
+"""EfficientNetV2: preprocessing, class names and the networks, under Keras' names."""
 
 import math
 from collections.abc import Sequence
@@ -77,19 +77,19 @@ _MEAN, _VARIANCE = (0.485, 0.456, 0.406), (0.229**2, 0.224**2, 0.225**2)
 _ABOUT = """{name}, as `keras.applications.{name}`: the same layers, names, shapes and order of weights.
 
 Args:
-    include_top: as of `applications.ResNet50`, and what is not named here.
-    weights: see there.
-    input_tensor: see there.
-    input_shape: see there; by default ({size}, {size}, 3).
-    pooling: see there.
-    classes: see there.
-    classifier_activation: see there.
+    include_top: as of `applications.ResNet50`.
+    weights: as of `applications.ResNet50`.
+    input_tensor: as of `applications.ResNet50`.
+    input_shape: as of `applications.ResNet50`; by default ({size}, {size}, 3).
+    pooling: as of `applications.ResNet50`.
+    classes: as of `applications.ResNet50`.
+    classifier_activation: as of `applications.ResNet50`.
     include_preprocessing: whether pixels from 0 to 255 are scaled in the model.
     name: of the model.
 
 Raises:
     ConfigError: as `applications.ResNet50`.
-    DataError: likewise.
+    DataError: as `applications.ResNet50`.
 
 Source: Tan and Le, EfficientNetV2: Smaller Models and Faster Training, 2021, https://arxiv.org/abs/2104.00298
 """
@@ -102,7 +102,7 @@ class _Scaling:
     `normalizes`: by mean and variance of ImageNet's channels, if there are three.
     """
 
-    stages: _Stages  # see above
+    stages: _Stages
     stem: int  # filters of the first convolution
     width: float  # factor of filters
     depth: float  # factor of blocks

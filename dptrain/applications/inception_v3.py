@@ -1,4 +1,4 @@
-"""InceptionV3: its images, its outputs' words and the network, under Keras' names."""
+"""InceptionV3: preprocessing, class names and the network, under Keras' names."""
 
 from itertools import count
 from typing import TYPE_CHECKING

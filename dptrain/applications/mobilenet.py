@@ -1,4 +1,4 @@
-"""MobileNet: its images, its outputs' words and the network, under Keras' names."""
+"""MobileNet: preprocessing, class names and the network, under Keras' names."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -39,21 +39,21 @@ def MobileNet(  # noqa: N802 - Keras' name
     """MobileNet, as `keras.applications.MobileNet`: the same layers, names, shapes and order of weights.
 
     Args:
-        input_shape: as of `applications.ResNet50`, and what is not named here.
+        input_shape: as of `applications.ResNet50`.
         alpha: factor of the filters of all layers.
         depth_multiplier: depthwise outputs of each channel.
         dropout: rate before the classifier.
-        include_top: see there.
-        weights: see there.
-        input_tensor: see there.
-        pooling: see there.
-        classes: see there.
-        classifier_activation: see there.
+        include_top: as of `applications.ResNet50`.
+        weights: as of `applications.ResNet50`.
+        input_tensor: as of `applications.ResNet50`.
+        pooling: as of `applications.ResNet50`.
+        classes: as of `applications.ResNet50`.
+        classifier_activation: as of `applications.ResNet50`.
         name: of the model; by default of `alpha` and the height.
 
     Raises:
         ConfigError: as `applications.ResNet50`.
-        DataError: likewise.
+        DataError: as `applications.ResNet50`.
 
     Source: Howard et al., MobileNets, 2017, https://arxiv.org/abs/1704.04861
     """

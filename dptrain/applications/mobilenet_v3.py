@@ -1,4 +1,4 @@
-"""MobileNetV3: its images, its outputs' words and the networks, under Keras' names."""
+"""MobileNetV3: preprocessing, class names and the networks, under Keras' names."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -56,22 +56,22 @@ _Blocks = Sequence[tuple[float, int, int, int, bool, bool]]
 _ABOUT = """{name}, as `keras.applications.{name}`: the same layers, names, shapes and order of weights.
 
 Args:
-    input_shape: as of `applications.ResNet50`, and what is not named here; by default pictures of any size.
+    input_shape: as of `applications.ResNet50`; by default pictures of any size.
     alpha: factor of the filters of all layers.
     minimalistic: neither squeezes nor hard_swish, and no kernel above 3.
-    include_top: see there.
-    weights: see there.
-    input_tensor: see there.
-    classes: see there.
-    pooling: see there.
+    include_top: as of `applications.ResNet50`.
+    weights: as of `applications.ResNet50`.
+    input_tensor: as of `applications.ResNet50`.
+    classes: as of `applications.ResNet50`.
+    pooling: as of `applications.ResNet50`.
     dropout_rate: before the classifier.
-    classifier_activation: see there.
+    classifier_activation: as of `applications.ResNet50`.
     include_preprocessing: whether pixels from 0 to 255 are scaled to -1 to 1 in the model.
     name: of the model.
 
 Raises:
     ConfigError: as `applications.ResNet50`.
-    DataError: likewise.
+    DataError: as `applications.ResNet50`.
 
 Source: Howard et al., Searching for MobileNetV3, 2019, https://arxiv.org/abs/1905.02244
 """
@@ -79,23 +79,14 @@ Source: Howard et al., Searching for MobileNetV3, 2019, https://arxiv.org/abs/19
 
 @dataclass(frozen=True)
 class _Kind:
-    """What tells the networks apart.
-
-    Attributes:
-        blocks: see above.
-        last: filters of the last convolution before the classifier.
-        alpha: factor of filters.
-        minimalistic: without squeezes, hard_swish and large kernels.
-        rescales: pixels from 0 to 255.
-        dropout_rate: before the classifier.
-    """
+    """Arguments that define a network."""
 
     blocks: _Blocks
-    last: int
-    alpha: float
-    minimalistic: bool
-    rescales: bool
-    dropout_rate: float
+    last: int  # filters of the last convolution before the classifier
+    alpha: float  # factor of filters
+    minimalistic: bool  # without squeezes, hard_swish and large kernels
+    rescales: bool  # pixels from 0 to 255
+    dropout_rate: float  # before the classifier
 
     def activation(self) -> layers.Layer:
         return layers.ReLU() if self.minimalistic else layers.Activation("hard_swish")
@@ -124,7 +115,7 @@ def _block(
     squeezes: bool,
     activation: Callable[[], layers.Layer],
 ) -> Tensor:
-    """Return the outputs of an inverted residual block."""
+    """Apply an inverted residual block."""
     before, channels = x, int(x.shape[-1])
     name, within = "expanded_conv_", divisible(channels * factor)
     if number:

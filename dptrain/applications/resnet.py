@@ -1,4 +1,4 @@
-"""ResNet: its images, its outputs' words and the networks, under Keras' names."""
+"""ResNet: preprocessing, class names and the networks, under Keras' names."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -32,12 +32,7 @@ def batch_norm(name: str) -> layers.Layer:
 
 
 def stem(x: Tensor, *between: layers.Layer) -> Tensor:
-    """Return what the first convolution and pooling, both of stride 2, make of pictures.
-
-    Args:
-        x: (rows, height, width, channels).
-        between: layers between the two.
-    """
+    """Apply the first convolution and pooling, both of stride 2, with layers between them."""
     return chain(
         x,
         layers.ZeroPadding2D(3, name="conv1_pad"),
@@ -49,13 +44,7 @@ def stem(x: Tensor, *between: layers.Layer) -> Tensor:
 
 
 def stacks(x: Tensor, depths: Sequence[int], block: Callable[..., Tensor]) -> Tensor:
-    """Return what the four stacks of blocks make of x.
-
-    Args:
-        x: of the stem.
-        depths: blocks of each.
-        block: (x, filters, name, number, depth, stack) -> x; the last three count from 1, 1 and 2.
-    """
+    """Apply the four stacks; `block` takes (x, filters, name, number, depth, stack), counted from 1, 1 and 2."""
     for stack, depth in enumerate(depths, start=2):
         for number in range(1, depth + 1):
             x = block(x, 16 * 2**stack, f"conv{stack}_block{number}", number, depth, stack)
@@ -63,7 +52,7 @@ def stacks(x: Tensor, depths: Sequence[int], block: Callable[..., Tensor]) -> Te
 
 
 def classifier(x: Tensor, classes: int, activation: Any) -> Tensor:
-    """Return the mean over each picture, classified."""
+    """Apply the classifier to the mean of each channel."""
     return chain(
         x,
         layers.GlobalAveragePooling2D(name="avg_pool"),
@@ -72,7 +61,7 @@ def classifier(x: Tensor, classes: int, activation: Any) -> Tensor:
 
 
 def _block(x: Tensor, filters: int, name: str, number: int, depth: int, stack: int) -> Tensor:
-    """Return a bottleneck's outputs; the first of a stack halves the pictures, but not in the first stack."""
+    """Apply a bottleneck; the first of a stack halves the pictures, but not in the first stack."""
     stride = 2 if number == 1 and stack > 2 else 1
     shortcut = x
     if number == 1:

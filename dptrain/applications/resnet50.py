@@ -1,4 +1,4 @@
-"""ResNet50: its images, its outputs' words and the network, under Keras' names."""
+"""ResNet50: preprocessing, class names and the network, under Keras' names."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""ResNetV2: its images, its outputs' words and the networks, under Keras' names."""
+"""ResNetV2: preprocessing, class names and the networks, under Keras' names."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -20,7 +20,7 @@ preprocess_input = preprocessing("tf")
 
 
 def _block(x: Tensor, filters: int, name: str, number: int, depth: int, stack: int) -> Tensor:
-    """Return a bottleneck's outputs, normalized before its convolutions; the last of three stacks halves."""
+    """Apply a bottleneck, normalized before its convolutions; the last of three stacks halves."""
     stride = 2 if number == depth and stack < 5 else 1
     before = chain(x, *normalized(f"{name}_preact"))
     if number == 1:

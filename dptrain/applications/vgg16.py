@@ -1,4 +1,4 @@
-"""VGG16: its images, its outputs' words and the network, under Keras' names."""
+"""VGG16: preprocessing, class names and the network, under Keras' names."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -19,12 +19,7 @@ preprocess_input = preprocessing("caffe")
 
 
 def vgg(label: str, depths: Sequence[int]) -> Any:
-    """Return the function that makes a network.
-
-    Args:
-        label: Keras' name of it.
-        depths: convolutions of each of its five blocks.
-    """
+    """Return the function that builds a network; `depths` are the convolutions of its five blocks."""
     source = "Simonyan and Zisserman, Very Deep Convolutional Networks, 2015, https://arxiv.org/abs/1409.1556"
     return network(label, partial(_body, depths), _top, source=source)
 

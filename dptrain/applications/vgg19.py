@@ -1,4 +1,4 @@
-"""VGG19: its images, its outputs' words and the network, under Keras' names."""
+"""VGG19: preprocessing, class names and the network, under Keras' names."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Xception: its images, its outputs' words and the network, under Keras' names."""
+"""Xception: preprocessing, class names and the network, under Keras' names."""
 
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,7 @@ def _body(x: Tensor) -> Tensor:
 
 
 def _halving(x: Tensor, block: int, filters: tuple[int, int], *, begins_activated: bool = False) -> Tensor:
-    """Return the outputs of a block that halves height and width, beside a convolution that does so too."""
+    """Apply a block that halves height and width, beside a convolution that does so too."""
     residual = chain(
         x,
         layers.Conv2D(filters[1], 1, strides=2, padding="same", use_bias=False),

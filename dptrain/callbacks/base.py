@@ -40,7 +40,7 @@ class Callback:
 
     Attributes:
         params: "verbose", "epochs" and "steps" (None where nobody knows how many there are).
-        model: the model that is trained, evaluated or asked.
+        model: the model that is trained, evaluated or used to predict.
         copies_of_weights: names of attributes, on all ranks, that are None or copies of what each rank has of the
             model's weights (`Model.local_weights`), which nobody changes. A checkpoint holds them by parts, as it does
             the weights; `load_state_dict` gets this rank's parts, on whatever mesh (not in Keras).
@@ -159,12 +159,12 @@ class CallbackList(Callback):
 
     Args:
         callbacks: one, or lists of them, in the order in which they are called.
-        model: what they are told is trained, evaluated or asked.
-        params: what they are told about it.
+        model: passed to `set_model`.
+        params: passed to `set_params`.
 
     Attributes:
-        callbacks: as given, in order.
-        facts: returns by name what of a training, beside its model, a checkpoint must have in common with it.
+        callbacks: all callbacks in order.
+        facts: returns, by name, settings that a checkpoint must share with the training besides its model.
     """
 
     def __init__(self, callbacks: Any, model: Any = None, **params: Any) -> None:
@@ -180,7 +180,7 @@ class CallbackList(Callback):
         }
 
     def decisive(self) -> list[list[Any]]:
-        """Return, as JSON, what of the callbacks must be the same on all ranks."""
+        """Return, as JSON, the attributes of callbacks that must be the same on all ranks."""
         return [
             [type(callback).__name__, *(_fact(getattr(callback, name)) for name in callback._same_on_all_ranks)]
             for callback in self.callbacks

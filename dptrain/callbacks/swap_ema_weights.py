@@ -16,7 +16,7 @@ class SwapEMAWeights(Callback):
     an epoch, too, for callbacks behind this one, such as `ModelCheckpoint`; a training then ends with them.
 
     Args:
-        swap_on_epoch: as above.
+        swap_on_epoch: keep the averages in place at the end of an epoch.
 
     Raises:
         ConfigError: when an evaluation begins, of a model whose optimizer keeps no averages.

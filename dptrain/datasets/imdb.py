@@ -43,7 +43,7 @@ def load_data(
     """
     checksum = "69664113be75683a8fe16e3ed0ab59fda8886cb3cd7ada244f7d9544e4676b9f"
     arrays = keras_sets.on_all_ranks(lambda: keras_sets.arrays(keras_sets.cached(path, "imdb.npz", checksum)))
-    rng = np.random.RandomState(seed)  # of which both parts take their order, one after the other
+    rng = np.random.RandomState(seed)  # orders both parts, one after the other
     parts = []
     for part in ("train", "test"):
         texts, labels = arrays[f"x_{part}"], arrays[f"y_{part}"]

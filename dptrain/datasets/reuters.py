@@ -35,15 +35,15 @@ def load_data(
     """Return `(x_train, y_train), (x_test, y_test)`: lists of word numbers, by falling frequency, and topics 0 to 45.
 
     Args:
-        path: as `imdb.load_data`, and what is not named here.
-        num_words: see there.
-        skip_top: see there.
-        maxlen: see there.
+        path: as of `imdb.load_data`.
+        num_words: as of `imdb.load_data`.
+        skip_top: as of `imdb.load_data`.
+        maxlen: as of `imdb.load_data`.
         test_split: part of the news that is for tests.
-        seed: see there.
-        start_char: see there.
-        oov_char: see there.
-        index_from: see there; without a `start_char`, 0 adds nothing.
+        seed: as of `imdb.load_data`.
+        start_char: as of `imdb.load_data`.
+        oov_char: as of `imdb.load_data`.
+        index_from: as of `imdb.load_data`; without a `start_char`, 0 adds nothing.
 
     Raises:
         ConfigError: no text is as short as that.

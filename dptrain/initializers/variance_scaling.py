@@ -65,7 +65,7 @@ class VarianceScaling(RandomInitializer):
         return deviation / _TRUNCATED_DEVIATION * truncated_normal(numbers, shape)
 
     def _get_config(self) -> dict[str, Any]:
-        """Return the arguments; of the named schemes, the seed alone and what Keras writes beside it."""
+        """Return the arguments; of the named schemes, the seed and what Keras writes beside it."""
         config: dict[str, Any] = {"seed": self.seed, "input_axes": self.input_axes, "output_axes": self.output_axes}
         if type(self) is VarianceScaling:
             config |= {"scale": self.scale, "mode": self.mode, "distribution": self.distribution}
@@ -135,13 +135,7 @@ class LecunNormal(_Scheme):
 def fans(
     shape: tuple[int, ...], input_axes: Sequence[int] | None = None, output_axes: Sequence[int] | None = None
 ) -> tuple[int, int]:
-    """Return (fan_in, fan_out) of a parameter: a kernel is (..., inputs, outputs), a vector counts for both.
-
-    Args:
-        shape: of the parameter.
-        input_axes: that count for the fan-in, where `output_axes` are given as well.
-        output_axes: that count for the fan-out.
-    """
+    """Return (fan_in, fan_out) of a parameter: a kernel is (..., inputs, outputs), a vector counts for both."""
     if input_axes is not None and output_axes is not None:
         return math.prod(shape[axis] for axis in input_axes), math.prod(shape[axis] for axis in output_axes)
     if len(shape) < 2:

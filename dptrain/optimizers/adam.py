@@ -53,7 +53,7 @@ class Adam(Moments):
         beta_1: decay of the first moment, 0 to below 1.
         beta_2: decay of the second moment, 0 to below 1.
         epsilon: added to the root of the second moment before its bias is corrected (PyTorch adds it after).
-        amsgrad: as above.
+        amsgrad: divide by the root of the highest second moment so far.
         options: by keyword, of `Optimizer`: weight_decay, clipnorm, name and so on.
 
     Raises:

@@ -104,7 +104,7 @@ class Optimizer(Readable, ABC):
 
     Attributes:
         built: whether it has its slots.
-        name: see above.
+        name: of the optimizer.
 
     Raises:
         ConfigError: an argument is out of range, or not supported.

@@ -32,9 +32,9 @@ class LossScaleOptimizer(Optimizer):
         kwargs: `dynamic`, True.
 
     Attributes:
-        inner_optimizer: as above, as the two that follow.
-        initial_scale: see above.
-        dynamic_growth_steps: see above.
+        inner_optimizer: makes the updates.
+        initial_scale: the first scale.
+        dynamic_growth_steps: updates before the scale is doubled.
         dynamic_scale: the scale, a variable.
         step_counter: updates since it changed last, a variable.
 

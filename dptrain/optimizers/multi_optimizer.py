@@ -25,10 +25,10 @@ class OptimizerMap(MutableMapping[str, Optimizer]):
         optimizer_map: the other ones, by path or regular expression.
 
     Attributes:
-        default_optimizer: as above.
+        default_optimizer: of variables whose paths no key matches.
 
     Raises:
-        ConfigError: something else was given; also a TypeError.
+        ConfigError: an argument has another type; also a TypeError.
     """
 
     def __init__(self, default_optimizer: Optimizer, optimizer_map: dict[str, Optimizer] | None = None) -> None:
@@ -129,7 +129,7 @@ class MultiOptimizer(Optimizer):
         name: by default "multi_optimizer".
 
     Raises:
-        ConfigError: something else was given.
+        ConfigError: an argument has another type.
     """
 
     def __init__(

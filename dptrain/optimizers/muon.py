@@ -42,8 +42,8 @@ class Muon(Optimizer):
         adam_lr_ratio: by which Adam's learning rate is multiplied.
         momentum: 0 to below 1.
         ns_steps: how many steps.
-        nesterov: as above.
-        rms_rate: as above; None for steps p -= learning_rate orthogonal(u).
+        nesterov: whether the momentum is Nesterov's.
+        rms_rate: root mean square of a step by learning rate; None for steps p -= learning_rate orthogonal(u).
         options: by keyword, of `Optimizer`: clipnorm, name and so on.
 
     Raises:

@@ -26,7 +26,7 @@ class RMSprop(Optimizer):
         rho: decay of the mean square, and of the mean, 0 to below 1.
         momentum: 0 or above.
         epsilon: added under the root.
-        centered: as above.
+        centered: subtract the squared mean of the gradients.
         options: by keyword, of `Optimizer`: weight_decay, clipnorm, name and so on.
 
     Raises:

@@ -18,7 +18,7 @@ class SGD(Optimizer):
     Args:
         learning_rate: 0 or above, or a schedule.
         momentum: 0 to 1.
-        nesterov: as above.
+        nesterov: whether the momentum is Nesterov's.
         options: by keyword, of `Optimizer`: weight_decay, clipnorm, name and so on.
 
     Raises:

@@ -15,7 +15,7 @@ _MODULES = {
     **{kind: f"{kind}s" for kind in ("activation", "constraint", "initializer", "layer", "metric", "optimizer")},
     **{"loss": "losses", "regularizer": "regularizers", "schedule": "optimizers.schedules"},
 }
-# How alike two names are (difflib's ratio) of which one may be meant by the other.
+# Least similarity (difflib's ratio) of a suggestion.
 _ALIKE = 0.65
 
 

@@ -70,7 +70,7 @@ def trouble(error: BaseException) -> str:
 
 
 def draw(name: str, picture: Callable[[Width], "Figure"]) -> str:
-    """Return a picture as two SVG elements, of which the page shows the one that fits, or an error paragraph."""
+    """Return a picture as two SVG elements, one for each width of the page, or an error paragraph."""
     try:
         from matplotlib import rc_context
     except ImportError as error:

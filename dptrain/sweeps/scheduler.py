@@ -9,7 +9,7 @@ mean over its seeds, never on one of them. So
 - a run that ends by itself before a rung counts there with the value it ended with;
 - a run whose metric is missing or not finite has no value, and its trial has none there: it ranks behind all others
   and is not promoted;
-- a trial of which a run diverged or failed has no value anywhere, from then on: where it had gone on before, its place
+- a trial with a run that diverged or failed has no value anywhere, from then on: where it had gone on before, its place
   is another's;
 - of trials with the same value the earlier one is better;
 - once no trial will come any more and none is on its way to a rung, at least one goes on from there, so that the best

@@ -215,7 +215,7 @@ class Space:
     """All settings of a sweep that can be told beforehand.
 
     Args:
-        grid: name -> values, every combination of which is tried.
+        grid: name -> values; all combinations are tried.
         random: name -> distribution, or the text or list of choices that `from_dict` reads. One draw takes a value
             from each.
         samples: number of random draws; 0 where nothing is random.
@@ -352,7 +352,7 @@ def _set(record: Any, **values: Any) -> None:
 
 def _key(name: str) -> int:
     key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
-    # The first versions gave NumPy a list, of which it makes floating-point numbers here; their draws stay.
+    # The first versions passed a list, which NumPy turns into floating-point numbers here; their draws stay.
     return key if key < 2**63 else min(int(float(key)), 2**64 - 2**11)
 
 

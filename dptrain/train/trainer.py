@@ -464,7 +464,7 @@ class Trainer:
         if sync_points is not None:
             sync_points.end_validation(ahead=self._steps_at_once)
         has_samples = self._any(self._samples > 0)
-        if has_samples and not self._samples:  # of which this rank has had none, and so has not run the step
+        if has_samples and not self._samples:  # this rank had none, and did not run the step
             self.programs.note(step, batches.spec)
         self._sum_totals(step)
         # As Keras, an evaluation without samples has no logs: a loss of 0 would look like a perfect one.

@@ -44,16 +44,12 @@ class LearningRateSchedule(Readable):
 
 
 def check_steps(name: str, steps: float) -> None:
-    """Refuse a length that is not above 0.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Refuse a length that is not above 0."""
     if steps <= 0:
         raise ConfigError(f"Argument `{name}` must be > 0. Received: {name}={steps}")
 
 
 def float64(value: Any) -> Tensor:
-    """Return a number or a tensor in float64."""
+    """Cast a number or a tensor to float64."""
     (tensor,) = as_tensors([np.float64(value) if isinstance(value, int | float) else value])
     return tensor if tensor.dtype == np.float64 else cast(tensor, np.float64)

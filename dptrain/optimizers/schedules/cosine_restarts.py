@@ -20,7 +20,7 @@ class CosineDecayRestarts(LearningRateSchedule):
         initial_learning_rate: at step 0.
         first_decay_steps: steps of the first cosine; above 0.
         t_mul: the i-th cosine is t_mul^i times as long; 1 or above.
-        m_mul: see above.
+        m_mul: the i-th cosine begins at m_mul^i times the initial learning rate.
         alpha: what is left at the end of a cosine, as a fraction of the initial learning rate.
         name: of the schedule.
 

@@ -14,7 +14,7 @@ class InverseTimeDecay(LearningRateSchedule):
     Args:
         initial_learning_rate: at step 0.
         decay_steps: steps after which decay_rate is added to the divisor; above 0.
-        decay_rate: see above.
+        decay_rate: added to the divisor in decay_steps.
         staircase: whether step / decay_steps is rounded down.
         name: of the schedule.
 
