@@ -18,6 +18,17 @@ _DPI = 120
 _LARGEST = 1e300
 
 
+def can_draw() -> bool:
+    """Return whether matplotlib is installed, though it may not start."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        return False
+    except Exception:  # such as MPLBACKEND, which names no backend: `draw_curves` has said so
+        return True
+    return True
+
+
 def draw_curves(epochs: Sequence[Mapping[str, float]], title: str = "") -> bytes | None:
     """Return a PNG with a panel for each metric of metrics.jsonl's objects; None without matplotlib.
 

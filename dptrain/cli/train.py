@@ -30,6 +30,7 @@ from dptrain.cli.building import (
 )
 from dptrain.cli.classes import of_held_out
 from dptrain.cli.config import Config, deciding, to_yaml, verbosity
+from dptrain.cli.curves import can_draw
 from dptrain.cli.loggers import loggers
 from dptrain.cli.mesh import lay_out
 from dptrain.cli.pruning import refuse_unused, settled
@@ -180,7 +181,7 @@ def _show_results(
     if config.fast_dev_run and config.out is None:
         terminal.say(f"Fast dev run: everything works ({', '.join(files)} written and removed)")
     else:
-        missing = "" if CURVES in files else f" (no curves.png: {pip_install('plots')})"
+        missing = "" if CURVES in files or can_draw() else f" (no curves.png: {pip_install('plots')})"
         terminal.say(f"Results in {run.path}: {', '.join(files)}{missing}")
 
 

@@ -170,10 +170,11 @@ def test_a_name_is_no_formula():
 
 
 BAD_BACKEND = """
-from dptrain.cli.curves import draw_comparison, draw_curves
+from dptrain.cli.curves import can_draw, draw_comparison, draw_curves
 from dptrain.sweeps.drawing import why_not
 epochs = [{"epoch": 1, "loss": 0.5}]
 assert draw_curves(epochs) is None
+assert can_draw(), "a package that is installed is not to be installed"
 assert draw_comparison({"a": epochs}).startswith("no picture: ValueError: Key backend: 'nonsense'")
 assert why_not().startswith("matplotlib does not start: ValueError: Key backend: 'nonsense'")
 """
