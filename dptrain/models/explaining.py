@@ -51,15 +51,11 @@ _Data = dict[str, tuple[Shape, str]]
 
 @dataclass(frozen=True, eq=False)
 class Mesh:
-    """Ranks as a grid, on which a program is explained.
+    """Ranks as a grid, on which a program is explained."""
 
-    Attributes:
-        lengths: of the axes, by name, `BATCH` among them.
-        given: returns the layout of a variable, which is a slot of the second one or of none; None for no axis.
-    """
-
-    lengths: Mapping[str, int]
-    given: Callable[[Variable, Variable | None], Axes | None] = layout_of
+    lengths: Mapping[str, int]  # of the axes, by name, `BATCH` among them
+    # Returns the layout of a variable, or of a slot of the second one; None for no axis
+    layout: Callable[[Variable, Variable | None], Axes | None] = layout_of
 
 
 def explain(
@@ -72,25 +68,13 @@ def explain(
     dtype: str | None = None,
     mesh: Mesh | None = None,
 ) -> str:
-    """Return the program of a step as text, sums over it, and the memory and kernels of a rank.
+    """Return a step's program as text, with totals, and the memory and kernels of a rank.
 
-    The rank is alone, unless variables are sharded: then it is the one of a mesh that has most of them.
-
-    Memory and kernels are a GPU's if the model is compiled for "cuda", which takes none, else those of C++ on a CPU.
-    Of a GPU's kernels it also shows what each moves and computes, and how long `backend/cuda/roofline.py` expects that
-    to take on three GPUs; registers too, where there is an nvcc.
-
-    Args:
-        model: that knows the shapes of its inputs; compiled, unless the step is "predict".
-        batch_size: samples of a global batch.
-        step: "train", "test" or "predict".
-        kernels: show which ops each kernel computes.
-        code: show the C++, or CUDA C++, that is generated of them.
-        dtype: of the samples, such as "uint8" for pixels; by default what the model's inputs are of.
-        mesh: of ranks; None for that of the ranks at hand, or of two where a rank is alone.
-
-    Raises:
-        ConfigError: a word is unknown, the model is not compiled, or the shapes of its inputs are not known.
+    The rank is alone, or the mesh's with the largest parts where variables are sharded. Memory and kernels are a GPU's
+    if the model is compiled for "cuda", without needing one, otherwise those of C++ on a CPU. For a GPU,
+    `backend/cuda/roofline.py` predicts each kernel's time on three GPUs; registers are shown where there is an nvcc.
+    `kernels` lists each kernel's ops, `code` the generated code; `dtype` is that of the samples, such as "uint8" for
+    pixels.
     """
     traced, totals = _traced(model, batch_size, step, dtype)
     shared = _shared(model, traced, mesh or _mesh_at_hand(model))
@@ -99,68 +83,59 @@ def explain(
     program = place(traced, totals, comm_dtype=_comm_dtype(model), layouts=layouts, slots=slots)
     local = None if shared is None else localized(program, shared.place, shared.parts)
     rows = batch_size if shared is None else -(-batch_size // shared.place.lengths[BATCH])
-    weights, trained = (sum(size(one.shape) for one in some) for some in (model.weights, model.trainable_weights))
-    state = sum(size(one.shape) * one.dtype.itemsize for one in program.state)
-    made, count = _on_device(model, program if local is None else local, rows), len(program.updates)
+    weights, trained = (
+        sum(size(variable.shape) for variable in some) for some in (model.weights, model.trainable_weights)
+    )
+    state = sum(size(variable.shape) * variable.dtype.itemsize for variable in program.state)
+    result, count = _on_device(model, program if local is None else local, rows), len(program.updates)
     lines = [
         f"{step} step of {model.name!r}, batches of {batch_size}",
         tables(program, local),
         *([] if shared is None or local is None else shared.lines(program, local)),
         f"{weights:,} parameters, {trained:,} of them trained; {state:,} bytes of state",
-        f"{made.memory.size:,} bytes of intermediate results at most, {made.memory.alone:,} if none shared memory",
-        *([f"{made.in_place} of {count} new values are written over the old ones"] if count else []),
-        f"{len(made.kernels)} kernels after fusion, on a {made.device}",
+        f"{result.memory.size:,} bytes of intermediate results at most, {result.memory.alone:,} if none shared memory",
+        *([f"{result.in_place} of {count} new values are written over the old ones"] if count else []),
+        f"{len(result.kernels)} kernels after fusion, on a {result.device}",
     ]
-    if made.on_host:
-        lines.append(f"on the host, between two copies: {', '.join(made.on_host)}")
+    if result.on_host:
+        lines.append(f"on the host, between two copies: {', '.join(result.on_host)}")
     if kernels:
-        widest = max(len(kind) for kind, _ in made.kernels)
+        widest = max(len(kind) for kind, _ in result.kernels)
         lines += ["", "kernels:"]
-        for number, (kind, about) in enumerate(made.kernels, 1):
+        for number, (kind, label) in enumerate(result.kernels, 1):
             margin = f"{number:>4}  {kind.ljust(widest)}  "
-            first, *more = wrapped(about, COLUMNS - len(margin))
+            first, *more = wrapped(label, COLUMNS - len(margin))
             lines += [margin + first, *(" " * len(margin) + part for part in more)]
-        lines += made.costs()
-    given = model._compile_arguments
-    if step == "train" and given["stages"] > 1:
-        lines += explain_stages(model, program, given["stages"], given["microbatches"])
-    return "\n".join([*lines, *(["", wrapped_code(made.code.rstrip())] if code else [])])
+        lines += result.costs()
+    arguments = model._compile_arguments
+    if step == "train" and arguments["stages"] > 1:
+        lines += explain_stages(model, program, arguments["stages"], arguments["microbatches"])
+    return "\n".join([*lines, *(["", wrapped_code(result.code.rstrip())] if code else [])])
 
 
 @dataclass(frozen=True, eq=False)
 class _Shared:
-    """How variables are divided among the ranks of a mesh.
+    """How variables are divided among the ranks of a mesh."""
 
-    Attributes:
-        place: of the rank that has most of them.
-        layouts: of sharded variables.
-        parts: of these, which have no values.
-    """
-
-    place: Place
-    layouts: Mapping[Variable, Axes]
-    parts: Mapping[Variable, Variable]
+    place: Place  # of the rank with the largest parts
+    layouts: Mapping[Variable, Axes]  # of sharded variables
+    parts: Mapping[Variable, Variable]  # this rank's parts of them, without values
 
     def lines(self, program: PlacedProgram, local: PlacedProgram) -> list[str]:
-        """Return what lies where, what travels, and what a rank holds of the state.
-
-        Args:
-            program: with whole tensors.
-            local: the same of the rank.
-        """
+        """Return the placement of variables, the messages, and a rank's state, as text."""
         lengths = self.place.lengths
         ranks, grid = math.prod(lengths.values()), ", ".join(f"{name}={length}" for name, length in lengths.items())
         rows = [("variable", "shape", "placement", "a rank's part", "its bytes")]
-        for one, part in self.parts.items():
-            about = shown(one.shape), str(program.layouts[one]), shown(part.shape)
-            rows.append((one.path, *about, f"{_nbytes([part]):,}"))
-        whole = [one for one in program.state if one not in self.parts]
-        held = _nbytes(whole) + _nbytes(self.parts.values())
+        for variable, part in self.parts.items():
+            cells = shown(variable.shape), str(program.layouts[variable]), shown(part.shape)
+            rows.append((variable.path, *cells, f"{_nbytes([part]):,}"))
+        whole = [variable for variable in program.state if variable not in self.parts]
+        nbytes = _nbytes(whole) + _nbytes(self.parts.values())
         return [
             "",
             f"variables on {ranks} ranks, mesh {grid}:",
             *table(rows),
-            f"{len(whole)} more are on all ranks, {_nbytes(whole):,} bytes; a rank holds {held:,} bytes of state",
+            f"{len(whole)} more are on all ranks, {_nbytes(whole):,} bytes; a rank holds {nbytes:,} bytes of state",
             "",
             *messages_of(local, lengths),
             "",
@@ -168,11 +143,11 @@ class _Shared:
 
 
 def _nbytes(variables: Iterable[Variable]) -> int:
-    return sum(size(one.shape) * one.dtype.itemsize for one in variables)
+    return sum(size(variable.shape) * variable.dtype.itemsize for variable in variables)
 
 
 def _mesh_at_hand(model: "Model") -> Mesh | None:
-    """Return the mesh on which a model would be trained here; None where nothing would be sharded."""
+    """Return the mesh on which the model would train here; None where nothing would be sharded."""
     lengths = current_mesh()
     if lengths is None and _shards(model) is not None:
         lengths = {BATCH: max(comms.current().size, 2)}
@@ -180,16 +155,18 @@ def _mesh_at_hand(model: "Model") -> Mesh | None:
 
 
 def _shared(model: "Model", program: Program, mesh: Mesh | None) -> _Shared | None:
-    """Return how a mesh's ranks divide the variables of a program; None where each has all of them."""
+    """Return how a mesh's ranks divide a program's variables; None where each has all of them."""
     if mesh is None:
         return None
     rank = Place(mesh.lengths, {name: length - 1 for name, length in mesh.lengths.items()})
-    layouts = layouts_of(model, program.state, rank, _shards(model), mesh.given)
+    layouts = layouts_of(model, program.state, rank, _shards(model), mesh.layout)
     parts = {}
-    for one, axes in layouts.items():
-        shape = rank.shape(one.shape, axes)
-        parts[one] = Variable(Drawn(shape, one.dtype, partial(np.zeros, shape)), one.name, one.trainable)
-        parts[one].path = one.path
+    for variable, axes in layouts.items():
+        shape = rank.shape(variable.shape, axes)
+        parts[variable] = Variable(
+            Drawn(shape, variable.dtype, partial(np.zeros, shape)), variable.name, variable.trainable
+        )
+        parts[variable].path = variable.path
     return _Shared(rank, layouts, parts) if layouts else None
 
 
@@ -198,31 +175,21 @@ def _shards(model: "Model") -> Sharded | None:
 
 
 def _comm_dtype(model: "Model") -> str | None:
-    found: str | None = model._compile_arguments.get("comm_dtype")
-    return found
+    dtype: str | None = model._compile_arguments.get("comm_dtype")
+    return dtype
 
 
 @dataclass(frozen=True, eq=False)
 class _OnDevice:
-    """A rank's program as a device executes it.
+    """A rank's program as a device executes it."""
 
-    Attributes:
-        device: "CPU" or "GPU".
-        kernels: what each is, and of which ops.
-        code: of all.
-        memory: of intermediate results.
-        in_place: how many new values are written over the old ones.
-        costs: returns lines on what the kernels take.
-        on_host: ops that the host computes for a GPU.
-    """
-
-    device: str
-    kernels: list[tuple[str, str]]
-    code: str
-    memory: Plan
-    in_place: int
-    costs: Callable[[], list[str]] = list
-    on_host: tuple[str, ...] = ()
+    device: str  # "CPU" or "GPU"
+    kernels: list[tuple[str, str]]  # kind and ops of each
+    code: str  # of all kernels
+    memory: Plan  # of intermediate results
+    in_place: int  # number of new values written over the old ones
+    costs: Callable[[], list[str]] = list  # returns lines about the kernels' costs
+    on_host: tuple[str, ...] = ()  # ops that the host computes for a GPU
 
 
 def _on_device(model: "Model", program: PlacedProgram, rows: int) -> _OnDevice:
@@ -234,20 +201,28 @@ def _on_device(model: "Model", program: PlacedProgram, rows: int) -> _OnDevice:
 
         precision = options.get("precision", "float32")
         provider = asked(options.get("gemm", "dptrain"), options.get("conv", "dptrain"))
-        made = Composition(program, rows, precision=precision, of_halves=_OF_HALVES, provider=provider)
+        composition = Composition(program, rows, precision=precision, of_halves=_OF_HALVES, provider=provider)
         launches = [
             (
-                ("launch" if one.threads else "call") if times == 1 else f"{times:,} times",
-                ", ".join(function.name for function in one.functions),
+                ("launch" if launch.threads else "call") if times == 1 else f"{times:,} times",
+                ", ".join(function.name for function in launch.functions),
             )
-            for one, times in launched(kernel for stage in made.stages for kernel in stage)
+            for launch, times in launched(kernel for stage in composition.stages for kernel in stage)
         ]
         source, host = (
-            made.source(),
-            [one.op.label for one in with_steps(program.tensors) if _is_on_host(one) and one.op],
+            composition.source(),
+            [tensor.op.label for tensor in with_steps(program.tensors) if _is_on_host(tensor) and tensor.op],
         )
         on_host = tuple(dict.fromkeys(host))
-        return _OnDevice("GPU", launches, source, made.plan, len(made.in_place), lambda: _costs(made, source), on_host)
+        return _OnDevice(
+            "GPU",
+            launches,
+            source,
+            composition.plan,
+            len(composition.in_place),
+            lambda: _costs(composition, source),
+            on_host,
+        )
     names = names_of(program)
     for change in (without_all_reduce, with_half_factors, first_of_equals()):
         program, names = _renamed(program, names, change)
@@ -255,9 +230,11 @@ def _on_device(model: "Model", program: PlacedProgram, rows: int) -> _OnDevice:
     code = generate(fused)
     in_place, memory = planned(fused, code, rows)
 
-    def about(kernel: Kernel) -> str:
+    def label(kernel: Kernel) -> str:
         space = f"{shown(kernel.space)}: " if isinstance(kernel, Loop) else ""
-        ops = (f"{names.get(one, '')} {one.op.name}".strip() for one in kernel.tensors if one.op is not None)
+        ops = (
+            f"{names.get(tensor, '')} {tensor.op.name}".strip() for tensor in kernel.tensors if tensor.op is not None
+        )
         convolution = lowering_of(kernel.tensors[0]) if isinstance(kernel, Call) else None
         by = ""
         if isinstance(convolution, Convolution):
@@ -265,7 +242,11 @@ def _on_device(model: "Model", program: PlacedProgram, rows: int) -> _OnDevice:
         return space + ", ".join(ops) + by
 
     return _OnDevice(
-        "CPU", [(type(one).__name__.lower(), about(one)) for one in fused.kernels], code.source, memory, len(in_place)
+        "CPU",
+        [(type(kernel).__name__.lower(), label(kernel)) for kernel in fused.kernels],
+        code.source,
+        memory,
+        len(in_place),
     )
 
 
@@ -273,8 +254,8 @@ def _is_on_host(tensor: Tensor) -> bool:
     return isinstance(lowering_of(tensor), HostCall)
 
 
-def _costs(made: "Composition", source: str) -> list[str]:
-    """Return the table of what a GPU's kernels take."""
+def _costs(composition: "Composition", source: str) -> list[str]:
+    """Return the table of a GPU's kernel costs."""
     from dptrain.backend.cuda.compile import resources_of_text
     from dptrain.backend.cuda.costs import LEGEND, loads, table
 
@@ -285,7 +266,7 @@ def _costs(made: "Composition", source: str) -> list[str]:
     return [
         "",
         f"costs, predicted by a roofline model, not measured; registers {compiled}:",
-        *table(loads(made, resources)),
+        *table(loads(composition, resources)),
         *LEGEND,
     ]
 
@@ -293,27 +274,27 @@ def _costs(made: "Composition", source: str) -> list[str]:
 def _renamed(
     program: PlacedProgram, names: dict[Tensor, str], change: Callable[[Tensor], Tensor]
 ) -> tuple[PlacedProgram, dict[Tensor, str]]:
-    """Return a program that a pass has rewritten, and the names that its tensors had."""
-    olds, found = iter(program.tensors), dict[Tensor, str]()
+    """Return the rewritten program of a pass, and the names of its tensors."""
+    olds, new_names = iter(program.tensors), dict[Tensor, str]()
 
-    def noted(one: Tensor) -> Tensor:
-        made = change(one)
-        found.setdefault(made, names.get(next(olds), ""))  # of views that a pass has made nobody knows a name
-        return made
+    def noted(tensor: Tensor) -> Tensor:
+        changed = change(tensor)
+        new_names.setdefault(changed, names.get(next(olds), ""))  # of views that a pass has made nobody knows a name
+        return changed
 
-    made = rewritten(program, noted)
-    assert isinstance(made, PlacedProgram)
-    return made, found
+    result = rewritten(program, noted)
+    assert isinstance(result, PlacedProgram)
+    return result, new_names
 
 
 def program_of(model: "Model", batch_size: int = 32, step: str = "train", *, dtype: str | None = None) -> PlacedProgram:
-    """Return the program of a step on a whole batch, placed for data parallelism; the arguments are `explain`'s."""
+    """Return a step's program on a whole batch, placed for data parallelism; arguments as of `explain`."""
     traced, totals = _traced(model, batch_size, step, dtype)
     return place(traced, totals, comm_dtype=_comm_dtype(model))
 
 
 def _traced(model: "Model", batch_size: int, step: str, dtype: str | None) -> tuple[Program, Collection[Variable]]:
-    """Return the program of a step on a whole batch, and totals of which each rank may keep a summand."""
+    """Return a step's program on a whole batch, and the totals that each rank may hold a part of."""
     if step not in ("train", "test", "predict"):
         raise ConfigError(f"step = {step!r}: expected 'train', 'test' or 'predict'")
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
@@ -325,11 +306,11 @@ def _traced(model: "Model", batch_size: int, step: str, dtype: str | None) -> tu
     data, inputs = _data(model, Dim.rows(batch_size), step, dtype)
     run = model._make_step(step)
 
-    def traced(*given: Tensor) -> Any:
-        found = dict(zip(inputs, given, strict=True))
+    def traced(*tensors: Tensor) -> Any:
+        by_name = dict(zip(inputs, tensors, strict=True))
 
         def filled(path: str, name: str) -> Tensor:
-            return found[name]
+            return by_name[name]
 
         return run.function(tree.map_leaves(filled, data))
 
@@ -337,7 +318,7 @@ def _traced(model: "Model", batch_size: int, step: str, dtype: str | None) -> tu
 
 
 def _data(model: "Model", rows: Dim, step: str, dtype: str | None) -> tuple[Any, _Data]:
-    """Return what a step is given, names in place of arrays, and their shapes and types."""
+    """Return a step's data, with names for arrays, and the arrays' shapes and dtypes."""
     symbols = model._input_symbols
     if symbols is None:
         raise ConfigError(f"model {model.name!r} does not know the shapes of its inputs: build it, or call it on data")
@@ -345,8 +326,8 @@ def _data(model: "Model", rows: Dim, step: str, dtype: str | None) -> tuple[Any,
 
     def entered(path: str, symbol: Tensor) -> str:
         name = f"x/{path}" if path else "x"
-        own = model._data_dtype if symbol.dtype.kind in "fV" else symbol.dtype.name
-        inputs[name] = (rows, *map(int, symbol.shape[1:])), dtype or own
+        symbol_dtype = model._data_dtype if symbol.dtype.kind in "fV" else symbol.dtype.name
+        inputs[name] = (rows, *map(int, symbol.shape[1:])), dtype or symbol_dtype
         return name
 
     x = tree.map_leaves(entered, symbols)

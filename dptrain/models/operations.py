@@ -74,11 +74,11 @@ class Operation:
             outputs = self.function(*leading, *arguments, **keywords, **options)
         except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
             raise ConfigError(f"not supported: {where}: {error}") from error
-        found = tree.leaves(outputs)
-        if not found or not all(map(is_symbolic, found)):
+        tensors = tree.leaves(outputs)
+        if not tensors or not all(map(is_symbolic, tensors)):
             raise ConfigError(f"not supported: {where}: its output is no tensor")
         OperationCall(self.module, self.class_name, dict(config), tuple(arguments), dict(keywords), outputs)
-        return found
+        return tensors
 
 
 def operation(description: Mapping[str, Any]) -> Operation:

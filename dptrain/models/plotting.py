@@ -1,4 +1,4 @@
-"""A model as a picture: boxes for layers, arrows for tensors, as SVG of our own or as text for Graphviz."""
+"""Diagrams of models: boxes for layers, arrows for tensors, as SVG or in Graphviz' language."""
 
 import html
 import shutil
@@ -25,12 +25,7 @@ _PATIENCE = 60.0  # seconds that Graphviz may take
 
 
 class _Box:
-    """A layer, or an op between layers.
-
-    Args:
-        lines: its text.
-        inputs: numbers of the boxes before it.
-    """
+    """A layer, or an op between layers; `inputs` are the indices of the boxes before it."""
 
     def __init__(self, lines: Sequence[str], inputs: Sequence[int]) -> None:
         self.lines, self.inputs = list(lines), list(dict.fromkeys(inputs))
@@ -66,9 +61,9 @@ def model_to_dot(
     boxes = _boxes(model, rankdir, shown)
     lines = ["digraph {", f"  graph [rankdir={rankdir}, dpi={dpi}]", "  node [shape=box]"]
     for number, box in enumerate(boxes):
-        label = "\\n".join(one.replace("\\", "\\\\").replace('"', '\\"') for one in box.lines)
+        label = "\\n".join(line.replace("\\", "\\\\").replace('"', '\\"') for line in box.lines)
         lines.append(f'  {number} [label="{label}"]')
-        lines += [f"  {one} -> {number}" for one in box.inputs]
+        lines += [f"  {before} -> {number}" for before in box.inputs]
     return "\n".join([*lines, "}"]) + "\n"
 
 
@@ -109,7 +104,7 @@ def plot_model(
     elif path.suffix != ".svg" and (graphviz := shutil.which("dot")) is not None:
         text = model_to_dot(model, rankdir=rankdir, **shown)
         if writes:
-            write_through_links(path, _drawn(graphviz, path.suffix.lstrip(".") or "png", text))
+            write_through_links(path, _rendered(graphviz, path.suffix.lstrip(".") or "png", text))
         return text
     else:
         text = _svg(_boxes(model, rankdir, shown), rankdir)
@@ -121,23 +116,19 @@ def plot_model(
     return text
 
 
-def _drawn(graphviz: str, form: str, text: str) -> bytes:
-    """Return the picture that Graphviz makes.
-
-    Raises:
-        ConfigError: it does not start, does not end or does not know the format.
-    """
+def _rendered(graphviz: str, form: str, text: str) -> bytes:
+    """Return the image that Graphviz draws."""
     try:
-        done = run_program([graphviz, f"-T{form}"], _PATIENCE, text.encode())
+        completed = run_program([graphviz, f"-T{form}"], _PATIENCE, text.encode())
     except subprocess.TimeoutExpired:
         why = f"has drawn nothing within {_PATIENCE:g} s"
         raise ConfigError(f"plot_model: {graphviz} {why}: write .svg or .dot") from None
     except OSError as error:
         raise ConfigError(f"plot_model: {graphviz}: {error.strerror}: write .svg or .dot") from error
-    if done.returncode:
-        lines = done.stderr.decode(errors="replace").splitlines() or [f"exit code {done.returncode}"]
+    if completed.returncode:
+        lines = completed.stderr.decode(errors="replace").splitlines() or [f"exit code {completed.returncode}"]
         raise ConfigError(f"plot_model: Graphviz: {lines[0]}")
-    return done.stdout
+    return completed.stdout
 
 
 def _shown(shapes: bool, dtype: bool, names: bool, activations: bool, trainable: bool) -> dict[str, bool]:
@@ -151,11 +142,7 @@ def _shown(shapes: bool, dtype: bool, names: bool, activations: bool, trainable:
 
 
 def _boxes(model: Any, rankdir: str, shown: dict[str, bool]) -> list[_Box]:
-    """Return what makes the outputs, each after what it needs.
-
-    Raises:
-        ConfigError: the model is not built, or another direction.
-    """
+    """Return the boxes in topological order."""
     if rankdir not in ("TB", "LR"):
         raise ConfigError(f"rankdir = {rankdir!r}: expected 'TB' or 'LR'")
     if not model.built:
@@ -167,21 +154,21 @@ def _boxes(model: Any, rankdir: str, shown: dict[str, bool]) -> list[_Box]:
     makers = model._makers
     if not makers:  # of a subclass nobody knows how its layers are connected
         return [
-            _Box(_lines(one, shown, one._last_output), [number - 1] if number else [])
-            for number, one in enumerate(model.layers)
+            _Box(_lines(layer, shown, layer._last_output), [number - 1] if number else [])
+            for number, layer in enumerate(model.layers)
         ]
-    places = {id(one): number for number, one in enumerate(makers)}
+    places = {id(maker): number for number, maker in enumerate(makers)}
 
     def box(maker: Any) -> _Box:
-        inputs = [one for one in maker.inputs if isinstance(one, Tensor) and one.value is None]
-        before = [places[id(maker_of(one))] for one in inputs]
+        inputs = [tensor for tensor in maker.inputs if isinstance(tensor, Tensor) and tensor.value is None]
+        before = [places[id(maker_of(tensor))] for tensor in inputs]
         if isinstance(maker, Tensor):
             return _Box([name_of_maker(maker), *_facts(shown, maker)], before)
         if isinstance(maker, OperationCall):
             return _Box([snake_case(maker.class_name), *_facts(shown, maker.outputs)], before)
         return _Box(_lines(maker.layer, shown, maker.outputs), before)
 
-    return [box(one) for one in makers]
+    return [box(maker) for maker in makers]
 
 
 def _lines(layer: Any, shown: dict[str, bool], outputs: Any) -> list[str]:
@@ -197,21 +184,21 @@ def _lines(layer: Any, shown: dict[str, bool], outputs: Any) -> list[str]:
 
 
 def _facts(shown: dict[str, bool], outputs: Any) -> list[str]:
-    found = [one for one in tree.leaves(outputs) if isinstance(one, Tensor)]
-    shapes = ", ".join(f"({', '.join(map(str, read(one.shape)))})" for one in found)
-    dtypes = ", ".join(one.dtype.name for one in found)
+    tensors = [tensor for tensor in tree.leaves(outputs) if isinstance(tensor, Tensor)]
+    shapes = ", ".join(f"({', '.join(map(str, read(tensor.shape)))})" for tensor in tensors)
+    dtypes = ", ".join(tensor.dtype.name for tensor in tensors)
     facts = {"Output shape": shapes if shown["show_shapes"] else "", "dtype": dtypes if shown["show_dtype"] else ""}
     return [f"{name}: {value}" for name, value in facts.items() if value]
 
 
 def _svg(boxes: Sequence[_Box], rankdir: str) -> str:
-    """Return boxes in layers by their distance from the inputs, and lines between them."""
+    """Arrange boxes in rows by their distance from the inputs, and draw lines between them."""
     depths: list[int] = []
     for box in boxes:
-        depths.append(max((depths[one] + 1 for one in box.inputs), default=0))
+        depths.append(max((depths[before] + 1 for before in box.inputs), default=0))
     sizes = [(max(map(len, box.lines)) * _CHARACTER + 2 * _PADDING, len(box.lines) * _LINE + _PADDING) for box in boxes]
     along, across = (1, 0) if rankdir == "TB" else (0, 1)
-    rows = [[n for n, own in enumerate(depths) if own == depth] for depth in range(max(depths) + 1)]
+    rows = [[n for n, box_depth in enumerate(depths) if box_depth == depth] for depth in range(max(depths) + 1)]
     breadths = [sum(sizes[n][across] for n in row) + _GAP * (len(row) - 1) for row in rows]
     places: dict[int, tuple[float, float]] = {}
     reached = float(_PADDING)

@@ -76,8 +76,10 @@ def encode(model: Any) -> bytes:
             else:
                 place.attrs["name"] = saveable._display_name
                 saveable.save_own_variables(store := Store(saveable))
-                kept = [variable for state in saveable._attributes(BatchState) for variable in state.variables]
-                written |= {id(variable) for variable in [*saveable._own, *kept]}  # files do not have states
+                state_variables = [
+                    variable for state in saveable._attributes(BatchState) for variable in state.variables
+                ]
+                written |= {id(variable) for variable in [*saveable._own, *state_variables]}  # files do not have states
                 for name, array in store.items():
                     write_checked(h5py, place, name, array)
                 continue
