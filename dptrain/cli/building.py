@@ -120,7 +120,11 @@ def build_model(
 def default_network(config: Config, data: LoadedData) -> Sequential:
     """Return the input layers, the configured hidden layers and the head."""
     is_convolutional = network.is_convolutional(config.model, data)
-    first = network.convolutional_layers(config.model, data) if is_convolutional else network.input_layers(data)
+    first = (
+        network.convolutional_layers(config.model, data)
+        if is_convolutional
+        else network.input_layers(data, config.model.network)
+    )
     stack = [*first, *hidden_layers(config), *output_layers(data)]
     model = Sequential(stack, name=run_name(config, data), seed=config.seed)
     model.build()
@@ -217,6 +221,8 @@ def describe_network(config: Config, data: LoadedData) -> str:
     elif network.is_convolutional(config.model, data):
         shape = data.train.x.shape[1:]
         inside = [f"convolutions {', '.join(map(str, network.filters(shape)))}", *inside]
+    elif kind := network.text_network(config.model, data):
+        inside = [{"dense": "mean of words"}.get(kind, kind), *inside]
     return " -> ".join([ends[0], *inside, ends[1]])
 
 

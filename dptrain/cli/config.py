@@ -171,7 +171,7 @@ class DataConfig(Checked):
     name: str = _field(
         "strokes",
         "strokes (built in), mnist, fashion-mnist, a folder of IDX files, an .npz file, a table (.csv, .parquet), or a "
-        "folder with a folder of pictures a class (DIR, or images:DIR)",
+        "folder with a folder of pictures (DIR, or images:DIR) or of texts (.txt) a class",
         "data",
     )
     dir: Annotated[str | None, Before(_none_word)] = _field(
@@ -201,6 +201,13 @@ class DataConfig(Checked):
         (),
         "columns of a table that are numbers though they look like codes, identifiers or dates, comma-separated",
         "numbers",
+    )
+    text: Annotated[tuple[str, ...], Before(_names)] = _field(
+        (), "columns of a table that are texts, of which the words count, comma-separated", "text"
+    )
+    text_words: PositiveInt = _field(10_000, "words of a text's vocabulary at most, the most frequent", "text-words")
+    text_length: Annotated[int, Interval(ge=1, le=100_000)] = _field(
+        200, "words of a text that count at most, the first", "text-length"
     )
     unseen: Annotated[Literal["error", "missing", "other"] | None, Before(_none_word)] = _field(
         None,
@@ -236,11 +243,12 @@ class DataConfig(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(Checked):
-    """The network: dense layers, convolutions before them for pictures, or a function's model."""
+    """The network: dense layers, behind convolutions of pictures or layers for texts, or a function's model."""
 
-    network: Literal["auto", "dense", "convolutional"] = _field(
+    network: Literal["auto", "dense", "convolutional", "lstm", "transformer"] = _field(
         "auto",
-        "the built-in one: convolutional for folders of pictures of at least 16x16, dense for all else, or as said",
+        "the built-in one: convolutional for folders of pictures of at least 16x16, lstm for texts, dense for all "
+        "else, or as said; of texts dense takes the mean of the words",
         "network",
     )
     augment: Literal["shift", "flip", "off"] = _field(

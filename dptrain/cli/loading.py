@@ -1,5 +1,6 @@
 """Opens the data that `--data` names: named sets, arrays, tables, pictures."""
 
+import dataclasses
 from pathlib import Path
 
 from dptrain.backend.cpu.mapped_files import guard_mapped_files
@@ -13,6 +14,7 @@ from dptrain.data.table_columns import TableOptions
 from dptrain.data.table_loading import load_table
 from dptrain.data.tables import is_table
 from dptrain.data.tasks import Task
+from dptrain.data.text_folder import folder_options, is_text_folder
 from dptrain.errors import ConfigError, DataError
 
 # Options of tables alone, by their fields.
@@ -22,6 +24,7 @@ _OF_TABLES = {
     "drop": "--drop",
     "categorical": "--categorical",
     "numbers": "--numbers",
+    "text": "--text",
     "unseen": "--unseen",
     "test_data": "--test-data",
 }
@@ -33,28 +36,34 @@ def load_configured(
     """Return the configured data set; a trained model's `preprocessing` decides the columns' roles. Collective."""
     path = data.name.removeprefix(PICTURES)
     path = str(Path(path).expanduser()) if path.startswith("~/") else path
-    are_pictures = comm.broadcast_fact(comm.rank == 0 and is_picture_folder(path))
-    comm.agree("configuration", lambda: _refuse_others(data, are_pictures))
+    are_texts = comm.broadcast_fact(comm.rank == 0 and is_text_folder(path))
+    are_pictures = comm.broadcast_fact(comm.rank == 0 and not are_texts and is_picture_folder(path))
+    comm.agree("configuration", lambda: _refuse_others(data, are_pictures, are_texts))
     if data.name.startswith(PICTURES):
         comm.agree("data", lambda: _require_pictures(path, are_pictures))
     if are_pictures:
         size = None if data.image_size is None else tuple(map(int, data.image_size.split("x")))
         pictures = PictureOptions(size, data.bad_pictures, data.test_split, data.follow_links)  # type: ignore[arg-type]
         return load_pictures(path, pictures, comm, preprocessing, max_bytes=data.max_bytes)
-    if is_table(path):
+    if is_table(path) or are_texts:
         options = TableOptions(
             data.target,
             data.columns,
             data.drop,
             data.categorical,
             data.numbers,
+            data.text,
+            data.text_words,
+            data.text_length,
             data.unseen,
             data.missing,
             data.test_data,
             data.test_split,
             task,
         )
-        return load_table(path, options, comm, preprocessing, max_bytes=data.max_bytes)
+        where, options = folder_options(path, options) if are_texts else (path, options)
+        loaded = load_table(where, options, comm, preprocessing, max_bytes=data.max_bytes)
+        return dataclasses.replace(loaded, name=Path(path).name) if are_texts else loaded
     if path.endswith(".npy"):
         y = str(data.target)
         guard_mapped_files()
@@ -69,9 +78,9 @@ def load_configured(
     )
 
 
-def _refuse_others(data: DataConfig, are_pictures: bool) -> None:
+def _refuse_others(data: DataConfig, are_pictures: bool, are_texts: bool) -> None:
     """Refuse options that this kind of data does not use."""
-    if data.sharding == "static" and (is_table(data.name) or are_pictures):
+    if data.sharding == "static" and (is_table(data.name) or are_pictures or are_texts):
         raise ConfigError("--sharding static: tables and pictures are kept once a node; leave it out")
     is_npy = data.name.endswith(".npy")
     if is_npy and (data.target is None or not data.target.endswith(".npy")):

@@ -1,20 +1,29 @@
-"""The built-in networks: dense, and a small convolutional one for folders of pictures."""
+"""The built-in networks: dense, behind convolutions of pictures, and an LSTM or attention for texts."""
+
+from typing import Any
 
 import numpy as np
 
 from dptrain import layers
 from dptrain.cli.config import ModelConfig
 from dptrain.data.loading import LoadedData
-from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.preprocessing import Column, Preprocessing
+from dptrain.data.words import FIRST_WORD
 from dptrain.errors import ConfigError
 from dptrain.models import Model
+from dptrain.models.operations import operate
 
 # Filters of the blocks; each block halves height and width; pictures smaller than this have dense layers.
 _FILTERS, _LEAST_SIDE = (16, 32, 64, 128), 16
 # Of the moving statistics: with Keras' 0.99 the first epochs of a small folder validate with those of the start.
 _MOMENTUM = 0.9
+# Numbers that stand for a word, units of each direction of an LSTM, and heads of a transformer's block.
+_WORD, _UNITS, _HEADS = 64, 64, 4
 # The part of a picture by which augmentation shifts and zooms it at most.
 _SHIFT = 0.1
+
+
+TEXT_NETWORKS = ("lstm", "transformer")
 
 
 def is_convolutional(config: ModelConfig, data: LoadedData) -> bool:
@@ -35,10 +44,12 @@ def filters(shape: tuple[int, ...]) -> tuple[int, ...]:
     return _FILTERS[:blocks]
 
 
-def input_layers(data: LoadedData) -> list[layers.Layer]:
-    """Return layers that flatten a sample to floats: pixels in [0, 1], standardised columns."""
+def input_layers(data: LoadedData, network: str = "auto") -> list[layers.Layer]:
+    """Return layers that flatten a sample to floats: pixels in [0, 1], standardised columns, vectors of texts."""
     if data.preprocessing is not None and data.preprocessing.columns:
-        return table_layers(data.preprocessing)
+        return table_layers(data.preprocessing, network)
+    if network in TEXT_NETWORKS:
+        raise ConfigError(f"model.network = {network}: expected a table with a column of text (--text); leave it out")
     return [*_of_pixels(data), layers.Flatten(input_shape=data.train.x.shape[1:])]
 
 
@@ -48,18 +59,52 @@ def _of_pixels(data: LoadedData) -> list[layers.Layer]:
     return [layers.Rescaling(1 / np.iinfo(dtype).max, input_shape=shape)] if dtype.kind in "ui" else []
 
 
-def table_layers(preprocessing: Preprocessing) -> list[layers.Layer]:
-    """Return layers that standardise a table's numbers and embed its large categories."""
+def table_layers(preprocessing: Preprocessing, network: str = "auto") -> list[layers.Layer]:
+    """Return layers that standardise a table's numbers, embed its large categories and encode its texts."""
     plain, embedded = sum(column.width for column in preprocessing.plain_columns), preprocessing.embedded_columns
-    if not embedded:
+    texts = preprocessing.word_columns
+    if network in TEXT_NETWORKS and not texts:
+        raise ConfigError(f"model.network = {network}: no column of text; name one (--text), or leave it out")
+    if not embedded and not texts:
         return [layers.Normalization(input_shape=(plain,))]
     start = layers.Input(preprocessing.sample_shape)
     parts = [layers.Normalization()(start[:, :plain])] if plain else []
     for place, column in enumerate(embedded, plain):
         rows = len(column.values)
         parts.append(layers.Embedding(rows, embedding_length(rows))(start[:, place]))
+    at = plain + len(embedded)
+    for column in texts:
+        parts.append(_of_words(start[:, at : at + column.length], column, network))
+        at += column.length
     together = layers.Concatenate()(parts) if len(parts) > 1 else parts[0]
     return [layers.InputLayer(preprocessing.sample_shape), Model(start, together, name="columns")]
+
+
+def text_network(config: ModelConfig, data: LoadedData) -> str:
+    """Return which network makes vectors of the texts: "lstm", "transformer" or "dense"; "" where there are none."""
+    if data.preprocessing is None or not data.preprocessing.word_columns:
+        return ""
+    return "lstm" if config.network == "auto" else config.network
+
+
+def _of_words(ids: Any, column: Column, network: str) -> Any:
+    """Return a vector of a text, the ids of whose words are (rows, length) with zeros behind them."""
+    rows = len(column.values) + FIRST_WORD
+    counts = operate("NotEqual", ids, 0)
+    x = layers.Embedding(rows, _WORD)(ids)
+    if network == "dense":
+        return layers.GlobalAveragePooling1D()(x, mask=counts)
+    if network != "transformer":
+        return layers.Bidirectional(layers.LSTM(_UNITS))(x, mask=counts)
+    places = operate("Cumsum", operate("OnesLike", ids), axis=1)
+    x = layers.Add()([x, layers.Embedding(column.length + 1, _WORD)(places)])
+    attended = layers.MultiHeadAttention(_HEADS, _WORD // _HEADS)(
+        x, x, attention_mask=operate("ExpandDims", counts, axis=1)
+    )
+    x = layers.LayerNormalization()(layers.Add()([x, attended]))
+    inner = layers.Dense(_WORD)(layers.Dense(2 * _WORD, activation="relu")(x))
+    x = layers.LayerNormalization()(layers.Add()([x, inner]))
+    return layers.GlobalAveragePooling1D()(x, mask=counts)
 
 
 def embedding_length(categories: int) -> int:

@@ -22,6 +22,7 @@ from pydantic.dataclasses import dataclass
 from dptrain.data.column_blocks import fill_numbers
 from dptrain.data.table_codes import days, leading_zero
 from dptrain.data.tasks import Task
+from dptrain.data.words import encode_texts
 from dptrain.errors import DataError
 from dptrain.registry.names import suggestion
 from dptrain.runtime.text import short
@@ -33,9 +34,9 @@ Fault = Callable[[int, str, str], DataError]
 # Treatment of categories not seen in training.
 Unseen = Literal["error", "missing", "other"]
 
-FORMAT = 3
+FORMAT = 4
 # Limits of a file's declarations.
-MAX_COLUMNS, MAX_VALUES, MAX_TEXT = 20_000, 1_000_000, 10_000
+MAX_COLUMNS, MAX_VALUES, MAX_TEXT, MAX_LENGTH = 20_000, 1_000_000, 10_000, 100_000
 _MAX_SIDE = 1 << 15
 
 _STRICT = ConfigDict(extra="forbid", strict=True, defer_build=True)  # most trainings make none
@@ -50,28 +51,30 @@ class Column:
 
     Attributes:
         name: in the table's header.
-        role: "number"; "one-hot" or "embedding" for a category.
-        values: the categories by code, as text.
+        role: "number"; "one-hot" or "embedding" for a category; "words" for a text.
+        values: the categories by code, as text; of a text the vocabulary.
         text: read cells literally, so that "007" is not 7.
         mean: replaces missing numbers; None where none may be missing.
         missing: the category for missing values; None where none may be missing.
         other: the category for unseen values; None where there is none.
         date: the number is a date's, in days since 1970-01-01.
+        length: words of a text that count; 0 for other columns.
     """
 
     name: Text
-    role: Literal["number", "one-hot", "embedding"]
+    role: Literal["number", "one-hot", "embedding", "words"]
     values: Texts = ()
     text: bool = False
     mean: Annotated[float, Field(allow_inf_nan=False)] | None = None
     missing: Text | None = None
     date: bool = False
     other: Text | None = None
+    length: Annotated[int, Field(ge=0, le=MAX_LENGTH)] = 0
 
     @property
     def width(self) -> int:
         """Number of columns of x."""
-        return len(self.values) if self.role == "one-hot" else 1
+        return len(self.values) if self.role == "one-hot" else self.length or 1
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -114,6 +117,7 @@ class Preprocessing:
                 column.other in (None, *column.values) for column in self.columns
             ),
             "a date is a number": all(column.role == "number" for column in self.columns if column.date),
+            "a text has a length": all((column.role == "words") == (column.length > 0) for column in self.columns),
             "no category twice": all(len(set(column.values)) == len(column.values) for column in self.columns),
             "no class twice": len(set(self.class_names)) == len(self.class_names),
             "as many classes as the task has": _fits(self.task, len(self.class_names)),
@@ -131,12 +135,17 @@ class Preprocessing:
     @property
     def plain_columns(self) -> tuple[Column, ...]:
         """Numbers and one-hot categories, the first columns of x."""
-        return tuple(column for column in self.columns if column.role != "embedding")
+        return tuple(column for column in self.columns if column.role in ("number", "one-hot"))
 
     @property
     def embedded_columns(self) -> tuple[Column, ...]:
-        """Embedded categories, the last columns of x, as codes."""
+        """Embedded categories, which follow in x as codes."""
         return tuple(column for column in self.columns if column.role == "embedding")
+
+    @property
+    def word_columns(self) -> tuple[Column, ...]:
+        """Texts, the last columns of x, as ids of words."""
+        return tuple(column for column in self.columns if column.role == "words")
 
     @property
     def is_number(self) -> npt.NDArray[np.bool_]:
@@ -214,7 +223,7 @@ class Preprocessing:
         fault = fault or _counted(where)
         self.require_columns(frame, where, [column.name for column in self.columns])
         x = np.empty((len(frame), *self.sample_shape), np.float32)
-        ordered = (*self.plain_columns, *self.embedded_columns)
+        ordered = (*self.plain_columns, *self.embedded_columns, *self.word_columns)
         starts = np.cumsum([0, *(column.width for column in ordered)]).tolist()
         numeric = [
             (start, column)
@@ -233,6 +242,8 @@ class Preprocessing:
             series = frame[column.name]
             if column.role == "number":
                 x[:, start] = column_numbers(series, column, fault, advice)
+            elif column.role == "words":
+                x[:, start:stop] = encode_texts(texts_of(series, fault, advice), column.values, column.length)
             else:
                 code, otherwise = _code_of_unseen(column, unseen or self.unseen)
                 codes = encode_categories(
@@ -291,6 +302,16 @@ def _code_of_unseen(column: Column, unseen: Unseen) -> tuple[int | None, str]:
 
 def _fits(task: Task, classes: int) -> bool:
     return classes == 0 or (task == "binary" and classes == 2) or (task == "multiclass" and classes >= 2)
+
+
+def texts_of(series: Any, fault: Fault, advice: str) -> list[str]:
+    """Return a column's texts, or raise where one is missing or of another type."""
+    for row, value in enumerate(series):
+        if _is_missing(value):
+            raise _missing(series, str(series.name), row, fault, advice)
+        if not isinstance(value, str):
+            raise fault(row, str(series.name), f"{short(value)}; expected a text")
+    return list(series)
 
 
 def _counted(where: str) -> Fault:

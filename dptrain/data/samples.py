@@ -1,5 +1,7 @@
 """Reads raw samples for a trained model: a table or pictures, whichever it was trained on."""
 
+from pathlib import Path
+
 from dptrain.comm.base import Communicator
 from dptrain.data.pictures import encode_pictures
 from dptrain.data.preprocessing import Preprocessing, Unseen
@@ -7,6 +9,7 @@ from dptrain.data.raw import RawSamples
 from dptrain.data.sources import DEFAULT_MAX_BYTES
 from dptrain.data.table_loading import encode_file
 from dptrain.data.tables import ENDINGS, is_table
+from dptrain.data.text_folder import TEXT
 from dptrain.errors import DataError
 
 
@@ -29,7 +32,8 @@ def read_samples(
     def check() -> Preprocessing:
         if preprocessing is None or (is_table(path) and preprocessing.kind != "table"):
             raise DataError(f"{path}: a table, and the model was not trained on one")
-        if preprocessing.kind == "table" and not is_table(path):
+        reads_folder = Path(path).is_dir() and [column.name for column in preprocessing.columns] == [TEXT]
+        if preprocessing.kind == "table" and not is_table(path) and not reads_folder:
             raise DataError(
                 f"{path}: the model was trained on a table; expected a file that ends in {', '.join(ENDINGS)}"
             )

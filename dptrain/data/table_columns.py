@@ -12,10 +12,20 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.data.column_blocks import blocks, plain_numbers
-from dptrain.data.preprocessing import MAX_TEXT, Column, Preprocessing, Unseen, canonical, column_numbers, numbers
+from dptrain.data.preprocessing import (
+    MAX_TEXT,
+    Column,
+    Preprocessing,
+    Unseen,
+    canonical,
+    column_numbers,
+    numbers,
+    texts_of,
+)
 from dptrain.data.table_codes import decimal_comma, holds_dates, identifier, leading_zero
 from dptrain.data.tables import Table
 from dptrain.data.tasks import LOSSES, Task
+from dptrain.data.words import learn_vocabulary, split_words
 from dptrain.errors import ConfigError, DataError
 from dptrain.registry.names import suggestion
 from dptrain.runtime.text import short
@@ -45,6 +55,9 @@ class TableOptions:
     drop: Sequence[str] = ()
     categorical: Sequence[str] = ()  # categories, whatever they look like
     number_columns: Sequence[str] = ()  # numbers, and dates as days, whatever they look like
+    texts: Sequence[str] = ()  # columns whose words count
+    words: int = 10_000  # of a text's vocabulary at most
+    text_length: int = 200  # words of a text that count, at most
     unseen: Unseen | None = None  # as `Preprocessing.encode`
     # "stop" at a missing value, "drop" the row, or fill in the "mean" and a category for missing values
     missing: str = "stop"
@@ -57,7 +70,8 @@ def learn(table: Table, options: TableOptions) -> tuple[Preprocessing, list[str]
     """Return how a training table becomes arrays, and a note on each decision."""
     names = used_columns(table, options)
     notes: list[str] = []
-    plain = plain_numbers(table.frame, set(names) - {*options.categorical, *options.number_columns})
+    named = {*options.categorical, *options.number_columns, *options.texts}
+    plain = plain_numbers(table.frame, set(names) - named)
     columns = [
         column
         for name in names
@@ -80,7 +94,7 @@ def used_columns(table: Table, options: TableOptions) -> list[str]:
     for option, names in (
         ("target", [options.target]),
         *(("columns", options.columns), ("drop", options.drop)),
-        *(("categorical", options.categorical), ("numbers", options.number_columns)),
+        *(("categorical", options.categorical), ("numbers", options.number_columns), ("text", options.texts)),
     ):
         for name in names:
             if name not in there:
@@ -91,9 +105,13 @@ def used_columns(table: Table, options: TableOptions) -> list[str]:
         raise ConfigError(f"--drop {both[0]}: the column is used; leave it out of --columns and --target")
     if both := [name for name in options.number_columns if name in options.categorical]:
         raise ConfigError(f"--numbers {both[0]}: --categorical names the column too; leave it out of one of them")
+    if both := [name for name in options.texts if name in (*options.number_columns, *options.categorical)]:
+        raise ConfigError(f"--text {both[0]}: another option names the column too; leave it out of one of them")
     if (longest := max(map(len, there), default=0)) > MAX_TEXT:
         raise DataError(f"{table.where}: a column's name has {longest:,} characters, at most {MAX_TEXT:,}; rename it")
     selected = set(options.columns or there) - {options.target, *options.drop}
+    if unused := [name for name in options.texts if name not in selected]:
+        raise ConfigError(f"--text {unused[0]}: the column is not used; leave it out, or see --columns and --drop")
     return [name for name in there if name in selected]
 
 
@@ -113,6 +131,8 @@ def without_missing(table: Table, names: Sequence[str]) -> tuple[Table, list[str
 def _column(table: Table, name: str, options: TableOptions, notes: list[str]) -> Column | None:
     """Return a column's role, or None where it is left out."""
     series = table.frame[name]
+    if name in options.texts:
+        return text_column(table, name, options, notes)
     is_asked_for = name in options.number_columns
     are_dates = holds_dates(series)
     if are_dates and not is_asked_for and name not in options.categorical:
@@ -152,7 +172,7 @@ def _column(table: Table, name: str, options: TableOptions, notes: list[str]) ->
     if len(values) > max(_FEW, len(table) // 2) and name not in options.categorical:
         raise DataError(
             f"{table.where}, column {name!r}: {len(values):,} different texts in {len(table):,} rows; leave it out "
-            f"(--drop {name}), or say that it is a category (--categorical {name})"
+            f"(--drop {name}), or say that it is a text (--text {name}) or a category (--categorical {name})"
             f"{f' or numbers (--numbers {name})' if leading_zero(values) else ''}"
         )
     other = OTHER if options.unseen == "other" else None
@@ -164,6 +184,22 @@ def _column(table: Table, name: str, options: TableOptions, notes: list[str]) ->
     is_text = series.dtype.kind not in "iufb"
     missing = MISSING if is_filled else None
     return Column(name, "one-hot" if role == "one-hot" else "embedding", values, is_text, missing=missing, other=other)
+
+
+def text_column(table: Table, name: str, options: TableOptions, notes: list[str]) -> Column:
+    """Return a text's vocabulary and length; refuse a column without words."""
+    advice = f"fill it in, or --drop {name}, or leave such rows out with --missing drop"
+    texts = texts_of(table.frame[name], table.fault, advice)
+    vocabulary = learn_vocabulary(texts, options.words)
+    if not vocabulary:
+        raise DataError(f"{table.where}, column {name!r}: no words in any row; --drop {name}")
+    longest = max(len(split_words(text)) for text in texts)
+    length = min(longest, options.text_length)
+    notes.append(
+        f"column {name!r}: texts of up to {longest:,} words, of which the first {length:,} count; "
+        f"{len(vocabulary):,} words are known"
+    )
+    return Column(name, "words", vocabulary, text=True, length=length)
 
 
 def with_means(preprocessing: Preprocessing, table: Table, rows: npt.NDArray[np.int64]) -> Preprocessing:
@@ -346,7 +382,7 @@ def _constant_target(table: Table, name: str) -> DataError:
 
 def _described(columns: Sequence[Column]) -> str:
     parts = []
-    for role, text in (("number", "numbers"), ("one-hot", "one-hot"), ("embedding", "embedded")):
+    for role, text in (("number", "numbers"), ("one-hot", "one-hot"), ("embedding", "embedded"), ("words", "texts")):
         matching = [column for column in columns if column.role == role]
         named = [column.name if role == "number" else f"{column.name} ({len(column.values)})" for column in matching]
         if matching:

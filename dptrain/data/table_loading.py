@@ -1,5 +1,6 @@
 """Loads tables: as a data set, or as input of a trained model."""
 
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from dptrain.data.raw import RawSamples, cut_off, require_part, share
 from dptrain.data.sources import DEFAULT_MAX_BYTES, check_declared
 from dptrain.data.table_columns import TableOptions, learn, used_columns, with_means, without_missing
 from dptrain.data.tables import Table, read_table
+from dptrain.data.text_folder import TextFiles, learn_text_folder, read_text_folder
 
 Array = npt.NDArray[Any]
 
@@ -52,9 +54,11 @@ class _TableFiles:
     @cached_property
     def _train(self) -> Table:
         options = self._options
+        if Path(self._path).is_dir():
+            return read_text_folder(self._path, self._max_bytes)
         table = read_table(
             self._path,
-            text_columns=options.categorical,
+            text_columns=[*options.categorical, *options.texts],
             number_columns=options.number_columns,
             max_bytes=self._max_bytes,
         )
@@ -64,7 +68,8 @@ class _TableFiles:
     def preprocessing(self) -> Preprocessing:
         """How the tables become arrays, learned from the training part unless it was set."""
         train = self._train
-        preprocessing, notes = learn(train, self._options)
+        from_folder = isinstance(train, TextFiles)
+        preprocessing, notes = (learn_text_folder if from_folder else learn)(train, self._options)
         self.notes += notes
         if self._options.missing == "mean":
             preprocessing = with_means(preprocessing, train, self._trained_rows(preprocessing))
@@ -106,7 +111,9 @@ class _TableFiles:
 
 
 def _read_for_model(path: str, preprocessing: Preprocessing, max_bytes: int) -> Table:
-    """Read a table with the column types that a model's preprocessing expects."""
+    """Read a table with the column types that a model's preprocessing expects, or a folder of texts."""
+    if Path(path).is_dir():
+        return read_text_folder(path, max_bytes)
     numbers = preprocessing.number_columns + ([str(preprocessing.target)] if preprocessing.task == "regression" else [])
     return read_table(path, text_columns=preprocessing.text_columns, number_columns=numbers, max_bytes=max_bytes)
 
@@ -121,12 +128,16 @@ def encode_file(
 ) -> RawSamples:
     """Return x of a table for a trained model, and y where the table has the target; one copy a node. Collective."""
 
+    files: Sequence[str] = ()
+
     def make() -> list[Array]:
+        nonlocal files
         table = _read_for_model(path, preprocessing, max_bytes)
         check_declared(table.where, (len(table), *preprocessing.sample_shape), 4, max_bytes)
         x = preprocessing.encode(table.frame, table.where, table.fault, unseen=unseen)
+        files = table.files if isinstance(table, TextFiles) else ()
         has_target = preprocessing.target in table.frame.columns
         return [x, preprocessing.targets(table.frame, table.where, table.fault)] if has_target else [x]
 
     x, *rest = share(comm, make)
-    return RawSamples(x, rest[0] if rest else None)
+    return RawSamples(x, rest[0] if rest else None, comm.broadcast_fact(list(files)))

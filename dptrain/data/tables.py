@@ -142,7 +142,8 @@ def read_table(
     return table
 
 
-def _pandas() -> Any:
+def pandas_module() -> Any:
+    """Return `pandas`, or raise a ConfigError where it is missing."""
     try:
         import pandas
     except ImportError:
@@ -155,7 +156,7 @@ def _make_numbers(frame: Any, columns: Sequence[str]) -> None:
     kinds = {str(name): dtype.kind for name, dtype in zip(frame.columns, frame.dtypes, strict=True)}
     for name in columns:
         if kinds.get(name, "f") not in "iufbmMc":
-            numbers = _pandas().to_numeric(frame[name], errors="coerce")
+            numbers = pandas_module().to_numeric(frame[name], errors="coerce")
             if numbers.isna().equals(frame[name].isna()):
                 frame[name] = numbers
 
@@ -202,7 +203,7 @@ def _separator(where: str, content: bytes) -> str:
 
 def _parsed(text: "Text", names: list[str], types: dict[str, Any]) -> Any:
     """Return a text file as a data frame."""
-    pandas, where, content = _pandas(), text.where, text.content
+    pandas, where, content = pandas_module(), text.where, text.content
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pandas.errors.ParserWarning)

@@ -81,6 +81,13 @@ class Operation:
         return tensors
 
 
+def operate(class_name: str, *tensors: Any, **config: Any) -> Tensor:
+    """Return what one of NumPy's operations makes of symbolic tensors, which files have as Keras' own."""
+    description = {"module": "keras.src.ops.numpy", "class_name": class_name}
+    (output,) = operation(description).call(list(tensors), {}, config)
+    return output
+
+
 def operation(description: Mapping[str, Any]) -> Operation:
     """Return the operation of a description.
 

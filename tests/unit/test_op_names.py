@@ -21,7 +21,7 @@ OTHER_WORDS = {
     # Activations by their names, as Keras has them, and what they made.
     "cli/building.py": {"sigmoid": 3},
     "cli/config.py": {"relu": 2, "sigmoid": 1, "tanh": 1},
-    "cli/network.py": {"relu": 1},
+    "cli/network.py": {"relu": 2},
     "losses/base.py": {"sigmoid": 1},
     "layers/recurrent/conv_lstm.py": {"sigmoid": 4, "tanh": 4},
     "layers/recurrent/gru.py": {"sigmoid": 2, "tanh": 2},

@@ -1,0 +1,38 @@
+"""Texts as ids of words: 0 fills up, 1 is a word that training has not seen, the others are a vocabulary's.
+
+Words are what `layers.TextVectorization` splits a text into by default: lower case, without punctuation.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+FIRST_WORD = 2
+"""The id of a vocabulary's first word."""
+
+_PUNCTUATION = re.compile(r'[!"#$%&()\*\+,\-./:;<=>?@\[\\\]^_`{|}~\']')
+
+
+def split_words(text: str) -> list[str]:
+    """Return the words of a text."""
+    return _PUNCTUATION.sub("", text.lower()).split()
+
+
+def learn_vocabulary(texts: Iterable[str], most: int) -> tuple[str, ...]:
+    """Return the most frequent words, of equally frequent ones the first by letters."""
+    counts = Counter(word for text in texts for word in split_words(text))
+    return tuple(sorted(counts, key=lambda word: (-counts[word], word))[:most])
+
+
+def encode_texts(texts: Sequence[str], vocabulary: Sequence[str], length: int) -> npt.NDArray[Any]:
+    """Return ids (rows, length), float32, of the first words of each text; 1 alone where there are none."""
+    places = {word: place for place, word in enumerate(vocabulary, FIRST_WORD)}
+    ids = np.zeros((len(texts), length), np.float32)
+    for row, text in enumerate(texts):
+        words = split_words(text)[:length]
+        ids[row, : max(1, len(words))] = [places.get(word, 1) for word in words] or 1
+    return ids

@@ -1,0 +1,156 @@
+"""Texts of tables and folders: words, ids, vocabularies; and what is refused."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.table_columns import TableOptions, learn
+from dptrain.data.tables import Table
+from dptrain.data.text_folder import folder_options, is_text_folder, learn_text_folder, read_text_folder
+from dptrain.data.words import encode_texts, learn_vocabulary, split_words
+from dptrain.errors import ConfigError, DataError
+from dptrain.layers import TextVectorization
+
+TEXTS = ["The cat, the dog!", "A dog's day", "...", "cat  sat\nthe\tmat"]
+FRAME = pd.DataFrame({"review": TEXTS * 5, "stars": np.arange(20) * 1.5, "y": ["a", "b"] * 10})
+
+
+def learned(frame=FRAME, **options):
+    return learn(Table("t.csv", frame), TableOptions("y", texts=("review",), **options))
+
+
+def test_words_are_those_of_the_layer():
+    layer = TextVectorization(vocabulary=list(learn_vocabulary(TEXTS, 100)), output_sequence_length=4)
+    expected = np.asarray(layer(TEXTS))
+    expected[2, 0] = 1  # a text without words is one that nobody knows
+    np.testing.assert_array_equal(encode_texts(TEXTS, learn_vocabulary(TEXTS, 100), 4), expected)
+    assert split_words("It's, ÄÖ") == ["its", "äö"]
+
+
+def test_the_most_frequent_words_are_known():
+    assert learn_vocabulary(TEXTS, 2) == ("the", "cat")
+    np.testing.assert_array_equal(encode_texts(["the dog cat", ""], ("the", "cat"), 2), [[2, 1], [1, 0]])
+
+
+def test_a_text_stands_behind_the_other_columns():
+    known, notes = learned(text_length=3)
+    assert [column.role for column in known.columns] == ["words", "number"]
+    assert known.sample_shape == (4,)
+    x = known.encode(FRAME)
+    np.testing.assert_array_equal(x[:, 0], FRAME.stars.astype(np.float32))
+    np.testing.assert_array_equal(x[:, 1:], encode_texts(FRAME.review, known.columns[0].values, 3))
+    assert known.is_number.tolist() == [True]
+    assert Preprocessing.from_dict(known.to_dict()) == known
+    assert "column 'review': texts of up to 4 words, of which the first 3 count; 8 words are known" in notes
+    assert known.text_columns == ["review"]
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "message"),
+    [
+        (["..."] * 20, {}, "column 'review': no words in any row; --drop review"),
+        ([None, "a"] * 10, {}, r"row 1, column 'review': no value \(10 in all\)"),
+        ([3, "a"] * 10, {}, "row 1, column 'review': 3; expected a text"),
+        (TEXTS * 5, {"drop": ["review"]}, "--text review: the column is not used"),
+        (TEXTS * 5, {"categorical": ["review"]}, "--text review: another option names the column too"),
+    ],
+)
+def test_columns_that_are_no_texts(values, options, message):
+    with pytest.raises((ConfigError, DataError), match=message):
+        learned(FRAME.assign(review=values), **options)
+
+
+def test_no_such_column():
+    with pytest.raises(DataError, match=r"t.csv: no column 'reviews' \(--text\); did you mean 'review'"):
+        learn(Table("t.csv", FRAME), TableOptions("y", texts=("reviews",)))
+
+
+@pytest.mark.parametrize(
+    "change", [{"length": 0}, {"length": -1}, {"length": 10**9}, {"values": []}, {"role": "number"}]
+)
+def test_descriptions_of_files_are_checked(change):
+    known, _ = learned()
+    tree = known.to_dict()
+    tree["columns"] = [tree["columns"][0] | change, *tree["columns"][1:]]
+    with pytest.raises(DataError, match="preprocessing"):
+        Preprocessing.from_dict(tree)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for part in ("train", "test"):
+        for name, words in (("good", "a fine day"), ("bad", "a dull day")):
+            (tmp_path / part / name).mkdir(parents=True)
+            for number in range(3):
+                (tmp_path / part / name / f"{number}.txt").write_text(f"{words} {number}")
+    return tmp_path
+
+
+def test_a_folder_is_a_table(folder):
+    assert is_text_folder(str(folder))
+    path, options = folder_options(str(folder), TableOptions(words=4))
+    assert (path, options.test) == (str(folder / "train"), str(folder / "test"))
+    table = read_text_folder(path, 1000)
+    assert list(table.frame["class"]) == ["bad"] * 3 + ["good"] * 3
+    known, notes = learn_text_folder(table, options)
+    assert (known.task, known.class_names, known.columns[0].values) == (
+        "multiclass",
+        ("bad", "good"),
+        ("a", "day", "dull", "fine"),
+    )
+    assert notes[0] == "6 texts; 2 classes: bad, good"
+    np.testing.assert_array_equal(known.targets(table.frame), [0, 0, 0, 1, 1, 1])
+
+
+def test_a_folder_without_classes_is_predicted(folder):
+    table = read_text_folder(str(folder / "test" / "good"), 1000)
+    assert list(table.frame.columns) == ["text"]
+    assert table.files[1].endswith("1.txt")
+
+
+def spoil_bytes(folder):
+    (folder / "good" / "1.txt").write_bytes(b"caf\xe9")
+
+
+def spoil_link(folder):
+    (folder / "good" / "9.txt").symlink_to("/etc/hostname")
+
+
+def spoil_kind(folder):
+    (folder / "good" / "picture.png").write_bytes(b"\x89PNG")
+
+
+def spoil_empty(folder):
+    for file in (folder / "good").iterdir():
+        file.unlink()
+
+
+def spoil_beside(folder):
+    (folder / "notes.txt").write_text("a text")
+
+
+def spoil_nested(folder):
+    (folder / "good" / "more").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (spoil_bytes, r"1\.txt: byte e9 at 3 is not UTF-8"),
+        (spoil_link, r"9\.txt: a link out of"),
+        (spoil_kind, r"picture\.png: expected a text"),
+        (spoil_empty, "good: no texts; remove the folder, or fill it"),
+        (spoil_beside, r"notes\.txt: a file beside the folders of classes"),
+        (spoil_nested, "more: expected a text"),
+    ],
+)
+def test_folders_that_are_damaged(folder, spoil, message):
+    spoil(folder / "train")
+    with pytest.raises(DataError, match=message):
+        read_text_folder(str(folder / "train"), 1000)
+
+
+def test_more_texts_than_memory_may_hold(folder):
+    with pytest.raises(DataError, match="more texts than max_bytes"):
+        read_text_folder(str(folder / "train"), 30)
