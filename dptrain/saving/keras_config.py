@@ -24,7 +24,6 @@ import numpy as np
 from dptrain import activations, constraints, initializers, losses, metrics, optimizers, regularizers
 from dptrain.errors import ConfigError
 from dptrain.layers import LAYERS, InputLayer, Layer
-from dptrain.layers.base import build_shape
 from dptrain.layers.layer_scale import LayerScale
 from dptrain.losses import LOSSES
 from dptrain.losses.base import LossFunctionWrapper
@@ -33,6 +32,7 @@ from dptrain.mixed_precision import POLICIES, dtype_policy, policy_name
 from dptrain.optimizers import CLASSES as OPTIMIZER_CLASSES
 from dptrain.optimizers import schedules
 from dptrain.optimizers.absent import AbsentOptimizer
+from dptrain.program.dims import read
 from dptrain.program.tensor import Tensor, constant
 from dptrain.program.tree import map_leaves
 from dptrain.registry.names import suggestion
@@ -168,10 +168,15 @@ def _layer_description(layer: Layer) -> dict[str, Any]:
             if type(layer) in LAYERS.values() and "trainable" not in arguments:  # no argument of its constructor
                 description["config"].pop("trainable")
     if layer._nodes and layer._nodes[0].arguments:
-        shape = map_leaves(lambda path, spec: plain(build_shape(spec)), layer._nodes[0].arguments[0])
+        shape = map_leaves(lambda path, spec: plain(_batch_shape_of(spec)), layer._nodes[0].arguments[0])
         several = len(layer._built_with) > 1
         description["build_config"] = {"shapes_dict": plain(layer._built_with)} if several else {"input_shape": shape}
     return description
+
+
+def _batch_shape_of(value: Any) -> tuple[int | None, ...] | None:
+    """Return a tensor's shape, in which the rows are None unless their number is fixed, as for stateful layers."""
+    return read(value.shape) if isinstance(value, Tensor) else None
 
 
 def compile_config(compiled: Any) -> dict[str, Any]:
