@@ -49,8 +49,8 @@ def program(batch: int, hidden: int) -> Program:
             0.001 * ops.sqrt(1 - ops.power(np.float64(0.999), t)) / (1 - ops.power(np.float64(0.9), t)), "float32"
         )
         for weight, (m, v) in zip(weights, moments, strict=True):
-            m.assign(m + (weight.grad - m) * 0.1)
-            v.assign(v + (ops.square(weight.grad) - v) * 0.001)
+            m.assign(m + (weight.value.grad - m) * 0.1)
+            v.assign(v + (ops.square(weight.value.grad) - v) * 0.001)
             weight.assign(weight - m * rate / (ops.sqrt(v) + 1e-7))
         updates.assign(updates + 1)
         total.assign_add(ops.sum(ops.cast(values, "float64")))

@@ -9,7 +9,7 @@ from dptrain.errors import ConfigError
 from dptrain.mixed_precision import dtype_policy, set_dtype_policy
 from dptrain.registry.names import not_there
 from dptrain.runtime import floatx as _floatx
-from dptrain.runtime import terminal
+from dptrain.runtime import limits, terminal
 
 __all__ = [
     "backend",
@@ -20,16 +20,23 @@ __all__ = [
     "enable_flash_attention",
     "enable_interactive_logging",
     "enable_traceback_filtering",
+    "enable_unsafe_deserialization",
     "epsilon",
     "floatx",
     "image_data_format",
     "is_flash_attention_enabled",
     "is_interactive_logging_enabled",
+    "is_nnx_enabled",
     "is_traceback_filtering_enabled",
+    "max_epochs",
+    "max_steps_per_epoch",
+    "set_backend",
     "set_dtype_policy",
     "set_epsilon",
     "set_floatx",
     "set_image_data_format",
+    "set_max_epochs",
+    "set_max_steps_per_epoch",
 ]
 
 _flash_attention: bool | None = None
@@ -112,6 +119,63 @@ def is_flash_attention_enabled() -> bool | None:
 def _set_flash_attention(value: bool) -> None:
     global _flash_attention
     _flash_attention = value
+
+
+def max_epochs() -> int | None:
+    """Return how many epochs `fit` makes at most; None for no limit."""
+    return limits.limit("epochs")
+
+
+def max_steps_per_epoch() -> int | None:
+    """Return how many steps `fit` makes in an epoch, and `evaluate` and `predict`, at most; None for no limit."""
+    return limits.limit("steps_per_epoch")
+
+
+def set_max_epochs(max_epochs: int | None) -> None:
+    """Let `fit` make so many epochs at most, to try a script out; call it on every rank.
+
+    Args:
+        max_epochs: None for no limit; at first what the environment's KERAS_MAX_EPOCHS says.
+
+    Raises:
+        ConfigError: no positive integer.
+    """
+    limits.set_limit("epochs", max_epochs)
+
+
+def set_max_steps_per_epoch(max_steps_per_epoch: int | None) -> None:
+    """Let `fit` make so many steps in an epoch at most, and `evaluate` and `predict`; call it on every rank.
+
+    Args:
+        max_steps_per_epoch: None for no limit; at first what the environment's KERAS_MAX_STEPS_PER_EPOCH says.
+
+    Raises:
+        ConfigError: no positive integer.
+    """
+    limits.set_limit("steps_per_epoch", max_steps_per_epoch)
+
+
+def set_backend(backend: str) -> None:
+    """Do nothing for "dptrain".
+
+    Raises:
+        ConfigError: another one.
+    """
+    _only("backend", backend, "dptrain")
+
+
+def is_nnx_enabled() -> bool:
+    """Return False."""
+    return False
+
+
+def enable_unsafe_deserialization() -> None:
+    """Refuse to run code from files.
+
+    Raises:
+        ConfigError: always.
+    """
+    raise ConfigError("not supported: unsafe deserialization; dptrain runs no code from files")
 
 
 def enable_interactive_logging() -> None:

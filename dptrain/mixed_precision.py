@@ -59,7 +59,7 @@ class DTypePolicy:
         self.compute_dtype, self.variable_dtype = POLICIES[name]
 
     @property
-    def data_dtype(self) -> str:
+    def _data_dtype(self) -> str:
         """The dtype of inputs, targets, losses and metrics: that of the weights, but never half precision."""
         return "float64" if self.variable_dtype == "float64" else "float32"
 

@@ -277,7 +277,7 @@ class _CheckedLayer:
         executable.run()
         results = dict(executable.outputs)
         for variable, _ in self._state:
-            variable.move(None)
+            variable._move(None)
         backend.release([variable for variable, _ in self._state])
         names = [name for name in self._names if name in results]
         return {name: results[name] for name in names}
@@ -308,7 +308,7 @@ class _CheckedLayer:
         """Return outputs and gradients by their names in messages."""
         y = self._layer(x, training=True)
         inputs = dict(tree.flatten(x))
-        sources = [*inputs.values(), *(weight.tensor for weight in self._weights.values())]
+        sources = [*inputs.values(), *(weight.value for weight in self._weights.values())]
         names = [f"its input{f' {path!r}' if path else ''}" for path in inputs] + list(self._weights)
         slopes = gradients(self._combined(y, w), sources)
         results = {f"output{f' {path!r}' if path else ''}": output for path, output in tree.flatten(y)}

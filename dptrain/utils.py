@@ -51,6 +51,8 @@ __all__ = [
     "custom_object_scope",
     "default_seed",
     "deserialize_keras_object",
+    "disable_interactive_logging",
+    "enable_interactive_logging",
     "enable_op_determinism",
     "get_custom_objects",
     "get_file",
@@ -59,6 +61,7 @@ __all__ = [
     "get_source_inputs",
     "image_dataset_from_directory",
     "img_to_array",
+    "is_interactive_logging_enabled",
     "is_keras_tensor",
     "load_img",
     "model_to_dot",
@@ -84,6 +87,9 @@ CustomObjectScope = custom_object_scope
 
 # Names that Keras has here, of the rooms above.
 _ABOVE = {
+    **dict.fromkeys(
+        ("disable_interactive_logging", "enable_interactive_logging", "is_interactive_logging_enabled"), "config"
+    ),
     "FeatureSpace": "models.feature_space",
     "deserialize_keras_object": "saving",
     "model_to_dot": "models.plotting",
@@ -92,6 +98,11 @@ _ABOVE = {
 }
 
 if TYPE_CHECKING:
+    from dptrain.config import (
+        disable_interactive_logging,
+        enable_interactive_logging,
+        is_interactive_logging_enabled,
+    )
     from dptrain.models.feature_space import FeatureSpace
     from dptrain.models.plotting import model_to_dot, plot_model
     from dptrain.saving import deserialize_keras_object, serialize_keras_object

@@ -50,7 +50,7 @@ def parts(module: Any, attributes: dict[str, list[str]]) -> dict[str, Any]:
             self.total.assign(self.total + 1)
 
         def result(self):
-            return self.total
+            return self.total + 0.0  # JAX refuses a variable as the result of a traced function
 
         def reset_state(self):
             self.total.assign(0.0)

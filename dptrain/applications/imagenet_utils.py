@@ -57,7 +57,7 @@ def preprocess_input(x: Any, data_format: str | None = None, mode: str = "caffe"
             "Expected data_format to be one of `channels_first` or `channels_last`. "
             f"Received: data_format={data_format}"
         )
-    images: Any = x.tensor if isinstance(x, Variable) else x
+    images: Any = x.value if isinstance(x, Variable) else x
     if not isinstance(images, np.ndarray | Tensor):
         (images,) = as_tensors([images])
     if images.dtype.kind not in "fV":

@@ -98,7 +98,7 @@ def create(
             if device == "cuda":
                 raise DeviceError(f"--device cuda: {error}") from error
             without = f" (no GPU: {error})"
-    elif device == "auto" and policy.data_dtype == "float32" and has_driver():
+    elif device == "auto" and policy._data_dtype == "float32" and has_driver():
         without = f" (an NVIDIA driver is here, but no PyCUDA: {pip_install('cuda')} to use the GPU)"
     # What only a GPU can do is not left out in silence.
     if precision != "float32":
@@ -108,14 +108,14 @@ def create(
             raise ConfigError(f"{kind} = {name!r} needs a GPU, this is the CPU{without}; use --{kind} dptrain")
     from dptrain.backend.cpu.backend import CpuBackend
 
-    backend = CpuBackend(policy.data_dtype, threads, jit_compile, policy.name)
+    backend = CpuBackend(policy._data_dtype, threads, jit_compile, policy.name)
     backend.description += without
     return backend
 
 
 def tries_gpu(device: str, dtype: str) -> bool:
     """Whether `create` looks for a GPU: where it is told to, or may and PyCUDA is installed."""
-    can = device == "auto" and DTypePolicy(dtype).data_dtype == "float32"
+    can = device == "auto" and DTypePolicy(dtype)._data_dtype == "float32"
     return device == "cuda" or (can and _installed("pycuda"))
 
 
@@ -135,6 +135,6 @@ def _cuda(
 
     gemm, conv = providers
     own = place.gpu, gpu_select, place.host, precision, gemm, place.sharers
-    backend = CudaBackend(policy.data_dtype, *own, policy.name, conv)
+    backend = CudaBackend(policy._data_dtype, *own, policy.name, conv)
     backend.graph = cuda_graph
     return backend

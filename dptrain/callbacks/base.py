@@ -179,7 +179,7 @@ class CallbackList(Callback):
             hook: [callback for callback in self.callbacks if _overrides(callback, hook)] for hook in _BATCH_HOOKS
         }
 
-    def decisive(self) -> list[list[Any]]:
+    def _decisive(self) -> list[list[Any]]:
         """Return, as JSON, the attributes of callbacks that must be the same on all ranks."""
         return [
             [type(callback).__name__, *(_fact(getattr(callback, name)) for name in callback._same_on_all_ranks)]
@@ -187,7 +187,7 @@ class CallbackList(Callback):
             if callback._same_on_all_ranks is not None
         ]
 
-    def has_batch_hooks(self, mode: str) -> bool:
+    def _has_batch_hooks(self, mode: str) -> bool:
         """Return whether a callback needs each batch of a mode: "train", "test" or "predict".
 
         Callbacks that only show batches do not count: ranks need not meet for them. Nor do those with `_most_steps`.

@@ -132,7 +132,7 @@ class Checkpointing(Callback):
 
     # Called by the training loop
 
-    def resume(self, hooks: CallbackList) -> Position | None:
+    def _resume(self, hooks: CallbackList) -> Position | None:
         """Open the directory and restore the model from the newest good checkpoint; None if there is none. Collective.
 
         Ranks that share a part get it from the one that reads it.
@@ -185,7 +185,7 @@ class Checkpointing(Callback):
         on_rank_0(self, "checkpoint", lambda: self._announce(checkpoint, state, rejected))
         return Position(**state["position"])
 
-    def load(self, hooks: CallbackList, position: Position, *, begun: bool) -> None:
+    def _load(self, hooks: CallbackList, position: Position, *, begun: bool) -> None:
         """Restore the callbacks' states and the learning rate; `begun` after its begin hooks. Collective."""
         by_key = {key: callback for key, callback in _numbered(hooks)}
         for key, state in zip(_keys(name for name, _ in self._restored), self._restored, strict=True):
@@ -197,20 +197,20 @@ class Checkpointing(Callback):
             self._restored = []
         self.model._compiled_optimizer._resume_learning_rate(position.rate_at_begin if again else self._rate)
 
-    def steps_left(self, steps: int) -> int | None:
+    def _steps_left(self, steps: int) -> int | None:
         """Return the steps before the next checkpoint; None if steps do not decide."""
         return None if self.steps is None else self.steps - steps % self.steps
 
     @property
-    def is_due(self) -> bool:
+    def _is_due(self) -> bool:
         """Whether it is time to save, or an error is to be raised. On rank 0."""
         if self._directory is not None and self._directory.has_failed:
             return True
         return self.seconds is not None and time.monotonic() - self._saved_at >= self.seconds
 
-    def save(self, hooks: CallbackList, position: Position) -> None:
+    def _save(self, hooks: CallbackList, position: Position) -> None:
         """Copy the state and begin to write it. Collective."""
-        self.wait()  # for the one before
+        self._wait()  # for the one before
         comm = ranks_of(self)
         if position.step == 0 or not self._parts:  # a look through the whole model; an epoch's end may bring more
             by_path = variables(self.model)
@@ -218,19 +218,19 @@ class Checkpointing(Callback):
             self._parts = self._parts_of(by_path)
             self._names = {paths[id(variable)]: name for name, variable in self.model._weights_by_path().items()}
         if all(part.ranks.size == comm.size for part in self._parts.values()):
-            on_rank_0(self, "checkpoint", lambda: self._save(hooks, position))
+            on_rank_0(self, "checkpoint", lambda: self._write(hooks, position))
         else:
             temporary, name = comm.broadcast_fact(on_rank_0(self, "checkpoint", lambda: self._begin(position)))
             self._pending = _Pending(temporary, name, position)
-            on_all(self, "checkpoint", lambda: self._save(hooks, position))
+            on_all(self, "checkpoint", lambda: self._write(hooks, position))
         self._saved_at = time.monotonic()
 
     @property
-    def is_written(self) -> bool:
+    def _is_written(self) -> bool:
         """Whether this rank's part is written and waits for `join`."""
         return self._pending is not None and self._directory is not None and self._directory.is_idle
 
-    def join(self) -> None:
+    def _join(self) -> None:
         """Complete a checkpoint of several ranks once all parts are written. Collective."""
         if self._pending is None:
             return
@@ -252,9 +252,9 @@ class Checkpointing(Callback):
 
         on_rank_0(self, "checkpoint", join)
 
-    def wait(self) -> str:
+    def _wait(self) -> str:
         """Return the path of the last checkpoint once it is on the disk. Collective."""
-        self.join()
+        self._join()
 
         def wait() -> None:
             if self._directory is not None:
@@ -268,7 +268,7 @@ class Checkpointing(Callback):
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         """Wait for the last checkpoint, or delete them all. Collective."""
-        self.wait()
+        self._wait()
         if self.delete:
             on_rank_0(self, "checkpoint", self._delete)
 
@@ -390,7 +390,7 @@ class Checkpointing(Callback):
         assert self._directory is not None
         return self._directory.begin(position.made)
 
-    def _save(self, hooks: CallbackList, position: Position) -> None:
+    def _write(self, hooks: CallbackList, position: Position) -> None:
         """Copy this rank's arrays, and begin to write them."""
         assert self._directory is not None
         comm, files = ranks_of(self), dict[str, Content]()

@@ -71,11 +71,11 @@ class EarlyStopping(MonitorCallback):
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Check the log, keep the best weights, and stop after too long without improvement. Collective."""
-        self.find_direction()
+        self._find_direction()
         current = self._agreed(self.get_monitor_value(logs))
         if current is None or epoch < self.start_from_epoch:
             return
-        is_better = self.is_improvement(current, self.best)
+        is_better = self._is_improvement(current, self.best)
         if self.restore_best_weights and (is_better or self.best_weights is None):
             self.best_weights = None  # memory need not have room for two copies
             self.best_weights = weights_of(self.model)
@@ -84,7 +84,7 @@ class EarlyStopping(MonitorCallback):
         if is_better:
             self.best = current
             self.best_epoch = epoch
-            if self.baseline is None or self.is_improvement(current, self.baseline):
+            if self.baseline is None or self._is_improvement(current, self.baseline):
                 self.wait = 0
             return
         if self.wait >= self.patience and epoch > 0:

@@ -123,7 +123,7 @@ class ModelCheckpoint(MonitorCallback):
             KeyError: the path holds a key that the logs lack.
             AgreedError: the ranks have different logs, and these decide.
         """
-        self.find_direction()
+        self._find_direction()
         if self.save_freq == "epoch":
             self._save(epoch, None, {} if logs is None else logs)
 
@@ -135,7 +135,7 @@ class ModelCheckpoint(MonitorCallback):
         if self._steps_since_saving >= int(self.save_freq):
             self._steps_since_saving = 0
             if self.save_best_only:
-                self.find_direction()
+                self._find_direction()
             self._save(self._epoch, batch, {} if logs is None else logs)
 
     def _save(self, epoch: int, batch: int | None, logs: Any) -> None:
@@ -194,7 +194,7 @@ class ModelCheckpoint(MonitorCallback):
             )
             return True
         best = "None" if self.best is None else f"{self.best:.5f}"
-        if not self.is_improvement(current, self.best):
+        if not self._is_improvement(current, self.best):
             if self.verbose > 0:
                 say(self, f"{number}{self.monitor} did not improve from {best}")
             return False

@@ -28,7 +28,7 @@ def named_weights_of(model: Any) -> dict[str, npt.NDArray[Any]]:
     if hasattr(model, "_named_weights"):
         weights: dict[str, npt.NDArray[Any]] = model._named_weights()
         return weights
-    return {weight.path: np.asarray(weight) for weight in model.weights}
+    return {weight._path: np.asarray(weight) for weight in model.weights}
 
 
 def rates_of(optimizer: Any) -> dict[str, float]:

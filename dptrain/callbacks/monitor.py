@@ -41,7 +41,7 @@ class MonitorCallback(Callback):
         self.min_delta = abs(min_delta)
         self.monitor_op: Callable[[Any, Any], bool] | None = None
 
-    def find_direction(self) -> None:
+    def _find_direction(self) -> None:
         """Determine, once, whether less or more is better. Collective if all ranks have the callback.
 
         Raises:
@@ -55,7 +55,7 @@ class MonitorCallback(Callback):
         if direction == "down":
             self.min_delta *= -1
 
-    def is_improvement(self, value: float, reference: float | None) -> bool:
+    def _is_improvement(self, value: float, reference: float | None) -> bool:
         """Return whether a value is better than another by at least `min_delta`; anything is better than None."""
         if reference is None:
             return True

@@ -78,7 +78,7 @@ class ReduceLROnPlateau(MonitorCallback):
             ConfigError: the optimizer has a schedule (a TypeError, as in Keras).
             AgreedError: the ranks have different logs.
         """
-        self.find_direction()
+        self._find_direction()
         logs = {} if logs is None else logs
         logs["learning_rate"] = float(self.model.optimizer.learning_rate)
         current = self._agreed(logs.get(self.monitor))
@@ -91,7 +91,7 @@ class ReduceLROnPlateau(MonitorCallback):
         if self.in_cooldown():
             self.cooldown_counter -= 1
             self.wait = 0
-        if self.is_improvement(current, self.best):
+        if self._is_improvement(current, self.best):
             self.best = current
             self.wait = 0
         elif not self.in_cooldown():

@@ -50,7 +50,7 @@ def lay_out(model: Model) -> None:
     current = distribution()
     assert current is not None
     layouts = LayoutMap(current.device_mesh)
-    for weight, axes in pairs(model, current.device_mesh.lengths).items():
+    for weight, axes in pairs(model, current.device_mesh._lengths).items():
         layouts[weight.path] = axes
     set_distribution(ModelParallel(layout_map=layouts, batch_dim_name=BATCH))
 

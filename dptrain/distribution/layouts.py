@@ -71,7 +71,7 @@ class DeviceMesh:
         self.devices: npt.NDArray[Any] = names.reshape(tuple(shape))
 
     @property
-    def lengths(self) -> dict[str, int]:
+    def _lengths(self) -> dict[str, int]:
         """The length of each axis by its name."""
         return dict(zip(self.axis_names, self.shape, strict=True))
 
@@ -196,7 +196,7 @@ class LayoutMap(MutableMapping[str, Any]):
             raise ConfigError(f"LayoutMap: the key {key!r} is no regular expression: {error}") from error
         if layout.device_mesh is None:
             layout.device_mesh = self.device_mesh
-        elif layout.device_mesh.lengths != self.device_mesh.lengths:
+        elif layout.device_mesh._lengths != self.device_mesh._lengths:
             raise ConfigError(
                 f"LayoutMap: the layout of {key!r} is on {layout.device_mesh}, the map's on {self.device_mesh}"
             )

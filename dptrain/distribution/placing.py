@@ -25,7 +25,7 @@ def current_mesh() -> dict[str, int] | None:
             f"the distribution's mesh {current.device_mesh} has {current.device_mesh.devices.size} devices, but here "
             f"{comms.current().size} train together; call set_distribution(None) first"
         )
-    mesh = {_axis(current, name) or name: length for name, length in current.device_mesh.lengths.items()}
+    mesh = {_axis(current, name) or name: length for name, length in current.device_mesh._lengths.items()}
     if STAGE in mesh:
         raise ConfigError(
             f"the distribution's mesh {current.device_mesh} has an axis {STAGE!r}, which is that of pipelines: name it "

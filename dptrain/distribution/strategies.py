@@ -77,7 +77,7 @@ class Distribution(ABC):
     @property
     def num_model_replicas(self) -> int:
         """Parts of a batch: the length of the batch axis."""
-        return self.device_mesh.lengths[self.batch_dim_name] if self.batch_dim_name is not None else 1
+        return self.device_mesh._lengths[self.batch_dim_name] if self.batch_dim_name is not None else 1
 
     @property
     def data_shard_id(self) -> int:
@@ -196,7 +196,8 @@ class ModelParallel(Distribution):
 
     def get_variable_layout(self, variable: Variable) -> TensorLayout:
         """Return the map's layout of a variable's path, else a replicated one."""
-        return self._layout_map[variable.path] or self._replicated(variable)
+        layout = self._layout_map[variable.path] or self._layout_map[variable._path]
+        return layout or self._replicated(variable)
 
     def get_tensor_layout(self, path: str) -> TensorLayout | None:
         """Return the layout that the map has for a path, or None."""

@@ -13,7 +13,7 @@ Values = npt.NDArray[np.float64]
 
 
 class Initializer(Configurable):
-    """Draws a weight's initial values. A subclass has `__call__(shape, dtype=None)`, as in Keras, or `draw`."""
+    """Draws a weight's initial values. A subclass has `__call__(shape, dtype=None)`, as in Keras."""
 
     def __call__(
         self,
@@ -31,13 +31,13 @@ class Initializer(Configurable):
             position: the weight's place in the model, so that equal shapes get different values.
             dtype: of the values; float64 by default.
         """
-        values = self.draw(tuple(shape), default_seed() if seed is None else seed, position)
+        values = self._draw(tuple(shape), default_seed() if seed is None else seed, position)
         return values if dtype is None else values.astype(dtype)
 
-    def draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
+    def _draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
         """Return the values, float64; as `__call__`."""
         if type(self).__call__ is Initializer.__call__:
-            raise NotImplementedError(f"{type(self).__name__} has neither `__call__` nor `draw`")
+            raise NotImplementedError(f"{type(self).__name__} has no `__call__`")
         return np.asarray(self(shape), np.float64)
 
     def _get_config(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class RandomInitializer(Initializer):
     def __init__(self, seed: int | None = None) -> None:
         self.seed = own_seed(seed)
 
-    def numbers(self, seed: int, position: int) -> np.random.Generator:
+    def _numbers(self, seed: int, position: int) -> np.random.Generator:
         """Return the random stream of the weight at a position of a model with that seed."""
         if self.seed is None:
             return stream(seed, Purpose.INITIALIZE, position)

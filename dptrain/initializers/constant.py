@@ -12,7 +12,7 @@ from dptrain.initializers.base import Initializer, Values
 class Zeros(Initializer):
     """All zero."""
 
-    def draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
+    def _draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
         """Return zeros."""
         return np.zeros(shape)
 
@@ -23,7 +23,7 @@ class Zeros(Initializer):
 class Ones(Initializer):
     """All one."""
 
-    def draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
+    def _draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
         """Return ones."""
         return np.ones(shape)
 
@@ -41,7 +41,7 @@ class Constant(Initializer):
     def __init__(self, value: Any = 0.0) -> None:
         self.value: Any = float(value) if np.ndim(value) == 0 else np.asarray(value)
 
-    def draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
+    def _draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
         """Return the value everywhere.
 
         Raises:
@@ -81,7 +81,7 @@ class Identity(Initializer):
     def __init__(self, gain: float = 1.0) -> None:
         self.gain = float(gain)
 
-    def draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
+    def _draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
         """Return gain * identity.
 
         Raises:

@@ -26,9 +26,9 @@ class RandomUniform(RandomInitializer):
             raise ConfigError(f"expected minval <= maxval. Received: minval={minval}, maxval={maxval}")
         self.minval, self.maxval = float(minval), float(maxval)
 
-    def draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
+    def _draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
         """Return the draw."""
-        return self.numbers(seed, position).uniform(self.minval, self.maxval, shape)
+        return self._numbers(seed, position).uniform(self.minval, self.maxval, shape)
 
     def _get_config(self) -> dict[str, Any]:
         return {"seed": self.seed, "minval": self.minval, "maxval": self.maxval}
@@ -57,9 +57,9 @@ class RandomNormal(_Normal):
         ConfigError: the standard deviation is negative.
     """
 
-    def draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
+    def _draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
         """Return the draw."""
-        return self.mean + self.stddev * self.numbers(seed, position).standard_normal(shape)
+        return self.mean + self.stddev * self._numbers(seed, position).standard_normal(shape)
 
 
 class TruncatedNormal(_Normal):
@@ -74,9 +74,9 @@ class TruncatedNormal(_Normal):
         ConfigError: the standard deviation is negative.
     """
 
-    def draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
+    def _draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
         """Return the draw."""
-        return self.mean + self.stddev * truncated_normal(self.numbers(seed, position), shape)
+        return self.mean + self.stddev * truncated_normal(self._numbers(seed, position), shape)
 
 
 class Orthogonal(RandomInitializer):
@@ -95,7 +95,7 @@ class Orthogonal(RandomInitializer):
         super().__init__(seed)
         self.gain = float(gain)
 
-    def draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
+    def _draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
         """Return the draw.
 
         Raises:
@@ -107,7 +107,7 @@ class Orthogonal(RandomInitializer):
                 f"Received: shape={shape} of rank {len(shape)}."
             )
         rows, columns = int(np.prod(shape[:-1])), shape[-1]
-        normal = self.numbers(seed, position).standard_normal((max(rows, columns), min(rows, columns)))
+        normal = self._numbers(seed, position).standard_normal((max(rows, columns), min(rows, columns)))
         q, r = np.linalg.qr(normal)
         q = q * np.sign(np.diag(r))
         return self.gain * (q.T if rows < columns else q).reshape(shape)

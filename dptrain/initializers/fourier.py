@@ -37,7 +37,7 @@ class STFT(Initializer):
             )
         self.side, self.window, self.scaling, self.periodic = side, window, scaling, bool(periodic)
 
-    def draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
+    def _draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
         """Return the kernel.
 
         Raises:

@@ -51,12 +51,12 @@ class VarianceScaling(RandomInitializer):
         self.output_axes = None if output_axes is None else tuple(output_axes)
         self.scale, self.mode, self.distribution = float(scale), mode, distribution
 
-    def draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
+    def _draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
         """Return the draw."""
         fan_in, fan_out = fans(shape, self.input_axes, self.output_axes)
         n = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[self.mode]
         deviation = math.sqrt(self.scale / max(1.0, n))
-        numbers = self.numbers(seed, position)
+        numbers = self._numbers(seed, position)
         if self.distribution == "uniform":
             limit = math.sqrt(3.0 * self.scale / max(1.0, n))
             return numbers.uniform(-limit, limit, shape)

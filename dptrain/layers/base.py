@@ -149,8 +149,9 @@ class Layer(Parts):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "build" in vars(cls) and "_notes_built" not in vars(cls):
-            cls.build = _noting_built(cls.build)  # type: ignore[method-assign]
+        if "build" in vars(cls):
+            build = cls.build if "_notes_built" in vars(cls) else _noting_built(cls.build)
+            cls.build = _in_scope(build)  # type: ignore[method-assign]
         if "__init__" in vars(cls) and not is_own(cls):
             cls.__init__ = remembering(cls.__init__)  # type: ignore[method-assign]
 
@@ -250,6 +251,8 @@ class Layer(Parts):
             "sum" if aggregation == "sum" else "none",
         )
         made.autocast = autocast and kind.kind in "fV"
+        with self._in_scope():
+            made._scope_path = f"{self.path}/{made.name}"
         if self._pruning is not None and self._pruning.takes(made):
             self._pruning.mark(made, self._display_name)
         self._weights.append(made)
@@ -364,7 +367,7 @@ class Layer(Parts):
             bound.arguments["training"] = training
         is_outermost = outer is None and not is_tracing()
         turn: AbstractContextManager[None] = TURNS.eager() if is_outermost else nullcontext()
-        with turn, scope(self._display_name), _calling(training), reading_weights_in(self._read_in):
+        with turn, scope(self._display_name), self._in_scope(), _calling(training), reading_weights_in(self._read_in):
             if outer is None:
                 self._clear_losses()
             if self.built and not self._builds:
@@ -435,7 +438,7 @@ class Layer(Parts):
     def _as_tensor(self, value: Any) -> Any:
         """Return a tensor of a tensor, a variable or an array, of the layer's type where it has decimals."""
         if isinstance(value, Variable):
-            value = value.tensor
+            value = value.value
         elif not isinstance(value, Tensor) and hasattr(value, "__array__"):
             array = np.asarray(value)
             value = constant(array, self._data_dtype if array.dtype.kind in "fV" and not self.autocast else None)
@@ -714,6 +717,15 @@ def _noting_built(build: Callable[..., None]) -> Callable[..., None]:
         self.built = True
 
     return noting
+
+
+def _in_scope(build: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(build)
+    def scoped(self: Layer, *arguments: Any, **keywords: Any) -> None:
+        with self._in_scope():
+            build(self, *arguments, **keywords)
+
+    return scoped
 
 
 def _unbuilt_copy(layer: Layer) -> Layer:

@@ -61,7 +61,7 @@ class InputLayer(Layer):
         super().__init__(input_shape=shape, name=name, **options)
         self._refuse(sparse=sparse or None, ragged=ragged or None, input_tensor=input_tensor, optional=optional or None)
         self.batch_shape = (batch_size, *shape)
-        self._input_dtype, self.built = dtype or dtype_policy().data_dtype, True
+        self._input_dtype, self.built = dtype or dtype_policy()._data_dtype, True
         node = Node(self)
         self._nodes.append(node)
         node.outputs = node.output(symbolic(self.batch_shape), self._input_dtype, name or "input")

@@ -33,7 +33,7 @@ def on_host(layer: Layer, value: Any) -> Array:
         ConfigError: they are not known: inside a model or a traced step.
     """
     if isinstance(value, Variable):
-        value = value.tensor
+        value = value.value
     if isinstance(value, Tensor):
         if value.value is None:
             raise ConfigError(
@@ -376,9 +376,9 @@ class _Lookup(Layer):
             number += len(rows)
             for row in rows if self.output_mode == "tf_idf" else ():
                 documents.update(set(row.tolist()))
-        self.take_most(counts, documents, number)
+        self._take_most(counts, documents, number)
 
-    def take_most(self, counts: Counter[Any], documents: Counter[Any], number: int) -> None:
+    def _take_most(self, counts: Counter[Any], documents: Counter[Any], number: int) -> None:
         """Take the values that occur most for the vocabulary.
 
         Args:
@@ -446,7 +446,7 @@ class _Lookup(Layer):
         weights = np.pad(np.asarray(self.idf_weights), (0, depth - len(self.idf_weights)))
         return found * ops.cast(weights, found.dtype)
 
-    def counted(self, rows: Sequence[Sequence[Any]]) -> Tensor:
+    def _counted(self, rows: Sequence[Sequence[Any]]) -> Tensor:
         """Return rows of different lengths as vectors of "multi_hot", "count" or "tf_idf".
 
         Raises:

@@ -272,7 +272,7 @@ class _RootOf(initializers.Initializer):
     def __init__(self, variances: Any) -> None:
         self.variances = variances
 
-    def draw(self, shape: tuple[int, ...], seed: int, position: int) -> Any:
+    def _draw(self, shape: tuple[int, ...], seed: int, position: int) -> Any:
         """Return the roots."""
         return np.sqrt(self.variances(shape, seed, position))
 

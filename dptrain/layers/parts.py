@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# Names of the layers whose `build` or `call` is running, each with a slash.
+_outer_paths: ContextVar[str] = ContextVar("outer_paths", default="")
+
 
 class Parts(Configurable):
     """The half of `Layer` that knows what a layer has; the other half calls it."""
@@ -38,6 +43,8 @@ class Parts(Configurable):
     _generators: list[tuple[SeedGenerator, int | None]]
     _of_thread: OfThread
 
+    # Names of the layers that it was built in, each with a slash; None before it is built or called.
+    _outer_path: str | None = None
     # Whether the name is one that a model may count up.
     _has_default_name = False
     # Whether the model around has the layer's own metrics in its logs; a model's are its own alone.
@@ -53,6 +60,31 @@ class Parts(Configurable):
     def _default_name(self) -> str:
         """What names are counted up from: the class's in snake case."""
         return snake_case(type(self).__name__)
+
+    @property
+    def path(self) -> str | None:
+        """The names of the layers that it was built in and its own, "model/block/dense"; None before it is built."""
+        return f"{self._outer_path or ''}{self._display_name}" if self.built or self._outer_path is not None else None
+
+    @contextmanager
+    def _in_scope(self) -> Iterator[None]:
+        """Let layers that are built in this context, and weights, have this one in their paths."""
+        if self._outer_path is None:
+            self._outer_path = _outer_paths.get()
+        token = _outer_paths.set(f"{self.path}/")
+        try:
+            yield
+        finally:
+            _outer_paths.reset(token)
+
+    def _rename_paths(self) -> None:
+        """Give the weights, and layers that were built in this one, its name as it is now, which a model may change."""
+        if self._outer_path is not None:
+            for variable in self._own:
+                variable._scope_path = f"{self.path}/{variable.name}"
+            for layer in self._sublayers:
+                if layer._outer_path:
+                    layer._outer_path = f"{self.path}/"
 
     @property
     def _display_name(self) -> str:
@@ -251,7 +283,7 @@ class Parts(Configurable):
     @property
     def _data_dtype(self) -> str:
         """The floating-point type of inputs, targets, losses and metrics."""
-        return self._policy.data_dtype
+        return self._policy._data_dtype
 
     def _set_dtype(self, dtype: str | DTypePolicy) -> None:
         """Give the layer and its sublayers another policy, but those that were given one of their own."""
@@ -280,7 +312,9 @@ class Parts(Configurable):
             ConfigError: two sublayers of a layer have the same name.
         """
         for path, one in self._paths():
-            one.path = path
+            one._path = path
+        for layer in self._flatten_layers():
+            layer._rename_paths()
         generators = [one for layer in self._flatten_layers() for one in layer._generators]
         for number, (generator, own) in enumerate(generators):
             generator.seed, generator.number = seed if own is None else own, number

@@ -150,14 +150,14 @@ class TextVectorization(Layer):
         documents: Counter[str] = Counter()
         number = 0
         for batch in [data] if is_one_array(data) else islice(batches_of(data), steps):
-            rows = self.tokens(batch)
+            rows = self._tokens(batch)
             number += len(rows)
             for row in rows:
                 counts.update(row)
                 documents.update(set(row) if self.output_mode == "tf_idf" else ())
-        self._lookup.take_most(counts, documents, number)
+        self._lookup._take_most(counts, documents, number)
 
-    def tokens(self, inputs: Any) -> list[list[str]]:
+    def _tokens(self, inputs: Any) -> list[list[str]]:
         """Return the tokens of each text.
 
         Args:
@@ -215,7 +215,7 @@ class TextVectorization(Layer):
             ConfigError: there is no vocabulary, or the values are not known: inside a model.
         """
         single = isinstance(inputs, str | bytes) or np.ndim(inputs) == 0
-        rows = self.tokens(inputs)
+        rows = self._tokens(inputs)
         longest = max(map(len, rows), default=0)
         length = longest if self.output_sequence_length is None else self.output_sequence_length
         if self.output_mode in ("int", "one_hot"):
@@ -225,7 +225,7 @@ class TextVectorization(Layer):
                 row[: len(own[:length])] = own[:length]
             made = self._lookup(padded)
         else:
-            made = self._lookup.counted(rows)
+            made = self._lookup._counted(rows)
         return made[0] if single else made
 
     def _get_own_config(self) -> dict[str, Any]:

@@ -112,9 +112,9 @@ class Weight(Variable):
         self._is_initial = self._is_initial and is_tracing()
         return assigned
 
-    def move(self, storage: Storage | None) -> None:
+    def _move(self, storage: Storage | None) -> None:
         """See `Variable`."""
-        super().move(storage)
+        super()._move(storage)
         self._is_initial = False
 
     def initialize(self, seed: int, position: int) -> None:
@@ -141,7 +141,7 @@ class Weight(Variable):
             draw = value.draw if isinstance(value, Drawn) else partial(np.asarray, value)
             self._hold_later(draw, self.shape, np.dtype(dtype))
         else:
-            self.move(None)
+            self._move(None)
             self._draw, self._held = None, self._own(self._at_hand().numpy().astype(dtype))
 
 
@@ -164,7 +164,7 @@ def _drawn(
     initializer: InitializerLike, shape: tuple[int, ...], seed: int, position: int, dtype: npt.DTypeLike
 ) -> npt.NDArray[Any]:
     if isinstance(initializer, Initializer):
-        return initializer.draw(shape, seed, position).astype(dtype)
+        return initializer._draw(shape, seed, position).astype(dtype)
     return np.asarray(initializer(shape, dtype=np.dtype(dtype).name), dtype)
 
 

@@ -91,7 +91,7 @@ class Metric(Configurable):
         value = initializers.get("zeros" if initializer is None else initializer)(tuple(shape))
         value = np.asarray(value, dtype or np.float64)
         variable = Variable(value, name or "variable", trainable=False, aggregation=aggregation)
-        variable.path = f"{self.name}/{variable.name}"
+        variable._path = f"{self.name}/{variable.name}"
         self._variables.append(variable)
         return variable
 

@@ -200,7 +200,7 @@ class BaseModel(Structure):
         if self._casts_inputs:
             return super()._as_tensor(value)
         if isinstance(value, Variable):
-            return value.tensor
+            return value.value
         return constant(value) if not isinstance(value, Tensor) and hasattr(value, "__array__") else value
 
     def _build_for(self, arguments: Any) -> None:  # a `Layer`'s, whose weights are its sublayers'
@@ -571,7 +571,7 @@ class BaseModel(Structure):
             optimizer = self._compiled_optimizer
             optimizer.scale_loss(loss).backward()
             optimizer.build(weights)  # gives slots to those that have become trainable
-            optimizer.apply([weight.grad for weight in weights], weights)
+            optimizer.apply([weight._gradient for weight in weights], weights)
         return self.compute_metrics(x, y, y_pred, sample_weight)
 
     def test_step(self, data: Any) -> Mapping[str, Any]:
@@ -634,7 +634,7 @@ class BaseModel(Structure):
 
     def _zero_grad(self) -> None:
         for weight in self.weights:
-            weight.grad = None
+            weight._gradient = None
 
     @property
     def _has_custom_steps(self) -> bool:
@@ -846,7 +846,7 @@ class BaseModel(Structure):
         if self._backend is not None:
             variables = self._on_device()
             for variable in self._variables_on_device():
-                variable.move(None)
+                variable._move(None)
             self._backend.release(variables)
         self._release_device()
 

@@ -99,7 +99,10 @@ class Output:
     def compute_loss(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any, rows: int) -> Tensor:
         """Return the weighted loss, and update its mean."""
         assert self.loss is not None
-        value = self.loss(y_true, y_pred, sample_weight)
+        if isinstance(self.loss, SumOfLosses):
+            value = self.loss.tracked(y_true, y_pred, sample_weight, rows)
+        else:
+            value = self.loss(y_true, y_pred, sample_weight)
         if self.tracker is not None:
             self.tracker.update_state(value, sample_weight=rows)
         return value if self.weight == 1 else value * self.weight
@@ -151,11 +154,14 @@ class Outputs:
 
     def __init__(self, compiled: Compiled, names: Sequence[str], nested: Any, shapes: Sequence[Any]) -> None:
         several = len(names) > 1
+        loss, loss_weights = _losses(compiled.loss), compiled.loss_weights
+        if not several and isinstance(loss, list | tuple) and len(loss) > 1 and not _is_deep(loss):
+            loss, loss_weights = [_tracked(compiled.loss, loss, loss_weights)], None
         by_output = [
             _by_output(value, names, nested, what, several)
             for value, what in (
-                (_losses(compiled.loss), "loss"),
-                (compiled.loss_weights, "loss_weights"),
+                (loss, "loss"),
+                (loss_weights, "loss_weights"),
                 (compiled.metrics, "metrics"),
                 (compiled.weighted_metrics, "weighted_metrics"),
             )
@@ -173,6 +179,8 @@ class Outputs:
         for output in sorted(
             self.flat, key=lambda output: order.index(output.name) if output.name in order else len(order)
         ):
+            if isinstance(output.loss, SumOfLosses):
+                self.trackers += output.loss.trackers
             if output.tracker is not None:
                 self.trackers.append(output.tracker)
         by_key: dict[str, Metric] = {}
@@ -237,19 +245,47 @@ class CrossentropyByShape(Loss):
 
 
 class SumOfLosses(Loss):
-    """The sum of an output's losses, each with its own reduction."""
+    """The sum of an output's losses, each with its own reduction, factor and mean in logs, `NAME_loss`."""
 
-    def __init__(self, parts: Sequence[Loss]) -> None:
+    def __init__(self, parts: Sequence[Loss], weights: Sequence[float] = (), names: Sequence[str] = ()) -> None:
         super().__init__(name="_and_".join(loss.name for loss in parts))
-        self.parts = list(parts)
+        self.parts, self._weights = list(parts), list(weights) or [1.0] * len(parts)
+        self.trackers = [Mean(f"{name}_loss") for name in names]
         kinds = {loss._takes_labels for loss in parts}
         self._takes_labels = kinds.pop() if len(kinds) == 1 else None
         self._labels_number_outputs = all(loss._labels_number_outputs for loss in parts)
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
         """Return the sum for a batch; as `Loss`."""
-        losses = [loss(y_true, y_pred, sample_weight) for loss in self.parts]
-        return sum(losses[1:], losses[0])
+        return self._weighted([loss(y_true, y_pred, sample_weight) for loss in self.parts])
+
+    def tracked(self, y_true: Any, y_pred: Any, sample_weight: Any, rows: int) -> Tensor:
+        """Return the sum for a batch, and update the means of its parts."""
+        values = [loss(y_true, y_pred, sample_weight) for loss in self.parts]
+        for tracker, value in zip(self.trackers, values, strict=False):
+            tracker.update_state(value, sample_weight=rows)
+        return self._weighted(values)
+
+    def _weighted(self, values: Sequence[Tensor]) -> Tensor:
+        pairs = zip(values, self._weights, strict=True)
+        weighted = [value if weight == 1 else value * weight for value, weight in pairs]
+        return sum(weighted[1:], weighted[0])
+
+
+def _tracked(words: Sequence[Any], losses: Sequence[Any], weights: Any) -> Loss | None:
+    """Return the sum of several losses of one output, each with a mean in logs under its word or name, as in Keras."""
+    shared = 1.0 if weights is None else weights
+    factors = list(weights) if isinstance(weights, list | tuple) else [shared] * len(losses)
+    if len(factors) != len(losses):
+        raise ConfigError(
+            f"`loss_weights` must match the number of losses, got {len(losses)} losses and {len(factors)} weights."
+        )
+    pairs = zip(words, losses, strict=True)
+    names = [word if isinstance(word, str) else getattr(loss, "name", "") for word, loss in pairs]
+    parts = [part for part in zip(losses, map(float, factors), names, strict=True) if part[0] is not None]
+    if len(parts) < 2:
+        return SumOfLosses([loss for loss, _, _ in parts], [factor for _, factor, _ in parts]) if parts else None
+    return SumOfLosses(*map(list, zip(*parts, strict=True)))
 
 
 def _joined(losses: Any) -> Loss | None:

@@ -128,7 +128,7 @@ class _Shared:
         rows = [("variable", "shape", "placement", "a rank's part", "its bytes")]
         for variable, part in self.parts.items():
             cells = shown(variable.shape), str(program.layouts[variable]), shown(part.shape)
-            rows.append((variable.path, *cells, f"{_nbytes([part]):,}"))
+            rows.append((variable._path, *cells, f"{_nbytes([part]):,}"))
         whole = [variable for variable in program.state if variable not in self.parts]
         nbytes = _nbytes(whole) + _nbytes(self.parts.values())
         return [
@@ -166,7 +166,7 @@ def _shared(model: "Model", program: Program, mesh: Mesh | None) -> _Shared | No
         parts[variable] = Variable(
             Drawn(shape, variable.dtype, partial(np.zeros, shape)), variable.name, variable.trainable
         )
-        parts[variable].path = variable.path
+        parts[variable]._path = variable._path
     return _Shared(rank, layouts, parts) if layouts else None
 
 

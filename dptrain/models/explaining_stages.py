@@ -29,7 +29,7 @@ def explain_stages(model: "Model", program: PlacedProgram, stages: int, microbat
     course = course_of(program, owners, stages, count, alone=True)
     names: list[dict[str, None]] = [{} for _ in range(stages)]
     for layer in layers_of(program, model.weights):
-        names[weights[layer[0]]][layer[0].path.rpartition("/")[0] or layer[0].path] = None
+        names[weights[layer[0]]][layer[0]._path.rpartition("/")[0] or layer[0]._path] = None
     rows = -(-program.rows // course.microbatches)
     of_rows = f" of {rows} rows" if program.rows % rows == 0 else f" of up to {rows} rows"
     whole = f": {course.why_whole}" if course.why_whole else ""

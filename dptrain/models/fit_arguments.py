@@ -1,11 +1,12 @@
 """The arguments of `Model.fit`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal
 
-from dptrain.batches.inputs import check_counts, check_frequency, check_numbers, refuse_split
+from dptrain.batches.inputs import check_counts, check_frequency, check_numbers, refuse_split, rows_of_batch
 from dptrain.callbacks import Callback
+from dptrain.runtime.limits import limit
 from dptrain.train.health import OnNonfinite
 
 
@@ -45,3 +46,27 @@ class FitArguments:
             check_numbers(0, digest_every=self.digest_every)
         if self.validation_split and self.validation_data is None:
             refuse_split(self.x, self.y, self.sample_weight)
+
+    def within_limits(self, size: int | None, rows: int | None) -> "FitArguments":
+        """Return these with no more epochs and steps than `config.set_max_epochs` and its like allow.
+
+        Args:
+            size: rows of a batch, where the model or its user says.
+            rows: of the data; None where it makes its batches.
+        """
+        epochs = min(self.epochs, limit("epochs") or self.epochs)
+        size, steps = within_limit(size, self.steps_per_epoch, rows)
+        return replace(self, epochs=epochs, batch_size=size, steps_per_epoch=steps)
+
+
+def within_limit(size: int | None, steps: int | None, rows: int | None) -> tuple[int | None, int | None]:
+    """Return rows of a batch and steps, no more than `config.set_max_steps_per_epoch` allows; see `within_limits`."""
+    most = limit("steps_per_epoch")
+    if most is None:
+        return size, steps
+    if rows is None:
+        return size, min(steps or most, most)
+    size = rows_of_batch(size, rows, steps)
+    if steps is None and -(-rows // max(size, 1)) <= most:
+        return size, None
+    return size, min(steps or most, most)

@@ -42,7 +42,7 @@ from dptrain.distribution.placing import ranks
 from dptrain.errors import ConfigError, PreemptedError
 from dptrain.models.compiled import names_in_order
 from dptrain.models.files import Files
-from dptrain.models.fit_arguments import FitArguments
+from dptrain.models.fit_arguments import FitArguments, within_limit
 from dptrain.optimizers.base import check_range
 from dptrain.program import tree
 from dptrain.program.turns import TURNS
@@ -214,7 +214,7 @@ class Fitting(Files):
     def _fit_prepared(self, arguments: FitArguments) -> StepIterator[None]:
         comm = self._start("fit", arguments.x)
         shards = self._agreed(comm, "fit", self._fixed_shards)
-        data = self._agreed(comm, "fit", partial(self._fit_data, comm, arguments, shards))
+        arguments, data = self._agreed(comm, "fit", partial(self._fit_data, comm, arguments, shards))
         if shards is not None:
             use_one_blas_thread()
         steps = arguments.steps_per_epoch or data.steps
@@ -231,9 +231,10 @@ class Fitting(Files):
                 training.reset()
         yield from self._train(training, validation, hooks, comm, arguments)
 
-    def _fit_data(self, comm: Communicator, arguments: FitArguments, shards: int | None) -> "_FitData":
-        """Check the arguments of `fit`, and return its data."""
-        batch_size = arguments.batch_size or self._fixed_batch_size
+    def _fit_data(
+        self, comm: Communicator, arguments: FitArguments, shards: int | None
+    ) -> "tuple[FitArguments, _FitData]":
+        """Check the arguments of `fit`, and return them within the limits of `config`, and the data."""
         arguments.check()
         self._guard_steps(arguments.on_nonfinite, arguments.skip_outliers)
         x, y, weights, classes = arguments.x, arguments.y, arguments.sample_weight, arguments.class_weight
@@ -247,8 +248,11 @@ class Fitting(Files):
             train, validation = split_off(train, arguments.validation_split)
             if classes is not None:  # which is for training alone, and all the weights that there are
                 validation = replace(validation, weights=None)
+        total = None if isinstance(train, Stream) else train.total
+        arguments = arguments.within_limits(arguments.batch_size or self._fixed_batch_size, total)
+        batch_size = arguments.batch_size
         if isinstance(train, Stream):
-            return _FitData(train, validation, None, batch_size, None, shards)
+            return arguments, _FitData(train, validation, None, batch_size, None, shards)
         rows = rows_of_batch(batch_size, train.total, arguments.steps_per_epoch)
         sampler = training_sampler(
             train,
@@ -259,7 +263,7 @@ class Fitting(Files):
             drop_last=arguments.drop_last,
             shards=shards,
         )
-        return _FitData(train, validation, sampler, batch_size, rows, shards)
+        return arguments, _FitData(train, validation, sampler, batch_size, rows, shards)
 
     def _fit_facts(self, arguments: FitArguments, data: "_FitData", compiled: list[Any]) -> dict[str, Any]:
         """Return the facts of a training for callbacks that record or restore it."""
@@ -436,13 +440,13 @@ class Fitting(Files):
 
         def prepare() -> Batches:
             if isinstance(data, Stream):
-                return self._stream(data, comm, steps, "evaluation")
+                return self._stream(data, comm, within_limit(None, steps, None)[1], "evaluation")
             together = watched or self._depends_on_batches(comm, data)
             shards = self._fixed_shards()
             if shards is not None:
                 use_one_blas_thread()
-            size = batch_size or self._fixed_batch_size
-            return evaluation_batches(data, comm, batch_size=size, steps=steps, together=together, shards=shards)
+            size, most = within_limit(batch_size or self._fixed_batch_size, steps, data.total)
+            return evaluation_batches(data, comm, batch_size=size, steps=most, together=together, shards=shards)
 
         batches = self._agreed(comm, "evaluate", prepare)
         hooks.params["steps"] = batches.steps
@@ -496,13 +500,14 @@ class Fitting(Files):
                 if not self.built:
                     self._look(source)
                     source.on_epoch_end()
-                drawn = stream_batches(source, self._expected_batches, comm, steps, mode="prediction")
+                most = within_limit(None, steps, None)[1]
+                drawn = stream_batches(source, self._expected_batches, comm, most, mode="prediction")
                 return drawn, None, Stream(source)
             samples = Samples(check_inputs(x, self._expected_data), dtype=self._data_dtype)
             step = self._make_step("predict")
             together = watched or self._mixes_rows(comm, samples, step)
-            size = batch_size or self._fixed_batch_size
-            cut = evaluation_batches(samples, comm, batch_size=size, steps=steps, together=together)
+            size, most = within_limit(batch_size or self._fixed_batch_size, steps, samples.total)
+            cut = evaluation_batches(samples, comm, batch_size=size, steps=most, together=together)
             return cut, step, samples
 
         self._open_trainer(comm)
@@ -778,8 +783,8 @@ class _FitData:
 def _watched(comm: Communicator, hooks: CallbackList, mode: str) -> bool:
     """Return whether a callback on any rank needs batches, which all ranks must then take together. Collective."""
     if comm.size > 1:
-        comm.require_same("the ranks have different callbacks", {"callbacks": hooks.decisive()})
-    return any(comm.allgather(hooks.has_batch_hooks(mode)))
+        comm.require_same("the ranks have different callbacks", {"callbacks": hooks._decisive()})
+    return any(comm.allgather(hooks._has_batch_hooks(mode)))
 
 
 def _in_order(

@@ -217,8 +217,12 @@ class Optimizer(Readable, ABC):
         self, reference_variable: Variable, name: str | None = None, initializer: Any = "zeros"
     ) -> Variable:
         """Return a new variable shaped like "dense/kernel", say, with the path "adam/dense_kernel_NAME"."""
-        path = f"{reference_variable.path.replace('/', '_')}_{name or 'var'}"
-        return self.add_variable(reference_variable.shape, initializer, reference_variable.dtype, name=path)
+        path, ending = reference_variable._path.replace("/", "_"), name or "var"
+        slot = self.add_variable(
+            reference_variable.shape, initializer, reference_variable.dtype, name=f"{path}_{ending}"
+        )
+        slot._scope_path = f"{self.name}/{reference_variable.path.replace('/', '_')}_{ending}"
+        return slot
 
     def add_optimizer_variables(
         self, trainable_variables: Iterable[Variable], name: str | Sequence[str], initializer: Any = "zeros"
@@ -367,7 +371,7 @@ class Optimizer(Readable, ABC):
 
     def _variable(self, value: Any, name: str, dtype: npt.DTypeLike | None = None) -> Variable:
         variable = Variable(value, name, trainable=False, dtype=dtype)
-        variable.path = f"{self.name}/{name}"
+        variable._path = f"{self.name}/{name}"
         return variable
 
     # Updates

@@ -61,7 +61,7 @@ class ScheduleFreeAdamW(Optimizer):
         for variable in variables:
             slots = self._slots[variable]
             if "momentum" not in slots:
-                first = "zeros" if self._drafts else variable.snapshot()
+                first = "zeros" if self._drafts else variable._snapshot()
                 slots["momentum"] = self.add_variable_from_reference(variable, "momentum", first)
             self.add_optimizer_variables([variable], "velocity")
 

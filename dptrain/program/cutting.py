@@ -41,7 +41,7 @@ def layers_of(program: Program, weights: Collection[Variable]) -> list[list[Vari
 
 
 def _layer(variable: Variable) -> str:
-    return variable.path.rpartition("/")[0] or variable.path
+    return variable._path.rpartition("/")[0] or variable._path
 
 
 def cut_into_stages(

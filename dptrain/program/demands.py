@@ -277,7 +277,7 @@ class Demands:
         """Trained variables by the layer that has them, in the order in which a step comes to them."""
         found: dict[str, list[Variable]] = {}
         for one in self._weights:
-            found.setdefault(one.path.rpartition("/")[0] or one.path, []).append(one)
+            found.setdefault(one._path.rpartition("/")[0] or one._path, []).append(one)
         return list(found.values())
 
 

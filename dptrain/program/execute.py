@@ -255,11 +255,11 @@ class HostMemory:
         for one in variables:
             if one.storage is not self:
                 array = aligned(one.shape, one.dtype)
-                one.draw()
+                one._at_hand()
                 with REPLACING:  # what another thread assigns is not lost
                     np.copyto(array, one.numpy())
                     self._arrays[id(one)] = array, weakref.ref(one, partial(self._forget, id(one)))
-                    one.move(self)
+                    one._move(self)
 
     def release(self, variables: Iterable[Variable]) -> None:
         """Forget variables."""

@@ -45,7 +45,7 @@ def explain(program: Program, local: PlacedProgram | None = None) -> str:
         for tensor in members:
             found += _row(_line(tensor, program, names), widths)
         found += [""] if len(groups) > 1 else []
-    results = {**program.outputs, **{variable.path: one for variable, one in program.updates.items()}}
+    results = {**program.outputs, **{variable._path: one for variable, one in program.updates.items()}}
     found += [_cut(f"{name} = {names[one]}", COLUMNS) for name, one in results.items()]
     total = _sums([one for one in tensors if one.op is not None])
     if isinstance(program, PlacedProgram):

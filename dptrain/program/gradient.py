@@ -150,8 +150,8 @@ def backward(target: Tensor, gradient: Any = None) -> None:
     for leaf, found in zip(leaves, gradients(target, leaves, gradient), strict=True):
         variable = leaf.variable
         if found is not None and isinstance(variable, Variable):
-            before = variable.grad
-            variable.grad = found if before is None else before + found
+            before = variable._gradient
+            variable._gradient = found if before is None else before + found
 
 
 METHODS["backward"] = backward

@@ -47,7 +47,7 @@ class Place:
         for axis, (n, mesh) in enumerate(zip(variable.shape, laid_out(variable, axes).axes, strict=True)):
             if mesh is not None and n < self.lengths[mesh]:
                 raise ConfigError(
-                    f"layout {axes} of {variable.path!r}, of shape {variable.shape}: axis {axis} of length {n} cannot "
+                    f"layout {axes} of {variable._path!r}, of shape {variable.shape}: axis {axis} of length {n} cannot "
                     f"be sharded over the {self.lengths[mesh]} ranks along {mesh!r}; choose a longer one, or none"
                 )
 
@@ -96,7 +96,7 @@ def localized(placed: PlacedProgram, place: Place, parts: Mapping[Variable, Vari
     state: dict[Variable, Tensor] = {}
     for variable, one in placed.state.items():
         if (own := parts.get(variable)) is not None:
-            state[own] = known[one] = placeholder(own.shape, own.dtype, own.path, own)
+            state[own] = known[one] = placeholder(own.shape, own.dtype, own._path, own)
         else:
             state[variable] = one
     for one in placed.tensors:

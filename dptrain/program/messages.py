@@ -61,7 +61,7 @@ def stages(program: Program) -> list[Stage]:
         ConfigError: variables are sharded, and the program is not yet that of one rank.
     """
     if isinstance(program, PlacedProgram) and program.layouts:
-        names = ", ".join(repr(one.path) for one in program.layouts)
+        names = ", ".join(repr(one._path) for one in program.layouts)
         raise ConfigError(f"a program whose variables are sharded is to be localized before it is executed: {names}")
     level, sent = levels(program)
     depth: dict[Tensor, int] = {}  # how many ops lie behind a tensor

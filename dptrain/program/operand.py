@@ -168,7 +168,7 @@ class Operand:
         if not known.shape:
             raise TypeError("a tensor without dimensions has no length")
         (length, *_) = known.shape
-        if isinstance(length, Dim) and known.is_symbolic:
+        if isinstance(length, Dim) and known._is_symbolic:
             raise ConfigError(
                 f"len() and iteration are not supported over the rows of a batch, of {self}: their number changes from "
                 "batch to batch; ops take all rows at once, and `x.shape[0]` is their number in a computation"

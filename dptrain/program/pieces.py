@@ -84,7 +84,7 @@ def in_microbatches(program: PlacedProgram, stages: Mapping[Tensor, int], *, alo
         (summand,) = one.inputs
         zeros = partial(np.zeros, shape := tuple(map(int, one.shape)), one.dtype)
         total = Variable(Drawn(shape, one.dtype, zeros), f"sum {number}", trainable=False)
-        before = state[total] = placeholder(one.shape, one.dtype, total.path, total)
+        before = state[total] = placeholder(one.shape, one.dtype, total._path, total)
         added = OPERATORS["+"](before, summand)
         made = updates[total] = OPERATORS["select"](first, summand, added)
         if one in stages:
@@ -320,7 +320,7 @@ class _Cutting:
 def with_parts(program: Program, parts: Mapping[Variable, Variable]) -> Program:
     """Return a program that reads and writes other variables in place of some."""
     leaves = {
-        one: placeholder(own.shape, own.dtype, own.path, own)
+        one: placeholder(own.shape, own.dtype, own._path, own)
         for v, own in parts.items()
         if (one := program.state.get(v)) is not None
     }

@@ -212,7 +212,7 @@ def laid_out(variable: Variable, axes: Axes) -> Placement:
     named = [one for one in axes if one is not None]
     if len(axes) != len(variable.shape) or len(set(named)) < len(named):
         raise ConfigError(
-            f"layout {axes} of {variable.path!r}, of shape {variable.shape}: expected an axis of the mesh or None for "
+            f"layout {axes} of {variable._path!r}, of shape {variable.shape}: expected an axis of the mesh or None for "
             "each of its axes, and none twice"
         )
     return Placement(tuple(axes))

@@ -107,7 +107,7 @@ def _derived(outputs: Mapping[str, Tensor], seen: Trace) -> Program:
     """Return the program of those outputs that follow from the state after the step."""
     unchanged = {variable: one for variable, one in seen.read.items() if variable not in seen.written}
     state = {**unchanged, **seen.written}
-    known = {one: placeholder(one.shape, one.dtype, variable.path, variable) for variable, one in state.items()}
+    known = {one: placeholder(one.shape, one.dtype, variable._path, variable) for variable, one in state.items()}
     told: dict[Tensor, Tensor | None] = dict(known)  # None for what needs the step's own data
 
     for tensor in topological(outputs.values()):

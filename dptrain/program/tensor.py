@@ -159,8 +159,8 @@ class Tensor(Operand):
 
     @property
     def grad(self) -> "Tensor | None":
-        """Of the variable whose value it is, see `Variable.grad`."""
-        return None if self.variable is None else self.variable.grad
+        """Of the variable whose value it is, see `backward`."""
+        return None if self.variable is None else self.variable._gradient
 
     @property
     def ndim(self) -> int:
@@ -209,7 +209,7 @@ class Tensor(Operand):
         return format(self.value if self.shape else self.value.item(), spec)
 
     @property
-    def is_symbolic(self) -> bool:
+    def _is_symbolic(self) -> bool:
         """Whether there is no value to look at, as inside a trace."""
         return self.value is None
 
@@ -307,7 +307,7 @@ def as_tensors(inputs: Sequence[Any]) -> Sequence[Tensor]:
             return one, of_value(np.array(other, one.dtype))
         if other.__class__ is Tensor and one.__class__ is float and other.dtype.kind == "f":
             return of_value(np.array(one, other.dtype)), other
-    typed = [one.tensor if isinstance(one, Variable) else one for one in inputs]
+    typed = [one.value if isinstance(one, Variable) else one for one in inputs]
     met = [one.dtype for one in typed if isinstance(one, _TYPED)]
     return [one if one.__class__ is Tensor else _converted(one, met) for one in typed]
 
@@ -422,7 +422,8 @@ class Variable(Operand):
 
     Attributes:
         name: as above.
-        path: unique in a model, "layer/name" of a weight; by default the name.
+        _path: unique in a model and below it, "layer/name" of a weight; by default the name.
+        _scope_path: see `path`; None for `_path`.
         trainable: as above.
         regularizer: as above.
         constraint: as above.
@@ -446,7 +447,8 @@ class Variable(Operand):
         constraint: Callable[["Variable"], Any] | None = None,
         aggregation: Literal["none", "sum"] = "none",
     ) -> None:
-        self.name = self.path = name
+        self.name = self._path = name
+        self._scope_path: str | None = None
         self.trainable, self.regularizer, self.constraint = trainable, regularizer, constraint
         self.aggregation: Literal["none", "sum"] = aggregation
         self.pruning: Any = None
@@ -460,6 +462,15 @@ class Variable(Operand):
             self._hold_later(value.draw, value.shape, np.dtype(dtype or value.dtype))
         else:
             self._held = self._own(constant(value, dtype).numpy())
+
+    @property
+    def path(self) -> str:
+        """The names of the layers that it was made in and its own, such as "block/dense/kernel"; as in Keras."""
+        return self._scope_path or self._path
+
+    @path.setter
+    def path(self, path: str) -> None:
+        self._path = path
 
     def _hold_later(self, draw: Callable[[], Array] | None, shape: Shape, dtype: DType) -> None:
         """Hold shape and type alone, which takes no memory, and the value once it is asked for; None: never."""
@@ -476,10 +487,6 @@ class Variable(Operand):
                         if self._draw is draw:  # nor given it another value
                             self._held, self._draw = value, None
         return self._held
-
-    def draw(self) -> None:
-        """Make the first value, if it is drawn and nobody has read it yet."""
-        self._at_hand()
 
     def _now(self) -> Tensor:
         """Return the value, outside of a trace; a whole one, though another thread may change or move it."""
@@ -501,7 +508,7 @@ class Variable(Operand):
         return tensor
 
     @property
-    def tensor(self) -> Tensor:
+    def value(self) -> Tensor:
         """What reading it gives: its value, or inside a trace what stands for it."""
         trace = TRACE.get()
         if trace is not None:
@@ -512,21 +519,19 @@ class Variable(Operand):
         read_in = READ_IN.get() if self.autocast else None
         return found if read_in is None else METHODS["cast"](found, read_in)
 
-    value = tensor
-
     @property
-    def is_symbolic(self) -> bool:
+    def _is_symbolic(self) -> bool:
         """Whether there is no value to look at, as inside a trace."""
         return TRACE.get() is not None
 
     @property
-    def grad(self) -> Tensor | None:
+    def _gradient(self) -> Tensor | None:
         """What `backward` has added up since it was last set to None; inside a trace, in that trace."""
         trace = TRACE.get()
         return self._grad if trace is None else trace.gradients.get(self)
 
-    @grad.setter
-    def grad(self, grad: Tensor | None) -> None:
+    @_gradient.setter
+    def _gradient(self, grad: Tensor | None) -> None:
         trace = TRACE.get()
         if trace is None:
             self._grad = grad
@@ -554,9 +559,9 @@ class Variable(Operand):
         """Return a copy of the value; as `Tensor.numpy`."""
         if self.storage is not None and TRACE.get() is None:
             return self._now().numpy()
-        return np.array(self.tensor.numpy())
+        return np.array(self.value.numpy())
 
-    def snapshot(self) -> Drawn:
+    def _snapshot(self) -> Drawn:
         """Return the value as it is now, also inside a trace, as the first one of another variable.
 
         What is not drawn yet is drawn when that is read. A sharded value is gathered now: all ranks must call this.
@@ -568,10 +573,10 @@ class Variable(Operand):
         return np.asarray(self.numpy(), dtype)
 
     def __float__(self) -> float:
-        return float(self.tensor)
+        return float(self.value)
 
     def __int__(self) -> int:
-        return int(self.tensor)
+        return int(self.value)
 
     def assign(self, value: Any) -> Tensor:
         """Give it a new value of the same shape, which is cast to its dtype; return that.
@@ -581,7 +586,7 @@ class Variable(Operand):
         """
         found = as_tensors([value])[0]
         if found.shape != self.shape:
-            raise ConfigError(f"variable {self.path!r} has shape {self.shape}; assigned shape {found.shape}")
+            raise ConfigError(f"variable {self._path!r} has shape {self.shape}; assigned shape {found.shape}")
         if found.dtype != self.dtype:
             found = METHODS["cast"](found, self.dtype)
         trace = TRACE.get()
@@ -604,7 +609,7 @@ class Variable(Operand):
         """Subtract from it; return the difference."""
         return self.assign(self - value)
 
-    def move(self, storage: Storage | None) -> None:
+    def _move(self, storage: Storage | None) -> None:
         """Let the value live on a device, which has it already, or (None) come back from there."""
         held = self._own(self.storage.read(self)) if storage is None and self.storage is not None else None
         with REPLACING:
@@ -617,7 +622,7 @@ class Variable(Operand):
             self.moves += 1
 
     def __repr__(self) -> str:
-        return f"<variable {self.path} {self.shape} {self.dtype.name}>"
+        return f"<variable {self._path} {self.shape} {self.dtype.name}>"
 
 
 class Trace:
@@ -626,7 +631,7 @@ class Trace:
     Attributes:
         read: placeholders of the variables that were read.
         written: new values of those that were assigned.
-        gradients: `Variable.grad` of those that have one.
+        gradients: what `backward` has added up for those that have one.
         applied: gradients that optimizers were given.
         of_weights: gradients in trainable variables, and in which.
     """
@@ -645,12 +650,12 @@ class Trace:
     def placeholder_of(self, variable: Variable) -> Tensor:
         """Return what stands for a variable's value before the step."""
         if variable not in self.read:
-            self.read[variable] = placeholder(variable.shape, variable.dtype, variable.path, variable)
+            self.read[variable] = placeholder(variable.shape, variable.dtype, variable._path, variable)
         return self.read[variable]
 
     def write(self, variable: Variable, value: Tensor) -> None:
         """Note a new value; gradients end at it, as they do outside of a trace."""
-        leaf = Tensor(OPERATORS["identity"], (value,), {}, value.shape, value.dtype, name=variable.path)
+        leaf = Tensor(OPERATORS["identity"], (value,), {}, value.shape, value.dtype, name=variable._path)
         leaf.variable = variable
         self.written[variable] = leaf
 

@@ -208,7 +208,7 @@ def sparsity(model: Layer) -> float:
 
 def described(model: Layer) -> dict[str, Any]:
     """Return, as JSON by path, how weights of a model are pruned."""
-    return {weight.path: weight.pruning.describe() for weight in model.trainable_weights if weight.pruning is not None}
+    return {weight._path: weight.pruning.describe() for weight in model.trainable_weights if weight.pruning is not None}
 
 
 def _flat(layers: Any) -> Iterator[Layer]:

@@ -52,7 +52,7 @@ def encode(model: Any) -> bytes:
     axes = open_axes(model)
     program = prediction(model, _LENGTHS[0] if axes else None)
     if program.updates:
-        named = ", ".join(variable.path for variable in program.updates)
+        named = ", ".join(variable._path for variable in program.updates)
         raise ConfigError(f"not supported in ONNX: a prediction that changes variables ({named})")
     names = model._expected_data.input_names
     if len(names) != len(program.inputs):
@@ -115,7 +115,9 @@ def model_of(program: Program, inputs: Mapping[str, str], outputs: Mapping[str, 
     for path, tensor in program.inputs.items():
         values[tensor] = graph.add_input(inputs[path], tensor)
     for variable, tensor in program.state.items():
-        label = variable.path if variable.path not in graph.constants else f"{variable.path} ({len(graph.constants)})"
+        label = (
+            variable._path if variable._path not in graph.constants else f"{variable._path} ({len(graph.constants)})"
+        )
         values[tensor] = graph.constant(variable.numpy(), name=label)
     for tensor in program.tensors:
         if tensor in values:

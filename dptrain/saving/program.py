@@ -131,7 +131,7 @@ def _described(program: Program) -> tuple[dict[str, Any], Arrays]:
     for name, tensor in program.inputs.items():
         add(tensor, {"input": name, "shape": attribute_of(tensor.shape), "dtype": tensor.dtype.name})
     for variable, tensor in program.state.items():
-        path = variable.path if variable.path not in arrays else f"{variable.path} ({len(arrays)})"
+        path = variable._path if variable._path not in arrays else f"{variable._path} ({len(arrays)})"
         add(tensor, {"variable": path})
         arrays[path] = variable.numpy()
     paths = dict(zip(program.state, list(arrays), strict=True))
@@ -180,7 +180,7 @@ class StoredProgram:
                     inputs[node["input"]] = tensors[-1]
                 elif "variable" in node:
                     variable = self.state[node["variable"]]
-                    tensors.append(placeholder(variable.shape, variable.dtype, variable.path, variable))
+                    tensors.append(placeholder(variable.shape, variable.dtype, variable._path, variable))
                     state[variable] = tensors[-1]
                 elif "rows" in node:
                     if not (is_length(node["rows"]) and is_type_name(node["dtype"])):

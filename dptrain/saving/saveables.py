@@ -71,7 +71,7 @@ def saveables(model: Any, is_group: Callable[[str], bool] | None = None) -> dict
 
 def require_all(variables: Sequence[Variable], written: Collection[int], where: str) -> None:
     """Refuse to write a file without some of the variables; `written` has the ids of those in it."""
-    missing = [variable.path for variable in variables if id(variable) not in written]
+    missing = [variable._path for variable in variables if id(variable) not in written]
     if missing:
         raise ConfigError(
             f"{where} would lack {len(missing)} of its {len(variables)} variables ({', '.join(missing[:5])}): keep the "

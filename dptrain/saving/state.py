@@ -76,7 +76,7 @@ def unpack(content: bytes, where: str, kind: str, advice: str) -> tuple[dict[str
 def variables(model: Any) -> dict[str, Variable]:
     """Return everything that training changes, by unique paths: weights, random numbers, optimizers, metrics."""
     paths: dict[str, int] = {}
-    return {numbered(variable.path, paths): variable for variable in model._variables_on_device()}
+    return {numbered(variable._path, paths): variable for variable in model._variables_on_device()}
 
 
 def extract_arrays(state: Any, prefix: str, arrays: Arrays) -> Any:

@@ -81,5 +81,5 @@ class StepGuard:
 
 def _variable(name: str, value: Any) -> Variable:
     variable = Variable(value, name, trainable=False)
-    variable.path = f"step_guard/{name}"
+    variable._path = f"step_guard/{name}"
     return variable

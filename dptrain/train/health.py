@@ -110,7 +110,7 @@ class HealthCheck:
         if self._agreed is not None:
             changed = (self._snapshot.digests()[:, 0] != self._agreed) & self._common
             self._changed = {
-                variable.path for variable, is_other in zip(self._variables, changed, strict=True) if is_other
+                variable._path for variable, is_other in zip(self._variables, changed, strict=True) if is_other
             }
         self.take_copy()
 
@@ -237,14 +237,14 @@ class HealthCheck:
 
     def _name(self, variable: Variable) -> str:
         sharding = self._programs.sharding
-        return variable.path if sharding is None else sharding.name(variable)
+        return variable._path if sharding is None else sharding.name(variable)
 
     # A state that is not finite
 
     def _raise_divergence(self, digests: npt.NDArray[np.uint64]) -> None:
         """Raise with the cause of the first non-finite value. Collective."""
         wrong = [variable for variable, wrong in zip(self._variables, self._diverged(digests), strict=True) if wrong]
-        counts = [[variable.path, int(np.count_nonzero(~np.isfinite(variable.numpy())))] for variable in wrong]
+        counts = [[variable._path, int(np.count_nonzero(~np.isfinite(variable.numpy())))] for variable in wrong]
         # Of sharded variables only some ranks may have such values.
         found_first = next((rank_counts[0] for rank_counts in self._comm.allgather(counts) if rank_counts), ["", 0])
         path, count = str(found_first[0]), found_first[1]

@@ -647,7 +647,8 @@ def _reading(program: Program, copies: Mapping[Variable, Variable]) -> Program:
     """Return a program that reads copies of some variables; its updates stay."""
     read = {variable: copy for variable, copy in copies.items() if variable in program.state}
     replacements = {
-        program.state[variable]: placeholder(copy.shape, copy.dtype, copy.path, copy) for variable, copy in read.items()
+        program.state[variable]: placeholder(copy.shape, copy.dtype, copy._path, copy)
+        for variable, copy in read.items()
     }
     state = {**program.state, **{copy: replacements[program.state[variable]] for variable, copy in read.items()}}
     return replace(rewritten(program, lambda tensor: replacements.get(tensor, tensor)), state=state)

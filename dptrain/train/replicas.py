@@ -33,14 +33,14 @@ def gathered(comm: Communicator, *numbers: int) -> npt.NDArray[np.uint64]:
 
 def kind_of(variables: Sequence[Variable]) -> int:
     """Return a digest of the variables' paths, shapes and types."""
-    kinds = [[variable.path, tuple(map(int, variable.shape)), variable.dtype.name] for variable in variables]
+    kinds = [[variable._path, tuple(map(int, variable.shape)), variable.dtype.name] for variable in variables]
     return number_of(repr(kinds).encode())
 
 
 def require_same_kind(comm: Communicator, variables: Sequence[Variable], kinds: npt.NDArray[np.uint64]) -> None:
     """Refuse models that differ, by every rank's `kind_of`. Collective if they do."""
     if (kinds != kinds[0]).any():
-        facts: dict[str, Any] = {variable.path: [list(variable.shape), variable.dtype.name] for variable in variables}
+        facts: dict[str, Any] = {variable._path: [list(variable.shape), variable.dtype.name] for variable in variables}
         comm.require_same("the ranks have different models", facts | {"variables": len(variables)})
 
 

@@ -157,17 +157,17 @@ class Sharding:
         else:
             content = value[self.place.key(variable.shape, home)] if isinstance(home, tuple) else value
         part = Variable(content, variable.name, variable.trainable)
-        part.path, part.aggregation = variable.path, variable.aggregation
+        part._path, part.aggregation = variable._path, variable.aggregation
         self._parts[variable], self._homes[variable] = part, home
         over = home if isinstance(home, tuple) else (STAGE,)
         self._sharded_over[part] = frozenset(mesh for mesh in over if mesh is not None)
-        variable.move(self)
+        variable._move(self)
 
     def copy(self, variable: Variable) -> Variable:
         """Return a variable of this rank for a copy of a sharded one's whole value."""
         if variable not in self._copies:
             self._copies[variable] = Variable(np.zeros(variable.shape, variable.dtype), variable.name, trainable=False)
-            self._copies[variable].path = variable.path
+            self._copies[variable]._path = variable._path
         return self._copies[variable]
 
     def forget_copies(self) -> list[Variable]:
@@ -215,9 +215,9 @@ class Sharding:
         """Return a unique name of this rank's variable: its path, and coordinates of a part."""
         over = self._over(variable)
         if not over:
-            return variable.path
+            return variable._path
         place = ", ".join(f"{axis} {self.place.coordinates[axis]}" for axis in self.place.lengths if axis in over)
-        return f"{variable.path} of {place}"
+        return f"{variable._path} of {place}"
 
     def groups(self, variables: Iterable[Variable]) -> list[tuple[list[list[int]], list[int]]]:
         """Return groups of ranks that share some of the variables, and the indices of these, on all ranks.

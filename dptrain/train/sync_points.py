@@ -58,7 +58,7 @@ class SyncPoints:
     def resume(self) -> Position | None:
         """Restore the model's state of an interrupted training and return its position, or None. Collective."""
         for keeper in self._keepers:
-            position = keeper.resume(self._hooks)
+            position = keeper._resume(self._hooks)
             if position is not None and self._source is None:
                 self._source, self._position = keeper, position
                 self._step_count = position.made
@@ -75,7 +75,7 @@ class SyncPoints:
     def load(self, *, begun: bool = False) -> None:
         """Restore the callbacks' states at the position; see `Checkpointing.load`. Collective."""
         if self._source is not None:
-            self._source.load(self._hooks, self._position, begun=begun)
+            self._source._load(self._hooks, self._position, begun=begun)
 
     def begin_epoch(self, epoch: int) -> None:
         """Record what a checkpoint in the middle of the epoch needs."""
@@ -146,7 +146,7 @@ class SyncPoints:
         return Position(epoch, step, self._step_count, self._rate_at_begin, skipped_at_begin=self.skipped_at_begin)
 
     def _synchronize(self, position: Position, due: list[Checkpointing], ahead: int) -> None:
-        left = [steps for keeper in self._keepers if (steps := keeper.steps_left(self._step_count)) is not None]
+        left = [steps for keeper in self._keepers if (steps := keeper._steps_left(self._step_count)) is not None]
         number, flags = self._agree(min([max(ahead, 1), *left]))
         saving = [
             keeper
@@ -161,10 +161,10 @@ class SyncPoints:
             self._check()
         with phase.during("saving"):
             for keeper in keepers:
-                keeper.save(self._hooks, position)
+                keeper._save(self._hooks, position)
         if number is not None:
             with phase.during("saving"):
-                where = [keeper.wait() for keeper in self._keepers]
+                where = [keeper._wait() for keeper in self._keepers]
             steps = f"{self._step_count} step{'s' * (self._step_count != 1)}"
             raise _preempted(number, f"after {steps}, saved as {where[0]}")
 
@@ -176,8 +176,8 @@ class SyncPoints:
         mine = signals.caught()
         came = [int(number == mine) for number in signals.SIGNALS]
         leads = self._comm.rank == 0
-        wants = [int(leads and keeper.is_due) for keeper in self._keepers]
-        written = [int(keeper.is_written) for keeper in self._keepers]
+        wants = [int(leads and keeper._is_due) for keeper in self._keepers]
+        written = [int(keeper._is_written) for keeper in self._keepers]
         facts = np.array([*came, *wants, *written, ahead if leads else 0], np.int64)
         if self._comm.size > 1:
             self._comm.allreduce_sum(facts)
@@ -188,7 +188,7 @@ class SyncPoints:
         saving = [bool(next(counts)) for _ in self._keepers]
         for keeper, count in zip(self._keepers, counts, strict=True):
             if count == self._comm.size:
-                keeper.join()
+                keeper._join()
         return number, saving
 
 

@@ -179,7 +179,7 @@ class Trainer:
         """Return the outputs of all samples by name, (rows, ...), on every rank. Collective."""
         self.share(lambda: self.model.variables)
         hooks._set_trainer(self)
-        if not self._any(hooks.has_batch_hooks("predict")):
+        if not self._any(hooks._has_batch_hooks("predict")):
             return self._predict(batches, hooks, step or self.model._make_step("predict"), watched=False)
         with TURNS.of(writes={("stop_predicting", id(self.model))}):  # which one thread's hook sets for itself
             hooks.model.stop_predicting = False
@@ -314,7 +314,7 @@ class Trainer:
         self._begin()
         skipped = sync_points.skipped_at_begin
         # A step's hooks may stop the training on one rank; where no rank has any, there is nothing to agree on.
-        watched = self._any(hooks.has_batch_hooks("train"))
+        watched = self._any(hooks._has_batch_hooks("train"))
         step_number = first_step
         if self._health is not None:
             self._health.begin(epoch, first_step)
@@ -439,7 +439,7 @@ class Trainer:
         batches.resume(0, 0)  # with validation_steps each validation sees the same first batches, as in Keras
         self.model.reset_metrics()
         step = self.model._make_step("test")
-        watched = self._any(hooks.has_batch_hooks("test"))
+        watched = self._any(hooks._has_batch_hooks("test"))
         if watched:
             hooks.model.stop_evaluating = False
         hooks.on_test_begin()

@@ -56,7 +56,7 @@ def test_layers(torch_keras, name, policy):
     (expected.float() * torch.tensor(slope)).sum().backward()
     ops.sum(ops.cast(found, "float32") * slope).backward()
     both = zip(ours.trainable_weights, theirs.trainable_weights, strict=True)
-    pairs = [*((one.grad, other.value.grad) for one, other in both), (own.grad, given.grad)]
+    pairs = [*((one.value.grad, other.value.grad) for one, other in both), (own.value.grad, given.grad)]
     for one, other in pairs[: None if given.requires_grad else -1]:
         # PyTorch differentiates these by their rounded outputs.
         assert units(one.numpy().astype("f"), other.float().numpy(), last_place) < (

@@ -59,3 +59,53 @@ def test_both_ways(keras, tmp_path, direction):
     other.load_weights(tmp_path / "m.weights.h5")
     for one, expected in zip(other.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, expected)
+
+
+class _Blocks:
+    """A model whose layers are built in several ways, by Keras or by dptrain."""
+
+    def __init__(self, module):
+        layers = module.layers
+
+        class Block(layers.Layer):
+            def __init__(self, **options):
+                super().__init__(**options)
+                self.inner, self.listed = layers.Dense(3, name="inner"), [layers.Dense(3, name="listed")]
+
+            def build(self, input_shape):
+                self.factor = self.add_weight((3,), name="factor")
+                self.inner.build(input_shape)
+                super().build(input_shape)
+
+            def call(self, inputs):
+                return self.listed[0](self.inner(inputs)) * self.factor
+
+        class Whole(module.Model):
+            def __init__(self):
+                super().__init__(name="whole")
+                self.block = Block(name="block")
+                self.head = module.Sequential([layers.Dense(2, name="out"), layers.BatchNormalization(name="norm")])
+                self.head.name = "head"
+
+            def call(self, inputs):
+                return self.head(self.block(inputs))
+
+        self.block, self.whole = Block(name="alone"), Whole()
+        inputs = module.Input((3,))
+        self.functional = module.Model(inputs, layers.Dense(2, name="top")(self.block(inputs)), name="functional")
+        self.whole(module.ops.zeros((2, 3)))
+        steps = [module.Input((5, 4)), layers.Bidirectional(layers.LSTM(2, name="lstm"), name="both")]
+        steps += [module.Sequential([layers.Dense(1, name="last")], name="nested")]
+        self.sequential = module.Sequential(steps, name="steps")
+        self.models = self.functional, self.whole, self.sequential
+
+
+def test_paths_have_the_layers_around(keras):
+    ours, theirs = _Blocks(dp), _Blocks(keras)
+    for model, other in zip(ours.models, theirs.models, strict=True):
+        assert [weight.path for weight in model.weights] == [weight.path for weight in other.weights]
+        assert model.path == other.path
+    layers = ours.block, ours.block.inner, ours.block.listed[0], ours.whole.head, ours.whole.block.inner
+    others = theirs.block, theirs.block.inner, theirs.block.listed[0], theirs.whole.head, theirs.whole.block.inner
+    assert [layer.path for layer in layers] == [layer.path for layer in others]
+    assert dp.layers.Dense(3).path is None

@@ -285,7 +285,7 @@ def cnn(
         loss = ops.mean(-ops.sum(ops.one_hot(y, classes) * ops.log_softmax(scores), axis=-1))
         loss.backward()
         for one, speed in zip(weights, speeds, strict=True):
-            speed.assign(0.9 * speed - 0.1 * one.grad)
+            speed.assign(0.9 * speed - 0.1 * one.value.grad)
             one.assign(one + speed.value)
         return {"loss": loss}
 

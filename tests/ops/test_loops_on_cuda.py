@@ -103,12 +103,12 @@ def trained(make, dtype, seed=1):
     b = Variable(rng.normal(size=WIDTH).astype(dtype), "b")
 
     def step(x):
-        u.grad = b.grad = None
+        u._gradient = b._gradient = None
         loss = make(x, u, b)
         loss.backward()
-        grads = {"u": u.grad, "b": b.grad}
-        if u.grad is not None:
-            u.assign(u - 0.1 * u.grad)
+        grads = {"u": u.value.grad, "b": b.value.grad}
+        if u.value.grad is not None:
+            u.assign(u - 0.1 * u.value.grad)
         return {"loss": loss, **{name: grad for name, grad in grads.items() if grad is not None}}
 
     return step

@@ -237,7 +237,7 @@ def test_variables_move_to_the_device_and_back(cuda_backend):
     assert all(pointer % 256 == 0 for pointer in pointers)
     variables[2].assign(variables[2].numpy() + 1)
     for one in variables:
-        one.move(None)
+        one._move(None)
     cuda_backend.release(variables)
     assert [one.numpy().tolist() for one in variables[:2]] == [[], [0.0]]
     np.testing.assert_array_equal(variables[2].numpy(), np.arange(33) + 1)

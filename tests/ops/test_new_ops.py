@@ -143,7 +143,7 @@ def training(function=None, seed=0):
         tops = tallest_op(view(y), axis=0)
         loss = ops.mean(ops.square(function(view(y) - 0.1 * tops) @ w))
         loss.backward()
-        w.assign(w - 0.1 * w.grad)
+        w.assign(w - 0.1 * w.value.grad)
         return {"loss": loss, "dx": gradients(loss, [x])[0], "y": y, "view": view(y) + 1, "tops": tops}
 
     return trace(step, {"x": ((Dim.rows(B), N, N), "float32")}), {"x": rng.normal(size=(B, N, N)).astype(np.float32)}

@@ -36,7 +36,7 @@ def training(seed, rows=B, hidden=HIDDEN, mixing=True):
         loss.backward()
         total.assign_add(ops.cast(loss, "float64"))
         for one, speed in zip(weights, speeds, strict=True):
-            speed.assign(momentum * speed - rate * one.grad)
+            speed.assign(momentum * speed - rate * one.value.grad)
             one.assign(one + speed.value)
         return {"loss": loss}
 

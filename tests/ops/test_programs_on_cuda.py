@@ -150,8 +150,8 @@ def mlp(rng, inputs=20, hidden=16, classes=4, rows=B, stored=50, compute="float3
         t = ops.cast(iterations + 1, "float64")
         rate = 0.01 * ops.sqrt(1 - ops.power(np.float64(0.999), t)) / (1 - ops.power(np.float64(0.9), t))
         for one, (m, v) in zip(weights, slots, strict=True):
-            m.assign(m + (one.grad - m) * 0.1)
-            v.assign(v + (ops.square(one.grad) - v) * 0.001)
+            m.assign(m + (one.value.grad - m) * 0.1)
+            v.assign(v + (ops.square(one.value.grad) - v) * 0.001)
             one.assign(one - ops.cast(rate, "float32") * m.value / (ops.sqrt(v.value) + 1e-7))
         iterations.assign_add(1)
         return {"loss": loss}

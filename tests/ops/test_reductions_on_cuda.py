@@ -82,7 +82,7 @@ def group_normalization(rows, size=8, features=16, groups=4):
         loss = ops.mean(ops.square(y - wanted))
         loss.backward()
         for one in (gamma, beta, kernel):
-            one.assign(one.value - 0.1 * one.grad)
+            one.assign(one.value - 0.1 * one.value.grad)
         return {"loss": loss, "y": y}
 
     shape = (Dim.rows(rows), size, size, features)

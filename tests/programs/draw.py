@@ -126,7 +126,7 @@ class Drawing:
         """Read the state of random numbers, inside of a trace."""
         count = self._seeds.count
         self._state[count] = count.value
-        self._values[id(count.value)] = count.numpy() if not count.is_symbolic else np.array(0)
+        self._values[id(count.value)] = count.numpy() if not count._is_symbolic else np.array(0)
 
     # Choices
 

@@ -19,7 +19,7 @@ def same_for_rows(one: Program, other: Program) -> bool:
 
     def kind(tensor: Tensor, place: dict[int, int]) -> Any:
         inputs = [place[id(each)] for each in tensor.inputs]
-        variable = None if tensor.variable is None else tensor.variable.path
+        variable = None if tensor.variable is None else tensor.variable._path
         return id(tensor.op), inputs, variable, _scaled(tensor.shape), tensor.dtype, _scaled(tensor.attributes)
 
     def is_same(a: Tensor, b: Tensor) -> bool:

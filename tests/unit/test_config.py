@@ -58,3 +58,77 @@ def test_tracebacks_are_whole():
     assert not keras.config.is_traceback_filtering_enabled()
     with pytest.raises(ConfigError, match="not supported: traceback filtering"):
         keras.config.enable_traceback_filtering()
+
+
+@pytest.fixture
+def _no_limits():
+    yield
+    keras.config.set_max_epochs(None)
+    keras.config.set_max_steps_per_epoch(None)
+
+
+def batches_of(call, *arguments, **named):
+    """Return how many batches an evaluation or prediction makes, and what it returns."""
+    seen = []
+
+    class Counter(keras.callbacks.Callback):
+        def on_test_batch_end(self, batch, logs=None):
+            seen.append(batch)
+
+        on_predict_batch_end = on_test_batch_end
+
+    return call(*arguments, verbose=0, callbacks=[Counter()], **named), len(seen)
+
+
+@pytest.mark.usefixtures("_no_limits")
+def test_trainings_end_at_the_limits():
+    x, y = np.ones((20, 3)), np.ones((20, 1))
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    keras.config.set_max_epochs(2)
+    keras.config.set_max_steps_per_epoch(3)
+    assert (keras.config.max_epochs(), keras.config.max_steps_per_epoch()) == (2, 3)
+    assert len(model.fit(x, y, batch_size=3, epochs=9, verbose=0).epoch) == 2
+    assert int(model.optimizer.iterations) == 6
+    assert batches_of(model.evaluate, x, y, batch_size=4)[1] == 3
+    predicted, batches = batches_of(model.predict, x, batch_size=4)
+    assert (predicted.shape, batches) == ((12, 1), 3)
+    assert batches_of(model.predict, ((x[n : n + 2],) for n in range(0, 20, 2)))[0].shape == (6, 1)
+    model.fit(((x[:2], y[:2]) for _ in range(99)), shuffle=False, verbose=0)
+    assert int(model.optimizer.iterations) == 9
+    keras.config.set_max_steps_per_epoch(50)  # of more than there are
+    model.fit(x, y, batch_size=4, epochs=1, verbose=0)
+    assert int(model.optimizer.iterations) == 14
+    assert model.predict(x, verbose=0).shape == (20, 1)
+
+
+@pytest.mark.usefixtures("_no_limits")
+def test_limits_are_positive_integers(monkeypatch):
+    for value in (0, -1, 1.5, "3", True):
+        with pytest.raises(ConfigError, match="expected a positive integer, or None"):
+            keras.config.set_max_epochs(value)
+    monkeypatch.setattr("dptrain.runtime.limits._limits", {})
+    monkeypatch.setenv("KERAS_MAX_EPOCHS", "4")
+    monkeypatch.setenv("KERAS_MAX_STEPS_PER_EPOCH", "many")
+    assert keras.config.max_epochs() == 4
+    with pytest.raises(ConfigError, match="KERAS_MAX_STEPS_PER_EPOCH = 'many': expected a positive integer"):
+        keras.config.max_steps_per_epoch()
+
+
+def test_what_dptrain_does_in_one_way_only():
+    keras.config.set_backend("dptrain")
+    assert not keras.config.is_nnx_enabled()
+    with pytest.raises(ConfigError, match="not supported: backend = 'jax'; it is 'dptrain'"):
+        keras.config.set_backend("jax")
+    with pytest.raises(ConfigError, match="dptrain runs no code from files"):
+        keras.config.enable_unsafe_deserialization()
+
+
+def test_utils_has_the_switches_of_logging():
+    try:
+        keras.utils.disable_interactive_logging()
+        assert not keras.config.is_interactive_logging_enabled()
+        assert not keras.utils.is_interactive_logging_enabled()
+    finally:
+        keras.utils.enable_interactive_logging()
+    assert keras.config.is_interactive_logging_enabled()

@@ -136,8 +136,8 @@ def test_weights_are_float32_and_are_read_in_half_precision(policy, dtype):
     assert {one.dtype.name for one in layer.weights} == {layer.dtype, layer.variable_dtype} == {"float32"}
     assert layer.compute_dtype == dtype
     ops.sum(layer(X)).backward()
-    assert layer.scale.grad.dtype == np.float32
-    assert layer.scale.tensor.dtype == np.float32  # outside of a call
+    assert layer.scale.value.grad.dtype == np.float32
+    assert layer.scale.value.dtype == np.float32  # outside of a call
 
 
 @pytest.mark.parametrize(("policy", "dtype"), POLICIES.items())
@@ -170,7 +170,7 @@ def test_ranks_round_what_they_have_added_up():
 
     def step(x):
         ops.sum(ops.cast(x, "bfloat16") @ ops.cast(w, "bfloat16")).backward()
-        return {"gradient": w.grad}
+        return {"gradient": w.value.grad}
 
     x = np.zeros((8, 4), np.float32)
     x[:, 0] = [256, 1, 0, 0, 1, 0, 0, 0]

@@ -19,8 +19,8 @@ def test_a_penalty_of_what_is_not_orthogonal(mode):
     assert float(loss) == pytest.approx(0.01 * np.mean(pairs), rel=1e-12)
     loss.backward()
     # The length of a vector makes no difference.
-    np.testing.assert_allclose(ops.sum(weight.grad * weight, 1 if mode == "rows" else 0), 0, atol=1e-15)
-    assert np.abs(weight.grad.numpy()).max() > 1e-4
+    np.testing.assert_allclose(ops.sum(weight.value.grad * weight, 1 if mode == "rows" else 0), 0, atol=1e-15)
+    assert np.abs(weight.value.grad.numpy()).max() > 1e-4
 
 
 def test_orthogonal_vectors_and_single_ones_cost_nothing():

@@ -118,7 +118,7 @@ class Composition:
         self.stored = {one for one in {*program.results, *grouping.used, *sent} if one in grouping.anchors}
         self.targets = {one: variable for variable, one in program.updates.items()}
         labels = {one: name for name, one in program.outputs.items()}
-        labels |= {one: f"new {variable.path}" for variable, one in program.updates.items()}
+        labels |= {one: f"new {variable._path}" for variable, one in program.updates.items()}
         names = names_of(tensors, labels)
         names |= {part: f"part_of_{names[one]}" for one, part in grouping.parts.items() if part not in names}
         self.last_carries: dict[Tensor, tuple[Tensor, int]] = {}

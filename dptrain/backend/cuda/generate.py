@@ -926,7 +926,7 @@ def names_of(tensors: Iterable[Tensor], labels: Mapping[Tensor, str]) -> dict[Te
     # Some ops are functions of headers.
     taken: set[str] = {"shared", "block", "pack", "run", "starts", "step", "outside", *_TYPES, *SIZES, *OPS}
     for number, one in enumerate(dict.fromkeys(tensors)):
-        path = labels.get(one) or (one.variable.path if one.variable is not None else one.name)
+        path = labels.get(one) or (one.variable._path if one.variable is not None else one.name)
         own = _word(path or (one.op.name if one.op is not None else "constant"))
         if _RESERVED.fullmatch(own):  # and with a number behind it, as often as not
             own = f"t_{own}"

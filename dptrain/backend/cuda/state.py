@@ -39,7 +39,7 @@ class DeviceState:
             self._arrays[one] = DeviceArray(memory, memory.pointer + start, value.shape, value.dtype)
         self._write(DeviceArray(memory, memory.pointer, flat.shape, flat.dtype), flat)
         for one in new:
-            one.move(self)
+            one._move(self)
 
     def release(self, variables: Iterable[Variable]) -> None:
         """Forget variables; their memory is given back with the last that was adopted together with them."""

@@ -141,11 +141,11 @@ class RecurrentCell(Layer):
         """
         alone = isinstance(states, Tensor)
         before = [states] if alone else list(states)
-        masks, recurrent_masks = self.draw_masks(inputs, before[0], training)
-        output, after = self.advance(self.project(inputs, masks), before, recurrent_masks)
+        masks, recurrent_masks = self._draw_masks(inputs, before[0], training)
+        output, after = self._advance(self._project(inputs, masks), before, recurrent_masks)
         return output, after[0] if alone else after
 
-    def project(self, inputs: Tensor, masks: Masks) -> Tensor:
+    def _project(self, inputs: Tensor, masks: Masks) -> Tensor:
         """Return what the inputs contribute to a step, or with an axis of time behind the rows to all steps.
 
         Args:
@@ -154,11 +154,11 @@ class RecurrentCell(Layer):
         """
         raise NotImplementedError
 
-    def advance(self, projected: Tensor, states: Sequence[Tensor], masks: Masks) -> tuple[Tensor, list[Tensor]]:
+    def _advance(self, projected: Tensor, states: Sequence[Tensor], masks: Masks) -> tuple[Tensor, list[Tensor]]:
         """Return the output and the states after a step.
 
         Args:
-            projected: what `project` returned for it.
+            projected: what `_project` returned for it.
             states: before it.
             masks: of the first state.
         """
@@ -169,14 +169,14 @@ class RecurrentCell(Layer):
         sizes = self.state_size if isinstance(self.state_size, list) else [self.state_size]
         return [ops.zeros((batch_size, size), self.compute_dtype) for size in sizes]
 
-    def draw_masks(self, inputs: Tensor, state: Tensor, training: bool) -> tuple[Masks, Masks]:
+    def _draw_masks(self, inputs: Tensor, state: Tensor, training: bool) -> tuple[Masks, Masks]:
         """Return masks of the inputs of a step, and of the state: in training, of what is dropped in this batch."""
         if not training:
             return None, None
         return self._masks(inputs, self.dropout), self._masks(state, self.recurrent_dropout)
 
     @contextmanager
-    def reading_weights(self) -> Iterator[None]:
+    def _reading_weights(self) -> Iterator[None]:
         """Read weights in the type in which the cell computes."""
         with reading_weights_in(self._read_in):
             yield
@@ -221,7 +221,7 @@ class UnitForgetBias(Initializer):
     def __init__(self, others: Any) -> None:
         self.others = others
 
-    def draw(self, shape: tuple[int, ...], seed: int, position: int) -> npt.NDArray[np.float64]:
+    def _draw(self, shape: tuple[int, ...], seed: int, position: int) -> npt.NDArray[np.float64]:
         """Return the values, (4 * units,)."""
         units = shape[0] // 4
         before, behind = (self._drawn((count,), seed, position) for count in (units, 2 * units))
@@ -229,7 +229,7 @@ class UnitForgetBias(Initializer):
 
     def _drawn(self, shape: tuple[int, ...], seed: int, position: int) -> npt.NDArray[np.float64]:
         if isinstance(self.others, Initializer):
-            return self.others.draw(shape, seed, position)
+            return self.others._draw(shape, seed, position)
         return np.asarray(self.others(shape, dtype="float64"), np.float64)
 
 

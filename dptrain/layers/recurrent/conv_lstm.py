@@ -129,7 +129,7 @@ class ConvLSTMCell(RecurrentCell):
         shape = (self.filters, *size) if self._channel_axis == 1 else (*size, self.filters)
         return [ops.zeros((batch_size, *shape), self.compute_dtype) for _ in range(2)]
 
-    def project(self, inputs: Tensor, masks: Masks) -> Tensor:
+    def _project(self, inputs: Tensor, masks: Masks) -> Tensor:
         """See `RecurrentCell`."""
         lengths = inputs.shape[: inputs.ndim - self.rank - 1]
         outputs = self._convolved(inputs, self.kernel, masks, self.strides, self.padding, self.dilation_rate)
@@ -138,7 +138,7 @@ class ConvLSTMCell(RecurrentCell):
             outputs = outputs + ops.reshape(self.bias, shape)
         return ops.reshape(outputs, (*lengths, *outputs.shape[1:])) if len(lengths) > 1 else outputs
 
-    def advance(self, projected: Tensor, states: Sequence[Tensor], masks: Masks) -> tuple[Tensor, list[Tensor]]:
+    def _advance(self, projected: Tensor, states: Sequence[Tensor], masks: Masks) -> tuple[Tensor, list[Tensor]]:
         """See `RecurrentCell`."""
         h, c = states
         ones = (1,) * self.rank

@@ -74,14 +74,14 @@ class GRUCell(RecurrentCell):
         bias = (2, 3 * self.units) if self.reset_after else (3 * self.units,)
         self._make_weights((input_shape[-1], 3 * self.units), (self.units, 3 * self.units), bias)
 
-    def project(self, inputs: Tensor, masks: Masks) -> Tensor:
+    def _project(self, inputs: Tensor, masks: Masks) -> Tensor:
         """See `RecurrentCell`."""
         product = self._product(inputs, self.kernel, masks)
         if self.bias is None:
             return product
         return product + (self.bias[0] if self.reset_after else self.bias)
 
-    def advance(self, projected: Tensor, states: Sequence[Tensor], masks: Masks) -> tuple[Tensor, list[Tensor]]:
+    def _advance(self, projected: Tensor, states: Sequence[Tensor], masks: Masks) -> tuple[Tensor, list[Tensor]]:
         """See `RecurrentCell`."""
         h = states[0]
         new_z, new_r, new_h = ops.split(projected, 3, axis=-1)

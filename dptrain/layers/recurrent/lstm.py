@@ -79,12 +79,12 @@ class LSTMCell(RecurrentCell):
         bias = UnitForgetBias(self.bias_initializer) if self.unit_forget_bias else None
         self._make_weights((input_shape[-1], 4 * self.units), (self.units, 4 * self.units), (4 * self.units,), bias)
 
-    def project(self, inputs: Tensor, masks: Masks) -> Tensor:
+    def _project(self, inputs: Tensor, masks: Masks) -> Tensor:
         """See `RecurrentCell`."""
         product = self._product(inputs, self.kernel, masks)
         return product if self.bias is None else product + self.bias
 
-    def advance(self, projected: Tensor, states: Sequence[Tensor], masks: Masks) -> tuple[Tensor, list[Tensor]]:
+    def _advance(self, projected: Tensor, states: Sequence[Tensor], masks: Masks) -> tuple[Tensor, list[Tensor]]:
         """See `RecurrentCell`."""
         h, c = states
         i, f, new, o = ops.split(projected + self._product(h, self.recurrent_kernel, masks), 4, axis=-1)

@@ -175,7 +175,7 @@ class RNN(Layer):
                 )
         if initial_state is None and self.stateful:
             numbers = row_numbers(rows)
-            initial_state = tree.map_structure(lambda kept: take_rows(kept.tensor, numbers), self.states)
+            initial_state = tree.map_structure(lambda kept: take_rows(kept.value, numbers), self.states)
         if initial_state is None:
             initial_state = self.get_initial_state(rows)
         states = list(initial_state) if tree.is_nested(initial_state) else [initial_state]
@@ -204,13 +204,13 @@ class RNN(Layer):
         }
         if not isinstance(cell, RecurrentCell) or type(cell).call is not RecurrentCell.call:
             return run(_called(cell, training), sequences, states, mask, returns_state=False, **how)
-        with cell.reading_weights():
+        with cell._reading_weights():
             sequences = ops.cast(sequences, cell.compute_dtype)
-            masks, recurrent_masks = cell.draw_masks(sequences[:, 0], states[0], training)
-            projected = cell.project(sequences, masks)
+            masks, recurrent_masks = cell._draw_masks(sequences[:, 0], states[0], training)
+            projected = cell._project(sequences, masks)
 
             def step(inputs: Tensor, before: Any) -> tuple[Tensor, Any]:
-                return cell.advance(inputs, before, recurrent_masks)
+                return cell._advance(inputs, before, recurrent_masks)
 
             return run(step, projected, states, mask, returns_state=True, **how)
 

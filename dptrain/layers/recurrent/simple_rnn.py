@@ -64,12 +64,12 @@ class SimpleRNNCell(RecurrentCell):
         """Make kernels and bias."""
         self._make_weights((input_shape[-1], self.units), (self.units, self.units), (self.units,))
 
-    def project(self, inputs: Tensor, masks: Masks) -> Tensor:
+    def _project(self, inputs: Tensor, masks: Masks) -> Tensor:
         """See `RecurrentCell`."""
         product = self._product(inputs, self.kernel, masks)
         return product if self.bias is None else product + self.bias
 
-    def advance(self, projected: Tensor, states: Sequence[Tensor], masks: Masks) -> tuple[Tensor, list[Tensor]]:
+    def _advance(self, projected: Tensor, states: Sequence[Tensor], masks: Masks) -> tuple[Tensor, list[Tensor]]:
         """See `RecurrentCell`."""
         state = self.activation(projected + self._product(states[0], self.recurrent_kernel, masks))
         return state, [state]

@@ -32,7 +32,7 @@ def step(x, share):
     loss.backward()
     greatest.assign(ops.maximum(greatest, ops.max(ops.absolute(y))))
     for one in (weights, slope):
-        one.assign(one - 0.1 * one.grad)
+        one.assign(one - 0.1 * one.value.grad)
     return {"loss": loss}
 
 

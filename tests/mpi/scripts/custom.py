@@ -40,7 +40,7 @@ class Denoiser(dp.Model):
         y_pred = self.denoising(x + self.shaping(noise, training=True), training=True)
         loss = self.compute_loss(x, x, y_pred, weights) + 0.01 * ops.max(ops.abs(y_pred))
         loss.backward()
-        self.optimizer.apply([v.grad for v in self.trainable_weights], self.trainable_weights)
+        self.optimizer.apply([v.value.grad for v in self.trainable_weights], self.trainable_weights)
         self.metrics[0].update_state(loss, sample_weight=x.shape[0])
         return {**self.compute_metrics(x, x, y_pred, weights), "loudest": ops.max(noise)}
 

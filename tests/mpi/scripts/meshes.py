@@ -58,7 +58,7 @@ class Own(dp.Model):
         loss = -ops.mean(losses) + 0.01 * ops.mean(ops.square(ops.mean(logits, 0)))
         self.zero_grad()
         loss.backward()
-        self.optimizer.apply([v.grad for v in self.trainable_weights], self.trainable_weights)
+        self.optimizer.apply([v.value.grad for v in self.trainable_weights], self.trainable_weights)
         return {"loss": loss}
 
 

@@ -31,7 +31,7 @@ def step(x, y, weights):
     loss = ops.sum(losses * weights) / ops.sum(weights)
     loss.backward()
     for one in variables:
-        one.assign(one - 0.05 * one.grad)
+        one.assign(one - 0.05 * one.value.grad)
     return {"loss": loss}
 
 

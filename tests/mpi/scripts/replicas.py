@@ -35,7 +35,7 @@ class Change(dp.callbacks.Callback):
         if self.way == "rate":
             self.model.optimizer.learning_rate = 0.5
         if self.way in ("parameter", "slot", "between"):
-            slots = [one for one in self.model.optimizer.variables if one.path.endswith("dense_kernel_velocity")]
+            slots = [one for one in self.model.optimizer.variables if one._path.endswith("dense_kernel_velocity")]
             one = slots[0] if self.way == "slot" else self.model.weights[0]
             value = one.numpy()
             value.view(np.uint32).reshape(-1)[17] ^= 1 << 12
@@ -79,7 +79,7 @@ for way in sys.argv[1:]:
         model.fit(x, y, **arguments)
         if comm.rank == BAD:
             for one in (*model.weights, *model.optimizer.variables):
-                if not one.path.endswith("learning_rate"):  # with another one they would not begin
+                if not one._path.endswith("learning_rate"):  # with another one they would not begin
                     one.assign(one.numpy() + 1)
     change = Change("parameter" if way == "never" else way)
     data = (mine, y)

@@ -488,4 +488,4 @@ def test_what_a_checkpoint_holds(tmp_path):
 
 
 def test_steps_run_together_all_the_same():
-    assert not CallbackList(BackupAndRestore("a", 5)).has_batch_hooks("train")
+    assert not CallbackList(BackupAndRestore("a", 5))._has_batch_hooks("train")

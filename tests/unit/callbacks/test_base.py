@@ -46,7 +46,7 @@ def test_callbacks_come_alone_or_in_lists(given):
 
 def test_what_ranks_must_have_in_common():
     checkpoint = ModelCheckpoint("a.keras", save_freq=3)
-    facts = CallbackList([Callback(), checkpoint, EarlyStopping(patience=2)], FakeModel()).decisive()
+    facts = CallbackList([Callback(), checkpoint, EarlyStopping(patience=2)], FakeModel())._decisive()
     assert [fact[0] for fact in facts] == ["ModelCheckpoint", "EarlyStopping"]
     assert 3 in facts[0]
     assert 2 in facts[1]

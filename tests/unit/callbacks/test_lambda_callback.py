@@ -33,6 +33,6 @@ def test_every_function_is_called_in_its_place():
 
 
 def test_steps_cost_nothing_where_nobody_listens():
-    assert not CallbackList(LambdaCallback(on_epoch_end=print)).has_batch_hooks("train")
-    assert CallbackList(LambdaCallback(on_batch_end=print)).has_batch_hooks("train")
-    assert CallbackList(LambdaCallback(on_predict_batch_end=print)).has_batch_hooks("predict")
+    assert not CallbackList(LambdaCallback(on_epoch_end=print))._has_batch_hooks("train")
+    assert CallbackList(LambdaCallback(on_batch_end=print))._has_batch_hooks("train")
+    assert CallbackList(LambdaCallback(on_predict_batch_end=print))._has_batch_hooks("predict")

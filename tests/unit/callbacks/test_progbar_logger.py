@@ -137,8 +137,8 @@ def test_only_rank_0_shows_anything(capsys):
 @pytest.mark.parametrize("verbose", [1, 2])
 def test_ranks_do_not_meet_for_a_line(verbose):
     hooks = CallbackList(ProgbarLogger(), verbose=verbose, epochs=1, steps=1)
-    assert not hooks.has_batch_hooks("train")
-    assert not hooks.has_batch_hooks("test")
+    assert not hooks._has_batch_hooks("train")
+    assert not hooks._has_batch_hooks("test")
 
 
 @pytest.mark.parametrize(("word", "lines"), [("none", 0), ("lines", 2)])
@@ -164,5 +164,5 @@ def test_a_subclass_may_do_more_than_show():
         def on_train_batch_end(self, batch, logs=None):
             self.model.stop_training = True
 
-    assert not CallbackList(ProgbarLogger()).has_batch_hooks("train")
-    assert CallbackList(Impatient()).has_batch_hooks("train")
+    assert not CallbackList(ProgbarLogger())._has_batch_hooks("train")
+    assert CallbackList(Impatient())._has_batch_hooks("train")

@@ -103,5 +103,5 @@ def test_what_is_not_supported(options):
 
 
 def test_steps_cost_nothing_where_nobody_listens():
-    assert not CallbackList(TensorBoard()).has_batch_hooks("train")
-    assert CallbackList(TensorBoard(update_freq=5)).has_batch_hooks("train")
+    assert not CallbackList(TensorBoard())._has_batch_hooks("train")
+    assert CallbackList(TensorBoard(update_freq=5))._has_batch_hooks("train")

@@ -20,7 +20,7 @@ def mesh(eight) -> DeviceMesh:
 
 
 def test_a_mesh_is_a_grid_of_all_ranks(mesh):
-    assert (mesh.shape, mesh.axis_names, mesh.lengths) == ((4, 2), NAMES, {"data": 4, "model": 2})
+    assert (mesh.shape, mesh.axis_names, mesh._lengths) == ((4, 2), NAMES, {"data": 4, "model": 2})
     assert mesh.devices.tolist() == [["cpu:0", "cpu:1"], ["cpu:2", "cpu:3"], ["cpu:4", "cpu:5"], ["cpu:6", "cpu:7"]]
     assert str(mesh) == repr(mesh) == "<DeviceMesh shape=(4, 2), axis_names=['data', 'model']>"
     again = DeviceMesh([2, 4], NAMES, np.reshape(list_devices(), (4, 2)))

@@ -68,7 +68,7 @@ def test_paths_of_a_model_and_its_optimizer(eight):
     adam = dp.optimizers.Adam()
     adam.build(model.trainable_variables)
     with ModelParallel(layout_map=layouts).scope():
-        found = {one.path: layout_of(one) for one in model.weights}
+        found = {one._path: layout_of(one) for one in model.weights}
         of_slots = [layout_of(one, weight) for weight in model.weights for one in adam._slots_of(weight).values()]
     axes = [(None, "model"), (None,), (None, None), (None,)]
     assert found == dict(zip(("hidden/kernel", "hidden/bias", "dense/kernel", "dense/bias"), axes, strict=True))

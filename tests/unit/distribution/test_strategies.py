@@ -28,7 +28,7 @@ def layouts(eight) -> LayoutMap:
 @pytest.mark.parametrize("make", [DataParallel, lambda: DataParallel(devices=list_devices())])
 def test_data_parallel(eight, make):
     made = make()
-    assert (made.device_mesh.lengths, made.batch_dim_name) == ({"batch": 8}, "batch")
+    assert (made.device_mesh._lengths, made.batch_dim_name) == ({"batch": 8}, "batch")
     assert (made.num_processes, made.num_model_replicas, made.data_shard_id) == (8, 8, 0)
     assert made.get_data_layout((32, 28, 28)).axes == ("batch", None, None)
     assert made.get_data_layout(()).axes == ()

@@ -231,7 +231,7 @@ def test_gradients_where_nothing_takes_part_in_float16():
     mask[0, 1] = False
     output, _ = layer(QUERY, VALUE, attention_mask=mask, return_attention_scores=True)
     ops.sum(ops.square(output)).backward()
-    assert all(np.isfinite(weight.grad.numpy()).all() for weight in layer.trainable_weights)
+    assert all(np.isfinite(weight.value.grad.numpy()).all() for weight in layer.trainable_weights)
 
 
 @pytest.mark.parametrize("name", golden.layers(L))

@@ -39,7 +39,7 @@ class Block(Layer):
 
 
 def paths(found):
-    return [one.path for one in found]
+    return [one._path for one in found]
 
 
 OWN = ["scale", "calls"]
@@ -223,11 +223,11 @@ def test_adoption_names_layers_and_draws_provisional_weights_once():
     model._adopt(7)
     assert [one.name for one in model._sublayers] == ["dense", "dense_1", "mine", "dropout", "dropout_1", "dense_2"]
     generators = [one.seed_generator for one in model.steps[3:]]
-    assert [(one.seed, one.number, one.purpose, one.count.path) for one in generators] == [
+    assert [(one.seed, one.number, one.purpose, one.count._path) for one in generators] == [
         (7, 0, Purpose.DROPOUT, "dropout/seed_generator"),
         (9, 1, Purpose.DROPOUT, "dropout_1/seed_generator"),
     ]
-    assert set(paths(model.variables)) - set(paths(model.weights)) == {one.count.path for one in generators}
+    assert set(paths(model.variables)) - set(paths(model.weights)) == {one.count._path for one in generators}
     first = model.get_weights()
     model._adopt(8)
     assert [one.seed for one in generators] == [8, 9]

@@ -125,7 +125,7 @@ def test_gradients_by_central_differences(name, number, training):
             weight.assign(value)
             return float(loss(arrays))
 
-        assert_slopes(kept, weight.grad.numpy(), moved, weight.path)
+        assert_slopes(kept, weight.value.grad.numpy(), moved, weight.path)
         weight.assign(kept)
     if case.integers:
         return
@@ -146,7 +146,7 @@ def program_of(case, layer):
         y = case.call(layer, list(inputs), training=True)
         loss = sum(layer.losses, ops.sum(ops.square(y)))
         loss.backward()
-        found = {f"d{n}": one.grad for n, one in enumerate(layer.trainable_weights)}
+        found = {f"d{n}": one.value.grad for n, one in enumerate(layer.trainable_weights)}
         return {"y": y, "loss": loss, **found}
 
     return trace(step, {name: ((Dim.rows(ROWS), *one.shape[1:]), one.dtype) for name, one in values.items()}), values

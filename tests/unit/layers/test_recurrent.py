@@ -228,7 +228,7 @@ def test_a_model_and_its_files(tmp_path):
     model.compile("adam", "mse", metrics=["mae"])
     model.fit(ids, np.ones((2, 4, 2)), verbose=0)
     expected = model.predict(ids, verbose=0)
-    assert model.weights[1].path == "bidirectional/forward_lstm/lstm_cell/kernel"
+    assert model.weights[1]._path == "bidirectional/forward_lstm/lstm_cell/kernel"
     for name in ("m.keras", "m.h5"):
         model.save(tmp_path / name)
         np.testing.assert_array_equal(dp.models.load_model(tmp_path / name).predict(ids, verbose=0), expected)

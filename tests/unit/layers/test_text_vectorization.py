@@ -52,7 +52,7 @@ def test_rows_of_one_length(length, expected):
 )
 def test_tokens(options, tokens):
     found = [token.replace(" ", "") if "character" in str(options) else token for token in tokens]
-    made = layers.TextVectorization(**options).tokens(TEXTS[:1])[0]
+    made = layers.TextVectorization(**options)._tokens(TEXTS[:1])[0]
     made = [token.replace(" ", "") if "character" in str(options) else token for token in made]
     assert made == found
 

@@ -109,7 +109,7 @@ def test_embedding_looks_up_rows():
     assert np.abs(table).max() <= 0.05
     assert np.array_equal(L.Embedding(5, 3, weights=[table])([[1.0]]), table[None, [1]])
     ops.sum(y).backward()
-    assert layer.embeddings.grad.numpy()[:, 0].tolist() == [1, 0, 2, 0, 1]
+    assert layer.embeddings.value.grad.numpy()[:, 0].tolist() == [1, 0, 2, 0, 1]
 
 
 def test_dropout():

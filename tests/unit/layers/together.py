@@ -37,7 +37,7 @@ def program_of_all(dtype: str = "float64", part: int = 0, parts: int = 1) -> tup
             loss = sum(layer.losses, loss + ops.sum(ops.square(y)))
         loss.backward()
         for key, (_, layer, _) in made.items():
-            found |= {f"{key}_d{n}": one.grad for n, one in enumerate(layer.trainable_weights)}
+            found |= {f"{key}_d{n}": one.value.grad for n, one in enumerate(layer.trainable_weights)}
         return found
 
     specs = {name: ((Dim.rows(ROWS), *one.shape[1:]), one.dtype) for name, one in values.items()}

@@ -171,7 +171,7 @@ def test_ranks_compute_what_one_computes(case, reduction, shards):
     def step(y_true, x, weights):
         value = loss(y_true, x * w, weights)
         value.backward()
-        return {"loss": value, "gradient": w.grad}
+        return {"loss": value, "gradient": w.value.grad}
 
     values = {"y_true": target, "x": output, "weights": WEIGHTS}
     program = trace(step, {name: ((Dim.rows(ROWS), *one.shape[1:]), one.dtype) for name, one in values.items()})
@@ -201,7 +201,7 @@ def test_the_overlap_of_a_whole_batch(make, expected, shards):
     def step(y_true, x):
         value = make()(y_true, x * w)
         value.backward()
-        return {"loss": value, "gradient": w.grad}
+        return {"loss": value, "gradient": w.value.grad}
 
     values = {"y_true": BINARY, "x": SIGMOID}
     program = trace(step, {name: ((Dim.rows(ROWS), C), "float64") for name in values})
@@ -249,7 +249,7 @@ def test_pairs_of_the_global_batch(itself):
         for reduction in results:
             found[reduction] = losses.Circle(3, 0.3, not itself, reduction)(y_true, x * w, weights)
         found["sum_over_batch_size"].backward()
-        return found | {"gradient": w.grad}
+        return found | {"gradient": w.value.grad}
 
     values = {"y_true": OF_PAIRS, "x": UNIT, "weights": WEIGHTS}
     program = trace(step, {name: ((Dim.rows(ROWS), *one.shape[1:]), one.dtype) for name, one in values.items()})
@@ -337,7 +337,7 @@ def test_ignored_samples_count_in_nothing(reduction, expected, shards):
     def step(y_true, x, weights):
         value = loss(y_true, ops.matmul(x, w), weights)
         value.backward()
-        return {"loss": value, "gradient": w.grad}
+        return {"loss": value, "gradient": w.value.grad}
 
     values = {"y_true": LABELS, "x": np.eye(ROWS), "weights": WEIGHTS}
     program = trace(step, {name: ((Dim.rows(ROWS), *one.shape[1:]), one.dtype) for name, one in values.items()})

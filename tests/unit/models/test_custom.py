@@ -187,7 +187,7 @@ class Regression(dp.Sequential):
                 (weight * self.compute_loss(y=y, y_pred=self(x, training=True))).backward()
         else:
             self.compute_loss(y=y, y_pred=self(x, training=True)).backward()
-        self.optimizer.apply([v.grad for v in self.trainable_weights], self.trainable_weights)
+        self.optimizer.apply([v.value.grad for v in self.trainable_weights], self.trainable_weights)
         return {"target": self.target.result(), "largest": ops.max(ops.abs(y))}
 
 
@@ -250,13 +250,13 @@ def test_a_model_is_called_on_arrays_and_updated_outside_of_fit():
     np.testing.assert_allclose(model(x).numpy(), model.predict(x), rtol=1e-12)  # BLAS, and compiled code
     before = model._named_weights()
     ops.sum(model(x, training=True) * dy).backward()
-    gradients = {one.path: one.grad.numpy() for one in model.trainable_weights}
+    gradients = {one._path: one.value.grad.numpy() for one in model.trainable_weights}
     assert all(np.abs(one).max() > 0 for one in gradients.values())
-    model.optimizer.apply([one.grad for one in model.trainable_weights], model.trainable_weights)
+    model.optimizer.apply([one.value.grad for one in model.trainable_weights], model.trainable_weights)
     for name, one in model._named_weights().items():
         np.testing.assert_allclose(one, before[name] - gradients[name], rtol=1e-14)
     model.zero_grad()
-    assert [one.grad for one in model.weights] == [None] * 4
+    assert [one.value.grad for one in model.weights] == [None] * 4
 
 
 def test_the_gradient_in_the_input():
@@ -481,7 +481,7 @@ def test_layers_of_ones_own():
     model = dp.Sequential([dp.Input((4,)), Linear(5), dp.layers.ReLU(), Linear(2)], seed=1)
     model.compile(dp.optimizers.SGD(0.1), "mse", dtype="float64")
     model.fit(x, y, batch_size=8, epochs=2, verbose=0)
-    assert [one.path for one in model.weights[:3]] == ["linear/variable", "linear/variable_1", "linear/calls"]
+    assert [one._path for one in model.weights[:3]] == ["linear/variable", "linear/variable_1", "linear/calls"]
     assert [float(layer.calls) for layer in model.layers if isinstance(layer, Linear)] == [6, 6]
     penalty = sum(0.01 * (layer.w.numpy() ** 2).sum() for layer in model.layers if isinstance(layer, Linear))
     mse = ((model.predict(x) - y) ** 2).mean()

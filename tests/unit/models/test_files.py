@@ -67,7 +67,7 @@ def test_a_functional_model_there_and_back(tmp_path):
     model.save(tmp_path / "m.keras")
     again = dp.models.load_model(tmp_path / "m.keras", **CPU)
     assert again.get_config() == model.get_config()
-    assert [one.path for one in again.weights] == [one.path for one in model.weights]
+    assert [one._path for one in again.weights] == [one._path for one in model.weights]
     assert_same(model, again)
     assert fit(again) == fit(model)
     assert_same(model, again)
@@ -204,12 +204,12 @@ def test_frozen_layers_stay_frozen(tmp_path):
     frozen = layers.Dense(4)
     frozen.trainable = False
     model = dp.Model(x, layers.Dense(2)(frozen(x)))
-    assert [one.path for one in model.trainable_weights] == ["dense_1/kernel", "dense_1/bias"]
+    assert [one._path for one in model.trainable_weights] == ["dense_1/kernel", "dense_1/bias"]
     model.compile("adam", "mse", **CPU)
     model.fit(A, B[:, :2], verbose=0)
     model.save(tmp_path / "m.keras")
     again = dp.models.load_model(tmp_path / "m.keras", **CPU)
-    assert [one.path for one in again.trainable_weights] == ["dense_1/kernel", "dense_1/bias"]
+    assert [one._path for one in again.trainable_weights] == ["dense_1/kernel", "dense_1/bias"]
     assert len(again.optimizer.variables) == 6
     assert_same(model, again, A)
 
@@ -349,7 +349,7 @@ def test_models_in_a_model_are_numbered():
     mine = dp.Sequential([layers.Dense(2)], name="sequential_1")
     model = dp.Model(x, mine(second(first(x))))
     assert [one.name for one in model.layers] == ["input_layer", "sequential", "sequential_2", "sequential_1"]
-    assert [one.path for one in model.weights][::2] == [
+    assert [one._path for one in model.weights][::2] == [
         "sequential/dense/kernel",
         "sequential_2/dense/kernel",
         "sequential_1/dense/kernel",

@@ -29,7 +29,7 @@ def test_a_chain_is_the_sequential():
     assert histories[0] == histories[1]
     for mine, other in zip(weights_of(model), weights_of(twin), strict=True):
         np.testing.assert_array_equal(mine, other)
-    assert [one.path for one in model.weights] == [one.path for one in twin.weights]
+    assert [one._path for one in model.weights] == [one._path for one in twin.weights]
     assert [type(one).__name__ for one in model.layers] == ["InputLayer", "Dense", "Dropout", "Dense"]
     np.testing.assert_allclose(model(x).numpy(), model.predict(x), rtol=1e-12)
 
@@ -165,7 +165,7 @@ def test_models_in_models():
     whole_inputs = dp.Input((4,))
     whole = dp.Model(whole_inputs, decoder(encoder(whole_inputs)), seed=5)
     assert [one.name for one in whole.layers[1:]] == ["encoder", "decoder"]
-    assert [one.path for one in whole.weights] == [
+    assert [one._path for one in whole.weights] == [
         "encoder/dense/kernel",
         "encoder/dense/bias",
         "decoder/dense/kernel",
@@ -266,7 +266,7 @@ def test_a_subclass_with_a_call():
     assert list(history) == ["loss", "mae", "val_loss", "val_mae"]
     assert history["val_loss"][-1] < history["val_loss"][0]
     first, first_bias, last, last_bias, *rest = model.get_weights()
-    assert [one.path.rpartition("/")[0] for one in model.weights[::2]] == ["dense", "dense_1", "dense_2", "dense_3"]
+    assert [one._path.rpartition("/")[0] for one in model.weights[::2]] == ["dense", "dense_1", "dense_2", "dense_3"]
     hidden = np.tanh(x @ first + first_bias)
     for kernel, bias in (rest[:2], rest[2:]):
         hidden = hidden + np.tanh(hidden @ kernel + bias)

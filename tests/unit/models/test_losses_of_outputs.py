@@ -66,7 +66,7 @@ def test_losses_of_one_output(loss):
     made.compile("sgd", loss, dtype="float64")
     error = made.predict(X, verbose=0) - A
     wanted = (error**2).mean() + (np.abs(error).mean() if len(loss) == 2 else 0)
-    assert made.evaluate(X, A, verbose=0) == pytest.approx(wanted, rel=1e-12)
+    assert np.ravel(made.evaluate(X, A, verbose=0))[0] == pytest.approx(wanted, rel=1e-12)
     made.fit(X, A, verbose=0)
 
 
@@ -191,3 +191,26 @@ def test_crossentropy_is_chosen_by_shape(units, targets, kind):
         model.compile("sgd", loss)
         found.append(model.evaluate(x, targets, verbose=0))
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("targets", [A, [A]], ids=["an array", "a list"])
+@pytest.mark.parametrize("weights", [None, [0.5, 0.25]], ids=["", "weighted"])
+def test_each_of_several_losses_of_one_output_is_in_logs(targets, weights):
+    made = dp.Sequential([dp.Input((4,)), dp.layers.Dense(1)], seed=1)
+    made.compile("sgd", ["mse", "mae"], loss_weights=weights, metrics=["mse"])
+    error = made.predict(X, verbose=0) - A
+    squares, sizes = float((error**2).mean()), float(np.abs(error).mean())
+    first, second = weights or (1, 1)
+    known = {"loss": first * squares + second * sizes, "mse_loss": squares, "mae_loss": sizes, "mse": squares}
+    logs = made.evaluate(X, targets, verbose=0, return_dict=True)
+    assert logs == pytest.approx(known, rel=1e-5)
+    in_order = [known[name] for name in ("loss", "mse", "mse_loss", "mae_loss")]
+    assert made.evaluate(X, targets, verbose=0) == pytest.approx(in_order, rel=1e-5)
+    history = made.fit(X, targets, batch_size=20, shuffle=False, verbose=0).history
+    assert {name: values[0] for name, values in history.items()} == pytest.approx(known, rel=1e-5)
+
+
+def test_weights_of_several_losses_of_one_output_are_as_many():
+    made = dp.Sequential([dp.Input((4,)), dp.layers.Dense(1)])
+    with pytest.raises(ConfigError, match="must match the number of losses, got 2 losses and 3 weights"):
+        made.compile("sgd", ["mse", "mae"], loss_weights=[1, 2, 3])

@@ -49,7 +49,7 @@ def test_own_steps_train_with_their_own_optimizer():
             self.zero_grad()
             loss.backward()
             weights = self.trainable_weights
-            self.sgd.apply([weight.grad for weight in weights], weights)
+            self.sgd.apply([weight.value.grad for weight in weights], weights)
             return {"loss": loss}
 
     model = Own()

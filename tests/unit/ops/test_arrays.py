@@ -160,7 +160,7 @@ def test_rows_stay_rows(shards):
         mixed = ops.einsum("bi,bj->ijb", first, second)
         loss = ops.norm(ops.cumsum(ops.moveaxis(mixed, -1, 0), 1)) + ops.cast(ops.any(x > 1), x.dtype)
         loss.backward()
-        return {"loss": loss, "gradient": w.grad, "finite": ops.all(ops.isfinite(ops.repeat(x, 3, 0)))}
+        return {"loss": loss, "gradient": w.value.grad, "finite": ops.all(ops.isfinite(ops.repeat(x, 3, 0)))}
 
     program = trace(step, {"x": ((Dim.rows(6), 4), np.float64)})
     whole, _ = evaluate(program, {"x": M})

@@ -133,7 +133,7 @@ def test_a_gradient_of_ones_own():
     y = log1pexp(v)
     ops.sum(y * 2).backward()
     with np.errstate(over="ignore"):
-        np.testing.assert_allclose(v.grad, 2 / (1 + np.exp(-v.numpy())), rtol=1e-12)
+        np.testing.assert_allclose(v.value.grad, 2 / (1 + np.exp(-v.numpy())), rtol=1e-12)
 
     @ops.custom_gradient
     def cut(x, y):  # what it returns is connected with nothing
@@ -149,7 +149,7 @@ def test_a_gradient_of_ones_own():
     np.testing.assert_array_equal(outputs["z"], [0, 1, 2])
     w = Variable(np.ones(3), "w")
     cut(w, w).backward()
-    np.testing.assert_array_equal(w.grad, [5, 5, 5])
+    np.testing.assert_array_equal(w.value.grad, [5, 5, 5])
     with pytest.raises(ConfigError, match="custom_gradient: 1 gradients for 2 tensors"):
         ops.custom_gradient(lambda x, y: (x + y, lambda dy: dy))(v, v).backward()
 

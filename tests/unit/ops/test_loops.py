@@ -45,7 +45,7 @@ def test_scan_carries_and_stacks():
 def test_a_traced_loop_has_a_gradient():
     w = Variable(np.array(2.0))
     ops.fori_loop(0, 3, lambda i, x: x * w, ops.convert_to_tensor(1.0)).backward()
-    assert float(w.grad) == 12
+    assert float(w.value.grad) == 12
     program = trace(lambda x: {"y": ops.map(lambda row: row * row, x)}, {"x": ((3, 2), np.float64)})
     np.testing.assert_array_equal(evaluate(program, {"x": X})[0]["y"], X * X)
 

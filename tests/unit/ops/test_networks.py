@@ -78,4 +78,4 @@ def test_the_greatest_of_what_is_no_number():
 def test_gradients_go_to_the_greatest():
     w = Variable(np.array([1.0, 5.0, 3.0]))
     ops.sum(ops.top_k(w, 2)[0] * np.array([2.0, 7.0])).backward()
-    np.testing.assert_array_equal(w.grad, [0, 2, 7])
+    np.testing.assert_array_equal(w.value.grad, [0, 2, 7])

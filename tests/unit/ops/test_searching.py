@@ -17,7 +17,7 @@ def test_sums_of_segments():
     np.testing.assert_array_equal(ops.segment_sum(X, [0, 0, 0, 0], num_segments=2), [X.sum(0), [0, 0]])
     w = Variable(X)
     ops.sum(ops.segment_sum(w, [1, 0, 1, 1]) * np.array([[2.0], [3.0]])).backward()
-    np.testing.assert_array_equal(w.grad, np.array([3, 2, 3, 3])[:, None] * np.ones(2))
+    np.testing.assert_array_equal(w.value.grad, np.array([3, 2, 3, 3])[:, None] * np.ones(2))
 
 
 def test_values_at_places():

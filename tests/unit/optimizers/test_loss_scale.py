@@ -24,10 +24,10 @@ def test_gradients_are_divided_by_the_scale_and_updates_left_out_where_one_is_no
     optimizer = LossScaleOptimizer(SGD(0.5, momentum=0.9), initial_scale=8, dynamic_growth_steps=2)
     for number in range(2):
         loss = optimizer.scale_loss(ops.sum(ops.square(weight)) + other)
-        weight.grad = other.grad = None
+        weight._gradient = other._gradient = None
         loss.backward()
-        np.testing.assert_allclose(other.grad.numpy(), 8)
-        optimizer.apply([weight.grad, other.grad], [weight, other])
+        np.testing.assert_allclose(other.value.grad.numpy(), 8)
+        optimizer.apply([weight.value.grad, other.value.grad], [weight, other])
         assert state(optimizer) == ((8, 1, 1), (16, 0, 2))[number]
     plain, momentum = Variable(np.array([1.0, 2.0], np.float32)), SGD(0.5, momentum=0.9)
     for _ in range(2):
@@ -48,9 +48,9 @@ def test_all_ranks_decide_alike_when_one_has_an_infinity():
     optimizer.build([weight])
 
     def step(x):
-        weight.grad = None
+        weight._gradient = None
         optimizer.scale_loss(ops.mean(ops.cast(x, "float16") * ops.cast(weight, "float16"))).backward()
-        optimizer.apply([weight.grad], [weight])
+        optimizer.apply([weight.value.grad], [weight])
         return {"scale": optimizer.dynamic_scale * 1}
 
     program = trace(step, {"x": ((Dim.rows(6), 3), "float32")})
@@ -120,10 +120,10 @@ def test_a_fixed_factor():
     weight, plain = Variable(np.float32(3)), Variable(np.float32(3))
     scaled, optimizer = SGD(0.1, loss_scale_factor=16.0), SGD(0.1)
     scaled.scale_loss(weight * weight).backward()
-    assert float(weight.grad) == 96
+    assert float(weight.value.grad) == 96
     (plain * plain).backward()
-    scaled.apply([weight.grad], [weight])
-    optimizer.apply([plain.grad], [plain])
+    scaled.apply([weight.value.grad], [weight])
+    optimizer.apply([plain.value.grad], [plain])
     assert float(weight) == float(plain)
     assert SGD.from_config(scaled.get_config()).loss_scale_factor == 16
 

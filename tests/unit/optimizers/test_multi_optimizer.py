@@ -68,10 +68,10 @@ def test_a_function_is_asked_once_for_each_variable():
     for _ in range(2):
         loss = optimizer.scale_loss(dp.ops.sum(variables[0]) + dp.ops.sum(variables[1]))
         for one in variables:
-            one.grad = None
+            one._gradient = None
         loss.backward()
         optimizer.build(variables)  # with one that has become trainable
-        optimizer.apply([one.grad for one in variables])
+        optimizer.apply([one.value.grad for one in variables])
     assert asked == ["dense/kernel", "dense/bias"]
     for one, old, rate in zip(variables, before, (0.5, 0.25), strict=True):
         np.testing.assert_allclose(one.numpy(), old - 2 * rate)

@@ -245,9 +245,9 @@ def test_ranks_clip_the_sum_of_their_gradients(limits, shards):
 
     def regress(x, y):
         loss = ops.mean(ops.square(ops.matmul(x, kernel) - y))
-        kernel.grad = None
+        kernel._gradient = None
         loss.backward()
-        optimizer.apply([kernel.grad], [kernel])
+        optimizer.apply([kernel.value.grad], [kernel])
         return {"loss": loss}
 
     rows = {"x": ((Dim.rows(11), 4), "float64"), "y": ((Dim.rows(11), 2), "float64")}
@@ -377,9 +377,9 @@ def test_updates_by_hand():
     weight, by_tape = named("dense/kernel", [2.0]), named("dense/kernel", [2.0])
     first, second = Adam(0.1), Adam(0.1)
     for _ in range(3):
-        weight.grad = None
+        weight._gradient = None
         first.scale_loss(ops.sum(ops.square(weight))).backward()
-        first.apply([weight.grad], [weight])
+        first.apply([weight.value.grad], [weight])
         with dp.GradientTape() as tape:
             loss = ops.sum(ops.square(by_tape))
         second.apply_gradients(zip(tape.gradient(loss, [by_tape]), [by_tape], strict=True))
@@ -540,9 +540,9 @@ def regression(optimizer):
 
     def regress(x, y):
         loss = ops.mean(ops.square(ops.matmul(x, kernel) + bias - y))
-        kernel.grad = bias.grad = None
+        kernel._gradient = bias._gradient = None
         loss.backward()
-        optimizer.apply([kernel.grad, bias.grad], [kernel, bias])
+        optimizer.apply([kernel.value.grad, bias.value.grad], [kernel, bias])
         return {"loss": loss}
 
     rows = {name: ((Dim.rows(11), *one.shape[1:]), "float64") for name, one in values.items()}

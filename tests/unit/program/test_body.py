@@ -34,10 +34,10 @@ def trained(make):
     u, b = weights()
 
     def step(x):
-        u.grad = b.grad = None
+        u._gradient = b._gradient = None
         loss = make(x, u, b)
         loss.backward()
-        found = {"loss": loss, "u": u.grad, "b": b.grad}
+        found = {"loss": loss, "u": u.value.grad, "b": b.value.grad}
         return {name: one for name, one in found.items() if one is not None}
 
     return step
@@ -156,15 +156,15 @@ def test_second_derivatives():
     u, b = weights()
 
     def step(x):
-        u.grad = None
+        u._gradient = None
         recurrent(x, u, b).backward()
-        norm = ops.sum(u.grad * u.grad)
-        u.grad = None
+        norm = ops.sum(u.value.grad * u.value.grad)
+        u._gradient = None
         norm.backward()
-        return {"u": u.grad, "b": b.grad}
+        return {"u": u.value.grad, "b": b.value.grad}
 
     found = evaluate(trace(step, INPUTS), {"x": X})[0]
-    b.grad = None
+    b._gradient = None
     for name, value in step(ops.convert_to_tensor(X)).items():
         np.testing.assert_allclose(found[name], value.numpy(), rtol=1e-11)
 

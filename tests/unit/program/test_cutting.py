@@ -16,7 +16,7 @@ def test_layers_are_cut_by_their_memory():
     program, slots = program_of(made, ROWS), {}
     for slot, weight in made.optimizer._all_slots:
         slots.setdefault(weight, []).append(slot)
-    assert [layer[0].path.split("/")[0] for layer in layers_of(program, made.weights)] == [
+    assert [layer[0]._path.split("/")[0] for layer in layers_of(program, made.weights)] == [
         one.name for one in made.layers
     ]
     found = cut_into_stages(program, made.weights, slots, 2, 4, 4)

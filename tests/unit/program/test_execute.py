@@ -27,7 +27,7 @@ def network(variables, seed=None):
         loss = ops.sum(cross_entropy(hidden @ w2, y) * sample_weight) / ops.sum(sample_weight)
         loss.backward()
         for one in variables.values():
-            one.assign(one - 0.1 * one.grad)
+            one.assign(one - 0.1 * one.value.grad)
         return {"loss": loss, "right": ops.sum(ops.cast(ops.equal(ops.argmax(hidden @ w2, -1), y), "float64"))}
 
     return step
@@ -41,8 +41,8 @@ def random_training(step):
         loss = step(variables, x, y, sample_weight)
         loss.backward()
         for one in variables.values():
-            if one.grad is not None:
-                one.assign(one - 0.01 * one.grad)
+            if one.value.grad is not None:
+                one.assign(one - 0.01 * one.value.grad)
         return {"loss": loss, "same": x * 2}
 
     return trace(traced, SPECS)
@@ -221,6 +221,6 @@ def test_a_variable_lives_where_programs_read_it():
     held = w.numpy()
     second.run()
     np.testing.assert_array_equal(held, [6, 7, 8])
-    w.move(None)
+    w._move(None)
     first.run()
     np.testing.assert_array_equal(w, [7, 8, 9])

@@ -68,7 +68,7 @@ def test_a_step_of_a_user_s_own():
     def step(x):
         loss = ops.sum(ops.square(x @ w))
         loss.backward()
-        w.assign(w - 0.1 * w.grad)
+        w.assign(w - 0.1 * w.value.grad)
         return {"loss": loss}
 
     found = groups_of(step)

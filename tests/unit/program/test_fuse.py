@@ -44,7 +44,7 @@ def network(adam=False):
         loss = ops.mean(-ops.sum(ops.one_hot(y, 3) * ops.log_softmax(logits), -1))
         loss.backward()
         for one, slot in zip((w1, w2), slots, strict=True):
-            slot.assign(slot * 0.9 + one.grad)
+            slot.assign(slot * 0.9 + one.value.grad)
             one.assign(one - 0.1 * slot)
         return {"loss": loss, "right": ops.sum(ops.cast(ops.equal(ops.argmax(logits, -1), y), "float64"))}
 

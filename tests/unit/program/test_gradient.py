@@ -30,9 +30,9 @@ def test_gradients_of_parts_that_tile_a_tensor_are_put_beside_each_other(name):
     w = Variable(X, "w")
 
     def step():
-        w.grad = None
+        w._gradient = None
         ops.sum(ops.stack([ops.sum(one**3) * (n + 1) for n, one in enumerate(cut(w * 1.0))])).backward()
-        return {"grad": w.grad}
+        return {"grad": w.value.grad}
 
     program = trace(step, {})
     kinds = [type(lowering_of(one)) for one in program.derived.tensors]
@@ -56,7 +56,7 @@ def test_rows_of_a_batch_that_are_cut_stay_on_their_rank():
         w = Variable(np.ones(3))
         y = both * w
         ops.sum(ops.exp(y[:n]) + y[n:]).backward()
-        return {"w": w.grad}
+        return {"w": w.value.grad}
 
     program = trace(step, {"x": ((Dim.rows(4), 3), np.float64)})
     assert not program.for_one_size

@@ -138,7 +138,7 @@ def test_gradients_of_one_weight_are_added_up_before_they_travel():
     def two_losses(x):
         for power in (2, 3):
             ops.mean((x @ weight) ** power).backward()
-        slot.assign(slot * 0.9 + weight.grad)
+        slot.assign(slot * 0.9 + weight.value.grad)
         return {}
 
     program = trace(two_losses, {"x": ((Dim.rows(4), 64), "float64")})
@@ -257,7 +257,7 @@ class Deep(Perceptron):
             loss = ops.mean(x * x)
             loss.backward()
             for one in self.weights.values():
-                one.assign(one - 0.1 * one.grad)
+                one.assign(one - 0.1 * one.value.grad)
             return {"loss": loss}
 
         return trace(step, {"x": ((Dim.rows(4), 64), self.dtype)})
@@ -296,7 +296,7 @@ class Momentum(Deep):
         return trace(step, {"x": ((Dim.rows(4), 64), self.dtype)})
 
     def update(self, weight, slot):
-        slot.assign(slot + 0.1 * (weight.grad - slot))
+        slot.assign(slot + 0.1 * (weight.value.grad - slot))
         weight.assign(weight - 0.1 * slot)
 
     def layouts(self, weights, slots):
@@ -308,7 +308,7 @@ class Decayed(Momentum):
 
     def update(self, weight, slot):
         weight.assign(weight * 0.99)
-        slot.assign(slot * 0.9 + weight.grad)
+        slot.assign(slot * 0.9 + weight.value.grad)
         weight.assign(weight - 0.1 * slot)
 
 
@@ -337,7 +337,7 @@ class Layers(Perceptron):
             for one in self.weights.values():
                 x = ops.relu(x @ one)
             ops.mean(x * x).backward()
-            optimizer.apply([one.grad for one in self.weights.values()], list(self.weights.values()))
+            optimizer.apply([one.value.grad for one in self.weights.values()], list(self.weights.values()))
             return {}
 
         self.program = trace(step, {"x": ((Dim.rows(4), shapes[0][0]), "float64")})

@@ -56,7 +56,7 @@ class Perceptron:
         losses = -ops.sum(ops.one_hot(y, 5, dtype=self.dtype) * ops.log_softmax(logits), -1)
         loss = ops.sum(losses * weights) / ops.sum(weights) if self.weighted else ops.mean(losses)
         loss.backward()
-        self.optimizer.apply([one.grad for one in self.weights.values()], list(self.weights.values()))
+        self.optimizer.apply([one.value.grad for one in self.weights.values()], list(self.weights.values()))
         right = ops.sum(ops.equal(ops.argmax(logits, -1), y))
         return {"loss": loss, "right": right, "logits": logits}
 
@@ -157,9 +157,9 @@ def mixed(variables, seeds):
         loss = ops.sum(ops.square(logits) * ops.concatenate([weights, weights], 0)[:, None]) / ops.sum(weights)
         loss = loss + ops.max(logits) + 0.1 * ops.sum(ops.absolute(table)) / (1 + ops.max(ops.square(dense)))
         loss.backward()
-        norm = ops.sqrt(sum(ops.sum(ops.square(one.grad)) for one in variables.values()))
+        norm = ops.sqrt(sum(ops.sum(ops.square(one.value.grad)) for one in variables.values()))
         for one in variables.values():
-            one.assign(one - 0.1 * one.grad / ops.maximum(norm, 1.0))
+            one.assign(one - 0.1 * one.value.grad / ops.maximum(norm, 1.0))
         return {"loss": loss, "norm": norm, "logits": logits[: x.shape[0]]}
 
     return step
@@ -188,7 +188,7 @@ def test_every_op_of_operands_that_lie_anywhere(data):
 
     def step(weights):
         share = ops.sum(weights)
-        xs = [one * share if many and one.dtype.kind == "f" else one.tensor for one, many in operands]
+        xs = [one * share if many and one.dtype.kind == "f" else one.value for one, many in operands]
         return step_of(name, case)(*xs)
 
     values = {"weights": np.abs(DATA["weights"]) / 8}

@@ -34,7 +34,7 @@ def chain(layers):
         loss = ops.mean(ops.square(x))
         loss.backward()
         for one in weights:
-            one.assign(one - 0.1 * one.grad)
+            one.assign(one - 0.1 * one.value.grad)
         return {"loss": loss}
 
     return trace(step, {"x": ((Dim.rows(ROWS), FEATURES), np.float64)}), weights

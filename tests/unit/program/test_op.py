@@ -210,4 +210,4 @@ def test_arithmetic_at_once_is_seen_by_tapes_and_watchers():
     for _ in range(2):
         made = variable * x
     made.backward()
-    np.testing.assert_array_equal(variable.grad, np.ones((2, 3)))
+    np.testing.assert_array_equal(variable.value.grad, np.ones((2, 3)))

@@ -32,7 +32,7 @@ def placed(dtype="float32"):
     def step(x):
         loss = ops.mean(ops.exp(x) @ w) + ops.sum(ops.exp(x) * 2)
         loss.backward()
-        w.assign(w - w.grad)
+        w.assign(w - w.value.grad)
         return {"loss": loss}
 
     return place(trace(step, {"x": ((B, 3), dtype)}))

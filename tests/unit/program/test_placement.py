@@ -59,7 +59,7 @@ def cross_entropy(logits, y):
 
 def descend(variables, rate=0.1):
     for one in variables.values():
-        one.assign(one - rate * one.grad)
+        one.assign(one - rate * one.value.grad)
 
 
 def batch_normalization(h, gamma):
@@ -94,10 +94,10 @@ def test_normalization_weights_penalties_and_clipping(shards):
         loss = ops.sum(cross_entropy(logits, y) * sample_weight) / ops.sum(sample_weight)
         loss = loss + 0.01 * ops.sum(ops.square(w1)) + 0.01 * ops.sum(ops.absolute(w2))
         loss.backward()
-        norm = ops.sqrt(sum(ops.sum(ops.square(one.grad)) for one in variables.values()))
+        norm = ops.sqrt(sum(ops.sum(ops.square(one.value.grad)) for one in variables.values()))
         scale = ops.minimum(1.0, 0.5 / norm)
         for one in variables.values():
-            one.assign(one - 0.1 * scale * one.grad)
+            one.assign(one - 0.1 * scale * one.value.grad)
         right = ops.cast(ops.equal(ops.argmax(logits, -1), y), "float64")
         return {"loss": loss, "accuracy": ops.mean(right), "norm": norm, "highest": ops.max(logits)}
 
@@ -254,7 +254,7 @@ def test_random_steps(step, shards):
 
     def traced(x, y, sample_weight):
         loss = step(variables, x, y, sample_weight)
-        found = gradients(loss, [one.tensor for one in variables.values()])
+        found = gradients(loss, [one.value for one in variables.values()])
         return {"loss": loss} | {name: one for name, one in zip(variables, found, strict=True) if one is not None}
 
     program = trace(traced, SPECS)
@@ -325,7 +325,7 @@ def test_ranks_round_their_summands_and_the_sum_of_these(shards, dtype):
 
     def step(x):
         ops.sum(x * w).backward()
-        w.assign(w - 0.5 * w.grad)
+        w.assign(w - 0.5 * w.value.grad)
         return {}
 
     program = trace(step, {"x": ((Dim.rows(ROWS), 4), np.float32)})
@@ -353,7 +353,7 @@ def test_nothing_but_gradients_in_weights_travels_in_half_precision(shards, poli
         loss = ops.sum(cross_entropy(ops.cast(logits, "float64"), y) * weights) / ops.sum(weights)
         (loss + penalty).backward()
         descend(variables)
-        return {"loss": loss, "norm": ops.sum(ops.square(variables["w2"].grad))}
+        return {"loss": loss, "norm": ops.sum(ops.square(variables["w2"].value.grad))}
 
     program = trace(step, SPECS)
     placed = place(program, comm_dtype="bfloat16")
@@ -377,7 +377,7 @@ def test_a_sum_that_is_more_than_a_gradient_stays_exact():
     def step(x, y, weights):
         total = ops.sum(x, 0)
         ops.sum(w * ops.tanh(total) * total).backward()
-        w.assign(w - w.grad)
+        w.assign(w - w.value.grad)
         return {"total": total}
 
     placed = place(trace(step, SPECS), comm_dtype="bfloat16")
@@ -409,7 +409,7 @@ def test_a_numerator_that_is_more_than_a_gradient_stays_exact(is_read):
     def step(x, y, weights):
         numerator = ops.sum(x, 0)
         ops.sum(w * (numerator / ops.sum(weights))).backward()
-        w.assign(w - w.grad)
+        w.assign(w - w.value.grad)
         return {"numerator": numerator} if is_read else {}
 
     program = trace(step, SPECS)

@@ -34,7 +34,7 @@ class Network:
         def step(x):
             loss = ops.mean(ops.square(self.call(x)))
             loss.backward()
-            optimizer.apply([one.grad for one in self.weights], self.weights)
+            optimizer.apply([one.value.grad for one in self.weights], self.weights)
             return {"loss": loss}
 
         self.program = trace(step, {"x": ((Dim.rows(rows), *sample), np.float32)})

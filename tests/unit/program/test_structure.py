@@ -208,7 +208,7 @@ def test_a_whole_model_has_one_however_often_it_is_made():
         def train(x):
             loss = ops.mean(ops.square(x @ w))
             loss.backward()
-            optimizer.apply([w.grad], [w])
+            optimizer.apply([w.value.grad], [w])
             return {"loss": loss}
 
         return structure_of(trace(train, {"x": ((Dim.rows(5), 4), "float32")})).key
@@ -320,7 +320,7 @@ def test_nothing_keeps_the_variables_of_an_ended_run():
     def step(x):
         loss = ops.sum(x * variables["w"])
         loss.backward()
-        variables["w"].assign(variables["w"] - variables["w"].grad)
+        variables["w"].assign(variables["w"] - variables["w"].value.grad)
         return {"loss": loss, "total": ops.sum(variables["w"]) + ops.sum(variables["v"])}
 
     made = place(trace(step, {"x": ((Dim.rows(6), 4), "float32")}), [variables["v"]])

@@ -48,10 +48,10 @@ INPUTS = {"x": ((Dim.rows(5), 3), np.float64)}
 
 def step(w, use):
     def function(x):
-        w.grad = None
+        w._gradient = None
         loss = use(*CENTERED.values(x * w))
         loss.backward()
-        return {"loss": loss, "grad": w.grad}
+        return {"loss": loss, "grad": w.value.grad}
 
     return function
 

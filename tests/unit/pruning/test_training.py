@@ -161,7 +161,7 @@ def test_what_is_not_pruned():
         ]
     )
     prune_low_magnitude(model)
-    assert [one.path for one in model.weights if one.pruning] == ["conv/kernel", "dense_1/kernel"]
+    assert [one._path for one in model.weights if one.pruning] == ["conv/kernel", "dense_1/kernel"]
 
 
 def test_sparsity_of_a_model_without_kernels():
@@ -251,7 +251,7 @@ class OwnStep(dp.Model):
         loss.backward()
         for optimizer, layer in ((self.first, self.one), (self.second, self.two)):
             weights = layer.trainable_weights
-            optimizer.apply([one.grad for one in weights], weights)
+            optimizer.apply([one.value.grad for one in weights], weights)
         return {"loss": loss}
 
 

@@ -473,7 +473,7 @@ def test_variables_alternate_by_parameter():
     other.build(model.trainable_weights)
     values, reason = optimizer_variables.read("file", other, other.variables, stored(arrays))
     assert reason == ""
-    assert [one.path for one in values] == [one.path for one in other.variables]
+    assert [one._path for one in values] == [one._path for one in other.variables]
     for one, known in zip(values.values(), optimizer.variables, strict=True):
         np.testing.assert_array_equal(one, known.numpy())
     with pytest.raises(DataError, match="iterations are -1"):

@@ -98,7 +98,7 @@ def test_a_step_of_ones_own_without_an_optimizer_cannot_be_left_out():
             loss = self.compute_loss(x, y, self(x))
             loss.backward()
             for one in self.trainable_weights:
-                one.assign(one - 0.1 * one.grad)
+                one.assign(one - 0.1 * one.value.grad)
             return {"loss": loss}
 
     x, _ = toy(20)

@@ -34,7 +34,7 @@ class Plant(Callback):
 
     def on_train_batch_end(self, batch: int, logs=None) -> None:
         for one in self.model.weights:
-            if one.path in self.names:
+            if one._path in self.names:
                 value = one.numpy()
                 value.reshape(-1)[-2:] = self.value
                 one.assign(value)

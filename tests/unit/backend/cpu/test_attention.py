@@ -27,11 +27,11 @@ def program_of(shape, causal, masked, dtype, only=slice(None)):
 
     def step(x, mask, w):
         for variable in heads:
-            variable.grad = None
+            variable._gradient = None
         q, k, v = (variable * ops.reshape(x, (-1, 1, 1, 1)) for variable in heads)
         y = ops.dot_product_attention(q, k, v, mask=mask if masked else None, is_causal=causal)
         ops.sum(y * w).backward()
-        return {"y": y, **{variable.name: variable.grad for variable in heads}}
+        return {"y": y, **{variable.name: variable.value.grad for variable in heads}}
 
     values = {name: array[only] for name, array in values.items()}
     inputs = {name: ((Dim.rows(len(array)), *array.shape[1:]), array.dtype) for name, array in values.items()}
@@ -83,9 +83,9 @@ def test_only_the_gradients_that_are_read_are_computed():
     v = Variable(np.ones((2, 5, 1, 3)), "v")
 
     def step(x):
-        v.grad = None
+        v._gradient = None
         ops.sum(ops.dot_product_attention(q, k, v * x) ** 2).backward()
-        return {"dv": v.grad}
+        return {"dv": v.value.grad}
 
     program = trace(step, {"x": ((), "float64")})
     executable = compiled(program, {"x": np.array(1.5)})

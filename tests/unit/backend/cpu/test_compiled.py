@@ -189,7 +189,7 @@ def training():
         losses = cross_entropy(logits, take_rows(labels, rows))
         ops.mean(losses).backward()
         for one in variables.values():
-            one.assign(one - 0.1 * one.grad)
+            one.assign(one - 0.1 * one.value.grad)
         return {"losses": losses}
 
     rng = np.random.default_rng(5)
@@ -257,10 +257,10 @@ def test_threads_have_one_threads_bits():
             shares = ops.softmax(y)  # one over rows, with their sums
             loss = ops.mean(ops.square(shares - y))  # one sum over all
             loss.backward()  # sums of blocks of the rows that a product has made, of the bias' gradient
-            slot.assign(0.9 * slot + w1.grad)
+            slot.assign(0.9 * slot + w1.value.grad)
             w1.assign(w1 - 0.1 * slot / (1 + ops.sqrt(ops.square(slot))))
-            w2.assign(w2 - 0.1 * w2.grad)
-            b.assign(b - 0.1 * b.grad)
+            w2.assign(w2 - 0.1 * w2.value.grad)
+            b.assign(b - 0.1 * b.value.grad)
             old.assign(0.5 * old)  # over all elements
             return {
                 "loss": loss,
@@ -349,7 +349,7 @@ def test_loops_over_what_a_convolution_makes_are_its_epilogue():
             y = ops.relu(ops.conv(y, kernel, padding="same") + bias)
             found[f"sums{number}"] = ops.sum(y, axis=(0, 1, 2))
         ops.mean(ops.square(y)).backward()
-        return found | {f"gradient{number}": kernel.grad for number, kernel in enumerate(kernels)}
+        return found | {f"gradient{number}": kernel.value.grad for number, kernel in enumerate(kernels)}
 
     program = trace(step, {"x": ((Dim.rows(rows), *data["x"].shape[1:]), "float32")})
     compare(program, 1, data, {"rtol": 1e-4, "atol": 1e-4})
@@ -417,7 +417,7 @@ def test_images():
         loss = ops.mean(ops.square(second)) + ops.mean(of_views)
         loss.backward()
         for one in kernels.values():
-            one.assign(one - 0.1 * one.grad)
+            one.assign(one - 0.1 * one.value.grad)
         return {"loss": loss, "second": second}
 
     for rows in (5, 0):
@@ -487,7 +487,7 @@ def test_depthwise_convolutions(channels):
         (dx,) = gradients(ops.sum(ops.square(y)), [x])
         (ops.sum(ops.square(dx)) + ops.sum(ops.square(y))).backward()
         for one in (kernel, wide):
-            one.assign(one - 1e-6 * one.grad)
+            one.assign(one - 1e-6 * one.value.grad)
         return {"y": y, "dx": dx}
 
     data = {"x": np.random.default_rng(1).normal(size=(rows, 7, 6, channels))}
@@ -544,7 +544,7 @@ def test_many_images():
     def step(x):
         y = ops.conv(x, kernel)
         ops.sum(ops.square(y)).backward()
-        return {"y": y, "gradient": kernel.grad}
+        return {"y": y, "gradient": kernel.value.grad}
 
     data = {"x": np.random.default_rng(1).normal(size=(30, 12, 12, 8))}
     compare(trace(step, {"x": ((Dim.rows(30), 12, 12, 8), "float64")}), 1, data)
@@ -555,7 +555,7 @@ def test_rows_of_a_table_that_is_trained():
 
     def step(x):
         ops.sum(ops.square(take_rows(table, x))).backward()
-        table.assign(table - 0.1 * table.grad)
+        table.assign(table - 0.1 * table.value.grad)
         return {}
 
     data = {"x": np.random.default_rng(1).integers(-9, 9, (12, 2))}
@@ -742,7 +742,7 @@ def test_products_read_half_precision_without_copies(monkeypatch, dtype):
         for one in weights:
             y = ops.relu(y @ ops.cast(one, dtype))
         ops.mean(ops.square(y)).backward()
-        return {"y": y, "first": weights[0].grad, "second": weights[1].grad}
+        return {"y": y, "first": weights[0].value.grad, "second": weights[1].value.grad}
 
     program, found = trace(step, {"x": ((Dim.rows(40), 90), "float32")}), []
     for change in (with_half_factors, lambda one: one):

@@ -87,7 +87,7 @@ class Mixed(Deep):
             loss = ops.mean(x * x)
             loss.backward()
             for one in self.weights.values():
-                one.assign(one - 0.1 * one.grad)
+                one.assign(one - 0.1 * one.value.grad)
             return {"loss": loss}
 
         return trace(step, {"x": ((Dim.rows(4), 64), self.dtype)})

@@ -97,7 +97,7 @@ def training():
     def step(x):
         loss = ops.mean(ops.square(ops.tanh(x @ v)))
         loss.backward()
-        v.assign(v - 0.1 * v.grad)
+        v.assign(v - 0.1 * v.value.grad)
         return {"loss": loss}
 
     return composed(step, x=((Dim.rows(B), 30), "float32"))

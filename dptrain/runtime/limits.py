@@ -1,0 +1,36 @@
+"""How many epochs and steps trainings make at most in this process, to try a script out; as Keras' environment says."""
+
+import os
+from typing import Literal
+
+from dptrain.errors import ConfigError
+
+Limit = Literal["epochs", "steps_per_epoch"]
+
+_limits: dict[Limit, int | None] = {}
+
+
+def limit(name: Limit) -> int | None:
+    """Return a limit, at first that of KERAS_MAX_EPOCHS or KERAS_MAX_STEPS_PER_EPOCH; None for no limit.
+
+    Raises:
+        ConfigError: the environment has no such number.
+    """
+    if name not in _limits:
+        variable = f"KERAS_MAX_{name.upper()}"
+        text = os.environ.get(variable)
+        if text is not None and not text.isdecimal():
+            raise ConfigError(f"{variable} = {text!r}: expected a positive integer")
+        set_limit(name, None if text is None else int(text))
+    return _limits[name]
+
+
+def set_limit(name: Limit, value: int | None) -> None:
+    """Set a limit; None for no limit.
+
+    Raises:
+        ConfigError: it is no positive integer.
+    """
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ConfigError(f"max_{name} = {value!r}: expected a positive integer, or None")
+    _limits[name] = value
