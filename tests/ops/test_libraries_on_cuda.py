@@ -200,7 +200,7 @@ def test_library_convolutions_in_a_loop(opened):
 
     def step(x):
         for kernel in kernels:
-            kernel.grad = None
+            kernel._gradient = None
 
         def cell(h, xt):
             h = ops.tanh(ops.conv(xt, kernels[0], padding="same") + ops.conv(h, kernels[1], padding="same"))
@@ -209,7 +209,7 @@ def test_library_convolutions_in_a_loop(opened):
         h, ys = ops.scan(cell, x[0], x)
         loss = ops.mean(h * h) + ops.mean(ys)
         loss.backward()
-        return {"h": h, **{kernel.name: kernel.grad for kernel in kernels}}
+        return {"h": h, **{kernel.name: kernel._gradient for kernel in kernels}}
 
     program = trace(step, {"x": ((3, Dim.rows(2), 6, 6, 4), "float32")})
     values = {"x": rng.normal(size=(3, 2, 6, 6, 4)).astype(np.float32)}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CARRY_PLACES = 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Address:
     """Where a tensor lies at a step of a loop.
 

@@ -33,13 +33,13 @@ def training(wrap, dtype="float64"):
 
     def step(x):
         for kernel in kernels:
-            kernel.grad = None
+            kernel._gradient = None
         y = x
         for number, kernel in enumerate(kernels):
             y = wrap(block)(y, kernel, add=number)["y"]
         loss = ops.mean(y * y)
         loss.backward()
-        return {"loss": loss, **{kernel.name: kernel.grad for kernel in kernels}}
+        return {"loss": loss, **{kernel.name: kernel._gradient for kernel in kernels}}
 
     return trace(step, {"x": ((Dim.rows(ROWS), WIDTH), dtype)})
 
@@ -77,10 +77,10 @@ def test_random_numbers_and_what_is_assigned():
         return x * random.uniform(x.shape, seed=seed, dtype="float64") * kernel
 
     def step(x):
-        kernel.grad = None
+        kernel._gradient = None
         y = noisy(noisy(x))
         ops.sum(y).backward()
-        return {"y": y, "gradient": kernel.grad}
+        return {"y": y, "gradient": kernel._gradient}
 
     outputs, updates = evaluate(trace(step, {"x": ((ROWS, WIDTH), np.float64)}), {"x": X})
     np.testing.assert_allclose(outputs["gradient"], 2 * outputs["y"].sum(0), rtol=1e-12)
@@ -102,11 +102,11 @@ def test_steps_of_a_loop():
     for wrap in (lambda f: f, dp.remat):
 
         def step(x, wrap=wrap):
-            kernel.grad = None
+            kernel._gradient = None
             cell = wrap(lambda h, part: ops.tanh(ops.sigmoid(h @ kernel) * ops.exp(-h * part) + part @ kernel))
             h = ops.scan(lambda h, part: (cell(h, part), None), x[0], x)[0]
             ops.sum(h * h).backward()
-            return {"h": h, "gradient": kernel.grad}
+            return {"h": h, "gradient": kernel._gradient}
 
         program = trace(step, {"x": ((5, 4, WIDTH), np.float64)})
         stacks.append(sum(one.op is not None and one.op.name == "scan" and one.ndim == 3 for one in program.tensors))

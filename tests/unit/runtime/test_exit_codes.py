@@ -21,7 +21,7 @@ def test_what_is_not_0_stays_so(code, status):
 def said(monkeypatch):
     for place, name in ((sys, "exit"), (builtins, "exit"), (builtins, "quit")):
         monkeypatch.setattr(place, name, getattr(place, name, sys.exit))
-    monkeypatch.setattr(exit_codes, "asked", 0)
+    monkeypatch.setattr(exit_codes, "requested", 0)
     lines: list[str] = []
     replace_exits(lines.append)
     return lines
