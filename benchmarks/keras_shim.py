@@ -178,9 +178,7 @@ def ours(path: str) -> Any:
     for word in path.split("."):
         try:
             value = getattr(value, word)
-        except (AttributeError, ImportError) as error:
-            raise LookupError(path) from error
-        except ValueError as error:  # of a name that dptrain refuses
+        except AttributeError as error:  # a module that does not import is a fault, not a lack
             raise LookupError(path) from error
     return value
 
