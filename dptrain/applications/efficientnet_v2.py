@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dptrain import layers
 from dptrain.applications.imagenet_utils import decode_predictions, preprocessing
 from dptrain.applications.networks import NetworkArguments, assemble, chain
-from dptrain.initializers import VarianceScaling
+from dptrain.initializers import Constant, VarianceScaling
 from dptrain.models import Model
 from dptrain.program.tensor import Tensor
 from dptrain.registry.names import not_there
@@ -217,7 +217,13 @@ def _top(x: Tensor, classes: int, activation: Any) -> Tensor:
         x,
         layers.GlobalAveragePooling2D(name="avg_pool"),
         layers.Dropout(0.2, name="top_dropout"),
-        layers.Dense(classes, activation=activation, kernel_initializer=_fan_out(1 / 3, "uniform"), name="predictions"),
+        layers.Dense(
+            classes,
+            activation=activation,
+            kernel_initializer=_fan_out(1 / 3, "uniform"),
+            bias_initializer=Constant(0.0),
+            name="predictions",
+        ),
     )
 
 
