@@ -29,11 +29,13 @@ class TextFiles(Table):
 
 
 def is_text_folder(path: str) -> bool:
-    """Whether a path is a folder with folders of texts, perhaps in its folder "train"."""
-    folder = _training_folder(Path(path))
-    return folder.is_dir() and any(
-        file.suffix.lower() == _ENDING for entry in folder.iterdir() if entry.is_dir() for file in entry.iterdir()
-    )
+    """Whether a path is a folder whose folders hold texts for the most part, perhaps in its folder "train"."""
+    try:
+        folders = [entry for entry in _training_folder(Path(path)).iterdir() if entry.is_dir()]
+        are_texts = [file.suffix.lower() == _ENDING for folder in folders for file in folder.iterdir()]
+    except OSError:  # no folder, or one that may not be read: who reads it says so
+        return False
+    return sum(are_texts) > len(are_texts) / 2
 
 
 def folder_options(path: str, options: TableOptions) -> tuple[str, TableOptions]:

@@ -78,7 +78,7 @@ class KeepsCount(Dense):
     ("layer", "message"),
     [
         (WrongInput(3), r"the gradient in its input differs first at \[0, 0\]: found .*\(central differences\)"),
-        (WrongBias(3), r"layer 'wrong_bias': the gradient in 'wrong_bias/bias' differs first at \[0\]: found .*, expected"),
+        (WrongBias(3), r"layer 'wrong_bias': the gradient in 'wrong_bias/bias' differs first at \[0\]: found .*,"),
         (KeepsCount(3), "differs first at"),
     ],
 )
