@@ -49,10 +49,10 @@ def main() -> None:
     """Print a line for each collective and size."""
     comm: Any = current()
     comm.allreduce_sum(np.zeros(1))
-    together = comm._together
+    together = comm._shared
     assert isinstance(together, HierarchicalCollectives), "expected ranks of several nodes, of which some share one"
     if together._column is not None:
-        together._column = Counting(together._column, together._own)
+        together._column = Counting(together._column, together._node_index)
     columns = min(map(len, comm._nodes))
     for elements in (1200, 120_000, 4_800_000):
         counts = [elements // comm.size] * comm.size
@@ -66,7 +66,7 @@ def main() -> None:
             times: dict[bool, list[float]] = {True: [], False: []}
             for _ in range(ROUNDS):
                 for first, seconds in times.items():
-                    comm._together = together if first else None
+                    comm._shared = together if first else None
                     if together._column is not None:
                         together._column.nbytes = 0
                     comm.barrier()

@@ -26,7 +26,7 @@ else:
 
 def summed(terms: np.ndarray, ranks: Communicator = comm) -> np.ndarray:
     """Return the sum of all ranks' terms, in the order that is promised: by nodes, where they share memory."""
-    nodes = [range(ranks.size)] if ranks._together is None else ranks._nodes
+    nodes = [range(ranks.size)] if ranks._shared is None else ranks._nodes
     return tree_sum([tree_sum([terms[one] for one in here]) for here in nodes])
 
 
@@ -45,7 +45,7 @@ for count in (300_001, 4096, 7):
     buffer = terms[rank].copy()
     comm.allreduce_sum(buffer)
     np.testing.assert_allclose(buffer, terms.astype(float).sum(axis=0), rtol=1e-5, atol=1e-5)
-    assert (comm._together is not None) == (size > 1)
+    assert (comm._shared is not None) == (size > 1)
     assert buffer.tobytes() == summed(terms).tobytes()
 
 # Half precision is added up in float32 and rounded once, on all ranks to the same bits; what is too large is infinite.
@@ -167,11 +167,11 @@ assert array[0, 0] == 7, "all ranks of a node see one memory"
 comm._fits_in_shared_memory = lambda nbytes: False
 array, fill = comm.shared_array((10,), np.uint8)
 assert fill
-comm._together, comm._has_tried, mpi._MAX_COUNT = None, False, 1 << 28
+comm._shared, comm._has_tried, mpi._MAX_COUNT = None, False, 1 << 28
 buffer = np.full(300_001, rank, np.float32)
 comm.allreduce_sum(buffer)
 assert (buffer == size * (size - 1) / 2).all()
-assert comm._together is None
+assert comm._shared is None
 check_parts(comm, KINDS)
 mpi._MAX_COUNT = 30_000
 check_parts(comm, [np.bool_, np.float32])
