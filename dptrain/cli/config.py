@@ -205,7 +205,10 @@ class DataConfig(Checked):
     text: Annotated[tuple[str, ...], Before(_names)] = _field(
         (), "columns of a table that are texts, of which the words count, comma-separated", "text"
     )
-    text_words: PositiveInt = _field(10_000, "words of a text's vocabulary at most, the most frequent", "text-words")
+    # Ids of words are float32, which counts to 2^24.
+    text_words: Annotated[int, Interval(ge=1, le=16_000_000)] = _field(
+        10_000, "words of a text's vocabulary at most, the most frequent", "text-words"
+    )
     text_length: Annotated[int, Interval(ge=1, le=100_000)] = _field(
         200, "words of a text that count at most, the first", "text-length"
     )

@@ -1,6 +1,6 @@
 """Texts as ids of words: 0 fills up, 1 is a word that training has not seen, the others are a vocabulary's.
 
-Words are what `layers.TextVectorization` splits a text into by default: lower case, without punctuation.
+Words are in lower case and without punctuation, as `layers.TextVectorization` makes them of ASCII by default.
 """
 
 import re
@@ -14,12 +14,13 @@ import numpy.typing as npt
 FIRST_WORD = 2
 """The id of a vocabulary's first word."""
 
-_PUNCTUATION = re.compile(r'[!"#$%&()\*\+,\-./:;<=>?@\[\\\]^_`{|}~\']')
+PUNCTUATION = re.compile(r'[!"#$%&()\*\+,\-./:;<=>?@\[\\\]^_`{|}~\']')
+"""Characters that are no part of a word, as Keras' TextVectorization has them."""
 
 
 def split_words(text: str) -> list[str]:
     """Return the words of a text."""
-    return _PUNCTUATION.sub("", text.lower()).split()
+    return PUNCTUATION.sub("", text.lower()).split()
 
 
 def learn_vocabulary(texts: Iterable[str], most: int) -> tuple[str, ...]:

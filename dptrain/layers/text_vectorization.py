@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from dptrain.data.words import PUNCTUATION
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
 from dptrain.layers.lookups import StringLookup, on_host
@@ -21,7 +22,6 @@ _SPLIT = ("whitespace", "character")
 _MODES = ("int", "one_hot", "multi_hot", "count", "tf_idf")
 # As TensorFlow, which Keras has do this: letters and spaces of ASCII alone.
 _LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
-_PUNCTUATION = re.compile(r'[!"#$%&()\*\+,\-./:;<=>?@\[\\\]^_`{|}~\']')
 _SPACES = re.compile(r"[ \t\n\v\f\r]+")
 
 
@@ -189,7 +189,7 @@ class TextVectorization(Layer):
     def _standardized(self, text: str) -> str:
         if "lower" in str(self.standardize):
             text = text.translate(_LOWER)
-        return _PUNCTUATION.sub("", text) if "strip" in str(self.standardize) else text
+        return PUNCTUATION.sub("", text) if "strip" in str(self.standardize) else text
 
     def _split(self, texts: Array) -> list[list[str]]:
         if callable(self.split):

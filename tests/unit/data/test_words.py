@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from dptrain.data import text_folder
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.table_columns import TableOptions, learn
 from dptrain.data.tables import Table
@@ -154,3 +155,24 @@ def test_folders_that_are_damaged(folder, spoil, message):
 def test_more_texts_than_memory_may_hold(folder):
     with pytest.raises(DataError, match="more texts than max_bytes"):
         read_text_folder(str(folder / "train"), 30)
+
+
+@pytest.mark.parametrize(("texts", "others", "is_text"), [(2, 1, True), (1, 1, False), (1, 2, False), (0, 0, False)])
+def test_most_files_decide_what_a_folder_holds(tmp_path, texts, others, is_text):
+    (tmp_path / "good").mkdir()
+    for number in range(texts):
+        (tmp_path / "good" / f"{number}.txt").write_text("a")
+    for number in range(others):
+        (tmp_path / "good" / f"{number}.png").write_bytes(b"")
+    assert is_text_folder(str(tmp_path)) == is_text
+
+
+def test_a_sample_of_names_decides(tmp_path, monkeypatch):
+    """A folder may hold a million pictures: no more than a sample of their names is read."""
+    monkeypatch.setattr("dptrain.data.text_folder._SAMPLED_NAMES", 3)
+    for name in ("bad", "good"):
+        (tmp_path / name).mkdir()
+        for number in range(5):
+            (tmp_path / name / f"{number}.txt").write_text("a")
+    assert is_text_folder(str(tmp_path))
+    assert len(text_folder._first_names(tmp_path / "bad")) == 3
