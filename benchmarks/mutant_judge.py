@@ -304,13 +304,13 @@ def serve(work: Callable[[dict[str, Any], Say], None]) -> None:
     for text in sys.stdin:
         pid = os.fork()
         if pid:
-            say({"pid": pid})
             _, status, used = os.wait4(pid, 0)
             say({"end": os.waitstatus_to_exitcode(status), "seconds": used.ru_utime + used.ru_stime})
             continue
         code = 1
         try:
             os.setsid()
+            say({"pid": os.getpid()})  # by the child, so that it comes before what the child finds
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             work(json.loads(text), say)
             code = 0
