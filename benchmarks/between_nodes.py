@@ -17,7 +17,7 @@ import numpy as np
 
 from dptrain.comm import current
 from dptrain.comm.hierarchy import HierarchicalCollectives
-from dptrain.program.machines import exchanged
+from dptrain.program.cost.hardware import exchanged
 
 ROUNDS = 15
 

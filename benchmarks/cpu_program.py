@@ -18,8 +18,8 @@ from dptrain import ops
 from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.program.dims import Dim
 from dptrain.program.execute import Executable, HostMemory
-from dptrain.program.placement import place
 from dptrain.program.program import ROWS, Program, trace
+from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Array, Tensor, Variable
 
 SAMPLES = 60_000

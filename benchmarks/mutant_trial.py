@@ -49,7 +49,7 @@ class Device:
 ON_CUDA = ("dptrain/program", "dptrain/backend/cuda", *(f"kernels/{name}" for name in CUDA_HEADERS))
 CPU_HEADERS = ("kernels/native", "kernels/scalar.h", "kernels/half.h", "kernels/digest.h")
 ON_CPU = ("dptrain/program", "dptrain/backend/cpu", *CPU_HEADERS)
-OF_SHARDS = ("dptrain/train/sharding.py", "dptrain/program/local.py")
+OF_SHARDS = ("dptrain/train/sharding.py", "dptrain/program/sharding/local.py")
 OF_RANKS = ("dptrain/comm", "dptrain/train", "kernels/native_ranks.h")
 CPU_TESTS = (
     *("tests/unit/program", "--ignore=tests/unit/program/test_random_programs.py", "tests/unit/comm"),

@@ -97,7 +97,7 @@ def predicted(rounds: dict[int, dict[str, Any]], cores: int) -> dict[str, dict[i
     """Return the predicted seconds of a step by network and ranks, from one round's rates."""
     from dptrain.cli.measuring import Rates
     from dptrain.cli.scaling import cpu_machine, of_model
-    from dptrain.program.machines import Link
+    from dptrain.program.cost.hardware import Link
 
     own_rates, link = rounds[1]["rates"], rounds[2]["rates"]["link"]
     rates = Rates(own_rates["flops"], own_rates["bandwidth"], None)

@@ -24,9 +24,9 @@ from dptrain.ops.custom import Op
 from dptrain.program import tree
 from dptrain.program.dims import Dim
 from dptrain.program.gradient import gradients
-from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.shapes import Shape
+from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Tensor, differentiable
 from dptrain.registry.names import not_there, snake_case
 from dptrain.train.devices import open_backend

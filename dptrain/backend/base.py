@@ -12,7 +12,7 @@ from dptrain.backend.transfers import Exchange, Staging
 from dptrain.backend.transfers import HostArray as HostArray
 from dptrain.comm.base import Communicator, HandOvers
 from dptrain.comm.mesh import STAGE
-from dptrain.program.hand_overs import Link
+from dptrain.program.pipeline.send_recv import Link
 from dptrain.program.program import Program
 from dptrain.program.tensor import Variable
 

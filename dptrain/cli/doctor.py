@@ -49,10 +49,10 @@ from dptrain.comm import Communicator, nccl
 from dptrain.data.loading import LoadedData, Split
 from dptrain.errors import AgreedError, DptrainError, ExitCode
 from dptrain.models import Model
-from dptrain.program.messages import stages
-from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.shapes import size
+from dptrain.program.sharding.messages import stages
+from dptrain.program.sharding.placement import place
 from dptrain.runtime.cache import cache_dir, own_folder
 from dptrain.runtime.extras import pip_install
 from dptrain.runtime.failure import describe, phase

@@ -9,9 +9,9 @@ import numpy as np
 from dptrain import ops
 from dptrain.backend import Backend
 from dptrain.comm import Communicator
-from dptrain.program.machines import Link
-from dptrain.program.placement import place
+from dptrain.program.cost.hardware import Link
 from dptrain.program.program import Program, trace
+from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Tensor, Variable
 
 # Timed calls, and those before them that are not.

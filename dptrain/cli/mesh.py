@@ -13,7 +13,7 @@ from dptrain.layers.dense import Dense
 from dptrain.layers.embedding import Embedding
 from dptrain.models import Model
 from dptrain.models.explaining import Mesh
-from dptrain.program.mesh import Axes
+from dptrain.program.sharding.mesh import Axes
 from dptrain.program.tensor import Variable
 
 # Layers whose weights have the layer's inputs on the last axis but one, and its outputs on the last.

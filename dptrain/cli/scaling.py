@@ -1,6 +1,6 @@
 """`python -m dptrain explain --ranks 1-1024`: predicts how a training step scales.
 
-`docs/scaling.md` has the formulas; `program/scaling.py` computes.
+`docs/scaling.md` has the formulas; `program/cost/scaling.py` computes.
 """
 
 import textwrap
@@ -16,12 +16,12 @@ from dptrain.comm import Communicator
 from dptrain.errors import ConfigError
 from dptrain.models import Model
 from dptrain.models.explaining import program_of
-from dptrain.program.demands import Prediction
+from dptrain.program.cost.cost_model import Prediction
+from dptrain.program.cost.hardware import Link, Machine
+from dptrain.program.cost.parallelism import modes, whole
+from dptrain.program.cost.scaling import Scaling
 from dptrain.program.explain import COLUMNS
-from dptrain.program.machines import Link, Machine
-from dptrain.program.modes import modes, whole
 from dptrain.program.passes import with_precision
-from dptrain.program.scaling import Scaling
 from dptrain.program.shapes import size
 from dptrain.runtime.cores import limit_threads
 from dptrain.runtime.launcher import usable_cores

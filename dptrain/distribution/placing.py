@@ -5,7 +5,7 @@ from dptrain.comm import Communicator
 from dptrain.comm.mesh import STAGE, MeshCommunicator
 from dptrain.distribution.strategies import Distribution, distribution
 from dptrain.errors import ConfigError
-from dptrain.program.mesh import BATCH, Axes
+from dptrain.program.sharding.mesh import BATCH, Axes
 from dptrain.program.tensor import Variable
 
 # Meshes of the ranks, by these (which live as long as the process) and by the axes' lengths.
@@ -64,7 +64,7 @@ def layout_of(variable: Variable, slot_of: Variable | None = None) -> Axes | Non
     """Return the mesh axis or None for each axis of a variable; None without a distribution.
 
     A slot of its weight's shape lies as the weight does, any other one is replicated. A layout of fewer axes leaves the
-    last ones whole; one of more is refused where it is used, see `program.local.Place.check`.
+    last ones whole; one of more is refused where it is used, see `program.sharding.local.Place.check`.
     """
     current = distribution()
     if current is None:

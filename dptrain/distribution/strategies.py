@@ -16,7 +16,7 @@ from dptrain import comm as comms
 from dptrain.distribution.devices import list_devices
 from dptrain.distribution.layouts import DeviceMesh, LayoutMap, TensorLayout, require_mesh
 from dptrain.errors import ConfigError
-from dptrain.program.mesh import BATCH
+from dptrain.program.sharding.mesh import BATCH
 from dptrain.program.tensor import Variable
 
 T = TypeVar("T")

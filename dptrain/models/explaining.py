@@ -16,19 +16,19 @@ from dptrain.errors import ConfigError, DeviceError
 from dptrain.models.explaining_stages import explain_stages
 from dptrain.program import tree
 from dptrain.program.body import with_steps
+from dptrain.program.codegen.fuse import fuse
+from dptrain.program.codegen.kernels import Call, Kernel, Loop
+from dptrain.program.codegen.memory import Plan
 from dptrain.program.dims import Dim
 from dptrain.program.explain import COLUMNS, messages_of, names_of, shown, table, wrapped, wrapped_code
 from dptrain.program.explain import explain as tables
-from dptrain.program.fuse import fuse
-from dptrain.program.kernels import Call, Kernel, Loop
-from dptrain.program.local import Place, localized
 from dptrain.program.lowering import Convolution, HostCall, lowering_of
-from dptrain.program.memory import Plan
-from dptrain.program.mesh import BATCH, Axes, PlacedProgram
 from dptrain.program.passes import first_of_equals, rewritten, with_half_factors, without_all_reduce
-from dptrain.program.placement import place
 from dptrain.program.program import Program, trace
 from dptrain.program.shapes import Shape, size
+from dptrain.program.sharding.local import Place, localized
+from dptrain.program.sharding.mesh import BATCH, Axes, PlacedProgram
+from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Drawn, Tensor, Variable
 from dptrain.train.sharding import Sharded, layouts_of, slots_of
 

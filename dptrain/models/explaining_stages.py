@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 from dptrain.backend.cpu.compiled import lowered, planned
 from dptrain.comm.parts import cut
-from dptrain.program.course import Course, course_of, microbatches_of
-from dptrain.program.cutting import cut_into_stages, layers_of, with_slots
 from dptrain.program.explain import wrapped
-from dptrain.program.mesh import PlacedProgram
-from dptrain.program.pieces import Piece
+from dptrain.program.pipeline.schedule import Course, course_of, microbatches_of
+from dptrain.program.pipeline.stage_assignment import cut_into_stages, layers_of, with_slots
+from dptrain.program.pipeline.subgraphs import Piece
 from dptrain.program.shapes import local, size
+from dptrain.program.sharding.mesh import PlacedProgram
 from dptrain.program.tensor import Tensor, Variable
 from dptrain.train.sharding import slots_of
 

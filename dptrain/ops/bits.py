@@ -173,7 +173,7 @@ def _viewed_shape(shape: Shape, *, dtype: str, itemsize: int) -> Shape:
 
 
 def _viewed_letters(shapes: Any, out: Any, attributes: Any) -> str:
-    from dptrain.program.letters import names
+    from dptrain.program.sharding.sharding_rule import names
 
     if attributes["itemsize"] == np.dtype(attributes["dtype"]).itemsize:
         return f"{names(len(out))}->{names(len(out))}"

@@ -7,9 +7,9 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.program.letters import names
 from dptrain.program.operand import METHODS
 from dptrain.program.shapes import Shape, broadcast, is_one
+from dptrain.program.sharding.sharding_rule import names
 from dptrain.program.tensor import OPS, DType, Tensor
 from dptrain.program.types import is_floating, promoted_as_keras
 from dptrain.runtime.floatx import floatx

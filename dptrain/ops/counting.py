@@ -15,10 +15,10 @@ from dptrain.ops.manipulation import expand_dims, reshape
 from dptrain.ops.parts import part
 from dptrain.ops.reduction import max, min, sum
 from dptrain.ops.searching import scatter, searchsorted, segment_sum, segments_of
-from dptrain.program.letters import names
 from dptrain.program.lowering import HostCall
 from dptrain.program.op import op
 from dptrain.program.shapes import Shape
+from dptrain.program.sharding.sharding_rule import names
 from dptrain.program.tensor import Array, Tensor, as_tensors
 
 

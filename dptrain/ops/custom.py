@@ -17,9 +17,9 @@ from dptrain.errors import ConfigError
 from dptrain.ops.common import floating_dtype
 from dptrain.ops.manipulation import zeros
 from dptrain.program import op as records
-from dptrain.program.letters import Letters, parsed
 from dptrain.program.lowering import UserKernel
 from dptrain.program.shapes import Shape, row_axis
+from dptrain.program.sharding.sharding_rule import Letters, parsed
 from dptrain.program.tensor import OPS, Array, Tensor, as_tensors
 
 __all__ = ["LETTERS", "Launch", "Op", "op"]

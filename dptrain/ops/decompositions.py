@@ -19,10 +19,10 @@ from dptrain.ops.common import elementwise, floating_dtype, unbroadcast
 from dptrain.ops.elementwise import where
 from dptrain.ops.linear_algebra import batch_matmul
 from dptrain.ops.manipulation import concatenate, expand_dims, reshape, transpose_to
-from dptrain.program.letters import names
 from dptrain.program.lowering import HostCall
 from dptrain.program.op import Op, op
 from dptrain.program.shapes import Shape, broadcast
+from dptrain.program.sharding.sharding_rule import names
 from dptrain.program.tensor import Array, Tensor
 
 

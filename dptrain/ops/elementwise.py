@@ -17,6 +17,7 @@ from dptrain.ops.common import (
     numeric_dtype,
     unbroadcast,
 )
+from dptrain.program.codegen.views import identity
 from dptrain.program.lowering import Element, ViewMap
 from dptrain.program.onnx_graph import OnnxGraph, Value
 from dptrain.program.op import Op, op
@@ -24,7 +25,6 @@ from dptrain.program.operand import METHODS, Operator
 from dptrain.program.schema import TypeName
 from dptrain.program.tensor import FLOATX, Array, Tensor, as_tensors
 from dptrain.program.types import is_floating, is_half, promoted_as_keras
-from dptrain.program.views import identity
 from dptrain.runtime.floatx import floatx
 
 _ARITHMETIC: dict[str, Any] = {"shape": broadcast_shape, "letters": elementwise, "dtype": common_dtype}

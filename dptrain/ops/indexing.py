@@ -13,12 +13,12 @@ from dptrain.ops.linear_algebra import batch_matmul
 from dptrain.ops.manipulation import reshape, transpose_to, zeros
 from dptrain.ops.reduction import sum as sum_over
 from dptrain.program.dims import Dim, counts_rows
-from dptrain.program.letters import names
 from dptrain.program.lowering import Element, Gather, Scatter
 from dptrain.program.onnx_graph import OnnxGraph, Value
 from dptrain.program.op import op
 from dptrain.program.schema import TypeName
 from dptrain.program.shapes import Shape, normalized_axes
+from dptrain.program.sharding.sharding_rule import names
 from dptrain.program.tensor import Array, Tensor, as_tensors
 from dptrain.runtime.floatx import floatx
 

@@ -9,17 +9,17 @@ import numpy.typing as npt
 
 from dptrain.errors import ConfigError
 from dptrain.ops.common import broadcast_shape, common_dtype, elementwise, first_dtype, unbroadcast
+from dptrain.program.codegen.index_expr import extent
+from dptrain.program.codegen.views import IndexMap, aligned_axes, identity, key_maps, marked
 from dptrain.program.dims import Dim, quotient
-from dptrain.program.letters import names
 from dptrain.program.lowering import Element, Insert, Join, ViewMap
 from dptrain.program.onnx_graph import OnnxGraph, Value, refusal
 from dptrain.program.op import op
 from dptrain.program.operand import METHODS
-from dptrain.program.places import extent
 from dptrain.program.schema import TypeName
 from dptrain.program.shapes import Shape, broadcast, differ, is_one, is_open, normalized_axes, row_axis, size
+from dptrain.program.sharding.sharding_rule import names
 from dptrain.program.tensor import Array, Tensor, as_tensors
-from dptrain.program.views import IndexMap, aligned_axes, identity, key_maps, marked
 from dptrain.runtime.floatx import floatx
 
 # Made of a shape

@@ -27,11 +27,11 @@ from dptrain.ops.elementwise import (
 from dptrain.ops.manipulation import broadcast_to, reshape
 from dptrain.ops.rounding import isfinite
 from dptrain.program.dims import Dim, is_number
-from dptrain.program.letters import names
 from dptrain.program.lowering import Reduction
 from dptrain.program.onnx_graph import OnnxGraph, Value
 from dptrain.program.op import in_one_call, op
 from dptrain.program.shapes import Shape, normalized_axes, size
+from dptrain.program.sharding.sharding_rule import names
 from dptrain.program.tensor import Array, Tensor, as_tensors, constant
 
 

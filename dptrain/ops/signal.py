@@ -12,10 +12,10 @@ from dptrain.ops.elementwise import floating
 from dptrain.ops.indexing import add_rows, take, taken
 from dptrain.ops.manipulation import stack, transpose
 from dptrain.ops.padding import pad
-from dptrain.program.letters import names
 from dptrain.program.lowering import HostCall
 from dptrain.program.op import op
 from dptrain.program.shapes import Shape, without_rows
+from dptrain.program.sharding.sharding_rule import names
 from dptrain.program.tensor import Array, Tensor, as_tensors
 
 Pair = tuple[Tensor, Tensor]

@@ -16,10 +16,10 @@ from dptrain.ops.indexing import in_range, take, take_each, with_all_rows
 from dptrain.ops.manipulation import broadcast_to, concatenate, reshape, transpose
 from dptrain.ops.searching import segment_sum
 from dptrain.program.dims import counts_rows
-from dptrain.program.letters import names
 from dptrain.program.lowering import HostCall
 from dptrain.program.op import op
 from dptrain.program.shapes import broadcast, normalized_axes, row_axis
+from dptrain.program.sharding.sharding_rule import names
 from dptrain.program.tensor import Array, Tensor, as_tensors
 
 

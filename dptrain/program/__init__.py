@@ -1,5 +1,10 @@
 """A step as data: tensors, traces, the reverse pass, and where each tensor lies on the ranks.
 
-`docs/program.md` explains it with an example. Read in this order: `shapes`, `tensor`, `gradient`, `program`,
-`placement`, `messages`, `evaluate`.
+`docs/program.md` explains it with an example. Read in this order: `shapes`, `tensor`, `op`, `gradient`, `program`,
+`execute`; then the rooms that work on a traced program:
+
+- `sharding`: where tensors lie on a mesh of ranks, and the collectives that follow.
+- `pipeline`: layers divided into stages, and microbatches in 1F1B order.
+- `codegen`: what the generators of C++ and CUDA share: fused loops, views, index expressions, the plan of memory.
+- `cost`: operations, bytes, messages, memory and time of a step on given hardware.
 """

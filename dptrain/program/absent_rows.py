@@ -8,8 +8,8 @@ import numpy as np
 from dptrain.errors import DataError
 from dptrain.program.dims import Dim
 from dptrain.program.lowering import Gather
-from dptrain.program.mesh import constant_of
 from dptrain.program.program import ROWS, Program
+from dptrain.program.sharding.mesh import constant_of
 from dptrain.program.tensor import Array, Tensor
 
 OUTSIDE = "a row is asked for that is not there: a number outside the table"

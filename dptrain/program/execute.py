@@ -15,12 +15,12 @@ from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DataError
 from dptrain.program.absent_rows import OUTSIDE, find_absent_row
 from dptrain.program.body import body_of, has_body
+from dptrain.program.codegen.memory import Arena, aligned, nbytes
 from dptrain.program.context import WATCH
-from dptrain.program.memory import Arena, aligned, nbytes
-from dptrain.program.mesh import ALL_REDUCE, OWN_PART, PlacedProgram, constant_of, own_part
-from dptrain.program.messages import all_reduced, exchange, stages
 from dptrain.program.program import ROWS, Program
 from dptrain.program.shapes import local
+from dptrain.program.sharding.mesh import ALL_REDUCE, OWN_PART, PlacedProgram, constant_of, own_part
+from dptrain.program.sharding.messages import all_reduced, exchange, stages
 from dptrain.program.steps import step_of
 from dptrain.program.tensor import Array, Node, Tensor, Variable, watch
 from dptrain.program.turns import REPLACING, TURNS

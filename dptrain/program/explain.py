@@ -7,10 +7,10 @@ from itertools import zip_longest
 from dptrain.program.dims import Dim
 from dptrain.program.gradient import topological
 from dptrain.program.lowering import Element
-from dptrain.program.mesh import ALL_REDUCE, BATCH, PlacedProgram
-from dptrain.program.messages import SENT, count, stages
 from dptrain.program.program import Program
 from dptrain.program.shapes import Shape, size
+from dptrain.program.sharding.mesh import ALL_REDUCE, BATCH, PlacedProgram
+from dptrain.program.sharding.messages import SENT, count, stages
 from dptrain.program.tensor import Tensor, Variable
 
 # Columns of a table at most: what does not fit is wrapped at commas, and longer names are cut.

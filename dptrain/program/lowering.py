@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dptrain.program.codegen.views import IndexMap, marked
 from dptrain.program.dims import Dim
 from dptrain.program.tensor import Tensor
-from dptrain.program.views import IndexMap, marked
 
 Maps = Callable[[Tensor], Sequence[IndexMap]]
 # Of the widest vectors of a CPU, in float32.
@@ -23,8 +23,8 @@ class Element:
 
     Attributes:
         c: the element as an expression of C++: of the operands `{0}`, `{1}`, ... in the types of
-            `program/cpp.py:operand_dtypes`, of attributes by name, and of `{last}`, the index along the last axis,
-            which the operand then does not have. Functions are those of `kernels/scalar.h`.
+            `program/codegen/cpp.py:operand_dtypes`, of attributes by name, and of `{last}`, the index along the last
+            axis, which the operand then does not have. Functions are those of `kernels/scalar.h`.
         conditions: operands that enter as truth values; the others then have the output's type.
         exponents: operands that are part of the code where they are positive whole numbers that are known, since
             compilers know shorter ways: `x * x`.

@@ -16,10 +16,10 @@ import numpy.typing as npt
 from dptrain.errors import ConfigError
 from dptrain.program.context import SCOPE, TAPES, TRACE, WATCH
 from dptrain.program.dims import Dim
-from dptrain.program.letters import Letters, Named, parsed, parsed_for_any_shape
 from dptrain.program.lowering import Element, Gather, Insert, Join, Lowering, Repeat, UserKernel, ViewMap
 from dptrain.program.operand import METHODS, OPERATORS, OPS, Operator
 from dptrain.program.shapes import Shape, is_open, local, size
+from dptrain.program.sharding.sharding_rule import Letters, Named, parsed, parsed_for_any_shape
 from dptrain.program.tensor import (
     FLOATX,
     NOT_TRACKED,
@@ -72,7 +72,7 @@ class Op:
         compute: the NumPy function of the inputs' arrays, and of the attributes by keyword. It writes the array `out`;
             that of a view returns it.
         shape: the output's shape, of the inputs' shapes and the attributes.
-        letters: along which axes ranks may divide it, see `program/letters.py`.
+        letters: along which axes ranks may divide it, see `program/sharding/sharding_rule.py`.
         dtype: the output's type, of the inputs' types and the attributes.
         linear: see `Linear`; None for an op that is not.
         linear_in: the inputs in which it is linear; by default all.

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from dptrain.program.codegen.views import marked
 from dptrain.program.dims import Dim
 from dptrain.program.lowering import Convolution, Element, Product, Reduction, ViewMap, axes_of, lowering_of
-from dptrain.program.mesh import ALL_REDUCE, PlacedProgram
 from dptrain.program.operand import OPERATORS
 from dptrain.program.program import Program
+from dptrain.program.sharding.mesh import ALL_REDUCE, PlacedProgram
 from dptrain.program.tensor import Tensor, tracing
 from dptrain.program.types import is_half
-from dptrain.program.views import marked
 
 # Of a GPU's products of float32 matrices: as they are, or with factors rounded to TF32's 10 bits of mantissa.
 PRECISIONS = ("float32", "tf32")

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dptrain.program.body import Body, body_of, has_body
+from dptrain.program.codegen.kernels import Fused
 from dptrain.program.gradient import topological
-from dptrain.program.kernels import Fused
 from dptrain.program.lowering import RandomBits, lowering_of
-from dptrain.program.mesh import PlacedProgram
 from dptrain.program.passes import comparable, rewritten
 from dptrain.program.program import Program
+from dptrain.program.sharding.mesh import PlacedProgram
 from dptrain.program.tensor import Tensor, Variable, placeholder
 
 # Bytes of constants that programs may have and still be compared.

@@ -11,14 +11,14 @@ from dptrain.backend.base import Backend, Buffer, Executable
 from dptrain.comm.base import HandOvers
 from dptrain.comm.mesh import STAGE, MeshCommunicator
 from dptrain.comm.parts import cut
-from dptrain.program.course import Course
-from dptrain.program.hand_overs import HandOver, Link, links_of
-from dptrain.program.memory import nbytes
-from dptrain.program.mesh import OWN_PART, PlacedProgram
-from dptrain.program.pieces import FIRST, Piece, with_parts
+from dptrain.program.codegen.memory import nbytes
+from dptrain.program.pipeline.order import Turn
+from dptrain.program.pipeline.schedule import Course
+from dptrain.program.pipeline.send_recv import HandOver, Link, links_of
+from dptrain.program.pipeline.subgraphs import FIRST, Piece, with_parts
 from dptrain.program.program import ROWS, Program
-from dptrain.program.schedule import Turn
 from dptrain.program.shapes import local
+from dptrain.program.sharding.mesh import OWN_PART, PlacedProgram
 from dptrain.program.tensor import Variable
 
 Array = npt.NDArray[Any]

@@ -23,18 +23,19 @@ from dptrain.errors import ConfigError, DeviceError, DeviceMemoryError
 from dptrain.metrics import Metric
 from dptrain.ops.indexing import take_rows
 from dptrain.optimizers.base import Optimizer
-from dptrain.program import messages, shapes
+from dptrain.program import shapes
 from dptrain.program.additive import sums_over_samples
 from dptrain.program.body import with_steps
-from dptrain.program.course import Course, course_of, microbatches_of
-from dptrain.program.cutting import cut_into_stages
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
-from dptrain.program.local import localized
-from dptrain.program.mesh import ALL_REDUCE, OWN_PART, REDUCE_SCATTER, PlacedProgram
 from dptrain.program.passes import rewritten
-from dptrain.program.placement import place
+from dptrain.program.pipeline.schedule import Course, course_of, microbatches_of
+from dptrain.program.pipeline.stage_assignment import cut_into_stages
 from dptrain.program.program import ROWS, Program, trace
+from dptrain.program.sharding import messages
+from dptrain.program.sharding.local import localized
+from dptrain.program.sharding.mesh import ALL_REDUCE, OWN_PART, REDUCE_SCATTER, PlacedProgram
+from dptrain.program.sharding.placement import place
 from dptrain.program.steps import unrolled
 from dptrain.program.tensor import Tensor, Variable, placeholder, watching
 from dptrain.program.turns import MAKING, TURNS

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from dptrain.backend.base import Backend, Snapshot
 from dptrain.comm.base import Communicator
 from dptrain.errors import AgreedError, ExitCode
-from dptrain.program import messages
+from dptrain.program.sharding import messages
 from dptrain.program.tensor import Variable
 
 # Of two distances, the factor by which one is the greater beyond doubt.

@@ -10,10 +10,10 @@ from dptrain.comm.base import Communicator
 from dptrain.comm.mesh import BATCH, STAGE, MeshCommunicator
 from dptrain.distribution.placing import layout_of
 from dptrain.optimizers.base import Optimizer
-from dptrain.program.cutting import with_slots
-from dptrain.program.local import Place
-from dptrain.program.mesh import Axes
-from dptrain.program.messages import whole_of
+from dptrain.program.pipeline.stage_assignment import with_slots
+from dptrain.program.sharding.local import Place
+from dptrain.program.sharding.mesh import Axes
+from dptrain.program.sharding.messages import whole_of
 from dptrain.program.tensor import Array, Variable
 from dptrain.saving.parts import Part
 from dptrain.train.replicas import gathered, kind_of, number_of, require_same_kind

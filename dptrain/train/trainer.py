@@ -14,8 +14,8 @@ from dptrain.batches.feed import BatchRows, FeedPool, padded_rows
 from dptrain.batches.sampling import Shard
 from dptrain.callbacks import CallbackList, Logs, StepLogs
 from dptrain.comm.mesh import BATCH
-from dptrain.program.messages import all_reduced
 from dptrain.program.shapes import size
+from dptrain.program.sharding.messages import all_reduced
 from dptrain.program.tensor import BFLOAT16, Variable
 from dptrain.program.turns import TURNS
 from dptrain.runtime import heap

@@ -402,7 +402,7 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
         CHECKED,
     ),
     "old values are replaced before others have read them": (
-        "dptrain/program/memory.py",
+        "dptrain/program/codegen/memory.py",
         "        maker.after |= {one for one in readers if one.stage == maker.stage}\n",
         "        pass\n",
         "new_values",
@@ -416,7 +416,7 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
         CHECKED,
     ),
     "memory is given to others too early": (
-        "dptrain/program/memory.py",
+        "dptrain/program/codegen/memory.py",
         "born <= deaths[one] and births[one] <= died",
         "born < deaths[one] and births[one] < died",
         "training or random_programs",

@@ -11,18 +11,18 @@ from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.backend.cuda.compose import Composition
 from dptrain.layers import Layer
 from dptrain.ops.common import broadcast_shape, elementwise, first_dtype, floating_dtype
+from dptrain.program.codegen.fuse import fuse
+from dptrain.program.codegen.index_expr import after
+from dptrain.program.codegen.kernels import Loop
+from dptrain.program.codegen.views import IndexMap
 from dptrain.program.dims import Dim
 from dptrain.program.execute import HostMemory, evaluate
-from dptrain.program.fuse import fuse
 from dptrain.program.gradient import gradients
-from dptrain.program.kernels import Loop
 from dptrain.program.lowering import Element, Reduction, ViewMap
 from dptrain.program.op import Op
-from dptrain.program.placement import place
-from dptrain.program.places import after
 from dptrain.program.program import trace
+from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Variable
-from dptrain.program.views import IndexMap
 from tests.unit.program.virtual_ranks import run_on_ranks
 
 B, N = 7, 5

@@ -6,8 +6,8 @@ from dptrain import ops
 from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.program.dims import Dim
 from dptrain.program.execute import HostMemory, evaluate
-from dptrain.program.placement import place
 from dptrain.program.program import trace
+from dptrain.program.sharding.placement import place
 
 INPUTS = {
     "whole": np.array([2**24 + 1, -(2**53) - 1, 3, 0], np.int64),

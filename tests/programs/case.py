@@ -14,9 +14,9 @@ from dptrain.ops.loops import remat
 from dptrain.ops.manipulation import unshard
 from dptrain.program.dims import Dim
 from dptrain.program.gradient import gradients
-from dptrain.program.mesh import Axes
 from dptrain.program.program import ROWS, Program, trace
 from dptrain.program.shapes import Shape
+from dptrain.program.sharding.mesh import Axes
 from dptrain.program.tensor import Tensor, Variable
 from dptrain.random import Purpose
 from tests.programs.memory import WAYS

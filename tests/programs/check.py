@@ -11,9 +11,9 @@ from dptrain.backend.cpu import compile as compiling
 from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.program.dims import Dim
 from dptrain.program.execute import Executable, HostMemory, evaluate
-from dptrain.program.mesh import PlacedProgram
-from dptrain.program.placement import place
 from dptrain.program.program import ROWS, Program
+from dptrain.program.sharding.mesh import PlacedProgram
+from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Array
 from tests.programs.case import Case
 from tests.programs.exact import Expected

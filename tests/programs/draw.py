@@ -22,9 +22,9 @@ import dptrain
 import dptrain.ops.random
 from dptrain.errors import ConfigError
 from dptrain.program.dims import Dim
-from dptrain.program.mesh import Axes
-from dptrain.program.placement import place
 from dptrain.program.program import ROWS, Program
+from dptrain.program.sharding.mesh import Axes
+from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Tensor, Variable, placeholder, tracing
 from tests.programs.case import Case, environment
 from tests.programs.exact import Exact
@@ -34,7 +34,7 @@ from tests.programs.memory import WAYS
 GENERATORS = (
     *("backend/cpu/codegen.py", "backend/cuda/generate.py", "backend/cuda/products.py", "backend/cuda/executable.py"),
     *("backend/cuda/groups.py", "backend/cuda/expressions.py", "backend/cuda/compose.py"),
-    *("program/fuse.py", "program/kernels.py", "program/merge.py", "program/views.py", "program/cpp.py"),
+    *(f"program/codegen/{name}.py" for name in ("fuse", "kernels", "merge", "views", "cpp")),
 )
 # The lengths in `kernels/`: a warp, blocks of rows (`dp_block`), tiles of products.
 IN_HEADERS = (16, 32, 64, 1024)

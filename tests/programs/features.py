@@ -7,9 +7,9 @@ import numpy as np
 
 from dptrain.program.dims import Dim
 from dptrain.program.lowering import Convolution, HostCall
-from dptrain.program.messages import stages
-from dptrain.program.placement import place
 from dptrain.program.program import Program
+from dptrain.program.sharding.messages import stages
+from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import OPS, Tensor
 from tests.programs.case import Case
 from tests.programs.memory import WAYS

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from dptrain.backend.cpu.compiled import CompiledExecutable
+from dptrain.program.codegen.kernels import Kernel, Loop, Product, Repeat
 from dptrain.program.execute import _Loop
-from dptrain.program.kernels import Kernel, Loop, Product, Repeat
-from dptrain.program.mesh import OWN_PART
 from dptrain.program.program import ROWS
 from dptrain.program.shapes import local
+from dptrain.program.sharding.mesh import OWN_PART
 from dptrain.program.tensor import Array, Tensor
 from dptrain.program.types import is_half
 

@@ -9,9 +9,9 @@ import numpy as np
 from dptrain.comm.mesh import BATCH, MeshCommunicator
 from dptrain.program.dims import Dim
 from dptrain.program.execute import HostMemory
-from dptrain.program.local import Place, localized
-from dptrain.program.placement import place
 from dptrain.program.program import Program
+from dptrain.program.sharding.local import Place, localized
+from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Array, Variable
 from tests.programs.case import Case
 from tests.programs.check import Make, by_numpy, compiled, expected, joined, not_optimized, results, unlike

@@ -9,8 +9,8 @@ from dptrain.backend.cpu.compile import compiler
 from dptrain.errors import ConfigError, DivergenceError
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
-from dptrain.program.placement import place
 from dptrain.program.program import trace
+from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Variable
 from dptrain.saving import load_program
 from tests.unit.program.virtual_ranks import run_on_ranks

@@ -17,7 +17,7 @@ from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError
 from dptrain.mixed_precision import DTypePolicy
 from dptrain.program import execute
-from dptrain.program.memory import Arena, aligned
+from dptrain.program.codegen.memory import Arena, aligned
 from dptrain.program.program import Program
 from dptrain.program.tensor import Variable
 

@@ -4,14 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from dptrain.program.cpp import ctype, extents, has_types, place_text
+from dptrain.program.codegen.cpp import ctype, extents, has_types, place_text
+from dptrain.program.codegen.index_expr import NOWHERE, Axis, after, along, extent, merged
+from dptrain.program.codegen.kernels import Call
+from dptrain.program.codegen.views import View, key_maps, part_of
 from dptrain.program.dims import Dim
-from dptrain.program.kernels import Call
 from dptrain.program.lowering import Attention, Convolution, Insert, Join, RandomBits, Scatter, Windows, lowering_of
-from dptrain.program.places import NOWHERE, Axis, after, along, extent, merged
 from dptrain.program.shapes import Shape, is_one, row_axis
 from dptrain.program.tensor import Tensor
-from dptrain.program.views import View, key_maps, part_of
 
 
 class Numbers(Protocol):

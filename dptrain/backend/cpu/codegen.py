@@ -8,9 +8,9 @@ its epilogue: each thread executes them on the rows that it has just computed an
 Nothing in the text depends on the batch size: rows, and where arrays lie, are read from the `Context` of
 `kernels/native.h`.
 
-In the text, beside the names of `program/cpp.py`: k0, k1, ... indices of a loop's outer axes, j of its last one, q of a
-block of rows; a and w arrays, p sums of a block, r a row that is kept, i places, v what is read, t what is computed;
-s the numbers by which a function finds its arrays, tables and seeds in the `Context`.
+In the text, beside the names of `program/codegen/cpp.py`: k0, k1, ... indices of a loop's outer axes, j of its last
+one, q of a block of rows; a and w arrays, p sums of a block, r a row that is kept, i places, v what is read, t what is
+computed; s the numbers by which a function finds its arrays, tables and seeds in the `Context`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.backend.cpu.calls import Epilogue, call_text
-from dptrain.program.cpp import (
+from dptrain.program.codegen.cpp import (
     Ex,
     ctype,
     element,
@@ -31,15 +31,15 @@ from dptrain.program.cpp import (
     literal,
     place_text,
 )
+from dptrain.program.codegen.index_expr import NOTHING, NOWHERE, ONE, Axis, Place, after, along, extent, times
+from dptrain.program.codegen.kernels import Call, Fused, Kernel, Loop, Member, Product, Repeat
+from dptrain.program.codegen.statements import Statements
+from dptrain.program.codegen.views import View, marked, matrix, space_of, whole
 from dptrain.program.dims import Dim
-from dptrain.program.kernels import Call, Fused, Kernel, Loop, Member, Product, Repeat
 from dptrain.program.lowering import Element, Gather, Reduction, lowering_of
-from dptrain.program.places import NOTHING, NOWHERE, ONE, Axis, Place, after, along, extent, times
 from dptrain.program.program import ROWS
 from dptrain.program.shapes import is_one
-from dptrain.program.statements import Statements
 from dptrain.program.tensor import DType, Tensor
-from dptrain.program.views import View, marked, matrix, space_of, whole
 
 # Elements of a row that are computed before a reduction takes them up, where a row may be longer.
 _BLOCK = 1024

@@ -25,7 +25,7 @@ import numpy as np
 
 from dptrain.backend.cuda.sources import kernels_dir
 from dptrain.errors import DeviceError
-from dptrain.program.cpp import ctype
+from dptrain.program.codegen.cpp import ctype
 from dptrain.runtime.cache import cache_dir, compiled
 from dptrain.runtime.launcher import detect_launch
 from dptrain.runtime.programs import run_program

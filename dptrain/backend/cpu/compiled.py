@@ -18,22 +18,22 @@ from dptrain.backend.cpu.node_sums import NodeSums, is_native
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DataError
 from dptrain.program.absent_rows import OUTSIDE, find_absent_row
+from dptrain.program.codegen.fuse import fuse
+from dptrain.program.codegen.index_expr import Extent
+from dptrain.program.codegen.kernels import Call, Fused, Kernel, Loop, Member, Product, Repeat
+from dptrain.program.codegen.memory import ALIGNMENT, Access, Arena, Plan, aligned, in_a_row, in_place, nbytes, plan
+from dptrain.program.codegen.views import View
 from dptrain.program.execute import HostMemory
-from dptrain.program.fuse import fuse
-from dptrain.program.kernels import Call, Fused, Kernel, Loop, Member, Product, Repeat
 from dptrain.program.lowering import Attention, Convolution, lowering_of
-from dptrain.program.memory import ALIGNMENT, Access, Arena, Plan, aligned, in_a_row, in_place, nbytes, plan
-from dptrain.program.mesh import ALL_REDUCE, constant_of
-from dptrain.program.messages import all_reduce, exchange
 from dptrain.program.passes import without_ranks
-from dptrain.program.places import Extent
 from dptrain.program.program import ROWS, Program
 from dptrain.program.shapes import local, size
+from dptrain.program.sharding.mesh import ALL_REDUCE, constant_of
+from dptrain.program.sharding.messages import all_reduce, exchange
 from dptrain.program.steps import unrolled
 from dptrain.program.structure import draws_bits, of_variables, structure_of, to_be_kept
 from dptrain.program.tensor import Array, Tensor
 from dptrain.program.turns import MAKING, TURNS
-from dptrain.program.views import View
 from dptrain.runtime.python_lock import released
 
 # Types of factors, in the order of the products and of the convolutions in `Context`.

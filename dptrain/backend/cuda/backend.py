@@ -34,7 +34,7 @@ from dptrain.backend.transfers import SAMPLES, Exchange, HostArray, Staging
 from dptrain.comm.base import Communicator, HandOvers
 from dptrain.errors import ConfigError, DataError, DeviceError
 from dptrain.program.absent_rows import OUTSIDE
-from dptrain.program.hand_overs import Link
+from dptrain.program.pipeline.send_recv import Link
 from dptrain.program.program import Program
 from dptrain.program.tensor import Variable
 

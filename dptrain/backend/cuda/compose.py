@@ -22,13 +22,13 @@ from dptrain.backend.cuda.loops import CARRY_PLACES, Address, LoopCall
 from dptrain.backend.cuda.providers import Problem, Provider, is_product, problem_of, with_providers
 from dptrain.program.body import body_of, has_body
 from dptrain.program.body import with_steps as with_tensors_of_steps
-from dptrain.program.memory import Access, Plan, in_place, nbytes, plan
-from dptrain.program.mesh import ALL_REDUCE
-from dptrain.program.messages import stages
+from dptrain.program.codegen.index_expr import NOWHERE
+from dptrain.program.codegen.memory import Access, Plan, in_place, nbytes, plan
 from dptrain.program.operand import OPERATORS
 from dptrain.program.passes import with_long_products, with_precision, without_ranks
-from dptrain.program.places import NOWHERE
 from dptrain.program.program import Program
+from dptrain.program.sharding.mesh import ALL_REDUCE
+from dptrain.program.sharding.messages import stages
 from dptrain.program.steps import step_of, with_loops_in_memory, with_steps_changed, without_attention
 from dptrain.program.tensor import Tensor
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import gcd, prod
 
-from dptrain.program.cpp import extents
+from dptrain.program.codegen.cpp import extents
 from dptrain.program.lowering import Convolution, lowering_of
 from dptrain.program.shapes import Shape
 from dptrain.program.tensor import Tensor

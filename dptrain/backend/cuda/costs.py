@@ -12,9 +12,9 @@ from dptrain.backend.cuda.compose import Composition
 from dptrain.backend.cuda.generate import Function, Kernel, blocks_of, launched
 from dptrain.backend.cuda.roofline import GPUS, Bound, Load, Unit, blocks_per_processor, predict, predict_step
 from dptrain.backend.cuda.sources import kernels_dir
+from dptrain.program.codegen.memory import nbytes
 from dptrain.program.explain import flops
 from dptrain.program.lowering import Element, Gather, Insert, Join, ViewMap, lowering_of
-from dptrain.program.memory import nbytes
 from dptrain.program.tensor import Tensor
 
 # The unit that a product's precision stands for; all else is computed by ordinary instructions.

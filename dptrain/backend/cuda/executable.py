@@ -41,11 +41,11 @@ from dptrain.backend.custom import OwnKernel
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DataError, DeviceError
 from dptrain.program.absent_rows import find_absent_row
+from dptrain.program.codegen.memory import in_a_row, nbytes
 from dptrain.program.lowering import HostCall, UserKernel, lowering_of
-from dptrain.program.memory import in_a_row, nbytes
-from dptrain.program.messages import all_reduce, exchange
 from dptrain.program.program import ROWS, Program
 from dptrain.program.shapes import local
+from dptrain.program.sharding.messages import all_reduce, exchange
 from dptrain.program.tensor import Array, Tensor
 from dptrain.program.types import is_half
 

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from dptrain.errors import ConfigError
-from dptrain.program.cpp import Ex, cast, ctype, element, extents, known_number, literal
+from dptrain.program.codegen.cpp import Ex, cast, ctype, element, extents, known_number, literal
+from dptrain.program.codegen.index_expr import NOWHERE, Axis, Place, after, along, extent, merged, split
+from dptrain.program.codegen.kernels import reduced_axes
+from dptrain.program.codegen.statements import ZERO, Statements
 from dptrain.program.dims import Dim
-from dptrain.program.kernels import reduced_axes
 from dptrain.program.lowering import (
     Convolution,
     Element,
@@ -31,11 +33,9 @@ from dptrain.program.lowering import (
     Windows,
     lowering_of,
 )
-from dptrain.program.mesh import ALL_REDUCE
-from dptrain.program.places import NOWHERE, Axis, Place, after, along, extent, merged, split
 from dptrain.program.program import ROWS
 from dptrain.program.shapes import Shape, is_one
-from dptrain.program.statements import ZERO, Statements
+from dptrain.program.sharding.mesh import ALL_REDUCE
 from dptrain.program.tensor import DType, Tensor
 
 # Where an element stands along each axis of a tensor.

@@ -22,9 +22,9 @@ from dptrain.backend.cuda.groups import Group, Grouping, Places, factors_of
 from dptrain.backend.cuda.loops import Address, LoopCall
 from dptrain.backend.cuda.products import COLUMNS_FAN, ProductPlan, product_plan, tree_levels
 from dptrain.backend.cuda.providers import Problem, is_by_library, is_product, matrices, problem_of
-from dptrain.program.cpp import Ex, cast, ctype, extents
+from dptrain.program.codegen.cpp import Ex, cast, ctype, extents
+from dptrain.program.codegen.index_expr import ONE, Place, extent
 from dptrain.program.lowering import Convolution, UserKernel, lowering_of
-from dptrain.program.places import ONE, Place, extent
 from dptrain.program.shapes import Shape, local, size
 from dptrain.program.tensor import OPS, DType, Tensor
 from dptrain.program.types import type_of

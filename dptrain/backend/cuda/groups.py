@@ -15,9 +15,10 @@ from typing import Literal
 from dptrain.backend.cuda.expressions import Index, Reading, Writer, join_of, same
 from dptrain.backend.cuda.providers import is_by_library, is_product
 from dptrain.program.body import has_body
-from dptrain.program.cpp import Ex
+from dptrain.program.codegen.cpp import Ex
+from dptrain.program.codegen.index_expr import NOWHERE, ONE, Axis, Extent, Place, along, extent, merged, split
+from dptrain.program.codegen.kernels import reduced_axes
 from dptrain.program.dims import Dim
-from dptrain.program.kernels import reduced_axes
 from dptrain.program.lowering import (
     WHOLE,
     Convolution,
@@ -32,12 +33,11 @@ from dptrain.program.lowering import (
     is_same,
     lowering_of,
 )
-from dptrain.program.mesh import ALL_REDUCE
-from dptrain.program.messages import SENT, stages
 from dptrain.program.operand import OPERATORS
-from dptrain.program.places import NOWHERE, ONE, Axis, Extent, Place, along, extent, merged, split
 from dptrain.program.program import Program
 from dptrain.program.shapes import Shape, is_one, size
+from dptrain.program.sharding.mesh import ALL_REDUCE
+from dptrain.program.sharding.messages import SENT, stages
 from dptrain.program.tensor import Node, Tensor, Variable
 from dptrain.program.types import is_half
 

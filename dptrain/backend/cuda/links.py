@@ -22,10 +22,10 @@ from dptrain.comm.device import AddingCommunicator, DeviceCommunicator
 from dptrain.comm.mesh import STAGE
 from dptrain.comm.nccl import NcclCommunicator
 from dptrain.errors import ConfigError
-from dptrain.program.hand_overs import Link
-from dptrain.program.memory import in_a_row
-from dptrain.program.mesh import ALL_GATHER
-from dptrain.program.messages import counts_of, is_contiguous, layout
+from dptrain.program.codegen.memory import in_a_row
+from dptrain.program.pipeline.send_recv import Link
+from dptrain.program.sharding.mesh import ALL_GATHER
+from dptrain.program.sharding.messages import counts_of, is_contiguous, layout
 from dptrain.program.tensor import Tensor
 from dptrain.runtime import watchdog
 from dptrain.runtime.records import Collective

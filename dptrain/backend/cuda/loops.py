@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dptrain.program.body import body_of
-from dptrain.program.cpp import extents
-from dptrain.program.memory import Plan
+from dptrain.program.codegen.cpp import extents
+from dptrain.program.codegen.memory import Plan
 from dptrain.program.shapes import Shape
 from dptrain.program.tensor import Node, Tensor
 

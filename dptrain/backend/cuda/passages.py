@@ -26,7 +26,7 @@ from dptrain.backend.cuda.memory import DeviceArray, Streams
 from dptrain.comm.base import Communicator, HandOvers
 from dptrain.comm.nccl import NcclCommunicator
 from dptrain.errors import DeviceError
-from dptrain.program.hand_overs import Link
+from dptrain.program.pipeline.send_recv import Link
 
 if TYPE_CHECKING:
     from dptrain.backend.cuda.links import Links

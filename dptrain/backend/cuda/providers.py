@@ -10,10 +10,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from dptrain.program.codegen.index_expr import ONE, extent
 from dptrain.program.lowering import Convolution, Product, lowering_of
 from dptrain.program.operand import OPERATORS
 from dptrain.program.passes import rewritten
-from dptrain.program.places import ONE, extent
 from dptrain.program.program import Program
 from dptrain.program.shapes import Shape
 from dptrain.program.tensor import Tensor

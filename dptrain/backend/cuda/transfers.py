@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dptrain.backend.cuda.device import cuda
 from dptrain.backend.cuda.memory import DeviceArray, Heap, Pinned
 from dptrain.backend.transfers import Exchange, HostArray, Staging
-from dptrain.program.memory import in_a_row
+from dptrain.program.codegen.memory import in_a_row
 
 
 class PinnedExchange(Exchange):

@@ -11,10 +11,10 @@ from dptrain import comm, ops
 from dptrain.backend.cuda.backend import CudaBackend
 from dptrain.comm.mesh import MeshCommunicator
 from dptrain.program.execute import evaluate
-from dptrain.program.local import Place
+from dptrain.program.sharding.local import Place
 from tests.tolerances import assert_near
-from tests.unit.program.test_local import FORMS, of_rank
-from tests.unit.program.test_mesh import Perceptron
+from tests.unit.program.sharding.test_local import FORMS, of_rank
+from tests.unit.program.sharding.test_mesh import Perceptron
 
 STEPS = 3
 

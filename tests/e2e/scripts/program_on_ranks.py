@@ -9,8 +9,8 @@ import numpy as np
 from dptrain import comm, ops
 from dptrain.backend.cuda.backend import CudaBackend
 from dptrain.program.dims import Dim
-from dptrain.program.placement import place
 from dptrain.program.program import trace
+from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Variable
 
 compute, bucket_bytes, comm_dtype, transport = sys.argv[1], int(sys.argv[2]), *sys.argv[3:5]

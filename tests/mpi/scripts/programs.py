@@ -7,8 +7,8 @@ from dptrain import ops
 from dptrain.comm.parts import cut
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
-from dptrain.program.placement import place
 from dptrain.program.program import trace
+from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Variable
 
 ROWS = 5

@@ -16,8 +16,8 @@ from dptrain.cli.measuring import Rates, stated
 from dptrain.cli.scaling import cpu_machine, of_model
 from dptrain.cli.scaling_options import ScalingOptions
 from dptrain.models.explaining import program_of
+from dptrain.program.cost.hardware import Link
 from dptrain.program.explain import COLUMNS
-from dptrain.program.machines import Link
 
 CPU = ["--device", "cpu", "--gflops", "100", "--memory-bandwidth", "40GB", "--link", "5GB,5us"]
 GPU = ["--device", "cuda", "--node-gpus", "8", "--network", "200Gb"]

@@ -12,7 +12,7 @@ from dptrain.comm import hierarchy, node
 from dptrain.comm.hierarchy import HierarchicalCollectives
 from dptrain.comm.node_sum import is_half, tree_sum
 from dptrain.errors import MismatchError
-from dptrain.program.machines import exchanged
+from dptrain.program.cost.hardware import exchanged
 
 KINDS = [np.bool_, np.int8, np.float16, ml_dtypes.bfloat16, np.float32, np.int64]
 NODES = [[[0, 1], [2, 3]], [[0, 2, 4], [1, 3]], [[0, 1, 2], [3], [4, 5]], [[0], [1, 2, 3, 4]]]

@@ -10,9 +10,9 @@ from dptrain.distribution import DataParallel, DeviceMesh, LayoutMap, ModelParal
 from dptrain.distribution.placing import current_mesh, layout_of
 from dptrain.errors import ConfigError
 from dptrain.program.dims import Dim
-from dptrain.program.mesh import BATCH, Placement
-from dptrain.program.placement import place
 from dptrain.program.program import trace
+from dptrain.program.sharding.mesh import BATCH, Placement
+from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Variable
 from tests.conftest import ROOT
 from tests.unit.distribution.conftest import Rows

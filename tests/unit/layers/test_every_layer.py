@@ -11,9 +11,9 @@ from dptrain.layers import LAYERS, Input
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
 from dptrain.program.gradient import gradients
-from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.shapes import without_rows
+from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import differentiable
 from dptrain.program.tree import leaves
 from tests.unit.layers.cases import ALL_CASES, CASES, ON_HOST, ROWS, CellCase

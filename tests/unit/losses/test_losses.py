@@ -10,9 +10,9 @@ from dptrain.losses import LOSSES, SparseCategoricalCrossentropy
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
 from dptrain.program.gradient import gradients
-from dptrain.program.messages import count
-from dptrain.program.placement import place
 from dptrain.program.program import trace
+from dptrain.program.sharding.messages import count
+from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Variable, constant, differentiable
 from dptrain.registry.names import snake_case
 from dptrain.registry.serialization import custom_object_scope

@@ -11,9 +11,9 @@ from dptrain.errors import ConfigError
 from dptrain.metrics import METRICS, Mean, MeanMetricWrapper, Metric, Sum, resolve
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
-from dptrain.program.messages import count
-from dptrain.program.placement import place
 from dptrain.program.program import trace
+from dptrain.program.sharding.messages import count
+from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import constant
 from tests.unit.program.virtual_ranks import run_on_ranks
 

@@ -7,8 +7,8 @@ import dptrain as keras
 from dptrain.errors import ConfigError
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
-from dptrain.program.placement import place
 from dptrain.program.program import trace
+from dptrain.program.sharding.placement import place
 from tests.unit.program.virtual_ranks import run_on_ranks
 
 SIDE, LATENT = 8, 5

@@ -13,8 +13,8 @@ from dptrain.program.dims import Dim
 from dptrain.program.execute import HostMemory, evaluate
 from dptrain.program.gradient import gradients
 from dptrain.program.lowering import HostCall
-from dptrain.program.placement import place
 from dptrain.program.program import trace
+from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import OPS, Variable
 from tests.unit.program.virtual_ranks import run_on_ranks
 

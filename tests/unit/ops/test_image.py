@@ -8,8 +8,8 @@ from dptrain.errors import ConfigError
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
 from dptrain.program.gradient import gradients
-from dptrain.program.placement import place
 from dptrain.program.program import trace
+from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import differentiable
 from tests.unit.program.virtual_ranks import run_on_ranks
 

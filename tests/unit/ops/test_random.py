@@ -8,8 +8,8 @@ from dptrain.errors import ConfigError
 from dptrain.ops import random
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
-from dptrain.program.placement import place
 from dptrain.program.program import trace
+from dptrain.program.sharding.placement import place
 from dptrain.random import Purpose, stream
 from tests.unit.program.virtual_ranks import run_on_ranks
 

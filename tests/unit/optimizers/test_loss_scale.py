@@ -9,8 +9,8 @@ from dptrain.errors import ConfigError
 from dptrain.optimizers import SGD, Adam, LossScaleOptimizer, deserialize, serialize
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
-from dptrain.program.placement import place
 from dptrain.program.program import trace
+from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Variable
 from tests.unit.program.virtual_ranks import run_on_ranks
 

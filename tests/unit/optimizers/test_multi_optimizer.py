@@ -23,7 +23,7 @@ from dptrain.program.tensor import Variable
 from dptrain.saving.keras_config import compile_arguments
 from tests.unit.callbacks import build, toy
 from tests.unit.optimizers.test_optimizers import gradients_of, step, traced, two_variables
-from tests.unit.program.test_mesh import DATA, Perceptron
+from tests.unit.program.sharding.test_mesh import DATA, Perceptron
 from tests.unit.program.virtual_mesh import VirtualMesh, assert_same_on_mesh, spread
 
 

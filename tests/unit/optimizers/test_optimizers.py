@@ -10,12 +10,12 @@ import dptrain as dp
 from dptrain import ops, optimizers
 from dptrain.errors import ConfigError
 from dptrain.optimizers import OPTIMIZERS, SGD, Adam, AdamW, Lion, RMSprop, schedules
+from dptrain.program.codegen.fuse import fuse
+from dptrain.program.codegen.kernels import Loop
 from dptrain.program.dims import Dim
 from dptrain.program.execute import Executable, HostMemory, evaluate
-from dptrain.program.fuse import fuse
-from dptrain.program.kernels import Loop
-from dptrain.program.placement import place
 from dptrain.program.program import trace
+from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Variable
 from tests.sample import sample
 from tests.tolerances import assert_near

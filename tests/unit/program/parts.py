@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from dptrain.program.local import attributes_of_part
 from dptrain.program.shapes import row_axis
+from dptrain.program.sharding.local import attributes_of_part
 from dptrain.program.tensor import Tensor
 
 

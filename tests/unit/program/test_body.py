@@ -7,13 +7,13 @@ from dptrain import ops, random
 from dptrain.backend.cpu.compiled import CompiledExecutable, lowered
 from dptrain.errors import ConfigError
 from dptrain.program.body import body_of, has_body
+from dptrain.program.codegen.kernels import Repeat
 from dptrain.program.dims import Dim
 from dptrain.program.execute import HostMemory, evaluate
 from dptrain.program.gradient import topological
-from dptrain.program.kernels import Repeat
-from dptrain.program.mesh import ALL_REDUCE
-from dptrain.program.placement import place
 from dptrain.program.program import trace
+from dptrain.program.sharding.mesh import ALL_REDUCE
+from dptrain.program.sharding.placement import place
 from dptrain.program.steps import unrolled
 from dptrain.program.tensor import Variable
 from tests.unit.program.virtual_ranks import run_on_ranks

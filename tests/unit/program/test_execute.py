@@ -10,11 +10,19 @@ from dptrain.ops import random
 from dptrain.ops.indexing import take_rows
 from dptrain.program.dims import Dim
 from dptrain.program.execute import Executable, HostMemory, evaluate
-from dptrain.program.placement import place
 from dptrain.program.program import trace
+from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Variable
 from tests.sample import examples
-from tests.unit.program.test_placement import DATA, ROWS, SPECS, batch_normalization, cross_entropy, steps, weights
+from tests.unit.program.sharding.test_placement import (
+    DATA,
+    ROWS,
+    SPECS,
+    batch_normalization,
+    cross_entropy,
+    steps,
+    weights,
+)
 from tests.unit.program.virtual_ranks import on_ranks
 
 

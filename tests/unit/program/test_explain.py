@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from dptrain import ops
 from dptrain.program.dims import Dim
 from dptrain.program.explain import explain, grouped, wrapped, wrapped_code
-from dptrain.program.placement import place
 from dptrain.program.program import trace
+from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Variable
 from tests.conftest import ROOT
 

@@ -6,8 +6,8 @@ Python 3.13's dataclasses compare field by field; those before compare tuples, w
 import ast
 import re
 
+from dptrain.program.codegen.views import IndexMap, part_of, whole
 from dptrain.program.tensor import placeholder
-from dptrain.program.views import IndexMap, part_of, whole
 from tests.unit.test_imports import MODULES, PACKAGE, tree_of
 
 

@@ -8,7 +8,6 @@ from dptrain.backend.cuda.compose import Composition
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
 from dptrain.program.lowering import Product, lowering_of
-from dptrain.program.mesh import ALL_REDUCE, PlacedProgram
 from dptrain.program.passes import (
     rewritten,
     with_half_factors,
@@ -17,8 +16,9 @@ from dptrain.program.passes import (
     without_ranks,
     without_repeats,
 )
-from dptrain.program.placement import place
 from dptrain.program.program import trace
+from dptrain.program.sharding.mesh import ALL_REDUCE, PlacedProgram
+from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Variable
 
 B = Dim.rows(8)

@@ -10,12 +10,12 @@ import pytest
 
 from dptrain import ops
 from dptrain.optimizers import SGD
+from dptrain.program.cost.hardware import Link, Machine
+from dptrain.program.cost.parallelism import modes
+from dptrain.program.cost.scaling import Scaling
 from dptrain.program.dims import Dim
 from dptrain.program.explain import flops
-from dptrain.program.machines import Link, Machine
-from dptrain.program.modes import modes
 from dptrain.program.program import trace
-from dptrain.program.scaling import Scaling
 from dptrain.program.shapes import size
 from dptrain.program.tensor import Variable, of_value
 

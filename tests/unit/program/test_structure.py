@@ -14,13 +14,13 @@ from dptrain.backend.cpu.codegen import generate
 from dptrain.backend.cpu.compile import compiler
 from dptrain.backend.cpu.compiled import CompiledExecutable, lowered
 from dptrain.ops.random import random_bits
+from dptrain.program.codegen.fuse import fuse
+from dptrain.program.codegen.kernels import Call
 from dptrain.program.dims import Dim
 from dptrain.program.execute import HostMemory, evaluate
-from dptrain.program.fuse import fuse
-from dptrain.program.kernels import Call
 from dptrain.program.passes import comparable, without_ranks
-from dptrain.program.placement import place
 from dptrain.program.program import trace
+from dptrain.program.sharding.placement import place
 from dptrain.program.structure import CONSTANTS, structure_of
 from dptrain.program.tensor import Variable, placeholder
 from dptrain.random import Purpose

@@ -8,10 +8,10 @@ from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.errors import ConfigError
 from dptrain.program.dims import Dim
 from dptrain.program.execute import HostMemory, evaluate
-from dptrain.program.letters import parsed
 from dptrain.program.op import Op
-from dptrain.program.placement import place
 from dptrain.program.program import trace
+from dptrain.program.sharding.placement import place
+from dptrain.program.sharding.sharding_rule import parsed
 from dptrain.program.tensor import Variable
 from tests.unit.program.virtual_ranks import run_on_ranks
 

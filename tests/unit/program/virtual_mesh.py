@@ -6,8 +6,8 @@ import numpy as np
 
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
-from dptrain.program.mesh import ALL_GATHER, ALL_REDUCE, BATCH, OWN_PART, REDUCE_SCATTER, constant_of
-from dptrain.program.placement import place
+from dptrain.program.sharding.mesh import ALL_GATHER, ALL_REDUCE, BATCH, OWN_PART, REDUCE_SCATTER, constant_of
+from dptrain.program.sharding.placement import place
 from tests.unit.program.parts import computed
 
 JOINS = {"sum": np.sum, "max": np.max}

@@ -10,9 +10,9 @@ from dptrain.comm.node_sum import tree_sum
 from dptrain.program import tree
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
-from dptrain.program.mesh import PlacedProgram
-from dptrain.program.placement import place
 from dptrain.program.program import trace
+from dptrain.program.sharding.mesh import PlacedProgram
+from dptrain.program.sharding.placement import place
 from tests.unit.program.virtual_mesh import VirtualMesh, assert_same_on_mesh, spread
 
 

@@ -12,7 +12,7 @@ from dptrain.backend.cpu.codegen import generate
 from dptrain.backend.cpu.compile import compiler
 from dptrain.backend.cuda.compose import Composition
 from dptrain.errors import ConfigError, DataError, DeviceError
-from dptrain.program.fuse import fuse
+from dptrain.program.codegen.fuse import fuse
 from dptrain.saving import state
 from dptrain.saving.program import attribute_of, decode
 from tests.unit.ops.cases import CASES

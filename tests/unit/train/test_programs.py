@@ -10,10 +10,10 @@ from dptrain.backend.cpu.backend import CpuBackend
 from dptrain.errors import DeviceError, DeviceMemoryError
 from dptrain.layers import Dense
 from dptrain.optimizers import OPTIMIZERS
-from dptrain.program import messages
 from dptrain.program.dims import Dim
-from dptrain.program.placement import place
 from dptrain.program.program import trace
+from dptrain.program.sharding import messages
+from dptrain.program.sharding.placement import place
 
 OPTIONS = [{}, {"clipnorm": 1.0}, {"global_clipnorm": 1.0}, {"clipvalue": 0.5}, {"gradient_accumulation_steps": 2}]
 

@@ -7,8 +7,8 @@ from dptrain import ops
 from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.program.dims import Dim
 from dptrain.program.execute import HostMemory, evaluate
-from dptrain.program.placement import place
 from dptrain.program.program import trace
+from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Variable
 
 # Batch, targets, sources, heads, lengths of queries and of values: blocks of one target, several, with a rest.

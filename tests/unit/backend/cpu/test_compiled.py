@@ -16,20 +16,20 @@ from dptrain.errors import ConfigError, DataError, DeviceError
 from dptrain.ops import random
 from dptrain.ops.convolution import max_pool2d, max_pool2d_input, max_pool2d_take
 from dptrain.ops.indexing import take_rows
+from dptrain.program.codegen.fuse import fuse
+from dptrain.program.codegen.kernels import Product
 from dptrain.program.dims import Dim
 from dptrain.program.execute import HostMemory, evaluate
-from dptrain.program.fuse import fuse
 from dptrain.program.gradient import gradients
-from dptrain.program.kernels import Product
 from dptrain.program.passes import with_half_factors, without_ranks
-from dptrain.program.placement import place
 from dptrain.program.program import ROWS as ORDER
 from dptrain.program.program import trace
+from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import OPS, Variable
 from tests.sample import sample
 from tests.unit.ops.test_every_op import ALL, program_of, step_of
+from tests.unit.program.sharding.test_placement import DATA, SPECS, cross_entropy, steps, weights
 from tests.unit.program.test_execute import five_steps_on_ranks, network, random_training
-from tests.unit.program.test_placement import DATA, SPECS, cross_entropy, steps, weights
 
 pytestmark = pytest.mark.skipif(compiling.compiler() is None, reason="no C++ compiler")
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}
@@ -746,7 +746,7 @@ def test_products_read_half_precision_without_copies(monkeypatch, dtype):
 
     program, found = trace(step, {"x": ((Dim.rows(40), 90), "float32")}), []
     for change in (with_half_factors, lambda one: one):
-        monkeypatch.setattr("dptrain.program.fuse.with_half_factors", change)
+        monkeypatch.setattr("dptrain.program.codegen.fuse.with_half_factors", change)
         monkeypatch.setattr(compiled, "_LOWERED", type(compiled._LOWERED)())
         program.lowered.clear()
         executable = CompiledExecutable(program, HostMemory(), {"x": x})

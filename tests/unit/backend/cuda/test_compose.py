@@ -6,12 +6,12 @@ import pytest
 from dptrain import ops
 from dptrain.backend.cuda.compose import Composition
 from dptrain.program.dims import Dim
-from dptrain.program.local import Place
-from dptrain.program.mesh import ALL_GATHER, ALL_REDUCE, BATCH, REDUCE_SCATTER
-from dptrain.program.placement import place
 from dptrain.program.program import trace
-from tests.unit.program.test_local import Deep, of_rank, program_of
-from tests.unit.program.test_mesh import FIRST, Perceptron
+from dptrain.program.sharding.local import Place
+from dptrain.program.sharding.mesh import ALL_GATHER, ALL_REDUCE, BATCH, REDUCE_SCATTER
+from dptrain.program.sharding.placement import place
+from tests.unit.program.sharding.test_local import Deep, of_rank, program_of
+from tests.unit.program.sharding.test_mesh import FIRST, Perceptron
 
 
 def composed(program, rows=4):

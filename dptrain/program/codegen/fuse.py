@@ -1,0 +1,386 @@
+"""Which ops of a program are computed together: loops, products of matrices, and calls.
+
+A placed program becomes a list of **kernels**. A `Loop` goes once over a space of indices, such as (B, 10), and
+computes any number of tensors there: ops of single elements (`Element`), gathered rows, reductions along the last axis,
+whose results other members of the same loop can use (so a softmax is one loop), and sums over other axes, which are
+complete when the loop is. A `Product` is a product of matrices. A `Call` is everything else: one op by its own
+function.
+
+Reshapes, transposes, slices and broadcasts are no kernels: what reads one reads the tensor beneath it, its **root**, at
+other indices (a `View`). Only a reshape across axes that do not lie one behind the other is a copy.
+
+Equal ops have become one (`passes.py`). Each op goes into the first loop that it fits and shares something with; then
+what only a later loop reads moves there (`merge.py`), if it can be computed from what lies in memory anyway, as the
+mask of a relu.
+
+Lengths that count rows stay symbolic, so that what is generated from kernels holds for any batch.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dptrain.program import lowering
+from dptrain.program.body import body_of
+from dptrain.program.codegen.cpp import has_types
+from dptrain.program.codegen.kernels import (
+    COPY,
+    Call,
+    Fused,
+    FusedStage,
+    Kernel,
+    Loop,
+    Member,
+    Product,
+    Repeat,
+    as_member,
+    fitting,
+    iterated,
+    varying,
+)
+from dptrain.program.codegen.merge import merge, sink
+from dptrain.program.codegen.views import Key, View, compose, marked, matrix, space_of, whole
+from dptrain.program.lowering import lowering_of
+from dptrain.program.passes import rewritten, sums_of_products, with_half_factors, without_repeats
+from dptrain.program.program import Program
+from dptrain.program.shapes import Shape, is_one
+from dptrain.program.sharding.mesh import ALL_REDUCE
+from dptrain.program.sharding.messages import SENT, Stage, stages
+from dptrain.program.steps import step_of
+from dptrain.program.tensor import DType, Node, Tensor
+from dptrain.program.types import is_half
+
+
+def fuse(program: Program, *, join: bool = True) -> Fused:
+    """Return a program as kernels.
+
+    Args:
+        program: a placed one, or one of a single device.
+        join: let loops have several members; without, each op is a kernel of its own, with the same bits.
+    """
+    return _Fusing(without_repeats(rewritten(program, with_half_factors)), join).fused
+
+
+def _fused_step(program: Program, carries: int, join: bool) -> Fused:
+    """Return a step of a loop with so many carries as kernels, all of which every step needs."""
+    fused = _Fusing(without_repeats(rewritten(program, with_half_factors)), join, carries).fused
+    fused.every_step = {fused.memory_of(one) for kernel in fused.kernels for one in kernel.tensors}
+    return fused
+
+
+class _Fusing:
+    """The work of `fuse`."""
+
+    def __init__(self, program: Program, join: bool, carries: int | None = None) -> None:
+        self._join, self._carries = join, carries
+        self._stages = stages(program)
+        self._last = self._last_reads(program)
+        self._sent: set[Tensor] = set()
+        self._kernels: list[Kernel] = []
+        self._ready: dict[Tensor, int] = {}  # from which kernel of this stage on a root can be read from memory
+        self._copies: dict[tuple[Tensor, DType], Tensor] = {}
+        self._makers: dict[Tensor, int] = {}  # loops of this stage by what they make
+        self._readers: dict[tuple[Key, View], list[int]] = {}  # and by their space and what they read there
+        self._singles: list[int] = []  # and those of single numbers
+        self._values: dict[Node, dict[int, Tensor]] = {}  # of ops that have several
+        for tensor in program.tensors:
+            if tensor.op is not None and tensor.op.has_values:
+                self._values.setdefault(tensor.node, {})[tensor.index] = tensor
+        # Products by the sums over their first axes that alone read them, and these products.
+        self._sums = _summed_products(program, self._stages)
+        self._summed = set(self._sums.values())
+        self.fused = Fused(program, [], {}, {}, {}, {}, set())
+        for number, stage in enumerate(self._stages):
+            if join:
+                self._append(Loop(()))  # for single numbers that depend on nothing else
+            for tensor in stage.tensors:
+                self._add(tensor)
+            # Sums are written over their parts: what else is sent is known before them.
+            kinds = sorted(stage.messages, key=lambda message: message[0].op is ALL_REDUCE)
+            parts = {one: self._travelling(one, number) for message in kinds for one in message}
+            messages = [[(parts[one], one) for one in message] for message in stage.messages]
+            if number == len(self._stages) - 1:
+                self._finish(program)
+            self.fused.stages.append(FusedStage(self._kernels, messages))
+            self._kernels, self._ready, self._makers, self._readers, self._singles = [], {}, {}, {}, []
+            for one in (one for message in stage.messages for one in message):
+                self.fused.views[one] = whole(one)
+        if join:
+            merge(self.fused)
+            sink(self.fused)
+            merge(self.fused)
+        self.fused.every_step = _every_step(self.fused)
+
+    def _last_reads(self, program: Program) -> dict[Tensor, int]:
+        """Return the last stage in which each tensor, or a view of it, is read."""
+        last = dict.fromkeys(program.results, len(self._stages))
+        for number, stage in reversed(list(enumerate(self._stages))):
+            for one in reversed(stage.order):
+                by_view = last.get(one, 0) if one.op is not None and one.op.is_view else 0
+                for read in one.inputs:
+                    last[read] = max(last.get(read, 0), number, by_view)
+        return last
+
+    # Views
+
+    def _view(self, tensor: Tensor) -> View:
+        return self.fused.views[tensor]
+
+    def _add(self, tensor: Tensor) -> None:
+        """Give a tensor a view, and a kernel if it needs one."""
+        op, known = tensor.op, self.fused.views
+        if op is not None and op.is_view:
+            known[tensor] = self._as_view(tensor)
+            return
+        known[tensor] = whole(tensor)
+        if op is None:
+            return
+        inputs = [self._view(one) for one in tensor.inputs]
+        if op.has_values:
+            values = self._values[tensor.node]
+            if tensor is next(iter(values.values())):
+                self._append(self._node(tensor, inputs, values))
+        elif tensor in self._summed:
+            pass  # by the product that its sum is made of
+        elif tensor in self._sums or _is_product(tensor):
+            self._append(self._product(tensor, self._sums.get(tensor, tensor)))
+        elif _has_code(tensor, inputs):
+            if self._join and op is not COPY and space_of(tensor.shape) and _is_uniform(tensor, inputs):
+                tensor = self._single(tensor, inputs)
+            self._add_member(tensor, inputs)
+        else:
+            if isinstance(op.lowering, lowering.WHOLE):
+                inputs = self._whole(tensor, inputs)
+            self._append(Call(tensor, tuple(inputs)))
+
+    def _whole(self, tensor: Tensor, inputs: list[View]) -> list[View]:
+        """Return what a tensor is made of as arrays that lie in memory whole."""
+        return [
+            view if view.is_whole(one.shape) else self._stored(one, one.dtype)
+            for view, one in zip(inputs, tensor.inputs, strict=True)
+        ]
+
+    def _product(self, tensor: Tensor, product: Tensor) -> Product:
+        """Return a product of matrices, or a sum of them over the axes before."""
+        inputs = [self._view(one) for one in product.inputs]
+        a, b = (one.dtype for one in product.inputs)
+        wanted = a if a == b and is_half(a) else product.dtype
+        for number, (one, view) in enumerate(zip(product.inputs, inputs, strict=True)):
+            if one.dtype != wanted or matrix(view, one.shape) is None:
+                inputs[number] = self._stored(one, wanted)
+        return Product(tensor, (inputs[0], inputs[1]), product)
+
+    def _node(self, tensor: Tensor, inputs: list[View], values: Mapping[int, Tensor]) -> Kernel:
+        """Return what makes the values of an op that has several."""
+        self.fused.views |= {one: whole(one) for one in values.values()}
+        if isinstance(lowering_of(tensor), (lowering.Repeat, *lowering.WHOLE)):
+            inputs = self._whole(tensor, inputs)
+        if not isinstance(lowering_of(tensor), lowering.Repeat):
+            return Call(tensor, tuple(inputs), values)
+        body, about = body_of(tensor), tensor.attributes
+        step = _fused_step(step_of(body), len(body.carries), self._join)
+        return Repeat(values, tuple(inputs), body, step, about["length"], about["reverse"])
+
+    def _as_view(self, tensor: Tensor) -> View:
+        beneath, shown = tensor.inputs[0], lowering_of(tensor)
+        view = self._view(beneath)
+        assert isinstance(shown, lowering.ViewMap)
+        if shown.maps is not None:
+            return compose(view, shown.maps(tensor), tensor.ndim)
+        if space_of(beneath.shape) == space_of(tensor.shape):
+            kept = iter([n for n, length in enumerate(tensor.shape) if not is_one(length)])
+            return view.along([None if is_one(length) else next(kept) for length in beneath.shape])
+        root = view.root if view.is_whole(beneath.shape) else self._copy(beneath)
+        self.fused.aliases[tensor] = root
+        self._ready[tensor] = self._ready.get(self.fused.memory_of(root), 0)
+        return whole(tensor)
+
+    def _copy(self, tensor: Tensor, dtype: DType | None = None) -> Tensor:
+        """Return a root that has the elements of a tensor in their order."""
+        made = Tensor(COPY, (tensor,), {}, tensor.shape, dtype or tensor.dtype, name=tensor.name)
+        self._add(made)
+        return made
+
+    def _stored(self, tensor: Tensor, dtype: DType) -> View:
+        """Return the view of a copy that kernels only read, one for all of them."""
+        if (tensor, dtype) not in self._copies:
+            self._copies[tensor, dtype] = self._copy(tensor, dtype)
+        return whole(self._copies[tensor, dtype])
+
+    def _single(self, tensor: Tensor, inputs: Sequence[View]) -> Tensor:
+        """Return the one element of a tensor whose elements are all the same, and let the tensor be a view of it."""
+        stand_ins = [Tensor(None, (), {}, (), one.dtype) for one in tensor.inputs]
+        for one, view in zip(stand_ins, inputs, strict=True):
+            self.fused.views[one] = view
+        made = Tensor(tensor.op, stand_ins, tensor.attributes, (), tensor.dtype)
+        self.fused.views[made] = self.fused.views[tensor] = whole(made)
+        return made
+
+    def _travelling(self, result: Tensor, stage: int) -> Tensor:
+        """Return a root with what a rank gives for what travels, see `FusedStage`."""
+        if result.op is ALL_REDUCE:
+            return self._part(result, stage)
+        given = result.inputs[0]
+        view = self._view(given)
+        root = view.root if view.is_whole(given.shape) else self._copy(given)
+        self._sent.add(self.fused.memory_of(root))
+        return root
+
+    def _part(self, reduced: Tensor, stage: int) -> Tensor:
+        """Return a root with what an all-reduce sums, see `FusedStage`."""
+        part = reduced.inputs[0]
+        view = self._view(part)
+        root = view.root
+        own = root.op is not None and root.op not in SENT and view.is_whole(part.shape)
+        if (
+            not own
+            or root in self.fused.aliases
+            or self.fused.memory_of(root) in self._sent
+            or self._last[root] > stage
+        ):
+            root = self._copy(part)
+        self._sent.add(self.fused.memory_of(root))
+        return root
+
+    def _finish(self, program: Program) -> None:
+        """Note what comes out, as roots that are not written over before it is read."""
+        if self._carries is not None:
+            self._finish_step(program, self._carries)
+            return
+        updated = {program.state[variable] for variable in program.updates}
+        for name, one in program.outputs.items():
+            view = self._view(one)
+            old = self.fused.memory_of(view.root) in updated
+            self.fused.outputs[name] = whole(self._copy(one)) if old else view
+        for variable, one in program.updates.items():
+            view = self._view(one)
+            if view.root is program.state[variable] and view.is_whole(one.shape):
+                continue
+            made = view.is_whole(one.shape) and self.fused.memory_of(view.root).op is not None
+            self.fused.updates[variable] = view.root if made else self._copy(one)
+
+    def _finish_step(self, program: Program, carries: int) -> None:
+        """Note what comes out of a step of a loop, as roots of their own; a next carry may be what is stacked."""
+        taken: dict[bool, set[Tensor]] = {True: set(), False: set()}
+        for number, (name, one) in enumerate(program.outputs.items()):
+            view, is_carry = self._view(one), number < carries
+            memory = self.fused.memory_of(view.root)
+            if not view.is_whole(one.shape) or memory.op is None or memory in taken[is_carry]:
+                view = whole(self._copy(one))
+                memory = self.fused.memory_of(view.root)
+            taken[is_carry].add(memory)
+            self.fused.outputs[name] = view
+
+    # Groups
+
+    def _append(self, kernel: Kernel) -> None:
+        number = len(self._kernels)
+        self._kernels.append(kernel)
+        for one in kernel.tensors:
+            self._ready[one] = number + 1
+        if isinstance(kernel, Loop) and not kernel.space:
+            self._singles.append(number)
+        for member in kernel.members if isinstance(kernel, Loop) else []:
+            self._note(member, number)
+
+    def _note(self, member: Member, number: int) -> None:
+        """Let a member's loop be found by what the member makes, and what it reads."""
+        loop = self._kernels[number]
+        assert isinstance(loop, Loop)
+        self._makers[member.tensor] = number
+        for view in varying(member.reads):
+            loops = self._readers.setdefault((space_of(loop.space), view), [])
+            if not _holds(loops, number):
+                insort(loops, number)
+
+    def _add_member(self, tensor: Tensor, inputs: Sequence[View]) -> None:
+        space = tuple(n for n in iterated(tensor) if not is_one(n))
+        own = as_member(tensor, inputs, space, inner=True)
+        for number in self._related(own, space) if self._join else []:
+            member = self._fit(number, tensor, inputs)
+            if member is not None:
+                loop = self._kernels[number]
+                assert isinstance(loop, Loop)
+                loop.add(member)
+                self._ready[tensor] = number + 1
+                self._note(member, number)
+                return
+        self._append(Loop(space, [own]))
+
+    def _related(self, member: Member, space: Shape) -> list[int]:
+        """Return the loops that make or read what a member of a space reads and begin late enough for it, in order."""
+        begin = max((self._ready.get(one.root, 0) - 1 for one in member.reads), default=-1)
+        found = {self._makers[view.root] for view in member.reads if view.root in self._makers}
+        for loops in [self._readers.get((space_of(space), view), []) for view in varying(member.reads)]:
+            found |= set(loops[bisect_left(loops, begin) :])
+        return sorted(number for number in (found if space else {*found, *self._singles}) if number >= begin)
+
+    def _fit(self, number: int, tensor: Tensor, inputs: Sequence[View]) -> Member | None:
+        """Return a tensor as a member of a loop, None if it does not fit or has nothing to do with it."""
+        loop = self._kernels[number]
+        assert isinstance(loop, Loop)
+        made = fitting(loop, tensor, inputs)
+        if made is None:
+            return None
+        own = [loop.member(one.root) for one in made.reads]
+        if any(self._ready.get(one.root, 0) > number for one, m in zip(made.reads, own, strict=True) if m is None):
+            return None
+        space = space_of(loop.space)
+        shares = made.inner and any(_holds(self._readers.get((space, one), []), number) for one in varying(made.reads))
+        return made if any(own) or shares or not loop.space else None
+
+
+def _holds(numbers: Sequence[int], number: int) -> bool:
+    """Whether a number is among others, which ascend."""
+    at = bisect_left(numbers, number)
+    return at < len(numbers) and numbers[at] == number
+
+
+def _every_step(fused: Fused) -> set[Tensor]:
+    """Return the tensors that updates and messages are made of."""
+    needed = fused.kept()
+    for stage in reversed(fused.stages):
+        for kernel in reversed(stage.kernels):
+            members: Sequence[Any] = kernel.members if isinstance(kernel, Loop) else [kernel]
+            for member in reversed(members):
+                made = [member.tensor] if isinstance(member, Member) else member.tensors
+                if not needed.isdisjoint(made):
+                    needed |= {fused.memory_of(view.root) for view in member.reads}
+    return needed
+
+
+def _is_product(tensor: Tensor) -> bool:
+    return isinstance(lowering_of(tensor), lowering.Product) and tensor.dtype in (np.float32, np.float64)
+
+
+def _summed_products(program: Program, of: Iterable[Stage]) -> dict[Tensor, Tensor]:
+    """Return the products of a stage that nothing but a sum reads, by the sum."""
+    stage = {one: number for number, each in enumerate(of) for one in each.tensors}
+    found = sums_of_products(program).items()
+    return {one: product for one, product in found if stage.get(one) == stage.get(product) and _is_product(product)}
+
+
+def _is_uniform(tensor: Tensor, inputs: Sequence[View]) -> bool:
+    element = lowering_of(tensor)
+    return isinstance(element, lowering.Element) and not element.by_last and all(one.is_single for one in inputs)
+
+
+def _has_code(tensor: Tensor, inputs: Sequence[View]) -> bool:
+    """Whether a loop can compute a tensor."""
+    if not has_types(tensor):
+        return False
+    match lowering_of(tensor):
+        case lowering.Reduction("argmax"):
+            behind = tensor.inputs[0].shape[tensor.attributes["axis"] :]
+            return not is_one(behind[0]) and all(map(is_one, behind[1:]))
+        case lowering.Gather():
+            table, places = tensor.inputs
+            root = inputs[0].root
+            if marked(table.shape) != marked(root.shape):  # such as one row that is spread over many
+                return False
+            return inputs[0] == whole(root) and places.dtype.kind in "iu"
+        case lowering.Element() | lowering.Reduction():
+            return True
+    return False

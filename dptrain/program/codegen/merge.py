@@ -1,0 +1,278 @@
+"""Passes over the kernels of a program that move what loops compute into other loops.
+
+Both grow linearly with the ops: loops are found by what they share, and never compared each with all others.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heappop, heappush
+
+from dptrain.program.codegen.kernels import Fused, Kernel, Loop, Member, fitting, takes, usable, varying
+from dptrain.program.codegen.views import View, space_of
+from dptrain.program.tensor import Tensor
+
+
+def merge(fused: Fused) -> None:
+    """Make one of two loops that share something, where nothing in between needs the one or is needed by the other.
+
+    From the first loop of a stage on, each is merged with the nearest one before it with which it can be.
+    """
+    for stage in fused.stages:
+        stage.kernels = _Merging(fused, stage.kernels).left()
+
+
+class _Merging:
+    """The work of `merge`. Kernels have numbers, which ascend; of two that become one, it keeps one's number."""
+
+    def __init__(self, fused: Fused, kernels: Iterable[Kernel]) -> None:
+        self._fused = fused
+        self._kernels: dict[int, Kernel] = {}
+        self._makers: dict[Tensor, int] = {}
+        self._readers: dict[Tensor, set[int]] = {}  # of what lies in memory
+        self._sharing: dict[View, set[int]] = {}  # loops, by what they read
+        self._views: dict[int, list[View]] = {}  # of loops: what they read there
+        self._singles: set[int] = set()  # loops over no axis
+        self._firsts: dict[int, int] = {}  # what `_first_reader` and `_last_needed` have found
+        self._lasts: dict[int, int] = {}
+        self._refused: set[tuple[Loop, Loop]] = set()
+        self._waiting: list[int] = []  # a heap of loops that there may be something to merge with
+        self._awaited: set[int] = set()
+        for number, kernel in enumerate(kernels):
+            self._enter(number, kernel)
+        self._numbers = range(len(self._kernels))
+
+    def left(self) -> list[Kernel]:
+        """Return what is left when nothing more can be merged."""
+        while self._waiting:
+            number = heappop(self._waiting)
+            self._awaited.remove(number)
+            if isinstance(loop := self._kernels.get(number), Loop):
+                any(self._merge(one, number) for one in reversed(self._partners(loop, number, range(number))))
+        return [self._kernels[number] for number in sorted(self._kernels)]
+
+    def _can_meet(self, first: int, second: int) -> bool:
+        """Whether nothing between two loops is in the way of one of them."""
+        return self._last_needed(second) <= first or second <= self._first_reader(first)
+
+    def _merge(self, first: int, second: int) -> bool:
+        """Merge two loops, if they can be."""
+        one, other = self._kernels[first], self._kernels[second]
+        assert isinstance(one, Loop)
+        assert isinstance(other, Loop)
+        if (one, other) in self._refused or not self._can_meet(first, second):
+            return False
+        made = self._joined(one, other) if self._has_shared(first, second) else None
+        if made is None:
+            self._refused.add((one, other))
+            return False
+        up = self._last_needed(second) <= first
+        self._leave(first)
+        self._leave(second)
+        self._enter(first if up else second, made)
+        moved = [first if up else second]
+        if up:  # what reads the second can move up with it
+            self._await({one for tensor in other.tensors for one in self._readers.get(tensor, ())})
+        else:  # what makes that the first reads can move down with it
+            moved += {self._makers.get(self._fused.memory_of(view.root), first) for view in one.reads}
+        for number in moved:
+            if isinstance(loop := self._kernels.get(number), Loop):
+                beyond = self._partners(loop, number, range(first + 1, len(self._numbers)))
+                self._await(one for one in beyond if number < one and self._can_meet(number, one))
+        return True
+
+    def _has_shared(self, first: int, second: int) -> bool:
+        """Whether a loop uses what one before it makes, or reads what that reads."""
+        one, other = self._kernels[first], self._kernels[second]
+        assert isinstance(one, Loop)
+        if not one.space or any(one.member(view.root) for view in other.reads):
+            return True
+        return any(first in self._sharing[view] for view in self._views[second])
+
+    def _joined(self, one: Loop, other: Loop) -> Loop | None:
+        """Return one loop in place of two, None where a member of one of them does not fit."""
+        narrow, wide = sorted((one.space, other.space), key=len)
+        key = space_of(wide)
+        if space_of(narrow) not in (key, key[:-1]):
+            return None
+        made = Loop(wide)
+        for loop in (one, other):
+            as_is = space_of(loop.space) == key
+            for member in loop.members:
+                fit: Member | None = member
+                if not as_is:
+                    fit = fitting(made, member.tensor, [self._fused.views[read] for read in member.tensor.inputs])
+                elif not takes(made, member):
+                    return None
+                if fit is None or any(self._is_within(view, one) for view in fit.reads):
+                    return None
+                made.add(fit)
+        return made
+
+    def _is_within(self, view: View, loop: Loop) -> bool:
+        """Whether a view is another shape of something that a loop makes."""
+        memory = self._fused.memory_of(view.root)
+        return memory is not view.root and loop.member(memory) is not None
+
+    # What is known of the kernels
+
+    def _await(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            if number not in self._awaited:
+                self._awaited.add(number)
+                heappush(self._waiting, number)
+
+    def _enter(self, number: int, kernel: Kernel) -> None:
+        self._kernels[number] = kernel
+        for tensor in kernel.tensors:
+            self._makers[tensor] = number
+            for reader in self._readers.get(tensor, ()):
+                self._lasts.pop(reader, None)
+        self._firsts.pop(number, None)
+        self._lasts.pop(number, None)
+        for view in kernel.reads:
+            self._note_reader(view).add(number)
+        if isinstance(kernel, Loop):
+            self._views[number] = list(varying(kernel.reads))
+            for view in self._views[number]:
+                self._sharing.setdefault(view, set()).add(number)
+            if not kernel.space:
+                self._singles.add(number)
+            self._await([number])
+
+    def _leave(self, number: int) -> None:
+        for view in self._kernels.pop(number).reads:
+            self._note_reader(view).discard(number)
+        for view in self._views.pop(number):
+            self._sharing[view].discard(number)
+        self._singles.discard(number)
+
+    def _note_reader(self, view: View) -> set[int]:
+        """Return the readers of a view's memory, to be changed."""
+        memory = self._fused.memory_of(view.root)
+        self._firsts.pop(self._makers.get(memory, -1), None)
+        return self._readers.setdefault(memory, set())
+
+    def _partners(self, loop: Loop, number: int, numbers: range) -> list[int]:
+        """Return those loops among some that may have something to be merged with one for, in order."""
+        found = {self._makers[view.root] for view in loop.reads if view.root in self._makers}
+        for tensor in loop.tensors:
+            found |= self._readers.get(tensor, set())
+        for view in self._views[number]:
+            found |= self._sharing[view]
+        if len(loop.space) < 2:
+            found |= self._singles
+        return sorted(one for one in found if one in numbers and isinstance(self._kernels[one], Loop))
+
+    def _last_needed(self, number: int) -> int:
+        """Return the last kernel that makes what a loop needs, but for itself."""
+        if number not in self._lasts:
+            needed = {self._fused.memory_of(view.root) for view in self._kernels[number].reads}
+            makers = (at for one in needed if (at := self._makers.get(one, -1)) != number)
+            self._lasts[number] = max(makers, default=-1)
+        return self._lasts[number]
+
+    def _first_reader(self, number: int) -> int:
+        """Return the first kernel that reads what a loop makes, but for itself."""
+        if number not in self._firsts:
+            tensors = self._kernels[number].tensors
+            readers = (at for one in tensors for at in self._readers.get(one, ()) if at != number)
+            self._firsts[number] = min(readers, default=len(self._numbers))
+        return self._firsts[number]
+
+
+def sink(fused: Fused) -> None:
+    """Move members to the one later loop of their stage that reads them, where that costs no more memory."""
+    sinking = _Sinking(fused)
+    for stage in fused.stages:
+        sinking.sink(stage.kernels)
+        stage.kernels = [one for one in stage.kernels if not isinstance(one, Loop) or one.members]
+
+
+class _Sinking:
+    """The work of `sink`."""
+
+    def __init__(self, fused: Fused) -> None:
+        self._fused, self._handed_out = fused, fused.handed_out()
+        # Who reads what lies in memory: kernels with their members, and whether as what was made, in no other shape.
+        self._readers: dict[Tensor, dict[tuple[Kernel, Member | None], bool]] = {}
+        for kernel in fused.kernels:
+            if isinstance(kernel, Loop):
+                for member in kernel.members:
+                    self._note(kernel, member, member.reads)
+            else:
+                self._note(kernel, None, kernel.reads)
+
+    def _note(self, kernel: Kernel, member: Member | None, reads: Iterable[View]) -> None:
+        for view in reads:
+            memory = self._fused.memory_of(view.root)
+            readers = self._readers.setdefault(memory, {})
+            directly = member is not None and memory is view.root
+            readers[kernel, member] = readers.get((kernel, member), True) and directly
+
+    def sink(self, kernels: Sequence[Kernel]) -> None:
+        """Move members between the loops of a stage."""
+        here = set(kernels)
+        for loop in reversed(kernels):
+            if not isinstance(loop, Loop):
+                continue
+            order = {member: number for number, member in enumerate(loop.members)}
+            for member in reversed(order):
+                targets = {kernel for kernel, _ in self._readers.get(member.tensor, {}) if kernel is not loop}
+                target = targets.pop() if len(targets) == 1 else None
+                if not isinstance(target, Loop) or target not in here or loop.member(member.tensor) is not member:
+                    continue
+                moving = self._chain(member, loop, target)
+                if moving is not None:
+                    self._move(sorted(moving, key=order.__getitem__), loop, target)
+
+    def _chain(self, first: Member, loop: Loop, target: Loop) -> set[Member] | None:
+        """Return a member and what must move with it; None where some of that has to stay."""
+        moving: set[Member] = set()
+        rest: list[tuple[Member, Iterator[View]]] = []
+
+        def begin(member: Member) -> bool:
+            """Let a member move, and look at what it reads; whether it can."""
+            for (kernel, reader), directly in self._readers.get(member.tensor, {}).items():
+                if not directly or (kernel is not target and reader not in moving):
+                    return False
+            if member.kind == "sum" or member.tensor in self._handed_out:
+                return False
+            moving.add(member)
+            rest.append((member, iter(member.reads)))
+            return True
+
+        can = begin(first)
+        while can and rest:
+            member, views = rest[-1]
+            view = next(views, None)
+            read = loop.member(view.root) if view is not None else None
+            if view is None:
+                rest.pop()
+            elif (
+                read is None
+                or read.tensor in self._handed_out
+                or any(kernel is not loop for kernel, _ in self._readers[read.tensor])
+            ):
+                can = member.kind != "reduce"  # what it reads lies in memory, and is more than what it makes
+            elif read not in moving:
+                can = begin(read)
+        return moving if can else None
+
+    def _move(self, moving: Sequence[Member], loop: Loop, target: Loop) -> None:
+        """Move members from one loop to another, if they fit there."""
+        moved = Loop(target.space)
+        for one in moving:
+            fit = fitting(moved, one.tensor, [self._fused.views[read] for read in one.tensor.inputs])
+            if fit is None:
+                return
+            moved.add(fit)
+        for made in moved.members:
+            readers = [reader for kernel, reader in self._readers.get(made.tensor, {}) if kernel is target]
+            for number, view, reader in ((n, view, one) for one in readers if one for n, view in enumerate(one.reads)):
+                if view.root is made.tensor and not usable(made, reader, number):
+                    return
+        for old, new in zip(moving, moved.members, strict=True):
+            loop.remove(old)
+            for view in old.reads:
+                self._readers[self._fused.memory_of(view.root)].pop((loop, old), None)
+            self._note(target, new, new.reads)
+        target.add_before(moved.members)

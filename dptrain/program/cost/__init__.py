@@ -1,0 +1,1 @@
+"""Operations, bytes, messages, memory and time of a step on given hardware."""

@@ -1,0 +1,298 @@
+"""What a training step asks of a rank in one mode of parallelism: operations, bytes, messages and memory.
+
+Everything follows from the placed program: a rank's part of a tensor is its size divided by the lengths of the mesh's
+axes that shard it, and it computes its part of an op whose operands or output are sharded.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+
+from dptrain.program.cost.hardware import Work
+from dptrain.program.cost.parallelism import SENT, Mode
+from dptrain.program.dims import Dim
+from dptrain.program.explain import flops
+from dptrain.program.lowering import Element, Gather, Insert, Join, Reduction, lowering_of
+from dptrain.program.program import Program
+from dptrain.program.shapes import row_axis, size
+from dptrain.program.sharding.mesh import BATCH, OWN_PART, REDUCE_SCATTER
+from dptrain.program.sharding.placement import place
+from dptrain.program.tensor import Tensor, Variable
+
+# Ops that share a loop with what they read.
+_FUSED = (Element, Gather, Insert, Join, Reduction)
+
+
+@dataclass(frozen=True)
+class Message:
+    """A collective.
+
+    Attributes:
+        name: "all_reduce", "all_gather" or "reduce_scatter".
+        mesh: the axis of the mesh over which it goes.
+        nbytes: of the whole buffer over that axis.
+    """
+
+    name: str
+    mesh: str
+    nbytes: float
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a rank."""
+
+    weights: float
+    gradients: float
+    slots: float
+    activations: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.weights + self.gradients + self.slots + self.activations
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A step on so many ranks.
+
+    Attributes:
+        mode: its name.
+        ranks: as above.
+        mesh: lengths of the mesh's axes, or replicas of a pipeline and its stages, such as "8 x 4".
+        rows: of the global batch.
+        seconds: of a step.
+        compute: seconds in which a rank computes; the rest it waits for messages, or for a pipeline's other stages.
+        sent: bytes of the buffers of all messages that a rank takes part in.
+        messages: how many these are.
+        memory: of the rank that needs most.
+    """
+
+    mode: str
+    ranks: int
+    mesh: str
+    rows: int
+    seconds: float
+    compute: float
+    sent: float
+    messages: int
+    memory: Memory
+
+    @property
+    def speed(self) -> float:
+        """Samples a second, of all ranks."""
+        return self.rows / self.seconds
+
+    def efficiency(self, alone: "Prediction") -> float:
+        """Return the samples/s of a rank, as a part of those of one rank that is alone."""
+        return self.speed / self.ranks / alone.speed
+
+
+class Demands:
+    """A step in one mode.
+
+    Args:
+        program: of the global batch, not placed.
+        mode: one of `modes`.
+        slots: of each trained variable.
+        bucket_bytes: of messages that travel together at most; None for any number.
+
+    Attributes:
+        mode: as above.
+        slots: as above.
+        placed: the program of a rank.
+        tensors: of it, each after its inputs.
+        stage: how many messages lie behind each.
+        order: ops as a rank computes them: between two messages what lies behind the fewest ops first, gradients as the
+            backward pass comes to them and updates at the end.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        mode: Mode,
+        slots: Mapping[Variable, Collection[Variable]],
+        bucket_bytes: int | None = None,
+    ) -> None:
+        self.mode, self.slots, self._bucket_bytes = mode, slots, bucket_bytes
+        self.placed = placed = place(program, layouts=mode.layouts, slots=slots)
+        self._weights = [one for one in placed.state if one in slots]
+        self.tensors, self._results = placed.tensors, set(placed.results)
+        self._views = {one: source_of(one) for one in self.tensors}
+        self._readers: dict[Tensor, list[Tensor]] = {}
+        depth: dict[Tensor, int] = {}
+        self.stage: dict[Tensor, int] = {}
+        for one in self.tensors:
+            for read in one.inputs:
+                self._readers.setdefault(self._views[read], []).append(one)
+            depth[one] = 1 + max((depth[read] for read in one.inputs), default=0)
+            behind = (self.stage[read] + (read.op in SENT) for read in one.inputs)
+            self.stage[one] = max(behind, default=0)
+        self.order = sorted(
+            (one for one in self.tensors if one.op is not None), key=lambda one: (self.stage[one], depth[one])
+        )
+        self._depth = depth
+        self._reads = self._what_is_read()
+
+    def works(self, lengths: Mapping[str, int], rows: int) -> dict[Tensor, Work]:
+        """Return what each op asks of a rank; views, and messages, nothing.
+
+        Args:
+            lengths: of the mesh's axes.
+            rows: of the global batch.
+        """
+        found: dict[Tensor, Work] = {}
+        seen: set[Tensor] = set()  # that fused ops have read
+        for one in self.order:
+            assert one.op is not None
+            if one.op in SENT or one.op.is_view:
+                continue
+            fused = _is_fused(one)
+            nbytes = 0.0
+            if self._is_stored(one):
+                reads = self._reads[one] - seen if fused else self._reads[one]
+                seen |= reads if fused else set()
+                nbytes = sum(self.nbytes(read, lengths, rows) for read in (one, *reads))
+            precision = str(one.attributes.get("precision", "float32"))
+            operations = flops(one) * self._part(one, lengths, rows)
+            found[one] = Work(operations, nbytes, not fused, precision)
+        return found
+
+    def buckets(self, lengths: Mapping[str, int], rows: int) -> list[tuple[list[Tensor], Message]]:
+        """Return the messages of a step, each of the tensors that travel in it, in the order in which they are sent."""
+        found: list[tuple[list[Tensor], Message]] = []
+        open_ones: dict[object, int] = {}
+        for one in sorted((one for one in self.order if one.op in SENT), key=self._urgency):
+            assert one.op is not None
+            mesh = one.attributes["mesh"]
+            # The buffer of all ranks along that axis: what is gathered, or was there before it was scattered.
+            buffer = one.inputs[0] if one.op is REDUCE_SCATTER else one
+            nbytes = self.nbytes(buffer, lengths, rows)
+            kind = self.stage[one], one.op.name, mesh, one.attributes.get("over"), one.dtype
+            at = open_ones.get(kind)
+            if at is None or (self._bucket_bytes and found[at][1].nbytes + nbytes > self._bucket_bytes):
+                open_ones[kind] = len(found)
+                found.append(([one], Message(one.op.name, mesh, nbytes)))
+            else:
+                tensors, message = found[at]
+                found[at] = [*tensors, one], replace(message, nbytes=message.nbytes + nbytes)
+        return found
+
+    def nbytes(self, tensor: Tensor, lengths: Mapping[str, int], rows: int) -> float:
+        """Return the bytes of the largest part of a tensor that a rank has."""
+        axes = self.placed.placements[tensor].axes
+        whole_one = (n.scale * rows if isinstance(n, Dim) else int(n) for n in tensor.shape)
+        elements = math.prod(
+            own if mesh is None else _largest(n, own, lengths.get(mesh, 1))
+            for n, own, mesh in zip(tensor.shape, whole_one, axes, strict=True)
+        )
+        return float(elements * tensor.dtype.itemsize)
+
+    def _part(self, tensor: Tensor, lengths: Mapping[str, int], rows: int) -> float:
+        """Return how much of an op a rank computes: of what the whole batch takes that the program was traced for."""
+        part, divided = 1.0, set[str]()
+        counts = False
+        for one in (tensor, *tensor.inputs):
+            for n, mesh in zip(one.shape, self.placed.placements[one].axes, strict=True):
+                counts = counts or isinstance(n, Dim)
+                if mesh is not None and mesh not in divided and n:
+                    divided.add(mesh)
+                    whole_one = n.scale * rows if isinstance(n, Dim) else int(n)
+                    part *= _largest(n, whole_one, lengths.get(mesh, 1)) / whole_one
+        return part * (rows / self.placed.rows if counts and self.placed.rows else 1.0)
+
+    def _urgency(self, one: Tensor) -> tuple[int, int]:
+        readers = self._readers.get(one, [one])
+        return self.stage[one], min(self._depth[read] for read in readers)
+
+    def _what_is_read(self) -> dict[Tensor, frozenset[Tensor]]:
+        """Return the tensors in memory of which each op is made."""
+        found: dict[Tensor, frozenset[Tensor]] = {}
+        for one in self.tensors:
+            reads: set[Tensor] = set()
+            for source in (self._views[read] for read in one.inputs):
+                if source.op is None and source.value is not None:
+                    continue  # a constant
+                reads |= {source} if self._is_stored(source) else found[source]
+            found[one] = frozenset(reads)
+        return found
+
+    def _is_stored(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies in memory: it is given, a result, made by a kernel of its own, or read by one."""
+        if tensor.op is None or tensor in self._results or not _is_fused(tensor):
+            return True
+        return isinstance(tensor.op.lowering, Reduction) or not all(
+            _is_fused(one) or one.op.is_view for one in self._readers.get(tensor, []) if one.op is not None
+        )
+
+    def memory(self, lengths: Mapping[str, int], rows: int, only: Collection[Tensor] | None = None) -> Memory:
+        """Return the bytes of a rank.
+
+        Weights and gradients are those of the variables, in their layouts; a gradient that is not sharded is whole
+        until it has been sent. Of weights that are gathered where they are used, and of their gradients, those of two
+        layers are there at a time, counted as activations.
+
+        Args:
+            lengths: of the mesh's axes.
+            rows: of the global batch.
+            only: tensors of a pipeline's stage; None for all.
+        """
+        held = {
+            v: self.nbytes(one, lengths, rows) for v, one in self.placed.state.items() if only is None or one in only
+        }
+        of_slots = {one for slots in self.slots.values() for one in slots}
+        slots = sum(nbytes for one, nbytes in held.items() if one in of_slots)
+        gradients = sum(held.get(one, 0.0) for one in self._weights)
+        gathered = [0.0]
+        for layer in self.layers if lengths[BATCH] > 1 else []:
+            sharded = [one for one in layer if BATCH in self.mode.layouts.get(one, ())]
+            gathered.append(sum(size(one.shape) * one.dtype.itemsize for one in sharded))
+        live = 2 * max((one + other for one, other in pairwise(gathered)), default=0.0)
+        activations = self._most_alive(lengths, rows, only) + live
+        return Memory(sum(held.values()) - slots, gradients, slots, activations)
+
+    def _most_alive(self, lengths: Mapping[str, int], rows: int, only: Collection[Tensor] | None) -> float:
+        """Return the bytes of rows that are in memory at once, between the op that makes them and the last reader."""
+        last: dict[Tensor, int] = {}
+        for number, one in enumerate(self.order):
+            for read in self._reads[one]:
+                last[read] = number
+        ends: dict[int, float] = {}
+        most = alive = 0.0
+        for number, one in enumerate(self.order):
+            counts = row_axis(one.shape) is not None and one.op is not None and not one.op.is_view
+            if counts and one in last and self._is_stored(one) and (only is None or one in only):
+                nbytes = self.nbytes(one, lengths, rows)
+                alive += nbytes
+                ends[last[one]] = ends.get(last[one], 0.0) + nbytes
+            most = max(most, alive)
+            alive -= ends.get(number, 0.0)
+        return most
+
+    @cached_property
+    def layers(self) -> list[list[Variable]]:
+        """Trained variables by the layer that has them, in the order in which a step comes to them."""
+        found: dict[str, list[Variable]] = {}
+        for one in self._weights:
+            found.setdefault(one._path.rpartition("/")[0] or one._path, []).append(one)
+        return list(found.values())
+
+
+def _largest(n: int | Dim, length: int, ranks: int) -> int:
+    """Return the largest part of an axis over so many ranks; rows stay together with what is computed of them."""
+    scale = n.scale if isinstance(n, Dim) else 1
+    return -(-(length // scale) // ranks) * scale if scale else length
+
+
+def source_of(tensor: Tensor) -> Tensor:
+    """Return the tensor whose memory one shows; a rank's own part of a tensor is another one."""
+    while tensor.op is not None and tensor.op.is_view and tensor.op is not OWN_PART:
+        tensor = tensor.inputs[0]
+    return tensor
+
+
+def _is_fused(tensor: Tensor) -> bool:
+    return isinstance(lowering_of(tensor), _FUSED)

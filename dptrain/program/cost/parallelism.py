@@ -1,0 +1,94 @@
+"""Kinds of parallelism as layouts of a training step's variables, of which `place` makes what each rank does."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dptrain.program.passes import rewritten
+from dptrain.program.program import Program
+from dptrain.program.sharding.mesh import ALL_GATHER, ALL_REDUCE, BATCH, OWN_PART, REDUCE_SCATTER, Axes
+from dptrain.program.tensor import Tensor, Variable
+
+# The axis of a mesh over which tensor parallelism shards kernels.
+MODEL = "model"
+# Ops that are messages.
+SENT = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER)
+
+Way = Literal["sharded", "hierarchical", "pipeline"]
+
+
+@dataclass(frozen=True, eq=False)
+class Mode:
+    """A kind of parallelism.
+
+    Attributes:
+        name: in the field's words.
+        layouts: of variables that are not replicated, see `place`.
+        way: "hierarchical" all-reduces, or a "pipeline" of the layers.
+    """
+
+    name: str
+    layouts: Mapping[Variable, Axes] = field(default_factory=dict)
+    way: Way = "sharded"
+
+
+def modes(program: Program, slots: Mapping[Variable, Collection[Variable]]) -> list[Mode]:
+    """Return the modes that are compared.
+
+    Args:
+        program: of a training step.
+        slots: of each trained variable.
+    """
+    weights = [one for one in program.state if one in slots]
+    sharded = {one: _longest(one) for weight in weights for one in slots[weight] if one.shape}
+    all_sharded = sharded | {one: _longest(one) for one in weights if one.shape}
+    kernels = _alternating(weights)
+    kernels |= {slot: axes for weight, axes in kernels.items() for slot in slots[weight] if slot.shape == weight.shape}
+    return [
+        Mode("data parallel"),
+        Mode("hierarchical all-reduce", way="hierarchical"),
+        Mode("ZeRO-1", sharded),
+        Mode("FSDP", all_sharded),
+        Mode("tensor parallel", kernels),
+        Mode("pipeline", way="pipeline"),
+    ]
+
+
+def _longest(variable: Variable) -> Axes:
+    """Return the layout with the longest axis sharded over `BATCH`."""
+    longest = max(range(len(variable.shape)), key=lambda axis: variable.shape[axis])
+    return tuple(BATCH if axis == longest else None for axis in range(len(variable.shape)))
+
+
+def _alternating(weights: Sequence[Variable]) -> dict[Variable, Axes]:
+    """Return Megatron's pairs: a kernel sharded by its outputs, and the vectors behind it, then one by its inputs.
+
+    Source: M. Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3. A last kernel without a partner is whole.
+    """
+    found: dict[Variable, Axes] = {}
+    pending: list[Variable] = []  # by outputs, until the partner comes
+    for one in weights:
+        if len(one.shape) == 1 and pending and one.shape[0] == pending[0].shape[-1]:
+            pending.append(one)
+        elif len(one.shape) > 1 and not pending:
+            pending = [one]
+        elif len(one.shape) > 1:
+            found |= {each: (*(None,) * (len(each.shape) - 1), MODEL) for each in pending}
+            found[one] = (*(None,) * (len(one.shape) - 2), MODEL, None)
+            pending = []
+    return found
+
+
+def whole(program: Program) -> Program:
+    """Return the program of a global batch that was placed: without what `place` has added."""
+
+    def change(one: Tensor) -> Tensor:
+        if one.op in (*SENT, OWN_PART):
+            return one.inputs[0]
+        if one.op is None and one.attributes.get("own"):
+            told = {name: value for name, value in one.attributes.items() if name != "own"}
+            return Tensor(None, (), told, one.shape, one.dtype, one.value)
+        return one
+
+    made = rewritten(program, change)
+    return Program(made.inputs, made.state, made.outputs, made.updates, rows=made.rows)

@@ -1,0 +1,1 @@
+"""Layers divided into stages, through which microbatches go in 1F1B order."""

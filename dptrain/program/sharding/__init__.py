@@ -1,0 +1,1 @@
+"""Where tensors lie on a mesh of ranks, and the collectives that follow."""

@@ -1,0 +1,132 @@
+"""A mesh is the ranks as a grid with named axes. Here: where tensors lie on it, and the ops that move them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from dptrain.comm.mesh import BATCH as BATCH
+from dptrain.program.codegen.index_expr import FIRST_ROW, NOWHERE, along
+from dptrain.program.codegen.views import IndexMap
+from dptrain.program.dims import Dim
+from dptrain.program.lowering import ViewMap
+from dptrain.program.op import Op
+from dptrain.program.program import Program
+from dptrain.program.shapes import Shape
+from dptrain.program.tensor import Array, Tensor, Variable
+
+# For each axis of a tensor the axis of the mesh over which it is sharded, or None.
+Axes = tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a tensor lies.
+
+    Attributes:
+        axes: for each axis of the tensor the axis of the mesh over which it is sharded, or None.
+        partial: axes of the mesh over which each rank has a summand, or a candidate for the maximum.
+        join: how these make the value.
+    """
+
+    axes: Axes = ()
+    partial: tuple[str, ...] = ()
+    join: Literal["sum", "max"] = "sum"
+
+    def axis(self, mesh: str) -> int | None:
+        """Return the axis of the tensor that is sharded over an axis of the mesh, or None."""
+        return self.axes.index(mesh) if mesh in self.axes else None
+
+    def without(self, mesh: str) -> "Placement":
+        """Return the placement of the same value when it is replicated over an axis of the mesh."""
+        partial = tuple(one for one in self.partial if one != mesh)
+        axes = tuple(None if one == mesh else one for one in self.axes)
+        return Placement(axes, partial, self.join if partial else "sum")
+
+    def sharded(self, axis: int, mesh: str) -> "Placement":
+        """Return the placement with an axis of the tensor sharded over an axis of the mesh."""
+        return replace(self, axes=(*self.axes[:axis], mesh, *self.axes[axis + 1 :]))
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether every rank has the whole value."""
+        return not self.partial and not any(self.axes)
+
+    def __str__(self) -> str:
+        sharded = [(f"sharded {axis}", mesh) for axis, mesh in enumerate(self.axes) if mesh is not None]
+        partial = [("partial" if self.join == "sum" else f"partial {self.join}", mesh) for mesh in self.partial]
+        found = [words if mesh == BATCH else f"{words} over {mesh}" for words, mesh in (*sharded, *partial)]
+        return ", ".join(found) or "replicated"
+
+
+def _keep_shape(shape: Shape, **attributes: Any) -> Shape:
+    return shape
+
+
+def _keep_dtype(dtype: np.dtype[Any], **attributes: Any) -> np.dtype[Any]:
+    return dtype
+
+
+def _not_placed(*arguments: Any) -> str:
+    raise AssertionError("ops of a placed program are not placed again")
+
+
+def _on_one_rank(x: Any, **attributes: Any) -> Any:
+    return x
+
+
+def _own_maps(made: Tensor) -> list[IndexMap]:
+    axis, length = made.attributes["axis"], made.shape[made.attributes["axis"]]
+    scale = length.scale if isinstance(length, Dim) else 0
+    return [IndexMap(n, along(FIRST_ROW).times((scale, 0)) if n == axis else NOWHERE) for n in range(made.ndim)]
+
+
+def _node(name: str, lowering: ViewMap | None = None) -> Op:
+    made = Op(_on_one_rank, _keep_shape, _not_placed, _keep_dtype, lowering=lowering)
+    made.name = name
+    return made
+
+
+# The ops that placement adds. Attributes: "mesh" is the axis of the mesh, "axis" that of the tensor, "over" the join.
+# Shapes are those of the whole tensor, until `local.localized` makes them a rank's.
+ALL_REDUCE = _node("all_reduce")
+OWN_PART = _node("own_part", ViewMap(_own_maps))
+ALL_GATHER = _node("all_gather")
+REDUCE_SCATTER = _node("reduce_scatter")
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedProgram(Program):
+    """A program for one of several ranks.
+
+    Attributes:
+        placements: of every tensor.
+        summed: variables of which each rank has a summand.
+        bucket_bytes: of sums that travel as one message at most; None for any number.
+        layouts: placements of variables that are not replicated.
+    """
+
+    placements: Mapping[Tensor, Placement] = field(default_factory=dict)
+    summed: frozenset[Variable] = frozenset()
+    bucket_bytes: int | None = None
+    layouts: Mapping[Variable, Placement] = field(default_factory=dict)
+
+
+def own_part(tensor: Tensor, array: Array, rows: int | None, first_row: int) -> Array:
+    """Return what `OWN_PART` makes of a whole array: the view of the rank's rows."""
+    axis, length = tensor.attributes["axis"], tensor.shape[tensor.attributes["axis"]]
+    if rows is None:
+        return array
+    assert isinstance(length, Dim)
+    own = slice(first_row * length.scale, (first_row + rows) * length.scale)
+    found: Array = array[(slice(None),) * axis + (own,)]
+    return found
+
+
+def constant_of(tensor: Tensor, rows: int, batch_rows: int) -> Array:
+    """Return the value of a constant as a rank has it: of a number of rows those of the batch, or its own summand."""
+    if not tensor.counts_rows:
+        return tensor.numpy()
+    counted = rows if tensor.attributes.get("own") else batch_rows
+    return np.full(tensor.shape, counted * tensor.attributes["rows"], tensor.dtype)

@@ -1,0 +1,745 @@
+"""Where tensors lie on a mesh of ranks: a program of the whole batch becomes one that each rank executes on its part.
+
+Over each axis of the mesh a tensor is *replicated* (every rank has it), *sharded* (a rank has its part along one of the
+tensor's axes) or *partial* (a rank has a summand; the value is the sum over the ranks). The batch comes in sharded over
+`BATCH`, variables as their layout says, by default replicated. Each op says along which axes it can be divided
+(`Op.letters`) and in what it is linear (`Op.linear`). The rest follows:
+
+- For each axis of the mesh the op takes one letter, among those along which an operand is sharded over it: rows of the
+  batch first, then the one with most bytes. Operands that are whole along it are sliced; operands that are sharded over
+  that axis along another letter are gathered.
+- A letter that comes out shards the output; one that is summed away makes it partial.
+- What is linear in a partial tensor, with all else replicated, is partial again.
+- Any other use of a partial tensor needs the sum: an all-reduce goes in, as late as linearity allows; or a
+  reduce-scatter, where the op needs only parts of it.
+- Finally each variable's new value moves to the variable's own placement.
+
+Data parallelism is the mesh with the one axis `BATCH`. Slots sharded over it are ZeRO-1, weights too FSDP, kernels
+`(None, "model")` and `("model", None)` Megatron's pair.
+
+A division by a partial number (a sum of sample weights) waits as long: the quotient goes on as its numerator, and the
+divisor is summed together with whatever needs the quotient. So sums of gradients and of weights can travel in one
+message. A quotient of data does not wait where zeros come beside it, which a divisor of 0 would make NaN. A sum of
+quotients over no rows is 0, whatever their divisor.
+
+Gradients in weights may travel in another type than they are computed in: each rank rounds its summand.
+
+Source of the rules: Y. Xu et al., "GSPMD: General and scalable parallelization for ML computation graphs",
+arXiv:2105.04663, and DTensor of PyTorch.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dptrain.comm.mesh import BATCH
+from dptrain.errors import ConfigError
+from dptrain.program.body import body_of, closed, has_body
+from dptrain.program.dims import Dim
+from dptrain.program.gradient import topological
+from dptrain.program.lowering import Element, Insert, Join, Scatter
+from dptrain.program.op import Op
+from dptrain.program.operand import METHODS, OPERATORS
+from dptrain.program.program import Program
+from dptrain.program.shapes import Shape, row_axis, size
+from dptrain.program.sharding.mesh import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    OWN_PART,
+    REDUCE_SCATTER,
+    Axes,
+    PlacedProgram,
+    Placement,
+)
+from dptrain.program.sharding.sharding_rule import Named
+from dptrain.program.steps import unrolled
+from dptrain.program.tensor import Node, Tensor, Variable, constant, row_count
+
+# A loop whose placement has not come to an end after so many rounds is unrolled.
+_ROUNDS = 8
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """What a rank has of a tensor.
+
+    Attributes:
+        tensor: of the placed program.
+        placement: of `tensor`.
+        divisor: by which `tensor` is still to be divided, or None.
+    """
+
+    tensor: Tensor
+    placement: Placement
+    divisor: "_Divisor | None" = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Divisor:
+    """What a quotient still waits for.
+
+    Attributes:
+        number: a partial one.
+        op: that divides by its sum.
+        of_number: whether it divides one number that no sample goes into, as the gradient of a mean begins with.
+        over_rows: whether quotients have been added up over the rows of the batch: of no rows the sum is 0.
+    """
+
+    number: _Part
+    op: Op
+    of_number: bool
+    over_rows: bool = False
+
+
+def place(
+    program: Program,
+    summed: Collection[Variable] = (),
+    *,
+    bucket_bytes: int | None = None,
+    comm_dtype: str | None = None,
+    layouts: Mapping[Variable, Axes] | None = None,
+    slots: Mapping[Variable, Collection[Variable]] | None = None,
+) -> PlacedProgram:
+    """Return the program of one rank.
+
+    Args:
+        program: inputs whose shape counts rows come in sharded over `BATCH`, the others replicated. What comes out is
+            replicated, but for outputs whose shape counts rows, of which each rank has its own.
+        summed: variables of which each rank is to keep a summand (totals of metrics, to be summed when they are read),
+            where their updates allow it; `PlacedProgram.summed` says of which it does.
+        bucket_bytes: of sums that travel as one message at most; None for any number.
+        comm_dtype: half precision in which gradients in weights travel; None for the type that they have.
+        layouts: for each axis of a variable the axis of the mesh over which it is sharded, or None; other variables
+            are replicated. Executors take such a program as `local.localized` returns it.
+        slots: of trained variables: where these, or the variable, are sharded over `BATCH`, its gradient is
+            reduce-scattered as soon as it is there, and an optimizer computes with a rank's part.
+
+    Raises:
+        ConfigError: an op needs the rows of all ranks at once, or a layout does not fit its variable.
+    """
+    laid = {variable: laid_out(variable, axes) for variable, axes in (layouts or {}).items()}
+    laid = {variable: one for variable, one in laid.items() if not one.is_replicated}
+    program = unrolled(program) if laid else program
+    while True:
+        try:
+            return _placed(program, set(summed), bucket_bytes, comm_dtype, laid, slots or {})
+        except _MeetsInLoopError as meets:
+            program = unrolled(program, meets.node)
+
+
+def _placed(
+    program: Program,
+    chosen: set[Variable],
+    bucket_bytes: int | None,
+    comm_dtype: str | None,
+    laid: Mapping[Variable, Placement],
+    slots: Mapping[Variable, Collection[Variable]],
+) -> PlacedProgram:
+    """See `place`.
+
+    Raises:
+        _MeetsInLoopError: ranks would meet in every step of a loop.
+    """
+    rounded = _alone_for_weights(program) if comm_dtype is not None else set()
+    for_gradients = _for_gradients(program)
+    scattered = _gradient_layouts(program, laid, slots)
+    while True:
+        placing = _Placing(chosen, laid, rounded, comm_dtype, for_gradients)
+        for tensor in program.tensors:
+            placing.add(tensor)
+            if tensor in scattered:
+                placing.scatter(tensor, scattered[tensor])
+            if comm_dtype is not None and tensor in program.of_weights:
+                placing.reduce(tensor)  # not later, as a part of something else
+        refused = {one for one in chosen if not placing.stays_partial(program.updates.get(one))}
+        if not refused:
+            break
+        chosen -= refused  # their values must be whole: placed again, as all that has been made of them
+    outputs = {name: placing.finished(one) for name, one in program.outputs.items()}
+    updates = {
+        variable: placing.parts[one].tensor if variable in chosen else placing.finished(one, variable)
+        for variable, one in program.updates.items()
+    }
+    placed = (program.inputs, program.state, outputs, updates, program.derived, program.rows, program.for_one_size)
+    gradients = {placing.parts[one].tensor: to for one, to in program.of_weights.items() if one in placing.parts}
+    about: dict[str, Any] = {"bucket_bytes": bucket_bytes, "layouts": laid, "of_weights": gradients}
+    return PlacedProgram(*placed, placements=placing.placements, summed=frozenset(chosen), **about)
+
+
+def _alone_for_weights(program: Program) -> set[Tensor]:
+    """Return the gradients in weights, and tensors of their size that nothing else is made of."""
+    readers, results = _readers(program), set(program.results)
+    found = set(program.of_weights)
+    for tensor in reversed(program.tensors):
+        if tensor in readers and row_axis(tensor.shape) is None and tensor not in results:
+            elements = size(tensor.shape)
+            if all(one in found and size(one.shape) == elements for one in readers[tensor]):
+                found.add(tensor)
+    return found
+
+
+def _for_gradients(program: Program) -> set[Tensor]:
+    """Return the gradients in weights, and what nothing else is made of."""
+    readers, results = _readers(program), set(program.results)
+    found = set(program.of_weights)
+    for tensor in reversed(program.tensors):
+        if tensor in readers and tensor not in results and found.issuperset(readers[tensor]):
+            found.add(tensor)
+    return found
+
+
+def _readers(program: Program) -> dict[Tensor, list[Tensor]]:
+    readers: dict[Tensor, list[Tensor]] = {}
+    for tensor in program.tensors:
+        for one in tensor.inputs:
+            readers.setdefault(one, []).append(tensor)
+    return readers
+
+
+def _gradient_layouts(
+    program: Program, laid: Mapping[Variable, Placement], slots: Mapping[Variable, Collection[Variable]]
+) -> dict[Tensor, Axes]:
+    """Return how gradients are sharded: as the variable, or as its slots if all lie alike; those over `BATCH`."""
+    times = Counter(program.of_weights.values())
+    found = {}
+    for gradient, variable in program.of_weights.items():
+        beside = [one for one in slots.get(variable, ()) if one.shape == variable.shape and one in laid]
+        axes = {laid[one].axes for one in ([variable] if variable in laid else beside)}
+        if times[variable] == 1 and len(axes) == 1 and BATCH in (only := axes.pop()):
+            found[gradient] = only
+    return found
+
+
+def laid_out(variable: Variable, axes: Axes) -> Placement:
+    """Return the placement that a layout is.
+
+    Raises:
+        ConfigError: it does not fit its variable.
+    """
+    named = [one for one in axes if one is not None]
+    if len(axes) != len(variable.shape) or len(set(named)) < len(named):
+        raise ConfigError(
+            f"layout {axes} of {variable._path!r}, of shape {variable.shape}: expected an axis of the mesh or None for "
+            "each of its axes, and none twice"
+        )
+    return Placement(tuple(axes))
+
+
+class _MeetsInLoopError(Exception):
+    """Ranks would have to meet in every step of a loop.
+
+    Attributes:
+        node: of the loop, in the program that is placed.
+    """
+
+    def __init__(self, node: Node) -> None:
+        super().__init__()
+        self.node = node
+
+
+class _Placing:
+    """The work of `place`."""
+
+    def __init__(
+        self,
+        summed: Collection[Variable],
+        layouts: Mapping[Variable, Placement],
+        rounded: Collection[Tensor],
+        comm_dtype: str | None,
+        for_gradients: Collection[Tensor],
+    ) -> None:
+        self._summed, self._layouts, self._for_gradients = summed, layouts, for_gradients
+        self._rounded, self._comm_dtype = rounded, comm_dtype
+        self._travels_rounded: set[Tensor] = set()
+        meshes = [mesh for one in layouts.values() for mesh in one.axes if mesh is not None]
+        self._mesh = list(dict.fromkeys([BATCH, *meshes]))
+        self.parts: dict[Tensor, _Part] = {}
+        self.placements: dict[Tensor, Placement] = {}
+        self._nodes: dict[Any, Tensor] = {}
+        self._scattered: dict[Tensor, _Part] = {}
+        self._over_rows: dict[_Divisor, _Divisor] = {}
+        self._numbers: set[Tensor] = set()  # the same at every place, of constants and variables
+        self._of_state: set[Tensor] = set()  # elements of constants and variables alone
+        self._zeros: set[Tensor] = set()  # what a loop's carries begin with, whose placement nobody knows yet
+        self._loops: dict[Node, list[_Part]] = {}
+        self._kept: list[Tensor] = []  # so that no two tensors of this work can have the same id
+
+    def add(self, tensor: Tensor) -> None:
+        """Place a tensor, whose inputs have been placed."""
+        is_leaf = tensor.op is None and (tensor.value is not None or tensor.variable is not None)
+        if (is_leaf and tensor.shape == ()) or (tensor.inputs and self._numbers.issuperset(tensor.inputs)):
+            self._numbers.add(tensor)
+        if tensor.op is None:
+            self.parts[tensor] = self._note(tensor, self._given(tensor))
+        elif has_body(tensor):
+            if tensor.node not in self._loops:
+                self._loops[tensor.node] = self._loop(tensor.node)
+            self.parts[tensor] = self._loops[tensor.node][tensor.index]
+        else:
+            parts = [self.parts[one] for one in tensor.inputs]
+            made = self.parts[tensor] = self._place(tensor.op, tensor, parts)
+            if tensor in self._rounded and all(one.tensor is not made.tensor for one in parts):
+                self._travels_rounded.add(made.tensor)  # what a quotient goes on as may be read elsewhere, too
+
+    def reduce(self, tensor: Tensor) -> None:
+        """Let all that is made of a tensor be made of the ranks' sum."""
+        self.parts[tensor] = self._whole(self.parts[tensor])
+
+    def scatter(self, tensor: Tensor, axes: Axes) -> None:
+        """Let all that is made of a tensor be made of each rank's part of the ranks' sum."""
+        part = self.parts[tensor]
+        if BATCH in part.placement.partial and part.placement.join == "sum":
+            self.parts[tensor] = self._moved(part, axes, "a gradient", None, part.placement.partial)
+
+    def _given(self, tensor: Tensor) -> Placement:
+        """Return where a constant, an input or a variable lies."""
+        axes = _of_rows(tensor.shape) if tensor.value is None else (None,) * tensor.ndim
+        if tensor.variable is not None and tensor.variable in self._layouts:
+            return self._layouts[tensor.variable]
+        return Placement(axes, (BATCH,) if tensor.variable in self._summed else ())
+
+    def stays_partial(self, tensor: Tensor | None) -> bool:
+        """Whether a new value of a variable is a summand as the old one was."""
+        part = None if tensor is None else self.parts[tensor]
+        return part is None or (_is_summand(part) and part.divisor is None)
+
+    def finished(self, tensor: Tensor, variable: Variable | None = None) -> Tensor:
+        """Return a result as it is handed out: summed and divided, and where its variable lies."""
+        part = self._divided(self.parts[tensor])
+        known = None if variable is None else self._layouts.get(variable)
+        axes = _of_rows(tensor.shape) if known is None else known.axes
+        rows = next((n for n in tensor.shape if known is None and isinstance(n, Dim)), None)
+        return self._moved(part, axes, "the end of a step", rows).tensor
+
+    def _place(self, op: Op, tensor: Tensor, parts: list[_Part]) -> _Part:
+        converts = isinstance(op.lowering, Element) and op.lowering.converts
+        if converts and not self._summed and parts[0].tensor.dtype.itemsize < tensor.dtype.itemsize:
+            parts = [self._whole(parts[0])]  # the narrower type makes the smaller message
+        if op.quotient is not None and self._can_wait(tensor, *parts):
+            waiting = _Divisor(self._number(parts[1]), op, tensor.inputs[0] in self._numbers)
+            return self._note(parts[0].tensor, parts[0].placement, waiting)
+        parts = [self._whole(one) if one.placement.join == "max" else one for one in parts]
+        divisor = self._common_divisor(op, tensor, parts)
+        if divisor is not None:
+            parts = [_Part(one.tensor, one.placement) for one in parts]
+        parts = [replace(self._scattered.get(one.tensor, one), divisor=one.divisor) for one in parts]
+        if row_axis(tensor.shape) is not None or any(any(one.placement.axes) for one in parts):
+            parts, placement = self._in_parts(op, tensor, parts)
+        else:
+            parts = [self._divided(one) for one in parts]
+            parts, partial = self._linear(op, parts, self._mesh)
+            placement = Placement((None,) * tensor.ndim, partial)
+        return self._note(tensor.with_inputs([one.tensor for one in parts]), placement, divisor)
+
+    def _in_parts(self, op: Op, tensor: Tensor, parts: list[_Part]) -> tuple[list[_Part], Placement]:
+        """Return the inputs of an op that ranks divide, as they need them, and its output's placement."""
+        named, reader = op.named(tensor), f"op {op.name!r}"
+        chosen = self._chosen(named, tensor, parts)
+        counted = (n for letter, n in _axes_of(named, tensor) if chosen.get(letter) == BATCH and isinstance(n, Dim))
+        rows: Any = next(counted, None)
+        wanted = [tuple([chosen.get(letter) for letter in names]) for names in named.inputs]
+        parts = [  # what is scattered is divided afterwards: its parts, by a sum that travels beside them
+            one if rows is None and one.placement.partial in [(mesh,) for mesh in axes] else self._divided(one)
+            for one, axes in zip(parts, wanted, strict=True)
+        ]
+        parts, partial = self._linear(op, parts, [mesh for mesh in self._mesh if mesh not in chosen.values()])
+        moved = [self._moved(one, axes, reader, rows, partial) for one, axes in zip(parts, wanted, strict=True)]
+        axes = tuple([chosen.get(letter) for letter in named.output])
+        if any(isinstance(n, Dim) and mesh is None for n, mesh in zip(tensor.shape, axes, strict=True)):
+            raise _refusal(reader, tensor, "to be made")
+        partial += tuple(mesh for letter, mesh in chosen.items() if letter not in named.output)
+        return moved, Placement(axes, partial, op.joins if partial else "sum")
+
+    def _chosen(self, named: Named, tensor: Tensor, parts: list[_Part]) -> dict[str, str]:
+        """Return the letters along which an op is divided, each with its axis of the mesh."""
+        found: dict[str, str] = {}
+        for mesh in self._mesh:
+            nbytes: dict[str, int] = {}  # of operands that are sharded along a letter
+            for one, names in zip(parts, named.inputs, strict=True):
+                axis = one.placement.axis(mesh)
+                if axis is not None:
+                    more = size(one.tensor.shape) * one.tensor.dtype.itemsize
+                    nbytes[names[axis]] = nbytes.get(names[axis], 0) + more
+            counted = [letter for letter, n in _axes_of(named, tensor) if mesh == BATCH and isinstance(n, Dim)]
+            free = [letter for letter in (*counted, *nbytes) if letter.islower() and letter not in found]
+            if free:
+                found[max(free, key=lambda letter: (letter in counted, nbytes.get(letter, 0)))] = mesh
+        return found
+
+    def _own_count(self, tensor: Tensor) -> Tensor | None:
+        """Return this rank's summand of a number that counts rows: how many of them it has; None for other numbers."""
+        if tensor.counts_rows:
+            own = Tensor(None, (), tensor.attributes | {"own": True}, tensor.shape, tensor.dtype, tensor.value)
+            return self._note(own, _summand(own)).tensor
+        if tensor.op is None or tensor.op.linear is None:
+            return None
+        found = [self._own_count(one) for one in tensor.inputs]
+        counted = [number for number, one in enumerate(found) if one is not None]
+        others_known = all(
+            one.op is None and one.value is not None
+            for one, own in zip(tensor.inputs, found, strict=True)
+            if own is None
+        )
+        if len(counted) != 1 or not others_known or tensor.op.linear != "each":
+            return None
+        if tensor.op.linear_in is not None and counted[0] not in tensor.op.linear_in:
+            return None
+        inputs = [one if own is None else own for one, own in zip(tensor.inputs, found, strict=True)]
+        made = Tensor(tensor.op, inputs, tensor.attributes, tensor.shape, tensor.dtype)
+        return self._note(made, _summand(made)).tensor
+
+    def _with_own_counts(self, op: Op, parts: list[_Part]) -> list[_Part]:
+        """Return the inputs of a sum in which, beside partial ones, numbers of rows are those of each rank."""
+        if not self._summed or op.linear != "joint" or not any(BATCH in one.placement.partial for one in parts):
+            return parts
+        found = []
+        for one in parts:
+            own = self._own_count(one.tensor) if one.placement.is_replicated else None
+            found.append(one if own is None else _Part(own, _summand(own)))
+        return found
+
+    def _linear(self, op: Op, parts: list[_Part], meshes: Iterable[str]) -> tuple[list[_Part], tuple[str, ...]]:
+        """Return the inputs of an op that these axes of the mesh do not divide, and those that leave it partial."""
+        stays: tuple[str, ...] = ()
+        for mesh in meshes:
+            if any(mesh in one.placement.partial for one in parts):
+                parts = self._with_own_counts(op, parts) if mesh == BATCH else parts
+                keep = self._kept_partial(op, parts, mesh)
+                parts = [one if number in keep else self._reduce(one, mesh) for number, one in enumerate(parts)]
+                stays += (mesh,) if keep else ()
+        return parts, stays
+
+    def _kept_partial(self, op: Op, parts: list[_Part], mesh: str) -> list[int]:
+        """Return the numbers of the inputs that can stay partial, which makes the output partial."""
+        partial = [number for number, one in enumerate(parts) if mesh in one.placement.partial]
+        tensors = {parts[number].tensor for number in partial}
+        if all(self._is_reduced(parts[number], mesh) for number in partial):
+            return []  # the sums have been sent already: linearity would send others
+        if op.linear == "each" and len(tensors) < len(partial):
+            return []  # a square needs the sum
+        linear_in = range(len(parts)) if op.linear_in is None else op.linear_in
+        if op.linear == "joint" and partial == self._not_zero(parts, linear_in):
+            return partial
+        candidates = [number for number in partial if number in linear_in]
+        if op.linear == "each" and candidates:
+            most = max(candidates, key=lambda number: size(parts[number].tensor.shape))
+            return [] if self._is_reduced(parts[most], mesh) else [most]
+        return []
+
+    def _can_wait(self, tensor: Tensor, numerator: _Part, denominator: _Part) -> bool:
+        """Whether a division can wait for its divisor's sum: by a number, of something that is not yet divided."""
+        return (
+            _is_summand(denominator)
+            and denominator.divisor is None
+            and size(denominator.tensor.shape) == 1
+            and numerator.divisor is None
+            and numerator.tensor.shape == tensor.shape
+            and numerator.tensor.dtype == tensor.dtype
+        )
+
+    def _number(self, part: _Part) -> _Part:
+        """Return a partial number without dimensions, so that it can divide whatever becomes of the quotient."""
+        if part.tensor.shape == ():
+            return part
+        made = Tensor(OPERATORS["reshape"], (part.tensor,), {"shape": ()}, (), part.tensor.dtype)
+        return self._note(made, replace(part.placement, axes=()))
+
+    def _common_divisor(self, op: Op, tensor: Tensor, parts: list[_Part]) -> _Divisor | None:
+        """Return the divisor that an op's output can take over from its inputs, or None."""
+        if all(one.divisor is None for one in parts):
+            return None
+        named = op.named(tensor)
+        summed = [n for letter, n in _axes_of(named, tensor) if letter != "1" and letter not in named.output]
+        if 0 in [n for n in summed if not isinstance(n, Dim)]:
+            return None  # a sum of nothing is 0, not 0 / 0
+        divisor = self._taken_over(op, parts, tensor in self._for_gradients)
+        if divisor is None or divisor.over_rows or not any(isinstance(n, Dim) for n in summed):
+            return divisor
+        return self._over_rows.setdefault(divisor, replace(divisor, over_rows=True))
+
+    def _taken_over(self, op: Op, parts: list[_Part], for_gradients: bool) -> _Divisor | None:
+        divisors = [one.divisor for one in parts]
+        known = [number for number, one in enumerate(divisors) if one is not None]
+        linear_in = range(len(parts)) if op.linear_in is None else op.linear_in
+        puts_zeros = _puts_zeros(op, len(known) < len(linear_in))
+        if puts_zeros and not (for_gradients and all(self._may_divide_zeros(one) for one in divisors)):
+            return None  # by a sum that is 0 they would be 0 / 0, not 0
+        if op.linear == "each" and len(known) == 1 and known[0] in linear_in:
+            return divisors[known[0]]
+        if (
+            op.linear == "joint"
+            and known
+            and known == self._not_zero(parts, linear_in)
+            and len({one for one in divisors if one is not None}) == 1
+        ):
+            return divisors[known[0]]
+        return None
+
+    def _may_divide_zeros(self, divisor: _Divisor | None) -> bool:
+        """Whether zeros may wait for a divisor: in a gradient, whose loss is not finite either if the divisor is 0."""
+        if divisor is None:
+            return True
+        is_known = any(self._is_reduced(divisor.number, mesh) for mesh in divisor.number.placement.partial)
+        return divisor.of_number and not is_known
+
+    def _divided(self, part: _Part) -> _Part:
+        """Return a part without a divisor that waits."""
+        if part.divisor is None:
+            return part
+        whole, by = self._whole(_Part(part.tensor, part.placement)), self._whole(part.divisor.number).tensor
+        if part.divisor.over_rows and part.divisor.op.quotient != 0:
+            by = self._one_of_no_rows(by)
+        made = Tensor(part.divisor.op, (whole.tensor, by), {}, whole.tensor.shape, whole.tensor.dtype)
+        return self._note(made, whole.placement)
+
+    def _one_of_no_rows(self, number: Tensor) -> Tensor:
+        """Return a number that is the same on all ranks, and 1 for a batch without rows."""
+        key = "of no rows", id(number)
+        if key not in self._nodes:
+            rows, one = row_count(constant(1), 1), constant(1, number.dtype)
+            made = Tensor(OPERATORS["select"], (rows, number, one), {}, (), number.dtype)
+            for each in (rows, one, made):
+                self._note(each, Placement(()))
+            self._nodes[key] = made
+        return self._nodes[key]
+
+    def _whole(self, part: _Part) -> _Part:
+        """Return a part that is not partial, and not to be divided."""
+        part = self._divided(part)
+        for mesh in part.placement.partial:
+            part = self._reduce(part, mesh)
+        return part
+
+    def _reduce(self, part: _Part, mesh: str) -> _Part:
+        """Return a part that is not partial over an axis of the mesh."""
+        if mesh not in part.placement.partial:
+            return part
+        whole, about = part.placement.without(mesh), {"over": part.placement.join, "mesh": mesh}
+        if part.tensor in self._travels_rounded and not self._is_reduced(part, mesh):
+            narrow = METHODS["cast"](part.tensor, self._comm_dtype)
+            total = self._sent(ALL_REDUCE, self._note(narrow, part.placement), whole, **about)
+            self._nodes[ALL_REDUCE, id(part.tensor), mesh] = METHODS["cast"](total.tensor, part.tensor.dtype)
+        return self._sent(ALL_REDUCE, part, whole, **about)
+
+    def _is_reduced(self, part: _Part, mesh: str) -> bool:
+        return (ALL_REDUCE, id(part.tensor), mesh) in self._nodes
+
+    def _sent(self, op: Op, part: _Part, placement: Placement, **attributes: Any) -> _Part:
+        """Return a part after communication, which happens once however often it is used."""
+        key = op, id(part.tensor), *(attributes[name] for name in ("mesh", "axis") if name in attributes)
+        if key not in self._nodes:
+            self._nodes[key] = Tensor(op, (part.tensor,), attributes, part.tensor.shape, part.tensor.dtype)
+        return self._note(self._nodes[key], placement)
+
+    def _moved(self, part: _Part, axes: Axes, reader: str, rows: Dim | None, partial: Collection[str] = ()) -> _Part:
+        """Return a part moved to another placement.
+
+        Args:
+            part: with a divisor only where it is scattered.
+            axes: over which axes of the mesh it is to be sharded.
+            reader: what needs it, for messages.
+            rows: a length that counts rows, where `BATCH` shards rows of the batch; None where other lengths.
+            partial: axes of the mesh over which it may stay partial.
+
+        Raises:
+            ConfigError: this would gather rows of the batch.
+        """
+        divisor = part.divisor
+        for axis, mesh in enumerate(part.placement.axes):
+            by_rows = isinstance(part.tensor.shape[axis], Dim)
+            if mesh is not None and (axes[axis] != mesh or (mesh == BATCH and by_rows != (rows is not None))):
+                whole = part.placement.without(mesh)
+                if part.tensor.shape[axis] == 0 and not by_rows:  # as of no rows
+                    part = self._note(part.tensor, whole)
+                elif by_rows or not self._layouts:
+                    raise _refusal(reader, part.tensor, f"that is {part.placement}")
+                else:
+                    part = self._sent(ALL_GATHER, part, whole, mesh=mesh, axis=axis)
+        for mesh in part.placement.partial:
+            if mesh in axes and not (mesh == BATCH and rows is not None):
+                axis, before = axes.index(mesh), part
+                over = part.placement.join
+                placement = part.placement.without(mesh).sharded(axis, mesh)
+                about = {"over": over, "mesh": mesh, "axis": axis}
+                if part.tensor in self._travels_rounded:
+                    narrow = METHODS["cast"](part.tensor, self._comm_dtype)
+                    sent = self._sent(REDUCE_SCATTER, self._note(narrow, part.placement), placement, **about)
+                    part = self._note(METHODS["cast"](sent.tensor, part.tensor.dtype), placement)
+                else:
+                    part = self._sent(REDUCE_SCATTER, part, placement, **about)
+                self._scattered[before.tensor] = part
+            elif mesh not in partial:
+                part = self._reduce(part, mesh)
+        if divisor is not None:
+            part = self._divided(replace(part, divisor=divisor))
+        for axis, mesh in enumerate(axes):
+            if mesh is not None and part.placement.axes[axis] != mesh:
+                part = self._own(part.tensor, axis, mesh, rows if mesh == BATCH else None)
+        return part
+
+    def _own(self, tensor: Tensor, axis: int, mesh: str, rows: Dim | None) -> _Part:
+        """Return this rank's part of what it has whole; of elements of variables, elements of its parts of these."""
+        rest = [(tensor, axis)]
+        while rest:
+            one, along = rest[-1]
+            read = []
+            if one in self._of_state and rows is None and _is_elementwise(one):
+                read = [(below, along - one.ndim + below.ndim) for below in one.inputs]
+                read = [(below, at) for below, at in read if at >= 0 and below.shape[at] != 1]
+            keys = {below: (OWN_PART, id(below), at, mesh, rows) for below, at in read}
+            known = {below: self._nodes[key] for below, key in keys.items() if key in self._nodes}
+            if missing := dict.fromkeys((below, at) for below, at in read if below not in known):
+                rest += missing
+                continue
+            rest.pop()
+            if read:
+                made = one.with_inputs([known.get(below, below) for below in one.inputs])
+            else:
+                shape = list(one.shape)
+                if rows is not None:
+                    shape[along] = rows.counting(shape[along])
+                made = Tensor(OWN_PART, (one,), {"mesh": mesh, "axis": along}, tuple(shape), one.dtype)
+            self._nodes[OWN_PART, id(one), along, mesh, rows] = made
+            part = self._note(made, self.placements[one].sharded(along, mesh))
+        return part
+
+    def _is_zero(self, part: _Part) -> bool:
+        """Whether a part is the constant 0, or a carry that begins with it."""
+        tensor = part.tensor
+        known = tensor.value if tensor.op is None and not tensor.counts_rows else None
+        return tensor in self._zeros or (known is not None and known.size == 1 and not known.any())
+
+    def _not_zero(self, parts: Sequence[_Part], numbers: Iterable[int]) -> list[int]:
+        """Return which parts are not 0, which is its own summand and quotient."""
+        return [number for number in numbers if not self._is_zero(parts[number])]
+
+    # Loops
+
+    def _loop(self, node: Node) -> list[_Part]:
+        """Return the values of a loop: what comes out of its body is assumed to go in, until both are equal.
+
+        Zeros have any placement: in the first round a carry that begins with them is not asked. What the body would
+        send of captures alone is sent once, before the loop.
+
+        Raises:
+            _MeetsInLoopError: something is left to be sent, or a carry becomes a summand that does not begin as one.
+        """
+        body = body_of(node)
+        count, ends = len(body.begun), len(body.begun) + len(body.slices)
+        parts = [self._divided(self.parts[one]) for one in node.inputs]
+        parts = [self._whole(one) if one.placement.join == "max" else one for one in parts]
+        for number in range(count, ends):
+            axes = (None, *parts[number].placement.axes[1:])
+            parts[number] = self._moved(
+                parts[number], axes, "a loop", _rows(parts[number].tensor.shape, axes), self._mesh
+            )
+        begins = [None if self._is_zero(one) else one.placement for one in parts[:count]] + [None] * body.sums
+        slices = [replace(one.placement, axes=one.placement.axes[1:]) for one in parts[count:ends]]
+        captures = [one.placement for one in parts[ends:]]
+        try:
+            inner, following, carried = self._fixed_point(node, begins, [*slices, *captures])
+            stacked = [inner.out_of_step(one) for one in body.stacked]
+        except _MeetsInLoopError:
+            raise _MeetsInLoopError(node) from None
+        for number, (part, placement) in enumerate(zip(parts[:count], carried, strict=False)):
+            if begins[number] is not None and set(placement.partial) - set(part.placement.partial):
+                raise _MeetsInLoopError(node)
+            rows = _rows(part.tensor.shape, placement.axes)
+            parts[number] = self._moved(part, placement.axes, "a loop", rows, placement.partial)
+        known = {one: part.tensor for one, part in zip(body.captures, parts[ends:], strict=True)}
+        made = ([one.tensor for one in following], [one.tensor for one in stacked])
+        placed, captured, new = closed(body.carries, body.slices, *made, known, body.sums)
+        if any(one.op in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER) for one in topological(placed.results)):
+            raise _MeetsInLoopError(node)
+        for old, one in new.items():
+            self.placements.setdefault(one, inner.placements[old])
+            self._kept.append(one)
+        for one, outside in zip(placed.captures, captured, strict=True):
+            self._note(one, self.placements[outside])
+        inputs = [*(one.tensor for one in parts[:ends]), *captured]
+        placed = replace(placed, counted=body.counted)
+        values = node.op.values_of(inputs, {**node.attributes, "body": placed})
+        of_stacked = [replace(one.placement, axes=(None, *one.placement.axes)) for one in stacked]
+        return [self._note(one, placement) for one, placement in zip(values, [*carried, *of_stacked], strict=True)]
+
+    def _fixed_point(
+        self, node: Node, begins: Sequence[Placement | None], others: Sequence[Placement]
+    ) -> "tuple[_Placing, list[_Part], list[Placement]]":
+        """Return the body as it is placed, its next carries, and where carries lie."""
+        body, assumed = body_of(node), list(begins)
+        for _ in range(_ROUNDS):
+            inner = _Placing((), self._layouts, (), None, ())
+            for one, placement in zip(body.placeholders, [*assumed, *others], strict=True):
+                inner.parts[one] = inner._note(one, placement or Placement((None,) * one.ndim))
+                if placement is None:
+                    inner._zeros.add(one)
+            for one in topological(body.results):
+                if one not in inner.parts:
+                    inner.add(one)
+            following = [inner.out_of_step(one) for one in body.following]
+            found = [one.placement for one in following]
+            if found == assumed:
+                return inner, following, found
+            assumed = list(found)
+        raise _MeetsInLoopError(node)
+
+    def out_of_step(self, tensor: Tensor) -> _Part:
+        """Return what a step of a loop makes, as it may come out: as it is, or as a summand."""
+        part = self._divided(self.parts[tensor])
+        return self._whole(part) if part.placement.join == "max" else part
+
+    def _note(self, tensor: Tensor, placement: Placement, divisor: _Divisor | None = None) -> _Part:
+        self.placements[tensor] = placement
+        self._kept.append(tensor)
+        is_leaf = tensor.variable is not None or tensor.value is not None
+        if is_leaf or ((_is_elementwise(tensor) or tensor.op is OWN_PART) and self._of_state.issuperset(tensor.inputs)):
+            self._of_state.add(tensor)
+        return _Part(tensor, placement, divisor)
+
+
+def _is_elementwise(tensor: Tensor) -> bool:
+    """Whether a tensor is made of its inputs' elements at the same place."""
+    if tensor.op is None or not tensor.inputs:
+        return False
+    lowering = tensor.op.lowering
+    return tensor.op is OPERATORS["identity"] or (isinstance(lowering, Element) and not lowering.by_last)
+
+
+def _refusal(reader: str, tensor: Tensor, placed: str) -> ConfigError:
+    shape = tuple(map(int, tensor.shape))
+    return ConfigError(
+        f"{reader} needs the rows of all ranks at once, of a tensor {placed} in shape {shape}: not supported"
+    )
+
+
+def _axes_of(named: Named, tensor: Tensor) -> Iterator[tuple[str, int]]:
+    """Yield letters and lengths of the axes of what an op makes, and of its operands."""
+    for names, one in zip((named.output, *named.inputs), (tensor, *tensor.inputs), strict=True):
+        yield from zip(names, one.shape, strict=True)
+
+
+def _of_rows(shape: Shape) -> Axes:
+    """Return how inputs and outputs are sharded: over `BATCH` along the first axis that counts rows."""
+    row = row_axis(shape)
+    return tuple(BATCH if axis == row else None for axis in range(len(shape)))
+
+
+def _rows(shape: Shape, axes: Axes) -> Dim | None:
+    """Return the length that counts rows along the axis that is sharded over `BATCH`; None where none does."""
+    return next((n for n, mesh in zip(shape, axes, strict=True) if mesh == BATCH and isinstance(n, Dim)), None)
+
+
+def _summand(tensor: Tensor) -> Placement:
+    return Placement((None,) * tensor.ndim, (BATCH,))
+
+
+def _is_summand(part: _Part) -> bool:
+    """Whether each rank has a summand of the whole tensor."""
+    return bool(part.placement.partial) and part.placement.join == "sum" and not any(part.placement.axes)
+
+
+def _puts_zeros(op: Op, beside: bool) -> bool:
+    """Whether an op makes zeros of nothing, or lets those `beside` its other operands come out as they are."""
+    chooses = isinstance(op.lowering, Element) and bool(op.lowering.conditions)
+    return isinstance(op.lowering, Insert | Scatter) or (beside and (chooses or isinstance(op.lowering, Join)))

@@ -1,0 +1,151 @@
+"""What a training step takes in each mode of parallelism: exact messages, shares and memory, and times that follow."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dptrain.program.cost.cost_model import Demands
+from dptrain.program.cost.hardware import Link, Machine
+from dptrain.program.cost.parallelism import MODEL, modes, whole
+from dptrain.program.cost.scaling import Scaling
+from dptrain.program.explain import flops
+from dptrain.program.lowering import Product, lowering_of
+from dptrain.program.pipeline.stages import cut
+from dptrain.program.sharding.mesh import BATCH
+from dptrain.program.sharding.placement import place
+from tests.unit.program.sharding.test_mesh import Perceptron
+
+# Parameters of 6-8-5 in float64: kernels 48 and 40, biases 8 and 5.
+P = 48 + 8 + 40 + 5
+ROWS = 12
+MACHINE = Machine({"float32": 1e9}, 1e9, 0.0, 0.0, 0.0, 4, Link(1e9, 1e-6), Link(1e8, 1e-5))
+STEP = Perceptron()
+SLOTS = {one: list(STEP.optimizer._slots_of(one).values()) for one in STEP.weights.values()}
+MODES = {one.name: one for one in modes(STEP.program, SLOTS)}
+SCALING = {name: Scaling(STEP.program, mode, SLOTS) for name, mode in MODES.items()}
+
+
+def messages(name, batch, model=1, **options):
+    """Return (collective, axis of the mesh, bytes) of a step's messages but those of one number, such as the loss."""
+    demands = Demands(STEP.program, MODES[name], SLOTS, **options)
+    found = [one for _, one in demands.buckets({BATCH: batch, MODEL: model}, ROWS)]
+    return [(one.name, one.mesh, one.nbytes) for one in found if one.nbytes > 8 or one.mesh != BATCH]
+
+
+def test_messages_are_those_computed_by_hand():
+    """8 bytes a number; the loss, 8 bytes, travels with gradients that are all-reduced."""
+    assert messages("data parallel", 4) == [("all_reduce", BATCH, 8 * P + 8)]
+    assert messages("hierarchical all-reduce", 4) == messages("data parallel", 4)
+    assert messages("ZeRO-1", 4) == [("reduce_scatter", BATCH, 8 * P), ("all_gather", BATCH, 8 * P)]
+    # The second kernel is gathered for the forward and for the backward pass.
+    assert messages("FSDP", 4) == [("all_gather", BATCH, 8 * (P + 40)), ("reduce_scatter", BATCH, 8 * P)]
+    # Logits of 12 rows over the model's axis; over the batch's a rank's part of gradients: 6x2, 2, 2x5 and 5.
+    over_batch = 8 * (12 + 2 + 10 + 5) + 8
+    assert messages("tensor parallel", 1, 4)[0] == ("all_reduce", MODEL, 8 * 12 * 5)
+    assert messages("tensor parallel", 2, 4) == [("all_reduce", MODEL, 8 * 6 * 5), ("all_reduce", BATCH, over_batch)]
+
+
+def test_buckets_go_out_in_the_order_of_the_backward_pass():
+    """The second layer's gradients are known first."""
+    found = messages("data parallel", 4, bucket_bytes=8 * 56)
+    assert [nbytes for _, _, nbytes in found] == [8 * (1 + 5 + 40), 8 * (48 + 8)]
+
+
+def test_a_pipeline_hands_on_activations():
+    """Two stages, the cut behind the first kernel: 8 microbatches of 2 rows, 8 numbers each, there and back."""
+    found = SCALING["pipeline"].predict(2, ROWS, MACHINE)
+    assert (found.sent, found.messages) == (8 * 2 * (2 * 8 * 8), 16)
+    # 3 x 8 rows more for the ranks' 4 pipelines' gradients: those of the larger stage, and the loss.
+    assert SCALING["pipeline"].predict(8, ROWS, replace(MACHINE, node=2)).mesh == "4 x 2"
+
+
+def test_memory_by_hand():
+    def memory(name, batch, model=1):
+        return SCALING[name].demands.memory({BATCH: batch, MODEL: model}, ROWS)
+
+    others = 8 * 2  # learning rate and iterations
+    whole_one = memory("data parallel", 4)
+    assert (whole_one.weights, whole_one.gradients, whole_one.slots) == (8 * P + others, 8 * P, 2 * 8 * P)
+    # Parts of axes of 8, 8, 8 and 5 over 4 ranks, the largest: 2 of each.
+    part = 8 * (6 * 2 + 2 + 2 * 5 + 2)
+    zero, fsdp = memory("ZeRO-1", 4), memory("FSDP", 4)
+    assert (zero.weights, zero.gradients, zero.slots) == (8 * P + others, 8 * P, 2 * part)
+    assert (fsdp.weights, fsdp.gradients, fsdp.slots) == (part + others, part, 2 * part)
+    assert zero.activations == whole_one.activations
+    assert fsdp.activations == whole_one.activations + 2 * 8 * (48 + 8 + 0 * 40)  # each variable is a layer here
+    assert memory("tensor parallel", 1, 4).weights == 8 * (12 + 2 + 10 + 5) + others
+    assert whole_one.total == sum((whole_one.weights, whole_one.gradients, whole_one.slots, whole_one.activations))
+
+
+def test_ranks_share_the_operations():
+    """Products are divided in every mode; the update is whole in data parallelism, divided in the others."""
+    for name, (batch, model) in {"data parallel": (4, 1), "FSDP": (4, 1), "tensor parallel": (1, 4)}.items():
+        works = SCALING[name].demands.works({BATCH: batch, MODEL: model}, 11)
+        alone = SCALING[name].demands.works({BATCH: 1, MODEL: 1}, 11)
+        part = 1 / 4 if model == 4 else 3 / 11  # of 11 rows a rank has 3 at most
+        products = [one for one in works if isinstance(lowering_of(one), Product)]
+        assert len(products) == 5
+        for one in products:
+            assert works[one].operations == pytest.approx(part * flops(one))
+            assert alone[one].operations == flops(one)
+    plain, zero = (
+        SCALING[name].demands.works({BATCH: 4, MODEL: 1}, ROWS).values() for name in ("data parallel", "ZeRO-1")
+    )
+    assert sum(one.operations for one in zero) < sum(one.operations for one in plain)
+    # Of four arrays of P numbers that Adam reads, and three that it writes, a rank has a part of each.
+    saved = sum(one.nbytes for one in plain) - sum(one.nbytes for one in zero)
+    assert saved >= 7 * 8 * (P - (6 * 2 + 2 + 2 * 5 + 2))
+
+
+def test_one_rank_takes_the_same_in_all_modes():
+    found = [one.predict(1, ROWS, MACHINE) for one in SCALING.values()]
+    assert all(one.seconds == pytest.approx(found[0].seconds, rel=0.01) for one in found)
+    assert all(one.memory == found[0].memory and one.sent == 0 for one in found)
+    assert found[0].efficiency(found[0]) == 1
+
+
+def test_what_overlaps_costs_nothing():
+    """A step is no shorter than compute or messages, and with overlap no longer than one after the other."""
+    for name in ("data parallel", "ZeRO-1", "FSDP"):
+        way = Scaling(STEP.program, MODES[name], SLOTS, 300)
+        together, apart = (way.predict(4, ROWS, replace(MACHINE, overlaps=one)) for one in (True, False))
+        buckets = way.demands.buckets({BATCH: 4, MODEL: 1}, ROWS)
+        sending = sum(MACHINE.collective(one.name, one.nbytes, 4) for _, one in buckets)
+        assert apart.seconds == pytest.approx(apart.compute + sending)
+        assert max(together.compute, sending) <= together.seconds < apart.seconds
+
+
+@settings(max_examples=30, deadline=None)
+@given(name=st.sampled_from(list(MODES)), power=st.integers(0, 8), rows=st.integers(1, 10**6), factor=st.integers(2, 9))
+def test_times_and_memory_are_monotone(name, power, rows, factor):
+    way, ranks = SCALING[name], 2**power
+    found = way.predict(ranks, rows, MACHINE)
+    assert found.seconds <= way.predict(ranks, factor * rows, MACHINE).seconds * (1 + 1e-9)
+    faster = replace(MACHINE, rates={"float32": factor * 1e9}, bandwidth=factor * 1e9)
+    assert way.predict(ranks, rows, faster).seconds <= found.seconds * (1 + 1e-9)
+    wider = replace(MACHINE, link=Link(factor * 1e9, 1e-6), network=Link(factor * 1e8, 1e-5))
+    assert way.predict(ranks, rows, wider).seconds <= found.seconds * (1 + 1e-9)
+    more = way.predict(2 * ranks, rows, MACHINE)
+    assert more.memory.total <= found.memory.total + 2 * 8 * P  # layers that FSDP gathers
+    assert found.compute <= found.seconds * (1 + 1e-9)
+    assert 0 < found.efficiency(way.predict(1, rows, MACHINE)) <= 1 + 1e-9
+
+
+def test_a_placed_program_can_be_placed_again():
+    placed = place(STEP.program, layouts=MODES["FSDP"].layouts)
+    again = Demands(whole(placed), MODES["data parallel"], SLOTS).buckets({BATCH: 4, MODEL: 1}, ROWS)
+    first = SCALING["data parallel"].demands.buckets({BATCH: 4, MODEL: 1}, ROWS)
+    assert [message for _, message in again] == [message for _, message in first]
+
+
+def test_stages_follow_the_layers():
+    demands = SCALING["pipeline"].demands
+    stage, weights = cut(demands, 4), STEP.weights
+    assert [stage[demands.placed.state[one]] for one in weights.values()] == [0, 1, 2, 3]
+    for number, one in enumerate(weights.values()):
+        new = (demands.placed.updates[each] for each in (one, *SLOTS[one]))
+        assert {stage[each] for each in new} == {number}, "an update is where its weight is"
+    products = [stage[one] for one in demands.order if isinstance(lowering_of(one), Product)]
+    assert sorted(products) == [0, 0, 2, 2, 2]
