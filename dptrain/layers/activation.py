@@ -46,8 +46,8 @@ class Activation(Layer):
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return activation(x)."""
-        found: Tensor = self.activation(inputs)
-        return found
+        outputs: Tensor = self.activation(inputs)
+        return outputs
 
 
 class Identity(Layer):
@@ -181,8 +181,8 @@ class PReLU(Layer):
         self.alpha_initializer = initializers.get(alpha_initializer)
         self.alpha_regularizer = regularizers.get(alpha_regularizer)
         self.alpha_constraint = constraints.get(alpha_constraint)
-        given = [shared_axes] if isinstance(shared_axes, int) else shared_axes
-        self.shared_axes = None if given is None else list(given)
+        axes = [shared_axes] if isinstance(shared_axes, int) else shared_axes
+        self.shared_axes = None if axes is None else list(axes)
 
     def build(self, input_shape: BuildShape) -> None:
         """Make alpha, of the shape of a sample."""
@@ -227,9 +227,9 @@ class ActivityRegularization(Layer):
 
     def _get_config(self) -> dict[str, Any]:
         """Return the arguments, of which the regularizer is made."""
-        found = super()._get_config()
-        found.pop("activity_regularizer", None)
-        return found
+        config = super()._get_config()
+        config.pop("activity_regularizer", None)
+        return config
 
     def call(self, inputs: Any) -> Any:
         """Return the input."""
@@ -253,7 +253,7 @@ class Softmax(Layer):
     def __init__(self, axis: int | Sequence[int] = -1, **options: Any) -> None:
         super().__init__(**options)
         axes = [axis] if isinstance(axis, int) else list(axis) if isinstance(axis, Sequence) else []
-        if not axes or any(isinstance(one, bool) or not isinstance(one, int) for one in axes):
+        if not axes or any(isinstance(number, bool) or not isinstance(number, int) for number in axes):
             raise ConfigError(f"`axis` must be an integer or a list of integers. Received: axis={axis}")
         self.axis = axis if isinstance(axis, int) else axes
 
@@ -271,7 +271,7 @@ class Softmax(Layer):
         if mask is None:
             return self._softmax(inputs)
         pairs = zip(reversed(mask.shape), reversed(inputs.shape), strict=False)
-        if mask.ndim > inputs.ndim or any(own not in (1, length) for own, length in pairs):
+        if mask.ndim > inputs.ndim or any(mask_length not in (1, length) for mask_length, length in pairs):
             raise ConfigError(
                 f"The `mask` must be broadcastable to `inputs`. Received: inputs.shape={without_rows(inputs.shape)}, "
                 f"mask.shape={without_rows(mask.shape)}"

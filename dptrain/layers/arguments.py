@@ -50,13 +50,13 @@ def lengths(name: str, value: Any, count: int, least: int = 1) -> Lengths:
     Raises:
         ConfigError: it is neither.
     """
-    found = (value,) * count if isinstance(value, int) else tuple(value) if isinstance(value, Sequence) else ()
-    if len(found) != count or any(isinstance(n, bool) or not isinstance(n, int) or n < least for n in found):
+    values = (value,) * count if isinstance(value, int) else tuple(value) if isinstance(value, Sequence) else ()
+    if len(values) != count or any(isinstance(n, bool) or not isinstance(n, int) or n < least for n in values):
         raise ConfigError(
             f"The `{name}` argument must be a tuple of {count} integers. Received {name}={value}, including values "
             f"that are no integers or do not satisfy `value {'> 0' if least else '>= 0'}`"
         )
-    return found
+    return values
 
 
 def axis_number(value: Any) -> int:
@@ -90,11 +90,11 @@ def padding_mode(value: Any, causal: bool = False) -> str:
     Raises:
         ConfigError: it is none of them.
     """
-    found = str(value).lower()
-    allowed = ("valid", "same", *(("causal",) if causal else ()))
-    if found not in allowed:
+    mode = str(value).lower()
+    modes = ("valid", "same", *(("causal",) if causal else ()))
+    if mode not in modes:
         raise ConfigError(
-            f"The `padding` argument must be a list/tuple or one of {{{', '.join(map(repr, allowed))}}}. "
+            f"The `padding` argument must be a list/tuple or one of {{{', '.join(map(repr, modes))}}}. "
             f"Received: {value}"
         )
-    return found
+    return mode

@@ -102,7 +102,8 @@ class Attention(Layer):
         query, value = (self._floating(tensor) for tensor in inputs[:2])
         key = self._floating(inputs[2]) if len(inputs) > 2 else value
         query_mask, value_mask = (
-            ops.cast(each, "bool") if each is not None else None for each in (mask or [None] * 2)[:2]
+            ops.cast(tensor_mask, "bool") if tensor_mask is not None else None
+            for tensor_mask in (mask or [None] * 2)[:2]
         )
         scores = self._calculate_scores(query, key)
         scores_mask = self._calculate_score_mask(scores, value_mask, use_causal_mask)
@@ -132,8 +133,8 @@ class Attention(Layer):
     ) -> tuple[Tensor, Tensor]:
         """Return the output and the softmax of the scores."""
         if scores_mask is not None:
-            far = _FAR_IN_FLOAT16 if scores.dtype == np.float16 else _FAR
-            scores = ops.where(scores_mask, scores, scores - far)
+            offset = _FAR_IN_FLOAT16 if scores.dtype == np.float16 else _FAR
+            scores = ops.where(scores_mask, scores, scores - offset)
         weights = ops.softmax(scores)
         if training and self.dropout > 0:
             weights = random.dropout(weights, self.dropout, seed=self.seed_generator)

@@ -58,8 +58,8 @@ class RandomFlip(RandomImageLayer):
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
         vertical, horizontal = self._space_of(x)
         axes = [vertical] * ("vertical" in self.mode) + [horizontal] * ("horizontal" in self.mode)
-        found: Tensor = ops.where(for_each(transformation["flips"]), ops.flip(x, axes), x)
-        return found
+        outputs: Tensor = ops.where(for_each(transformation["flips"]), ops.flip(x, axes), x)
+        return outputs
 
 
 class Affine(RandomImageLayer):
@@ -94,7 +94,7 @@ class Affine(RandomImageLayer):
             numbers: as of `matrix`.
         """
         rows = x.shape[0]
-        columns = [ops.cast(one, self._exact) * ops.ones((rows,), self._exact) for one in (*numbers, 0, 0)]
+        columns = [ops.cast(number, self._exact) * ops.ones((rows,), self._exact) for number in (*numbers, 0, 0)]
         return ops.image.affine_transform(
             x, ops.stack(columns, 1), self.interpolation, self.fill_mode, self.fill_value, self.data_format
         )
@@ -270,15 +270,15 @@ class RandomShear(Affine):
         **options: Any,
     ) -> None:
         super().__init__(fill_mode, interpolation, seed, fill_value, data_format, **options)
-        said = "The `factor` argument should be a number (or a list of two numbers) in the range [0, 1.0]. "
+        message = "The `factor` argument should be a number (or a list of two numbers) in the range [0, 1.0]. "
         self._right, self._down = (
-            limits(name, given, -1 if isinstance(given, list | tuple) else 0, said)
-            for name, given in (("x_factor", x_factor), ("y_factor", y_factor))
+            limits(name, factor, -1 if isinstance(factor, list | tuple) else 0, message)
+            for name, factor in (("x_factor", x_factor), ("y_factor", y_factor))
         )
         # Keras writes the range -f to f in the place of f, and reads only f.
         self.x_factor, self.y_factor = (
-            most if least == -most else given
-            for given, (least, most) in ((x_factor, self._right), (y_factor, self._down))
+            most if least == -most else factor
+            for factor, (least, most) in ((x_factor, self._right), (y_factor, self._down))
         )
 
     def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
@@ -338,8 +338,8 @@ class RandomPerspective(RandomImageLayer):
             *(x, transformation["start_points"], transformation["end_points"], self.interpolation, self.fill_value),
             self.data_format,
         )
-        found: Tensor = ops.where(for_each(transformation["apply_perspective"]), moved, x)
-        return found
+        outputs: Tensor = ops.where(for_each(transformation["apply_perspective"]), moved, x)
+        return outputs
 
 
 class RandomElasticTransform(RandomImageLayer):
@@ -394,8 +394,8 @@ class RandomElasticTransform(RandomImageLayer):
             *(x, max(height, width) * 0.1 * strength, min(height, width) * 0.05 * strength, self.interpolation),
             *(self.fill_mode, self.fill_value, transformation["seed"], self.data_format),
         )
-        found = ops.where(for_each(transformation["apply_transform"]), moved, x)
-        return ops.clip(found, *self.value_range)
+        outputs = ops.where(for_each(transformation["apply_transform"]), moved, x)
+        return ops.clip(outputs, *self.value_range)
 
 
 class RandomCrop(RandomImageLayer):
@@ -439,10 +439,10 @@ class RandomCrop(RandomImageLayer):
         if training:
             return self._apply(x, transformation)
         height, width = (int(n) for n in self._height_and_width(x))
-        top, left, own_height, own_width = cropped_box(height, width, self.height, self.width)
+        top, left, crop_height, crop_width = cropped_box(height, width, self.height, self.width)
         key: list[slice] = [slice(None)] * x.ndim
         vertical, horizontal = self._space_of(x)
-        key[vertical], key[horizontal] = slice(top, top + own_height), slice(left, left + own_width)
+        key[vertical], key[horizontal] = slice(top, top + crop_height), slice(left, left + crop_width)
         return ops.image.resize(x[tuple(key)], (self.height, self.width), data_format=self.data_format)
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:

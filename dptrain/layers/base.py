@@ -182,7 +182,7 @@ class Layer(Parts):
         inputs = _map_shapes(lambda shape: placeholder(symbolic(shape), self.compute_dtype, "input"), input_shape)
         layer = self if self.built else _unbuilt_copy(self)
         results = layer._on_symbols((inputs,), {"training": False})
-        return map_leaves(lambda _, one: read(one.shape), results)
+        return map_leaves(lambda _, tensor: read(tensor.shape), results)
 
     def compute_output_spec(self, *arguments: Any, **keywords: Any) -> Any:
         """Return symbolic tensors (shape, dtype) like the outputs; arguments as of `call`, symbolic tensors among them.
@@ -235,7 +235,7 @@ class Layer(Parts):
                 "Shapes used to initialize variables must be fully-defined (no `None` dimensions). Received: "
                 f"shape={lengths} for variable path='{self._display_name}/{name or 'variable'}'"
             )
-        made = Weight(
+        weight = Weight(
             tuple(int(n) for n in lengths if n is not None),
             initializers.get(
                 ("glorot_uniform" if kind.kind in "fV" else "zeros") if initializer is None else initializer
@@ -250,15 +250,15 @@ class Layer(Parts):
             constraints.get(constraint),
             "sum" if aggregation == "sum" else "none",
         )
-        made.autocast = autocast and kind.kind in "fV"
+        weight.autocast = autocast and kind.kind in "fV"
         with self._in_scope():
-            made._scope_path = f"{self.path}/{made.name}"
-        if self._pruning is not None and self._pruning.takes(made):
-            self._pruning.mark(made, self._display_name)
-        self._weights.append(made)
+            weight._scope_path = f"{self.path}/{weight.name}"
+        if self._pruning is not None and self._pruning.takes(weight):
+            self._pruning.mark(weight, self._display_name)
+        self._weights.append(weight)
         if trainable and not self._trainable:
-            self._frozen.append(made)
-        return made
+            self._frozen.append(weight)
+        return weight
 
     add_variable = add_weight
 
@@ -269,10 +269,12 @@ class Layer(Parts):
             purpose: what they are for.
             seed: by default the model's.
         """
-        own = own_seed(seed)
-        made = SeedGenerator(default_seed() if own is None else own, purpose=purpose, number=next_position())
-        self._generators.append((made, own))
-        return made
+        layer_seed = own_seed(seed)
+        generator = SeedGenerator(
+            default_seed() if layer_seed is None else layer_seed, purpose=purpose, number=next_position()
+        )
+        self._generators.append((generator, layer_seed))
+        return generator
 
     def _floating(self, inputs: Tensor) -> Tensor:
         """Return inputs as floating-point numbers: integers in the layer's type."""
@@ -342,17 +344,19 @@ class Layer(Parts):
                 f"In layer {type(self).__name__}, you forgot to call `super().__init__()` as the first statement in "
                 "the `__init__()` method."
             )
-        if any(is_symbolic(one) for one in leaves([arguments, keywords])):
+        if any(is_symbolic(leaf) for leaf in leaves([arguments, keywords])):
             outputs = self._on_symbols(arguments, keywords)
             node = Node(self, arguments, keywords)
             self._nodes.append(node)
             return node.finish(outputs)
         accepted = self._signature.parameters
         training = keywords.get("training")
-        if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in accepted.values()):
+        if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values()):
             if "mask" not in accepted:
                 self._refuse_mask(keywords.get("mask"))
-            keywords = {key: one for key, one in keywords.items() if key not in ("training", "mask") or key in accepted}
+            keywords = {
+                key: value for key, value in keywords.items() if key not in ("training", "mask") or key in accepted
+            }
         filled_in = "training" in accepted and accepted["training"].default is inspect.Parameter.empty
         bind = self._signature.bind_partial if filled_in else self._signature.bind
         bound = bind(*arguments, **keywords)
@@ -394,26 +398,26 @@ class Layer(Parts):
             with tracing():
                 return self(*arguments, **keywords)
         except UnknownLengthError:
-            given = [one for one in leaves([arguments, keywords]) if isinstance(one, Tensor)]
-            if not any(is_open(one.shape) for one in given):
+            tensors = [leaf for leaf in leaves([arguments, keywords]) if isinstance(leaf, Tensor)]
+            if not any(is_open(tensor.shape) for tensor in tensors):
                 raise
         finally:
             self._clear_losses()
-        found = []
+        results = []
         for size in _SIZES:
-            own = map_leaves(lambda _, one, size=size: _of_size(one, Size(size)), [list(arguments), dict(keywords)])
+            bound = map_leaves(lambda _, leaf, size=size: _of_size(leaf, Size(size)), [list(arguments), dict(keywords)])
             with tracing():
-                found.append(self(*own[0], **own[1]))
+                results.append(self(*bound[0], **bound[1]))
             self._clear_losses()
-        each = iter(leaves(found[1]))
-        return map_leaves(lambda _, one: _like_both(one, next(each)), found[0])
+        second_leaves = iter(leaves(results[1]))
+        return map_leaves(lambda _, leaf: _like_both(leaf, next(second_leaves)), results[0])
 
     def _called(self, bound: inspect.BoundArguments) -> Any:
         """Return the outputs for bound arguments, which become tensors; build the layer before, if it is not."""
         for number, (name, value) in enumerate(bound.arguments.items()):
             if not number and _is_number_list(value):
                 value = np.asarray(value)
-            bound.arguments[name] = map_leaves(lambda _, one: self._with_own_mask(one), value)
+            bound.arguments[name] = map_leaves(lambda _, leaf: self._with_own_mask(leaf), value)
         first = next(iter(bound.arguments.values()), None)
         previous_mask = take_masks(bound, first)
         if self.input_spec is not None:
@@ -425,9 +429,9 @@ class Layer(Parts):
         outputs = self.call(*bound.args, **bound.kwargs)
         hand_masks_on(self, first, outputs, previous_mask)
         if self.activity_regularizer is not None:
-            for one in leaves(outputs):
-                penalty = self.activity_regularizer(one)
-                self.add_loss(divide_no_nan(penalty, one.shape[0]) if one.ndim else penalty)
+            for output in leaves(outputs):
+                penalty = self.activity_regularizer(output)
+                self.add_loss(divide_no_nan(penalty, output.shape[0]) if output.ndim else penalty)
         return outputs
 
     def _with_own_mask(self, value: Any) -> Any:
@@ -457,25 +461,27 @@ class Layer(Parts):
     def _build_for(self, arguments: Mapping[str, Any]) -> None:
         """Build the layer for the shapes of what it is called with."""
         tensors = {
-            name: one for name, one in arguments.items() if any(isinstance(leaf, Tensor) for leaf in leaves(one))
+            name: value for name, value in arguments.items() if any(isinstance(leaf, Tensor) for leaf in leaves(value))
         }
         self._built_for = map_leaves(lambda _, leaf: build_shape(leaf), next(iter(tensors.values()), None))
-        shapes = {f"{name}_shape": map_leaves(lambda _, leaf: build_shape(leaf), one) for name, one in tensors.items()}
-        wanted = inspect.signature(self.build).parameters
-        needed = {name for name, one in wanted.items() if one.default is inspect.Parameter.empty}
-        known = any(leaf.value is not None for leaf in leaves(list(tensors.values())) if isinstance(leaf, Tensor))
-        token = _provisional.set(_provisional.get() or not known)
+        shapes = {
+            f"{name}_shape": map_leaves(lambda _, leaf: build_shape(leaf), value) for name, value in tensors.items()
+        }
+        parameters = inspect.signature(self.build).parameters
+        required = {name for name, parameter in parameters.items() if parameter.default is inspect.Parameter.empty}
+        has_values = any(leaf.value is not None for leaf in leaves(list(tensors.values())) if isinstance(leaf, Tensor))
+        token = _provisional.set(_provisional.get() or not has_values)
         try:
-            if len(wanted) == 1 or not needed <= set(shapes):
-                if len(needed) > 1:
+            if len(parameters) == 1 or not required <= set(shapes):
+                if len(required) > 1:
                     raise ConfigError(
                         "For a `build()` method with more than one argument, all arguments should have a `_shape` "
                         f"suffix and match an argument from `call()`. Layer {self._display_name!r}: build() takes "
-                        f"{', '.join(wanted)}; call() was given {', '.join(tensors)}"
+                        f"{', '.join(parameters)}; call() was given {', '.join(tensors)}"
                     )
                 self.build(next(iter(shapes.values()), None))
             else:
-                self._built_with = {name: shapes[name] for name in wanted if name in shapes}
+                self._built_with = {name: shapes[name] for name in parameters if name in shapes}
                 self.build(**self._built_with)
         finally:
             _provisional.reset(token)
@@ -516,14 +522,14 @@ class Layer(Parts):
             if self.built and self._built_for is not None:
                 shape = self.compute_output_shape(self._built_for)
                 return _map_shapes(
-                    lambda one: placeholder(symbolic(one), self.compute_dtype, self._display_name), shape
+                    lambda lengths: placeholder(symbolic(lengths), self.compute_dtype, self._display_name), shape
                 )
         return None
 
-    def _first_node(self, what: str) -> Node:
+    def _first_node(self, name: str) -> Node:
         if not self._nodes:
             raise AttributeError(
-                f"The layer {self._display_name} has never been called and thus has no defined {what}."
+                f"The layer {self._display_name} has never been called and thus has no defined {name}."
             )
         return self._nodes[0]
 
@@ -568,7 +574,9 @@ class Layer(Parts):
         strict = type(self).get_config is Configurable.get_config
         cls = next(base for base in type(self).__mro__ if "__init__" in vars(base))
         if not is_own(cls) and strict and self._constructed_with is not None:
-            arguments = {name: one for name, one in self._constructed_with.arguments.items() if self._is_written(name)}
+            arguments = {
+                name: value for name, value in self._constructed_with.arguments.items() if self._is_written(name)
+            }
             described = {name: self._described_argument(name, value) for name, value in arguments.items()}
             return self._described_attributes(self._constructed_with.handed_on, strict=True) | described
         inherited = next(base for base in cls.__mro__ if is_own(base))
@@ -580,16 +588,16 @@ class Layer(Parts):
 
     def _described_attributes(self, names: Iterable[str], strict: bool) -> dict[str, Any]:
         """Return the attributes that a constructor's arguments have become."""
-        found = {}
+        attributes = {}
         for name in filter(self._is_written, names):
             if name in vars(self) or hasattr(type(self), name):
-                found[name] = _described(getattr(self, name), strict)
+                attributes[name] = _described(getattr(self, name), strict)
             elif strict:
                 raise ConfigError(
                     f"layer {type(self).__name__}: argument {name!r} is no attribute of the layer: override "
                     "`get_config()` to write it to a file"
                 )
-        return found
+        return attributes
 
     def _described_argument(self, name: str, value: Any) -> Any:
         """Return an argument as it was given, or the attribute of its name: where JSON lacks it, or it was changed."""
@@ -630,8 +638,8 @@ class Layer(Parts):
             arguments |= {} if name in (None, dtype_policy().name) else {"dtype": name}
         parameters = inspect.signature(cls.__init__).parameters.values()
         unasked: dict[str, Any] = {}  # which every layer has, but not every constructor
-        if all(one.kind != one.VAR_KEYWORD for one in parameters):
-            accepted = {one.name for one in parameters}
+        if all(parameter.kind != parameter.VAR_KEYWORD for parameter in parameters):
+            accepted = {parameter.name for parameter in parameters}
             unasked = {name: arguments.pop(name) for name in ("name", "trainable") if name in {*config} - accepted}
         try:
             layer = cls(**arguments)
@@ -687,23 +695,31 @@ def _of_size(value: Any, size: Size) -> Any:
     return bound
 
 
-def _like_both(one: Any, other: Any) -> Any:
+def _like_both(first: Any, second: Any) -> Any:
     """Return a placeholder like two tensors, where their lengths are the same."""
-    if not isinstance(one, Tensor):
-        return one
-    both, mask = placeholder(tuple(map(_like_both_lengths, one.shape, other.shape)), one.dtype, one.name), mask_of(one)
+    if not isinstance(first, Tensor):
+        return first
+    common, mask = (
+        placeholder(tuple(map(_like_both_lengths, first.shape, second.shape)), first.dtype, first.name),
+        mask_of(first),
+    )
     if mask is not None:
-        both._keras_mask = _like_both(mask, mask_of(other))
-    return both
+        common._keras_mask = _like_both(mask, mask_of(second))
+    return common
 
 
-def _like_both_lengths(one: Any, other: Any) -> Any:
-    if isinstance(one, Dim) and isinstance(other, Dim) and one.names == other.names and one.scale == other.scale:
-        if number_of(one) == number_of(other):  # a batch size that is fixed
-            return one
-        name = one.names[0]
-        return (name if isinstance(name, Dim) else Dim(name)) * one.scale
-    return number_of(one) if number_of(one) == number_of(other) else unknown()
+def _like_both_lengths(first: Any, second: Any) -> Any:
+    if (
+        isinstance(first, Dim)
+        and isinstance(second, Dim)
+        and first.names == second.names
+        and first.scale == second.scale
+    ):
+        if number_of(first) == number_of(second):  # a batch size that is fixed
+            return first
+        name = first.names[0]
+        return (name if isinstance(name, Dim) else Dim(name)) * first.scale
+    return number_of(first) if number_of(first) == number_of(second) else unknown()
 
 
 def _noting_built(build: Callable[..., None]) -> Callable[..., None]:
@@ -747,7 +763,7 @@ def _revived(value: Any) -> Any:
         return value
     class_name = value.get("class_name")
     if not isinstance(class_name, str) or "config" not in value:
-        return {key: _revived(each) for key, each in value.items()}
+        return {key: _revived(inner) for key, inner in value.items()}
     cls = custom_object(value.get("registered_name"), class_name)
     is_layer = issubclass(cls, Layer) if isinstance(cls, type) else value.get("module") in _MODULES_OF_LAYERS
     if (is_layer and class_name != "DTypePolicy") or class_name == "function":
@@ -758,16 +774,16 @@ def _revived(value: Any) -> Any:
 
 
 def _is_number_list(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(one, int | float) for one in leaves(value))
+    return isinstance(value, list | tuple) and all(isinstance(leaf, int | float) for leaf in leaves(value))
 
 
 def _map_shapes(function: Callable[[Sequence[Any]], Any], shapes: Any) -> Any:
     """Return nested shapes with a function of each in its place."""
     if isinstance(shapes, Mapping):
-        return {key: _map_shapes(function, one) for key, one in shapes.items()}
-    if all(one is None or isinstance(one, Integral) for one in shapes):
+        return {key: _map_shapes(function, inner) for key, inner in shapes.items()}
+    if all(length is None or isinstance(length, Integral) for length in shapes):
         return function(shapes)
-    return [_map_shapes(function, one) for one in shapes]
+    return [_map_shapes(function, inner) for inner in shapes]
 
 
 def _described(value: Any, strict: bool) -> Any:
@@ -778,8 +794,8 @@ def _described(value: Any, strict: bool) -> Any:
         return regularizers.serialize(value)
     if isinstance(value, constraints.Constraint):
         return constraints.serialize(value)
-    if any(value is one for one in activations.BY_NAME.values()) or isinstance(value, Layer):
+    if any(value is activation for activation in activations.BY_NAME.values()) or isinstance(value, Layer):
         return activations.serialize(value)
     if callable(value) and (strict or getattr(value, "__name__", "<lambda>") != "<lambda>"):
         return function_to_dict(value)
-    return [_described(one, strict) for one in value] if isinstance(value, tuple) else value
+    return [_described(item, strict) for item in value] if isinstance(value, tuple) else value

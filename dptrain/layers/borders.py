@@ -31,7 +31,7 @@ def _pairs(name: str, value: Any, rank: int) -> Pairs:
     if len(value) != rank:
         raise ConfigError(f"`{name}` should have {('two', '3')[rank - 2]} elements. Received: {name}={value}.")
     ordinals = ("1st", "2nd", "3rd")
-    return tuple(lengths(f"{ordinals[n]} entry of {name}", one, 2, least=0) for n, one in enumerate(value))
+    return tuple(lengths(f"{ordinals[n]} entry of {name}", pair, 2, least=0) for n, pair in enumerate(value))
 
 
 class _Padding(SpatialLayer):

@@ -48,24 +48,26 @@ def convert_format(
     """
     if isinstance(boxes, Mapping):
         return {**boxes, "boxes": convert_format(boxes["boxes"], source, target, height, width, dtype)}
-    found = ops.cast(ops.convert_to_tensor(boxes), dtype)
-    if not found.ndim or found.shape[-1] != 4:
-        raise ConfigError(f"Expected `boxes` to be a tensor with last dimension 4. Received: boxes.shape={found.shape}")
-    names = [str(one).lower() for one in (source, target)]
+    tensor = ops.cast(ops.convert_to_tensor(boxes), dtype)
+    if not tensor.ndim or tensor.shape[-1] != 4:
+        raise ConfigError(
+            f"Expected `boxes` to be a tensor with last dimension 4. Received: boxes.shape={tensor.shape}"
+        )
+    names = [str(form).lower() for form in (source, target)]
     for name in names:
         if name.removeprefix("rel_") not in _FORMATS:
-            known = ", ".join(map(repr, _FORMATS))
-            raise ConfigError(f"bounding box format {name!r}: expected {known}, or one of these behind 'rel_'")
+            formats = ", ".join(map(repr, _FORMATS))
+            raise ConfigError(f"bounding box format {name!r}: expected {formats}, or one of these behind 'rel_'")
     if names[0] == names[1]:
-        return found
+        return tensor
     if any(name.startswith("rel_") for name in names) and (height is None or width is None):
         raise ConfigError("convert_format() must receive `height` and `width` arguments with relative formats")
-    corners = _corners(found, names[0].removeprefix("rel_"))
+    corners = _corners(tensor, names[0].removeprefix("rel_"))
     scale = [width or 1.0, height or 1.0]
     if names[0].startswith("rel_"):
-        corners = [one * scale[number % 2] for number, one in enumerate(corners)]
+        corners = [corner * scale[number % 2] for number, corner in enumerate(corners)]
     if names[1].startswith("rel_"):
-        corners = [one / scale[number % 2] for number, one in enumerate(corners)]
+        corners = [corner / scale[number % 2] for number, corner in enumerate(corners)]
     return ops.stack(_of_corners(corners, names[1].removeprefix("rel_")), -1)
 
 
@@ -92,15 +94,15 @@ def clip_to_image_size(
     left, top, right, bottom = _corners(
         convert_format(bounding_boxes["boxes"], bounding_box_format, "xyxy", **size), "xyxy"
     )
-    left, right = (ops.clip(one, 0.0, width) for one in (left, right))
-    top, bottom = (ops.clip(one, 0.0, height) for one in (top, bottom))
-    is_left = ops.logical_and(right > left, bottom > top)
+    left, right = (ops.clip(edge, 0.0, width) for edge in (left, right))
+    top, bottom = (ops.clip(edge, 0.0, height) for edge in (top, bottom))
+    is_inside = ops.logical_and(right > left, bottom > top)
     boxes = convert_format(ops.stack([left, top, right, bottom], -1), "xyxy", bounding_box_format, **size)
     labels = ops.convert_to_tensor(bounding_boxes["labels"])
     return {
         **bounding_boxes,
-        "boxes": ops.where(ops.expand_dims(is_left, -1), boxes, 0.0),
-        "labels": ops.where(is_left, labels, -1),
+        "boxes": ops.where(ops.expand_dims(is_inside, -1), boxes, 0.0),
+        "labels": ops.where(is_inside, labels, -1),
     }
 
 
@@ -129,24 +131,24 @@ def compute_iou(
         ConfigError: as `convert_format`, or boxes of another rank.
     """
     height, width = (None, None) if image_shape is None else image_shape[:2]
-    each = [convert_format(one, bounding_box_format, "xyxy", height, width) for one in (boxes1, boxes2)]
-    if any(one.ndim not in (2, 3) for one in each):
+    pair = [convert_format(boxes, bounding_box_format, "xyxy", height, width) for boxes in (boxes1, boxes2)]
+    if any(boxes.ndim not in (2, 3) for boxes in pair):
         raise ConfigError(
             "compute_iou() expects boxes1 to be batched, or to be unbatched. Received: shapes "
-            f"{' and '.join(str(one.shape) for one in each)}"
+            f"{' and '.join(str(boxes.shape) for boxes in pair)}"
         )
-    first = [ops.expand_dims(one, -1) for one in _corners(each[0], "xyxy")]
-    second = [ops.expand_dims(one, -2) for one in _corners(each[1], "xyxy")]
+    first = [ops.expand_dims(corner, -1) for corner in _corners(pair[0], "xyxy")]
+    second = [ops.expand_dims(corner, -2) for corner in _corners(pair[1], "xyxy")]
     across = ops.maximum(ops.minimum(first[2], second[2]) - ops.maximum(first[0], second[0]), 0.0)
     down = ops.maximum(ops.minimum(first[3], second[3]) - ops.maximum(first[1], second[1]), 0.0)
     shared = across * down
     areas = [(right - left) * (bottom - top) for left, top, right, bottom in (first, second)]
-    found = shared / (areas[0] + areas[1] - shared + _EPSILON)
+    iou = shared / (areas[0] + areas[1] - shared + _EPSILON)
     if use_masking:
-        none = [ops.less(ops.max(one, -1), 0.0) for one in each]
-        masked = ops.logical_or(ops.expand_dims(none[0], -1), ops.expand_dims(none[1], -2))
-        found = ops.where(masked, float(mask_val), found)
-    return found
+        absent = [ops.less(ops.max(boxes, -1), 0.0) for boxes in pair]
+        masked = ops.logical_or(ops.expand_dims(absent[0], -1), ops.expand_dims(absent[1], -2))
+        iou = ops.where(masked, float(mask_val), iou)
+    return iou
 
 
 def compute_ciou(
@@ -173,20 +175,20 @@ def compute_ciou(
             "When using relative bounding box formats (e.g. `rel_yxyx`) the `image_shape` argument must be provided."
             f"Received `image_shape`: {image_shape}"
         )
-    first, second = (_corners(convert_format(one, bounding_box_format, "xyxy"), "xyxy") for one in (boxes1, boxes2))
+    first, second = (_corners(convert_format(boxes, bounding_box_format, "xyxy"), "xyxy") for boxes in (boxes1, boxes2))
     across = ops.maximum(ops.minimum(first[2], second[2]) - ops.maximum(first[0], second[0]), 0.0)
     down = ops.maximum(ops.minimum(first[3], second[3]) - ops.maximum(first[1], second[1]), 0.0)
-    widths = [one[2] - one[0] for one in (first, second)]
-    heights = [one[3] - one[1] + _EPSILON for one in (first, second)]
+    widths = [corners[2] - corners[0] for corners in (first, second)]
+    heights = [corners[3] - corners[1] + _EPSILON for corners in (first, second)]
     union = widths[0] * heights[0] + widths[1] * heights[1] - across * down + _EPSILON
     iou = across * down / (union + _EPSILON)
     hull = [ops.maximum(first[n + 2], second[n + 2]) - ops.minimum(first[n], second[n]) for n in range(2)]
-    apart = [(first[n] + first[n + 2]) / 2 - (second[n] + second[n + 2]) / 2 for n in range(2)]
-    distance = (apart[0] ** 2 + apart[1] ** 2) / (hull[0] ** 2 + hull[1] ** 2 + _EPSILON)
+    offsets = [(first[n] + first[n + 2]) / 2 - (second[n] + second[n + 2]) / 2 for n in range(2)]
+    distance = (offsets[0] ** 2 + offsets[1] ** 2) / (hull[0] ** 2 + hull[1] ** 2 + _EPSILON)
     angles = [ops.arctan(width / height) for width, height in zip(widths, heights, strict=True)]
     unlike: Tensor = 4 / math.pi**2 * (angles[1] - angles[0]) ** 2
-    found: Tensor = iou - (distance + unlike * (unlike / (unlike - iou + (1 + _EPSILON))))
-    return found
+    ciou: Tensor = iou - (distance + unlike * (unlike / (unlike - iou + (1 + _EPSILON))))
+    return ciou
 
 
 def crop(boxes: Any, top: Any, left: Any, height: Any, width: Any, bounding_box_format: str = "xyxy") -> Tensor:
@@ -204,7 +206,7 @@ def crop(boxes: Any, top: Any, left: Any, height: Any, width: Any, bounding_box_
         ConfigError: another format.
     """
     corners = _moved(boxes, -left, -top, bounding_box_format, "crop")
-    return ops.stack([ops.clip(one, 0, (width, height)[number % 2]) for number, one in enumerate(corners)], -1)
+    return ops.stack([ops.clip(corner, 0, (width, height)[number % 2]) for number, corner in enumerate(corners)], -1)
 
 
 def pad(
@@ -230,7 +232,7 @@ def _moved(boxes: Any, right: Any, down: Any, form: str, name: str) -> list[Tens
     """Return the corners of boxes that were moved, in the boxes' own type."""
     _require_corners(form, name)
     corners = _corners(ops.convert_to_tensor(boxes), "xyxy")
-    return [one + (right, down)[number % 2] for number, one in enumerate(corners)]
+    return [corner + (right, down)[number % 2] for number, corner in enumerate(corners)]
 
 
 def _require_corners(form: str, name: str) -> None:
@@ -272,9 +274,9 @@ def affine_transform(
         ConfigError: another format.
     """
     _require_corners(bounding_box_format, "affine_transform")
-    numbers = [ops.cast(one, "float32") for one in (angle, translate_x, translate_y, scale, shear_x, shear_y)]
+    numbers = [ops.cast(number, "float32") for number in (angle, translate_x, translate_y, scale, shear_x, shear_y)]
     turn, right, down, scale, along, across = numbers
-    turn, along, across = (one * (-math.pi / 180) for one in (turn, along, across))
+    turn, along, across = (degrees * (-math.pi / 180) for degrees in (turn, along, across))
     x = (0.5 if center_x is None else center_x) * (width - 1)
     y = (0.5 if center_y is None else center_y) * (height - 1)
     moved_x, moved_y = x - right * (width - 1), y - down * (height - 1)
@@ -286,7 +288,9 @@ def affine_transform(
     for (first, second), center in zip(matrix, (x, y), strict=True):
         constant = ops.expand_dims(center - first * moved_x - second * moved_y, -1)
         first, second = ops.expand_dims(first, -1), ops.expand_dims(second, -1)
-        places = [first * one + second * other + constant for one in corners[::2] for other in corners[1::2]]
+        places = [
+            first * x_corner + second * y_corner + constant for x_corner in corners[::2] for y_corner in corners[1::2]
+        ]
         ends.append(ops.stack(places, -1))
     return ops.stack([ops.min(ends[0], -1), ops.min(ends[1], -1), ops.max(ends[0], -1), ops.max(ends[1], -1)], -1)
 
@@ -317,12 +321,17 @@ def encode_box_to_deltas(
     divisors = _variance(variance)
     _check_encoding("encoding_format", encoding_format)
     height, width = (None, None) if image_shape is None else image_shape[:2]
-    own = convert_format(anchors, anchor_format, encoding_format, height, width)
-    other = convert_format(boxes, box_format, encoding_format, height, width)
-    sizes, wanted = ops.maximum(own[..., 2:], _EPSILON), ops.maximum(other[..., 2:], _EPSILON)
-    deltas = ops.concatenate([(other[..., :2] - own[..., :2]) / sizes, ops.log(wanted / sizes)], -1)
-    found: Tensor = deltas if divisors is None else deltas / divisors
-    return found
+    anchor_boxes = convert_format(anchors, anchor_format, encoding_format, height, width)
+    encoded_boxes = convert_format(boxes, box_format, encoding_format, height, width)
+    anchor_sizes, box_sizes = (
+        ops.maximum(anchor_boxes[..., 2:], _EPSILON),
+        ops.maximum(encoded_boxes[..., 2:], _EPSILON),
+    )
+    deltas = ops.concatenate(
+        [(encoded_boxes[..., :2] - anchor_boxes[..., :2]) / anchor_sizes, ops.log(box_sizes / anchor_sizes)], -1
+    )
+    encoded: Tensor = deltas if divisors is None else deltas / divisors
+    return encoded
 
 
 def decode_deltas_to_boxes(
@@ -352,11 +361,11 @@ def decode_deltas_to_boxes(
     _check_encoding("encoded_format", encoded_format)
     height, width = (None, None) if image_shape is None else image_shape[:2]
 
-    def decoded(anchor: Any, given: Any) -> Any:
-        own = convert_format(anchor, anchor_format, encoded_format, height, width)
-        deltas = ops.cast(given, own.dtype) if factors is None else ops.cast(given, own.dtype) * factors
-        centers = deltas[..., :2] * own[..., 2:] + own[..., :2]
-        boxes = ops.concatenate([centers, ops.exp(deltas[..., 2:]) * own[..., 2:]], -1)
+    def decoded(anchor: Any, delta: Any) -> Any:
+        encoded = convert_format(anchor, anchor_format, encoded_format, height, width)
+        deltas = ops.cast(delta, encoded.dtype) if factors is None else ops.cast(delta, encoded.dtype) * factors
+        centers = deltas[..., :2] * encoded[..., 2:] + encoded[..., :2]
+        boxes = ops.concatenate([centers, ops.exp(deltas[..., 2:]) * encoded[..., 2:]], -1)
         return convert_format(boxes, encoded_format, box_format, height, width)
 
     if isinstance(anchors, Mapping) and isinstance(boxes_delta, Mapping):
@@ -372,10 +381,10 @@ def _check_encoding(name: str, form: str) -> None:
 def _variance(variance: Any) -> Tensor | None:
     if variance is None:
         return None
-    found = ops.convert_to_tensor(variance, "float32")
-    if found.shape[-1:] != (4,):
+    factors = ops.convert_to_tensor(variance, "float32")
+    if factors.shape[-1:] != (4,):
         raise ConfigError(f"`variance` must be length 4, got {variance}")
-    return found
+    return factors
 
 
 def _corners(boxes: Tensor, form: str) -> list[Tensor]:

@@ -30,15 +30,15 @@ def encoded(places: Tensor, output_mode: str, depth: int, dtype: Any, weights: T
     """
     if output_mode == "int":
         return ops.cast(places, dtype)
-    found = ops.reshape(places, (1,)) if not places.ndim else places
+    indices = ops.reshape(places, (1,)) if not places.ndim else places
     if output_mode == "one_hot":
-        column = found.ndim > 1 and is_one(found.shape[-1])
-        return ops.one_hot(ops.squeeze(found, -1) if column else found, depth, dtype=dtype)
+        column = indices.ndim > 1 and is_one(indices.shape[-1])
+        return ops.one_hot(ops.squeeze(indices, -1) if column else indices, depth, dtype=dtype)
     if output_mode == "multi_hot":
-        return ops.multi_hot(found, depth, dtype=dtype)
-    each = ops.one_hot(found, depth, dtype=dtype if weights is None else weights.dtype)
-    each = each if weights is None else each * ops.expand_dims(weights, -1)
-    return ops.sum(each, 1 if found.ndim > 1 else 0)
+        return ops.multi_hot(indices, depth, dtype=dtype)
+    vectors = ops.one_hot(indices, depth, dtype=dtype if weights is None else weights.dtype)
+    vectors = vectors if weights is None else vectors * ops.expand_dims(weights, -1)
+    return ops.sum(vectors, 1 if indices.ndim > 1 else 0)
 
 
 class CategoryEncoding(Layer):
@@ -144,19 +144,19 @@ class Discretization(Layer):
                 f"Both `num_bins` and `bin_boundaries` should not be set. Received: `num_bins={num_bins}` and "
                 f"`bin_boundaries={bin_boundaries}`"
             )
-        self.bin_boundaries = None if bin_boundaries is None else [float(one) for one in bin_boundaries]
+        self.bin_boundaries = None if bin_boundaries is None else [float(boundary) for boundary in bin_boundaries]
         self.num_bins, self.epsilon, self.output_mode, self.sparse = num_bins, float(epsilon), output_mode, False
 
     @classmethod
     def from_config(cls, config: Any) -> "Discretization":
         """Return the layer that `config` described, with the boundaries that `adapt` had found."""
-        given = dict(config)
-        found = given.pop("bin_boundaries", None) if given.get("num_bins") is not None else None
-        given.pop("trainable", None)
-        made = super().from_config(given)
-        if found is not None:
-            made.bin_boundaries = [float(one) for one in found]
-        return made
+        arguments = dict(config)
+        boundaries = arguments.pop("bin_boundaries", None) if arguments.get("num_bins") is not None else None
+        arguments.pop("trainable", None)
+        layer = super().from_config(arguments)
+        if boundaries is not None:
+            layer.bin_boundaries = [float(boundary) for boundary in boundaries]
+        return layer
 
     def _get_own_config(self) -> dict[str, Any]:
         """Return the arguments, with the boundaries that `adapt` found."""
@@ -164,7 +164,7 @@ class Discretization(Layer):
 
     def _get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, which `trainable` is not one of."""
-        return {key: one for key, one in super()._get_config().items() if key != "trainable"}
+        return {key: value for key, value in super()._get_config().items() if key != "trainable"}
 
     def adapt(self, data: Any, steps: int | None = None) -> None:
         """Take the boundaries from data: quantiles of all its numbers.
@@ -183,9 +183,9 @@ class Discretization(Layer):
             )
         summary = np.zeros((2, 0), np.float32)
         for batch in islice(batches_of(data), steps):
-            own = _summary(np.asarray(batch, np.float32), self.epsilon)
-            both = np.concatenate([own, summary], 1)
-            summary = _compressed(both[:, np.argsort(both[0])], self.epsilon)
+            batch_summary = _summary(np.asarray(batch, np.float32), self.epsilon)
+            merged = np.concatenate([batch_summary, summary], 1)
+            summary = _compressed(merged[:, np.argsort(merged[0])], self.epsilon)
         if not summary.size:
             raise ConfigError(
                 f"adapt of layer {self._display_name!r}: no numbers; expected an array, or an iterable of batches"
@@ -213,8 +213,8 @@ def _summary(values: Array, epsilon: float) -> Array:
     """Return some of the numbers in order, and how many each stands for."""
     ordered = np.sort(values.reshape(-1))
     step = max(ordered.size * epsilon, 1)
-    found = ordered[int(step - 1) :: int(step)]
-    return np.stack([found, np.full_like(found, step)])
+    quantiles = ordered[int(step - 1) :: int(step)]
+    return np.stack([quantiles, np.full_like(quantiles, step)])
 
 
 def _compressed(summary: Array, epsilon: float) -> Array:
@@ -223,6 +223,6 @@ def _compressed(summary: Array, epsilon: float) -> Array:
         return summary
     parts = epsilon + np.arange(0.0, 1.0, epsilon)
     counts = summary[1].cumsum()
-    found = np.interp(parts, counts / counts[-1], summary[0])
+    values = np.interp(parts, counts / counts[-1], summary[0])
     counts = np.interp(parts, counts / counts[-1], counts)
-    return np.stack([found, counts - np.concatenate([[0], counts[:-1]])]).astype(np.float32)
+    return np.stack([values, counts - np.concatenate([[0], counts[:-1]])]).astype(np.float32)

@@ -21,11 +21,11 @@ Range = tuple[float, float]
 _BYTES = (0, 255)
 
 
-def _stretched(x: Tensor, own: Range, wanted: Range) -> Tensor:
+def _stretched(x: Tensor, source: Range, target: Range) -> Tensor:
     """Return values of one range in another."""
-    if own == wanted:
+    if source == target:
         return x
-    return (x - own[0]) / (own[1] - own[0]) * (wanted[1] - wanted[0]) + wanted[0]
+    return (x - source[0]) / (source[1] - source[0]) * (target[1] - target[0]) + target[0]
 
 
 class RandomContrast(RandomImageLayer):
@@ -58,8 +58,8 @@ class RandomContrast(RandomImageLayer):
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
         mean = ops.mean(x, self._space_of(x), keepdims=True)
-        found = (x - mean) * for_each(transformation["contrast_factor"], x) + mean
-        return ops.clip(found, *self.value_range)
+        outputs = (x - mean) * for_each(transformation["contrast_factor"], x) + mean
+        return ops.clip(outputs, *self.value_range)
 
 
 class RandomBrightness(RandomContrast):
@@ -87,8 +87,8 @@ class RandomBrightness(RandomContrast):
         super().__init__(factor, value_range, seed, **options)
 
     def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
-        drawn = self._uniform(rows, *self.factor)
-        return {"rgb_delta": drawn * float(self.value_range[1] - self.value_range[0])}
+        fractions = self._uniform(rows, *self.factor)
+        return {"rgb_delta": fractions * float(self.value_range[1] - self.value_range[0])}
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
         return ops.clip(x + for_each(transformation["rgb_delta"], x), *self.value_range)
@@ -152,9 +152,9 @@ class RandomHue(_Coloring):
         colors = ops.image.rgb_to_hsv(_stretched(x, self.value_range, (0, 1)), self.data_format)
         hue = self._channel(colors, 0) + for_each(transformation["factor"], x)
         hue = ops.where(hue > 1, hue - 1, hue)
-        found = self._with_channel(colors, 0, ops.where(hue < 0, hue + 1, hue))
-        found = ops.clip(ops.image.hsv_to_rgb(found, self.data_format), 0, 1)
-        return _stretched(found, (0, 1), self.value_range)
+        moved = self._with_channel(colors, 0, ops.where(hue < 0, hue + 1, hue))
+        moved = ops.clip(ops.image.hsv_to_rgb(moved, self.data_format), 0, 1)
+        return _stretched(moved, (0, 1), self.value_range)
 
 
 class RandomSaturation(_Coloring):
@@ -235,7 +235,7 @@ class RandomPosterization(_Coloring):
     _bounds = (1, 8)
 
     def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
-        least, most = (int(one) for one in self.factor)
+        least, most = (int(number) for number in self.factor)
         if least == most:
             return {"shift_factor": ops.full((rows,), 8 - least, "int32")}
         return {"shift_factor": 8 - random.randint((rows,), least, most, seed=self.generator)}
@@ -276,8 +276,8 @@ class RandomInvert(RandomImageLayer):
         return {"apply_inversion": self._by_chance(rows, self.factor)}
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
-        found: Tensor = ops.where(for_each(transformation["apply_inversion"]), self.value_range[1] - x, x)
-        return found
+        outputs: Tensor = ops.where(for_each(transformation["apply_inversion"]), self.value_range[1] - x, x)
+        return outputs
 
 
 class RandomGrayscale(RandomImageLayer):
@@ -305,8 +305,8 @@ class RandomGrayscale(RandomImageLayer):
         return for_each(self._uniform(rows, 0, 1) < self.factor)
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
-        found: Tensor = ops.where(transformation, ops.image.rgb_to_grayscale(x, self.data_format), x)
-        return found
+        outputs: Tensor = ops.where(transformation, ops.image.rgb_to_grayscale(x, self.data_format), x)
+        return outputs
 
 
 class RandomGaussianBlur(RandomImageLayer):
@@ -338,7 +338,7 @@ class RandomGaussianBlur(RandomImageLayer):
         super().__init__(seed, data_format=data_format, **options)
         self.factor, self.value_range = factor_range(factor, 0), value_range_of(value_range)
         sizes = tuple(kernel_size) if isinstance(kernel_size, list | tuple) else (kernel_size,) * 2
-        if len(sizes) != 2 or any(not isinstance(one, int) or one < 1 or not one % 2 for one in sizes):
+        if len(sizes) != 2 or any(not isinstance(size, int) or size < 1 or not size % 2 for size in sizes):
             raise ConfigError(f"kernel_size must be an odd number. Received: kernel_size={kernel_size}")
         self.kernel_size, self.sigma = sizes, factor_range(sigma, 0, name="sigma")
 
@@ -348,8 +348,8 @@ class RandomGaussianBlur(RandomImageLayer):
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
         smooth = ops.image.gaussian_blur(x, self.kernel_size, transformation["blur_factor"], self.data_format)
-        found = ops.where(for_each(transformation["should_apply_blur"]), smooth, x)
-        return ops.clip(found, *self.value_range)
+        outputs = ops.where(for_each(transformation["should_apply_blur"]), smooth, x)
+        return ops.clip(outputs, *self.value_range)
 
 
 class RandomErasing(RandomImageLayer):
@@ -403,15 +403,15 @@ class RandomErasing(RandomImageLayer):
             shape = (rows, channels, height, width) if first else (rows, height, width, channels)
             fill = random.normal(shape, 0.0, self.value_range[1], self._exact, seed=self.generator)
         else:
-            given = np.asarray(self.fill_value, self._exact)
-            fill = ops.convert_to_tensor(given.reshape(-1, 1, 1) if self.data_format == "channels_first" else given)
+            values = np.asarray(self.fill_value, self._exact)
+            fill = ops.convert_to_tensor(values.reshape(-1, 1, 1) if self.data_format == "channels_first" else values)
         return {"apply_erasing": apply, "batch_masks": masks, "fill_value": ops.clip(fill, *self.value_range)}
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
         fill = ops.cast(transformation["fill_value"], x.dtype)
         erased = ops.logical_and(for_each(transformation["apply_erasing"]), transformation["batch_masks"])
-        found: Tensor = ops.where(erased, fill, x)
-        return found
+        outputs: Tensor = ops.where(erased, fill, x)
+        return outputs
 
 
 class Solarization(RandomImageLayer):
@@ -450,10 +450,10 @@ class Solarization(RandomImageLayer):
         return {"additions": additions, "thresholds": thresholds}
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
-        found = _stretched(x, self.value_range, _BYTES) + for_each(transformation["additions"], x)
-        found = ops.clip(found, *_BYTES)
-        found = ops.where(found < for_each(transformation["thresholds"], x), found, 255 - found)
-        return _stretched(found, _BYTES, self.value_range)
+        outputs = _stretched(x, self.value_range, _BYTES) + for_each(transformation["additions"], x)
+        outputs = ops.clip(outputs, *_BYTES)
+        outputs = ops.where(outputs < for_each(transformation["thresholds"], x), outputs, 255 - outputs)
+        return _stretched(outputs, _BYTES, self.value_range)
 
 
 class AutoContrast(ImageLayer):
@@ -477,8 +477,8 @@ class AutoContrast(ImageLayer):
         low, high = ops.min(x, space, keepdims=True), ops.max(x, space, keepdims=True)
         least, most = self.value_range
         even = ops.equal(high, low)
-        found = (x - low) / ops.where(even, 1, high - low) * (most - least) + least
-        return ops.where(even, x, ops.clip(found, least, most))
+        stretched = (x - low) / ops.where(even, 1, high - low) * (most - least) + least
+        return ops.where(even, x, ops.clip(stretched, least, most))
 
 
 class Equalization(ImageLayer):
@@ -524,9 +524,9 @@ class Equalization(ImageLayer):
         spread = ops.cast(total - first, exact.dtype)
         table = ops.cast(below - first, exact.dtype) * 255 / ops.where(spread == 0, 1, spread)
         table = ops.clip(ops.round(table), *_BYTES)
-        found = ops.take(ops.reshape(table, -1), numbers)
+        equalized = ops.take(ops.reshape(table, -1), numbers)
         even = ops.reshape(ops.sum(ops.cast(counts > 0, "int32"), 1) <= 1, shape)
-        return ops.cast(_stretched(ops.where(even, exact, found), _BYTES, self.value_range), x.dtype)
+        return ops.cast(_stretched(ops.where(even, exact, equalized), _BYTES, self.value_range), x.dtype)
 
 
 class ContrastLimitedAdaptiveHistogramEqualization(ImageLayer):
@@ -562,12 +562,12 @@ class ContrastLimitedAdaptiveHistogramEqualization(ImageLayer):
 
     def _transformed(self, images: Tensor, training: bool) -> Tensor:
         x = self._floating(images)
-        found = ops.cast(x, "float64" if x.dtype == np.float64 else "float32")
-        found = found if x.ndim == 4 else found[None]
-        found = channels_last(found) if self.data_format == "channels_first" else found
-        found = _stretched(self._equalized(_stretched(found, self.value_range, _BYTES)), _BYTES, self.value_range)
-        found = channels_first(found) if self.data_format == "channels_first" else found
-        return ops.cast(found if x.ndim == 4 else found[0], x.dtype)
+        outputs = ops.cast(x, "float64" if x.dtype == np.float64 else "float32")
+        outputs = outputs if x.ndim == 4 else outputs[None]
+        outputs = channels_last(outputs) if self.data_format == "channels_first" else outputs
+        outputs = _stretched(self._equalized(_stretched(outputs, self.value_range, _BYTES)), _BYTES, self.value_range)
+        outputs = channels_first(outputs) if self.data_format == "channels_first" else outputs
+        return ops.cast(outputs if x.ndim == 4 else outputs[0], x.dtype)
 
     def _equalized(self, x: Tensor) -> Tensor:
         """Return images (rows, height, width, channels) of 0 to 255 as ones of the same."""
@@ -581,12 +581,12 @@ class ContrastLimitedAdaptiveHistogramEqualization(ImageLayer):
         tiles = ops.reshape(ops.transpose(tiles, (0, 1, 3, 5, 2, 4)), (rows, down, across, channels, tall * wide))
         counts = ops.sum(ops.one_hot(tiles, levels, dtype=x.dtype.name), -2)
         if self.clip_limit > 0:
-            kept = ops.minimum(counts, self.clip_limit * tall * wide / levels)
-            counts = kept + ops.sum(counts - kept, -1, keepdims=True) / levels
+            clipped = ops.minimum(counts, self.clip_limit * tall * wide / levels)
+            counts = clipped + ops.sum(counts - clipped, -1, keepdims=True) / levels
         below = ops.cumsum(counts, -1)
         first = below[..., :1]  # the least, as they rise
-        rest = tall * wide - first
-        table = ops.clip((below - first) * 255 / ops.where(rest == 0, 1, rest), *_BYTES)
+        spread = tall * wide - first
+        table = ops.clip((below - first) * 255 / ops.where(spread == 0, 1, spread), *_BYTES)
         table = ops.reshape(table, (rows, down * across * channels * levels))
 
         def between(length: int, size: int, tiles: int) -> list[tuple[Array, Array]]:
@@ -597,16 +597,18 @@ class ContrastLimitedAdaptiveHistogramEqualization(ImageLayer):
             ends = np.clip(before, 0, tiles - 1), np.clip(before + 1, 0, tiles - 1)
             return [(ends[0], 1 - weight), (ends[1], weight)]
 
-        own = ops.reshape(values + np.arange(channels, dtype=np.int32) * levels, (rows, height * width * channels))
-        found: Tensor | float = 0.0
+        base_index = ops.reshape(
+            values + np.arange(channels, dtype=np.int32) * levels, (rows, height * width * channels)
+        )
+        total: Tensor | float = 0.0
         for row, row_weight in between(height, tall, down):
             for column, column_weight in between(width, wide, across):
                 start = (row[:, None] * across + column).astype(np.int32) * (channels * levels)
-                place = own + np.broadcast_to(start[..., None], (height, width, channels)).reshape(-1)
-                seen = ops.reshape(take_each(table, place), (rows, height, width, channels))
+                place = base_index + np.broadcast_to(start[..., None], (height, width, channels)).reshape(-1)
+                level = ops.reshape(take_each(table, place), (rows, height, width, channels))
                 weight = (row_weight[:, None] * column_weight)[..., None].astype(x.dtype)
-                found = seen * weight + found
-        return ops.convert_to_tensor(found)
+                total = level * weight + total
+        return ops.convert_to_tensor(total)
 
 
 class RandomColorJitter(RandomImageLayer):
@@ -641,9 +643,9 @@ class RandomColorJitter(RandomImageLayer):
         self.value_range = value_range_of(value_range)
         self.brightness_factor, self.contrast_factor = brightness_factor, contrast_factor
         self.saturation_factor, self.hue_factor = saturation_factor, hue_factor
-        given: dict[str, Any] = {"value_range": self.value_range, "seed": seed, "data_format": data_format}
+        common: dict[str, Any] = {"value_range": self.value_range, "seed": seed, "data_format": data_format}
         self.random_brightness, self.random_contrast, self.random_saturation, self.random_hue = (
-            None if factor is None else kind(factor, **given)
+            None if factor is None else kind(factor, **common)
             for kind, factor in (
                 (RandomBrightness, brightness_factor),
                 (RandomContrast, contrast_factor),

@@ -68,9 +68,9 @@ def remembering(constructor: Callable[..., None]) -> Callable[..., None]:
         if "_constructed_with" in vars(self):  # of a class that inherits from this one
             constructor(self, *args, **kwargs)
             return
-        vars(self)["_constructed_with"] = given = Given(type(self), args, kwargs)
+        vars(self)["_constructed_with"] = remembered = Given(type(self), args, kwargs)
         constructor(self, *args, **kwargs)
-        given.remember(self)
+        remembered.remember(self)
 
     return remembers
 
@@ -95,7 +95,7 @@ def is_plain(value: Any, around: tuple[int, ...] = ()) -> bool:
     """Whether JSON has a value as it is: numbers, texts, None, and these in lists and dictionaries."""
     if isinstance(value, list | tuple | dict):
         inner = value.values() if isinstance(value, dict) else value
-        return id(value) not in around and all(is_plain(each, (*around, id(value))) for each in inner)
+        return id(value) not in around and all(is_plain(item, (*around, id(value))) for item in inner)
     return value is None or isinstance(value, str | int | float)
 
 
@@ -103,4 +103,4 @@ def _copied(value: Any) -> Any:
     """Return nested lists and dictionaries anew where they are plain, so that a constructor may change its own."""
     if type(value) in (list, tuple) and is_plain(value):
         return type(value)(map(_copied, value))
-    return {key: _copied(each) for key, each in value.items()} if type(value) is dict and is_plain(value) else value
+    return {key: _copied(item) for key, item in value.items()} if type(value) is dict and is_plain(value) else value

@@ -52,8 +52,8 @@ class WindowLayer(SpatialLayer, BiasLayer):
     def call(self, inputs: Tensor) -> Tensor:
         """Return (rows, *space, filters), or (rows, filters, *space)."""
         x = self._with_channels_last(self._floating(inputs))
-        found: Tensor = self.activation(self._in_format(self._biased(self._convolved(x))))
-        return found
+        outputs: Tensor = self.activation(self._in_format(self._biased(self._convolved(x))))
+        return outputs
 
     def _convolved(self, x: Tensor) -> Tensor:
         """Return the convolution alone, channels last."""
@@ -136,8 +136,8 @@ class Convolution(WindowLayer, KernelLayer):
                 "The number of input channels must be evenly divisible by the number of groups. Received "
                 f"groups={self.groups}, but the input has {channels} channels (full input shape is {input_shape})."
             )
-        own = None if channels is None else channels // self.groups
-        self._make_weights((*self.kernel_size, own, self.filters), (self.filters,))
+        group_channels = None if channels is None else channels // self.groups
+        self._make_weights((*self.kernel_size, group_channels, self.filters), (self.filters,))
 
     def _convolved(self, x: Tensor) -> Tensor:
         return self._convolved_with(x, self.kernel)
@@ -232,11 +232,11 @@ class TransposedConvolution(WindowLayer, KernelLayer):
         self.output_padding = None
         if output_padding is not None:
             self.output_padding = lengths("output_padding", output_padding, self.rank, least=0)
-            for axis, (more, stride) in enumerate(zip(self.output_padding, self.strides, strict=True)):
-                if more >= stride:
+            for axis, (extra, stride) in enumerate(zip(self.output_padding, self.strides, strict=True)):
+                if extra >= stride:
                     raise ConfigError(
                         "`output_padding` must be strictly less than `strides` for all dimensions. At dimension "
-                        f"{axis}, `output_padding` is {more} but `strides` is {stride}. Received: "
+                        f"{axis}, `output_padding` is {extra} but `strides` is {stride}. Received: "
                         f"output_padding={self.output_padding}, strides={self.strides}"
                     )
 

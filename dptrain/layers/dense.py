@@ -81,5 +81,5 @@ class Dense(KernelLayer):
         flat = x if x.ndim == 2 else ops.reshape(x, (-1, x.shape[-1]))  # one product of matrices
         y = self._biased(ops.matmul(flat, self.kernel))
         y = y if x.ndim == 2 else ops.reshape(y, (*x.shape[:-1], self.units))
-        found: Tensor = self.activation(y)
-        return found
+        outputs: Tensor = self.activation(y)
+        return outputs

@@ -26,26 +26,26 @@ def rate_of(rate: float) -> float:
     return float(rate)
 
 
-def noise_shape_of(given: Any) -> tuple[int | None, ...] | None:
+def noise_shape_of(noise_shape: Any) -> tuple[int | None, ...] | None:
     """Return a shape of random numbers.
 
     Raises:
         ConfigError: it is none.
     """
-    if given is None:
+    if noise_shape is None:
         return None
-    if not isinstance(given, Sequence) or isinstance(given, str):
+    if not isinstance(noise_shape, Sequence) or isinstance(noise_shape, str):
         raise ConfigError(
             "Invalid value received for argument `noise_shape`. Expected a tuple or list of integers. "
-            f"Received: noise_shape={given}"
+            f"Received: noise_shape={noise_shape}"
         )
-    for n, one in enumerate(given):
-        if one is not None and (isinstance(one, bool) or not isinstance(one, int) or one <= 0):
+    for n, length in enumerate(noise_shape):
+        if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length <= 0):
             raise ConfigError(
                 "Invalid value received for argument `noise_shape`. Expected all dimensions to be positive integers "
-                f"or None. Received at index {n}: {one}"
+                f"or None. Received at index {n}: {length}"
             )
-    return tuple(given)
+    return tuple(noise_shape)
 
 
 class Dropout(Layer):
@@ -103,7 +103,7 @@ class _SpatialDropout(SpatialLayer, Dropout):
 
     def _get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, which `trainable` is not one of."""
-        return {key: one for key, one in super()._get_config().items() if key != "trainable"}
+        return {key: value for key, value in super()._get_config().items() if key != "trainable"}
 
     def _noise_shape(self) -> Sequence[int | None]:
         return [1 if axis in self._space else None for axis in range(self.rank + 2)]

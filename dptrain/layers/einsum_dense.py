@@ -103,19 +103,19 @@ class EinsumDense(KernelLayer):
 
     def build(self, input_shape: BuildShape) -> None:
         """Make kernel and bias."""
-        found = _shapes(self.equation, self.bias_axes, input_shape, self.partial_output_shape)
-        own = self.kernel_initializer
-        if isinstance(own, VarianceScaling) and None in (own.input_axes, own.output_axes):
-            axes = {"input_axes": found.inputs, "output_axes": found.outputs}
-            self.kernel_initializer = type(own)(**own._get_config() | axes)
-        self._make_weights(found.kernel, found.bias or ())
-        self.kernel_initializer = own
+        shapes = _shapes(self.equation, self.bias_axes, input_shape, self.partial_output_shape)
+        initializer = self.kernel_initializer
+        if isinstance(initializer, VarianceScaling) and None in (initializer.input_axes, initializer.output_axes):
+            axes = {"input_axes": shapes.inputs, "output_axes": shapes.outputs}
+            self.kernel_initializer = type(initializer)(**initializer._get_config() | axes)
+        self._make_weights(shapes.kernel, shapes.bias or ())
+        self.kernel_initializer = initializer
         self.input_spec = InputSpec(ndim=len(input_shape))
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return activation(einsum(equation, x, kernel) + bias)."""
-        found: Tensor = self.activation(self._biased(ops.einsum(self.equation, self._floating(inputs), self.kernel)))
-        return found
+        outputs: Tensor = self.activation(self._biased(ops.einsum(self.equation, self._floating(inputs), self.kernel)))
+        return outputs
 
 
 def _shapes(
@@ -127,41 +127,43 @@ def _shapes(
         ConfigError: no such equation, or shapes that do not fit it.
     """
     matches = [re.fullmatch(form, equation.replace(" ", "")) for form in _FORMS]
-    match = next((one for one in matches if one), None)
+    match = next((candidate for candidate in matches if candidate), None)
     if match is None:
         raise ConfigError(
             f"Invalid einsum equation '{equation}'. Equations must be in the form [X],[Y]->[Z], ...[X],[Y]->...[Z], or "
             "[X]...,[Y]->[Z]...."
         )
-    given, kernel, result = match.groups()
-    left, elided = bool(matches[1]), len(input_shape) - len(given)
+    letters, kernel, result = match.groups()
+    has_leading_ellipsis, elided = bool(matches[1]), len(input_shape) - len(letters)
     if elided < 0 or (elided and match is matches[0]):
         raise ConfigError(f"equation '{equation}' for an input of shape {input_shape}")
     # The rows are the first axis: a letter of its own, or the first of those that an ellipsis stands for.
-    of_input = dict(zip(given, input_shape[elided if left else 0 :], strict=False))
-    lengths = (input_shape[0], *output_shape) if not (left and elided) else tuple(output_shape)
+    input_lengths = dict(zip(letters, input_shape[elided if has_leading_ellipsis else 0 :], strict=False))
+    lengths = (input_shape[0], *output_shape) if not (has_leading_ellipsis and elided) else tuple(output_shape)
     if len(lengths) != len(result):
         raise ConfigError(f"equation '{equation}': output_shape={tuple(output_shape)}, expected a length a letter")
-    of_output = dict(zip(result, lengths, strict=True))
-    for letter, length in of_input.items():
-        if of_output.get(letter) not in (None, length):
+    output_lengths = dict(zip(result, lengths, strict=True))
+    for letter, length in input_lengths.items():
+        if output_lengths.get(letter) not in (None, length):
             raise ConfigError(
                 f"Input shape and output shape do not match at shared dimension '{letter}'. Input shape is {length}, "
-                f"and output shape is {of_output[letter]}."
+                f"and output shape is {output_lengths[letter]}."
             )
     for letter in result:
-        if letter not in given + kernel:
+        if letter not in letters + kernel:
             raise ConfigError(
                 f"Dimension '{letter}' was specified in the output '{result}' but has no corresponding dim in the "
-                f"input spec '{given}' or weight spec '{kernel}'"
+                f"input spec '{letters}' or weight spec '{kernel}'"
             )
-    unknown = [letter for letter in kernel if letter not in of_input and letter not in of_output]
+    unknown = [letter for letter in kernel if letter not in input_lengths and letter not in output_lengths]
     if unknown:
         raise ConfigError(
-            f"Weight dimension '{unknown[0]}' did not have a match in either the input spec '{given}' or the output "
+            f"Weight dimension '{unknown[0]}' did not have a match in either the input spec '{letters}' or the output "
             f"spec '{result}'. For this layer, the weight must be fully specified."
         )
-    both = of_output | {letter: n for letter, n in of_input.items() if of_output.get(letter) is None}
+    letter_lengths = output_lengths | {
+        letter: n for letter, n in input_lengths.items() if output_lengths.get(letter) is None
+    }
     bias = None
     if bias_axes is not None:
         wrong = [letter for letter in bias_axes if letter not in result]
@@ -170,8 +172,8 @@ def _shapes(
                 f"Bias dimension '{wrong[0]}' was requested, but is not part of the output spec '{result}'"
             )
         first = min((result.index(letter) for letter in bias_axes), default=len(result))
-        bias = tuple(both[letter] if letter in bias_axes else 1 for letter in result[first:])
-        bias = bias if left else (*bias, *(1,) * elided)
-    inputs = tuple(axis for axis, letter in enumerate(kernel) if letter not in of_output)
-    outputs = tuple(axis for axis, letter in enumerate(kernel) if letter in of_output)
-    return _Shapes(tuple(both[letter] for letter in kernel), bias, inputs, outputs)
+        bias = tuple(letter_lengths[letter] if letter in bias_axes else 1 for letter in result[first:])
+        bias = bias if has_leading_ellipsis else (*bias, *(1,) * elided)
+    inputs = tuple(axis for axis, letter in enumerate(kernel) if letter not in output_lengths)
+    outputs = tuple(axis for axis, letter in enumerate(kernel) if letter in output_lengths)
+    return _Shapes(tuple(letter_lengths[letter] for letter in kernel), bias, inputs, outputs)

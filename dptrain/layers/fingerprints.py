@@ -57,7 +57,7 @@ def farm(text: bytes) -> int:
         a, b = _word(text, 0) + _K2 & _MASK, _word(text, n - 8)
         return _of_two(_turned(b, 37) * factor + a & _MASK, (_turned(a, 25) + b) * factor & _MASK, factor)
     if n >= 4:
-        first, last = (int.from_bytes(one, "little") for one in (text[:4], text[-4:]))
+        first, last = (int.from_bytes(word, "little") for word in (text[:4], text[-4:]))
         return _of_two(n + (first << 3), last, factor)
     if n:
         y, z = text[0] + (text[n // 2] << 8), n + (text[-1] << 2)
@@ -72,17 +72,17 @@ def _farm_long(text: bytes) -> int:
     v, w = (0, 0), (0, 0)
     x = x * _K2 + _word(text, 0) & _MASK
     end = (n - 1) // 64 * 64
-    factor, more = _K1, 1
+    factor, addend = _K1, 1
     for number, at in enumerate((*range(0, end, 64), n - 64)):
         if number == end // 64:  # the last 64 bytes, some of which may have been read
-            factor, more = _K1 + ((z & 0xFF) << 1), 9
+            factor, addend = _K1 + ((z & 0xFF) << 1), 9
             w = (w[0] + ((n - 1) & 63) & _MASK, w[1])
             v = (v[0] + w[0] & _MASK, v[1])
             w = (w[0] + v[0] & _MASK, w[1])
         x = _turned(x + y + v[0] + _word(text, at + 8) & _MASK, 37) * factor & _MASK
         y = _turned(y + v[1] + _word(text, at + 48) & _MASK, 42) * factor & _MASK
-        x ^= w[1] * more & _MASK
-        y = y + v[0] * more + _word(text, at + 40) & _MASK
+        x ^= w[1] * addend & _MASK
+        y = y + v[0] * addend + _word(text, at + 40) & _MASK
         z = _turned(z + w[0] & _MASK, 33) * factor & _MASK
         v = _weak(text, at, v[1] * factor, x + w[0])
         w = _weak(text, at + 32, z + w[1], y + _word(text, at + 16))
@@ -101,7 +101,7 @@ def _weak(text: bytes, at: int, a: int, b: int) -> tuple[int, int]:
 
 def sip(text: bytes, key: Sequence[int]) -> int:
     """Return SipHash-2-4 with a key of two numbers."""
-    k0, k1 = (one & _MASK for one in key)
+    k0, k1 = (half & _MASK for half in key)
     v = [k0 ^ 0x736F6D6570736575, k1 ^ 0x646F72616E646F6D, k0 ^ 0x6C7967656E657261, k1 ^ 0x7465646279746573]
 
     def rounds(number: int) -> None:
@@ -127,15 +127,17 @@ def sip(text: bytes, key: Sequence[int]) -> int:
 
 def crossed(fingerprints: Sequence[int]) -> int:
     """Return the fingerprint of several."""
-    found = 0xDECAFCAFFE
-    for one in fingerprints:
-        found = (found ^ _CROSS ^ _mixed(one * _CROSS & _MASK) * _CROSS) * _CROSS & _MASK
-        found = _mixed(_mixed(found) * _CROSS & _MASK)
-    return found
+    crossing = 0xDECAFCAFFE
+    for fingerprint in fingerprints:
+        crossing = (crossing ^ _CROSS ^ _mixed(fingerprint * _CROSS & _MASK) * _CROSS) * _CROSS & _MASK
+        crossing = _mixed(_mixed(crossing) * _CROSS & _MASK)
+    return crossing
 
 
 def of_each(values: Array, function: Callable[[bytes], int]) -> Array:
     """Return a function of each text or whole number as a text, uint64; of equal ones it is computed once."""
     different, places = np.unique(values, return_inverse=True)
-    found = [function(one if isinstance(one, bytes) else str(one).encode()) for one in different.tolist()]
-    return np.array(found, np.uint64)[places].reshape(values.shape)
+    fingerprints = [
+        function(value if isinstance(value, bytes) else str(value).encode()) for value in different.tolist()
+    ]
+    return np.array(fingerprints, np.uint64)[places].reshape(values.shape)

@@ -92,12 +92,12 @@ class GroupNormalization(AffineNormalization):
 
     def _normalized(self, x: Tensor) -> Tensor:
         before, behind = x.shape[: self._axis], x.shape[self._axis + 1 :]
-        each = int(x.shape[self._axis]) // self._groups
-        apart = ops.reshape(x, (*before, self._groups, each, *behind))
-        over = tuple(axis for axis in range(1, apart.ndim) if axis != self._axis)
-        centered = apart - ops.mean(apart, over, keepdims=True)
+        group_size = int(x.shape[self._axis]) // self._groups
+        grouped = ops.reshape(x, (*before, self._groups, group_size, *behind))
+        over = tuple(axis for axis in range(1, grouped.ndim) if axis != self._axis)
+        centered = grouped - ops.mean(grouped, over, keepdims=True)
         variance = ops.mean(ops.square(centered), over, keepdims=True)
-        along = (self._groups, each, *(1,) * len(behind))
+        along = (self._groups, group_size, *(1,) * len(behind))
         factor = 1.0 / ops.sqrt(variance + self.epsilon)
         y = centered * (factor if self.gamma is None else factor * ops.reshape(self.gamma, along))
         y = y if self.beta is None else y + ops.reshape(self.beta, along)

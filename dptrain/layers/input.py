@@ -48,9 +48,9 @@ class InputLayer(Layer):
         **options: Any,
     ) -> None:
         if batch_shape is not None:
-            for name_of, one in (("shape", shape), ("batch_size", batch_size)):
-                if one is not None:
-                    raise ConfigError(f"You cannot pass both `{name_of}` and `batch_shape` at the same time.")
+            for argument, value in (("shape", shape), ("batch_size", batch_size)):
+                if value is not None:
+                    raise ConfigError(f"You cannot pass both `{argument}` and `batch_shape` at the same time.")
             batch_size, *shape = batch_shape
         if shape is None:  # by its name in Keras 2
             shape = options.pop("input_shape", None)
@@ -98,5 +98,5 @@ def Input(  # noqa: N802 - Keras' name
     optional: bool = False,
 ) -> Tensor:
     """Return a symbolic tensor, what a model begins with; the arguments are those of `InputLayer`."""
-    made: Tensor = InputLayer(shape, batch_size, dtype, sparse, None, batch_shape, tensor, optional, name).output
-    return made
+    symbol: Tensor = InputLayer(shape, batch_size, dtype, sparse, None, batch_shape, tensor, optional, name).output
+    return symbol

@@ -45,8 +45,8 @@ class InputSpec:
 
     def __repr__(self) -> str:
         parts = {"shape": self.shape, "ndim": self.ndim, "max_ndim": self.max_ndim, "min_ndim": self.min_ndim}
-        said = [f"{name}={value}" for name, value in parts.items() if value is not None]
-        return f"InputSpec({', '.join([*said, *([f'axes={self.axes}'] if self.axes else [])])})"
+        settings = [f"{name}={value}" for name, value in parts.items() if value is not None]
+        return f"InputSpec({', '.join([*settings, *([f'axes={self.axes}'] if self.axes else [])])})"
 
 
 def check(spec: Any, inputs: Any, name: str) -> None:
@@ -65,20 +65,22 @@ def check(spec: Any, inputs: Any, name: str) -> None:
         raise ConfigError(
             f'Layer "{name}" expects {len(specs)} input(s), but it received {len(tensors)} input tensors.'
         )
-    for number, (one, tensor) in enumerate(zip(specs, tensors, strict=True)):
+    for number, (input_spec, tensor) in enumerate(zip(specs, tensors, strict=True)):
         if not isinstance(tensor, Tensor):
             continue
         shape, ndim = without_rows(tensor.shape), tensor.ndim
         wrong = f'Input {number} of layer "{name}" is incompatible with the layer:'
-        if one.ndim is not None and ndim != one.ndim:
-            raise ConfigError(f"{wrong} expected ndim={one.ndim}, found ndim={ndim}. Full shape received: {shape}")
-        if one.max_ndim is not None and ndim > one.max_ndim:
-            raise ConfigError(f"{wrong} expected max_ndim={one.max_ndim}, found ndim={ndim}")
-        if one.min_ndim is not None and ndim < one.min_ndim:
+        if input_spec.ndim is not None and ndim != input_spec.ndim:
             raise ConfigError(
-                f"{wrong} expected min_ndim={one.min_ndim}, found ndim={ndim}. Full shape received: {shape}"
+                f"{wrong} expected ndim={input_spec.ndim}, found ndim={ndim}. Full shape received: {shape}"
             )
-        for axis, length in one.axes.items():
+        if input_spec.max_ndim is not None and ndim > input_spec.max_ndim:
+            raise ConfigError(f"{wrong} expected max_ndim={input_spec.max_ndim}, found ndim={ndim}")
+        if input_spec.min_ndim is not None and ndim < input_spec.min_ndim:
+            raise ConfigError(
+                f"{wrong} expected min_ndim={input_spec.min_ndim}, found ndim={ndim}. Full shape received: {shape}"
+            )
+        for axis, length in input_spec.axes.items():
             if length is not None and shape[axis] not in (length, None):
                 raise ConfigError(
                     f"{wrong} expected axis {axis} of input shape to have value {length}, "

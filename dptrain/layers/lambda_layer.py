@@ -45,19 +45,19 @@ class Lambda(Layer):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        found, shape, mask = (
+        resolved, shape, mask = (
             custom_object_or_name(function),
             custom_object_or_name(output_shape),
             custom_object_or_name(mask),
         )
         self.mask = mask if mask is None or callable(mask) else np.asarray(mask)
         self.supports_masking = mask is not None
-        found = activations.get(found) if isinstance(found, str) else found
-        if not callable(found):
-            raise ConfigError(f"Lambda: function = {short(found)}: expected a function of tensors")
+        resolved = activations.get(resolved) if isinstance(resolved, str) else resolved
+        if not callable(resolved):
+            raise ConfigError(f"Lambda: function = {short(resolved)}: expected a function of tensors")
         if not (shape is None or callable(shape) or isinstance(shape, list | tuple)):
             raise ConfigError(f"Lambda: output_shape = {short(shape)}: expected a shape or a function of the input's")
-        self.function: Callable[..., Any] = found
+        self.function: Callable[..., Any] = resolved
         self.output_shape = tuple(shape) if isinstance(shape, list | tuple) else shape
         self.arguments = dict(arguments or {})
 
@@ -76,40 +76,42 @@ class Lambda(Layer):
         Raises:
             ConfigError: it has another shape than `output_shape`.
         """
-        takes = _parameters(self.function)
-        known = {"training": training, "mask": mask}
-        outputs = self.function(inputs, **self.arguments, **{name: known[name] for name in known if name in takes})
+        accepted = _parameters(self.function)
+        optional = {"training": training, "mask": mask}
+        outputs = self.function(
+            inputs, **self.arguments, **{name: optional[name] for name in optional if name in accepted}
+        )
         if self.output_shape is not None:
             self._check(inputs, outputs)
         return outputs
 
     def _get_own_config(self) -> dict[str, Any]:
         """See `Layer`; functions are described, an activation too, and what is None is left out, as in Keras."""
-        named: dict[str, Any] = {"function": self.function, "output_shape": self.output_shape, "mask": self.mask}
-        found = {
-            name: _function_to_dict(one) if callable(one) else np.asarray(one).tolist()
-            for name, one in named.items()
-            if one is not None
+        entries: dict[str, Any] = {"function": self.function, "output_shape": self.output_shape, "mask": self.mask}
+        described = {
+            name: _function_to_dict(value) if callable(value) else np.asarray(value).tolist()
+            for name, value in entries.items()
+            if value is not None
         }
-        return found | {"arguments": self.arguments}
+        return described | {"arguments": self.arguments}
 
     def _check(self, inputs: Any, outputs: Any) -> None:
-        found = map_leaves(lambda _, one: without_rows(one.shape), outputs)
+        returned = map_leaves(lambda _, tensor: without_rows(tensor.shape), outputs)
         if callable(self.output_shape):
-            expected = self.output_shape(map_leaves(lambda _, one: without_rows(one.shape), inputs))
+            expected = self.output_shape(map_leaves(lambda _, tensor: without_rows(tensor.shape), inputs))
         else:
             expected = (None, *self.output_shape)
-        if isinstance(outputs, Tensor) and not _fits(found, expected):
+        if isinstance(outputs, Tensor) and not _fits(returned, expected):
             raise ConfigError(
-                f"layer {self._display_name!r}: the function returns shape {found}, output_shape says {expected}"
+                f"layer {self._display_name!r}: the function returns shape {returned}, output_shape says {expected}"
             )
 
 
 def _function_to_dict(function: Callable[..., Any]) -> dict[str, Any]:
-    found = activations.serialize(function)
-    if isinstance(found, str):
-        return {"module": "builtins", "class_name": "function", "config": found, "registered_name": "function"}
-    return found
+    described = activations.serialize(function)
+    if isinstance(described, str):
+        return {"module": "builtins", "class_name": "function", "config": described, "registered_name": "function"}
+    return described
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
@@ -119,6 +121,8 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
         return {}
 
 
-def _fits(found: Sequence[int | None], expected: Sequence[int | None]) -> bool:
-    pairs = zip(found, expected, strict=False)
-    return len(found) == len(expected) and all(one == other or None in (one, other) for one, other in pairs)
+def _fits(shape: Sequence[int | None], expected: Sequence[int | None]) -> bool:
+    pairs = zip(shape, expected, strict=False)
+    return len(shape) == len(expected) and all(
+        length == expected_length or None in (length, expected_length) for length, expected_length in pairs
+    )

@@ -41,11 +41,15 @@ def on_host(layer: Layer, value: Any) -> Array:
                 "it works on the host; call it on arrays before `fit`, in a generator or a PyDataset"
             )
         return value.numpy()
-    found = np.asarray(value)
-    if found.dtype.kind == "S" or (found.dtype == object and any(isinstance(one, bytes) for one in found.flat)):
-        decoded = [one.decode() if isinstance(one, bytes) else str(one) for one in found.ravel().tolist()]
-        found = np.array(decoded, dtype=np.str_).reshape(found.shape)
-    return found.astype(np.str_) if found.dtype.kind in "OT" else found
+    values = np.asarray(value)
+    if values.dtype.kind == "S" or (
+        values.dtype == object and any(isinstance(element, bytes) for element in values.flat)
+    ):
+        decoded = [
+            element.decode() if isinstance(element, bytes) else str(element) for element in values.ravel().tolist()
+        ]
+        values = np.array(decoded, dtype=np.str_).reshape(values.shape)
+    return values.astype(np.str_) if values.dtype.kind in "OT" else values
 
 
 def salt_of(salt: Salt) -> list[int] | None:
@@ -57,7 +61,7 @@ def salt_of(salt: Salt) -> list[int] | None:
     if salt is None:
         return None
     if isinstance(salt, list | tuple) and len(salt) == 2:
-        return [int(one) for one in salt]
+        return [int(number) for number in salt]
     if isinstance(salt, int):
         return [salt, salt]
     raise ConfigError(
@@ -95,17 +99,17 @@ class Hashing(Layer):
         sparse: bool = False,
         **options: Any,
     ) -> None:
-        whole = options.pop("dtype", None) if output_mode == "int" else None
+        bin_dtype = options.pop("dtype", None) if output_mode == "int" else None
         super().__init__(**options)
         self._refuse(sparse=sparse or None)
         if num_bins is None or num_bins <= 0:
             raise ConfigError(
                 f"The `num_bins` for `Hashing` cannot be `None` or non-positive values. Received: num_bins={num_bins}."
             )
-        if whole is not None and whole not in ("int32", "int64"):
+        if bin_dtype is not None and bin_dtype not in ("int32", "int64"):
             raise ConfigError(
                 "When `output_mode=\"int\"`, `dtype` should be an integer type, 'int32' or 'in64'. Received: "
-                f"dtype={whole}"
+                f"dtype={bin_dtype}"
             )
         if output_mode not in _MODES[:-1]:
             raise ConfigError(
@@ -113,7 +117,7 @@ class Hashing(Layer):
                 f"output_mode={output_mode}"
             )
         self.num_bins, self.mask_value, self.salt = int(num_bins), mask_value, salt_of(salt)
-        self.output_mode, self.sparse, self._whole = output_mode, False, whole or "int64"
+        self.output_mode, self.sparse, self._whole = output_mode, False, bin_dtype or "int64"
         self.built = True
 
     def _get_config(self) -> dict[str, Any]:
@@ -135,11 +139,11 @@ class Hashing(Layer):
         masked = None
         if self.mask_value is not None and bins > 1:
             bins, masked = bins - 1, values == self.mask_value
-        found = _buckets(values.astype(np.int64) if values.dtype.kind == "f" else values, bins, self.salt)
+        buckets = _buckets(values.astype(np.int64) if values.dtype.kind == "f" else values, bins, self.salt)
         if masked is not None:
-            found = np.where(masked, 0, found + 1)
+            buckets = np.where(masked, 0, buckets + 1)
         dtype = self._whole if self.output_mode == "int" else self.compute_dtype
-        return encoded(ops.convert_to_tensor(found), self.output_mode, self.num_bins, dtype)
+        return encoded(ops.convert_to_tensor(buckets), self.output_mode, self.num_bins, dtype)
 
 
 class HashedCrossing(Layer):
@@ -178,8 +182,8 @@ class HashedCrossing(Layer):
 
     def _get_config(self) -> dict[str, Any]:
         """Return the arguments, the type among them."""
-        own = {"dtype": self._whole} if self.output_mode == "int" else {}
-        return {key: one for key, one in (super()._get_config() | own).items() if key != "trainable"}
+        extra = {"dtype": self._whole} if self.output_mode == "int" else {}
+        return {key: value for key, value in (super()._get_config() | extra).items() if key != "trainable"}
 
     def __call__(self, inputs: Any, training: bool | None = None) -> Any:
         """Return the bins of features together, or vectors.
@@ -195,32 +199,33 @@ class HashedCrossing(Layer):
             raise ConfigError(
                 f"`HashedCrossing` should be called on at least two inputs, a list or tuple. Received: inputs={inputs}"
             )
-        values = [on_host(self, one) for one in inputs]
+        values = [on_host(self, feature) for feature in inputs]
         shape = values[0].shape
-        if any(one.shape != shape for one in values) or len(shape) > 2 or (len(shape) == 2 and shape[1] != 1):
+        if any(feature.shape != shape for feature in values) or len(shape) > 2 or (len(shape) == 2 and shape[1] != 1):
             raise ConfigError(
                 "All `HashedCrossing` inputs should have the same shape, `()`, `(batch_size)` or `(batch_size, 1)`. "
-                f"Received: {[one.shape for one in values]}"
+                f"Received: {[feature.shape for feature in values]}"
             )
-        if any(one.dtype.kind not in "iuU" for one in values):
+        if any(feature.dtype.kind not in "iuU" for feature in values):
             raise ConfigError(
                 "All `HashedCrossing` inputs should have an integer or string dtype. Received: "
-                f"{[one.dtype.name for one in values]}"
+                f"{[feature.dtype.name for feature in values]}"
             )
         prints = [
-            of_each(one, farm) if one.dtype.kind == "U" else one.astype(np.int64).view(np.uint64) for one in values
+            of_each(feature, farm) if feature.dtype.kind == "U" else feature.astype(np.int64).view(np.uint64)
+            for feature in values
         ]
-        rows = zip(*(one.ravel().tolist() for one in prints), strict=True)
-        found = np.array([crossed(one) % self.num_bins for one in rows], np.int64).reshape(shape)
+        rows = zip(*(column.ravel().tolist() for column in prints), strict=True)
+        bins = np.array([crossed(row) % self.num_bins for row in rows], np.int64).reshape(shape)
         dtype = self._whole if self.output_mode == "int" else self.compute_dtype
-        return encoded(ops.convert_to_tensor(found), self.output_mode, self.num_bins, dtype)
+        return encoded(ops.convert_to_tensor(bins), self.output_mode, self.num_bins, dtype)
 
 
 class _Lookup(Layer):
     """Places of values in a vocabulary: first that of the mask, if there is one, then those of what is not known.
 
     Args:
-        given: the arguments of the layer by name; see `StringLookup`.
+        arguments: the arguments of the layer by name; see `StringLookup`.
 
     Raises:
         ConfigError: an argument is out of range, unknown or not supported.
@@ -232,15 +237,15 @@ class _Lookup(Layer):
 
     _takes_ids = True
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        super().__init__(name=given["name"])
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        super().__init__(name=arguments["name"])
         self.autocast = False  # half precision would round numbers that are looked up
-        mode = {"binary": "multi_hot", "tf-idf": "tf_idf"}.get(given["output_mode"], given["output_mode"])
-        most, unknown = given["max_tokens"], given["num_oov_indices"]
-        self._refuse(sparse=given["sparse"] or None)
+        mode = {"binary": "multi_hot", "tf-idf": "tf_idf"}.get(arguments["output_mode"], arguments["output_mode"])
+        most, unknown = arguments["max_tokens"], arguments["num_oov_indices"]
+        self._refuse(sparse=arguments["sparse"] or None)
         if most is not None and most <= 1:
             raise ConfigError(f"If set, `max_tokens` must be greater than 1. Received: max_tokens={most}")
-        if given["pad_to_max_tokens"] and most is None:
+        if arguments["pad_to_max_tokens"] and most is None:
             raise ConfigError(f"If pad_to_max_tokens is True, must set `max_tokens`. Received: max_tokens={most}")
         if unknown < 0:
             raise ConfigError(
@@ -250,26 +255,26 @@ class _Lookup(Layer):
             raise ConfigError(
                 f"Invalid value for argument `output_mode`. Expected one of {_MODES}. Received: output_mode={mode}"
             )
-        if given["invert"] and mode != "int":
+        if arguments["invert"] and mode != "int":
             raise ConfigError(f"`output_mode` must be `'int'` when `invert` is true. Received: output_mode={mode}")
-        if given["idf_weights"] is not None and mode != "tf_idf":
+        if arguments["idf_weights"] is not None and mode != "tf_idf":
             raise ConfigError(
                 "`idf_weights` should only be set if `output_mode` is `'tf_idf'`. Received: "
-                f"idf_weights={given['idf_weights']} and output_mode={mode}"
+                f"idf_weights={arguments['idf_weights']} and output_mode={mode}"
             )
         self.max_tokens, self.num_oov_indices, self.output_mode = most, int(unknown), mode
-        self.mask_token, self.oov_token = given["mask_token"], given["oov_token"]
-        self.invert, self.sparse = bool(given["invert"]), False
-        self.pad_to_max_tokens, self.salt = bool(given["pad_to_max_tokens"]), salt_of(given["salt"])
+        self.mask_token, self.oov_token = arguments["mask_token"], arguments["oov_token"]
+        self.invert, self.sparse = bool(arguments["invert"]), False
+        self.pad_to_max_tokens, self.salt = bool(arguments["pad_to_max_tokens"]), salt_of(arguments["salt"])
         self._tokens: list[Any] = []
         self.idf_weights: Any = None
-        if isinstance(given["vocabulary"], str | Path):  # which may stand in a file of a model
+        if isinstance(arguments["vocabulary"], str | Path):  # which may stand in a file of a model
             raise ConfigError(
-                f"not supported: vocabulary={str(given['vocabulary'])!r}, a file; call set_vocabulary(path)"
+                f"not supported: vocabulary={str(arguments['vocabulary'])!r}, a file; call set_vocabulary(path)"
             )
         self.is_given = False  # rather than found by `adapt`
-        if given["vocabulary"] is not None:
-            self.set_vocabulary(given["vocabulary"], given["idf_weights"])
+        if arguments["vocabulary"] is not None:
+            self.set_vocabulary(arguments["vocabulary"], arguments["idf_weights"])
         self.built = True
 
     @property
@@ -305,24 +310,24 @@ class _Lookup(Layer):
         Raises:
             ConfigError: there are none, too many, some twice or at a place where they do not belong.
         """
-        given = self._lines(vocabulary) if isinstance(vocabulary, str | Path) else on_host(self, vocabulary).tolist()
-        if not given:
+        entries = self._lines(vocabulary) if isinstance(vocabulary, str | Path) else on_host(self, vocabulary).tolist()
+        if not entries:
             raise ConfigError(f"Cannot set an empty vocabulary. Received: vocabulary={vocabulary}")
         special = self.get_vocabulary()[: self._first_known]
-        has_special = given[: len(special)] == special and bool(special)
-        tokens = given[len(special) :] if has_special else given
-        repeated = [one for one, count in Counter(tokens).items() if count > 1]
+        has_special = entries[: len(special)] == special and bool(special)
+        tokens = entries[len(special) :] if has_special else entries
+        repeated = [token for token, count in Counter(tokens).items() if count > 1]
         if repeated:
             raise ConfigError(
                 "The passed vocabulary has at least one repeated term. Please uniquify your dataset. The repeated "
                 f"terms are: {repeated[:10]}"
             )
         reserved = [self.mask_token, *([self.oov_token] if self.invert else [])]
-        for one in reserved:
-            if one is not None and one in tokens:
+        for token in reserved:
+            if token is not None and token in tokens:
                 raise ConfigError(
-                    f"Found reserved token {one!r} at unexpected location in `vocabulary`: remove mask and OOV tokens, "
-                    f"or put them at the start in this order: {special}"
+                    f"Found reserved token {token!r} at unexpected location in `vocabulary`: remove mask and OOV "
+                    f"tokens, or put them at the start in this order: {special}"
                 )
         size = len(tokens) + self._first_known
         if self.max_tokens is not None and size > self.max_tokens:
@@ -338,10 +343,10 @@ class _Lookup(Layer):
         self._tokens = tokens
         if idf_weights is not None:
             weights = np.asarray(idf_weights, np.float64)
-            if weights.shape != (len(given),):
+            if weights.shape != (len(entries),):
                 raise ConfigError(
                     f"`idf_weights` must be the same length as vocabulary. len(idf_weights) is {weights.size}; "
-                    f"len(vocabulary) is {len(given)}"
+                    f"len(vocabulary) is {len(entries)}"
                 )
             front = [] if has_special else [weights.mean()] * self._first_known
             self.idf_weights = [*front, *weights.tolist()]
@@ -351,7 +356,7 @@ class _Lookup(Layer):
     def _lines(self, path: str | Path) -> list[Any]:
         try:
             lines = Path(path).read_text(encoding="utf-8").splitlines()
-            return [self._kind(one) for one in lines]
+            return [self._kind(line) for line in lines]
         except (OSError, ValueError) as error:
             raise ConfigError(f"Vocabulary file {path}: {error}") from error
 
@@ -365,14 +370,14 @@ class _Lookup(Layer):
         Raises:
             ConfigError: the vocabulary was given.
         """
-        whole = is_one_array(data)
+        is_whole = is_one_array(data)
         counts: Counter[Any] = Counter()
         documents: Counter[Any] = Counter()
         number = 0
-        for batch in [data] if whole else islice(batches_of(data), steps):
+        for batch in [data] if is_whole else islice(batches_of(data), steps):
             values = self._keys(on_host(self, batch))
             counts.update(values.ravel().tolist())
-            rows = values.reshape(1, -1) if values.ndim < 2 and not whole else values.reshape(len(values), -1)
+            rows = values.reshape(1, -1) if values.ndim < 2 and not is_whole else values.reshape(len(values), -1)
             number += len(rows)
             for row in rows if self.output_mode == "tf_idf" else ():
                 documents.update(set(row.tolist()))
@@ -394,13 +399,15 @@ class _Lookup(Layer):
                 f"Cannot adapt layer '{self._display_name}' after setting a static vocabulary via "
                 "`vocabulary` argument or `set_vocabulary()` method."
             )
-        for one in (self.mask_token, self.oov_token):
-            counts.pop(one, None)
-        ordered = sorted(counts, key=lambda one: (counts[one], one.encode() if isinstance(one, str) else one))[::-1]
+        for token in (self.mask_token, self.oov_token):
+            counts.pop(token, None)
+        ordered = sorted(
+            counts, key=lambda token: (counts[token], token.encode() if isinstance(token, str) else token)
+        )[::-1]
         ordered = ordered if self.max_tokens is None else ordered[: self.max_tokens - self._first_known]
         weights = None
         if self.output_mode == "tf_idf":
-            weights = np.log(1 + number / (1 + np.array([documents[one] for one in ordered], np.float64)))
+            weights = np.log(1 + number / (1 + np.array([documents[token] for token in ordered], np.float64)))
         self.set_vocabulary(ordered, weights)
         self.is_given = False
 
@@ -415,7 +422,7 @@ class _Lookup(Layer):
 
     def _get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, which `trainable` is not one of."""
-        return {key: one for key, one in super()._get_config().items() if key != "trainable"}
+        return {key: value for key, value in super()._get_config().items() if key != "trainable"}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -424,7 +431,7 @@ class _Lookup(Layer):
         Raises:
             ConfigError: as `Layer.from_config`.
         """
-        return super().from_config({key: one for key, one in config.items() if key not in cls._read})
+        return super().from_config({key: value for key, value in config.items() if key not in cls._read})
 
     def _known(self) -> list[Any]:
         if not self._tokens:
@@ -440,11 +447,11 @@ class _Lookup(Layer):
             return places
         depth = self.max_tokens if self.pad_to_max_tokens else self.vocabulary_size()
         mode = "count" if self.output_mode == "tf_idf" else self.output_mode
-        found = encoded(places, mode, depth, self.compute_dtype)
+        vectors = encoded(places, mode, depth, self.compute_dtype)
         if self.output_mode != "tf_idf":
-            return found
+            return vectors
         weights = np.pad(np.asarray(self.idf_weights), (0, depth - len(self.idf_weights)))
-        return found * ops.cast(weights, found.dtype)
+        return vectors * ops.cast(weights, vectors.dtype)
 
     def _counted(self, rows: Sequence[Sequence[Any]]) -> Tensor:
         """Return rows of different lengths as vectors of "multi_hot", "count" or "tf_idf".
@@ -452,29 +459,29 @@ class _Lookup(Layer):
         Raises:
             ConfigError: there is no vocabulary.
         """
-        numbers = {one: place + self._first_known for place, one in enumerate(self._known())}
+        numbers = {token: place + self._first_known for place, token in enumerate(self._known())}
         depth = self.max_tokens if self.pad_to_max_tokens else self.vocabulary_size()
-        found = np.zeros((len(rows), depth or 0), self.compute_dtype)
-        for vector, row in zip(found, rows, strict=True):
-            for one, count in Counter(row).items():
-                if one != self.mask_token:
-                    vector[numbers.get(one, self._first_unknown)] += count
+        vectors = np.zeros((len(rows), depth or 0), self.compute_dtype)
+        for vector, row in zip(vectors, rows, strict=True):
+            for token, count in Counter(row).items():
+                if token != self.mask_token:
+                    vector[numbers.get(token, self._first_unknown)] += count
         if self.output_mode == "multi_hot":
-            found = np.minimum(found, 1)
+            vectors = np.minimum(vectors, 1)
         elif self.output_mode == "tf_idf":
-            found[:, : len(self.idf_weights)] *= np.asarray(self.idf_weights)
-        return ops.convert_to_tensor(found.astype(self.compute_dtype))
+            vectors[:, : len(self.idf_weights)] *= np.asarray(self.idf_weights)
+        return ops.convert_to_tensor(vectors.astype(self.compute_dtype))
 
-    def _all_known(self, values: Array, known: Array) -> None:
+    def _all_known(self, values: Array, is_known: Array) -> None:
         """Check that there is nothing unknown where there is no place for it.
 
         Raises:
             ConfigError: there is.
         """
-        if not known.all():
+        if not is_known.all():
             raise ConfigError(
                 "When `num_oov_indices=0` all inputs should be in vocabulary, found OOV values "
-                f"{np.unique(values[~known])[:10].tolist()}, consider setting `num_oov_indices=1`."
+                f"{np.unique(values[~is_known])[:10].tolist()}, consider setting `num_oov_indices=1`."
             )
 
     def _of_unknown(self, values: Array) -> Array:
@@ -489,21 +496,21 @@ class _Lookup(Layer):
             table = np.array(self.get_vocabulary(), dtype=object)
             places = values.astype(np.int64)
             inside = (places >= 0) & (places < len(table))
-            found = np.where(inside, table[np.where(inside, places, 0)], self.oov_token)
-            return found.astype(np.str_) if self._kind is str else ops.convert_to_tensor(found.astype(np.int64))
-        numbers = {one: place + self._first_known for place, one in enumerate(tokens)}
+            looked_up = np.where(inside, table[np.where(inside, places, 0)], self.oov_token)
+            return looked_up.astype(np.str_) if self._kind is str else ops.convert_to_tensor(looked_up.astype(np.int64))
+        numbers = {token: place + self._first_known for place, token in enumerate(tokens)}
         if self.mask_token is not None:
             numbers[self.mask_token] = 0 if self.output_mode == "int" else -1
         keys = self._keys(values)
         different, at = np.unique(keys, return_inverse=True)
-        known = np.array([one in numbers for one in different.tolist()], bool)
-        places = np.array([numbers.get(one, 0) for one in different.tolist()], np.int64)
+        is_known = np.array([key in numbers for key in different.tolist()], bool)
+        places = np.array([numbers.get(key, 0) for key in different.tolist()], np.int64)
         if self.num_oov_indices == 0:
-            self._all_known(different, known)
+            self._all_known(different, is_known)
         elif self.num_oov_indices == 1:
-            places[~known] = self._first_unknown
-        elif not known.all():
-            places[~known] = self._of_unknown(different[~known])
+            places[~is_known] = self._first_unknown
+        elif not is_known.all():
+            places[~is_known] = self._of_unknown(different[~is_known])
         return self._encoded(ops.convert_to_tensor(places[at].reshape(keys.shape)))
 
 
@@ -548,10 +555,10 @@ class StringLookup(_Lookup):
         name: str | None = None,
         salt: Salt = None,
     ) -> None:
-        given = {key: one for key, one in locals().items() if key not in ("self", "__class__")}
+        arguments = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
         if encoding != "utf-8":
             raise ConfigError(f"not supported: encoding={encoding!r} of StringLookup; only 'utf-8'")
-        super().__init__(given)
+        super().__init__(arguments)
         self.encoding = encoding
 
     def __call__(self, inputs: Any, training: bool | None = None) -> Any:
@@ -610,7 +617,7 @@ class IntegerLookup(_Lookup):
         salt: Salt = None,
         name: str | None = None,
     ) -> None:
-        given = {key: one for key, one in locals().items() if key not in ("self", "__class__")}
+        arguments = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
         if vocabulary_dtype != "int64":
             raise ConfigError(
                 "Only `vocabulary_dtype='int64'` is supported at this time. Received: "
@@ -623,7 +630,7 @@ class IntegerLookup(_Lookup):
                 f"`salt` can only be used when `oov_method='farmhash'`. Received: oov_method={oov_method}"
             )
         self.oov_method = oov_method
-        super().__init__(given)
+        super().__init__(arguments)
         self.vocabulary_dtype = vocabulary_dtype
 
     def _of_unknown(self, values: Array) -> Array:
@@ -651,11 +658,11 @@ class IntegerLookup(_Lookup):
         order = np.argsort(np.array(tokens, np.int64))
         table = np.array(tokens, np.int64)[order]
         at = ops.minimum(ops.cast(ops.searchsorted(table, numbers), "int64"), len(table) - 1)
-        known = ops.equal(ops.take(table, at), numbers)
+        is_known = ops.equal(ops.take(table, at), numbers)
         unknown: Any = -1
         if self.num_oov_indices:
             unknown = ops.mod(numbers, self.num_oov_indices) + self._first_unknown
-        places = ops.where(known, ops.take(order + self._first_known, at), unknown)
+        places = ops.where(is_known, ops.take(order + self._first_known, at), unknown)
         if self.mask_token is not None:
             places = ops.where(ops.equal(numbers, self.mask_token), 0 if self.output_mode == "int" else -1, places)
         return self._encoded(places)

@@ -20,15 +20,15 @@ class _Merge(Layer):
 
     def build(self, input_shape: Any) -> None:
         """Check that there are several inputs."""
-        if not isinstance(input_shape, list | tuple) or not all(isinstance(one, tuple) for one in input_shape):
+        if not isinstance(input_shape, list | tuple) or not all(isinstance(shape, tuple) for shape in input_shape):
             raise ConfigError(
                 f"A merge layer should be called on a list of inputs. Received: input_shape={input_shape} "
                 "(not a list of shapes)"
             )
         if not input_shape:
             raise ConfigError("A merge layer should be called on a list of at least 1 input. Received 0 inputs.")
-        for one in input_shape:
-            if len(one) < 1:
+        for shape in input_shape:
+            if len(shape) < 1:
                 raise ConfigError(f"Expected inputs with rows. Received: input_shape={input_shape}")
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Tensor | None:
@@ -70,11 +70,11 @@ class Multiply(_Merge):
 
     def call(self, inputs: Sequence[Tensor]) -> Tensor:
         """Return the product, 0 for steps that all masks leave out."""
-        found = [_along_features(tensor) for tensor in inputs]
-        masks = [mask for mask in found if mask is not None]
+        feature_masks = [_along_features(tensor) for tensor in inputs]
+        masks = [mask for mask in feature_masks if mask is not None]
         factors = [
             tensor if mask is None else ops.where(mask, tensor, ops.ones_like(tensor))
-            for tensor, mask in zip(inputs, found, strict=True)
+            for tensor, mask in zip(inputs, feature_masks, strict=True)
         ]
         product = functools.reduce(ops.multiply, factors)
         if len(masks) < len(inputs):
@@ -124,9 +124,9 @@ class Concatenate(_Merge):
     def build(self, input_shape: Any) -> None:
         """Check that the shapes differ along the axis alone."""
         super().build(input_shape)
-        rests = [[n for at, n in enumerate(one) if at != self.axis % len(one)] for one in input_shape]
-        known = [{*lengths} - {None} for lengths in zip(*rests, strict=False)]
-        if len({*map(len, rests)}) > 1 or any(len(lengths) > 1 for lengths in known):
+        remaining = [[n for at, n in enumerate(shape) if at != self.axis % len(shape)] for shape in input_shape]
+        known_lengths = [{*lengths} - {None} for lengths in zip(*remaining, strict=False)]
+        if len({*map(len, remaining)}) > 1 or any(len(lengths) > 1 for lengths in known_lengths):
             raise ConfigError(
                 "A `Concatenate` layer requires inputs with matching shapes except for the concatenation axis. "
                 f"Received: input_shape={input_shape}"
@@ -141,8 +141,8 @@ class Concatenate(_Merge):
         masks = _masks_of_each(inputs, mask)
         if all(mask is None for mask in masks):
             return None
-        whole = [_elementwise(tensor, mask) for tensor, mask in zip(inputs, masks, strict=True)]
-        return ops.any(ops.concatenate(whole, axis=self.axis), axis=-1)
+        full_masks = [_elementwise(tensor, mask) for tensor, mask in zip(inputs, masks, strict=True)]
+        return ops.any(ops.concatenate(full_masks, axis=self.axis), axis=-1)
 
     def call(self, inputs: Sequence[Tensor]) -> Tensor:
         """Return the inputs joined."""
@@ -165,13 +165,15 @@ class Dot(_Merge):
 
     def __init__(self, axes: int | Sequence[int], normalize: bool = False, **options: Any) -> None:
         super().__init__(**options)
-        both = (axes, axes) if isinstance(axes, int) else tuple(axes)
-        if len(both) != 2 or any(isinstance(one, bool) or not isinstance(one, int) or not one for one in both):
+        axis_pair = (axes, axes) if isinstance(axes, int) else tuple(axes)
+        if len(axis_pair) != 2 or any(
+            isinstance(axis, bool) or not isinstance(axis, int) or not axis for axis in axis_pair
+        ):
             raise ConfigError(
                 f"Invalid type for argument `axes`: it should be an integer or two, and not 0. Received: axes={axes}"
             )
         self.axes = axes if isinstance(axes, int) else list(axes)
-        self.normalize, self._both = bool(normalize), both
+        self.normalize, self._both = bool(normalize), axis_pair
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> None:
         """Return None: what comes out has no steps."""
@@ -181,19 +183,19 @@ class Dot(_Merge):
         if len(inputs) != 2:
             raise ConfigError(f"A `Dot` layer should be called on exactly 2 inputs. Received: {len(inputs)}")
         parts = []
-        for one, axis in zip(inputs, self._both, strict=True):
-            place = axis % one.ndim
+        for tensor, axis in zip(inputs, self._both, strict=True):
+            place = axis % tensor.ndim
             if self.normalize:
-                length = ops.sqrt(ops.maximum(ops.sum(ops.square(one), place, keepdims=True), 1e-12))
-                one = one / length
-            rest = [at for at in range(1, one.ndim) if at != place]
-            lengths = [one.shape[at] for at in rest]
-            last = ops.transpose(one, (0, *rest, place))
+                length = ops.sqrt(ops.maximum(ops.sum(ops.square(tensor), place, keepdims=True), 1e-12))
+                tensor = tensor / length
+            remaining = [at for at in range(1, tensor.ndim) if at != place]
+            lengths = [tensor.shape[at] for at in remaining]
+            last = ops.transpose(tensor, (0, *remaining, place))
             size = math.prod(lengths)
-            parts.append((ops.reshape(last, (one.shape[0], size, one.shape[place])), lengths))
+            parts.append((ops.reshape(last, (tensor.shape[0], size, tensor.shape[place])), lengths))
         (x, x_rest), (y, y_rest) = parts
         if differ(x.shape[-1], y.shape[-1]):
-            shapes = [without_rows(one.shape) for one in inputs]
+            shapes = [without_rows(tensor.shape) for tensor in inputs]
             raise ConfigError(
                 f"Incompatible input shapes: axis values {int(x.shape[-1])} (at axis {self._both[0]}) != "
                 f"{int(y.shape[-1])} (at axis {self._both[1]}). Full input shapes: {shapes[0]}, {shapes[1]}"

@@ -37,10 +37,10 @@ class _Mixing(RandomImageLayer):
         if not isinstance(inputs, Mapping) or "labels" not in inputs or not training:
             return super().call(inputs, training)
         images = self._checked(inputs["images"])
-        drawn = self.get_random_transformation(images)
+        transformation = self.get_random_transformation(images)
         mixed: dict[str, Any] = super().call({**inputs, "images": images}, training=False)
-        labels = self.transform_labels(inputs["labels"], drawn)
-        return {**mixed, "images": self.transform_images(images, drawn), "labels": labels}
+        labels = self.transform_labels(inputs["labels"], transformation)
+        return {**mixed, "images": self.transform_images(images, transformation), "labels": labels}
 
     def transform_labels(self, labels: Any, transformation: Any, training: bool = True) -> Tensor:
         """Return labels mixed as images were.
@@ -53,17 +53,17 @@ class _Mixing(RandomImageLayer):
         Raises:
             ConfigError: the numbers of classes, between which there is nothing.
         """
-        found: Tensor = self._as_tensor(labels)
+        targets: Tensor = self._as_tensor(labels)
         if not training or transformation is None:
-            return found
-        if found.ndim < 2 and found.dtype.kind in "iub":
+            return targets
+        if targets.ndim < 2 and targets.dtype.kind in "iub":
             raise ConfigError(
                 f"labels of layer {self._display_name!r}: expected vectors, such as `ops.one_hot` of the classes"
             )
-        found = self._floating(found)
-        weight = ops.cast(transformation["mix_weight"], found.dtype)
-        weight = ops.reshape(weight, (-1, *(1,) * (found.ndim - 1))) if found.ndim else weight[0]
-        mixed: Tensor = weight * found + (1 - weight) * _others(found, transformation)
+        targets = self._floating(targets)
+        weight = ops.cast(transformation["mix_weight"], targets.dtype)
+        weight = ops.reshape(weight, (-1, *(1,) * (targets.ndim - 1))) if targets.ndim else weight[0]
+        mixed: Tensor = weight * targets + (1 - weight) * _others(targets, transformation)
         return mixed
 
     def _order(self, rows: Any) -> dict[str, Tensor]:
@@ -147,8 +147,8 @@ class CutMix(_Mixing):
         return {"batch_masks": masks, "mix_weight": 1 - ops.square(part), **self._order(rows)}
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
-        found: Tensor = ops.where(transformation["batch_masks"], _others(x, transformation), x)
-        return found
+        outputs: Tensor = ops.where(transformation["batch_masks"], _others(x, transformation), x)
+        return outputs
 
 
 class _Several(RandomImageLayer):
@@ -173,7 +173,7 @@ class _Several(RandomImageLayer):
         self.value_range, self.factor = value_range_of(value_range), factor_range(factor, 0)
         one_of("interpolation", interpolation, INTERPOLATIONS)
         self.interpolation = interpolation
-        common = {"data_format": data_format, **{key: one for key, one in options.items() if key == "dtype"}}
+        common = {"data_format": data_format, **{key: value for key, value in options.items() if key == "dtype"}}
         moving = {"interpolation": interpolation, "seed": seed, **common}
         coloring = {"value_range": self.value_range, "seed": seed, **common}
         self.random_shear = RandomShear(self.factor, self.factor, **moving)
@@ -196,7 +196,7 @@ class _Several(RandomImageLayer):
             for layer in [getattr(self, name)]
         }
 
-    def _one_of(self, x: Tensor, number: Tensor, drawn: Mapping[str, Any]) -> Tensor:
+    def _one_of(self, x: Tensor, number: Tensor, transformations: Mapping[str, Any]) -> Tensor:
         """Return what one layer makes of images.
 
         Layers that move pixels share one move: by the matrix of the layer that is picked.
@@ -204,22 +204,25 @@ class _Several(RandomImageLayer):
         Args:
             x: the images.
             number: of the layer among those drawn; another number for none.
-            drawn: what layers have drawn, by their names.
+            transformations: what layers have drawn, by their names.
         """
         matrix: list[Any] = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0]
-        moving, moves, found = None, None, x
-        for n, (name, transformation) in enumerate(drawn.items()):
+        moving, moves, outputs = None, None, x
+        for n, (name, transformation) in enumerate(transformations.items()):
             layer: ImageLayer = getattr(self, name)
             picked = ops.equal(number, n)
             if isinstance(layer, Affine):
-                own = layer._matrix(transformation, *self._height_and_width(x))
-                matrix = [ops.where(picked, one, other) for one, other in zip(own, matrix, strict=True)]
+                layer_matrix = layer._matrix(transformation, *self._height_and_width(x))
+                matrix = [
+                    ops.where(picked, coefficient, previous)
+                    for coefficient, previous in zip(layer_matrix, matrix, strict=True)
+                ]
                 moving, moves = layer, picked if moves is None else ops.logical_or(moves, picked)
             else:
-                found = ops.where(picked, layer.transform_images(x, transformation), found)
+                outputs = ops.where(picked, layer.transform_images(x, transformation), outputs)
         if moving is None:
-            return found
-        return ops.where(moves, moving._moved(x, matrix), found)
+            return outputs
+        return ops.where(moves, moving._moved(x, matrix), outputs)
 
 
 class RandAugment(_Several):
@@ -311,9 +314,9 @@ class AugMix(_Several):
         **options: Any,
     ) -> None:
         super().__init__(value_range, factor, interpolation, seed, data_format, **options)
-        for name, one in (("num_chains", num_chains), ("chain_depth", chain_depth)):
-            if isinstance(one, bool) or not isinstance(one, int) or one < 1:
-                raise ConfigError(f"{name}={one!r} of AugMix: expected a number from 1")
+        for name, value in (("num_chains", num_chains), ("chain_depth", chain_depth)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name}={value!r} of AugMix: expected a number from 1")
         if not alpha > 0:
             raise ConfigError(f"alpha = {alpha} of AugMix: expected a number above 0")
         self.num_chains, self.chain_depth = num_chains, chain_depth
@@ -335,11 +338,13 @@ class AugMix(_Several):
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
         numbers = ops.convert_to_tensor(transformation["layer_idxes"])
-        weights, kept = (ops.cast(transformation[name], x.dtype) for name in ("chain_mixing_weights", "weight_sample"))
+        weights, image_weight = (
+            ops.cast(transformation[name], x.dtype) for name in ("chain_mixing_weights", "weight_sample")
+        )
         total: Any = 0.0
         for chain, transforms in enumerate(transformation["chain_transforms"]):
-            found = x
-            for depth, drawn in enumerate(transforms):
-                found = self._one_of(found, numbers[chain, depth], drawn)
-            total = total + found * weights[chain]
-        return ops.clip(kept * x + (1 - kept) * total, *self.value_range)
+            augmented = x
+            for depth, transformations in enumerate(transforms):
+                augmented = self._one_of(augmented, numbers[chain, depth], transformations)
+            total = total + augmented * weights[chain]
+        return ops.clip(image_weight * x + (1 - image_weight) * total, *self.value_range)

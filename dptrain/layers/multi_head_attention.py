@@ -144,11 +144,11 @@ class HeadsLayer(Layer):
             ConfigError: the scores of flash attention are asked for, or shapes that do not go together.
         """
         # The masks that come with them are arguments by now.
-        query, value, key = (with_mask(each, None) for each in (query, value, value if key is None else key))
-        given = (query_mask, value_mask, key_mask, attention_mask, self.sliding_window)
+        query, value, key = (with_mask(tensor, None) for tensor in (query, value, value if key is None else key))
+        masks = (query_mask, value_mask, key_mask, attention_mask, self.sliding_window)
         is_causal_only = (
             use_causal_mask
-            and all(each is None for each in given)
+            and all(mask is None for mask in masks)
             and type(self)._compute_attention is HeadsLayer._compute_attention
         )
         if is_causal_only:
@@ -161,8 +161,8 @@ class HeadsLayer(Layer):
         query_dense, key_dense, value_dense, output_dense = self._dense_layers()
         heads = query_dense(query), self._shared(key_dense(key)), self._shared(value_dense(value))
         # An override that does not know of scores, or of causal masks, gets the mask with the others.
-        more = [return_attention_scores, True] if is_causal_only else [True] if return_attention_scores else []
-        output, scores = self._compute_attention(*heads, attention_mask, training, *more)
+        flags = [return_attention_scores, True] if is_causal_only else [True] if return_attention_scores else []
+        output, scores = self._compute_attention(*heads, attention_mask, training, *flags)
         output = output_dense(output if gate is None else output * gate)
         return (output, scores) if return_attention_scores else output
 
@@ -211,8 +211,8 @@ class HeadsLayer(Layer):
             attention_mask = causal if attention_mask is None else ops.logical_and(attention_mask, causal)
         scores = ops.einsum(self._scores_equation, key, query * self._scale)
         weights = self._masked_softmax(scores, attention_mask)
-        kept = self._dropout_layer(weights, training=training) if self.dropout > 0 else weights
-        return ops.einsum(self._output_equation, kept, value), weights
+        dropped = self._dropout_layer(weights, training=training) if self.dropout > 0 else weights
+        return ops.einsum(self._output_equation, dropped, value), weights
 
     def _along_heads(self, mask: Tensor, ndim: int) -> Tensor:
         """Return a mask with axes of length 1 in front of those of targets and sources."""
@@ -244,11 +244,11 @@ class HeadsLayer(Layer):
             masks.append(causal_mask(query.shape[1], value.shape[1]))
         if self.sliding_window is not None:
             masks.append(_window_mask(query.shape[1], value.shape[1], self.sliding_window))
-        found: Tensor | None = None
+        combined: Tensor | None = None
         for mask in masks:
-            taken = ops.cast(mask, "bool")
-            found = taken if found is None else ops.logical_and(found, taken)
-        return found
+            boolean = ops.cast(mask, "bool")
+            combined = boolean if combined is None else ops.logical_and(combined, boolean)
+        return combined
 
     def _get_own_config(self) -> dict[str, Any]:
         """Return the arguments, without `flash_attention`, as Keras."""
@@ -359,8 +359,8 @@ class MultiHeadAttention(HeadsLayer):
 
     def _attend_along(self, rank: int) -> None:
         """Find the equations of scores and output for heads of a rank, (rows, ..., heads, length)."""
-        given = range(1, rank - 2) if self.attention_axes is None else self.attention_axes
-        self._axes = tuple(axis if axis >= 0 else rank - 1 + axis for axis in given)
+        axes = range(1, rank - 2) if self.attention_axes is None else self.attention_axes
+        self._axes = tuple(axis if axis >= 0 else rank - 1 + axis for axis in axes)
         self.attention_axes = self._axes
         target = string.ascii_letters[:rank]
         source = "".join(
@@ -368,7 +368,7 @@ class MultiHeadAttention(HeadsLayer):
             for axis, letter in enumerate(target)
         )
         batch = "".join(target[axis] for axis in range(rank - 1) if axis not in self._axes)
-        scores = batch + "".join(one[axis] for one in (target, source) for axis in self._axes)
+        scores = batch + "".join(letters[axis] for letters in (target, source) for axis in self._axes)
         self._scores_equation, self._output_equation = f"{source},{target}->{scores}", f"{scores},{source}->{target}"
         count = len(self._axes)
         self._softmax.axis = list(range(len(scores) - count, len(scores)))

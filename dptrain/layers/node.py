@@ -35,22 +35,24 @@ class Node:
     @property
     def inputs(self) -> list[Tensor]:
         """The symbolic tensors among the arguments."""
-        return [one for one in leaves([self.arguments, self.keywords]) if isinstance(one, Tensor) and one.value is None]
+        return [
+            leaf for leaf in leaves([self.arguments, self.keywords]) if isinstance(leaf, Tensor) and leaf.value is None
+        ]
 
     def output(self, shape: Shape, dtype: npt.DTypeLike, name: str) -> Tensor:
         """Return a new symbolic tensor that this call makes."""
-        made = placeholder(shape, dtype, name)
-        made.history = self
-        return made
+        tensor = placeholder(shape, dtype, name)
+        tensor.history = self
+        return tensor
 
     def finish(self, results: Any) -> Any:
         """Return, and keep, symbolic tensors like the tensors that the layer's `call` returned."""
         name = self.layer.name or type(self.layer).__name__
 
-        def fresh(path: str, one: Any) -> Any:
-            if not isinstance(one, Tensor):
-                return one
-            symbol, mask = self.output(one.shape, one.dtype, name), mask_of(one)
+        def fresh(path: str, result: Any) -> Any:
+            if not isinstance(result, Tensor):
+                return result
+            symbol, mask = self.output(result.shape, result.dtype, name), mask_of(result)
             if mask is not None:
                 symbol._keras_mask = self.output(mask.shape, mask.dtype, f"{name}_mask")
             return symbol
@@ -94,7 +96,7 @@ class OperationCall:
     def repeat(self, value: Callable[[Any], Any]) -> None:
         """Mark what a graph has made of other symbolic tensors as the outputs of such a call."""
         arguments, keywords, outputs = (
-            map_leaves(lambda _, leaf: value(leaf), each) for each in (self.arguments, self.keywords, self.outputs)
+            map_leaves(lambda _, leaf: value(leaf), nested) for nested in (self.arguments, self.keywords, self.outputs)
         )
         OperationCall(self.module, self.class_name, self.config, arguments, keywords, outputs)
 
@@ -148,17 +150,19 @@ def is_symbolic(value: Any) -> bool:
 
 def get_source_inputs(tensor: Tensor) -> list[Tensor]:
     """Return the inputs that a symbolic tensor is made of, in the order in which a walk from it meets them."""
-    found: list[Tensor] = []
-    seen: set[int] = set()
+    sources: list[Tensor] = []
+    visited: set[int] = set()
     stack = [tensor]
     while stack:
-        one = stack.pop()
-        if id(one) in seen:
+        current = stack.pop()
+        if id(current) in visited:
             continue
-        seen.add(id(one))
-        makers = one.inputs if one.history is None else one.history.inputs
-        parents = [each for each in makers if isinstance(each, Tensor) and each.value is None and not each.is_length]
+        visited.add(id(current))
+        makers = current.inputs if current.history is None else current.history.inputs
+        parents = [
+            maker for maker in makers if isinstance(maker, Tensor) and maker.value is None and not maker.is_length
+        ]
         if not parents:
-            found.append(one)
+            sources.append(current)
         stack += reversed(parents)
-    return found
+    return sources

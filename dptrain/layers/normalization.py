@@ -167,14 +167,16 @@ class BatchNormalization(AffineNormalization):
                 f"other than the rows', found shape {input_shape}"
             )
         self._make_weights(shape)
-        own: dict[str, Any] = {"trainable": False, "autocast": False}
-        self.moving_mean = self.add_weight(shape, self.moving_mean_initializer, name="moving_mean", **own)
-        self.moving_variance = self.add_weight(shape, self.moving_variance_initializer, name="moving_variance", **own)
+        options: dict[str, Any] = {"trainable": False, "autocast": False}
+        self.moving_mean = self.add_weight(shape, self.moving_mean_initializer, name="moving_mean", **options)
+        self.moving_variance = self.add_weight(
+            shape, self.moving_variance_initializer, name="moving_variance", **options
+        )
         if self.renorm:
             deviation = _RootOf(self.moving_variance_initializer)
-            self.moving_stddev = self.add_weight(shape, deviation, name="moving_stddev", **own)
-            self.renorm_mean = self.add_weight(shape, self.moving_mean_initializer, name="renorm_mean", **own)
-            self.renorm_stddev = self.add_weight(shape, deviation, name="renorm_stddev", **own)
+            self.moving_stddev = self.add_weight(shape, deviation, name="moving_stddev", **options)
+            self.renorm_mean = self.add_weight(shape, self.moving_mean_initializer, name="renorm_mean", **options)
+            self.renorm_stddev = self.add_weight(shape, deviation, name="renorm_stddev", **options)
         self.input_spec = InputSpec(ndim=rank, axes={self._axis: shape[0]})
 
     def call(self, inputs: Tensor, training: bool | None = None, mask: Tensor | None = None) -> Tensor:
@@ -249,21 +251,23 @@ def _mean(x: Tensor, over: Sequence[int], counts: Tensor | None) -> Tensor:
     return ops.sum(ops.where(counts, x, 0), over) / (ops.sum(ops.cast(counts, x.dtype), over) + epsilon())
 
 
-def _clipping(given: Mapping[str, float]) -> dict[str, float]:
+def _clipping(clipping: Mapping[str, float]) -> dict[str, float]:
     """Return limits of renormalization, without those that are None.
 
     Raises:
         ConfigError: others, or limits that leave nothing.
     """
-    known = ["rmax", "rmin", "dmax"]
-    if set(given) - set(known):
-        raise ConfigError(f"Received invalid keys for `renorm_clipping` argument: {given}. Supported values: {known}.")
-    found = {key: float(one) for key, one in given.items() if one is not None}
-    if found.get("rmax", math.inf) < found.get("rmin", -math.inf):
-        raise ConfigError(f"rmax should be greater than rmin in the `renorm_clipping` argument. Received: {given}.")
-    if found.get("dmax", 0) < 0:
-        raise ConfigError(f"dmax should be non-negative in the `renorm_clipping` argument. Received: {given}.")
-    return found
+    supported = ["rmax", "rmin", "dmax"]
+    if set(clipping) - set(supported):
+        raise ConfigError(
+            f"Received invalid keys for `renorm_clipping` argument: {clipping}. Supported values: {supported}."
+        )
+    limits = {key: float(limit) for key, limit in clipping.items() if limit is not None}
+    if limits.get("rmax", math.inf) < limits.get("rmin", -math.inf):
+        raise ConfigError(f"rmax should be greater than rmin in the `renorm_clipping` argument. Received: {clipping}.")
+    if limits.get("dmax", 0) < 0:
+        raise ConfigError(f"dmax should be non-negative in the `renorm_clipping` argument. Received: {clipping}.")
+    return limits
 
 
 class _RootOf(initializers.Initializer):
@@ -341,8 +345,8 @@ class LayerNormalization(AffineNormalization):
     def build(self, input_shape: BuildShape) -> None:
         """Make gamma and beta, of the lengths of the axes."""
         rank = len(input_shape)
-        given = [self.axis] if isinstance(self.axis, int) else self.axis
-        axes = normalized_axes(given, rank)
+        axis_list = [self.axis] if isinstance(self.axis, int) else self.axis
+        axes = normalized_axes(axis_list, rank)
         if 0 in axes:
             raise ConfigError(f"axis = {self.axis} of layer {self._display_name!r}: expected other axes than the rows'")
         shape = [input_shape[axis] for axis in axes]
@@ -350,6 +354,6 @@ class LayerNormalization(AffineNormalization):
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return the input normalized."""
-        own = {"rms_scaling": True} if self.rms_scaling else {}
+        options = {"rms_scaling": True} if self.rms_scaling else {}
         weights = self.gamma, self.beta
-        return self._of_wide(lambda x: ops.layer_normalization(x, *weights, self.axis, self.epsilon, **own), inputs)
+        return self._of_wide(lambda x: ops.layer_normalization(x, *weights, self.axis, self.epsilon, **options), inputs)

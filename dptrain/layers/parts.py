@@ -102,24 +102,26 @@ class Parts(Configurable):
 
     def _flatten_layers(self) -> list["Layer"]:
         """Return this layer, its sublayers and theirs, each before its own and once."""
-        found: dict[int, Layer] = {id(self): cast("Layer", self)}
-        for one in self._sublayers:
-            if id(one) not in found:
-                found |= {id(layer): layer for layer in one._flatten_layers() if id(layer) not in found}
-        return list(found.values())
+        layers_by_id: dict[int, Layer] = {id(self): cast("Layer", self)}
+        for sublayer in self._sublayers:
+            if id(sublayer) not in layers_by_id:
+                layers_by_id |= {
+                    id(layer): layer for layer in sublayer._flatten_layers() if id(layer) not in layers_by_id
+                }
+        return list(layers_by_id.values())
 
     @property
     def _own(self) -> list[Variable]:
         """The layer's own weights: those to be trained, then the others."""
-        found = self._attributes(Variable)
-        frozen = {id(one) for one in self._frozen}
-        return sorted(found, key=lambda one: not (one.trainable or id(one) in frozen))
+        variables = self._attributes(Variable)
+        frozen = {id(variable) for variable in self._frozen}
+        return sorted(variables, key=lambda variable: not (variable.trainable or id(variable) in frozen))
 
     @property
     def _states(self) -> list[Variable]:
         """The layer's own variables that are no weights: states of random numbers, and what batches leave to others."""
-        kept = [variable for state in self._attributes(BatchState) for variable in state.variables]
-        return [*(generator.count for generator in self._attributes(SeedGenerator)), *kept]
+        batch_states = [variable for state in self._attributes(BatchState) for variable in state.variables]
+        return [*(generator.count for generator in self._attributes(SeedGenerator)), *batch_states]
 
     @property
     def weights(self) -> list[Variable]:
@@ -129,27 +131,27 @@ class Parts(Configurable):
     @property
     def variables(self) -> list[Variable]:
         """All weights, the states of random numbers, and what batches leave to others."""
-        own = [*self._own, *self._states]
-        return _once([*own, *(variable for layer in self._sublayers for variable in layer.variables)])
+        own_variables = [*self._own, *self._states]
+        return _once([*own_variables, *(variable for layer in self._sublayers for variable in layer.variables)])
 
     @property
     def trainable_weights(self) -> list[Variable]:
         """Those of the weights that are to be trained; what a sublayer within has turned on again is, as in Keras."""
-        return [one for one in self.weights if one.trainable] if self._trainable else []
+        return [weight for weight in self.weights if weight.trainable] if self._trainable else []
 
     trainable_variables = trainable_weights
 
     @property
     def non_trainable_weights(self) -> list[Variable]:
         """Those of the weights that are not to be trained."""
-        trained = {id(one) for one in self.trainable_weights}
-        return [one for one in self.weights if id(one) not in trained]
+        trained = {id(weight) for weight in self.trainable_weights}
+        return [weight for weight in self.weights if id(weight) not in trained]
 
     @property
     def non_trainable_variables(self) -> list[Variable]:
         """Those of the variables that are not to be trained."""
-        trained = {id(one) for one in self.trainable_weights}
-        return [one for one in self.variables if id(one) not in trained]
+        trained = {id(weight) for weight in self.trainable_weights}
+        return [variable for variable in self.variables if id(variable) not in trained]
 
     @property
     def trainable(self) -> bool:
@@ -160,22 +162,22 @@ class Parts(Configurable):
     def trainable(self, value: bool) -> None:
         self._trainable = bool(value)
         if value:
-            for one in self._frozen:
-                one.trainable = True
+            for variable in self._frozen:
+                variable.trainable = True
             self._frozen = []
         else:
-            self._frozen += [one for one in self._own if one.trainable]
-            for one in self._frozen:
-                one.trainable = False
+            self._frozen += [variable for variable in self._own if variable.trainable]
+            for variable in self._frozen:
+                variable.trainable = False
         for layer in self._sublayers:
             layer.trainable = value
 
     @property
     def metrics(self) -> list[Metric]:
         """The metrics that the layer and its sublayers have as attributes; a model's logs have their results."""
-        parts = [self, *(one for one in self._flatten_layers()[1:] if one._shares_metrics)]
-        found: list[Metric] = [one for part in parts for one in part._attributes(Metric)]  # type: ignore[type-abstract]
-        return list({id(one): one for one in found}.values())
+        parts = [self, *(layer for layer in self._flatten_layers()[1:] if layer._shares_metrics)]
+        metrics: list[Metric] = [metric for part in parts for metric in part._attributes(Metric)]  # type: ignore[type-abstract]
+        return list({id(metric): metric for metric in metrics}.values())
 
     @property
     def metrics_variables(self) -> list[Variable]:
@@ -195,7 +197,9 @@ class Parts(Configurable):
     def losses(self) -> list[Any]:
         """Penalties of the weights that are to be trained, and what `add_loss` got in the last call."""
         added = [loss for layer in self._flatten_layers() for loss in layer._losses]
-        return added + [one.regularizer(one) for one in self.trainable_weights if one.regularizer is not None]
+        return added + [
+            weight.regularizer(weight) for weight in self.trainable_weights if weight.regularizer is not None
+        ]
 
     def _clear_losses(self) -> None:
         for layer in self._flatten_layers():
@@ -203,9 +207,9 @@ class Parts(Configurable):
 
     def get_weights(self) -> list[npt.NDArray[Any]]:
         """Return copies of the values of `weights`."""
-        own = self.weights
-        with TURNS.of(reads=frozenset(own)):
-            return [one.numpy() for one in own]
+        weights = self.weights
+        with TURNS.of(reads=frozenset(weights)):
+            return [weight.numpy() for weight in weights]
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Give `weights` new values.
@@ -213,22 +217,22 @@ class Parts(Configurable):
         Raises:
             ConfigError: another number of them, or another shape.
         """
-        own = self.weights
-        if len(own) != len(weights):
+        variables = self.weights
+        if len(variables) != len(weights):
             raise ConfigError(
                 f"You called `set_weights(weights)` on layer '{self._display_name}' with a weight list of length "
-                f"{len(weights)}, but the layer was expecting {len(own)} weights."
+                f"{len(weights)}, but the layer was expecting {len(variables)} weights."
             )
-        for one, value in zip(own, weights, strict=True):
-            if tuple(np.shape(value)) != one.shape:
+        for variable, value in zip(variables, weights, strict=True):
+            if tuple(np.shape(value)) != variable.shape:
                 raise ConfigError(
-                    f"Layer {self._display_name} weight shape {one.shape} is not compatible with provided weight shape "
-                    f"{tuple(np.shape(value))}."
+                    f"Layer {self._display_name} weight shape {variable.shape} is not compatible with provided weight "
+                    f"shape {tuple(np.shape(value))}."
                 )
         values = [np.asarray(value) for value in weights]
-        with TURNS.of(writes=frozenset(own)):
-            for one, value in zip(own, values, strict=True):
-                one.assign(value)
+        with TURNS.of(writes=frozenset(variables)):
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
 
     def count_params(self) -> int:
         """Return the number of elements of all weights.
@@ -241,7 +245,7 @@ class Parts(Configurable):
                 f"You tried to call `count_params` on layer '{self._display_name}', but the layer isn't "
                 "built. You can build it manually via: `layer.build(input_shape)`."
             )
-        return sum(int(np.prod(one.shape, dtype=np.int64)) for one in self.weights)
+        return sum(int(np.prod(weight.shape, dtype=np.int64)) for weight in self.weights)
 
     # In a model
 
@@ -276,9 +280,9 @@ class Parts(Configurable):
         if self._policy != policy:
             self._changes += 1  # other models may have the layer as well
         self._policy = policy
-        for one in self._own:
-            if isinstance(one, Weight) and one.dtype.kind in "fV":
-                one.set_dtype(policy.variable_dtype)
+        for variable in self._own:
+            if isinstance(variable, Weight) and variable.dtype.kind in "fV":
+                variable.set_dtype(policy.variable_dtype)
 
     @property
     def _data_dtype(self) -> str:
@@ -311,47 +315,47 @@ class Parts(Configurable):
         Raises:
             ConfigError: two sublayers of a layer have the same name.
         """
-        for path, one in self._paths():
-            one._path = path
+        for path, variable in self._paths():
+            variable._path = path
         for layer in self._flatten_layers():
             layer._rename_paths()
-        generators = [one for layer in self._flatten_layers() for one in layer._generators]
-        for number, (generator, own) in enumerate(generators):
-            generator.seed, generator.number = seed if own is None else own, number
+        generators = [entry for layer in self._flatten_layers() for entry in layer._generators]
+        for number, (generator, layer_seed) in enumerate(generators):
+            generator.seed, generator.number = seed if layer_seed is None else layer_seed, number
         weights = self.weights
-        taken: set[tuple[int, int]] = set()
+        used: set[tuple[int, int]] = set()
         undrawn: list[tuple[int, Weight]] = []
         for position, weight in enumerate(weights):
             if isinstance(weight, Weight) and (weight.provisional or weight.is_initial):
-                if weight.provisional or weight.drawn_with in taken:
+                if weight.provisional or weight.drawn_with in used:
                     undrawn.append((position, weight))
                 else:
-                    taken.add(weight.drawn_with)
+                    used.add(weight.drawn_with)
         for position, weight in undrawn:
-            while (seed, position) in taken:
+            while (seed, position) in used:
                 position += len(weights)
             weight.provisional = False
             weight.initialize(seed, position)
-            taken.add(weight.drawn_with)
+            used.add(weight.drawn_with)
 
     def _paths(
-        self, prefix: str = "", done: set[int] | None = None, taken: dict[str, int] | None = None
+        self, prefix: str = "", visited: set[int] | None = None, used_names: dict[str, int] | None = None
     ) -> Iterator[tuple[str, Variable]]:
         """Yield all variables with paths that are unique below this layer; layers without a name get one."""
-        done, taken = set() if done is None else done, {} if taken is None else taken
-        done.add(id(self))
+        visited, used_names = set() if visited is None else visited, {} if used_names is None else used_names
+        visited.add(id(self))
         for variable in [*self._own, *self._states]:
-            yield numbered(f"{prefix}{variable.name}", taken), variable
+            yield numbered(f"{prefix}{variable.name}", used_names), variable
         name_layers(self._sublayers)
         for layer in self._sublayers:
-            if id(layer) not in done:
-                yield from layer._paths(f"{prefix}{layer.name}/", done, taken)
+            if id(layer) not in visited:
+                yield from layer._paths(f"{prefix}{layer.name}/", visited, used_names)
 
     def _weights_by_path(self) -> dict[str, Variable]:
         """Return `weights` by paths from here, "dense/kernel"; their own are from the outermost layer."""
         weights = self.weights  # which may be made now
-        paths = {id(one): path for path, one in self._paths()}
-        return {paths[id(one)]: one for one in weights}
+        paths = {id(variable): path for path, variable in self._paths()}
+        return {paths[id(weight)]: weight for weight in weights}
 
 
 def name_layers(layers: "Sequence[Layer]") -> None:
@@ -362,19 +366,19 @@ def name_layers(layers: "Sequence[Layer]") -> None:
     Raises:
         ConfigError: two have the same name.
     """
-    taken = Counter(layer.name for layer in layers if layer.name is not None and not layer._has_default_name)
-    repeated = [name for name, times in taken.items() if times > 1]
+    used_names = Counter(layer.name for layer in layers if layer.name is not None and not layer._has_default_name)
+    repeated = [name for name, times in used_names.items() if times > 1]
     if repeated:
-        raise ConfigError(f"layer names must be unique, found {repeated[0]!r} {taken[repeated[0]]} times")
+        raise ConfigError(f"layer names must be unique, found {repeated[0]!r} {used_names[repeated[0]]} times")
     for layer in layers:
-        if layer.name is None or (layer._has_default_name and layer.name in taken):
+        if layer.name is None or (layer._has_default_name and layer.name in used_names):
             kind = layer._default_name
             names = (kind if number == 0 else f"{kind}_{number}" for number in range(len(layers) + 1))
-            layer.name = next(name for name in names if name not in taken)
-            taken[layer.name] += 1
+            layer.name = next(name for name in names if name not in used_names)
+            used_names[layer.name] += 1
         elif layer._has_default_name:
-            taken[layer.name] += 1
+            used_names[layer.name] += 1
 
 
-def _once(found: Sequence[Variable]) -> list[Variable]:
-    return list({id(one): one for one in found}.values())
+def _once(variables: Sequence[Variable]) -> list[Variable]:
+    return list({id(variable): variable for variable in variables}.values())

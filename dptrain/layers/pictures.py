@@ -104,9 +104,9 @@ class MaxNumBoundingBoxes(ImageLayer):
 
     def call(self, inputs: Any, training: bool = True) -> Any:
         """Return the images, and the boxes in another number."""
-        found = super().call(inputs, training)
+        outputs = super().call(inputs, training)
         if not isinstance(inputs, Mapping) or "bounding_boxes" not in inputs:
-            return found
+            return outputs
         if self.bounding_box_format is None:
             raise ConfigError(
                 "You passed an input with a 'bounding_boxes' key, but you didn't specify a bounding box format. Pass a "
@@ -117,13 +117,15 @@ class MaxNumBoundingBoxes(ImageLayer):
         if not isinstance(boxes, Mapping) or set(boxes) != {"boxes", "labels"}:
             raise ConfigError(f"layer {self._display_name!r}: bounding_boxes have boxes and labels, and nothing else")
         axis = inputs["images"].ndim - 3
-        return {**found, "bounding_boxes": {name: self._as_many(one, axis) for name, one in boxes.items()}}
+        return {**outputs, "bounding_boxes": {name: self._as_many(values, axis) for name, values in boxes.items()}}
 
     def _as_many(self, x: Any, axis: int) -> Tensor:
         x = self._as_tensor(x)
-        kept = x[(slice(None),) * axis + (slice(None, self.max_number),)]
-        missing = [(0, self.max_number - int(kept.shape[axis]) if place == axis else 0) for place in range(x.ndim)]
-        return ops.pad(kept, missing, constant_values=self.fill_value)
+        first_boxes = x[(slice(None),) * axis + (slice(None, self.max_number),)]
+        missing = [
+            (0, self.max_number - int(first_boxes.shape[axis]) if place == axis else 0) for place in range(x.ndim)
+        ]
+        return ops.pad(first_boxes, missing, constant_values=self.fill_value)
 
     def _transformed(self, images: Tensor, training: bool) -> Tensor:
         return images

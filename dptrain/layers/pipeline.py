@@ -20,7 +20,7 @@ class Pipeline(Layer):
 
     def __init__(self, layers: Sequence[Layer], name: str | None = None) -> None:
         super().__init__(name=name)
-        if any(not isinstance(one, Layer) for one in layers):
+        if any(not isinstance(layer, Layer) for layer in layers):
             raise ConfigError(f"Pipeline: expected a list of layers. Received: layers={layers}")
         self.layers = list(layers)
 
@@ -34,11 +34,11 @@ class Pipeline(Layer):
         """Return the layers as files have them."""
         import dptrain  # whose table of layers has this class
 
-        return {"layers": [dptrain.layers.serialize(one) for one in self.layers]}
+        return {"layers": [dptrain.layers.serialize(layer) for layer in self.layers]}
 
     def _get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, which `trainable` is not one of."""
-        return {key: one for key, one in super()._get_config().items() if key in ("layers", "name")}
+        return {key: value for key, value in super()._get_config().items() if key in ("layers", "name")}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -49,7 +49,8 @@ class Pipeline(Layer):
         """
         import dptrain
 
-        given = [
-            dptrain.layers.deserialize(one) if isinstance(one, Mapping) else one for one in config.get("layers", ())
+        layers = [
+            dptrain.layers.deserialize(layer) if isinstance(layer, Mapping) else layer
+            for layer in config.get("layers", ())
         ]
-        return super().from_config({"name": config.get("name"), "layers": given})
+        return super().from_config({"name": config.get("name"), "layers": layers})

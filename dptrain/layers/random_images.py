@@ -61,11 +61,11 @@ class RandomImageLayer(ImageLayer):
             generator: as of `dptrain.random`.
             shape: how many there are, their height, width and channels.
         """
-        own, self.generator = self.generator, generator
+        layer_generator, self.generator = self.generator, generator
         try:
             return self._draw(*shape)
         finally:
-            self.generator = own
+            self.generator = layer_generator
 
     @abstractmethod
     def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
@@ -109,7 +109,7 @@ class RandomImageLayer(ImageLayer):
         for part, length, shape in zip((down, across), (int(height), int(width)), shapes, strict=True):
             start = self._uniform(rows, 0, 1) * (length - part * length)
             places = np.arange(length).reshape(shape)
-            begin, end = (ops.reshape(one, (-1, 1, 1)) for one in (start, start + part * length))
+            begin, end = (ops.reshape(edge, (-1, 1, 1)) for edge in (start, start + part * length))
             inside = ops.logical_and(inside, ops.logical_and(places >= begin, places < end))
         return ops.expand_dims(inside, 1 if self.data_format == "channels_first" else -1)
 
@@ -121,27 +121,27 @@ class RandomImageLayer(ImageLayer):
 
 def for_each(number: Any, x: Tensor | None = None) -> Tensor:
     """Return a number for each image as (rows, 1, 1, 1), of the type of images where these are given."""
-    found = ops.reshape(ops.convert_to_tensor(number), (-1, 1, 1, 1))
-    return found if x is None else ops.cast(found, x.dtype)
+    column = ops.reshape(ops.convert_to_tensor(number), (-1, 1, 1, 1))
+    return column if x is None else ops.cast(column, x.dtype)
 
 
-def limits(name: str, factor: Factor, least: float, said: str, excluded: bool = False) -> tuple[float, float]:
+def limits(name: str, factor: Factor, least: float, message: str, excluded: bool = False) -> tuple[float, float]:
     """Return the least and the greatest number that a factor stands for: f for those from -f to f.
 
     Args:
         name: of the argument.
         factor: the argument.
         least: that each number may be; 1 is the greatest.
-        said: the message's beginning.
+        message: the message's beginning.
         excluded: whether `least` itself is not allowed.
 
     Raises:
         ConfigError: it is none.
     """
     pair: list[Any] = list(factor) if isinstance(factor, list | tuple) else [factor, factor]
-    is_wrong = len(pair) != 2 or any(isinstance(one, bool) or not isinstance(one, int | float) for one in pair)
-    if is_wrong or any(one > 1 or one < least or (excluded and one == least) for one in pair):
-        raise ConfigError(f"{said}Received: {name}={factor}")
+    is_wrong = len(pair) != 2 or any(isinstance(number, bool) or not isinstance(number, int | float) for number in pair)
+    if is_wrong or any(number > 1 or number < least or (excluded and number == least) for number in pair):
+        raise ConfigError(f"{message}Received: {name}={factor}")
     if isinstance(factor, list | tuple):
         return min(pair), max(pair)
     return -abs(pair[0]), abs(pair[0])
@@ -159,33 +159,35 @@ def factor_range(factor: Factor | None, least: float, most: float = 1, name: str
     Raises:
         ConfigError: it is none.
     """
-    said = f"The `{name}` argument should be a number (or a list of two numbers) in the range [{least}, {most}]. "
-    given: Any = 0.0 if factor is None else factor
-    if isinstance(given, list | tuple):
-        if len(given) != 2 or given[0] > most or given[1] < least:
-            raise ConfigError(f"{said}Received: {name}={factor}")
-        return min(given), max(given)
-    if isinstance(given, bool) or not isinstance(given, int | float) or not least <= given <= most:
-        raise ConfigError(f"{said}Received: {name}={factor}")
-    return max(-abs(given), least), abs(given)
+    message = f"The `{name}` argument should be a number (or a list of two numbers) in the range [{least}, {most}]. "
+    number: Any = 0.0 if factor is None else factor
+    if isinstance(number, list | tuple):
+        if len(number) != 2 or number[0] > most or number[1] < least:
+            raise ConfigError(f"{message}Received: {name}={factor}")
+        return min(number), max(number)
+    if isinstance(number, bool) or not isinstance(number, int | float) or not least <= number <= most:
+        raise ConfigError(f"{message}Received: {name}={factor}")
+    return max(-abs(number), least), abs(number)
 
 
-def value_range_of(given: Any) -> tuple[float, float]:
+def value_range_of(value_range: Any) -> tuple[float, float]:
     """Return the least and the greatest value of pixels.
 
     Raises:
         ConfigError: they are not two numbers.
     """
-    if not isinstance(given, list | tuple) or len(given) != 2:
-        raise ConfigError(f"The `value_range` argument should be a list of two numbers. Received: value_range={given}")
-    return min(given), max(given)
+    if not isinstance(value_range, list | tuple) or len(value_range) != 2:
+        raise ConfigError(
+            f"The `value_range` argument should be a list of two numbers. Received: value_range={value_range}"
+        )
+    return min(value_range), max(value_range)
 
 
-def one_of(name: str, value: str, known: Sequence[str]) -> None:
+def one_of(name: str, value: str, choices: Sequence[str]) -> None:
     """Check that an argument is one of the known values.
 
     Raises:
         ConfigError: it is not.
     """
-    if value not in known:
-        raise ConfigError(f"Unknown `{name}` {value}. Expected of one {tuple(known)}.")
+    if value not in choices:
+        raise ConfigError(f"Unknown `{name}` {value}. Expected of one {tuple(choices)}.")

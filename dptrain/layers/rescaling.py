@@ -32,16 +32,19 @@ class Rescaling(Layer):
     def call(self, inputs: Tensor) -> Tensor:
         """Return the input scaled, as floating-point numbers."""
         x = self._floating(inputs)
-        scale, offset = (one if isinstance(one, float) else ops.cast(one, x.dtype) for one in (self.scale, self.offset))
+        scale, offset = (
+            parameter if isinstance(parameter, float) else ops.cast(parameter, x.dtype)
+            for parameter in (self.scale, self.offset)
+        )
         return x * scale + offset
 
 
 def _number_or_list(value: Any) -> float | list[float]:
     try:
-        found = np.asarray(value, np.float64)
+        numbers = np.asarray(value, np.float64)
     except (TypeError, ValueError):
-        found = np.zeros((0, 0))
-    if found.ndim > 1 or isinstance(value, str):
+        numbers = np.zeros((0, 0))
+    if numbers.ndim > 1 or isinstance(value, str):
         raise ConfigError(f"not supported: Rescaling by {value!r}; expected a number, or one for each channel")
-    scaled: float | list[float] = found.tolist()
+    scaled: float | list[float] = numbers.tolist()
     return scaled

@@ -69,8 +69,8 @@ class Reshape(Layer):
     def call(self, inputs: Tensor) -> Tensor:
         """Return (rows, *target_shape)."""
         size = math.prod(inputs.shape[1:])
-        known = math.prod(n for n in self.target_shape if n != -1)
-        shape = tuple(quotient(size, known) if n == -1 else n for n in self.target_shape)
+        known_size = math.prod(n for n in self.target_shape if n != -1)
+        shape = tuple(quotient(size, known_size) if n == -1 else n for n in self.target_shape)
         if differ(math.prod(shape), size):
             raise ConfigError(
                 f"layer {self._display_name!r}: the total size of the samples must be unchanged. "

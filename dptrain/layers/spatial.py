@@ -46,10 +46,10 @@ def checked_format(data_format: Any) -> str:
     Raises:
         ConfigError: there is no such format.
     """
-    found = FORMATS[0] if data_format is None else str(data_format).lower()
-    if found not in FORMATS:
+    form = FORMATS[0] if data_format is None else str(data_format).lower()
+    if form not in FORMATS:
         raise ConfigError(
             "The `data_format` argument must be one of {'channels_first', 'channels_last'}. "
             f"Received: data_format={data_format}"
         )
-    return found
+    return form

@@ -51,8 +51,8 @@ class SpectralNormalization(Wrapper):
         """Return what the layer makes of the input; in training, normalize its kernel before."""
         if training:
             self._normalize()
-        found = self.layer(inputs)
-        return ops.cast(found, inputs.dtype) if inputs.dtype.kind in "fV" else found
+        outputs = self.layer(inputs)
+        return ops.cast(outputs, inputs.dtype) if inputs.dtype.kind in "fV" else outputs
 
     def _normalize(self) -> None:
         kernel = ops.stop_gradient(self.kernel.value)

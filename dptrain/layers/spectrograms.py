@@ -92,9 +92,9 @@ class MelSpectrogram(Layer):
 
     def _decibels(self, power: Tensor) -> Tensor:
         """Return decibels, none of which is further below the greatest of the batch than `top_db`."""
-        found = 10.0 * ops.log10(ops.maximum(power, self.min_power))
-        found = found - 10.0 * math.log10(max(abs(self.ref_power), self.min_power))
-        return ops.maximum(found, ops.max(found) - self.top_db)
+        decibels = 10.0 * ops.log10(ops.maximum(power, self.min_power))
+        decibels = decibels - 10.0 * math.log10(max(abs(self.ref_power), self.min_power))
+        return ops.maximum(decibels, ops.max(decibels) - self.top_db)
 
     def linear_to_mel_weight_matrix(
         self,
@@ -215,11 +215,11 @@ class STFTSpectrogram(Layer):
         """Make the kernels of Fourier's transform."""
         shape = (self.frame_length, 1, self._transformed // 2 + 1)
         if self.mode != "imag":
-            made = STFT("real", self.window, self.scaling, self.periodic)
-            self.real_kernel = self.add_weight(shape=shape, initializer=made, name="real_kernel")
+            initializer = STFT("real", self.window, self.scaling, self.periodic)
+            self.real_kernel = self.add_weight(shape=shape, initializer=initializer, name="real_kernel")
         if self.mode != "real":
-            made = STFT("imag", self.window, self.scaling, self.periodic)
-            self.imag_kernel = self.add_weight(shape=shape, initializer=made, name="imag_kernel")
+            initializer = STFT("imag", self.window, self.scaling, self.periodic)
+            self.imag_kernel = self.add_weight(shape=shape, initializer=initializer, name="imag_kernel")
         self.built = True
 
     def call(self, inputs: Any) -> Tensor:
@@ -236,8 +236,8 @@ class STFTSpectrogram(Layer):
 
         def along(kernel: Any) -> Tensor:
             """Return (rows, channels, time, frequencies)."""
-            made = ops.conv(flat, ops.cast(kernel, flat.dtype), strides=self._step, padding=self.padding)
-            return ops.reshape(made, (-1, channels, *made.shape[1:]))
+            frames = ops.conv(flat, ops.cast(kernel, flat.dtype), strides=self._step, padding=self.padding)
+            return ops.reshape(frames, (-1, channels, *frames.shape[1:]))
 
         return self._arranged(
             self._of_parts(
@@ -248,9 +248,9 @@ class STFTSpectrogram(Layer):
 
     def _of_parts(self, real: Tensor | None, imaginary: Tensor | None) -> Tensor:
         if real is None or imaginary is None:
-            only = imaginary if real is None else real
-            assert only is not None
-            return only
+            part = imaginary if real is None else real
+            assert part is not None
+            return part
         if self.mode == "angle":
             return ops.arctan2(imaginary, real)
         if self.mode == "stft":
@@ -261,11 +261,11 @@ class STFTSpectrogram(Layer):
         magnitude = ops.sqrt(ops.maximum(power, self._LEAST))
         return magnitude if self.mode == "magnitude" else ops.log(ops.maximum(magnitude, self._LEAST))
 
-    def _arranged(self, found: Tensor) -> Tensor:
+    def _arranged(self, spectra: Tensor) -> Tensor:
         """Return (rows, channels, time, frequencies) in the order that was asked for."""
         first = self.data_format == "channels_first"
         if self.expand_dims:
-            return found if first else ops.transpose(found, (0, 2, 3, 1))
-        _, channels, times, frequencies = found.shape
-        joined = ops.reshape(ops.transpose(found, (0, 1, 3, 2)), (-1, channels * frequencies, times))
+            return spectra if first else ops.transpose(spectra, (0, 2, 3, 1))
+        _, channels, times, frequencies = spectra.shape
+        joined = ops.reshape(ops.transpose(spectra, (0, 1, 3, 2)), (-1, channels * frequencies, times))
         return joined if first else ops.transpose(joined, (0, 2, 1))

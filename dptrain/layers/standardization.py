@@ -88,7 +88,7 @@ class Normalization(Layer):
             return
         try:
             moments = self.input_mean, self.input_variance
-            self._given = [np.broadcast_to(np.asarray(one), shape).reshape(self._broadcast) for one in moments]
+            self._given = [np.broadcast_to(np.asarray(moment), shape).reshape(self._broadcast) for moment in moments]
         except ValueError:
             raise ConfigError(
                 f"mean of shape {np.shape(self.input_mean)} of layer {self._display_name!r}: "
@@ -106,15 +106,15 @@ class Normalization(Layer):
         """
         if self.input_mean is not None:
             raise ConfigError(f"adapt: mean and variance of layer {self._display_name!r} were given")
-        arrays = [np.asarray(one) for one in batches_of(data)]
-        if not arrays or not all(len(one) for one in arrays):
+        arrays = [np.asarray(batch) for batch in batches_of(data)]
+        if not arrays or not all(len(array) for array in arrays):
             raise ConfigError(
                 f"adapt of layer {self._display_name!r}: no rows; expected an array, or an iterable of batches"
             )
         if not self.built:
             first = arrays[0].shape
             self.build(first if 0 in {axis % len(first) for axis in self.axis} else (None, *first[1:]))
-        shapes = {tuple(np.delete(one.shape, self._reduced(one.ndim))) for one in arrays}
+        shapes = {tuple(np.delete(array.shape, self._reduced(array.ndim))) for array in arrays}
         if shapes != {self.adapt_mean.shape}:
             raise ConfigError(
                 f"adapt of layer {self._display_name!r}: kept axes of {' and '.join(map(str, sorted(shapes)))}, "
@@ -122,14 +122,14 @@ class Normalization(Layer):
             )
         over = self._reduced(arrays[0].ndim)
         count, mean, squares = 0, np.float64(0), np.float64(0)
-        for one in arrays:  # each batch's moments join those before (Chan, Golub and LeVeque)
-            number = one.size // max(int(np.prod(self.adapt_mean.shape)), 1)
-            own = one.mean(over, dtype=np.float64)
-            apart, count = own - mean, count + number
+        for array in arrays:  # each batch's moments join those before (Chan, Golub and LeVeque)
+            number = array.size // max(int(np.prod(self.adapt_mean.shape)), 1)
+            batch_mean = array.mean(over, dtype=np.float64)
+            delta, count = batch_mean - mean, count + number
             squares = (
-                squares + one.var(over, dtype=np.float64) * number + apart**2 * (number * (count - number) / count)
+                squares + array.var(over, dtype=np.float64) * number + delta**2 * (number * (count - number) / count)
             )
-            mean = mean + apart * (number / count)
+            mean = mean + delta * (number / count)
         self._set_moments(mean, squares / count)
 
     def _set_moments(self, mean: npt.ArrayLike, variance: npt.ArrayLike) -> None:
@@ -157,16 +157,18 @@ class Normalization(Layer):
 
     def _get_own_config(self) -> dict[str, Any]:
         """Return the arguments; the axes as a list, as Keras' files have them."""
-        given = {"mean": self.input_mean, "variance": self.input_variance}
-        return {**super()._get_own_config(), "axis": list(self.axis), **given}
+        moments = {"mean": self.input_mean, "variance": self.input_variance}
+        return {**super()._get_own_config(), "axis": list(self.axis), **moments}
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return the input standardised, or with `invert` what it was before."""
         x = self._floating(inputs)
         if self.input_mean is None:
-            mean, variance = (ops.reshape(one.value, self._broadcast) for one in (self.adapt_mean, self.adapt_variance))
+            mean, variance = (
+                ops.reshape(weight.value, self._broadcast) for weight in (self.adapt_mean, self.adapt_variance)
+            )
         else:
-            mean, variance = (ops.cast(one, x.dtype) for one in self._given)
+            mean, variance = (ops.cast(moment, x.dtype) for moment in self._given)
         deviation = ops.maximum(ops.sqrt(variance), _EPSILON)
         return x * deviation + mean if self.invert else (x - mean) / deviation
 

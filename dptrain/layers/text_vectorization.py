@@ -176,15 +176,15 @@ class TextVectorization(Layer):
             rows = [self._standardized(text) for text in texts.ravel().tolist()]
             texts = np.array(rows, dtype=np.str_).reshape(texts.shape)
         if self.split is None:
-            found = [[row] if isinstance(row, str) else list(row) for row in texts.tolist()]
+            tokens = [[row] if isinstance(row, str) else list(row) for row in texts.tolist()]
         else:
             if texts.ndim > 1 and texts.shape[-1] != 1:
                 raise ConfigError(
                     "When using `TextVectorization` to tokenize strings, the input rank must be 1 or the last shape "
                     f"dimension must be 1. Received: inputs.shape={texts.shape} with rank={texts.ndim}"
                 )
-            found = self._split(texts.reshape(-1))
-        return [self._with_ngrams(row) for row in found]
+            tokens = self._split(texts.reshape(-1))
+        return [self._with_ngrams(row) for row in tokens]
 
     def _standardized(self, text: str) -> str:
         if "lower" in str(self.standardize):
@@ -221,22 +221,22 @@ class TextVectorization(Layer):
         if self.output_mode in ("int", "one_hot"):
             widest = max((len(token) for row in rows for token in row), default=1)
             padded = np.full((len(rows), length), "", dtype=f"<U{max(widest, 1)}")
-            for row, own in zip(padded, rows, strict=True):
-                row[: len(own[:length])] = own[:length]
-            made = self._lookup(padded)
+            for row, tokens in zip(padded, rows, strict=True):
+                row[: len(tokens[:length])] = tokens[:length]
+            outputs = self._lookup(padded)
         else:
-            made = self._lookup._counted(rows)
-        return made[0] if single else made
+            outputs = self._lookup._counted(rows)
+        return outputs[0] if single else outputs
 
     def _get_own_config(self) -> dict[str, Any]:
         """Return the arguments, with the vocabulary that `adapt` found."""
         weights = self._lookup.idf_weights
-        known = None if weights is None else list(weights[self._lookup._first_known :])
-        return super()._get_own_config() | {"vocabulary": self.vocabulary, "idf_weights": known}
+        token_weights = None if weights is None else list(weights[self._lookup._first_known :])
+        return super()._get_own_config() | {"vocabulary": self.vocabulary, "idf_weights": token_weights}
 
     def _get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, which `trainable` is not one of."""
-        return {key: one for key, one in super()._get_config().items() if key != "trainable"}
+        return {key: value for key, value in super()._get_config().items() if key != "trainable"}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -245,12 +245,12 @@ class TextVectorization(Layer):
         Raises:
             ConfigError: as `Layer.from_config`.
         """
-        return super().from_config({key: one for key, one in config.items() if key not in cls._read})
+        return super().from_config({key: value for key, value in config.items() if key not in cls._read})
 
 
-def _check(name: str, value: Any, known: Sequence[str]) -> None:
-    if value is not None and not callable(value) and value not in known:
+def _check(name: str, value: Any, choices: Sequence[str]) -> None:
+    if value is not None and not callable(value) and value not in choices:
         raise ConfigError(
             f"Unknown value for `{name}` argument of layer TextVectorization. If restricted to a string, allowed "
-            f"values are: {list(known)}, None or a function. Received: {name}={value}"
+            f"values are: {list(choices)}, None or a function. Received: {name}={value}"
         )

@@ -20,13 +20,13 @@ class _UpSampling(SpatialLayer):
     def call(self, inputs: Tensor) -> Tensor:
         """Return larger images."""
         times = (self.size,) if isinstance(self.size, int) else self.size
-        apart, repeated, joined = [inputs.shape[0]], [inputs.shape[0]], [inputs.shape[0]]
+        expanded, repeated, joined = [inputs.shape[0]], [inputs.shape[0]], [inputs.shape[0]]
         for axis, length in enumerate(inputs.shape[1:], 1):
             number = times[self._space.index(axis)] if axis in self._space else 1
-            apart += [length] if number == 1 else [length, 1]
+            expanded += [length] if number == 1 else [length, 1]
             repeated += [length] if number == 1 else [length, number]
             joined.append(length * number)
-        return ops.reshape(ops.broadcast_to(ops.reshape(inputs, apart), repeated), joined)
+        return ops.reshape(ops.broadcast_to(ops.reshape(inputs, expanded), repeated), joined)
 
 
 class UpSampling1D(_UpSampling):

@@ -97,8 +97,8 @@ class Weight(Variable):
         value: Any = np.zeros(shape, dtype)
         if not to_be_read:
             value = _first_value(initializer, tuple(shape), seed, position, dtype)
-        own = {"regularizer": regularizer, "constraint": constraint, "aggregation": aggregation}
-        super().__init__(value, name, trainable, dtype=dtype, **own)
+        options = {"regularizer": regularizer, "constraint": constraint, "aggregation": aggregation}
+        super().__init__(value, name, trainable, dtype=dtype, **options)
         self._is_initial = not to_be_read
 
     @property

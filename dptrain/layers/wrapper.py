@@ -49,7 +49,7 @@ class Wrapper(Layer):
         """
         import dptrain
 
-        given = config.get("layer")
+        layer = config.get("layer")
         return super().from_config(
-            {**config, "layer": dptrain.layers.deserialize(given) if isinstance(given, Mapping) else given}
+            {**config, "layer": dptrain.layers.deserialize(layer) if isinstance(layer, Mapping) else layer}
         )

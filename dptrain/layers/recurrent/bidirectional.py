@@ -64,9 +64,9 @@ class Bidirectional(Layer):
             name = f"backward_{name.removeprefix('backward_')}"
             self.backward_layer = _like(layer, name=name, go_backwards=True)
         self._check()
-        for one in (self.forward_layer, self.backward_layer):
-            if hasattr(one, "zero_output_for_mask"):
-                one.zero_output_for_mask = one.return_sequences
+        for direction in (self.forward_layer, self.backward_layer):
+            if hasattr(direction, "zero_output_for_mask"):
+                direction.zero_output_for_mask = direction.return_sequences
         self.merge_mode, self._first_weights = merge_mode, None if not weights else list(weights)
         forward = self.forward_layer
         self.stateful, self.return_sequences = forward.stateful, forward.return_sequences
@@ -100,8 +100,8 @@ class Bidirectional(Layer):
     @property
     def states(self) -> tuple[Any, ...] | None:
         """The states that both layers keep; None without."""
-        both = self.forward_layer.states, self.backward_layer.states
-        return (*both[0], *both[1]) if both[0] and both[1] else None
+        states = self.forward_layer.states, self.backward_layer.states
+        return (*states[0], *states[1]) if states[0] and states[1] else None
 
     def reset_state(self) -> None:
         """Let the states of both layers be zeros.
@@ -143,9 +143,9 @@ class Bidirectional(Layer):
         ]
         states: tuple[Any, ...] = ()
         if self.return_state:
-            states = tuple(state for each in outputs for state in each[1:])
-            outputs = [each[0] for each in outputs]
-        y, y_back = (ops.cast(each, self.compute_dtype) for each in outputs)
+            states = tuple(state for output in outputs for state in output[1:])
+            outputs = [output[0] for output in outputs]
+        y, y_back = (ops.cast(output, self.compute_dtype) for output in outputs)
         y_back = ops.flip(y_back, axis=1) if self.return_sequences else y_back
         merged = (y, y_back) if self.merge_mode is None else (_MERGED[self.merge_mode](y, y_back),)
         return (*merged, *states) if self.return_state or self.merge_mode is None else merged[0]
@@ -154,8 +154,8 @@ class Bidirectional(Layer):
         """Return the arguments, both layers as files have them."""
         import dptrain  # whose table of layers has this class
 
-        both = {"layer": self.forward_layer, "backward_layer": self.backward_layer}
-        return super()._get_own_config() | {name: dptrain.layers.serialize(layer) for name, layer in both.items()}
+        layers = {"layer": self.forward_layer, "backward_layer": self.backward_layer}
+        return super()._get_own_config() | {name: dptrain.layers.serialize(layer) for name, layer in layers.items()}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -166,12 +166,12 @@ class Bidirectional(Layer):
         """
         import dptrain
 
-        given = {name: config.get(name) for name in ("layer", "backward_layer")}
-        both = {
+        described = {name: config.get(name) for name in ("layer", "backward_layer")}
+        layers = {
             name: dptrain.layers.deserialize(layer) if isinstance(layer, Mapping) else layer
-            for name, layer in given.items()
+            for name, layer in described.items()
         }
-        return super().from_config({**config, **both})
+        return super().from_config({**config, **layers})
 
 
 def _like(layer: Any, **changed: Any) -> Any:

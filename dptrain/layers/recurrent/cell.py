@@ -184,10 +184,10 @@ class RecurrentCell(Layer):
     def _masks(self, like: Tensor, rate: float) -> Masks:
         if not 0 < rate < 1:
             return None
-        drawn = [
+        masks = [
             random.dropout(ops.ones_like(like), rate, seed=self.seed_generator) for _ in range(max(1, self._own_masks))
         ]
-        return drawn if self._own_masks else drawn[0]
+        return masks if self._own_masks else masks[0]
 
     def _product(self, x: Tensor, kernel: Any, masks: Masks) -> Tensor:
         """Return a product with the kernels of all gates, which may each have a mask of its own."""
@@ -215,11 +215,11 @@ class UnitForgetBias(Initializer):
     Source: R. Jozefowicz et al., "An empirical exploration of recurrent network architectures", ICML 2015.
 
     Args:
-        others: of the other gates.
+        initializer: of the other gates.
     """
 
-    def __init__(self, others: Any) -> None:
-        self.others = others
+    def __init__(self, initializer: Any) -> None:
+        self.others = initializer
 
     def _draw(self, shape: tuple[int, ...], seed: int, position: int) -> npt.NDArray[np.float64]:
         """Return the values, (4 * units,)."""

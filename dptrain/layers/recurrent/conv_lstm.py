@@ -141,8 +141,8 @@ class ConvLSTMCell(RecurrentCell):
     def _advance(self, projected: Tensor, states: Sequence[Tensor], masks: Masks) -> tuple[Tensor, list[Tensor]]:
         """See `RecurrentCell`."""
         h, c = states
-        ones = (1,) * self.rank
-        gates = projected + self._convolved(h, self.recurrent_kernel, masks, ones, "same", ones)
+        unit_strides = (1,) * self.rank
+        gates = projected + self._convolved(h, self.recurrent_kernel, masks, unit_strides, "same", unit_strides)
         i, f, new, o = ops.split(gates, 4, axis=self._channel_axis)
         c = self.recurrent_activation(f) * c + self.recurrent_activation(i) * self.activation(new)
         h = self.recurrent_activation(o) * self.activation(c)

@@ -92,11 +92,14 @@ class GRUCell(RecurrentCell):
             z, r = self.recurrent_activation(new_z + old_z), self.recurrent_activation(new_r + old_r)
             candidate = self.activation(new_h + r * old_h)
         else:
-            of_gates, of_state = self.recurrent_kernel[:, : 2 * self.units], self.recurrent_kernel[:, 2 * self.units :]
+            gate_kernel, state_kernel = (
+                self.recurrent_kernel[:, : 2 * self.units],
+                self.recurrent_kernel[:, 2 * self.units :],
+            )
             first, last = (masks[:2], masks[2:]) if isinstance(masks, list) else (masks, masks)
-            old_z, old_r = ops.split(self._product(h, of_gates, first), 2, axis=-1)
+            old_z, old_r = ops.split(self._product(h, gate_kernel, first), 2, axis=-1)
             z, r = self.recurrent_activation(new_z + old_z), self.recurrent_activation(new_r + old_r)
-            candidate = self.activation(new_h + self._product(r * h, of_state, last))
+            candidate = self.activation(new_h + self._product(r * h, state_kernel, last))
         h = z * h + (1 - z) * candidate
         return h, [h]
 

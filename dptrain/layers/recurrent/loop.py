@@ -48,8 +48,8 @@ def run(
         output, after = step(inputs if counts is None else inputs[0], before)
         if counts is not None:
             counted = inputs[1]
-            kept = ops.zeros_like(output) if zero_output_for_mask else _output_state(before)
-            output = _chosen(counted, output, kept)
+            masked_output = ops.zeros_like(output) if zero_output_for_mask else _output_state(before)
+            output = _chosen(counted, output, masked_output)
             after = tree.map_structure(lambda new, old: _chosen(counted, new, old), after, before)
         return after, output if stacks or not returns_state else None
 

@@ -175,7 +175,7 @@ class RNN(Layer):
                 )
         if initial_state is None and self.stateful:
             numbers = row_numbers(rows)
-            initial_state = tree.map_structure(lambda kept: take_rows(kept.value, numbers), self.states)
+            initial_state = tree.map_structure(lambda variable: take_rows(variable.value, numbers), self.states)
         if initial_state is None:
             initial_state = self.get_initial_state(rows)
         states = list(initial_state) if tree.is_nested(initial_state) else [initial_state]
@@ -196,14 +196,14 @@ class RNN(Layer):
         """
         if type(cell) is StackedRNNCells:
             return self._in_turn(cell.cells, sequences, states, mask, training, stacks)
-        how: dict[str, Any] = {
+        options: dict[str, Any] = {
             "go_backwards": self.go_backwards,
             "unroll": self.unroll,
             "zero_output_for_mask": self.zero_output_for_mask,
             "stacks": stacks,
         }
         if not isinstance(cell, RecurrentCell) or type(cell).call is not RecurrentCell.call:
-            return run(_called(cell, training), sequences, states, mask, returns_state=False, **how)
+            return run(_called(cell, training), sequences, states, mask, returns_state=False, **options)
         with cell._reading_weights():
             sequences = ops.cast(sequences, cell.compute_dtype)
             masks, recurrent_masks = cell._draw_masks(sequences[:, 0], states[0], training)
@@ -212,7 +212,7 @@ class RNN(Layer):
             def step(inputs: Tensor, before: Any) -> tuple[Tensor, Any]:
                 return cell._advance(inputs, before, recurrent_masks)
 
-            return run(step, projected, states, mask, returns_state=True, **how)
+            return run(step, projected, states, mask, returns_state=True, **options)
 
     def _in_turn(
         self,
@@ -269,13 +269,13 @@ class CellLayer(RNN):
         self, cell: type[RecurrentCell], name_of_cell: str, arguments: Mapping[str, Any], **options: Any
     ) -> None:
         names = inspect.signature(cell.__init__).parameters
-        own = {name: value for name, value in arguments.items() if name in names}
-        rest = {name: value for name, value in arguments.items() if name not in names}
+        cell_arguments = {name: value for name, value in arguments.items() if name in names}
+        layer_arguments = {name: value for name, value in arguments.items() if name not in names}
         shared = {name: options[name] for name in ("dtype", "trainable") if name in options}
         if "implementation" in options:
-            own["implementation"] = options.pop("implementation")
-        self.use_cudnn = _without_cudnn(rest.pop("use_cudnn", "auto"))
-        super().__init__(cell(**own, **shared, name=name_of_cell), **rest, **options)
+            cell_arguments["implementation"] = options.pop("implementation")
+        self.use_cudnn = _without_cudnn(layer_arguments.pop("use_cudnn", "auto"))
+        super().__init__(cell(**cell_arguments, **shared, name=name_of_cell), **layer_arguments, **options)
         self.input_spec = InputSpec(ndim=self._steps_ndim)
 
     def __getattr__(self, name: str) -> Any:

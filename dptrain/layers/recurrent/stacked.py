@@ -68,8 +68,8 @@ class StackedRNNCells(Layer):
         """
         after = []
         for cell, before in zip(self.cells, states, strict=True):
-            takes = isinstance(cell, Layer) and "training" in cell._signature.parameters
-            keywords = {"training": training} if takes else {}
+            takes_training = isinstance(cell, Layer) and "training" in cell._signature.parameters
+            keywords = {"training": training} if takes_training else {}
             call = cell if callable(cell) else cell.call
             alone = not tree.is_nested(before)
             inputs, new = call(inputs, [before] if alone else list(before), **keywords)

@@ -80,7 +80,9 @@ class TimeDistributed(Wrapper):
                 "The `mask` passed to the `TimeDistributed` layer must be at least 2D (e.g., `(batch_size, "
                 f"timesteps)`), but it has {mask.ndim} dimension(s) with shape {without_rows(mask.shape)}."
             )
-        if any(differ(own, length) for own, length in zip(mask.shape[:2], inputs.shape[:2], strict=True)):
+        if any(
+            differ(mask_length, length) for mask_length, length in zip(mask.shape[:2], inputs.shape[:2], strict=True)
+        ):
             raise ConfigError(
                 f"The `mask` passed to the `TimeDistributed` layer has a shape {without_rows(mask.shape)} that is "
                 f"incompatible with the input shape {without_rows(inputs.shape)}. The first two dimensions of the mask "
