@@ -21,7 +21,7 @@ from dptrain.program.shapes import without_rows
 from dptrain.program.tensor import Tensor
 
 # What masked elements of a softmax become, as in Keras: its exponential is 0. Infinity gives NaN in gradients.
-_MASKED, _MASKED_IN_FLOAT16 = -1e9, -3e4
+_MASKED_LOGIT, _MASKED_LOGIT_FLOAT16 = -1e9, -3e4
 
 
 class Activation(Layer):
@@ -277,7 +277,7 @@ class Softmax(Layer):
                 f"mask.shape={without_rows(mask.shape)}"
             )
         counts = mask if mask.dtype == np.bool_ else mask > 0.5
-        least = _MASKED_IN_FLOAT16 if inputs.dtype == np.float16 else _MASKED
+        least = _MASKED_LOGIT_FLOAT16 if inputs.dtype == np.float16 else _MASKED_LOGIT
         return ops.where(counts, self._softmax(ops.where(counts, inputs, least)), 0.0)
 
     def _softmax(self, x: Tensor) -> Tensor:

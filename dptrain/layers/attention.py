@@ -15,7 +15,7 @@ from dptrain.random import Purpose, own_seed
 
 _SCORE_MODES = ("dot", "concat")
 # What is taken from the scores of masked sources: their exponential is then 0.
-_FAR, _FAR_IN_FLOAT16 = 1e9, 65504.0
+_MASK_OFFSET, _MASK_OFFSET_FLOAT16 = 1e9, 65504.0
 
 
 def causal_mask(targets: Any, sources: Any) -> Any:
@@ -133,7 +133,7 @@ class Attention(Layer):
     ) -> tuple[Tensor, Tensor]:
         """Return the output and the softmax of the scores."""
         if scores_mask is not None:
-            offset = _FAR_IN_FLOAT16 if scores.dtype == np.float16 else _FAR
+            offset = _MASK_OFFSET_FLOAT16 if scores.dtype == np.float16 else _MASK_OFFSET
             scores = ops.where(scores_mask, scores, scores - offset)
         weights = ops.softmax(scores)
         if training and self.dropout > 0:

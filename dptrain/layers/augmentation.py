@@ -13,10 +13,10 @@ from dptrain.layers.arguments import positive
 from dptrain.layers.random_images import (
     Factor,
     RandomImageLayer,
+    check_choice,
     factor_range,
-    for_each,
     limits,
-    one_of,
+    per_image,
     value_range_of,
 )
 from dptrain.ops import random
@@ -58,7 +58,7 @@ class RandomFlip(RandomImageLayer):
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
         vertical, horizontal = self._space_of(x)
         axes = [vertical] * ("vertical" in self.mode) + [horizontal] * ("horizontal" in self.mode)
-        outputs: Tensor = ops.where(for_each(transformation["flips"]), ops.flip(x, axes), x)
+        outputs: Tensor = ops.where(per_image(transformation["flips"]), ops.flip(x, axes), x)
         return outputs
 
 
@@ -75,8 +75,8 @@ class Affine(RandomImageLayer):
         **options: Any,
     ) -> None:
         super().__init__(seed, data_format=data_format, **options)
-        one_of("fill_mode", fill_mode, _FILL_MODES)
-        one_of("interpolation", interpolation, INTERPOLATIONS)
+        check_choice("fill_mode", fill_mode, _FILL_MODES)
+        check_choice("interpolation", interpolation, INTERPOLATIONS)
         self.fill_mode, self.interpolation, self.fill_value = fill_mode, interpolation, float(fill_value)
 
     @abstractmethod
@@ -94,7 +94,9 @@ class Affine(RandomImageLayer):
             numbers: as of `matrix`.
         """
         rows = x.shape[0]
-        columns = [ops.cast(number, self._exact) * ops.ones((rows,), self._exact) for number in (*numbers, 0, 0)]
+        columns = [
+            ops.cast(number, self._exact_dtype) * ops.ones((rows,), self._exact_dtype) for number in (*numbers, 0, 0)
+        ]
         return ops.image.affine_transform(
             x, ops.stack(columns, 1), self.interpolation, self.fill_mode, self.fill_value, self.data_format
         )
@@ -117,7 +119,7 @@ class RandomTranslation(Affine):
         ConfigError: an argument is out of range or unknown.
     """
 
-    _SAID = "The `factor` argument should be a number (or a list of two numbers) in the range [-1.0, 1.0]. "
+    _RANGE_MESSAGE = "The `factor` argument should be a number (or a list of two numbers) in the range [-1.0, 1.0]. "
 
     def __init__(
         self,
@@ -132,12 +134,12 @@ class RandomTranslation(Affine):
     ) -> None:
         super().__init__(fill_mode, interpolation, seed, fill_value, data_format, **options)
         self.height_factor, self.width_factor = height_factor, width_factor
-        self._down = limits("height_factor", height_factor, -1, self._SAID)
-        self._right = limits("width_factor", width_factor, -1, self._SAID)
+        self._down_range = limits("height_factor", height_factor, -1, self._RANGE_MESSAGE)
+        self._right_range = limits("width_factor", width_factor, -1, self._RANGE_MESSAGE)
 
     def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
-        down = self._uniform(rows, *self._down) * float(int(height))
-        right = self._uniform(rows, *self._right) * float(int(width))
+        down = self._uniform(rows, *self._down_range) * float(int(height))
+        right = self._uniform(rows, *self._right_range) * float(int(width))
         return {"translations": ops.stack([right, down], 1)}
 
     def _matrix(self, transformation: Any, height: Any, width: Any) -> Sequence[Any]:
@@ -205,7 +207,7 @@ class RandomZoom(Affine):
         ConfigError: an argument is out of range or unknown.
     """
 
-    _SAID = (
+    _RANGE_MESSAGE = (
         "The `height_factor` and `width_factor` arguments should be a number (or a list of two numbers) in the range "
         "(-1.0, 1.0]. "
     )
@@ -223,21 +225,23 @@ class RandomZoom(Affine):
     ) -> None:
         super().__init__(fill_mode, interpolation, seed, fill_value, data_format, **options)
         self.height_factor, self.width_factor = height_factor, width_factor
-        self._of_height = limits("height_factor", height_factor, -1, self._SAID, excluded=True)
-        self._of_width = (
-            None if width_factor is None else limits("width_factor", width_factor, -1, self._SAID, excluded=True)
+        self._height_range = limits("height_factor", height_factor, -1, self._RANGE_MESSAGE, excluded=True)
+        self._width_range = (
+            None
+            if width_factor is None
+            else limits("width_factor", width_factor, -1, self._RANGE_MESSAGE, excluded=True)
         )
 
     def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
-        height_zoom = self._uniform(rows, 1 + self._of_height[0], 1 + self._of_height[1])
+        height_zoom = self._uniform(rows, 1 + self._height_range[0], 1 + self._height_range[1])
         width_zoom = height_zoom
-        if self._of_width is not None:
-            width_zoom = self._uniform(rows, 1 + self._of_width[0], 1 + self._of_width[1])
+        if self._width_range is not None:
+            width_zoom = self._uniform(rows, 1 + self._width_range[0], 1 + self._width_range[1])
         return {"height_zoom": ops.expand_dims(height_zoom, 1), "width_zoom": ops.expand_dims(width_zoom, 1)}
 
     def _matrix(self, transformation: Any, height: Any, width: Any) -> Sequence[Any]:
         """Return the matrix; as `Affine._matrix`."""
-        y, x = (ops.cast(transformation[name][:, 0], self._exact) for name in ("height_zoom", "width_zoom"))
+        y, x = (ops.cast(transformation[name][:, 0], self._exact_dtype) for name in ("height_zoom", "width_zoom"))
         return x, 0, (int(width) - 1) / 2 * (1 - x), 0, y, (int(height) - 1) / 2 * (1 - y)
 
 
@@ -271,19 +275,19 @@ class RandomShear(Affine):
     ) -> None:
         super().__init__(fill_mode, interpolation, seed, fill_value, data_format, **options)
         message = "The `factor` argument should be a number (or a list of two numbers) in the range [0, 1.0]. "
-        self._right, self._down = (
+        self._right_range, self._down_range = (
             limits(name, factor, -1 if isinstance(factor, list | tuple) else 0, message)
             for name, factor in (("x_factor", x_factor), ("y_factor", y_factor))
         )
         # Keras writes the range -f to f in the place of f, and reads only f.
         self.x_factor, self.y_factor = (
             most if least == -most else factor
-            for factor, (least, most) in ((x_factor, self._right), (y_factor, self._down))
+            for factor, (least, most) in ((x_factor, self._right_range), (y_factor, self._down_range))
         )
 
     def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
         sign = ops.where(self._uniform(rows, 0, 1) > 0.5, -1.0, 1.0)
-        right, down = self._uniform(rows, *self._right), self._uniform(rows, *self._down)
+        right, down = self._uniform(rows, *self._right_range), self._uniform(rows, *self._down_range)
         return {"shear_factor": ops.stack([right * sign, down * sign], 1)}
 
     def _matrix(self, transformation: Any, height: Any, width: Any) -> Sequence[Any]:
@@ -322,15 +326,17 @@ class RandomPerspective(RandomImageLayer):
         self.factor = factor_range(factor, 0)
         if not 0 <= scale <= 1:
             raise ConfigError(f"The `scale` argument should be a number in the range [0,1]. Received: scale={scale}")
-        one_of("interpolation", interpolation, INTERPOLATIONS)
+        check_choice("interpolation", interpolation, INTERPOLATIONS)
         self.scale, self.interpolation, self.fill_value = float(scale), interpolation, float(fill_value)
 
     def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
-        apply = self._by_chance(rows, self.factor)
+        apply = self._random_flags(rows, self.factor)
         right, bottom = int(width) - 1.0, int(height) - 1.0
-        corners = np.array([[0, 0], [right, 0], [0, bottom], [right, bottom]], self._exact)
-        moves = random.uniform((rows, 4, 2), -0.5 * self.scale, 0.5 * self.scale, self._exact, seed=self.generator)
-        starts = corners * ops.ones((rows, 1, 1), self._exact)
+        corners = np.array([[0, 0], [right, 0], [0, bottom], [right, bottom]], self._exact_dtype)
+        moves = random.uniform(
+            (rows, 4, 2), -0.5 * self.scale, 0.5 * self.scale, self._exact_dtype, seed=self.generator
+        )
+        starts = corners * ops.ones((rows, 1, 1), self._exact_dtype)
         return {"apply_perspective": apply, "start_points": starts, "end_points": starts + starts * moves}
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
@@ -338,7 +344,7 @@ class RandomPerspective(RandomImageLayer):
             *(x, transformation["start_points"], transformation["end_points"], self.interpolation, self.fill_value),
             self.data_format,
         )
-        outputs: Tensor = ops.where(for_each(transformation["apply_perspective"]), moved, x)
+        outputs: Tensor = ops.where(per_image(transformation["apply_perspective"]), moved, x)
         return outputs
 
 
@@ -375,15 +381,15 @@ class RandomElasticTransform(RandomImageLayer):
     ) -> None:
         super().__init__(seed, data_format=data_format, **options)
         self.factor, self.scale = factor_range(factor, 0), factor_range(scale, 0, name="scale")
-        one_of("interpolation", interpolation, INTERPOLATIONS)
-        one_of("fill_mode", fill_mode, FILL_MODES)
+        check_choice("interpolation", interpolation, INTERPOLATIONS)
+        check_choice("fill_mode", fill_mode, FILL_MODES)
         self.interpolation, self.fill_mode, self.fill_value = interpolation, fill_mode, float(fill_value)
         self.value_range = value_range_of(value_range)
 
     def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
         if not self.scale[1] or not self.factor[1]:
             return None
-        apply = self._by_chance(rows, self.factor)
+        apply = self._random_flags(rows, self.factor)
         return {"apply_transform": apply, "distortion_factor": self._uniform(1, *self.scale)[0], "seed": self.generator}
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
@@ -394,7 +400,7 @@ class RandomElasticTransform(RandomImageLayer):
             *(x, max(height, width) * 0.1 * strength, min(height, width) * 0.05 * strength, self.interpolation),
             *(self.fill_mode, self.fill_value, transformation["seed"], self.data_format),
         )
-        outputs = ops.where(for_each(transformation["apply_transform"]), moved, x)
+        outputs = ops.where(per_image(transformation["apply_transform"]), moved, x)
         return ops.clip(outputs, *self.value_range)
 
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from dptrain import activations, constraints, initializers, regularizers
 from dptrain.errors import ConfigError
-from dptrain.layers.constructor import Given, is_own, is_plain, named_parameters, remembering
+from dptrain.layers.constructor import ConstructorArguments, is_dptrain_class, is_plain, named_parameters, remembering
 from dptrain.layers.input_spec import check
-from dptrain.layers.masks import hand_masks_on, take_masks
+from dptrain.layers.masks import attach_masks, fill_masks
 from dptrain.layers.node import Node, is_symbolic
 from dptrain.layers.parts import Parts
 from dptrain.layers.weight import Weight
@@ -56,11 +56,11 @@ _training: ContextVar[bool | None] = ContextVar("training", default=None)
 # Whether weights that are built are for a model to draw anew: see `Weight`.
 _provisional: ContextVar[bool] = ContextVar("provisional", default=False)
 # What lengths that are not known are taken for where a layer asks: longer than most windows, and often divisible.
-_SIZES = 240, 360
+_TRIAL_SIZES = 240, 360
 # Where Keras has layers and models.
 _MODULES_OF_LAYERS = ("keras.layers", "keras", "keras.src.models.functional", "keras.models")
 # Arguments of every layer, which `Layer.config` writes itself.
-_COMMON = ("name", "trainable", "dtype", "autocast", "activity_regularizer", "input_shape", "input_dim")
+_COMMON_ARGUMENTS = ("name", "trainable", "dtype", "autocast", "activity_regularizer", "input_shape", "input_dim")
 
 
 class Layer(Parts):
@@ -93,13 +93,13 @@ class Layer(Parts):
     _always_written: tuple[str, ...] = ()
     # In a class whose arguments all layers, or all models, have; and what the constructor of a user's class was given.
     _is_base = True
-    _constructed_with: Given | None = None
+    _constructed_with: ConstructorArguments | None = None
     # Whether the mask of the inputs is one of the outputs; None for what `supports_masking` finds out.
     _passes_masks: bool | None = None
     # Whether it is built from its constructor on, where no subclass makes weights.
     _has_no_weights = False
     # In a class whose own `build` says itself when the weights are there.
-    _notes_built: bool
+    _marks_itself_built: bool
     # It is being built, and what has been built of it may be drawn anew.
     _builds = False
     # Counts changes of what a program that was traced before would not see.
@@ -144,15 +144,15 @@ class Layer(Parts):
         self._built_with: dict[str, Any] = {}  # shapes by the names of `build`'s arguments, where these are several
         if input_dim is not None:
             input_shape = (input_dim,)
-        self._given_shape = None if input_shape is None else sizes(input_shape)
+        self._sample_shape = None if input_shape is None else checked_shape(input_shape)
         self.name = name
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "build" in vars(cls):
-            build = cls.build if "_notes_built" in vars(cls) else _noting_built(cls.build)
+            build = cls.build if "_marks_itself_built" in vars(cls) else _marking_built(cls.build)
             cls.build = _in_scope(build)  # type: ignore[method-assign]
-        if "__init__" in vars(cls) and not is_own(cls):
+        if "__init__" in vars(cls) and not is_dptrain_class(cls):
             cls.__init__ = remembering(cls.__init__)  # type: ignore[method-assign]
 
     # What a subclass writes
@@ -181,7 +181,7 @@ class Layer(Parts):
         """
         inputs = _map_shapes(lambda shape: placeholder(symbolic(shape), self.compute_dtype, "input"), input_shape)
         layer = self if self.built else _unbuilt_copy(self)
-        results = layer._on_symbols((inputs,), {"training": False})
+        results = layer._symbolic_call((inputs,), {"training": False})
         return map_leaves(lambda _, tensor: read(tensor.shape), results)
 
     def compute_output_spec(self, *arguments: Any, **keywords: Any) -> Any:
@@ -191,7 +191,7 @@ class Layer(Parts):
             ConfigError: the layer cannot take that input.
         """
         layer = self if self.built else _unbuilt_copy(self)
-        outputs = layer._on_symbols(arguments, keywords)
+        outputs = layer._symbolic_call(arguments, keywords)
         return map_leaves(lambda _, tensor: placeholder(tensor.shape, tensor.dtype, self._display_name), outputs)
 
     # What a subclass calls
@@ -345,7 +345,7 @@ class Layer(Parts):
                 "the `__init__()` method."
             )
         if any(is_symbolic(leaf) for leaf in leaves([arguments, keywords])):
-            outputs = self._on_symbols(arguments, keywords)
+            outputs = self._symbolic_call(arguments, keywords)
             node = Node(self, arguments, keywords)
             self._nodes.append(node)
             return node.finish(outputs)
@@ -375,9 +375,9 @@ class Layer(Parts):
             if outer is None:
                 self._clear_losses()
             if self.built and not self._builds:
-                return self._called(bound)
+                return self._call_bound(bound)
             with MAKING:  # until the layers within are built as well
-                return self._called(bound)
+                return self._call_bound(bound)
 
     @property
     def _read_in(self) -> np.dtype[Any] | None:
@@ -385,7 +385,7 @@ class Layer(Parts):
         mixed = self.autocast and self.compute_dtype != self.variable_dtype
         return np.dtype(self.compute_dtype) if mixed else None
 
-    def _on_symbols(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+    def _symbolic_call(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         """Return what a call without values returns, which tells shapes and types.
 
         Where `call` asks for the number of a length that is not known, it gets two, one after the other: lengths of the
@@ -404,22 +404,24 @@ class Layer(Parts):
         finally:
             self._clear_losses()
         results = []
-        for size in _SIZES:
-            bound = map_leaves(lambda _, leaf, size=size: _of_size(leaf, Size(size)), [list(arguments), dict(keywords)])
+        for size in _TRIAL_SIZES:
+            bound = map_leaves(
+                lambda _, leaf, size=size: _with_size(leaf, Size(size)), [list(arguments), dict(keywords)]
+            )
             with tracing():
                 results.append(self(*bound[0], **bound[1]))
             self._clear_losses()
         second_leaves = iter(leaves(results[1]))
-        return map_leaves(lambda _, leaf: _like_both(leaf, next(second_leaves)), results[0])
+        return map_leaves(lambda _, leaf: _common_placeholder(leaf, next(second_leaves)), results[0])
 
-    def _called(self, bound: inspect.BoundArguments) -> Any:
+    def _call_bound(self, bound: inspect.BoundArguments) -> Any:
         """Return the outputs for bound arguments, which become tensors; build the layer before, if it is not."""
         for number, (name, value) in enumerate(bound.arguments.items()):
             if not number and _is_number_list(value):
                 value = np.asarray(value)
-            bound.arguments[name] = map_leaves(lambda _, leaf: self._with_own_mask(leaf), value)
+            bound.arguments[name] = map_leaves(lambda _, leaf: self._as_masked_tensor(leaf), value)
         first = next(iter(bound.arguments.values()), None)
-        previous_mask = take_masks(bound, first)
+        previous_mask = fill_masks(bound, first)
         if self.input_spec is not None:
             check(self.input_spec, first, self._display_name)
         if not self.built:
@@ -427,14 +429,14 @@ class Layer(Parts):
             if self.input_spec is not None:
                 check(self.input_spec, first, self._display_name)
         outputs = self.call(*bound.args, **bound.kwargs)
-        hand_masks_on(self, first, outputs, previous_mask)
+        attach_masks(self, first, outputs, previous_mask)
         if self.activity_regularizer is not None:
             for output in leaves(outputs):
                 penalty = self.activity_regularizer(output)
                 self.add_loss(divide_no_nan(penalty, output.shape[0]) if output.ndim else penalty)
         return outputs
 
-    def _with_own_mask(self, value: Any) -> Any:
+    def _as_masked_tensor(self, value: Any) -> Any:
         """Return `_as_tensor` of a value, with the mask that it has."""
         tensor, mask = self._as_tensor(value), mask_of(value)
         return tensor if mask is None else with_mask(tensor, mask)
@@ -541,7 +543,7 @@ class Layer(Parts):
         Args:
             store: takes arrays, or variables, by name, like a dictionary; here "0", "1", ...
         """
-        for number, variable in enumerate(self._own):
+        for number, variable in enumerate(self._own_weights):
             store[str(number)] = variable
 
     def load_own_variables(self, store: Any) -> None:
@@ -553,7 +555,7 @@ class Layer(Parts):
         Raises:
             ConfigError: it has another number of arrays, or others than the layer's weights.
         """
-        variables = self._own
+        variables = self._own_weights
         if [*store.keys()] != [str(number) for number in range(len(variables))]:
             raise ConfigError(
                 f"Layer '{self._display_name}' expected {len(variables)} variables, but received {len(store)} "
@@ -573,25 +575,25 @@ class Layer(Parts):
         """
         strict = type(self).get_config is Configurable.get_config
         cls = next(base for base in type(self).__mro__ if "__init__" in vars(base))
-        if not is_own(cls) and strict and self._constructed_with is not None:
+        if not is_dptrain_class(cls) and strict and self._constructed_with is not None:
             arguments = {
                 name: value for name, value in self._constructed_with.arguments.items() if self._is_written(name)
             }
-            described = {name: self._described_argument(name, value) for name, value in arguments.items()}
-            return self._described_attributes(self._constructed_with.handed_on, strict=True) | described
-        inherited = next(base for base in cls.__mro__ if is_own(base))
-        names = [] if is_own(cls) or strict or _is_base(inherited) else named_parameters(inherited)
-        return self._described_attributes([*names, *named_parameters(cls)], strict)
+            described = {name: self._argument_to_json(name, value) for name, value in arguments.items()}
+            return self._attributes_to_json(self._constructed_with.forwarded, strict=True) | described
+        inherited = next(base for base in cls.__mro__ if is_dptrain_class(base))
+        names = [] if is_dptrain_class(cls) or strict or _is_base(inherited) else named_parameters(inherited)
+        return self._attributes_to_json([*names, *named_parameters(cls)], strict)
 
     def _is_written(self, name: str) -> bool:
-        return name not in (*_COMMON, *self._unwritten)
+        return name not in (*_COMMON_ARGUMENTS, *self._unwritten)
 
-    def _described_attributes(self, names: Iterable[str], strict: bool) -> dict[str, Any]:
+    def _attributes_to_json(self, names: Iterable[str], strict: bool) -> dict[str, Any]:
         """Return the attributes that a constructor's arguments have become."""
         attributes = {}
         for name in filter(self._is_written, names):
             if name in vars(self) or hasattr(type(self), name):
-                attributes[name] = _described(getattr(self, name), strict)
+                attributes[name] = _to_json(getattr(self, name), strict)
             elif strict:
                 raise ConfigError(
                     f"layer {type(self).__name__}: argument {name!r} is no attribute of the layer: override "
@@ -599,14 +601,14 @@ class Layer(Parts):
                 )
         return attributes
 
-    def _described_argument(self, name: str, value: Any) -> Any:
+    def _argument_to_json(self, name: str, value: Any) -> Any:
         """Return an argument as it was given, or the attribute of its name: where JSON lacks it, or it was changed."""
         assert self._constructed_with is not None
         if is_plain(value) and not self._constructed_with.was_changed(self, name):
             return value
         is_attribute = name in vars(self)
         value = getattr(self, name) if is_attribute else value
-        described = plain(value) if callable(value) else _described(value, strict=True)
+        described = plain(value) if callable(value) else _to_json(value, strict=True)
         if not is_attribute and not is_plain(plain(described)):
             raise ConfigError(
                 f"layer {type(self).__name__}: argument {name!r} is no attribute of the layer, and JSON cannot hold "
@@ -632,7 +634,7 @@ class Layer(Parts):
         Raises:
             ConfigError: an argument is unknown, out of range or not supported.
         """
-        arguments = {name: _revived(value) for name, value in config.items()}
+        arguments = {name: _from_json(value) for name, value in config.items()}
         if "dtype" in config and not isinstance(config["dtype"], str):
             name = policy_name(arguments.pop("dtype"))
             arguments |= {} if name in (None, dtype_policy().name) else {"dtype": name}
@@ -655,7 +657,7 @@ class Layer(Parts):
         return f"<{type(self).__name__} name={self.name}, built={self.built}>"
 
 
-def sizes(shape: Any) -> BuildShape:
+def checked_shape(shape: Any) -> BuildShape:
     """Return the shape of one sample after checking it.
 
     Raises:
@@ -684,31 +686,31 @@ def _calling(training: bool) -> Iterator[None]:
         _training.reset(token)
 
 
-def _of_size(value: Any, size: Size) -> Any:
+def _with_size(value: Any, size: Size) -> Any:
     """Return a placeholder like a symbolic tensor, in which lengths that are not known are bound to a size."""
     if not isinstance(value, Tensor) or not is_open(value.shape):
         return value
     lengths = (Dim(n.name or n, size=size) if not is_number(n) else n for n in value.shape)
     bound, mask = placeholder(tuple(lengths), value.dtype, value.name), mask_of(value)
     if mask is not None:
-        bound._keras_mask = _of_size(mask, size)
+        bound._keras_mask = _with_size(mask, size)
     return bound
 
 
-def _like_both(first: Any, second: Any) -> Any:
+def _common_placeholder(first: Any, second: Any) -> Any:
     """Return a placeholder like two tensors, where their lengths are the same."""
     if not isinstance(first, Tensor):
         return first
     common, mask = (
-        placeholder(tuple(map(_like_both_lengths, first.shape, second.shape)), first.dtype, first.name),
+        placeholder(tuple(map(_common_length, first.shape, second.shape)), first.dtype, first.name),
         mask_of(first),
     )
     if mask is not None:
-        common._keras_mask = _like_both(mask, mask_of(second))
+        common._keras_mask = _common_placeholder(mask, mask_of(second))
     return common
 
 
-def _like_both_lengths(first: Any, second: Any) -> Any:
+def _common_length(first: Any, second: Any) -> Any:
     if (
         isinstance(first, Dim)
         and isinstance(second, Dim)
@@ -722,7 +724,7 @@ def _like_both_lengths(first: Any, second: Any) -> Any:
     return number_of(first) if number_of(first) == number_of(second) else unknown()
 
 
-def _noting_built(build: Callable[..., None]) -> Callable[..., None]:
+def _marking_built(build: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(build)
     def noting(self: Layer, *arguments: Any, **keywords: Any) -> None:
         if self.built and self._weights:
@@ -755,15 +757,15 @@ def _is_base(cls: type) -> bool:
     return bool(vars(cls).get("_is_base"))
 
 
-def _revived(value: Any) -> Any:
+def _from_json(value: Any) -> Any:
     """Return an argument of a configuration with layers and functions in place of their descriptions."""
     if type(value) in (list, tuple):
-        return type(value)(map(_revived, value))
+        return type(value)(map(_from_json, value))
     if not isinstance(value, dict):
         return value
     class_name = value.get("class_name")
     if not isinstance(class_name, str) or "config" not in value:
-        return {key: _revived(inner) for key, inner in value.items()}
+        return {key: _from_json(inner) for key, inner in value.items()}
     cls = custom_object(value.get("registered_name"), class_name)
     is_layer = issubclass(cls, Layer) if isinstance(cls, type) else value.get("module") in _MODULES_OF_LAYERS
     if (is_layer and class_name != "DTypePolicy") or class_name == "function":
@@ -786,7 +788,7 @@ def _map_shapes(function: Callable[[Sequence[Any]], Any], shapes: Any) -> Any:
     return [_map_shapes(function, inner) for inner in shapes]
 
 
-def _described(value: Any, strict: bool) -> Any:
+def _to_json(value: Any, strict: bool) -> Any:
     """Return an argument in types that JSON has."""
     if isinstance(value, initializers.Initializer):
         return initializers.serialize(value)
@@ -798,4 +800,4 @@ def _described(value: Any, strict: bool) -> Any:
         return activations.serialize(value)
     if callable(value) and (strict or getattr(value, "__name__", "<lambda>") != "<lambda>"):
         return function_to_dict(value)
-    return [_described(item, strict) for item in value] if isinstance(value, tuple) else value
+    return [_to_json(item, strict) for item in value] if isinstance(value, tuple) else value

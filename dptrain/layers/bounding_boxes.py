@@ -68,7 +68,7 @@ def convert_format(
         corners = [corner * scale[number % 2] for number, corner in enumerate(corners)]
     if names[1].startswith("rel_"):
         corners = [corner / scale[number % 2] for number, corner in enumerate(corners)]
-    return ops.stack(_of_corners(corners, names[1].removeprefix("rel_")), -1)
+    return ops.stack(_from_corners(corners, names[1].removeprefix("rel_")), -1)
 
 
 def clip_to_image_size(
@@ -205,7 +205,7 @@ def crop(boxes: Any, top: Any, left: Any, height: Any, width: Any, bounding_box_
     Raises:
         ConfigError: another format.
     """
-    corners = _moved(boxes, -left, -top, bounding_box_format, "crop")
+    corners = _shifted_corners(boxes, -left, -top, bounding_box_format, "crop")
     return ops.stack([ops.clip(corner, 0, (width, height)[number % 2]) for number, corner in enumerate(corners)], -1)
 
 
@@ -225,10 +225,10 @@ def pad(
     Raises:
         ConfigError: another format.
     """
-    return ops.stack(_moved(boxes, left, top, bounding_box_format, "pad"), -1)
+    return ops.stack(_shifted_corners(boxes, left, top, bounding_box_format, "pad"), -1)
 
 
-def _moved(boxes: Any, right: Any, down: Any, form: str, name: str) -> list[Tensor]:
+def _shifted_corners(boxes: Any, right: Any, down: Any, form: str, name: str) -> list[Tensor]:
     """Return the corners of boxes that were moved, in the boxes' own type."""
     _require_corners(form, name)
     corners = _corners(ops.convert_to_tensor(boxes), "xyxy")
@@ -397,7 +397,7 @@ def _corners(boxes: Tensor, form: str) -> list[Tensor]:
     return [a, b, a + c, b + d] if form == "xywh" else [a, b, c, d]
 
 
-def _of_corners(corners: Sequence[Tensor], form: str) -> list[Tensor]:
+def _from_corners(corners: Sequence[Tensor], form: str) -> list[Tensor]:
     left, top, right, bottom = a, b, c, d = corners
     if form == "xywh":
         c, d = right - left, bottom - top

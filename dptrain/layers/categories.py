@@ -18,7 +18,9 @@ Array = npt.NDArray[Any]
 _MODES = ("int", "one_hot", "multi_hot", "count")
 
 
-def encoded(places: Tensor, output_mode: str, depth: int, dtype: Any, weights: Tensor | None = None) -> Tensor:
+def encode_categories(
+    places: Tensor, output_mode: str, depth: int, dtype: Any, weights: Tensor | None = None
+) -> Tensor:
     """Return categories as vectors.
 
     Args:
@@ -94,7 +96,7 @@ class CategoryEncoding(Layer):
                 )
             count_weights = ops.cast(count_weights, self.compute_dtype)
         places = inputs if inputs.dtype.kind in "iu" else ops.cast(inputs, "int32")
-        return encoded(places, self.output_mode, self.num_tokens, self.compute_dtype, count_weights)
+        return encode_categories(places, self.output_mode, self.num_tokens, self.compute_dtype, count_weights)
 
 
 class Discretization(Layer):
@@ -206,7 +208,7 @@ class Discretization(Layer):
             )
         places = ops.digitize(inputs, np.asarray(self.bin_boundaries, np.float64))
         dtype = "int32" if self.output_mode == "int" else self.compute_dtype
-        return encoded(places, self.output_mode, len(self.bin_boundaries) + 1, dtype)
+        return encode_categories(places, self.output_mode, len(self.bin_boundaries) + 1, dtype)
 
 
 def _summary(values: Array, epsilon: float) -> Array:

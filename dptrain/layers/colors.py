@@ -10,7 +10,7 @@ from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.layers.arguments import lengths
 from dptrain.layers.pictures import ImageLayer
-from dptrain.layers.random_images import Factor, RandomImageLayer, factor_range, for_each, value_range_of
+from dptrain.layers.random_images import Factor, RandomImageLayer, factor_range, per_image, value_range_of
 from dptrain.ops import random
 from dptrain.ops.indexing import add_rows, take_each
 from dptrain.ops.spatial import channels_first, channels_last
@@ -21,7 +21,7 @@ Range = tuple[float, float]
 _BYTES = (0, 255)
 
 
-def _stretched(x: Tensor, source: Range, target: Range) -> Tensor:
+def _rescaled(x: Tensor, source: Range, target: Range) -> Tensor:
     """Return values of one range in another."""
     if source == target:
         return x
@@ -58,7 +58,7 @@ class RandomContrast(RandomImageLayer):
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
         mean = ops.mean(x, self._space_of(x), keepdims=True)
-        outputs = (x - mean) * for_each(transformation["contrast_factor"], x) + mean
+        outputs = (x - mean) * per_image(transformation["contrast_factor"], x) + mean
         return ops.clip(outputs, *self.value_range)
 
 
@@ -91,7 +91,7 @@ class RandomBrightness(RandomContrast):
         return {"rgb_delta": fractions * float(self.value_range[1] - self.value_range[0])}
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
-        return ops.clip(x + for_each(transformation["rgb_delta"], x), *self.value_range)
+        return ops.clip(x + per_image(transformation["rgb_delta"], x), *self.value_range)
 
 
 class _Coloring(RandomImageLayer):
@@ -149,12 +149,12 @@ class RandomHue(_Coloring):
         return {"factor": sign * self._uniform(rows, *self.factor)}
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
-        colors = ops.image.rgb_to_hsv(_stretched(x, self.value_range, (0, 1)), self.data_format)
-        hue = self._channel(colors, 0) + for_each(transformation["factor"], x)
+        colors = ops.image.rgb_to_hsv(_rescaled(x, self.value_range, (0, 1)), self.data_format)
+        hue = self._channel(colors, 0) + per_image(transformation["factor"], x)
         hue = ops.where(hue > 1, hue - 1, hue)
         moved = self._with_channel(colors, 0, ops.where(hue < 0, hue + 1, hue))
         moved = ops.clip(ops.image.hsv_to_rgb(moved, self.data_format), 0, 1)
-        return _stretched(moved, (0, 1), self.value_range)
+        return _rescaled(moved, (0, 1), self.value_range)
 
 
 class RandomSaturation(_Coloring):
@@ -177,7 +177,7 @@ class RandomSaturation(_Coloring):
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
         colors = ops.image.rgb_to_hsv(x, self.data_format)
-        saturation = ops.clip(self._channel(colors, 1) * for_each(transformation["factor"], x), 0, 1)
+        saturation = ops.clip(self._channel(colors, 1) * per_image(transformation["factor"], x), 0, 1)
         return ops.image.hsv_to_rgb(self._with_channel(colors, 1, saturation), self.data_format)
 
 
@@ -196,7 +196,7 @@ class RandomColorDegeneration(_Coloring):
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
         gray = ops.image.rgb_to_grayscale(x, self.data_format)
-        return ops.clip(x + for_each(transformation["factor"], x) * (gray - x), *self.value_range)
+        return ops.clip(x + per_image(transformation["factor"], x) * (gray - x), *self.value_range)
 
 
 class RandomSharpness(_Coloring):
@@ -216,7 +216,7 @@ class RandomSharpness(_Coloring):
         weights[1, 1] = 5 / 13
         kernel = ops.cast(np.tile(weights, (1, 1, int(x.shape[self._channels_of(x)]), 1)), x.dtype)
         smooth = ops.depthwise_conv(x, kernel, padding="same", data_format=self.data_format)
-        factor = for_each(transformation["factor"], x) * 2
+        factor = per_image(transformation["factor"], x) * 2
         return ops.clip(x + (1 - factor) * (smooth - x), *self.value_range)
 
 
@@ -241,10 +241,10 @@ class RandomPosterization(_Coloring):
         return {"shift_factor": 8 - random.randint((rows,), least, most, seed=self.generator)}
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
-        exact = ops.clip(_stretched(ops.cast(x, self._exact), self.value_range, _BYTES), *_BYTES)
-        step = ops.exp2(for_each(transformation["shift_factor"], exact))
+        exact = ops.clip(_rescaled(ops.cast(x, self._exact_dtype), self.value_range, _BYTES), *_BYTES)
+        step = ops.exp2(per_image(transformation["shift_factor"], exact))
         step = ops.round(step)  # a power of 2, exactly
-        return ops.cast(_stretched(ops.floor(ops.floor(exact) / step) * step, _BYTES, self.value_range), x.dtype)
+        return ops.cast(_rescaled(ops.floor(ops.floor(exact) / step) * step, _BYTES, self.value_range), x.dtype)
 
 
 class RandomInvert(RandomImageLayer):
@@ -273,10 +273,10 @@ class RandomInvert(RandomImageLayer):
         self.factor, self.value_range = factor_range(factor, 0), value_range_of(value_range)
 
     def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
-        return {"apply_inversion": self._by_chance(rows, self.factor)}
+        return {"apply_inversion": self._random_flags(rows, self.factor)}
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
-        outputs: Tensor = ops.where(for_each(transformation["apply_inversion"]), self.value_range[1] - x, x)
+        outputs: Tensor = ops.where(per_image(transformation["apply_inversion"]), self.value_range[1] - x, x)
         return outputs
 
 
@@ -302,7 +302,7 @@ class RandomGrayscale(RandomImageLayer):
         self.factor = float(factor)
 
     def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
-        return for_each(self._uniform(rows, 0, 1) < self.factor)
+        return per_image(self._uniform(rows, 0, 1) < self.factor)
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
         outputs: Tensor = ops.where(transformation, ops.image.rgb_to_grayscale(x, self.data_format), x)
@@ -343,12 +343,12 @@ class RandomGaussianBlur(RandomImageLayer):
         self.kernel_size, self.sigma = sizes, factor_range(sigma, 0, name="sigma")
 
     def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
-        apply = self._by_chance(rows, self.factor)
+        apply = self._random_flags(rows, self.factor)
         return {"should_apply_blur": apply, "blur_factor": self._uniform(2, *self.sigma) + 1e-6}
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
         smooth = ops.image.gaussian_blur(x, self.kernel_size, transformation["blur_factor"], self.data_format)
-        outputs = ops.where(for_each(transformation["should_apply_blur"]), smooth, x)
+        outputs = ops.where(per_image(transformation["should_apply_blur"]), smooth, x)
         return ops.clip(outputs, *self.value_range)
 
 
@@ -396,20 +396,20 @@ class RandomErasing(RandomImageLayer):
 
     def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
         across, down = (ops.sqrt(self._uniform(rows, *self.scale)) for _ in range(2))
-        masks = self._boxes(rows, height, width, down, across)
-        apply = self._by_chance(rows, self.factor)
+        masks = self._box_masks(rows, height, width, down, across)
+        apply = self._random_flags(rows, self.factor)
         if self.fill_value is None:
             first = self.data_format == "channels_first"
             shape = (rows, channels, height, width) if first else (rows, height, width, channels)
-            fill = random.normal(shape, 0.0, self.value_range[1], self._exact, seed=self.generator)
+            fill = random.normal(shape, 0.0, self.value_range[1], self._exact_dtype, seed=self.generator)
         else:
-            values = np.asarray(self.fill_value, self._exact)
+            values = np.asarray(self.fill_value, self._exact_dtype)
             fill = ops.convert_to_tensor(values.reshape(-1, 1, 1) if self.data_format == "channels_first" else values)
         return {"apply_erasing": apply, "batch_masks": masks, "fill_value": ops.clip(fill, *self.value_range)}
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
         fill = ops.cast(transformation["fill_value"], x.dtype)
-        erased = ops.logical_and(for_each(transformation["apply_erasing"]), transformation["batch_masks"])
+        erased = ops.logical_and(per_image(transformation["apply_erasing"]), transformation["batch_masks"])
         outputs: Tensor = ops.where(erased, fill, x)
         return outputs
 
@@ -444,16 +444,16 @@ class Solarization(RandomImageLayer):
     def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
         # Keras takes the lower end as it is.
         additions, thresholds = (
-            for_each(self._uniform(rows, least, most * 255))
+            per_image(self._uniform(rows, least, most * 255))
             for least, most in (self.addition_factor, self.threshold_factor)
         )
         return {"additions": additions, "thresholds": thresholds}
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
-        outputs = _stretched(x, self.value_range, _BYTES) + for_each(transformation["additions"], x)
+        outputs = _rescaled(x, self.value_range, _BYTES) + per_image(transformation["additions"], x)
         outputs = ops.clip(outputs, *_BYTES)
-        outputs = ops.where(outputs < for_each(transformation["thresholds"], x), outputs, 255 - outputs)
-        return _stretched(outputs, _BYTES, self.value_range)
+        outputs = ops.where(outputs < per_image(transformation["thresholds"], x), outputs, 255 - outputs)
+        return _rescaled(outputs, _BYTES, self.value_range)
 
 
 class AutoContrast(ImageLayer):
@@ -511,7 +511,7 @@ class Equalization(ImageLayer):
         if not training:
             return x
         exact = ops.cast(x, "float64" if x.dtype == np.float64 else "float32")
-        exact = _stretched(exact, self.value_range, _BYTES)
+        exact = _rescaled(exact, self.value_range, _BYTES)
         numbers = ops.cast(ops.clip(exact / 255 * (self.bins - 1), 0, self.bins - 1), "int32")
         channels = int(x.shape[self._channels_of(x)])
         shape = (channels, 1, 1) if self.data_format == "channels_first" else (channels,)
@@ -526,7 +526,7 @@ class Equalization(ImageLayer):
         table = ops.clip(ops.round(table), *_BYTES)
         equalized = ops.take(ops.reshape(table, -1), numbers)
         even = ops.reshape(ops.sum(ops.cast(counts > 0, "int32"), 1) <= 1, shape)
-        return ops.cast(_stretched(ops.where(even, exact, equalized), _BYTES, self.value_range), x.dtype)
+        return ops.cast(_rescaled(ops.where(even, exact, equalized), _BYTES, self.value_range), x.dtype)
 
 
 class ContrastLimitedAdaptiveHistogramEqualization(ImageLayer):
@@ -565,7 +565,7 @@ class ContrastLimitedAdaptiveHistogramEqualization(ImageLayer):
         outputs = ops.cast(x, "float64" if x.dtype == np.float64 else "float32")
         outputs = outputs if x.ndim == 4 else outputs[None]
         outputs = channels_last(outputs) if self.data_format == "channels_first" else outputs
-        outputs = _stretched(self._equalized(_stretched(outputs, self.value_range, _BYTES)), _BYTES, self.value_range)
+        outputs = _rescaled(self._equalized(_rescaled(outputs, self.value_range, _BYTES)), _BYTES, self.value_range)
         outputs = channels_first(outputs) if self.data_format == "channels_first" else outputs
         return ops.cast(outputs if x.ndim == 4 else outputs[0], x.dtype)
 
@@ -660,7 +660,7 @@ class RandomColorJitter(RandomImageLayer):
 
     def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
         shape = rows, height, width, channels
-        return {name: layer._drawn(self.generator, *shape) for name, layer in self._parts().items()}
+        return {name: layer._draw_with(self.generator, *shape) for name, layer in self._parts().items()}
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
         for name, layer in self._parts().items():

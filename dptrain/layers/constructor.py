@@ -9,10 +9,10 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-_HANDED_ON = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-class Given:
+class ConstructorArguments:
     """Arguments of a constructor, in an object of their own, in which nobody looks for layers.
 
     Attributes:
@@ -22,7 +22,7 @@ class Given:
 
     def __init__(self, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self.arguments: dict[str, Any] = {}
-        self.handed_on: list[str] = []
+        self.forwarded: list[str] = []
         self._attributes: dict[str, Any] = {}
         for base in cls.__mro__:
             if "__init__" not in vars(base):
@@ -34,7 +34,7 @@ class Given:
                 bound = signature.bind_partial(None, *args, **kwargs)
             except TypeError:  # the constructor says what is wrong with them
                 return
-            if not is_own(base):
+            if not is_dptrain_class(base):
                 bound.apply_defaults()
             args, kwargs = (), {}
             for name, parameter in list(signature.parameters.items())[1:]:
@@ -42,8 +42,8 @@ class Given:
                     args = bound.arguments.get(name, ())
                 elif parameter.kind == parameter.VAR_KEYWORD:
                     kwargs = bound.arguments.get(name, {})
-                elif name in bound.arguments and is_own(base):
-                    self.handed_on.append(name)
+                elif name in bound.arguments and is_dptrain_class(base):
+                    self.forwarded.append(name)
                 elif name in bound.arguments:
                     self.arguments.setdefault(name, _copied(bound.arguments[name]))
             if not args and not kwargs:
@@ -68,14 +68,14 @@ def remembering(constructor: Callable[..., None]) -> Callable[..., None]:
         if "_constructed_with" in vars(self):  # of a class that inherits from this one
             constructor(self, *args, **kwargs)
             return
-        vars(self)["_constructed_with"] = remembered = Given(type(self), args, kwargs)
+        vars(self)["_constructed_with"] = remembered = ConstructorArguments(type(self), args, kwargs)
         constructor(self, *args, **kwargs)
         remembered.remember(self)
 
     return remembers
 
 
-def is_own(cls: type) -> bool:
+def is_dptrain_class(cls: type) -> bool:
     """Whether a class is dptrain's, not a user's."""
     return cls.__module__.split(".")[0] == "dptrain"
 
@@ -83,7 +83,7 @@ def is_own(cls: type) -> bool:
 def named_parameters(cls: type) -> list[str]:
     """Return the names of a constructor's arguments, without the object itself and what it hands on."""
     parameters = list(_signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]
-    return [parameter.name for parameter in parameters if parameter.kind not in _HANDED_ON]
+    return [parameter.name for parameter in parameters if parameter.kind not in _VARIADIC]
 
 
 @functools.lru_cache(maxsize=1024)

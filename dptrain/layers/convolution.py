@@ -52,7 +52,7 @@ class WindowLayer(SpatialLayer, BiasLayer):
     def call(self, inputs: Tensor) -> Tensor:
         """Return (rows, *space, filters), or (rows, filters, *space)."""
         x = self._with_channels_last(self._floating(inputs))
-        outputs: Tensor = self.activation(self._in_format(self._biased(self._convolved(x))))
+        outputs: Tensor = self.activation(self._in_format(self._add_bias(self._convolved(x))))
         return outputs
 
     def _convolved(self, x: Tensor) -> Tensor:

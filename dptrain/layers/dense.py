@@ -79,7 +79,7 @@ class Dense(KernelLayer):
         """Return (rows, ..., units)."""
         x = self._floating(inputs)
         flat = x if x.ndim == 2 else ops.reshape(x, (-1, x.shape[-1]))  # one product of matrices
-        y = self._biased(ops.matmul(flat, self.kernel))
+        y = self._add_bias(ops.matmul(flat, self.kernel))
         y = y if x.ndim == 2 else ops.reshape(y, (*x.shape[:-1], self.units))
         outputs: Tensor = self.activation(y)
         return outputs

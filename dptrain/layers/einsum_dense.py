@@ -114,7 +114,9 @@ class EinsumDense(KernelLayer):
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return activation(einsum(equation, x, kernel) + bias)."""
-        outputs: Tensor = self.activation(self._biased(ops.einsum(self.equation, self._floating(inputs), self.kernel)))
+        outputs: Tensor = self.activation(
+            self._add_bias(ops.einsum(self.equation, self._floating(inputs), self.kernel))
+        )
         return outputs
 
 

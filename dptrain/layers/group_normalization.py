@@ -88,7 +88,7 @@ class GroupNormalization(AffineNormalization):
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return the input normalized."""
-        return self._of_wide(in_float32(self._normalized), inputs)  # as Keras
+        return self._normalize_wide(in_float32(self._normalized), inputs)  # as Keras
 
     def _normalized(self, x: Tensor) -> Tensor:
         before, behind = x.shape[: self._axis], x.shape[self._axis + 1 :]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dptrain.errors import ConfigError
-from dptrain.layers.base import Layer, sizes
+from dptrain.layers.base import Layer, checked_shape
 from dptrain.layers.node import Node
 from dptrain.mixed_precision import dtype_policy
 from dptrain.program.dims import symbolic
@@ -56,8 +56,8 @@ class InputLayer(Layer):
             shape = options.pop("input_shape", None)
         if shape is None:
             raise ConfigError("You must pass a `shape` argument.")
-        shape = sizes(shape)
-        (batch_size,) = sizes([batch_size])
+        shape = checked_shape(shape)
+        (batch_size,) = checked_shape([batch_size])
         super().__init__(input_shape=shape, name=name, **options)
         self._refuse(sparse=sparse or None, ragged=ragged or None, input_tensor=input_tensor, optional=optional or None)
         self.batch_shape = (batch_size, *shape)

@@ -39,7 +39,7 @@ class BiasLayer(Layer):
                 name="bias",
             )
 
-    def _biased(self, y: Tensor) -> Tensor:
+    def _add_bias(self, y: Tensor) -> Tensor:
         """Return y with the bias, if there is one."""
         return y if self.bias is None else y + self.bias
 

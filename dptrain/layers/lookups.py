@@ -16,8 +16,8 @@ import numpy.typing as npt
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
-from dptrain.layers.categories import encoded
-from dptrain.layers.fingerprints import crossed, farm, of_each, sip
+from dptrain.layers.categories import encode_categories
+from dptrain.layers.fingerprints import cross_fingerprints, farm, fingerprint_each, sip
 from dptrain.layers.standardization import batches_of, is_one_array
 from dptrain.program.tensor import Tensor, Variable
 
@@ -52,7 +52,7 @@ def on_host(layer: Layer, value: Any) -> Array:
     return values.astype(np.str_) if values.dtype.kind in "OT" else values
 
 
-def salt_of(salt: Salt) -> list[int] | None:
+def checked_salt(salt: Salt) -> list[int] | None:
     """Return both numbers of a salt.
 
     Raises:
@@ -72,7 +72,7 @@ def salt_of(salt: Salt) -> list[int] | None:
 def _buckets(values: Array, number: int, salt: Sequence[int] | None) -> Array:
     """Return the bucket of each value, text or whole number (int64)."""
     function: Callable[[bytes], int] = farm if salt is None else lambda text: sip(text, salt)
-    return (of_each(values, function) % np.uint64(number)).astype(np.int64)
+    return (fingerprint_each(values, function) % np.uint64(number)).astype(np.int64)
 
 
 class Hashing(Layer):
@@ -116,13 +116,13 @@ class Hashing(Layer):
                 f"Invalid value for argument `output_mode`. Expected one of {_MODES[:-1]}. Received: "
                 f"output_mode={output_mode}"
             )
-        self.num_bins, self.mask_value, self.salt = int(num_bins), mask_value, salt_of(salt)
-        self.output_mode, self.sparse, self._whole = output_mode, False, bin_dtype or "int64"
+        self.num_bins, self.mask_value, self.salt = int(num_bins), mask_value, checked_salt(salt)
+        self.output_mode, self.sparse, self._bin_dtype = output_mode, False, bin_dtype or "int64"
         self.built = True
 
     def _get_config(self) -> dict[str, Any]:
         """Return the arguments, the type of the bins among them."""
-        return super()._get_config() | ({"dtype": self._whole} if self.output_mode == "int" else {})
+        return super()._get_config() | ({"dtype": self._bin_dtype} if self.output_mode == "int" else {})
 
     def __call__(self, inputs: Any, training: bool | None = None) -> Any:
         """Return the bins of values, or vectors.
@@ -142,8 +142,8 @@ class Hashing(Layer):
         buckets = _buckets(values.astype(np.int64) if values.dtype.kind == "f" else values, bins, self.salt)
         if masked is not None:
             buckets = np.where(masked, 0, buckets + 1)
-        dtype = self._whole if self.output_mode == "int" else self.compute_dtype
-        return encoded(ops.convert_to_tensor(buckets), self.output_mode, self.num_bins, dtype)
+        dtype = self._bin_dtype if self.output_mode == "int" else self.compute_dtype
+        return encode_categories(ops.convert_to_tensor(buckets), self.output_mode, self.num_bins, dtype)
 
 
 class HashedCrossing(Layer):
@@ -177,12 +177,12 @@ class HashedCrossing(Layer):
         if num_bins is None or num_bins <= 0:
             raise ConfigError(f"num_bins={num_bins} of HashedCrossing: expected a number from 1")
         self.num_bins, self.output_mode, self.sparse = int(num_bins), output_mode, False
-        self._whole = dtype or "int64"
+        self._bin_dtype = dtype or "int64"
         self.built = True
 
     def _get_config(self) -> dict[str, Any]:
         """Return the arguments, the type among them."""
-        extra = {"dtype": self._whole} if self.output_mode == "int" else {}
+        extra = {"dtype": self._bin_dtype} if self.output_mode == "int" else {}
         return {key: value for key, value in (super()._get_config() | extra).items() if key != "trainable"}
 
     def __call__(self, inputs: Any, training: bool | None = None) -> Any:
@@ -212,13 +212,13 @@ class HashedCrossing(Layer):
                 f"{[feature.dtype.name for feature in values]}"
             )
         prints = [
-            of_each(feature, farm) if feature.dtype.kind == "U" else feature.astype(np.int64).view(np.uint64)
+            fingerprint_each(feature, farm) if feature.dtype.kind == "U" else feature.astype(np.int64).view(np.uint64)
             for feature in values
         ]
         rows = zip(*(column.ravel().tolist() for column in prints), strict=True)
-        bins = np.array([crossed(row) % self.num_bins for row in rows], np.int64).reshape(shape)
-        dtype = self._whole if self.output_mode == "int" else self.compute_dtype
-        return encoded(ops.convert_to_tensor(bins), self.output_mode, self.num_bins, dtype)
+        bins = np.array([cross_fingerprints(row) % self.num_bins for row in rows], np.int64).reshape(shape)
+        dtype = self._bin_dtype if self.output_mode == "int" else self.compute_dtype
+        return encode_categories(ops.convert_to_tensor(bins), self.output_mode, self.num_bins, dtype)
 
 
 class _Lookup(Layer):
@@ -265,14 +265,14 @@ class _Lookup(Layer):
         self.max_tokens, self.num_oov_indices, self.output_mode = most, int(unknown), mode
         self.mask_token, self.oov_token = arguments["mask_token"], arguments["oov_token"]
         self.invert, self.sparse = bool(arguments["invert"]), False
-        self.pad_to_max_tokens, self.salt = bool(arguments["pad_to_max_tokens"]), salt_of(arguments["salt"])
+        self.pad_to_max_tokens, self.salt = bool(arguments["pad_to_max_tokens"]), checked_salt(arguments["salt"])
         self._tokens: list[Any] = []
         self.idf_weights: Any = None
         if isinstance(arguments["vocabulary"], str | Path):  # which may stand in a file of a model
             raise ConfigError(
                 f"not supported: vocabulary={str(arguments['vocabulary'])!r}, a file; call set_vocabulary(path)"
             )
-        self.is_given = False  # rather than found by `adapt`
+        self.has_fixed_vocabulary = False  # rather than found by `adapt`
         if arguments["vocabulary"] is not None:
             self.set_vocabulary(arguments["vocabulary"], arguments["idf_weights"])
         self.built = True
@@ -283,20 +283,20 @@ class _Lookup(Layer):
         return list(self._tokens) or None
 
     @property
-    def _first_unknown(self) -> int:
+    def _first_oov_index(self) -> int:
         return int(self.mask_token is not None and self.output_mode == "int")
 
     @property
-    def _first_known(self) -> int:
-        return self._first_unknown + self.num_oov_indices
+    def _first_token_index(self) -> int:
+        return self._first_oov_index + self.num_oov_indices
 
     def vocabulary_size(self) -> int:
         """Return how many values there are, with those of masks and what is not known."""
-        return len(self._tokens) + self._first_known
+        return len(self._tokens) + self._first_token_index
 
     def get_vocabulary(self, include_special_tokens: bool = True) -> list[Any]:
         """Return what each place stands for."""
-        special = [self.mask_token] * self._first_unknown + [self.oov_token] * self.num_oov_indices
+        special = [self.mask_token] * self._first_oov_index + [self.oov_token] * self.num_oov_indices
         return (special if include_special_tokens else []) + list(self._tokens)
 
     def set_vocabulary(self, vocabulary: Any, idf_weights: Any = None) -> None:
@@ -310,10 +310,14 @@ class _Lookup(Layer):
         Raises:
             ConfigError: there are none, too many, some twice or at a place where they do not belong.
         """
-        entries = self._lines(vocabulary) if isinstance(vocabulary, str | Path) else on_host(self, vocabulary).tolist()
+        entries = (
+            self._read_vocabulary_file(vocabulary)
+            if isinstance(vocabulary, str | Path)
+            else on_host(self, vocabulary).tolist()
+        )
         if not entries:
             raise ConfigError(f"Cannot set an empty vocabulary. Received: vocabulary={vocabulary}")
-        special = self.get_vocabulary()[: self._first_known]
+        special = self.get_vocabulary()[: self._first_token_index]
         has_special = entries[: len(special)] == special and bool(special)
         tokens = entries[len(special) :] if has_special else entries
         repeated = [token for token, count in Counter(tokens).items() if count > 1]
@@ -329,7 +333,7 @@ class _Lookup(Layer):
                     f"Found reserved token {token!r} at unexpected location in `vocabulary`: remove mask and OOV "
                     f"tokens, or put them at the start in this order: {special}"
                 )
-        size = len(tokens) + self._first_known
+        size = len(tokens) + self._first_token_index
         if self.max_tokens is not None and size > self.max_tokens:
             raise ConfigError(
                 "Attempted to set a vocabulary larger than the maximum vocab size. Received vocabulary size is "
@@ -348,12 +352,12 @@ class _Lookup(Layer):
                     f"`idf_weights` must be the same length as vocabulary. len(idf_weights) is {weights.size}; "
                     f"len(vocabulary) is {len(entries)}"
                 )
-            front = [] if has_special else [weights.mean()] * self._first_known
+            front = [] if has_special else [weights.mean()] * self._first_token_index
             self.idf_weights = [*front, *weights.tolist()]
-        self.is_given = True
+        self.has_fixed_vocabulary = True
         self._changes += 1  # of what programs were traced with
 
-    def _lines(self, path: str | Path) -> list[Any]:
+    def _read_vocabulary_file(self, path: str | Path) -> list[Any]:
         try:
             lines = Path(path).read_text(encoding="utf-8").splitlines()
             return [self._kind(line) for line in lines]
@@ -381,9 +385,9 @@ class _Lookup(Layer):
             number += len(rows)
             for row in rows if self.output_mode == "tf_idf" else ():
                 documents.update(set(row.tolist()))
-        self._take_most(counts, documents, number)
+        self._set_most_frequent(counts, documents, number)
 
-    def _take_most(self, counts: Counter[Any], documents: Counter[Any], number: int) -> None:
+    def _set_most_frequent(self, counts: Counter[Any], documents: Counter[Any], number: int) -> None:
         """Take the values that occur most for the vocabulary.
 
         Args:
@@ -394,7 +398,7 @@ class _Lookup(Layer):
         Raises:
             ConfigError: the vocabulary was given.
         """
-        if self.is_given:
+        if self.has_fixed_vocabulary:
             raise ConfigError(
                 f"Cannot adapt layer '{self._display_name}' after setting a static vocabulary via "
                 "`vocabulary` argument or `set_vocabulary()` method."
@@ -404,12 +408,12 @@ class _Lookup(Layer):
         ordered = sorted(
             counts, key=lambda token: (counts[token], token.encode() if isinstance(token, str) else token)
         )[::-1]
-        ordered = ordered if self.max_tokens is None else ordered[: self.max_tokens - self._first_known]
+        ordered = ordered if self.max_tokens is None else ordered[: self.max_tokens - self._first_token_index]
         weights = None
         if self.output_mode == "tf_idf":
             weights = np.log(1 + number / (1 + np.array([documents[token] for token in ordered], np.float64)))
         self.set_vocabulary(ordered, weights)
-        self.is_given = False
+        self.has_fixed_vocabulary = False
 
     def _keys(self, values: Array) -> Array:
         """Return values in the vocabulary's type."""
@@ -417,7 +421,7 @@ class _Lookup(Layer):
 
     def _get_own_config(self) -> dict[str, Any]:
         """Return the arguments, with the vocabulary that `adapt` found."""
-        weights = None if self.idf_weights is None else list(self.idf_weights[self._first_known :])
+        weights = None if self.idf_weights is None else list(self.idf_weights[self._first_token_index :])
         return super()._get_own_config() | {"vocabulary": self.vocabulary, "idf_weights": weights}
 
     def _get_config(self) -> dict[str, Any]:
@@ -433,7 +437,7 @@ class _Lookup(Layer):
         """
         return super().from_config({key: value for key, value in config.items() if key not in cls._read})
 
-    def _known(self) -> list[Any]:
+    def _require_vocabulary(self) -> list[Any]:
         if not self._tokens:
             raise ConfigError(
                 f"You must set the vocabulary of layer {self._display_name!r} before calling it: pass a "
@@ -447,7 +451,7 @@ class _Lookup(Layer):
             return places
         depth = self.max_tokens if self.pad_to_max_tokens else self.vocabulary_size()
         mode = "count" if self.output_mode == "tf_idf" else self.output_mode
-        vectors = encoded(places, mode, depth, self.compute_dtype)
+        vectors = encode_categories(places, mode, depth, self.compute_dtype)
         if self.output_mode != "tf_idf":
             return vectors
         weights = np.pad(np.asarray(self.idf_weights), (0, depth - len(self.idf_weights)))
@@ -459,20 +463,20 @@ class _Lookup(Layer):
         Raises:
             ConfigError: there is no vocabulary.
         """
-        numbers = {token: place + self._first_known for place, token in enumerate(self._known())}
+        numbers = {token: place + self._first_token_index for place, token in enumerate(self._require_vocabulary())}
         depth = self.max_tokens if self.pad_to_max_tokens else self.vocabulary_size()
         vectors = np.zeros((len(rows), depth or 0), self.compute_dtype)
         for vector, row in zip(vectors, rows, strict=True):
             for token, count in Counter(row).items():
                 if token != self.mask_token:
-                    vector[numbers.get(token, self._first_unknown)] += count
+                    vector[numbers.get(token, self._first_oov_index)] += count
         if self.output_mode == "multi_hot":
             vectors = np.minimum(vectors, 1)
         elif self.output_mode == "tf_idf":
             vectors[:, : len(self.idf_weights)] *= np.asarray(self.idf_weights)
         return ops.convert_to_tensor(vectors.astype(self.compute_dtype))
 
-    def _all_known(self, values: Array, is_known: Array) -> None:
+    def _check_known(self, values: Array, is_known: Array) -> None:
         """Check that there is nothing unknown where there is no place for it.
 
         Raises:
@@ -484,13 +488,13 @@ class _Lookup(Layer):
                 f"{np.unique(values[~is_known])[:10].tolist()}, consider setting `num_oov_indices=1`."
             )
 
-    def _of_unknown(self, values: Array) -> Array:
+    def _oov_indices(self, values: Array) -> Array:
         """Return the places of values that are not known, by a hash."""
-        return _buckets(values, self.num_oov_indices, self.salt) + self._first_unknown
+        return _buckets(values, self.num_oov_indices, self.salt) + self._first_oov_index
 
-    def _on_host(self, inputs: Any) -> Any:
+    def _look_up(self, inputs: Any) -> Any:
         """Return places of values, or values of places, computed by NumPy."""
-        tokens = self._known()
+        tokens = self._require_vocabulary()
         values = on_host(self, inputs)
         if self.invert:
             table = np.array(self.get_vocabulary(), dtype=object)
@@ -498,7 +502,7 @@ class _Lookup(Layer):
             inside = (places >= 0) & (places < len(table))
             looked_up = np.where(inside, table[np.where(inside, places, 0)], self.oov_token)
             return looked_up.astype(np.str_) if self._kind is str else ops.convert_to_tensor(looked_up.astype(np.int64))
-        numbers = {token: place + self._first_known for place, token in enumerate(tokens)}
+        numbers = {token: place + self._first_token_index for place, token in enumerate(tokens)}
         if self.mask_token is not None:
             numbers[self.mask_token] = 0 if self.output_mode == "int" else -1
         keys = self._keys(values)
@@ -506,11 +510,11 @@ class _Lookup(Layer):
         is_known = np.array([key in numbers for key in different.tolist()], bool)
         places = np.array([numbers.get(key, 0) for key in different.tolist()], np.int64)
         if self.num_oov_indices == 0:
-            self._all_known(different, is_known)
+            self._check_known(different, is_known)
         elif self.num_oov_indices == 1:
-            places[~is_known] = self._first_unknown
+            places[~is_known] = self._first_oov_index
         elif not is_known.all():
-            places[~is_known] = self._of_unknown(different[~is_known])
+            places[~is_known] = self._oov_indices(different[~is_known])
         return self._encoded(ops.convert_to_tensor(places[at].reshape(keys.shape)))
 
 
@@ -571,7 +575,7 @@ class StringLookup(_Lookup):
         Raises:
             ConfigError: there is no vocabulary, or the values are not known: inside a model.
         """
-        return self._on_host(inputs)
+        return self._look_up(inputs)
 
 
 class IntegerLookup(_Lookup):
@@ -633,10 +637,10 @@ class IntegerLookup(_Lookup):
         super().__init__(arguments)
         self.vocabulary_dtype = vocabulary_dtype
 
-    def _of_unknown(self, values: Array) -> Array:
+    def _oov_indices(self, values: Array) -> Array:
         if self.oov_method == "farmhash":
-            return super()._of_unknown(values)
-        return values % self.num_oov_indices + self._first_unknown
+            return super()._oov_indices(values)
+        return values % self.num_oov_indices + self._first_oov_index
 
     def call(self, inputs: Any) -> Any:
         """Return places of numbers, or vectors; inverted, the numbers of places.
@@ -647,9 +651,9 @@ class IntegerLookup(_Lookup):
         Raises:
             ConfigError: there is no vocabulary; or a number is not known, and has no place.
         """
-        tokens = self._known()
+        tokens = self._require_vocabulary()
         if inputs.value is not None or (self.oov_method == "farmhash" and self.num_oov_indices > 1):
-            return self._on_host(inputs)
+            return self._look_up(inputs)
         numbers = ops.cast(inputs, "int64")
         if self.invert:
             table = np.array(self.get_vocabulary(), np.int64)
@@ -661,8 +665,8 @@ class IntegerLookup(_Lookup):
         is_known = ops.equal(ops.take(table, at), numbers)
         unknown: Any = -1
         if self.num_oov_indices:
-            unknown = ops.mod(numbers, self.num_oov_indices) + self._first_unknown
-        places = ops.where(is_known, ops.take(order + self._first_known, at), unknown)
+            unknown = ops.mod(numbers, self.num_oov_indices) + self._first_oov_index
+        places = ops.where(is_known, ops.take(order + self._first_token_index, at), unknown)
         if self.mask_token is not None:
             places = ops.where(ops.equal(numbers, self.mask_token), 0 if self.output_mode == "int" else -1, places)
         return self._encoded(places)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dptrain.layers.base import Layer
 
 
-def take_masks(bound: inspect.BoundArguments, first: Any) -> Any:
+def fill_masks(bound: inspect.BoundArguments, first: Any) -> Any:
     """Give `call` the masks of its tensors, where it takes such and got none; return that of the first argument.
 
     The only tensor's is the argument `mask`, and of several `x`'s is `x_mask`.
@@ -25,7 +25,7 @@ def take_masks(bound: inspect.BoundArguments, first: Any) -> Any:
         first: of these.
     """
     arguments, accepted = bound.arguments, bound.signature.parameters
-    holders = [name for name, value in arguments.items() if _is_of_tensors(value)]
+    holders = [name for name, value in arguments.items() if _holds_only_tensors(value)]
     if len(holders) == 1:
         if "mask" in accepted and arguments.get("mask") is None:
             arguments["mask"] = _masks_of(arguments[holders[0]])
@@ -37,7 +37,7 @@ def take_masks(bound: inspect.BoundArguments, first: Any) -> Any:
     return _masks_of(first) if mask is None else mask
 
 
-def hand_masks_on(layer: "Layer", first: Any, outputs: Any, previous_mask: Any) -> None:
+def attach_masks(layer: "Layer", first: Any, outputs: Any, previous_mask: Any) -> None:
     """Attach to a layer's outputs the masks that they have; warn where one ends here.
 
     Args:
@@ -55,15 +55,15 @@ def hand_masks_on(layer: "Layer", first: Any, outputs: Any, previous_mask: Any) 
                 stacklevel=2,
             )
         return
-    tensors = list(_flat(outputs))
+    tensors = list(_leaves_with_none(outputs))
     if all(mask_of(tensor) is not None for tensor in tensors):
         return
-    for tensor, mask in zip(tensors, _flat(layer.compute_mask(first, previous_mask)), strict=False):
+    for tensor, mask in zip(tensors, _leaves_with_none(layer.compute_mask(first, previous_mask)), strict=False):
         if isinstance(tensor, Tensor) and mask is not None and mask_of(tensor) is None:
             tensor._keras_mask = mask
 
 
-def _is_of_tensors(value: Any) -> bool:
+def _holds_only_tensors(value: Any) -> bool:
     inner = leaves(value)
     return bool(inner) and all(isinstance(leaf, Tensor) for leaf in inner)
 
@@ -72,12 +72,12 @@ def _masks_of(value: Any) -> Any:
     return map_leaves(lambda _, leaf: mask_of(leaf), value)
 
 
-def _flat(nested: Any) -> Iterator[Any]:
+def _leaves_with_none(nested: Any) -> Iterator[Any]:
     """Yield leaves, None among them."""
     if isinstance(nested, Mapping):
         nested = list(nested.values())
     if isinstance(nested, list | tuple):
         for inner in nested:
-            yield from _flat(inner)
+            yield from _leaves_with_none(inner)
     else:
         yield nested

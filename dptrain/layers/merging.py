@@ -70,7 +70,7 @@ class Multiply(_Merge):
 
     def call(self, inputs: Sequence[Tensor]) -> Tensor:
         """Return the product, 0 for steps that all masks leave out."""
-        feature_masks = [_along_features(tensor) for tensor in inputs]
+        feature_masks = [_feature_mask(tensor) for tensor in inputs]
         masks = [mask for mask in feature_masks if mask is not None]
         factors = [
             tensor if mask is None else ops.where(mask, tensor, ops.ones_like(tensor))
@@ -141,7 +141,7 @@ class Concatenate(_Merge):
         masks = _masks_of_each(inputs, mask)
         if all(mask is None for mask in masks):
             return None
-        full_masks = [_elementwise(tensor, mask) for tensor, mask in zip(inputs, masks, strict=True)]
+        full_masks = [_full_mask(tensor, mask) for tensor, mask in zip(inputs, masks, strict=True)]
         return ops.any(ops.concatenate(full_masks, axis=self.axis), axis=-1)
 
     def call(self, inputs: Sequence[Tensor]) -> Tensor:
@@ -173,7 +173,7 @@ class Dot(_Merge):
                 f"Invalid type for argument `axes`: it should be an integer or two, and not 0. Received: axes={axes}"
             )
         self.axes = axes if isinstance(axes, int) else list(axes)
-        self.normalize, self._both = bool(normalize), axis_pair
+        self.normalize, self._axis_pair = bool(normalize), axis_pair
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> None:
         """Return None: what comes out has no steps."""
@@ -183,7 +183,7 @@ class Dot(_Merge):
         if len(inputs) != 2:
             raise ConfigError(f"A `Dot` layer should be called on exactly 2 inputs. Received: {len(inputs)}")
         parts = []
-        for tensor, axis in zip(inputs, self._both, strict=True):
+        for tensor, axis in zip(inputs, self._axis_pair, strict=True):
             place = axis % tensor.ndim
             if self.normalize:
                 length = ops.sqrt(ops.maximum(ops.sum(ops.square(tensor), place, keepdims=True), 1e-12))
@@ -197,8 +197,8 @@ class Dot(_Merge):
         if differ(x.shape[-1], y.shape[-1]):
             shapes = [without_rows(tensor.shape) for tensor in inputs]
             raise ConfigError(
-                f"Incompatible input shapes: axis values {int(x.shape[-1])} (at axis {self._both[0]}) != "
-                f"{int(y.shape[-1])} (at axis {self._both[1]}). Full input shapes: {shapes[0]}, {shapes[1]}"
+                f"Incompatible input shapes: axis values {int(x.shape[-1])} (at axis {self._axis_pair[0]}) != "
+                f"{int(y.shape[-1])} (at axis {self._axis_pair[1]}). Full input shapes: {shapes[0]}, {shapes[1]}"
             )
         product = ops.matmul(x, ops.transpose(y, (0, 2, 1)))
         return ops.reshape(product, (x.shape[0], *(x_rest + y_rest or [1])))
@@ -224,13 +224,13 @@ def _masks_of_each(inputs: Any, masks: Any) -> Sequence[Tensor | None]:
     return masks
 
 
-def _along_features(tensor: Tensor) -> Tensor | None:
+def _feature_mask(tensor: Tensor) -> Tensor | None:
     """Return a tensor's mask in its own shape."""
     mask = mask_of(tensor)
     return None if mask is None else ops.broadcast_to(ops.expand_dims(mask, -1), tensor.shape)
 
 
-def _elementwise(tensor: Tensor, mask: Tensor | None) -> Tensor:
+def _full_mask(tensor: Tensor, mask: Tensor | None) -> Tensor:
     """Return a mask in its tensor's shape, of ones where there is none."""
     if mask is None:
         return ops.ones_like(tensor, dtype="bool")
@@ -244,9 +244,9 @@ def _with_steps(output: Tensor, counts: Tensor) -> Tensor:
 
 def _extreme(extreme: Callable[[Any, Any], Tensor], inputs: Sequence[Tensor]) -> Tensor:
     """Return the maximum or the minimum of what masks do not leave out, as Keras computes it from first to last."""
-    output, counts = inputs[0], _along_features(inputs[0])
+    output, counts = inputs[0], _feature_mask(inputs[0])
     for tensor in inputs[1:]:
-        mask = _along_features(tensor)
+        mask = _feature_mask(tensor)
         tensor = tensor if mask is None else ops.where(mask, tensor, output)
         output = output if counts is None else ops.where(counts, output, tensor)
         counts = None if mask is None or counts is None else ops.logical_or(counts, mask)

@@ -17,7 +17,7 @@ from dptrain.layers.colors import (
     Solarization,
 )
 from dptrain.layers.pictures import ImageLayer
-from dptrain.layers.random_images import Factor, RandomImageLayer, factor_range, for_each, one_of, value_range_of
+from dptrain.layers.random_images import Factor, RandomImageLayer, check_choice, factor_range, per_image, value_range_of
 from dptrain.ops import random
 from dptrain.ops.indexing import all_rows
 from dptrain.ops.warping import INTERPOLATIONS
@@ -63,10 +63,10 @@ class _Mixing(RandomImageLayer):
         targets = self._floating(targets)
         weight = ops.cast(transformation["mix_weight"], targets.dtype)
         weight = ops.reshape(weight, (-1, *(1,) * (targets.ndim - 1))) if targets.ndim else weight[0]
-        mixed: Tensor = weight * targets + (1 - weight) * _others(targets, transformation)
+        mixed: Tensor = weight * targets + (1 - weight) * _partners(targets, transformation)
         return mixed
 
-    def _order(self, rows: Any) -> dict[str, Tensor]:
+    def _draw_partners(self, rows: Any) -> dict[str, Tensor]:
         """Return with which row of the global batch each is mixed, and where each stands in it."""
         generator = self.generator
         if not isinstance(generator, random.SeedGenerator):
@@ -75,7 +75,7 @@ class _Mixing(RandomImageLayer):
         return {"permutation_order": order, "positions": positions}
 
 
-def _others(x: Tensor, transformation: Any) -> Tensor:
+def _partners(x: Tensor, transformation: Any) -> Tensor:
     """Return for each row the one that it is mixed with; of a single image, itself."""
     order = ops.convert_to_tensor(transformation["permutation_order"])
     if is_one(order.shape[0]):
@@ -109,12 +109,12 @@ class MixUp(_Mixing):
         self.alpha = float(alpha)
 
     def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
-        weight = random.beta((rows,), self.alpha, self.alpha, self._exact, seed=self.generator)
-        return {"mix_weight": weight, **self._order(rows)}
+        weight = random.beta((rows,), self.alpha, self.alpha, self._exact_dtype, seed=self.generator)
+        return {"mix_weight": weight, **self._draw_partners(rows)}
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
-        weight = for_each(transformation["mix_weight"], x)
-        return weight * x + (1 - weight) * _others(x, transformation)
+        weight = per_image(transformation["mix_weight"], x)
+        return weight * x + (1 - weight) * _partners(x, transformation)
 
 
 class CutMix(_Mixing):
@@ -142,16 +142,16 @@ class CutMix(_Mixing):
 
     def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
         alpha = self._uniform(1, *self.factor)[0] + 1e-6
-        part = ops.sqrt(1 - random.beta((rows,), alpha, alpha, self._exact, seed=self.generator))
-        masks = self._boxes(rows, height, width, part, part)
-        return {"batch_masks": masks, "mix_weight": 1 - ops.square(part), **self._order(rows)}
+        part = ops.sqrt(1 - random.beta((rows,), alpha, alpha, self._exact_dtype, seed=self.generator))
+        masks = self._box_masks(rows, height, width, part, part)
+        return {"batch_masks": masks, "mix_weight": 1 - ops.square(part), **self._draw_partners(rows)}
 
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
-        outputs: Tensor = ops.where(transformation["batch_masks"], _others(x, transformation), x)
+        outputs: Tensor = ops.where(transformation["batch_masks"], _partners(x, transformation), x)
         return outputs
 
 
-class _Several(RandomImageLayer):
+class _AugmentationPool(RandomImageLayer):
     """Has layers of many kinds, of which chance picks some for a batch."""
 
     _names: ClassVar[Sequence[str]] = (
@@ -171,7 +171,7 @@ class _Several(RandomImageLayer):
     ) -> None:
         super().__init__(seed, data_format=data_format, **options)
         self.value_range, self.factor = value_range_of(value_range), factor_range(factor, 0)
-        one_of("interpolation", interpolation, INTERPOLATIONS)
+        check_choice("interpolation", interpolation, INTERPOLATIONS)
         self.interpolation = interpolation
         common = {"data_format": data_format, **{key: value for key, value in options.items() if key == "dtype"}}
         moving = {"interpolation": interpolation, "seed": seed, **common}
@@ -191,12 +191,12 @@ class _Several(RandomImageLayer):
     def _draw_all(self, names: Sequence[str], *shape: Any) -> dict[str, Any]:
         """Return what the layers of these names draw."""
         return {
-            name: layer._drawn(self.generator, *shape) if isinstance(layer, RandomImageLayer) else None
+            name: layer._draw_with(self.generator, *shape) if isinstance(layer, RandomImageLayer) else None
             for name in names
             for layer in [getattr(self, name)]
         }
 
-    def _one_of(self, x: Tensor, number: Tensor, transformations: Mapping[str, Any]) -> Tensor:
+    def _apply_selected(self, x: Tensor, number: Tensor, transformations: Mapping[str, Any]) -> Tensor:
         """Return what one layer makes of images.
 
         Layers that move pixels share one move: by the matrix of the layer that is picked.
@@ -225,7 +225,7 @@ class _Several(RandomImageLayer):
         return ops.where(moves, moving._moved(x, matrix), outputs)
 
 
-class RandAugment(_Several):
+class RandAugment(_AugmentationPool):
     """Some of eleven changes of moves and colours one after the other, the same ones for a batch.
 
     Source: E. Cubuk et al., "RandAugment: practical automated data augmentation with a reduced search space", 2020.
@@ -268,11 +268,11 @@ class RandAugment(_Several):
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
         numbers = ops.convert_to_tensor(transformation["layer_idxes"])
         for n in range(self.num_ops):
-            x = self._one_of(x, numbers[n], transformation["transforms"])
+            x = self._apply_selected(x, numbers[n], transformation["transforms"])
         return x
 
 
-class AugMix(_Several):
+class AugMix(_AugmentationPool):
     """A weighted mean of an image and of chains of changes of it, the same chains for a batch.
 
     Source: D. Hendrycks et al., "AugMix: a simple data processing method to improve robustness and uncertainty", ICLR
@@ -298,7 +298,7 @@ class AugMix(_Several):
         *("random_shear", "random_translation", "random_rotation", "random_posterization", "solarization"),
         *("auto_contrast", "equalization"),
     )
-    _more = ("random_brightness", "random_color_degeneration", "random_contrast", "random_sharpness")
+    _color_names = ("random_brightness", "random_color_degeneration", "random_contrast", "random_sharpness")
 
     def __init__(
         self,
@@ -323,12 +323,12 @@ class AugMix(_Several):
         self.alpha, self.all_ops = float(alpha), bool(all_ops)
 
     def _draw(self, rows: Any, height: Any, width: Any, channels: Any) -> Any:
-        names = (*self._names, *(self._more if self.all_ops else ()))
+        names = (*self._names, *(self._color_names if self.all_ops else ()))
         shape = self.num_chains, self.chain_depth
-        weights = random.dirichlet((self.num_chains,), self.alpha, self._exact, seed=self.generator)
+        weights = random.dirichlet((self.num_chains,), self.alpha, self._exact_dtype, seed=self.generator)
         return {
             "chain_mixing_weights": weights,
-            "weight_sample": random.beta((1,), self.alpha, self.alpha, self._exact, seed=self.generator)[0],
+            "weight_sample": random.beta((1,), self.alpha, self.alpha, self._exact_dtype, seed=self.generator)[0],
             "layer_idxes": random.randint(shape, 0, len(names) + 1, seed=self.generator),
             "chain_transforms": [
                 [self._draw_all(names, rows, height, width, channels) for _ in range(self.chain_depth)]
@@ -345,6 +345,6 @@ class AugMix(_Several):
         for chain, transforms in enumerate(transformation["chain_transforms"]):
             augmented = x
             for depth, transformations in enumerate(transforms):
-                augmented = self._one_of(augmented, numbers[chain, depth], transformations)
+                augmented = self._apply_selected(augmented, numbers[chain, depth], transformations)
             total = total + augmented * weights[chain]
         return ops.clip(image_weight * x + (1 - image_weight) * total, *self.value_range)

@@ -107,12 +107,12 @@ def maker_of(tensor: Tensor) -> Node | OperationCall | Tensor:
     return tensor.history or call or tensor
 
 
-class _Symbolic(type):
+class _KerasTensorType(type):
     def __instancecheck__(cls, instance: Any) -> bool:
         return is_symbolic(instance)
 
 
-class KerasTensor(metaclass=_Symbolic):
+class KerasTensor(metaclass=_KerasTensorType):
     """Symbolic tensors, under Keras' name: they are its instances, and a call makes one that no layer has made.
 
     Args:

@@ -69,7 +69,7 @@ class AffineNormalization(Layer):
                 name="beta",
             )
 
-    def _of_wide(self, normalize: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+    def _normalize_wide(self, normalize: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         """Return inputs normalized, without rounding them first to half precision, whose range may be too small."""
         x = inputs if inputs.dtype.kind in "fV" else ops.cast(inputs, self._data_dtype)
         wide = x if is_half(x.dtype) else ops.cast(x, self._data_dtype)
@@ -173,7 +173,7 @@ class BatchNormalization(AffineNormalization):
             shape, self.moving_variance_initializer, name="moving_variance", **options
         )
         if self.renorm:
-            deviation = _RootOf(self.moving_variance_initializer)
+            deviation = _SquareRootOf(self.moving_variance_initializer)
             self.moving_stddev = self.add_weight(shape, deviation, name="moving_stddev", **options)
             self.renorm_mean = self.add_weight(shape, self.moving_mean_initializer, name="renorm_mean", **options)
             self.renorm_stddev = self.add_weight(shape, deviation, name="renorm_stddev", **options)
@@ -201,23 +201,23 @@ class BatchNormalization(AffineNormalization):
         mean, variance = self.moving_mean.value, self.moving_variance.value
         gamma: Any = self.gamma
         beta: Any = self.beta
-        centered = x - self._along(mean, x)
+        centered = x - self._along_features(mean, x)
         if training and self.trainable:
             over = tuple(axis for axis in range(x.ndim) if axis != self._axis)
             mean_of = functools.partial(_mean, over=over, counts=None if mask is None else ops.expand_dims(mask, -1))
             mean = mean_of(x)
-            centered = x - self._along(mean, x)
+            centered = x - self._along_features(mean, x)
             variance = mean_of(ops.square(centered))
             if self.renorm:
-                gamma, beta = self._renormalizing(mean, variance)
+                gamma, beta = self._renorm_factors(mean, variance)
             else:
                 for moving, batch in ((self.moving_mean, mean), (self.moving_variance, variance)):
                     self._move(moving, batch, self.momentum)
         factor = 1.0 / ops.sqrt(variance + self.epsilon)
-        y: Tensor = centered * self._along(factor if gamma is None else factor * gamma, x)
-        return y if beta is None else y + self._along(beta, x)
+        y: Tensor = centered * self._along_features(factor if gamma is None else factor * gamma, x)
+        return y if beta is None else y + self._along_features(beta, x)
 
-    def _along(self, vector: Any, x: Tensor) -> Any:
+    def _along_features(self, vector: Any, x: Tensor) -> Any:
         """Return a vector in a shape that is broadcast along the axis of the features."""
         behind = x.ndim - 1 - self._axis
         return ops.reshape(vector, (-1, *(1,) * behind)) if behind else vector
@@ -225,7 +225,7 @@ class BatchNormalization(AffineNormalization):
     def _move(self, moving: Variable, batch: Tensor, momentum: float) -> None:
         moving.assign(moving * momentum + ops.stop_gradient(batch) * (1.0 - momentum))
 
-    def _renormalizing(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    def _renorm_factors(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """Return factor and offset that turn the batch's mean and deviation into averages; move these."""
         deviation = ops.sqrt(variance + self.epsilon)
         usual = ops.maximum(self.renorm_stddev, math.sqrt(self.epsilon))
@@ -270,7 +270,7 @@ def _clipping(clipping: Mapping[str, float]) -> dict[str, float]:
     return limits
 
 
-class _RootOf(initializers.Initializer):
+class _SquareRootOf(initializers.Initializer):
     """The root of what another initializer draws: a deviation where that is of variances."""
 
     def __init__(self, variances: Any) -> None:
@@ -356,4 +356,6 @@ class LayerNormalization(AffineNormalization):
         """Return the input normalized."""
         options = {"rms_scaling": True} if self.rms_scaling else {}
         weights = self.gamma, self.beta
-        return self._of_wide(lambda x: ops.layer_normalization(x, *weights, self.axis, self.epsilon, **options), inputs)
+        return self._normalize_wide(
+            lambda x: ops.layer_normalization(x, *weights, self.axis, self.epsilon, **options), inputs
+        )

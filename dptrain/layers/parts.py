@@ -80,7 +80,7 @@ class Parts(Configurable):
     def _rename_paths(self) -> None:
         """Give the weights, and layers that were built in this one, its name as it is now, which a model may change."""
         if self._outer_path is not None:
-            for variable in self._own:
+            for variable in self._own_weights:
                 variable._scope_path = f"{self.path}/{variable.name}"
             for layer in self._sublayers:
                 if layer._outer_path:
@@ -111,7 +111,7 @@ class Parts(Configurable):
         return list(layers_by_id.values())
 
     @property
-    def _own(self) -> list[Variable]:
+    def _own_weights(self) -> list[Variable]:
         """The layer's own weights: those to be trained, then the others."""
         variables = self._attributes(Variable)
         frozen = {id(variable) for variable in self._frozen}
@@ -126,13 +126,13 @@ class Parts(Configurable):
     @property
     def weights(self) -> list[Variable]:
         """All weights, sublayers' included, in Keras' order: own ones first, of these the trainable ones first."""
-        return _once([*self._own, *(weight for layer in self._sublayers for weight in layer.weights)])
+        return _unique([*self._own_weights, *(weight for layer in self._sublayers for weight in layer.weights)])
 
     @property
     def variables(self) -> list[Variable]:
         """All weights, the states of random numbers, and what batches leave to others."""
-        own_variables = [*self._own, *self._states]
-        return _once([*own_variables, *(variable for layer in self._sublayers for variable in layer.variables)])
+        own_variables = [*self._own_weights, *self._states]
+        return _unique([*own_variables, *(variable for layer in self._sublayers for variable in layer.variables)])
 
     @property
     def trainable_weights(self) -> list[Variable]:
@@ -166,7 +166,7 @@ class Parts(Configurable):
                 variable.trainable = True
             self._frozen = []
         else:
-            self._frozen += [variable for variable in self._own if variable.trainable]
+            self._frozen += [variable for variable in self._own_weights if variable.trainable]
             for variable in self._frozen:
                 variable.trainable = False
         for layer in self._sublayers:
@@ -280,7 +280,7 @@ class Parts(Configurable):
         if self._policy != policy:
             self._changes += 1  # other models may have the layer as well
         self._policy = policy
-        for variable in self._own:
+        for variable in self._own_weights:
             if isinstance(variable, Weight) and variable.dtype.kind in "fV":
                 variable.set_dtype(policy.variable_dtype)
 
@@ -344,7 +344,7 @@ class Parts(Configurable):
         """Yield all variables with paths that are unique below this layer; layers without a name get one."""
         visited, used_names = set() if visited is None else visited, {} if used_names is None else used_names
         visited.add(id(self))
-        for variable in [*self._own, *self._states]:
+        for variable in [*self._own_weights, *self._states]:
             yield numbered(f"{prefix}{variable.name}", used_names), variable
         name_layers(self._sublayers)
         for layer in self._sublayers:
@@ -380,5 +380,5 @@ def name_layers(layers: "Sequence[Layer]") -> None:
             used_names[layer.name] += 1
 
 
-def _once(variables: Sequence[Variable]) -> list[Variable]:
+def _unique(variables: Sequence[Variable]) -> list[Variable]:
     return list({id(variable): variable for variable in variables}.values())

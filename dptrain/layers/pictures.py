@@ -20,7 +20,7 @@ class ImageLayer(Layer):
     It takes a dictionary with "images" as well, whose "labels" stay as they are.
     """
 
-    _taken: ClassVar[tuple[str, ...]] = ("images", "labels")
+    _accepted_keys: ClassVar[tuple[str, ...]] = ("images", "labels")
 
     def __init__(self, *, data_format: str | None = None, **options: Any) -> None:
         super().__init__(**options)
@@ -34,10 +34,10 @@ class ImageLayer(Layer):
         """Return what the layer makes of the images."""
         if not isinstance(inputs, Mapping):
             return self._transformed(self._checked(inputs), training)
-        if unknown := set(inputs) - set(self._taken):
+        if unknown := set(inputs) - set(self._accepted_keys):
             raise ConfigError(
                 f"not supported: {', '.join(sorted(unknown))} of layer {self._display_name!r}; "
-                f"{' and '.join(self._taken)}"
+                f"{' and '.join(self._accepted_keys)}"
             )
         return {**inputs, "images": self._transformed(self._checked(inputs["images"]), training)}
 
@@ -93,7 +93,7 @@ class MaxNumBoundingBoxes(ImageLayer):
         ConfigError: an argument is out of range.
     """
 
-    _taken = ("images", "labels", "bounding_boxes")
+    _accepted_keys = ("images", "labels", "bounding_boxes")
 
     def __init__(
         self, max_number: int, fill_value: int = -1, *, bounding_box_format: str | None = None, **options: Any

@@ -32,10 +32,10 @@ class RandomImageLayer(ImageLayer):
 
     def _uniform(self, rows: Any, least: float, most: float) -> Tensor:
         """Return a number for each row."""
-        return random.uniform((rows,), least, most, self._exact, seed=self.generator)
+        return random.uniform((rows,), least, most, self._exact_dtype, seed=self.generator)
 
     @property
-    def _exact(self) -> str:
+    def _exact_dtype(self) -> str:
         """The type of places and factors: half precision is too coarse for them."""
         return "float64" if self.compute_dtype == "float64" else "float32"
 
@@ -52,9 +52,9 @@ class RandomImageLayer(ImageLayer):
         images = data["images"] if isinstance(data, Mapping) else data
         rows = images.shape[0] if images.ndim == 4 else 1
         shape = rows, *self._height_and_width(images), images.shape[self._channels_of(images)]
-        return self._drawn(self.generator if seed is None else seed, *shape)
+        return self._draw_with(self.generator if seed is None else seed, *shape)
 
-    def _drawn(self, generator: Any, *shape: Any) -> Any:
+    def _draw_with(self, generator: Any, *shape: Any) -> Any:
         """Return what is drawn from a generator for images.
 
         Args:
@@ -91,7 +91,7 @@ class RandomImageLayer(ImageLayer):
     def _apply(self, x: Tensor, transformation: Any) -> Tensor:
         """Return images (rows, ...) transformed."""
 
-    def _boxes(self, rows: Any, height: Any, width: Any, down: Tensor, across: Tensor) -> Tensor:
+    def _box_masks(self, rows: Any, height: Any, width: Any, down: Tensor, across: Tensor) -> Tensor:
         """Return where a box anywhere in each image lies.
 
         Args:
@@ -113,13 +113,13 @@ class RandomImageLayer(ImageLayer):
             inside = ops.logical_and(inside, ops.logical_and(places >= begin, places < end))
         return ops.expand_dims(inside, 1 if self.data_format == "channels_first" else -1)
 
-    def _by_chance(self, rows: Any, chances: tuple[float, float]) -> Tensor:
+    def _random_flags(self, rows: Any, chances: tuple[float, float]) -> Tensor:
         """Return what is true with a chance that is itself drawn between these, for each row."""
         chance = self._uniform(rows, *chances)
         return self._uniform(rows, 0, 1) < chance
 
 
-def for_each(number: Any, x: Tensor | None = None) -> Tensor:
+def per_image(number: Any, x: Tensor | None = None) -> Tensor:
     """Return a number for each image as (rows, 1, 1, 1), of the type of images where these are given."""
     column = ops.reshape(ops.convert_to_tensor(number), (-1, 1, 1, 1))
     return column if x is None else ops.cast(column, x.dtype)
@@ -183,7 +183,7 @@ def value_range_of(value_range: Any) -> tuple[float, float]:
     return min(value_range), max(value_range)
 
 
-def one_of(name: str, value: str, choices: Sequence[str]) -> None:
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
     """Check that an argument is one of the known values.
 
     Raises:

@@ -208,12 +208,12 @@ class STFTSpectrogram(Layer):
         return self.frame_step or self.frame_length // 2
 
     @property
-    def _transformed(self) -> int:
+    def _transform_length(self) -> int:
         return self.fft_length or 2 ** math.ceil(math.log2(self.frame_length))
 
     def build(self, input_shape: BuildShape) -> None:
         """Make the kernels of Fourier's transform."""
-        shape = (self.frame_length, 1, self._transformed // 2 + 1)
+        shape = (self.frame_length, 1, self._transform_length // 2 + 1)
         if self.mode != "imag":
             initializer = STFT("real", self.window, self.scaling, self.periodic)
             self.real_kernel = self.add_weight(shape=shape, initializer=initializer, name="real_kernel")
@@ -239,14 +239,14 @@ class STFTSpectrogram(Layer):
             frames = ops.conv(flat, ops.cast(kernel, flat.dtype), strides=self._step, padding=self.padding)
             return ops.reshape(frames, (-1, channels, *frames.shape[1:]))
 
-        return self._arranged(
-            self._of_parts(
+        return self._output_layout(
+            self._combined(
                 None if self.mode == "imag" else along(self.real_kernel),
                 None if self.mode == "real" else along(self.imag_kernel),
             )
         )
 
-    def _of_parts(self, real: Tensor | None, imaginary: Tensor | None) -> Tensor:
+    def _combined(self, real: Tensor | None, imaginary: Tensor | None) -> Tensor:
         if real is None or imaginary is None:
             part = imaginary if real is None else real
             assert part is not None
@@ -261,7 +261,7 @@ class STFTSpectrogram(Layer):
         magnitude = ops.sqrt(ops.maximum(power, self._LEAST))
         return magnitude if self.mode == "magnitude" else ops.log(ops.maximum(magnitude, self._LEAST))
 
-    def _arranged(self, spectra: Tensor) -> Tensor:
+    def _output_layout(self, spectra: Tensor) -> Tensor:
         """Return (rows, channels, time, frequencies) in the order that was asked for."""
         first = self.data_format == "channels_first"
         if self.expand_dims:

@@ -74,12 +74,14 @@ class Normalization(Layer):
         rank = len(input_shape)
         if any(not -rank <= axis < rank for axis in self.axis):
             raise ConfigError(f"axis = {self.axis} of layer {self._display_name!r}: the input has {rank} dimensions")
-        self._kept = sorted(axis % rank for axis in self.axis)
-        lengths = [input_shape[axis] for axis in self._kept]
+        self._kept_axes = sorted(axis % rank for axis in self.axis)
+        lengths = [input_shape[axis] for axis in self._kept_axes]
         if None in lengths:
             raise ConfigError(f"axis = {self.axis} of layer {self._display_name!r}: the number of rows is not known")
         shape = tuple(int(length or 0) for length in lengths)
-        self._broadcast = [int(length or 0) if axis in self._kept else 1 for axis, length in enumerate(input_shape)]
+        self._broadcast = [
+            int(length or 0) if axis in self._kept_axes else 1 for axis, length in enumerate(input_shape)
+        ]
         if self.input_mean is None:
             self.adapt_mean = self.add_weight(shape, "zeros", trainable=False, name="mean")
             self.adapt_variance = self.add_weight(shape, "ones", trainable=False, name="variance")
@@ -88,7 +90,9 @@ class Normalization(Layer):
             return
         try:
             moments = self.input_mean, self.input_variance
-            self._given = [np.broadcast_to(np.asarray(moment), shape).reshape(self._broadcast) for moment in moments]
+            self._fixed_moments = [
+                np.broadcast_to(np.asarray(moment), shape).reshape(self._broadcast) for moment in moments
+            ]
         except ValueError:
             raise ConfigError(
                 f"mean of shape {np.shape(self.input_mean)} of layer {self._display_name!r}: "
@@ -153,7 +157,7 @@ class Normalization(Layer):
         if self.input_mean is None:
             weight = (self.adapt_mean, self.adapt_variance)[number]
             return ops.cast(ops.reshape(weight.value, self._broadcast), self.compute_dtype)
-        return ops.cast(self._given[number], self.compute_dtype)
+        return ops.cast(self._fixed_moments[number], self.compute_dtype)
 
     def _get_own_config(self) -> dict[str, Any]:
         """Return the arguments; the axes as a list, as Keras' files have them."""
@@ -168,12 +172,12 @@ class Normalization(Layer):
                 ops.reshape(weight.value, self._broadcast) for weight in (self.adapt_mean, self.adapt_variance)
             )
         else:
-            mean, variance = (ops.cast(moment, x.dtype) for moment in self._given)
+            mean, variance = (ops.cast(moment, x.dtype) for moment in self._fixed_moments)
         deviation = ops.maximum(ops.sqrt(variance), _EPSILON)
         return x * deviation + mean if self.invert else (x - mean) / deviation
 
     def _reduced(self, rank: int) -> tuple[int, ...]:
-        return tuple(axis for axis in range(rank) if axis not in self._kept)
+        return tuple(axis for axis in range(rank) if axis not in self._kept_axes)
 
 
 def is_one_array(data: Any) -> bool:

@@ -155,7 +155,7 @@ class TextVectorization(Layer):
             for row in rows:
                 counts.update(row)
                 documents.update(set(row) if self.output_mode == "tf_idf" else ())
-        self._lookup._take_most(counts, documents, number)
+        self._lookup._set_most_frequent(counts, documents, number)
 
     def _tokens(self, inputs: Any) -> list[list[str]]:
         """Return the tokens of each text.
@@ -231,7 +231,7 @@ class TextVectorization(Layer):
     def _get_own_config(self) -> dict[str, Any]:
         """Return the arguments, with the vocabulary that `adapt` found."""
         weights = self._lookup.idf_weights
-        token_weights = None if weights is None else list(weights[self._lookup._first_known :])
+        token_weights = None if weights is None else list(weights[self._lookup._first_token_index :])
         return super()._get_own_config() | {"vocabulary": self.vocabulary, "idf_weights": token_weights}
 
     def _get_config(self) -> dict[str, Any]:

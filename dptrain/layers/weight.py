@@ -20,11 +20,11 @@ from dptrain.random import default_seed, next_position
 from dptrain.runtime.floatx import floatx
 
 # How many elements weights that are made now may still have, and in all; None where they are to be drawn.
-_room: ContextVar[list[int] | None] = ContextVar("room", default=None)
+_element_budget: ContextVar[list[int] | None] = ContextVar("room", default=None)
 
 
 @contextmanager
-def to_be_read(most: int) -> Iterator[None]:
+def without_values(most: int) -> Iterator[None]:
     """Make weights in this context without drawing their values, which a file has.
 
     Args:
@@ -33,15 +33,15 @@ def to_be_read(most: int) -> Iterator[None]:
     Raises:
         ConfigError: they have more, before memory is taken for them.
     """
-    token = _room.set([most, most])
+    token = _element_budget.set([most, most])
     try:
         yield
     finally:
-        _room.reset(token)
+        _element_budget.reset(token)
 
 
-def _take_room(shape: Sequence[int]) -> None:
-    room = _room.get()
+def _take_budget(shape: Sequence[int]) -> None:
+    room = _element_budget.get()
     if room is not None:
         room[0] -= math.prod(shape)  # of Python's integers, which do not overflow
         if room[0] < 0:
@@ -90,16 +90,16 @@ class Weight(Variable):
     ) -> None:
         self.initializer, self.provisional = initializer, provisional
         self.drawn_with = seed, position
-        to_be_read = _room.get() is not None
-        if to_be_read:
-            _take_room(shape)
+        without_values = _element_budget.get() is not None
+        if without_values:
+            _take_budget(shape)
             self.provisional = False
         value: Any = np.zeros(shape, dtype)
-        if not to_be_read:
+        if not without_values:
             value = _first_value(initializer, tuple(shape), seed, position, dtype)
         options = {"regularizer": regularizer, "constraint": constraint, "aggregation": aggregation}
         super().__init__(value, name, trainable, dtype=dtype, **options)
-        self._is_initial = not to_be_read
+        self._is_initial = not without_values
 
     @property
     def is_initial(self) -> bool:

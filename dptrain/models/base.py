@@ -19,7 +19,7 @@ from dptrain.comm import Communicator, Same
 from dptrain.comm.mesh import BATCH, MeshCommunicator
 from dptrain.errors import AgreedError, ConfigError, DeviceError, DeviceMemoryError
 from dptrain.layers import Layer
-from dptrain.layers.shown import shown
+from dptrain.layers.hideable_property import hideable_property
 from dptrain.metrics import Metric
 from dptrain.metrics.base import Mean
 from dptrain.mixed_precision import dtype_policy, policy_of
@@ -60,7 +60,7 @@ class BaseModel(Structure):
 
     # The thread whose `fit` is running; None where there is none.
     _fits_in: threading.Thread | None = None
-    _notes_built, _shares_metrics, _is_base, _checks_lengths = True, False, True, True
+    _marks_itself_built, _shares_metrics, _is_base, _checks_lengths = True, False, True, True
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class BaseModel(Structure):
 
     # Not in Keras; attributes of a subclass may hide these
 
-    @shown
+    @hideable_property
     def seed(self) -> int:
         """The seed of the model."""
         return self._model_seed

@@ -292,7 +292,7 @@ class FeatureSpace(Layer):
             return layer.input_mean is None
         if isinstance(layer, layers.Discretization):
             return layer.num_bins is not None
-        return not (isinstance(layer, layers.IntegerLookup | layers.StringLookup) and layer.is_given)
+        return not (isinstance(layer, layers.IntegerLookup | layers.StringLookup) and layer.has_fixed_vocabulary)
 
     @staticmethod
     def _column(values: Any) -> Any:

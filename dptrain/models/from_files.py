@@ -11,7 +11,7 @@ import numpy as np
 from dptrain import comm as comms
 from dptrain.comm import Communicator
 from dptrain.errors import ConfigError, DataError, printable
-from dptrain.layers.weight import Weight, to_be_read
+from dptrain.layers.weight import Weight, without_values
 from dptrain.models.feature_space import FeatureSpace
 from dptrain.models.model import Model
 from dptrain.registry.serialization import custom_object_scope
@@ -114,7 +114,11 @@ def _model_of(
             return FeatureSpace.from_config(config["config"])
 
     def make() -> Model:
-        with reading(where), custom_object_scope(custom_objects), to_be_read(nbytes // 2):  # 2: of the smallest dtype
+        with (
+            reading(where),
+            custom_object_scope(custom_objects),
+            without_values(nbytes // 2),
+        ):  # 2: of the smallest dtype
             model = _constructed(config, seed, config.get("compile_config") if compile else None, options)
         if raw is not None:
             from dptrain.data.preprocessing import Preprocessing  # with pydantic, which takes long to import
@@ -132,7 +136,7 @@ def _model_of(
 
     loaded = share(comm, _agreed(comm, read), keras_h5.stored_variables(model), layers_with_stores(model))
     for layer in loaded.stores:  # which may load some of its weights only
-        for weight in layer._own:
+        for weight in layer._own_weights:
             if isinstance(weight, Weight):
                 weight.initialize(*weight.drawn_with)
     loaded.assign()

@@ -9,7 +9,7 @@ import numpy as np
 
 from dptrain.errors import ConfigError
 from dptrain.layers import InputLayer, Layer
-from dptrain.layers.base import sizes
+from dptrain.layers.base import checked_shape
 from dptrain.layers.parts import name_layers
 from dptrain.models.configuration import sequential_config, sequential_layers
 from dptrain.models.graph import Graph
@@ -36,7 +36,7 @@ class Sequential(Model):
         ConfigError: the seed is out of range, something else than a layer, or a layer that cannot take its input.
     """
 
-    _notes_built, _is_base, _checks_lengths = True, True, False
+    _marks_itself_built, _is_base, _checks_lengths = True, True, False
     _casts_inputs = False
 
     def __init__(
@@ -135,8 +135,8 @@ class Sequential(Model):
         if not self._stack and self._input is None:
             if isinstance(layer, Model) and layer._graph is not None:
                 self._input = InputLayer(batch_shape=layer._input_shape)
-            elif not isinstance(layer, Model) and layer._given_shape is not None:
-                self._input = InputLayer(layer._given_shape)
+            elif not isinstance(layer, Model) and layer._sample_shape is not None:
+                self._input = InputLayer(layer._sample_shape)
         self._stack.append(layer)
 
     def _build_if_ready(self) -> None:
@@ -207,7 +207,7 @@ class Sequential(Model):
                     f"build: input_shape = {input_shape!r}: expected (batch size or None, *shape of one sample), such "
                     "as (None, 784)"
                 )
-            shape = sizes(input_shape[1:])
+            shape = checked_shape(input_shape[1:])
             prior = None if self._input is None else tuple(self._input.batch_shape[1:])
             if prior not in (None, shape):
                 raise ConfigError(

@@ -7,9 +7,9 @@ import numpy.typing as npt
 
 from dptrain.errors import ConfigError
 from dptrain.layers import Layer
+from dptrain.layers.hideable_property import hideable_property
 from dptrain.layers.node import Node
 from dptrain.layers.parts import name_layers
-from dptrain.layers.shown import shown
 from dptrain.models.graph import Graph, Maker, name_of_maker
 from dptrain.program import tree
 from dptrain.program.dims import is_number, number_of, read, symbolic
@@ -46,7 +46,7 @@ class Structure(Layer):
     def _output_tensors(self) -> list[Tensor]:
         return tree.leaves(self._require_graph().outputs)
 
-    @shown
+    @hideable_property
     def inputs(self) -> list[Tensor]:
         """The symbolic inputs of a functional model.
 
@@ -55,7 +55,7 @@ class Structure(Layer):
         """
         return self._input_tensors
 
-    @shown
+    @hideable_property
     def outputs(self) -> list[Tensor]:
         """The symbolic outputs of a functional model.
 
@@ -92,12 +92,12 @@ class Structure(Layer):
     def _output_names(self) -> list[str]:
         return [name_of_maker(symbol) for symbol in self._output_tensors]
 
-    @shown
+    @hideable_property
     def input_names(self) -> list[str]:
         """The names of the inputs of a functional model."""
         return self._input_names
 
-    @shown
+    @hideable_property
     def output_names(self) -> list[str]:
         """The names of the layers that make the outputs of a functional model."""
         return self._output_names
@@ -105,7 +105,7 @@ class Structure(Layer):
     @property
     def _input_shape(self) -> Any:
         if self._graph is None:
-            return self._given_shape
+            return self._sample_shape
         shapes = [read(symbol.shape) for symbol in self._input_tensors]
         return shapes[0] if len(shapes) == 1 else shapes
 
@@ -119,12 +119,12 @@ class Structure(Layer):
         batch_shapes = [(None, *shape) for _, shape in tree.flat_shapes(self._output_shapes)]
         return batch_shapes[0] if len(batch_shapes) == 1 else batch_shapes
 
-    @shown
+    @hideable_property
     def input_shape(self) -> Any:
         """Shapes of the inputs, with None for lengths that are not known; None where nobody has said them."""
         return self._input_shape
 
-    @shown
+    @hideable_property
     def output_shape(self) -> Any:
         """Shapes of the outputs, with None for lengths that are not known."""
         return self._output_shape

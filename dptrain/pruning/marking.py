@@ -165,7 +165,7 @@ def prune_low_magnitude(
         chosen = [part for name in layers for part in names[name]._flatten_layers()]
     count = 0
     for layer in chosen:
-        weights = [weight for weight in layer._own if pruning.takes(weight)]
+        weights = [weight for weight in layer._own_weights if pruning.takes(weight)]
         count += len(weights) or not layer.built
         for weight in weights:
             pruning.mark(weight, layer._display_name)
@@ -185,7 +185,7 @@ def strip_pruning(model: T) -> T:
     """
     for layer in _flat(model):
         layer._pruning, layer._changes = None, layer._changes + 1
-        for weight in layer._own:
+        for weight in layer._own_weights:
             weight.pruning = None
     return model
 

@@ -63,10 +63,12 @@ def encode(model: Any) -> bytes:
                 h5py, root.create_group(layer.name), {paths[id(weight)]: weight.numpy() for weight in weights}
             )
             written |= {id(weight) for weight in weights}
-        arrays = {paths[id(weight)]: weight.numpy() for weight in model._own}
+        arrays = {paths[id(weight)]: weight.numpy() for weight in model._own_weights}
         _write_arrays(h5py, root.create_group(_TOP_LEVEL), arrays)
         require_all(
-            model.weights, written | {id(weight) for weight in model._own}, f"the file of model {model._display_name!r}"
+            model.weights,
+            written | {id(weight) for weight in model._own_weights},
+            f"the file of model {model._display_name!r}",
         )
         if compiled:
             _write_compiled(h5py, file, model, compiled)
@@ -150,8 +152,8 @@ def load(
             stored |= _of_layer(h5py, group, name, layer.trainable_weights + layer.non_trainable_weights, paths)
         if _TOP_LEVEL in root:
             group_of_model = inside(h5py, root, _TOP_LEVEL, where)
-            stored |= _of_layer(h5py, group_of_model, _TOP_LEVEL, model._own, paths)
-            named_ids |= {id(weight) for weight in model._own}
+            stored |= _of_layer(h5py, group_of_model, _TOP_LEVEL, model._own_weights, paths)
+            named_ids |= {id(weight) for weight in model._own_weights}
         weights = {
             path: weight for path, weight in model._weights_by_path().items() if not by_name or id(weight) in named_ids
         }

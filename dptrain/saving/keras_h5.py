@@ -79,7 +79,9 @@ def encode(model: Any) -> bytes:
                 state_variables = [
                     variable for state in saveable._attributes(BatchState) for variable in state.variables
                 ]
-                written |= {id(variable) for variable in [*saveable._own, *state_variables]}  # files do not have states
+                written |= {
+                    id(variable) for variable in [*saveable._own_weights, *state_variables]
+                }  # files do not have states
                 for name, array in store.items():
                     write_checked(h5py, place, name, array)
                 continue
@@ -130,10 +132,10 @@ def load(
             listed = _in_order(arrays, f"{path}/vars")
             if not isinstance(owner, Layer | None) or (owner is None and _is_passed_over(path, listed)):
                 continue
-            names = [paths[id(weight)] for weight in owner._own] if isinstance(owner, Layer) else []
+            names = [paths[id(weight)] for weight in owner._own_weights] if isinstance(owner, Layer) else []
             for number, array in enumerate(listed):
                 stored[names[number] if number < len(names) else array.where] = array
-        elsewhere = {id(weight) for layer in stores for weight in layer._own}
+        elsewhere = {id(weight) for layer in stores for weight in layer._own_weights}
         weights = {path: weight for path, weight in model._weights_by_path().items() if id(weight) not in elsewhere}
         loaded = Loaded(*fill(where, weights, stored, skip_mismatch=skip_mismatch))
         loaded.stores, loaded.skip_mismatch = stores, skip_mismatch

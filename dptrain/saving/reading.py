@@ -52,7 +52,7 @@ class Loaded:
 
     def assign(self) -> None:
         """Assign the values to the variables."""
-        of_layers = [variable for layer in self.stores for variable in layer._own]
+        of_layers = [variable for layer in self.stores for variable in layer._own_weights]
         with TURNS.of(writes=frozenset([*self.values, *of_layers])):
             for variable, value in self.values.items():
                 variable.assign(value)

@@ -259,7 +259,7 @@ def test_initializers_and_regularizers_have_keras_names_and_defaults(keras):
 def test_an_input_layer_is_read_both_ways(keras):
     mine = layers.InputLayer((4, 5), name="here")
     theirs = keras.layers.InputLayer(shape=(4, 5), name="here")
-    assert layers.deserialize(keras.saving.serialize_keras_object(theirs))._given_shape == (4, 5)
+    assert layers.deserialize(keras.saving.serialize_keras_object(theirs))._sample_shape == (4, 5)
     assert keras.saving.deserialize_keras_object(layers.serialize(mine)).batch_shape == (None, 4, 5)
     assert keras.Sequential([keras.Input((4, 5))]).layers == []
     assert len(dp.Sequential([mine, layers.Flatten()]).layers) == 1

@@ -8,7 +8,7 @@ from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
 from dptrain.program.tensor import Tensor
 
-_MERGED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+_MERGE_OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": ops.add,
     "mul": ops.multiply,
     "ave": lambda y, y_back: (y + y_back) / 2.0,
@@ -51,18 +51,18 @@ class Bidirectional(Layer):
             raise ConfigError(
                 f"`backward_layer` need to be a `keras.layers.Layer` instance. Received: {backward_layer}"
             )
-        if merge_mode not in (*_MERGED, None):
+        if merge_mode not in (*_MERGE_OPS, None):
             raise ConfigError(
                 f"Invalid merge mode. Received: {merge_mode}. Merge mode should be one of "
                 '{"sum", "mul", "ave", "concat", None}'
             )
         super().__init__(**options)
         name = layer._display_name
-        self.forward_layer: Any = _like(layer, name=f"forward_{name.removeprefix('forward_')}")
+        self.forward_layer: Any = _clone_with(layer, name=f"forward_{name.removeprefix('forward_')}")
         self.backward_layer: Any = backward_layer
         if backward_layer is None:
             name = f"backward_{name.removeprefix('backward_')}"
-            self.backward_layer = _like(layer, name=name, go_backwards=True)
+            self.backward_layer = _clone_with(layer, name=name, go_backwards=True)
         self._check()
         for direction in (self.forward_layer, self.backward_layer):
             if hasattr(direction, "zero_output_for_mask"):
@@ -147,7 +147,7 @@ class Bidirectional(Layer):
             outputs = [output[0] for output in outputs]
         y, y_back = (ops.cast(output, self.compute_dtype) for output in outputs)
         y_back = ops.flip(y_back, axis=1) if self.return_sequences else y_back
-        merged = (y, y_back) if self.merge_mode is None else (_MERGED[self.merge_mode](y, y_back),)
+        merged = (y, y_back) if self.merge_mode is None else (_MERGE_OPS[self.merge_mode](y, y_back),)
         return (*merged, *states) if self.return_state or self.merge_mode is None else merged[0]
 
     def _get_own_config(self) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class Bidirectional(Layer):
         return super().from_config({**config, **layers})
 
 
-def _like(layer: Any, **changed: Any) -> Any:
+def _clone_with(layer: Any, **changed: Any) -> Any:
     """Return a new layer of a layer's configuration, but for some arguments."""
     import dptrain
 

@@ -59,7 +59,7 @@ class RecurrentCell(Layer):
     activation, recurrent_activation = ActivationAttribute(), ActivationAttribute()
 
     # Gates that have dropout masks of their own; 0 where all have the same.
-    _own_masks = 0
+    _mask_count = 0
     state_size: Any
     output_size: Any
 
@@ -185,9 +185,9 @@ class RecurrentCell(Layer):
         if not 0 < rate < 1:
             return None
         masks = [
-            random.dropout(ops.ones_like(like), rate, seed=self.seed_generator) for _ in range(max(1, self._own_masks))
+            random.dropout(ops.ones_like(like), rate, seed=self.seed_generator) for _ in range(max(1, self._mask_count))
         ]
-        return masks if self._own_masks else masks[0]
+        return masks if self._mask_count else masks[0]
 
     def _product(self, x: Tensor, kernel: Any, masks: Masks) -> Tensor:
         """Return a product with the kernels of all gates, which may each have a mask of its own."""
@@ -206,7 +206,7 @@ class RecurrentCell(Layer):
         """Give each gate dropout masks of its own, as `implementation` 1 does, which recurrent dropout is."""
         if self.recurrent_dropout:
             self.implementation = 1
-        self._own_masks = gates if self.implementation == 1 else 0
+        self._mask_count = gates if self.implementation == 1 else 0
 
 
 class UnitForgetBias(Initializer):
@@ -219,7 +219,7 @@ class UnitForgetBias(Initializer):
     """
 
     def __init__(self, initializer: Any) -> None:
-        self.others = initializer
+        self.other_initializer = initializer
 
     def _draw(self, shape: tuple[int, ...], seed: int, position: int) -> npt.NDArray[np.float64]:
         """Return the values, (4 * units,)."""
@@ -228,9 +228,9 @@ class UnitForgetBias(Initializer):
         return np.concatenate([before, np.ones(units), behind])
 
     def _drawn(self, shape: tuple[int, ...], seed: int, position: int) -> npt.NDArray[np.float64]:
-        if isinstance(self.others, Initializer):
-            return self.others._draw(shape, seed, position)
-        return np.asarray(self.others(shape, dtype="float64"), np.float64)
+        if isinstance(self.other_initializer, Initializer):
+            return self.other_initializer._draw(shape, seed, position)
+        return np.asarray(self.other_initializer(shape, dtype="float64"), np.float64)
 
 
 def _over_time(mask: Tensor, x: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ class ConvLSTMCell(RecurrentCell):
         ConfigError: an argument is out of range or unknown.
     """
 
-    _own_masks = 4
+    _mask_count = 4
     state_size = -1  # it depends on the inputs
 
     def __init__(

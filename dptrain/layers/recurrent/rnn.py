@@ -73,14 +73,14 @@ class RNN(Layer):
         if not isinstance(size, int | list | tuple):
             raise ConfigError("state_size must be an integer, or a list/tuple of integers (one for each state tensor).")
         self.state_size = [size] if isinstance(size, int) else list(size)
-        self._kept: BatchState | None = None
+        self._batch_state: BatchState | None = None
 
     # Its weights and states
 
     @property
     def states(self) -> list[Any] | None:
         """See above."""
-        return None if self._kept is None else self._kept.nested
+        return None if self._batch_state is None else self._batch_state.nested
 
     def build(self, sequences_shape: Any, initial_state_shape: Any = None) -> None:
         """Make the cell's weights."""
@@ -94,8 +94,8 @@ class RNN(Layer):
         Raises:
             ConfigError: nobody says how many rows a batch has.
         """
-        if self._kept is not None:
-            return self._kept
+        if self._batch_state is not None:
+            return self._batch_state
         if not is_number(sequences.shape[0]):
             raise ConfigError(
                 "When using `stateful=True` in a RNN, the batch size must be static. Found dynamic batch size: "
@@ -108,8 +108,8 @@ class RNN(Layer):
             zeros = initializers.get("zeros")
             return Weight(shape, zeros, 0, 0, False, self.variable_dtype, "rnn_state", trainable=False)
 
-        self._kept = BatchState(tree.map_structure(variable, self.get_initial_state(rows)))
-        return self._kept
+        self._batch_state = BatchState(tree.map_structure(variable, self.get_initial_state(rows)))
+        return self._batch_state
 
     def get_initial_state(self, batch_size: Any) -> list[Any]:
         """Return the states before the first step: the cell's, else zeros."""
@@ -121,8 +121,8 @@ class RNN(Layer):
 
     def reset_state(self) -> None:
         """Let the states be zeros, if there are any."""
-        if self._kept is not None:
-            for variable in self._kept.variables:
+        if self._batch_state is not None:
+            for variable in self._batch_state.variables:
                 variable.assign(ops.zeros(variable.shape, variable.dtype))
 
     def reset_states(self) -> None:
@@ -182,9 +182,9 @@ class RNN(Layer):
         return [tree.map_structure(lambda state: ops.cast(state, self._cell_dtype), state) for state in states]
 
     def _assign_states(self, states: list[Any], rows: Any) -> None:
-        assert self._kept is not None
+        assert self._batch_state is not None
         numbers = row_numbers(rows)
-        for variable, state in zip(self._kept.variables, tree.flatten(states), strict=True):
+        for variable, state in zip(self._batch_state.variables, tree.flatten(states), strict=True):
             variable.assign(all_rows(state, numbers))
 
     def _steps(
@@ -195,7 +195,7 @@ class RNN(Layer):
         Cells of dptrain's compute their product with the inputs for all steps at once; stacked ones run one by one.
         """
         if type(cell) is StackedRNNCells:
-            return self._in_turn(cell.cells, sequences, states, mask, training, stacks)
+            return self._run_stack(cell.cells, sequences, states, mask, training, stacks)
         options: dict[str, Any] = {
             "go_backwards": self.go_backwards,
             "unroll": self.unroll,
@@ -203,7 +203,7 @@ class RNN(Layer):
             "stacks": stacks,
         }
         if not isinstance(cell, RecurrentCell) or type(cell).call is not RecurrentCell.call:
-            return run(_called(cell, training), sequences, states, mask, returns_state=False, **options)
+            return run(_calling_step(cell, training), sequences, states, mask, returns_state=False, **options)
         with cell._reading_weights():
             sequences = ops.cast(sequences, cell.compute_dtype)
             masks, recurrent_masks = cell._draw_masks(sequences[:, 0], states[0], training)
@@ -214,7 +214,7 @@ class RNN(Layer):
 
             return run(step, projected, states, mask, returns_state=True, **options)
 
-    def _in_turn(
+    def _run_stack(
         self,
         cells: Sequence[Any],
         sequences: Tensor,
@@ -239,7 +239,7 @@ class RNN(Layer):
 
     def _take_policy(self, policy: DTypePolicy) -> None:
         super()._take_policy(policy)
-        for variable in [] if self._kept is None else self._kept.variables:
+        for variable in [] if self._batch_state is None else self._batch_state.variables:
             variable.set_dtype(policy.variable_dtype)
 
     # In files
@@ -286,7 +286,7 @@ class CellLayer(RNN):
 
     def _get_own_config(self) -> dict[str, Any]:
         """Return the cell's arguments and the layer's, as if they were all the layer's."""
-        described = self._described_attributes(named_parameters(RNN), strict=False)
+        described = self._attributes_to_json(named_parameters(RNN), strict=False)
         arguments: dict[str, Any] = self.cell._get_own_config()
         return arguments | {name: value for name, value in described.items() if name != "cell"}
 
@@ -307,7 +307,7 @@ def _without_cudnn(use_cudnn: Any) -> Any:
     return use_cudnn
 
 
-def _called(cell: Any, training: bool) -> Step:
+def _calling_step(cell: Any, training: bool) -> Step:
     """Return a step that calls a cell."""
     keywords = {"training": training} if isinstance(cell, Layer) and "training" in cell._signature.parameters else {}
     call = cell if callable(cell) else cell.call

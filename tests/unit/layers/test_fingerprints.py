@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dptrain.layers.fingerprints import crossed, farm, of_each, sip
+from dptrain.layers.fingerprints import cross_fingerprints, farm, fingerprint_each, sip
 
 
 @pytest.mark.parametrize(
@@ -35,11 +35,11 @@ def test_sip():
 def test_crosses():
     """As TensorFlow's `cross_hashed`, in Keras' documentation."""
     rows = zip((b"A", b"B", b"A", b"B", b"A"), (101, 101, 101, 102, 102), strict=True)
-    assert [crossed((farm(text), number)) % 5 for text, number in rows] == [1, 4, 1, 1, 3]
+    assert [cross_fingerprints((farm(text), number)) % 5 for text, number in rows] == [1, 4, 1, 1, 3]
 
 
 def test_numbers_are_taken_as_texts_and_equal_ones_once():
     calls = []
-    found = of_each(np.array([[7, -3], [7, 7]]), lambda text: calls.append(text) or len(text))
+    found = fingerprint_each(np.array([[7, -3], [7, 7]]), lambda text: calls.append(text) or len(text))
     assert found.tolist() == [[1, 2], [1, 1]]
     assert sorted(calls) == [b"-3", b"7"]

@@ -6,7 +6,7 @@ from typing import Any, Generic, Self, TypeVar, overload
 T = TypeVar("T")
 
 
-class shown(Generic[T]):  # noqa: N801  # a decorator
+class hideable_property(Generic[T]):  # noqa: N801  # a decorator
     """A property that an attribute of the same name hides, which a user may set; dptrain itself never reads it.
 
     Args:
