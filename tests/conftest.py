@@ -14,6 +14,7 @@ import pytest
 from hypothesis import Phase, settings
 
 from tests.sample import SAMPLED
+from tests.times import Times
 
 # Also where PYTHONDONTWRITEBYTECODE is set: pytest rewrites the assertions of all test modules, in half the time of
 # collecting them, and processes that tests start collect some of them again.
@@ -48,8 +49,15 @@ settings.load_profile("same")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add what runs the long tests as well."""
+    """Add what runs the long tests as well, and what says how long tests take."""
     parser.addoption("--long", action="store_true", help="run the whole suite with what is marked long")
+    parser.addoption("--times", action="store_true", help="print the CPU seconds of each folder, and of the longest tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure the tests where that is asked for."""
+    if config.option.times:
+        config.pluginmanager.register(Times())
 
 
 @pytest.hookimpl(tryfirst=True)
