@@ -51,7 +51,7 @@ settings.load_profile("same")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add what runs the long tests as well, and what says how long tests take."""
     parser.addoption("--long", action="store_true", help="run the whole suite with what is marked long")
-    parser.addoption("--times", action="store_true", help="print the CPU seconds of each folder, and of the longest tests")
+    parser.addoption("--times", action="store_true", help="print CPU seconds by folder, and the longest tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.launching import dptrain
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 def test_mnist(mnist_dir, tmp_path):
@@ -17,7 +17,6 @@ def test_mnist(mnist_dir, tmp_path):
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["metrics"]["val_accuracy"] >= 0.970
 
 
-@pytest.mark.long
 def test_built_in_data_is_neither_trivial_nor_hopeless(tmp_path):
     done = dptrain(0, "--out", str(tmp_path / "run"), timeout=180, DPTRAIN_JIT_COMPILE="1")
     assert (done.code, done.err) == (0, "")

@@ -75,12 +75,15 @@ if current().rank == 0:
 
 @pytest.mark.parametrize(
     ("select", "mask", "seen"),
-    [
-        ("mask", None, [["0", 1], ["1", 1]]),
-        ("index", None, [[None, 3], [None, 3]]),
-        ("mask", "2,0", [["2", 1], ["0", 1]]),
-        ("index", "2,0", [["2,0", 2], ["2,0", 2]]),
-    ],
+    sample(
+        [
+            ("mask", None, [["0", 1], ["1", 1]]),
+            ("index", None, [[None, 3], [None, 3]]),
+            ("mask", "2,0", [["2", 1], ["0", 1]]),
+            ("index", "2,0", [["2,0", 2], ["2,0", 2]]),
+        ],
+        3,
+    ),
 )
 def test_selecting_by_mask_and_by_index(tmp_path, monkeypatch, select, mask, seen):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -101,6 +104,7 @@ def slices(count: int) -> list[str]:
     return [one.strip() for one in told]
 
 
+@pytest.mark.long
 def test_ranks_on_slices_of_one_gpu(small_npz, tmp_path):
     one, two, three = own = slices(3)
     assert all(re.fullmatch(r"MIG-[0-9a-f-]{36}", slice_) for slice_ in own)
@@ -118,12 +122,14 @@ def test_ranks_on_slices_of_one_gpu(small_npz, tmp_path):
     assert "no GPU answers" in unknown.messages[0]
 
 
+@pytest.mark.long
 def test_a_gpu_selected_by_index_on_the_command_line(small_npz, tmp_path):
     arguments = ["--data", str(small_npz), "--device", "cuda", "--gpu-select", "index"]
     assert len(set(uuids(masked(["0,1,2", "0,1,2"], tmp_path, *arguments)))) == 2
 
 
-@pytest.mark.parametrize("ranks", sample([0, 2], 2))
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [0, 2])
 def test_out_of_memory_names_a_batch_that_fits(small_npz, tmp_path, ranks):
     """Following the advice leads to a training, once the data set and the ops' scratch have been met as well."""
     batch, tried = 1000, []

@@ -16,9 +16,8 @@ EXAMPLES = ROOT / "examples"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "least", "ranks"), sample([("fashion_mnist", 0.95, 0), ("mnist_rmsprop", 0.97, 2)], 2)
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "least", "ranks"), [("fashion_mnist", 0.95, 0), ("mnist_rmsprop", 0.97, 2)])
 def test_on_real_digits(mnist_dir, name, least, ranks):
     """Fashion-MNIST has the files and the shapes of MNIST, which is at hand.
 
@@ -49,7 +48,7 @@ def test_two_models_trained_in_turn():
     assert 0 < losses[-1][0] < losses[0][0] < 0.8  # the discriminator learns
 
 
-@pytest.mark.parametrize("name", ["resnet", "unet"])
+@pytest.mark.parametrize("name", sample(["resnet", "unet"], 2, first=1))
 def test_networks_for_pictures(name):
     options = ["--dtype", "float64", "--samples", "60", "--batch-size", "20", "--epochs", "2", "--width", "4"]
     alone, together = (started(ranks, name, *options) for ranks in (0, 2))
@@ -65,7 +64,7 @@ SEQUENCES = {
 }
 
 
-@pytest.mark.parametrize("name", sample(list(SEQUENCES), 1))
+@pytest.mark.parametrize("name", sample(SEQUENCES, 3))
 def test_sequences(name):
     options = [*SEQUENCES[name], "--dtype", "float64", "--batch-size", "20", "--epochs", "3"]
     alone, together = (started(ranks, name, *options) for ranks in (0, 2))
@@ -96,7 +95,7 @@ def test_models_of_several_towers(name):
     assert 0 < losses[-1] < 0.95 * losses[0]
 
 
-@pytest.mark.parametrize(("name", "most"), [("custom_layer", 0.2), ("custom_op", 0.05)])
+@pytest.mark.parametrize(("name", "most"), sample([("custom_layer", 0.2), ("custom_op", 0.05)], 2, first=1))
 def test_a_layer_and_an_op_of_ones_own(name, most):
     alone, together = (started(ranks, name) for ranks in (0, 2))
     assert together == alone

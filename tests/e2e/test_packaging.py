@@ -16,7 +16,6 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.launching import find_mpirun, run
-from tests.sample import sample
 
 # Of the interpreters that dptrain is for: 3.12 is between two that are tried.
 VERSIONS = ("3.11", "3.13", "3.14")
@@ -91,7 +90,8 @@ def metrics(small_npz, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", sample(OTHERS, 2))
+@pytest.mark.long
+@pytest.mark.parametrize("version", OTHERS)
 def test_other_interpreters_train_to_the_same_numbers(version, wheel, metrics, small_npz, tmp_path):
     found = trained(installed(wheel, version, tmp_path / "venv"), small_npz, tmp_path)
     assert found == pytest.approx(metrics, rel=1e-4)

@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from tests.conftest import MNIST, ROOT
 from tests.e2e.test_users import write_data
 from tests.launching import completed, run
+from tests.sample import sample
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TABLE = README.partition("| to | type |\n|---|---|\n")[2].partition("\n\n")[0]
@@ -92,7 +93,7 @@ def test_the_table_is_read_whole():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", COMMANDS)
+@pytest.mark.parametrize("words", sample(COMMANDS, 5))
 def test_a_row_runs_as_it_stands(user, only_installed, words):
     if "--data mnist" in words and not MNIST.is_dir():
         words = words.replace("--data mnist", "--data strokes")  # of the same shape, and in need of no download
@@ -106,6 +107,7 @@ def test_a_row_runs_as_it_stands(user, only_installed, words):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_same_command_with_the_same_out_goes_on(user, only_installed):
     """After a kill -9, once an epoch is saved."""
     (words,) = (words for words in COMMANDS if "houses.csv" in words)

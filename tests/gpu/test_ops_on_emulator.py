@@ -1,6 +1,5 @@
 """The tests of the CUDA backend, on the emulated driver and under its checks."""
 
-import os
 import re
 import sys
 
@@ -8,7 +7,6 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.emulated import emulated, inside_emulator
-from tests.sample import SAMPLED
 
 pytestmark = pytest.mark.skipif(inside_emulator(), reason="tests/ops run here directly")
 # The largest kernels, a library's that are measured, and what is not about kernels, run in order; others in an unusual
@@ -16,11 +14,15 @@ pytestmark = pytest.mark.skipif(inside_emulator(), reason="tests/ops run here di
 LARGE = "(1100 or of_every_tile or every_layer or never_chosen)"
 PRODUCTS = "(products or convolutions or libraries or wgmma)"
 CHECKED = {"EMULATOR_SANITIZE": "all", "EMULATOR_ORDER": "shuffled", "EMULATOR_STREAMS": "random"}
-# mode -> (which tests, how many at least, in a run of samples and of all, environment)
+# mode -> (which tests, how many at least of those that are in every run and of the long ones, environment)
 MODES = {
-    "in order": (f"not on_cuda or {LARGE}", (99, 109), {}),
-    "checked: programs": (f"on_cuda and not {PRODUCTS} and not {LARGE}", (215, 367), CHECKED),
-    "checked: products and convolutions": (f"on_cuda and {PRODUCTS} and not {LARGE}", (38, 55), CHECKED),
+    "in order": (f"not on_cuda or {LARGE}", {"not long": 99, "long": 10}, {}),
+    "checked: programs": (f"on_cuda and not {PRODUCTS} and not {LARGE}", {"not long": 215, "long": 150}, CHECKED),
+    "checked: products and convolutions": (
+        f"on_cuda and {PRODUCTS} and not {LARGE}",
+        {"not long": 38, "long": 17},
+        CHECKED,
+    ),
 }
 
 # Prints what sums, products and a training leave behind, in hexadecimal.
@@ -52,14 +54,15 @@ def test_results_have_the_same_bits_in_any_order():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("marked", ["not long", pytest.param("long", marks=pytest.mark.long)])
 @pytest.mark.parametrize("mode", MODES)
-def test_ops(mode):
+def test_ops(mode, marked):
     chosen, least, options = MODES[mode]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/ops", "-k", chosen]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/ops", "-k", chosen, "-m", marked]
     done = emulated(*command, cwd=ROOT, timeout=1800, PYTHONWARNINGS="", **options)
     assert done.code == 0, done.out + done.err
     passed = re.search(r"(\d+) passed", done.out)
     assert passed is not None
-    assert int(passed[1]) >= least[SAMPLED not in os.environ]
+    assert int(passed[1]) >= least[marked]
     assert "skipped" not in done.out
     assert "race" not in done.err

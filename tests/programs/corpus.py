@@ -1,4 +1,4 @@
-"""Programs that were wrong once, as `shrink.py` left them: executed in every run of the tests.
+"""Programs that were wrong once, as `shrink.py` left them: every run of the tests executes some, a long one all.
 
 Paste what `benchmarks/fuzz_programs.py` prints, with a name that says what was wrong.
 """

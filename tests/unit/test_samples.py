@@ -44,6 +44,7 @@ def collected(*arguments, **environment):
     return {line for line in done.out.splitlines() if "::" in line}
 
 
+@pytest.mark.long
 def test_chosen_files_run_all_unless_a_run_of_samples_starts_them():
     file = "tests/unit/applications/test_networks.py"
     of_file, sampled = collected(file), collected(file, **{SAMPLED: "1"})
@@ -51,3 +52,4 @@ def test_chosen_files_run_all_unless_a_run_of_samples_starts_them():
     assert {one.split("[")[0] for one in sampled} == {one.split("[")[0] for one in of_file}
     assert collected("-o", f"testpaths={file}") == sampled
     assert collected("-o", f"testpaths={file}", "--long") == of_file
+    assert collected("-o", f"testpaths={file}", "--long", "-m", "long") == of_file - sampled

@@ -101,6 +101,7 @@ def test_a_logger_takes_up_its_own_state_alone():
     assert not hasattr(other.inner, "state")
 
 
+@pytest.mark.long
 def test_wandb_itself_without_a_network(small_npz, tmp_path):
     pytest.importorskip("wandb", reason="needs the extra 'wandb'")
     arguments = ("--data", str(small_npz), "--epochs", "1", "--wandb", "digits", "--out", str(tmp_path / "run"))

@@ -14,6 +14,7 @@ from dptrain.models.explaining import program_of
 from dptrain.program.codegen.fuse import fuse
 from dptrain.program.passes import without_ranks
 from dptrain.program.structure import structure_of
+from tests.sample import sample
 
 
 def _model(count: int) -> dp.Sequential:
@@ -51,7 +52,7 @@ def _calls(work: Callable[[], object]) -> int:
     return count
 
 
-@pytest.mark.parametrize("compiles", [_for_a_cpu, _for_a_gpu])
+@pytest.mark.parametrize("compiles", sample([_for_a_cpu, _for_a_gpu], 2))
 def test_twice_the_layers_take_twice_the_time(compiles: Callable[[dp.Sequential], None]) -> None:
     compiles(_model(3))  # what is done once in a process
     small, large = (_calls(lambda model=model: compiles(model)) for model in (_model(20), _model(40)))  # type: ignore[misc]

@@ -26,7 +26,7 @@ PARTS = 12
 
 
 @needs_compiler
-@pytest.mark.parametrize("part", sample(range(PARTS), 3))
+@pytest.mark.parametrize("part", sample(range(PARTS), 6))
 def test_random_programs(part):
     for seed in range(part * EACH, (part + 1) * EACH):
         case = program(seed)
@@ -44,7 +44,7 @@ def test_a_program_is_for_any_number_of_rows_unless_it_says_otherwise(part):
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", CORPUS)
+@pytest.mark.parametrize("name", sample(CORPUS, 4))
 def test_corpus(name):
     case = CORPUS[name]
     assert not (wrong_on_mesh(case, compiles=True) if case.mesh else wrong_on_cpu(case, thorough=False))
@@ -55,7 +55,7 @@ def test_powers_have_the_same_bits_however_much_is_optimized():
     assert not wrong_on_cpu(CORPUS["powers that a compiler makes a product or a quotient of"], thorough=True)
 
 
-@pytest.mark.parametrize("part", sample(range(PARTS), 3))
+@pytest.mark.parametrize("part", sample(range(PARTS), 6))
 def test_random_programs_on_meshes(part):
     """Op by op, and in the kernels and the memory of compiled code."""
     for seed in range(part * EACH // 4, (part + 1) * EACH // 4):

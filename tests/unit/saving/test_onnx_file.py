@@ -168,7 +168,10 @@ def test_rows_are_counted_when_the_graph_runs(function):
 # Layers and models
 
 
-@pytest.mark.parametrize(("name", "number"), ALL_CASES)
+# Each layer as it is used most, in every run.
+@pytest.mark.parametrize(
+    ("name", "number"), [pytest.param(*case, marks=[pytest.mark.long] if case[1] else []) for case in ALL_CASES]
+)
 def test_every_layer(name, number):
     case = LAYER_CASES[name][number]
     arrays = case.inputs(7)
